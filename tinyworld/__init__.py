@@ -1,0 +1,1 @@
+"""tinyworld: the scenes, training and verifier behind vivace's embedded models."""
