@@ -1,0 +1,1 @@
+"""Measuring: stage times, memory, the machine, the environment, the kernels that ran."""

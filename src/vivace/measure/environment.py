@@ -1,0 +1,124 @@
+"""Collect the Environment: everything stable that a measurement depends on besides the trial."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+from vivace.measure.machine import this_machine
+from vivace.spec.environment import Environment
+
+_LIBRARIES = ("torch", "diffusers", "transformers", "torchao", "accelerate", "triton", "numpy")
+_VARIABLE_PREFIXES = ("TORCH", "PYTORCH", "CUDA_", "OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "DIFFUSERS_", "NVIDIA_TF32")
+# Where things lie and how loud they log changes no measurement.
+_IGNORED_VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CUDA_VERSION", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME")
+
+
+def environment(device: str) -> Environment:
+    """The environment of this process for `device` ("cpu" or "cuda"), with the thread count now in force."""
+    import psutil
+    import torch
+
+    import vivace
+
+    machine = this_machine(device)
+    return Environment(
+        vivace=vivace.__version__,
+        source_revision=_source_revision(),
+        platform=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        device=device,
+        device_name=machine.device_name,
+        device_capability=".".join(map(str, machine.capability)) if machine.capability else None,
+        driver=_driver() if machine.is_cuda else None,
+        cpu=this_machine("cpu").device_name,
+        num_cores=os.cpu_count() or 1,
+        num_threads=torch.get_num_threads(),
+        memory_bytes=psutil.virtual_memory().total,
+        libraries=_libraries(),
+        variables={
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_VARIABLE_PREFIXES) and name not in _IGNORED_VARIABLES
+        },
+    )
+
+
+def conditions() -> dict[str, float | str]:
+    """What may disturb a measurement just now: load, free memory; on NVIDIA GPUs clocks, heat, other processes."""
+    import psutil
+
+    now: dict[str, float | str] = {
+        "load_1min": round(os.getloadavg()[0], 2),
+        "memory_available_bytes": float(psutil.virtual_memory().available),
+    }
+    return now | _gpu_conditions()
+
+
+def _gpu_conditions() -> dict[str, float | str]:
+    import torch
+
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {}
+    try:
+        import pynvml
+    except ImportError:
+        return {"nvml": "not installed"}
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        found: dict[str, float | str] = {
+            "gpu_sm_clock_mhz": float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+            "gpu_temperature_c": float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+            "gpu_power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "gpu_throttle_reasons": float(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+            "gpu_processes": float(len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))),
+        }
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return {"nvml": str(error)}
+    return found
+
+
+def _driver() -> str | None:
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().split("Module", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return None
+
+
+def _libraries() -> dict[str, str]:
+    import torch
+
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    found["torch"] = torch.__version__
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+        found["cudnn"] = str(torch.backends.cudnn.version())
+    return found
+
+
+def _source_revision() -> str | None:
+    """The commit of a source checkout; None for an installed package."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

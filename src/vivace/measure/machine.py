@@ -1,0 +1,55 @@
+"""The device that is asked for or found, and what a technique may want to know of it."""
+
+from __future__ import annotations
+
+import shutil
+
+from vivace.errors import Unsupported
+from vivace.spec.technique import Machine
+
+
+def choose_device(wanted: str) -> str:
+    """ "cpu" or "cuda" for "auto", "cpu" or "cuda".
+
+    Raises:
+        Unsupported: CUDA was asked for and there is none.
+    """
+    import torch
+
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        built = f"PyTorch {torch.__version__} was built without CUDA" if torch.version.cuda is None else (
+            "PyTorch sees no CUDA device (is the driver installed, and CUDA_VISIBLE_DEVICES not empty?)"
+        )
+        raise Unsupported(f"--device cuda: {built}; use --device cpu")
+    return wanted
+
+
+def this_machine(device: str) -> Machine:
+    """The machine as techniques see it; `device` is "cpu" or "cuda"."""
+    import torch
+
+    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    if device == "cuda":
+        return Machine(
+            device=device,
+            device_name=torch.cuda.get_device_name(),
+            capability=torch.cuda.get_device_capability(),
+            compiler=compiler,
+        )
+    return Machine(device=device, device_name=cpu_name(), capability=None, compiler=compiler)
+
+
+def cpu_name() -> str:
+    """The processor's own name where the system tells it."""
+    import platform
+
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,102 @@
+"""Memory of the model and of the call, in bytes.
+
+On CUDA: the allocator's own count, exact, after loading and at the peak of the measured calls. On CPU there is no
+such count, so it is the process's resident set, Python and its libraries included; `before_bytes` says how much of
+it was there before the model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vivace.spec.record import Memory
+from vivace.spec.technique import COMPONENTS, component_of
+
+
+class MemoryMeter:
+    """Created before the model is loaded; `loaded` after recipe and model are in place; `read` at the end."""
+
+    def __init__(self, device: str) -> None:
+        self._is_cuda = device == "cuda"
+        self._before = self._now()
+        self._model = 0
+        self._weights = 0
+
+    def loaded(self, pipe: Any) -> None:
+        self._model = self._now()
+        self._weights = weights_bytes(pipe)
+
+    def start_peak(self) -> None:
+        """Forget earlier peaks (loading, compiling), so that the peak is the measured calls' own."""
+        if self._is_cuda:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            # Linux: "5" resets the peak resident set. Without the right to, the peak includes loading.
+            try:
+                Path("/proc/self/clear_refs").write_text("5")
+            except OSError:
+                pass
+
+    def read(self) -> Memory:
+        return Memory(
+            kind="device memory allocated" if self._is_cuda else "process resident set",
+            before_bytes=self._before,
+            model_bytes=self._model,
+            peak_bytes=max(self._peak(), self._model),
+            weights_bytes=self._weights,
+        )
+
+    def _now(self) -> int:
+        if self._is_cuda:
+            import torch
+
+            return int(torch.cuda.memory_allocated())
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
+
+    def _peak(self) -> int:
+        if self._is_cuda:
+            import torch
+
+            return int(torch.cuda.max_memory_allocated())
+        try:
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        except OSError:
+            pass
+        import resource
+        import sys
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def weights_bytes(pipe: Any) -> int:
+    """Bytes of all parameters and buffers of the pipeline's components, shared storage counted once."""
+    total = 0
+    seen: set[int] = set()
+    for component in COMPONENTS:
+        module = component_of(pipe, component)
+        if module is None:
+            continue
+        for tensor in [*module.parameters(), *module.buffers()]:
+            for part in _plain_tensors(tensor):
+                storage = part.untyped_storage()
+                if storage.data_ptr() not in seen:
+                    seen.add(storage.data_ptr())
+                    total += storage.nbytes()
+    return total
+
+
+def _plain_tensors(tensor: Any) -> list[Any]:
+    """The tensors that a quantised weight (a tensor subclass) really holds."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return [tensor]
+    names = flatten()[0]
+    return [part for name in names for part in _plain_tensors(getattr(tensor, name))]

@@ -1,0 +1,105 @@
+"""Time one whole pipeline call, and where inside it the time goes.
+
+The window is what the user feels: the call, wall clock, the device synchronised at both ends. Inside it, marks are
+set where text encoding, denoising and decoding begin and end: host clock on CPUs, device events on CUDA, so that
+marking never waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vivace.spec.record import Sample
+from vivace.spec.technique import component_of
+
+STAGES = ("text", "steps", "vae", "other")
+
+
+class PipelineTimer:
+    """Attached once to one pipeline instance (never to its class); times calls made through `time_call`."""
+
+    def __init__(self, pipe: Any, device: str) -> None:
+        self._is_cuda = device == "cuda"
+        self._marks: dict[str, Any] = {}
+        self._num_denoiser_calls = 0
+        if hasattr(pipe, "encode_prompt"):
+            pipe.encode_prompt = self._marking(pipe.encode_prompt, "text_start", "text_end")
+        denoiser = component_of(pipe, "denoiser")
+        denoiser.forward = self._counting(denoiser.forward)
+        self._pipe = pipe
+        self._watch_vae()
+
+    def _watch_vae(self) -> None:
+        vae = getattr(self._pipe, "vae", None)
+        if vae is not None:
+            vae.decode = self._marking(vae.decode, "vae_start", "vae_end")
+
+    def time_call(self, call: Callable[[], Any], picture: int) -> tuple[Any, Sample]:
+        """Run `call` (one pipeline call) and return its result and the timed sample of picture `picture`."""
+        self._marks = {}
+        self._num_denoiser_calls = 0
+        self._synchronise()
+        cpu_start = time.process_time()
+        start = time.perf_counter()
+        result = call()
+        self._synchronise()
+        total = time.perf_counter() - start
+        cpu = time.process_time() - cpu_start
+        return result, Sample(
+            picture=picture,
+            total_s=total,
+            cpu_s=cpu,
+            stages_s=self._stages(total),
+            num_denoiser_calls=self._num_denoiser_calls,
+        )
+
+    def _stages(self, total: float) -> dict[str, float]:
+        text = self._between("text_start", "text_end")
+        steps = self._between("steps_start", "vae_start" if "vae_start" in self._marks else "steps_end")
+        vae = self._between("vae_start", "vae_end")
+        # Device events can run a hair past the host's window; "other" is never negative.
+        return {"text": text, "steps": steps, "vae": vae, "other": max(0.0, total - text - steps - vae)}
+
+    def _between(self, first: str, last: str) -> float:
+        if first not in self._marks or last not in self._marks:
+            return 0.0
+        a, b = self._marks[first], self._marks[last]
+        return float(a.elapsed_time(b)) / 1000 if self._is_cuda else float(b - a)
+
+    def _mark(self, name: str) -> None:
+        if self._is_cuda:
+            import torch
+
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks[name] = event
+        else:
+            self._marks[name] = time.perf_counter()
+
+    def _marking(self, function: Callable[..., Any], start: str, end: str) -> Callable[..., Any]:
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            self._mark(start)
+            result = function(*args, **kwargs)
+            self._mark(end)
+            return result
+
+        return marked
+
+    def _counting(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if self._num_denoiser_calls == 0:
+                self._mark("steps_start")
+            self._num_denoiser_calls += 1
+            result = forward(*args, **kwargs)
+            self._mark("steps_end")
+            return result
+
+        return counted
+
+    def _synchronise(self) -> None:
+        if self._is_cuda:
+            import torch
+
+            torch.cuda.synchronize()

@@ -1,0 +1,98 @@
+"""From what the user typed to a model: a catalogue name or a local folder in diffusers' format."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import UnknownModel, nearest
+from vivace.models.catalogue import CATALOGUE, Entry
+from vivace.spec.model import Model
+
+WEIGHTS = Path(__file__).parent / "weights"
+_HASHED_WHOLE = 1_000_000  # bytes; larger files are fingerprinted by their size and their first and last MB
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model that exists: its identity, its folder, and its catalogue entry if it has one."""
+
+    model: Model
+    folder: Path
+    entry: Entry | None
+
+    @property
+    def tiny_vae(self) -> Path | None:
+        return WEIGHTS / self.entry.tiny_vae if self.entry is not None and self.entry.tiny_vae else None
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The call's defaults as published: steps, guidance, size. Empty for what a folder does not state."""
+        if self.entry is None:
+            return {}
+        keys = ("height", "width", "num_inference_steps", "guidance_scale")
+        return {key: getattr(self.entry, key) for key in keys}
+
+
+def find_model(name: str) -> Found:
+    """A catalogue name, or the path of a folder that holds a model_index.json.
+
+    Raises:
+        UnknownModel: neither exists, or the folder is not a diffusers pipeline.
+    """
+    entry = CATALOGUE.get(name.strip().lower())
+    if entry is not None:
+        folder = WEIGHTS / entry.folder
+        return Found(
+            Model(name=entry.name, source="embedded", revision=_fingerprint(folder)), folder, entry
+        )
+    folder = Path(name).expanduser()
+    try:
+        is_folder = folder.is_dir()
+    except (OSError, ValueError):  # too long, or a NUL byte
+        is_folder = False
+    if not is_folder:
+        raise UnknownModel(
+            f"no model '{name[:200]}'{nearest(name, CATALOGUE)} "
+            f"(in the catalogue: {', '.join(CATALOGUE)}; or give a folder with a model_index.json)"
+        )
+    _check_folder(folder)
+    resolved = folder.resolve()
+    return Found(
+        Model(name=str(resolved), source="folder", revision=_fingerprint(resolved)), resolved, None
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    index = folder / "model_index.json"
+    if not index.is_file():
+        raise UnknownModel(
+            f"{folder} has no model_index.json; give the folder that pipe.save_pretrained(...) wrote"
+        )
+    try:
+        content = json.loads(index.read_text())
+        class_name = content["_class_name"]
+    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+        raise UnknownModel(f"{index} is not a diffusers pipeline's index: {error}") from None
+    if not isinstance(class_name, str):
+        # A list here names a Python file to import from the folder.
+        raise UnknownModel(f"{index} asks for code of its own ({class_name}); vivace runs no code from models")
+
+
+def _fingerprint(folder: Path) -> str:
+    """sha256 over the names and contents of the configuration and weight files."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix not in {".json", ".safetensors", ".txt"} or not path.is_file():
+            continue
+        size = path.stat().st_size
+        total.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())
+        with path.open("rb") as file:
+            total.update(file.read(_HASHED_WHOLE))
+            if size > _HASHED_WHOLE:
+                file.seek(max(_HASHED_WHOLE, size - _HASHED_WHOLE))
+                total.update(file.read())
+    return total.hexdigest()[:16]

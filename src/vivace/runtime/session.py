@@ -1,0 +1,187 @@
+"""A pipeline with a recipe applied, called like the pipeline it wraps."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import ExitStack
+from typing import Any, cast
+
+from vivace.errors import NoEffect, Unsupported
+from vivace.measure.machine import choose_device, this_machine
+from vivace.models.find import Found, find_model
+from vivace.models.load import load_pipeline, load_tiny_vae
+from vivace.spec.recipe import BASELINE, Recipe
+from vivace.spec.technique import CallContext, Component, Effect, Target, component_of
+from vivace.techniques.resolve import instantiate, resolve
+
+
+def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session:
+    """Load a model by catalogue name or folder and apply a recipe.
+
+    Args:
+        model: e.g. "tiny-sd", or the path of a folder that holds a model_index.json.
+        recipe: e.g. "bf16+cfg_cutoff(0.4)"; "baseline" is the model as published.
+        device: "auto" (a GPU if there is one), "cpu" or "cuda".
+
+    Raises:
+        UnknownModel, RecipeError, Unsupported, NoEffect: see `vivace.errors`.
+    """
+    resolved = resolve(recipe)
+    found = find_model(model)
+    return open_session(found, resolved, choose_device(device))
+
+
+def open_session(found: Found, recipe: Recipe, device: str, defaults: dict[str, Any] | None = None) -> Session:
+    """`load` with everything resolved; `defaults` replace the catalogue's call defaults."""
+    pipe = load_pipeline(found, device)
+    return session_of(pipe, found, recipe, device, defaults)
+
+
+def session_of(
+    pipe: Any, found: Found, recipe: Recipe, device: str, defaults: dict[str, Any] | None = None
+) -> Session:
+    """A Session over a pipeline that was loaded from `found`."""
+    tiny = found.tiny_vae
+    target = Target(
+        machine=this_machine(device),
+        pipe=pipe,
+        defaults=_signature_defaults(pipe) | found.defaults | (defaults or {}),
+        load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
+    )
+    return Session(pipe, recipe, target)
+
+
+def apply(pipe: Any, recipe: str = BASELINE) -> Session:
+    """Apply a recipe to a diffusers pipeline that you already have. The pipeline itself is changed.
+
+    Raises:
+        RecipeError, Unsupported, NoEffect: see `vivace.errors`. Load the pipeline anew after Unsupported or
+            NoEffect: techniques before the refused one have been applied.
+    """
+    resolved = resolve(recipe)
+    device = "cuda" if str(getattr(pipe, "device", "cpu")).startswith("cuda") else "cpu"
+    target = Target(machine=this_machine(device), pipe=pipe, defaults=_signature_defaults(pipe))
+    return Session(pipe, resolved, target)
+
+
+class Session:
+    """A pipeline with a recipe applied.
+
+    Call it like the pipeline: `session("a red circle", generator=...).images[0]`. Steps and guidance that the recipe
+    sets are defaults; what you pass to the call wins.
+
+    Attributes:
+        pipe: the diffusers pipeline.
+        recipe: the resolved Recipe.
+        effects: what each technique really changed, by the technique's name and targets.
+        warnings: techniques whose wish was fulfilled already.
+    """
+
+    def __init__(self, pipe: Any, recipe: Recipe, target: Target) -> None:
+        self.pipe = pipe
+        self.recipe = recipe
+        self.effects: dict[str, dict[str, int | float | str]] = {}
+        self.warnings: list[str] = []
+        self._applied: list[tuple[str, Effect]] = []
+        self._defaults = dict(target.defaults)
+        for call in recipe.techniques:
+            technique = instantiate(call)
+            target.components = cast("tuple[Component, ...]", call.targets)
+            target.defaults = dict(self._defaults)
+            label = call.name + (f"@{','.join(call.targets)}" if call.targets else "")
+            reason = technique.unsupported(target)
+            if reason is not None:
+                raise Unsupported(f"{call.name}: {reason}")
+            try:
+                effect = technique.apply(target)
+            except NoEffect as error:
+                if not error.already_so or len(recipe.techniques) == 1:
+                    raise NoEffect(f"{call.name}: {error}", already_so=error.already_so) from None
+                self.warnings.append(f"{call.name}: {error}")
+                continue
+            self._applied.append((label, effect))
+            self.effects[label] = dict(effect.changed)
+            self._defaults |= effect.call
+        if recipe.techniques and not self._applied:
+            raise NoEffect("; ".join(self.warnings), already_so=True)
+        self._enter_contexts()
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Call defaults in force: the model's, changed by the recipe."""
+        return dict(self._defaults)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Draw. Arguments and result are the wrapped pipeline's own."""
+        accepted = inspect.signature(self.pipe.__call__).parameters
+        # What is passed by position must not be given a default by name as well.
+        by_position = set(list(accepted)[: len(args)])
+        call = {k: v for k, v in self._defaults.items() if k in accepted and k not in by_position}
+        call |= kwargs
+        return self.pipe(*args, **self._with_step_end(call))
+
+    def evidence(self) -> dict[str, int | float | str]:
+        """What was seen to happen in the calls so far."""
+        found: dict[str, int | float | str] = {}
+        for _, effect in self._applied:
+            if effect.evidence is not None:
+                found |= effect.evidence()
+        return found
+
+    def refuted(self, evidence: dict[str, Any]) -> str | None:
+        """Why a technique had no effect after all, judged by the evidence of a run; None if all had."""
+        for label, effect in self._applied:
+            if effect.refuted is not None and (reason := effect.refuted(evidence)) is not None:
+                return f"{label}: {reason}"
+        return None
+
+    def _with_step_end(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Chain the techniques' step-end callbacks in front of the caller's own."""
+        ours = [effect for _, effect in self._applied if effect.step_end is not None]
+        if not ours:
+            return call
+        theirs = call.get("callback_on_step_end")
+        wanted = list(call.get("callback_on_step_end_tensor_inputs") or (["latents"] if theirs else []))
+        for effect in ours:
+            wanted += [name for name in effect.step_end_inputs if name not in wanted]
+
+        def step_end(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+            merged = dict(tensors)
+            for effect in ours:
+                assert effect.step_end is not None
+                merged |= effect.step_end(pipe, step, timestep, merged)
+            if theirs is not None:
+                merged |= theirs(pipe, step, timestep, merged) or {}
+            return merged
+
+        return call | {"callback_on_step_end": step_end, "callback_on_step_end_tensor_inputs": wanted}
+
+    def _enter_contexts(self) -> None:
+        """Wrap each component's forward, on the instance, in the contexts that techniques asked for."""
+        by_component: dict[Component, list[CallContext]] = {}
+        for _, effect in self._applied:
+            for component, context in effect.contexts.items():
+                by_component.setdefault(component, []).append(context)
+        for component, contexts in by_component.items():
+            module = component_of(self.pipe, component)
+            module.forward = _inside(module.forward, contexts)
+
+
+def _inside(forward: Any, contexts: list[CallContext]) -> Any:
+    def forward_in_contexts(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            return forward(*args, **kwargs)
+
+    return forward_in_contexts
+
+
+def _signature_defaults(pipe: Any) -> dict[str, Any]:
+    """Steps and guidance that the pipeline's own __call__ would use."""
+    parameters = inspect.signature(pipe.__call__).parameters
+    return {
+        name: parameters[name].default
+        for name in ("num_inference_steps", "guidance_scale")
+        if name in parameters and parameters[name].default is not inspect.Parameter.empty
+    }

@@ -1,0 +1,258 @@
+"""Recipe notation: syntax only. Names, knobs and slots are checked by `vivace.techniques.resolve`.
+
+    recipe    = technique *( "+" technique )          baseline = the model as published, nothing applied
+    technique = name [ ":" word | "(" arguments ")" ] [ "@" target *( "," target ) ]
+    argument  = [ name "=" ] ( Python literal | bare word [A-Za-z0-9_.-]+ )
+
+Parsed, never evaluated. `+`, `,` and `@` split only outside quotes and brackets.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from vivace.errors import RecipeError
+from vivace.spec.base import Spec
+
+BASELINE = "baseline"
+MAX_LENGTH = 4096
+MAX_DEPTH = 8
+
+KnobValue = bool | int | float | str | None
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_WORD = re.compile(r"[A-Za-z0-9_.-]+")
+_CLOSES = {"(": ")", "[": "]", "{": "}"}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument as written. `name` is None for a positional one; `start` indexes the recipe's text."""
+
+    name: str | None
+    value: object
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class ParsedTechnique:
+    """One technique as written, with the places of its parts for error messages."""
+
+    name: str
+    start: int
+    arguments: tuple[Argument, ...]
+    targets: tuple[tuple[str, int], ...]
+
+
+class TechniqueCall(Spec):
+    """One technique with every knob resolved and its targets named."""
+
+    name: str
+    knobs: dict[str, KnobValue]
+    targets: tuple[str, ...]
+
+
+class Recipe(Spec):
+    """Techniques in stage order. `text` is the canonical form and the recipe's identity.
+
+    `same_picture` is True when every technique only reorders or rounds the arithmetic.
+    """
+
+    text: str
+    techniques: tuple[TechniqueCall, ...] = Field(default=())
+    same_picture: bool = True
+
+    @property
+    def is_baseline(self) -> bool:
+        return not self.techniques
+
+
+def parse_recipe(text: str) -> tuple[ParsedTechnique, ...]:
+    """The techniques of a recipe as written; `baseline` is the empty tuple.
+
+    Raises:
+        RecipeError: with the place of the first mistake.
+    """
+    if len(text) > MAX_LENGTH:
+        raise RecipeError(f"a recipe has at most {MAX_LENGTH} characters, this one {len(text)}", text, MAX_LENGTH)
+    if not text.strip():
+        raise RecipeError("an empty recipe; write 'baseline' for the model as published", text or " ", 0)
+    parts = list(_split(text, 0, len(text), "+"))
+    if len(parts) == 1 and text.strip().lower() == BASELINE:
+        return ()
+    return tuple(_parse_technique(text, lo, hi) for lo, hi in parts)
+
+
+def _split(text: str, lo: int, hi: int, separator: str) -> Iterator[tuple[int, int]]:
+    """Spans of text[lo:hi] between separators that stand outside quotes and brackets."""
+    start = lo
+    for i, depth in _scan(text, lo, hi):
+        if depth == 0 and text[i] == separator:
+            yield start, i
+            start = i + 1
+    yield start, hi
+
+
+def _scan(text: str, lo: int, hi: int) -> Iterator[tuple[int, int]]:
+    """(index, bracket depth) of the characters outside quotes; a closing bracket already has the outer depth.
+
+    Checks that quotes and brackets are closed.
+    """
+    open_brackets: list[tuple[str, int]] = []
+    i = lo
+    while i < hi:
+        c = text[i]
+        if c in "'\"":
+            end = i + 1
+            while end < hi and text[end] != c:
+                end += 2 if text[end] == "\\" else 1
+            if end >= hi:
+                raise RecipeError(f"this quote ({c}) is never closed", text, i)
+            i = end + 1
+            continue
+        if c in _CLOSES:
+            open_brackets.append((_CLOSES[c], i))
+            if len(open_brackets) > MAX_DEPTH:
+                raise RecipeError(f"brackets nest deeper than {MAX_DEPTH}", text, i)
+        elif c in ")]}":
+            if not open_brackets:
+                raise RecipeError(f"'{c}' without its opening bracket", text, i)
+            wanted, _ = open_brackets.pop()
+            if c != wanted:
+                raise RecipeError(f"'{c}' where '{wanted}' was wanted", text, i)
+        yield i, len(open_brackets)
+        i += 1
+    if open_brackets:
+        wanted, place = open_brackets[-1]
+        raise RecipeError(f"this bracket is never closed; '{wanted}' is missing", text, place)
+
+
+def _strip(text: str, lo: int, hi: int) -> tuple[int, int]:
+    while lo < hi and text[lo].isspace():
+        lo += 1
+    while hi > lo and text[hi - 1].isspace():
+        hi -= 1
+    return lo, hi
+
+
+def _parse_technique(text: str, lo: int, hi: int) -> ParsedTechnique:
+    lo, hi = _strip(text, lo, hi)
+    if lo == hi:
+        place = min(lo, max(0, len(text) - 1))
+        raise RecipeError("a technique is missing here (nothing between two '+')", text, place)
+    halves = list(_split(text, lo, hi, "@"))
+    if len(halves) > 2:
+        raise RecipeError(
+            "one '@' per technique; separate targets with ','", text, halves[1][1], hi - halves[1][1]
+        )
+    head_lo, head_hi = _strip(text, *halves[0])
+    match = _NAME.match(text, head_lo, head_hi)
+    if match is None:
+        raise RecipeError("a technique's name was wanted here", text, head_lo, max(1, head_hi - head_lo))
+    name = match.group().lower()
+    arguments = _parse_arguments(text, *_strip(text, match.end(), head_hi))
+    targets = _parse_targets(text, *halves[1]) if len(halves) == 2 else ()
+    return ParsedTechnique(name, head_lo, arguments, targets)
+
+
+def _parse_arguments(text: str, lo: int, hi: int) -> tuple[Argument, ...]:
+    if lo == hi:
+        return ()
+    if text[lo] == ":":
+        lo, hi = _strip(text, lo + 1, hi)
+        if _WORD.fullmatch(text, lo, hi) is None:
+            raise RecipeError(
+                "one plain word was wanted after ':'; use brackets for more", text, lo, max(1, hi - lo)
+            )
+        return (Argument(None, _value(text, lo, hi), lo, hi - lo),)
+    if text[lo] != "(":
+        raise RecipeError("'(', ':', '@' or '+' was wanted here", text, lo, hi - lo)
+    close = next(i for i, depth in _scan(text, lo, hi) if depth == 0)
+    if close != hi - 1:
+        raise RecipeError("'@' or '+' was wanted here", text, close + 1, hi - close - 1)
+    if not text[lo + 1 : close].strip():
+        return ()
+    arguments = [_parse_argument(text, *span) for span in _split(text, lo + 1, close, ",")]
+    seen: set[str] = set()
+    for argument in arguments:
+        if argument.name is None and seen:
+            raise RecipeError(
+                "a positional argument after a named one", text, argument.start, argument.length
+            )
+        if argument.name is not None:
+            if argument.name in seen:
+                raise RecipeError(f"'{argument.name}' is given twice", text, argument.start, argument.length)
+            seen.add(argument.name)
+    return tuple(arguments)
+
+
+def _parse_argument(text: str, lo: int, hi: int) -> Argument:
+    lo, hi = _strip(text, lo, hi)
+    if lo == hi:
+        raise RecipeError("an argument is missing here", text, min(lo, len(text) - 1))
+    name = None
+    start = lo
+    match = _NAME.match(text, lo, hi)
+    if match is not None:
+        rest = _strip(text, match.end(), hi)[0]
+        if rest < hi and text[rest] == "=":
+            name = match.group().lower()
+            lo, hi = _strip(text, rest + 1, hi)
+            if lo == hi:
+                raise RecipeError(f"a value was wanted after '{name}='", text, start, rest + 1 - start)
+    return Argument(name, _value(text, lo, hi), start, hi - start)
+
+
+def _value(text: str, lo: int, hi: int) -> object:
+    source = text[lo:hi]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # "1if" and the like are literals to Python, with a warning
+            return ast.literal_eval(source)
+    except (ValueError, TypeError, SyntaxError, Warning, MemoryError, RecursionError):
+        pass
+    if _WORD.fullmatch(source):
+        word = source.lower()
+        return {"true": True, "false": False, "none": None}.get(word, word)
+    raise RecipeError(
+        "a number, True, False, None, a quoted text or a plain word was wanted", text, lo, hi - lo
+    )
+
+
+def _parse_targets(text: str, lo: int, hi: int) -> tuple[tuple[str, int], ...]:
+    targets = []
+    for part in _split(text, lo, hi, ","):
+        start, end = _strip(text, *part)
+        if _NAME.fullmatch(text, start, end) is None:
+            raise RecipeError(
+                "a target was wanted here: denoiser, text_encoder, text_encoder_2 or vae",
+                text,
+                min(start, len(text) - 1),
+                max(1, end - start),
+            )
+        targets.append((text[start:end].lower(), start))
+    return tuple(targets)
+
+
+def print_value(value: KnobValue) -> str:
+    """A knob's value in the one way that the canonical form uses; parsing it gives the value back."""
+    if isinstance(value, str):
+        bare = _WORD.fullmatch(value) is not None and value == value.lower()
+        if bare and _value(value, 0, len(value)) == value:
+            return value
+        return repr(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return repr(value)
+
+
+def print_call(name: str, arguments: list[tuple[str | None, KnobValue]], targets: tuple[str, ...]) -> str:
+    """One technique of the canonical form."""
+    inside = ", ".join(print_value(v) if k is None else f"{k}={print_value(v)}" for k, v in arguments)
+    return name + (f"({inside})" if inside else "") + (f"@{','.join(targets)}" if targets else "")

@@ -1,0 +1,159 @@
+"""The contract of a technique: one optimisation in one final class in one file.
+
+A technique declares its stage (where in the order it belongs), the slot that it owns (two techniques that own
+the same slot of the same component conflict), whether the picture stays the same, and its knobs as fields.
+It says in words why it is unsupported, and `apply` says what really changed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Component = Literal["denoiser", "text_encoder", "text_encoder_2", "vae"]
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+
+
+class Stage(IntEnum):
+    """The order in which techniques are applied, whatever the order of the recipe's text.
+
+    The pipeline's parts are exchanged before they are converted, converted before they are compiled; what
+    only concerns the call comes last.
+    """
+
+    SWAP = 10
+    """A part is exchanged: a tiny VAE."""
+    PRECISION = 20
+    """dtype, before quantisation looks at the weights."""
+    QUANTIZE = 30
+    """Weights are replaced by quantised ones."""
+    LAYOUT = 40
+    """Memory formats; after quantisation, which may create new weights."""
+    COMPILE = 50
+    KERNEL = 60
+    """Kernel choice by contexts around the (perhaps compiled) forward."""
+    SCHEDULE = 70
+    """Scheduler, steps, guidance."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a technique may ask about the hardware and the installation without importing torch.
+
+    `operators` lists what the hardware runs natively, e.g. "bf16"; `compiler` is the C++ compiler's path.
+    """
+
+    device: str
+    device_name: str
+    capability: tuple[int, int] | None
+    compiler: str | None
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device == "cuda"
+
+
+CallContext = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass
+class Target:
+    """What a technique is applied to: the pipeline, its catalogue defaults, and the device.
+
+    `pipe` is None when only the machine is judged (`vivace techniques`). `defaults` are the call's defaults
+    (steps, guidance, size) as far as known. `load_tiny_vae` gives the tiny VAE of this model, or None.
+    """
+
+    machine: Machine
+    pipe: Any = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+    load_tiny_vae: Callable[[], Any] | None = None
+    components: tuple[Component, ...] = ()
+
+    def module(self, component: Component) -> Any:
+        """The component's module, or None if this pipeline has none."""
+        return component_of(self.pipe, component)
+
+    def modules(self) -> dict[Component, Any]:
+        """The targeted components that this pipeline has."""
+        found = {c: self.module(c) for c in self.components}
+        return {c: m for c, m in found.items() if m is not None}
+
+
+def component_of(pipe: Any, component: Component) -> Any:
+    """The pipeline's own module for a component: `denoiser` is its UNet or transformer; None if absent."""
+    if component == "denoiser":
+        unet = getattr(pipe, "unet", None)
+        return unet if unet is not None else getattr(pipe, "transformer", None)
+    return getattr(pipe, component, None)
+
+
+@dataclass
+class Effect:
+    """What an application really did.
+
+    changed: counts and names for the Record, e.g. {"denoiser.quantized_layers": 52}.
+    call: defaults of the call that the technique sets, e.g. {"num_inference_steps": 20}.
+    step_end: called after each denoising step as diffusers' `callback_on_step_end`, returns its kwargs.
+    step_end_inputs: tensors that `step_end` wants to see and change.
+    contexts: entered around one component's forward.
+    evidence: called after a run; what was seen to happen, for the Record.
+    refuted: given the evidence of a run, why the technique had no effect after all, or None.
+    """
+
+    changed: dict[str, int | float | str] = field(default_factory=dict)
+    call: dict[str, Any] = field(default_factory=dict)
+    step_end: Callable[[Any, int, Any, dict[str, Any]], dict[str, Any]] | None = None
+    step_end_inputs: tuple[str, ...] = ()
+    contexts: dict[Component, CallContext] = field(default_factory=dict)
+    evidence: Callable[[], dict[str, int | float | str]] | None = None
+    refuted: Callable[[dict[str, Any]], str | None] | None = None
+
+
+class Technique(BaseModel, ABC):
+    """Base of all techniques. Subclasses are final; the class name in snake_case is the registry name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    stage: ClassVar[Stage]
+    owns: ClassVar[str]
+    same_picture: ClassVar[bool]
+    targetable: ClassVar[tuple[Component, ...]] = ()
+    """Components that the technique can be aimed at; empty: it concerns the call as a whole."""
+    default_targets: ClassVar[tuple[Component, ...]] = ()
+
+    @abstractmethod
+    def unsupported(self, target: Target) -> str | None:
+        """Why it cannot work here, in words, or None. `target.pipe` may be None: then judge the machine."""
+
+    @abstractmethod
+    def apply(self, target: Target) -> Effect:
+        """Apply to `target.pipe`.
+
+        Raises:
+            NoEffect: nothing was there to change.
+        """
+
+
+def knob(
+    default: Any = ...,
+    *,
+    tune: Sequence[Any] = (),
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    about: str = "",
+) -> Any:
+    """A technique's field: its default (none: required), range, and the values worth trying."""
+    return Field(
+        default, ge=ge, gt=gt, le=le, lt=lt, description=about, json_schema_extra={"tune": list(tune)}
+    )

@@ -1,0 +1,56 @@
+"""Bootstrap intervals. Seeded, so that the same samples always print the same interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_RESAMPLES = 4000
+MIN_SAMPLES = 3  # below this a bootstrap interval of the median is only the range, so there is none
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A point estimate with its 95 % interval; `low` and `high` are None if there were too few samples."""
+
+    point: float
+    low: float | None
+    high: float | None
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the interval's width as a share of the point estimate."""
+        if self.low is None or self.high is None or self.point == 0:
+            return None
+        return (self.high - self.low) / 2 / abs(self.point)
+
+
+def resampled_medians(samples: Sequence[float], generator: np.random.Generator) -> NDArray[np.float64]:
+    """Medians of NUM_RESAMPLES resamples with replacement, shape (NUM_RESAMPLES,)."""
+    values = np.asarray(samples, dtype=np.float64)
+    picks = generator.integers(0, len(values), size=(NUM_RESAMPLES, len(values)))
+    return np.asarray(np.median(values[picks], axis=1))
+
+
+def median_interval(groups: Sequence[Sequence[float]]) -> Interval:
+    """The median of all samples, with a 95 % bootstrap interval.
+
+    Args:
+        groups: samples by round. Samples of a round share a process, so they are resampled within their round,
+            and rounds that disagree widen the interval: the pooled median then lies between them.
+    """
+    pooled = [x for group in groups for x in group]
+    if not pooled:
+        raise ValueError("no samples")
+    point = float(np.median(pooled))
+    if len(pooled) < MIN_SAMPLES:
+        return Interval(point, None, None)
+    generator = np.random.default_rng(0)
+    full = [np.asarray(g, dtype=np.float64) for g in groups if len(g)]
+    picked = [g[generator.integers(0, len(g), size=(NUM_RESAMPLES, len(g)))] for g in full]
+    medians = np.median(np.concatenate(picked, axis=1), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return Interval(point, float(low), float(high))

@@ -1,0 +1,42 @@
+"""All techniques. To add one: write its file, and put it on this list."""
+
+from __future__ import annotations
+
+from vivace.spec.technique import Technique
+from vivace.techniques.attention import Attention
+from vivace.techniques.cfg_cutoff import CfgCutoff
+from vivace.techniques.channels_last import ChannelsLast
+from vivace.techniques.compile import Compile
+from vivace.techniques.dtype import Dtype
+from vivace.techniques.guidance import Guidance
+from vivace.techniques.quantize import Quantize
+from vivace.techniques.scheduler import Scheduler
+from vivace.techniques.steps import Steps
+from vivace.techniques.tiny_vae import TinyVae
+
+TECHNIQUES: dict[str, type[Technique]] = {
+    technique.name: technique
+    for technique in (
+        TinyVae,
+        Dtype,
+        Quantize,
+        ChannelsLast,
+        Compile,
+        Attention,
+        Scheduler,
+        Steps,
+        Guidance,
+        CfgCutoff,
+    )
+}
+
+ALIASES: dict[str, tuple[str, str]] = {
+    # The field's short name: (technique, value of its first knob).
+    "fp32": ("dtype", "fp32"),
+    "fp16": ("dtype", "fp16"),
+    "bf16": ("dtype", "bf16"),
+    "fa2": ("attention", "flash"),
+    "int8": ("quantize", "int8"),
+}
+
+__all__ = ["ALIASES", "TECHNIQUES"]

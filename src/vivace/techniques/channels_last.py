@@ -1,0 +1,43 @@
+"""Weights and activations of convolutions in NHWC order instead of NCHW.
+
+Why: convolution kernels of tensor cores, and oneDNN's on CPUs, want the channels together; without it each
+    convolution transposes on the way in and out.
+Costs: nothing in the picture; networks without convolutions gain nothing. Eager UNets on an H200 get slower
+    (SDXL 1.451 -> 1.566 s), since GroupNorm then runs on strided data; with `compile` it is neutral or better.
+Needs: convolutions.
+Source: PyTorch tutorial "Channels Last Memory Format in PyTorch".
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from vivace.errors import NoEffect
+from vivace.spec.technique import Component, Effect, Stage, Target, Technique
+
+
+class ChannelsLast(Technique):
+    name: ClassVar[str] = "channels_last"
+    summary: ClassVar[str] = "convolution weights and activations in NHWC order"
+    stage: ClassVar[Stage] = Stage.LAYOUT
+    owns: ClassVar[str] = "memory format"
+    same_picture: ClassVar[bool] = True
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
+    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
+
+    def unsupported(self, target: Target) -> str | None:
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        import torch
+
+        changed: dict[str, int | float | str] = {}
+        for component, module in target.modules().items():
+            before = [p for p in module.parameters() if p.dim() == 4 and p.shape[1] > 1]
+            num = sum(1 for p in before if not p.is_contiguous(memory_format=torch.channels_last))
+            if num:
+                module.to(memory_format=torch.channels_last)
+                changed[f"{component}.converted_convolutions"] = num
+        if not changed:
+            raise NoEffect("no convolution left to convert")
+        return Effect(changed=changed)

@@ -1,0 +1,104 @@
+"""Precision of the weights and of the arithmetic: fp32, fp16 or bf16.
+
+Why: half the bytes to read and twice (or, on tensor cores, many times) the arithmetic rate.
+Costs: rounding. fp16 has 10 bits of mantissa and overflows at 65504 (SDXL's own VAE does); bf16 has 7 bits and
+    never overflows.
+Needs: hardware that computes in it. A CPU without bf16 or fp16 units emulates them and gets slower by 10 to 20
+    times: `vivace doctor` measures that.
+Source: PyTorch, torch.Tensor.to; Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.
+
+Components may differ in precision (`bf16@denoiser`): their inputs are then cast where they enter the component.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from vivace.errors import NoEffect
+from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
+
+
+class Dtype(Technique):
+    name: ClassVar[str] = "dtype"
+    summary: ClassVar[str] = "precision of weights and arithmetic"
+    stage: ClassVar[Stage] = Stage.PRECISION
+    owns: ClassVar[str] = "dtype"
+    same_picture: ClassVar[bool] = True
+    targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
+    default_targets: ClassVar[tuple[Component, ...]] = COMPONENTS
+
+    dtype: Literal["fp32", "fp16", "bf16"] = knob(tune=["fp16", "bf16"], about="fp32, fp16 or bf16")
+
+    def unsupported(self, target: Target) -> str | None:
+        capability = target.machine.capability
+        if self.dtype == "bf16" and target.machine.is_cuda and capability is not None and capability < (8, 0):
+            return f"bf16 needs an NVIDIA GPU of compute capability 8.0; {target.machine.device_name} has {capability}"
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        import torch
+
+        dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[self.dtype]
+        changed: dict[str, int | float | str] = {}
+        for component, module in target.modules().items():
+            num = sum(1 for p in module.parameters() if p.is_floating_point() and p.dtype != dtype)
+            if num:
+                _convert(module, dtype)
+                changed[f"{component}.converted_parameters"] = num
+        if not changed:
+            raise NoEffect(f"every targeted component is {self.dtype} already", already_so=True)
+        _cast_where_components_meet(target.pipe, target)
+        return Effect(changed=changed)
+
+
+def _convert(module: Any, dtype: Any) -> None:
+    """Convert all but the parts that overflow in fp16 by their authors' own word (T5's output projections)."""
+    import torch
+
+    # Past diffusers' own `to`, which warns of such parts even where there are none.
+    torch.nn.Module.to(module, dtype)
+    if dtype == torch.float16:
+        delicate = getattr(module, "_keep_in_fp32_modules", None) or ()
+        for name, part in module.named_modules():
+            if name.rsplit(".", 1)[-1] in delicate:
+                torch.nn.Module.to(part, torch.float32)
+
+
+def _cast_where_components_meet(pipe: Any, target: Target) -> None:
+    """Let denoiser and VAE take inputs of any floating dtype.
+
+    diffusers gives the latents the text encoder's dtype and hands them on unchanged, which fails when the next
+    component's weights have another one. Hooks cast on entry, and cast the result back, so that the scheduler
+    goes on in the latents' own precision. The component is patched, never its class.
+    """
+    denoiser = target.module("denoiser")
+    if denoiser is not None and not getattr(denoiser, "_vivace_casts", False):
+        denoiser.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
+        denoiser._vivace_casts = True
+    vae = target.module("vae")
+    if vae is not None and not getattr(vae, "_vivace_casts", False):
+        decode = vae.decode
+
+        def cast_and_decode(z: Any, *args: Any, **kwargs: Any) -> Any:
+            return decode(z.to(vae.dtype), *args, **kwargs)
+
+        vae.decode = cast_and_decode
+        vae._vivace_casts = True
+
+
+def _cast_inputs(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    dtype = module.dtype
+    return _cast(args, dtype), _cast(kwargs, dtype)
+
+
+def _cast(value: Any, dtype: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        # Timesteps are scalars and guide nothing but an embedding, which casts by itself.
+        return value.to(dtype) if value.is_floating_point() and value.dim() > 1 else value
+    if isinstance(value, dict):
+        return {k: _cast(v, dtype) for k, v in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_cast(v, dtype) for v in value)
+    return value

@@ -1,0 +1,35 @@
+"""A given number of denoising steps.
+
+Why: the call's time is nearly proportional to it. Fewer plain steps are the rival of every cache.
+Costs: coarser integration, so another picture; below the sampler's limit shapes dissolve.
+Source: Song et al., DDIM, arXiv 2010.02502 (section 4: the number of steps is free at sampling time).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from vivace.errors import NoEffect
+from vivace.spec.technique import Effect, Stage, Target, Technique, knob
+
+
+class Steps(Technique):
+    name: ClassVar[str] = "steps"
+    summary: ClassVar[str] = "number of denoising steps"
+    stage: ClassVar[Stage] = Stage.SCHEDULE
+    owns: ClassVar[str] = "number of steps"
+    same_picture: ClassVar[bool] = False
+
+    steps: int = knob(ge=1, le=1000, tune=[8, 12, 20], about="denoising steps")
+
+    def unsupported(self, target: Target) -> str | None:
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        before = target.defaults.get("num_inference_steps")
+        if before == self.steps:
+            raise NoEffect(f"{self.steps} steps is the workload's own number", already_so=True)
+        changed: dict[str, int | float | str] = {"num_inference_steps": self.steps}
+        if before is not None:
+            changed["num_inference_steps_before"] = before
+        return Effect(changed=changed, call={"num_inference_steps": self.steps})
