@@ -26,6 +26,7 @@ class Entry(Spec):
     guidance_scale: float
     cuda_dtype: str
     threads: int
+    prompts: tuple[str, ...]
 
 
 CATALOGUE: dict[str, Entry] = {
@@ -45,6 +46,11 @@ CATALOGUE: dict[str, Entry] = {
             guidance_scale=4.0,
             cuda_dtype="fp16",
             threads=1,
+            prompts=(
+                "a red circle above a blue square",
+                "a large green triangle on a white background",
+                "a small yellow star left of a purple diamond",
+            ),
         ),
     )
 }

@@ -29,7 +29,7 @@ def load_pipeline(found: Found, device: str) -> Any:
     if device == "cuda":
         names = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
         dtype = names[found.entry.cuda_dtype] if found.entry is not None else torch.float16
-    with _quiet():
+    with quiet():
         from diffusers import DiffusionPipeline
 
         try:
@@ -56,7 +56,7 @@ def load_tiny_vae(folder: Path) -> Any:
     """An AutoencoderTiny from a folder, fp32, on the CPU."""
     import torch
 
-    with _quiet():
+    with quiet():
         from diffusers import AutoencoderTiny
 
         vae = AutoencoderTiny.from_pretrained(
@@ -66,7 +66,7 @@ def load_tiny_vae(folder: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Loading bars belong to vivace's own progress, and offline CPUs need no advice about GPUs."""
     import logging
 

@@ -1,0 +1,215 @@
+"""Start worker processes, talk to them, and tell how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import WorkerError
+
+OnEvent = Callable[[dict[str, Any]], None]
+WORKER = (sys.executable, "-m", "vivace.benchmark.worker")
+_START_TIMEOUT_S = 300.0
+_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a request ended: with a value, or without one because the process died or was killed for time."""
+
+    value: dict[str, Any] | None
+    timed_out: bool = False
+    signal: int | None = None
+    status: int | None = None
+    log: str = ""
+
+
+class Launcher:
+    """Runs requests one at a time, each in a process of its own.
+
+    Args:
+        fork: True: one server process forks a child per request (CPU). False: a fresh process each (CUDA).
+        command: the worker's command line.
+    """
+
+    def __init__(self, fork: bool, command: Sequence[str] = WORKER) -> None:
+        self._fork = fork
+        self._command = [*command, "--fork"] if fork else list(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lines = _Lines()
+        self._folder = tempfile.TemporaryDirectory(prefix="vivace-")
+
+    def close(self) -> None:
+        """End the worker, at once."""
+        if self._process is not None:
+            _kill_group(self._process.pid)
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._process = None
+        self._folder.cleanup()
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, request: dict[str, Any], timeout_s: float, on_event: OnEvent = lambda _: None) -> Ending:
+        """Send a request and wait for its end; kill it when the time is over.
+
+        Raises:
+            WorkerError: the worker process itself could not be started.
+        """
+        log = Path(self._folder.name) / "log"
+        log.write_bytes(b"")
+        self._ensure_started(log)
+        assert self._process is not None
+        assert self._process.stdin is not None
+        value: dict[str, Any] | None = None
+        pid: int | None = None
+        timed_out = False
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._process.stdin.write(json.dumps(request | {"log": str(log)}).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return self._ended(None, False, log)
+        try:
+            while True:
+                event = self._lines.next(deadline)
+                if event is None:  # the pipe closed: the worker itself died
+                    return self._ended(value, timed_out, log)
+                kind = event.get("event")
+                if kind == "timeout":
+                    if timed_out:
+                        _kill_group(self._process.pid)  # it did not even die when killed
+                    timed_out = True
+                    deadline = time.monotonic() + _GRACE_S
+                    _kill_group(pid if pid is not None else self._process.pid)
+                elif kind == "started":
+                    pid = event["pid"]
+                    on_event(event)
+                elif kind == "result":
+                    value = event["value"]
+                elif kind == "ended":
+                    return self._finish(value, timed_out, event["status"], log)
+                else:
+                    on_event(event)
+        except BaseException:
+            # Ctrl-C: the child must not go on computing.
+            if pid is not None:
+                _kill_group(pid)
+            raise
+
+    def _finish(self, value: dict[str, Any] | None, timed_out: bool, status: int, log: Path) -> Ending:
+        if not self._fork:
+            self._stop()
+        killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        return Ending(None if timed_out else value, timed_out, killer, code, _tail(log))
+
+    def _ended(self, value: dict[str, Any] | None, timed_out: bool, log: Path) -> Ending:
+        """The worker process itself is gone."""
+        assert self._process is not None
+        code = self._process.wait()
+        self._stop()
+        killer = -code if code < 0 else None
+        return Ending(None if timed_out else value, timed_out, killer, code if code >= 0 else None, _tail(log))
+
+    def _stop(self) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            _kill_group(self._process.pid)
+            self._process.wait()
+        self._process.stdout.close()
+        self._process = None
+
+    def _ensure_started(self, log: Path) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._process is not None:
+            self._stop()
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            )
+        assert self._process.stdout is not None
+        self._lines.watch(self._process.stdout.fileno())
+        event = self._lines.next(time.monotonic() + _START_TIMEOUT_S)
+        if event is None or event.get("event") != "ready":
+            _kill_group(self._process.pid)
+            self._process.wait()
+            self._process = None
+            raise WorkerError(f"the worker process did not start: {last_line(_tail(log)) or 'no message'}")
+
+
+class _Lines:
+    """JSON lines from a pipe, with a deadline. Lines that do not parse (a killed writer's last) are skipped."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._buffer = b""
+
+    def watch(self, fd: int) -> None:
+        self._fd = fd
+        self._buffer = b""
+
+    def next(self, deadline: float) -> dict[str, Any] | None:
+        """The next event; {"event": "timeout"} at the deadline; None when the pipe is closed."""
+        while True:
+            line, separator, rest = self._buffer.partition(b"\n")
+            if separator:
+                self._buffer = rest
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(event, dict):
+                    return event
+                continue
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._fd, selectors.EVENT_READ)
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return {"event": "timeout"}
+            chunk = os.read(self._fd, 1 << 16)
+            if not chunk:
+                return None
+            self._buffer += chunk
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _tail(log: Path, limit: int = 64_000) -> str:
+    try:
+        return log.read_bytes()[-limit:].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

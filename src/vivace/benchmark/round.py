@@ -1,0 +1,209 @@
+"""Measure one round of one trial in this process: load, check, apply, warm up, time, draw, gather evidence."""
+
+from __future__ import annotations
+
+import io
+import time
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vivace.benchmark.plan import Plan
+from vivace.benchmark.store import save_picture
+from vivace.errors import NoEffect, Unsupported, VivaceError
+from vivace.measure.environment import conditions
+from vivace.measure.kernels import attention_kernels
+from vivace.measure.memory import MemoryMeter
+from vivace.measure.timer import PipelineTimer
+from vivace.models.find import find_model
+from vivace.models.load import load_pipeline
+from vivace.runtime.session import Session, session_of
+from vivace.spec.record import Outcome, Picture, Round, Sample
+from vivace.spec.technique import component_of
+from vivace.spec.trial import Trial
+from vivace.stats.stopping import enough_samples, is_steady
+
+Report = Callable[[dict[str, Any]], None]
+_TRACE_STEPS = 2
+_MAX_RECOMPILES = 3
+
+
+def measure_round(trial: Trial, index: int, plan: Plan, pictures: Path, report: Report) -> Round:
+    """Run one round. Failures of the trial are outcomes, not exceptions.
+
+    Args:
+        index: which round this is; pictures are kept in round 0.
+        pictures: the store's folder of pictures.
+        report: called with progress events.
+    """
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    measurement = _Measurement(trial, plan, report)
+    try:
+        measurement.run(pictures if index == 0 else None)
+        outcome, reason = Outcome.MEASURED, measurement.refuted()
+        if reason is not None:
+            outcome = Outcome.NO_EFFECT
+    except Exception as error:  # noqa: BLE001  the process boundary: whatever happens becomes a typed outcome
+        traceback.print_exc()  # to the worker's log
+        outcome, reason = _explain(error)
+    return Round(index=index, outcome=outcome, reason=reason, started_at=started, **measurement.results)
+
+
+def _explain(error: Exception) -> tuple[Outcome, str]:
+    import torch
+
+    text = str(error).strip()
+    if isinstance(error, Unsupported):
+        return Outcome.UNSUPPORTED, text
+    if isinstance(error, NoEffect):
+        return Outcome.NO_EFFECT, text
+    is_allocation = "can't allocate memory" in text or "out of memory" in text.lower()
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and is_allocation
+    ):
+        return Outcome.OUT_OF_MEMORY, text.splitlines()[0] if text else "the allocation failed"
+    if isinstance(error, VivaceError):
+        return Outcome.CRASHED, text
+    return Outcome.CRASHED, f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+
+
+class _Measurement:
+    """One round in progress; `results` fills as it goes, so that a failed round keeps what it had."""
+
+    def __init__(self, trial: Trial, plan: Plan, report: Report) -> None:
+        self._trial = trial
+        self._plan = plan
+        self._report = report
+        self._drawn: dict[int, Any] = {}
+        self._refuted: str | None = None
+        self.results: dict[str, Any] = {"conditions": conditions()}
+
+    def refuted(self) -> str | None:
+        return self._refuted
+
+    def run(self, pictures: Path | None) -> None:
+        meter = MemoryMeter(self._trial.device)
+        session = self._load_and_apply(meter)
+        timer = PipelineTimer(session.pipe, self._trial.device)
+        tasks = list(self._trial.workload.pictures())
+
+        def timed(k: int) -> Sample:
+            index, prompt, seed = tasks[k % len(tasks)]
+            output, sample = timer.time_call(lambda: _draw(session, prompt, seed), index)
+            self._drawn.setdefault(index, output.images[0])
+            return sample
+
+        self._warm_up(timed)
+        meter.start_peak()
+        self._time(timed)
+        self.results["memory"] = meter.read()
+        evidence: dict[str, Any] = dict(session.evidence())
+        if pictures is not None:
+            self._keep_pictures(session, tasks, pictures)
+        self._report({"event": "phase", "phase": "evidence"})
+        evidence["attention_kernels"] = attention_kernels(
+            component_of(session.pipe, "denoiser"),
+            lambda: _draw(session, tasks[0][1], tasks[0][2], num_inference_steps=_TRACE_STEPS),
+        )
+        self.results["evidence"] = evidence
+        self._refuted = session.refuted(evidence)
+
+    def _load_and_apply(self, meter: MemoryMeter) -> Session:
+        trial = self._trial
+        self._report({"event": "phase", "phase": "load"})
+        start = time.perf_counter()
+        found = find_model(trial.model.name)
+        if found.model.revision != trial.model.revision:
+            raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
+        pipe = load_pipeline(found, trial.device)
+        self.results["load_s"] = time.perf_counter() - start
+        self._report({"event": "phase", "phase": "apply"})
+        start = time.perf_counter()
+        workload = trial.workload
+        session = session_of(
+            pipe,
+            found,
+            trial.recipe,
+            trial.device,
+            {
+                "height": workload.height,
+                "width": workload.width,
+                "num_inference_steps": workload.num_inference_steps,
+                "guidance_scale": workload.guidance_scale,
+            },
+        )
+        self.results["apply_s"] = time.perf_counter() - start
+        self.results["effects"] = session.effects
+        self.results["warnings"] = tuple(session.warnings)
+        meter.loaded(session.pipe)
+        return session
+
+    def _warm_up(self, timed: Callable[[int], Sample]) -> None:
+        """Call at the same shape until the times are steady, or the cap; the status says which."""
+        times: list[float] = []
+        while not times or (len(times) < self._plan.max_warmup and not is_steady(times[1:])):
+            self._report({"event": "phase", "phase": "warm-up" if times else "first call", "done": len(times)})
+            times.append(timed(len(times)).total_s)
+            self.results["first_call_s"] = times[0]
+            self.results["warmup_s"] = tuple(times)
+        self.results["steady"] = is_steady(times[1:])
+
+    def _time(self, timed: Callable[[int], Sample]) -> None:
+        samples: list[Sample] = []
+        spent = 0.0
+        recompiles = 0
+        while not self._enough(samples, spent):
+            before = _num_graphs()
+            sample = timed(len(samples))
+            if _num_graphs() != before:
+                # Compiling is not steady state: what was timed so far becomes warm-up.
+                recompiles += 1
+                self.results["warmup_s"] += (*(s.total_s for s in samples), sample.total_s)
+                samples, spent = [], 0.0
+                if recompiles > _MAX_RECOMPILES:
+                    raise VivaceError("torch.compile kept recompiling inside the measured window")
+                continue
+            samples.append(sample)
+            spent += sample.total_s
+            self._report(
+                {"event": "sample", "phase": "timing", "done": len(samples), "of": self._plan.repeats}
+                | {"last_s": sample.total_s, "spent_s": spent, "cap_s": self._plan.max_seconds}
+            )
+        self.results["samples"] = tuple(samples)
+
+    def _enough(self, samples: list[Sample], spent_s: float) -> bool:
+        if self._plan.repeats is not None:
+            return len(samples) >= self._plan.repeats
+        times = [s.total_s for s in samples]
+        return bool(times) and (enough_samples(times) or (spent_s >= self._plan.max_seconds and len(times) >= 3))
+
+    def _keep_pictures(self, session: Session, tasks: list[tuple[int, str, int]], folder: Path) -> None:
+        """Pictures of the timed calls are kept; those that were not reached are drawn now, untimed."""
+        kept = []
+        for index, prompt, seed in tasks:
+            self._report({"event": "phase", "phase": "pictures", "done": len(kept), "of": len(tasks)})
+            if index not in self._drawn:
+                self._drawn[index] = _draw(session, prompt, seed).images[0]
+            png = io.BytesIO()
+            self._drawn[index].save(png, format="PNG")
+            sha256 = save_picture(folder, png.getvalue())
+            kept.append(Picture(index=index, prompt=prompt, seed=seed, sha256=sha256))
+        self.results["pictures"] = tuple(kept)
+
+
+def _draw(session: Session, prompt: str, seed: int, **call: Any) -> Any:
+    """One picture, alone, with its own generator. The noise is drawn on the CPU, so that devices agree on it."""
+    import torch
+
+    return session(prompt, generator=torch.Generator("cpu").manual_seed(seed), **call)
+
+
+def _num_graphs() -> int:
+    """Graphs that torch.compile has made so far in this process."""
+    import sys
+
+    if "torch._dynamo.utils" not in sys.modules:
+        return 0
+    return int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"])

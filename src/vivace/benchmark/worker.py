@@ -1,0 +1,132 @@
+"""The worker process: JSON lines in on standard input, JSON lines out on standard output.
+
+    python -m vivace.benchmark.worker --fork      CPU: imports once, then forks one child per request
+    python -m vivace.benchmark.worker             CUDA: serves its requests itself, in a fresh process
+
+A forked child starts in milliseconds and shares the imported libraries; a parent that has only imported is safe to
+fork. CUDA does not survive a fork, so there each round is a process of its own.
+
+Requests: {"kind": "environment", "device": ..., "threads": ...}
+          {"kind": "round", "trial": ..., "round": k, "plan": ..., "pictures": FOLDER, "log": FILE, "threads": ...}
+Events:   {"event": "ready"}, {"event": "started", "pid": ...}, {"event": "phase", ...}, {"event": "sample", ...},
+          {"event": "result", "value": ...}, {"event": "ended", "status": WAIT_STATUS}
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from vivace.benchmark.plan import Plan
+from vivace.spec.trial import Trial
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the runner's to handle
+    # Whatever a library prints to standard output must not get between the events.
+    events = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    fork = "--fork" in sys.argv[1:]
+    import_all()
+    say(events, {"event": "ready"})
+    for line in sys.stdin:
+        request = json.loads(line)
+        if fork:
+            serve_in_child(request, events)
+        else:
+            say(events, {"event": "started", "pid": os.getpid()})
+            serve(request, events)
+            say(events, {"event": "ended", "status": 0})
+
+
+def import_all() -> None:
+    """Import what every trial needs. Nothing here may start a thread or touch a device."""
+    from vivace.benchmark import round as _round
+    from vivace.models.load import quiet
+
+    assert _round is not None
+    with quiet():
+        import diffusers
+        import torchao.quantization
+        import transformers
+
+        # These modules load their classes when first named.
+        for module, name in (
+            (diffusers, "StableDiffusionPipeline"),
+            (diffusers, "AutoencoderTiny"),
+            (transformers, "CLIPTextModel"),
+            (transformers, "CLIPTokenizerFast"),
+        ):
+            getattr(module, name)
+        assert torchao.quantization.quantize_ is not None
+
+
+def serve_in_child(request: dict[str, Any], events: TextIO) -> None:
+    """Fork, serve in the child, wait for its end, and say how it ended."""
+    events.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setpgid(0, 0)  # so that its helpers (compile workers) can be killed with it
+            die_with_parent()
+            say(events, {"event": "started", "pid": os.getpid()})
+            serve(request, events)
+            status = 0
+        finally:
+            events.flush()
+            os._exit(status)
+    _, wait_status = os.waitpid(pid, 0)
+    # A child that was killed halfway through a line leaves it open.
+    events.write("\n")
+    say(events, {"event": "ended", "status": wait_status})
+
+
+def serve(request: dict[str, Any], events: TextIO) -> None:
+    import torch
+
+    if request.get("log"):
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+    if request.get("threads"):
+        torch.set_num_threads(request["threads"])
+    if request["kind"] == "environment":
+        from vivace.measure.environment import environment
+        from vivace.measure.machine import choose_device
+
+        value: Any = environment(choose_device(request["device"]))
+    else:
+        from vivace.benchmark.round import measure_round
+
+        value = measure_round(
+            Trial.model_validate(request["trial"]),
+            request["round"],
+            Plan.model_validate(request["plan"]),
+            Path(request["pictures"]),
+            lambda event: say(events, event),
+        )
+    say(events, {"event": "result", "value": value.model_dump(mode="json")})
+
+
+def say(events: TextIO, event: dict[str, Any]) -> None:
+    events.write(json.dumps(event) + "\n")
+    events.flush()
+
+
+def die_with_parent() -> None:
+    """Linux: be killed when the parent process dies, so that a killed benchmark leaves nothing running."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""From Records to rows: every statistic is computed here, when the records are read."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vivace.spec.record import Memory, Outcome, Record
+from vivace.stats import Interval, Verdict, median_interval, speedup, verdict
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds for one call of the whole pipeline, over the samples of all rounds.
+
+    `p90_s` needs at least 20 samples and `p99_s` at least 200; below that they are None.
+    """
+
+    median: Interval
+    mean_s: float
+    min_s: float
+    max_s: float
+    p90_s: float | None
+    p99_s: float | None
+    samples_s: tuple[tuple[float, ...], ...]
+
+    @property
+    def n(self) -> int:
+        return sum(len(r) for r in self.samples_s)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial, ready to be shown. Figures are None unless the outcome is `measured`.
+
+    `speedup` compares with the baseline row (the first); None for the baseline itself. `stages_s` are medians.
+    """
+
+    record: Record
+    is_baseline: bool
+    latency: Latency | None
+    stages_s: dict[str, float]
+    num_denoiser_calls: int | None
+    first_call_s: float | None
+    load_s: float | None
+    memory: Memory | None
+    speedup: Interval | None
+    verdict: Verdict | None
+
+    @property
+    def model(self) -> str:
+        return self.record.trial.model.name
+
+    @property
+    def recipe(self) -> str:
+        return self.record.trial.recipe.text
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.record.outcome
+
+    @property
+    def reason(self) -> str | None:
+        return self.record.reason
+
+    @property
+    def effects(self) -> dict[str, dict[str, int | float | str]]:
+        return self.record.rounds[0].effects
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader must know before believing the row."""
+        found = list(self.record.rounds[0].warnings)
+        if any(r.steady is False and r.outcome is Outcome.MEASURED for r in self.record.rounds):
+            found.append("the warm-up ended before the times were steady")
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as plain data: the object that `vivace bench --format json` prints for a trial."""
+        record = self.record
+        return {
+            "model": self.model,
+            "recipe": self.recipe,
+            "is_baseline": self.is_baseline,
+            "same_picture": record.trial.recipe.same_picture,
+            "outcome": self.outcome.value,
+            "reason": self.reason,
+            "latency": None if self.latency is None else _latency_json(self.latency),
+            "stages": self.stages_s or None,
+            "num_denoiser_calls": self.num_denoiser_calls,
+            "first_call_s": self.first_call_s,
+            "load_s": self.load_s,
+            "memory": None if self.memory is None else self.memory.model_dump(mode="json"),
+            "speedup": None
+            if self.speedup is None
+            else {"ratio": self.speedup.point, "ci95": _pair(self.speedup), "verdict": self.verdict},
+            "effects": self.effects,
+            "evidence": record.rounds[0].evidence,
+            "warnings": list(self.warnings),
+            "rounds": len(record.rounds),
+            "workload": record.trial.workload.model_dump(mode="json"),
+            "pictures": [p.model_dump(mode="json") for p in record.rounds[0].pictures],
+            "environment": record.environment.model_dump(mode="json"),
+        }
+
+
+def rows_of(records: Sequence[Record]) -> list[Row]:
+    """Rows in the order of the records; the first record is the baseline that the others are compared with."""
+    baseline = _samples(records[0]) if records else None
+    return [_row(record, baseline, is_baseline=i == 0) for i, record in enumerate(records)]
+
+
+def _row(record: Record, baseline: dict[int, tuple[float, ...]] | None, *, is_baseline: bool) -> Row:
+    samples = _samples(record)
+    if not samples or record.outcome is not Outcome.MEASURED:
+        return Row(record, is_baseline, None, {}, None, None, None, None, None, None)
+    ratio = None
+    shared = sorted(set(baseline or {}) & set(samples))
+    if baseline and shared and not is_baseline:
+        ratio = speedup([baseline[i] for i in shared], [samples[i] for i in shared])
+    timed = [s for r in record.rounds for s in r.samples]
+    return Row(
+        record=record,
+        is_baseline=is_baseline,
+        latency=_latency(tuple(samples.values())),
+        stages_s={k: statistics.median(s.stages_s[k] for s in timed) for k in timed[0].stages_s},
+        num_denoiser_calls=round(statistics.median(s.num_denoiser_calls for s in timed)),
+        first_call_s=record.rounds[0].first_call_s,
+        load_s=record.rounds[0].load_s,
+        memory=_memory(record),
+        speedup=ratio,
+        verdict=None if ratio is None else verdict(ratio),
+    )
+
+
+def _samples(record: Record) -> dict[int, tuple[float, ...]]:
+    """Seconds by round; empty unless the whole record was measured."""
+    if record.outcome is not Outcome.MEASURED:
+        return {}
+    return {r.index: tuple(s.total_s for s in r.samples) for r in record.rounds if r.samples}
+
+
+def _latency(samples: tuple[tuple[float, ...], ...]) -> Latency:
+    pooled = sorted(x for r in samples for x in r)
+    return Latency(
+        median=median_interval(samples),
+        mean_s=statistics.fmean(pooled),
+        min_s=pooled[0],
+        max_s=pooled[-1],
+        p90_s=_percentile(pooled, 0.90) if len(pooled) >= 20 else None,
+        p99_s=_percentile(pooled, 0.99) if len(pooled) >= 200 else None,
+        samples_s=samples,
+    )
+
+
+def _percentile(ordered: list[float], share: float) -> float:
+    """The smallest sample that at least `share` of the samples do not exceed."""
+    return ordered[min(len(ordered) - 1, max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1))]
+
+
+def _memory(record: Record) -> Memory | None:
+    """The round with the largest peak: what a card must have."""
+    found = [r.memory for r in record.rounds if r.memory is not None]
+    return max(found, key=lambda m: m.peak_bytes) if found else None
+
+
+def _latency_json(latency: Latency) -> dict[str, Any]:
+    return {
+        "median_s": latency.median.point,
+        "ci95_s": _pair(latency.median),
+        "mean_s": latency.mean_s,
+        "min_s": latency.min_s,
+        "max_s": latency.max_s,
+        "p90_s": latency.p90_s,
+        "p99_s": latency.p99_s,
+        "n": latency.n,
+        "samples_s": [list(r) for r in latency.samples_s],
+    }
+
+
+def _pair(interval: Interval) -> list[float] | None:
+    return None if interval.low is None or interval.high is None else [interval.low, interval.high]

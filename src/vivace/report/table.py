@@ -1,0 +1,135 @@
+"""Rows as a table: for a terminal, Markdown, CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from vivace.report.rows import Row
+from vivace.report.summary import plus_minus, ratio, seconds, size
+from vivace.spec.record import Outcome
+
+FORMATS = ("table", "json", "csv", "md")
+_HEADINGS = ("recipe", "s/image", "speed-up", "verdict", "steps", "vae", "peak memory", "first call", "n", "notes")
+_MIN_WIDTH = 150  # when standard output is a file or a pipe
+
+
+def render(rows: Sequence[Row], format_: str) -> str:
+    """The rows as text in one of FORMATS, with a final newline."""
+    if format_ == "json":
+        return json.dumps([row.to_json() for row in rows], indent=2) + "\n"
+    if format_ == "csv":
+        return _csv(rows)
+    if format_ == "md":
+        return _markdown(rows)
+    out = io.StringIO()
+    print_table(rows, Console(file=out, width=_MIN_WIDTH, color_system=None))
+    return out.getvalue()
+
+
+def print_table(rows: Sequence[Row], console: Console) -> None:
+    """The terminal's table. Recipes and notes wrap; figures never do."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for heading in _HEADINGS:
+        right = heading in {"s/image", "speed-up", "steps", "vae", "peak memory", "first call", "n"}
+        wraps = heading in {"recipe", "notes"}
+        table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps, overflow="fold")
+    for row in rows:
+        style = None if row.outcome is Outcome.MEASURED else "dim"
+        table.add_row(*[_plain(cell) for cell in _cells(row)], style=style)
+    console.print(table)
+
+
+def _plain(text: str) -> object:
+    from rich.text import Text
+
+    return Text(text)  # a recipe's [brackets] are not markup
+
+
+def _cells(row: Row) -> list[str]:
+    notes = "; ".join(row.warnings)
+    if row.latency is None:
+        return [row.recipe, "-", "-", row.outcome.value, "-", "-", "-", "-", "-", row.reason or ""]
+    return [
+        row.recipe,
+        plus_minus(row.latency.median),
+        "1" if row.is_baseline else ratio(row.speedup) if row.speedup else "-",
+        "baseline" if row.is_baseline else (row.verdict.value if row.verdict else "-"),
+        seconds(row.stages_s["steps"]),
+        seconds(row.stages_s["vae"]),
+        size(row.memory.peak_bytes) if row.memory else "-",
+        seconds(row.first_call_s) if row.first_call_s is not None else "-",
+        str(row.latency.n),
+        notes,
+    ]
+
+
+def _markdown(rows: Sequence[Row]) -> str:
+    lines = ["| " + " | ".join(_HEADINGS) + " |", "|" + " --- |" * len(_HEADINGS)]
+    for row in rows:
+        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in _cells(row)]
+        cells[0] = f"`{cells[0]}`"
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+_CSV_FIELDS = (
+    "model", "recipe", "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s", "max_s", "n",
+    "speedup", "speedup_low", "speedup_high", "verdict", "text_s", "steps_s", "vae_s", "other_s", "first_call_s",
+    "load_s", "model_bytes", "peak_bytes", "weights_bytes", "device", "device_name", "warnings",
+)  # fmt: skip
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, _CSV_FIELDS, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(_csv_row(row))
+    return out.getvalue()
+
+
+def _csv_row(row: Row) -> dict[str, object]:
+    environment = row.record.environment
+    found: dict[str, object] = {
+        "model": row.model,
+        "recipe": row.recipe,
+        "outcome": row.outcome.value,
+        "reason": row.reason,
+        "device": environment.device,
+        "device_name": environment.device_name,
+        "warnings": "; ".join(row.warnings),
+    }
+    if row.latency is None:
+        return found
+    found |= {
+        "median_s": row.latency.median.point,
+        "ci95_low_s": row.latency.median.low,
+        "ci95_high_s": row.latency.median.high,
+        "mean_s": row.latency.mean_s,
+        "min_s": row.latency.min_s,
+        "max_s": row.latency.max_s,
+        "n": row.latency.n,
+        "first_call_s": row.first_call_s,
+        "load_s": row.load_s,
+    }
+    found |= {f"{stage}_s": value for stage, value in row.stages_s.items()}
+    if row.speedup is not None:
+        found |= {
+            "speedup": row.speedup.point,
+            "speedup_low": row.speedup.low,
+            "speedup_high": row.speedup.high,
+            "verdict": row.verdict.value if row.verdict else None,
+        }
+    if row.memory is not None:
+        found |= {
+            "model_bytes": row.memory.model_bytes,
+            "peak_bytes": row.memory.peak_bytes,
+            "weights_bytes": row.memory.weights_bytes,
+        }
+    return found
