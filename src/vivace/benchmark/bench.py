@@ -54,7 +54,9 @@ def prepare(
         UnknownModel, RecipeError, WorkloadError: see `vivace.errors`.
     """
     if not recipes:
-        raise UsageError("no recipe given; the first --recipe is the baseline that the others are compared with")
+        raise UsageError(
+            "no recipe given; the first --recipe is the baseline that the others are compared with"
+        )
     resolved: dict[str, Recipe] = {}
     for text in recipes:
         recipe = resolve(text)
@@ -137,6 +139,7 @@ def bench(
     progress: Progress | None = None,
     command: str | None = None,
     worker: Sequence[str] = WORKER,
+    launcher: Launcher | None = None,
 ) -> list[Record]:
     """Measure recipes on a model, the first of them the baseline, and return one Record a recipe.
 
@@ -150,6 +153,8 @@ def bench(
         seed, num_seeds: each prompt is drawn at seed, seed + 1, ...
         plan: rounds, repeats, time limits.
         command: the command line to note beside the run; None for the equivalent `vivace bench`.
+        worker: the command line that starts a worker process.
+        launcher: one that is running already; None to start one.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
@@ -168,13 +173,11 @@ def bench(
     plan = plan or Plan()
     if plan.threads is None:
         plan = plan.model_copy(update={"threads": default_threads(prepared.found)})
-    fork = device == "cpu" or (device == "auto" and not _has_nvidia_driver())
     with ExitStack() as stack:
         opened = stack.enter_context(Store.create(Path(store)))
-        launcher = stack.enter_context(Launcher(fork=fork, command=worker))
+        if launcher is None:
+            launcher = stack.enter_context(start_launcher(device, worker))
         environment = ask_environment(launcher, device, plan.threads)
-        if environment.device == "cpu" and not fork:  # a driver, but no torch that uses it
-            launcher = stack.enter_context(Launcher(fork=True, command=worker))
         trials = [
             Trial(
                 model=prepared.found.model,
@@ -188,9 +191,18 @@ def bench(
         return run_trials(trials, environment, plan, opened, launcher, rerun=rerun, progress=progress)
 
 
+def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
+    """A launcher that forks where rounds will run on the CPU, and starts afresh where they may touch CUDA."""
+    return Launcher(fork=device == "cpu" or (device == "auto" and not _has_nvidia_driver()), command=worker)
+
+
 def _has_nvidia_driver() -> bool:
-    """Asked without torch, which this process does not import."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and Path("/proc/driver/nvidia/version").exists()
+    """Asked without torch, which this process does not import. A driver that torch cannot use costs only time:
+    each round then starts a process of its own."""
+    return (
+        os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+        and Path("/proc/driver/nvidia/version").exists()
+    )
 
 
 def _command(model: str, prepared: Prepared) -> str:

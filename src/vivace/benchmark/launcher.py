@@ -127,7 +127,9 @@ class Launcher:
         code = self._process.wait()
         self._stop()
         killer = -code if code < 0 else None
-        return Ending(None if timed_out else value, timed_out, killer, code if code >= 0 else None, _tail(log))
+        return Ending(
+            None if timed_out else value, timed_out, killer, code if code >= 0 else None, _tail(log)
+        )
 
     def _stop(self) -> None:
         assert self._process is not None
@@ -150,7 +152,11 @@ class Launcher:
             self._stop()
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
             )
         assert self._process.stdout is not None
         self._lines.watch(self._process.stdout.fileno())

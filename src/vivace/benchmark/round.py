@@ -144,7 +144,9 @@ class _Measurement:
         """Call at the same shape until the times are steady, or the cap; the status says which."""
         times: list[float] = []
         while not times or (len(times) < self._plan.max_warmup and not is_steady(times[1:])):
-            self._report({"event": "phase", "phase": "warm-up" if times else "first call", "done": len(times)})
+            self._report(
+                {"event": "phase", "phase": "warm-up" if times else "first call", "done": len(times)}
+            )
             times.append(timed(len(times)).total_s)
             self.results["first_call_s"] = times[0]
             self.results["warmup_s"] = tuple(times)
@@ -177,11 +179,13 @@ class _Measurement:
         if self._plan.repeats is not None:
             return len(samples) >= self._plan.repeats
         times = [s.total_s for s in samples]
-        return bool(times) and (enough_samples(times) or (spent_s >= self._plan.max_seconds and len(times) >= 3))
+        return bool(times) and (
+            enough_samples(times) or (spent_s >= self._plan.max_seconds and len(times) >= 3)
+        )
 
     def _keep_pictures(self, session: Session, tasks: list[tuple[int, str, int]], folder: Path) -> None:
         """Pictures of the timed calls are kept; those that were not reached are drawn now, untimed."""
-        kept = []
+        kept: list[Picture] = []
         for index, prompt, seed in tasks:
             self._report({"event": "phase", "phase": "pictures", "done": len(kept), "of": len(tasks)})
             if index not in self._drawn:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from vivace.benchmark.launcher import Ending, Launcher, last_line
 from vivace.benchmark.plan import Plan
 from vivace.benchmark.store import Store
-from vivace.errors import VivaceError, WorkerError
+from vivace.errors import Unsupported, WorkerError
 from vivace.spec.environment import Environment
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.trial import Trial
@@ -39,14 +39,23 @@ class Silent:
 
 def ask_environment(launcher: Launcher, device: str, threads: int | None) -> Environment:
     """The environment as a worker sees it: this process never imports torch, nor touches a GPU."""
-    request = {"kind": "environment", "device": device, "threads": threads}
+    return Environment.model_validate(
+        _ask(launcher, {"kind": "environment", "device": device, "threads": threads})
+    )
+
+
+def ask_dtypes(launcher: Launcher, device: str) -> dict[str, float]:
+    """Milliseconds for the same small work in each dtype (see measure.dtypes)."""
+    return {name: float(ms) for name, ms in _ask(launcher, {"kind": "dtypes", "device": device}).items()}
+
+
+def _ask(launcher: Launcher, request: dict[str, Any]) -> dict[str, Any]:
     ending = launcher.run(request, timeout_s=300)
     if ending.value is None:
-        message = last_line(ending.log)
-        if "vivace.errors." in message:
-            raise VivaceError(message.split(": ", 1)[1])
-        raise WorkerError(f"the worker process failed: {message or ending}")
-    return Environment.model_validate(ending.value)
+        raise WorkerError(f"the worker process failed: {last_line(ending.log) or ending}")
+    if "error" in ending.value:
+        raise Unsupported(ending.value["error"])
+    return ending.value
 
 
 def run_trials(

@@ -80,7 +80,9 @@ class Store:
         with _explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
-                raise StoreError(f"the store {folder} is read-only; give --store a folder that can be written")
+                raise StoreError(
+                    f"the store {folder} is read-only; give --store a folder that can be written"
+                )
             is_new = not path.exists() or path.stat().st_size == 0
             if not is_new:
                 _check_ours(path)
@@ -105,7 +107,9 @@ class Store:
         """
         path = folder / "records.sqlite"
         if not path.is_file():
-            raise StoreError(f"no store at {folder} (no records.sqlite); `vivace bench` makes one, --store names it")
+            raise StoreError(
+                f"no store at {folder} (no records.sqlite); `vivace bench` makes one, --store names it"
+            )
         _check_ours(path)
         with _explained(folder):
             connection = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=30)
@@ -138,7 +142,8 @@ class Store:
         """Store a finished round, durable on return. An earlier try of the same round is replaced."""
         with self._transaction():
             self._connection.execute(
-                "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (key, round_.index, round_.model_dump_json())
+                "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)",
+                (key, round_.index, round_.model_dump_json()),
             )
 
     def rounds(self, key: str) -> dict[int, Round]:
@@ -226,10 +231,14 @@ def _check_ours(path: Path) -> None:
     """Look at a file without changing it; an empty one (a kill during creation) passes."""
     folder = path.parent
     try:
-        with contextlib.closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=30)) as probe:
+        with contextlib.closing(
+            sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=30)
+        ) as probe:
             application = probe.execute("PRAGMA application_id").fetchone()[0]
             version = probe.execute("PRAGMA user_version").fetchone()[0]
-            tables = {name for (name,) in probe.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            tables = {
+                name for (name,) in probe.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            }
     except sqlite3.DatabaseError as error:
         raise StoreError(
             f"{path} cannot be read as a vivace store ({error}); it was left as it is. Give --store another folder"
@@ -237,9 +246,13 @@ def _check_ours(path: Path) -> None:
     if not tables and application in (0, _APPLICATION_ID):
         return
     if application != _APPLICATION_ID:
-        raise StoreError(f"{path} is another program's database; it was left as it is. Give --store another folder")
+        raise StoreError(
+            f"{path} is another program's database; it was left as it is. Give --store another folder"
+        )
     if version > _SCHEMA_VERSION:
-        raise StoreError(f"the store {folder} was written by a newer vivace (format {version}); update vivace")
+        raise StoreError(
+            f"the store {folder} was written by a newer vivace (format {version}); update vivace"
+        )
     if not {"trials", "rounds", "runs"} <= tables:
         raise StoreError(f"the store {folder} is damaged: tables are missing. Give --store another folder")
 

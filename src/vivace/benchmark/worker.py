@@ -7,6 +7,7 @@ A forked child starts in milliseconds and shares the imported libraries; a paren
 fork. CUDA does not survive a fork, so there each round is a process of its own.
 
 Requests: {"kind": "environment", "device": ..., "threads": ...}
+          {"kind": "dtypes", "device": ...}
           {"kind": "round", "trial": ..., "round": k, "plan": ..., "pictures": FOLDER, "log": FILE, "threads": ...}
 Events:   {"event": "ready"}, {"event": "started", "pid": ...}, {"event": "phase", ...}, {"event": "sample", ...},
           {"event": "result", "value": ...}, {"event": "ended", "status": WAIT_STATUS}
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vivace.benchmark.plan import Plan
+from vivace.errors import Unsupported
 from vivace.spec.trial import Trial
 
 _PR_SET_PDEATHSIG = 1
@@ -99,12 +101,7 @@ def serve(request: dict[str, Any], events: TextIO) -> None:
         os.dup2(log, 2)
     if request.get("threads"):
         torch.set_num_threads(request["threads"])
-    if request["kind"] == "environment":
-        from vivace.measure.environment import environment
-        from vivace.measure.machine import choose_device
-
-        value: Any = environment(choose_device(request["device"]))
-    else:
+    if request["kind"] == "round":
         from vivace.benchmark.round import measure_round
 
         value = measure_round(
@@ -113,8 +110,25 @@ def serve(request: dict[str, Any], events: TextIO) -> None:
             Plan.model_validate(request["plan"]),
             Path(request["pictures"]),
             lambda event: say(events, event),
-        )
-    say(events, {"event": "result", "value": value.model_dump(mode="json")})
+        ).model_dump(mode="json")
+    else:
+        value = ask_machine(request["kind"], request["device"])
+    say(events, {"event": "result", "value": value})
+
+
+def ask_machine(kind: str, device: str) -> dict[str, Any]:
+    """What the parent wants to know of the machine and does not ask itself, since it imports no torch."""
+    from vivace.measure.dtypes import probe_dtypes
+    from vivace.measure.environment import environment
+    from vivace.measure.machine import choose_device
+
+    try:
+        chosen = choose_device(device)
+    except Unsupported as error:
+        return {"error": str(error)}
+    if kind == "environment":
+        return environment(chosen).model_dump(mode="json")
+    return dict(probe_dtypes(chosen))
 
 
 def say(events: TextIO, event: dict[str, Any]) -> None:

@@ -12,9 +12,28 @@ from vivace.measure.machine import this_machine
 from vivace.spec.environment import Environment
 
 _LIBRARIES = ("torch", "diffusers", "transformers", "torchao", "accelerate", "triton", "numpy")
-_VARIABLE_PREFIXES = ("TORCH", "PYTORCH", "CUDA_", "OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "DIFFUSERS_", "NVIDIA_TF32")
+_VARIABLE_PREFIXES = (
+    "TORCH",
+    "PYTORCH",
+    "CUDA_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "ONEDNN_",
+    "DNNL_",
+    "DIFFUSERS_",
+    "NVIDIA_TF32",
+)
 # Where things lie and how loud they log changes no measurement; the last is vivace's own doing.
-_IGNORED_VARIABLES = ("DIFFUSERS_DISABLE_REMOTE_CODE", "CUDA_HOME", "CUDA_PATH", "CUDA_VERSION", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME")
+_IGNORED_VARIABLES = (
+    "DIFFUSERS_DISABLE_REMOTE_CODE",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VERSION",
+    "TORCH_LOGS",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_HOME",
+)
 
 
 def environment(device: str) -> Environment:

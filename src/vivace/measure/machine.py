@@ -19,8 +19,12 @@ def choose_device(wanted: str) -> str:
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
-        built = f"PyTorch {torch.__version__} was built without CUDA" if torch.version.cuda is None else (
-            "PyTorch sees no CUDA device (is the driver installed, and CUDA_VISIBLE_DEVICES not empty?)"
+        built = (
+            f"PyTorch {torch.__version__} was built without CUDA"
+            if torch.version.cuda is None
+            else (
+                "PyTorch sees no CUDA device (is the driver installed, and CUDA_VISIBLE_DEVICES not empty?)"
+            )
         )
         raise Unsupported(f"--device cuda: {built}; use --device cpu")
     return wanted

@@ -7,6 +7,7 @@ it was there before the model.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,8 @@ class MemoryMeter:
             torch.cuda.reset_peak_memory_stats()
         else:
             # Linux: "5" resets the peak resident set. Without the right to, the peak includes loading.
-            try:
+            with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")
-            except OSError:
-                pass
 
     def read(self) -> Memory:
         return Memory(

@@ -46,9 +46,7 @@ def find_model(name: str) -> Found:
     entry = CATALOGUE.get(name.strip().lower())
     if entry is not None:
         folder = WEIGHTS / entry.folder
-        return Found(
-            Model(name=entry.name, source="embedded", revision=_fingerprint(folder)), folder, entry
-        )
+        return Found(Model(name=entry.name, source="embedded", revision=_fingerprint(folder)), folder, entry)
     folder = Path(name).expanduser()
     try:
         is_folder = folder.is_dir()
@@ -61,9 +59,7 @@ def find_model(name: str) -> Found:
         )
     _check_folder(folder)
     resolved = folder.resolve()
-    return Found(
-        Model(name=str(resolved), source="folder", revision=_fingerprint(resolved)), resolved, None
-    )
+    return Found(Model(name=str(resolved), source="folder", revision=_fingerprint(resolved)), resolved, None)
 
 
 def _check_folder(folder: Path) -> None:
@@ -79,7 +75,9 @@ def _check_folder(folder: Path) -> None:
         raise UnknownModel(f"{index} is not a diffusers pipeline's index: {error}") from None
     if not isinstance(class_name, str):
         # A list here names a Python file to import from the folder.
-        raise UnknownModel(f"{index} asks for code of its own ({class_name}); vivace runs no code from models")
+        raise UnknownModel(
+            f"{index} asks for code of its own ({class_name}); vivace runs no code from models"
+        )
 
 
 def _fingerprint(folder: Path) -> str:

@@ -9,13 +9,25 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from vivace.report.rows import Row
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.record import Outcome
 
 FORMATS = ("table", "json", "csv", "md")
-_HEADINGS = ("recipe", "s/image", "speed-up", "verdict", "steps", "vae", "peak memory", "first call", "n", "notes")
+_HEADINGS = (
+    "recipe",
+    "s/image",
+    "speed-up",
+    "verdict",
+    "steps",
+    "vae",
+    "peak memory",
+    "first call",
+    "n",
+    "notes",
+)
 _MIN_WIDTH = 150  # when standard output is a file or a pipe
 
 
@@ -39,20 +51,27 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
         right = heading in {"s/image", "speed-up", "steps", "vae", "peak memory", "first call", "n"}
         wraps = heading in {"recipe", "notes"}
         table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps, overflow="fold")
+    shared = shared_warnings(rows)
     for row in rows:
         style = None if row.outcome is Outcome.MEASURED else "dim"
-        table.add_row(*[_plain(cell) for cell in _cells(row)], style=style)
+        table.add_row(*[_plain(cell) for cell in _cells(row, shared)], style=style)
     console.print(table)
 
 
-def _plain(text: str) -> object:
-    from rich.text import Text
+def shared_warnings(rows: Sequence[Row]) -> list[str]:
+    """Warnings that every measured row has: said once, below the table."""
+    measured = [row for row in rows if row.latency is not None]
+    if len(measured) < 2:
+        return []
+    return [w for w in measured[0].warnings if all(w in row.warnings for row in measured)]
 
+
+def _plain(text: str) -> Text:
     return Text(text)  # a recipe's [brackets] are not markup
 
 
-def _cells(row: Row) -> list[str]:
-    notes = "; ".join(row.warnings)
+def _cells(row: Row, shared: Sequence[str] = ()) -> list[str]:
+    notes = "; ".join(w for w in row.warnings if w not in shared)
     if row.latency is None:
         return [row.recipe, "-", "-", row.outcome.value, "-", "-", "-", "-", "-", row.reason or ""]
     return [

@@ -31,7 +31,9 @@ def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session
     return open_session(found, resolved, choose_device(device))
 
 
-def open_session(found: Found, recipe: Recipe, device: str, defaults: dict[str, Any] | None = None) -> Session:
+def open_session(
+    found: Found, recipe: Recipe, device: str, defaults: dict[str, Any] | None = None
+) -> Session:
     """`load` with everything resolved; `defaults` replace the catalogue's call defaults."""
     pipe = load_pipeline(found, device)
     return session_of(pipe, found, recipe, device, defaults)

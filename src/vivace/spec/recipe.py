@@ -80,7 +80,9 @@ def parse_recipe(text: str) -> tuple[ParsedTechnique, ...]:
         RecipeError: with the place of the first mistake.
     """
     if len(text) > MAX_LENGTH:
-        raise RecipeError(f"a recipe has at most {MAX_LENGTH} characters, this one {len(text)}", text, MAX_LENGTH)
+        raise RecipeError(
+            f"a recipe has at most {MAX_LENGTH} characters, this one {len(text)}", text, MAX_LENGTH
+        )
     if not text.strip():
         raise RecipeError("an empty recipe; write 'baseline' for the model as published", text or " ", 0)
     parts = list(_split(text, 0, len(text), "+"))

@@ -17,7 +17,7 @@ class Verdict(StrEnum):
 
 
 def verdict(ratio: Interval) -> Verdict:
-    """`same` if the whole interval lies within 1 % of 1, `faster` or `slower` if it lies on one side, else `unclear`."""
+    """`same`: the whole interval within 1 % of 1; `faster`, `slower`: it lies on one side of 1; else `unclear`."""
     if ratio.low is None or ratio.high is None:
         return Verdict.UNCLEAR
     if ratio.low >= 1 - SAME_WITHIN and ratio.high <= 1 + SAME_WITHIN:

@@ -46,7 +46,9 @@ class Attention(Technique):
             return None
         if self.backend in {"flash", "cudnn"}:
             if machine.capability is not None and machine.capability < (8, 0):
-                return f"{self.backend} attention needs compute capability 8.0, {machine.device_name} has less"
+                return (
+                    f"{self.backend} attention needs compute capability 8.0, {machine.device_name} has less"
+                )
             if target.pipe is not None:
                 dtype = str(target.module("denoiser").dtype).removeprefix("torch.")
                 if dtype not in {"float16", "bfloat16"}:

@@ -83,7 +83,9 @@ def _resolve_one(text: str, parsed: ParsedTechnique) -> TechniqueCall:
             key = next(positional, None)
             if key is None:
                 takes = f"takes at most {len(fields)}" if fields else "takes no arguments"
-                raise RecipeError(f"too many arguments: {name} {takes}", text, argument.start, argument.length)
+                raise RecipeError(
+                    f"too many arguments: {name} {takes}", text, argument.start, argument.length
+                )
         elif key not in fields:
             known = f" (its knobs: {', '.join(fields)})" if fields else " (it has none)"
             raise RecipeError(
@@ -113,7 +115,9 @@ def _check_knobs(
         number = wanted in (int, float)
         if number and (isinstance(value, bool) or not isinstance(value, int | float)):
             start, length = places[key]
-            raise RecipeError(f"{technique.name}: {_wanted(key, technique)}; got {value!r}", text, start, length)
+            raise RecipeError(
+                f"{technique.name}: {_wanted(key, technique)}; got {value!r}", text, start, length
+            )
     try:
         made = technique(**cast("dict[str, Any]", knobs))
     except ValidationError as error:

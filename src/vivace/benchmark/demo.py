@@ -1,0 +1,72 @@
+"""The demo: seed 001's story on the embedded model, one change after the other, each on top of the last."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from vivace.benchmark.bench import bench, start_launcher
+from vivace.benchmark.launcher import WORKER
+from vivace.benchmark.plan import Plan
+from vivace.benchmark.runner import Progress, ask_dtypes
+from vivace.benchmark.store import DEFAULT_STORE
+from vivace.spec.record import Record
+
+MODEL = "tiny-sd"
+STEPS = 30
+SEEDS = 2
+# A dtype must beat fp32 clearly in the probe to be what "helps this machine".
+_CLEARLY_FASTER = 0.8
+
+
+def run_demo(
+    *,
+    store: str | Path = DEFAULT_STORE,
+    rerun: bool = False,
+    progress: Progress | None = None,
+    worker: Sequence[str] = WORKER,
+) -> tuple[list[Record], str]:
+    """Bench the demo's recipes and return their records and the equivalent `vivace bench` command.
+
+    One round; the six pictures of each recipe are its samples; nothing is compiled.
+    """
+    with start_launcher("auto", worker) as launcher:
+        recipes = demo_recipes(ask_dtypes(launcher, "auto"))
+        plan = Plan(rounds=1, repeats=6, max_warmup=1)
+        command = [
+            "vivace",
+            "bench",
+            "--model",
+            MODEL,
+            "--num-inference-steps",
+            str(STEPS),
+            "--seeds",
+            str(SEEDS),
+        ]
+        command += ["--rounds", "1", "--repeats", "6", "--warmup", "1"]
+        for recipe in recipes:
+            command += ["--recipe", recipe]
+        line = shlex.join(command)
+        records = bench(
+            MODEL,
+            recipes,
+            num_seeds=SEEDS,
+            num_inference_steps=STEPS,
+            plan=plan,
+            store=store,
+            rerun=rerun,
+            progress=progress,
+            command=line,
+            worker=worker,
+            launcher=launcher,
+        )
+        return records, line
+
+
+def demo_recipes(dtype_ms: dict[str, float]) -> list[str]:
+    """The recipes, each the one before with one change more; the last is all of them together."""
+    fastest = min(("bf16", "fp16"), key=dtype_ms.__getitem__)
+    helps = fastest if dtype_ms[fastest] < _CLEARLY_FASTER * dtype_ms["fp32"] else "channels_last"
+    changes = [helps, "tiny_vae", "steps(20)", "scheduler(dpmpp_2m)", "cfg_cutoff(0.4)"]
+    return ["baseline"] + ["+".join(changes[: n + 1]) for n in range(len(changes))]

@@ -1,0 +1,65 @@
+"""The command line: one file a verb; parse, call, print. Importing this imports no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from vivace import __version__
+from vivace.cli.bench import bench
+from vivace.cli.demo import demo
+from vivace.cli.doctor import doctor
+from vivace.cli.generate import generate
+from vivace.cli.models import models
+from vivace.cli.report import report
+from vivace.cli.techniques import techniques
+from vivace.errors import VivaceError
+
+INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="vivace")
+def app() -> None:
+    """Find, prove and run the fastest recipe for a text-to-image model.
+
+    A recipe is a list of optimisations, such as bf16+tiny_vae+steps(20); `baseline` is the model as published.
+    Start with `vivace demo`.
+
+    Exit codes: 0 done, 1 a comparison failed, 2 wrong usage or recipe, 3 environment, 4 part of the trials failed,
+    130 interrupted (results kept).
+    """
+
+
+for command in (generate, bench, report, models, techniques, doctor, demo):
+    app.add_command(command)
+
+
+def main() -> None:
+    """The `vivace` command. Errors that a user can cause are one message, never a traceback."""
+    # Set before any torch import: libraries' own advice is not part of vivace's output.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        status = app.main(prog_name="vivace", standalone_mode=False)
+    except click.exceptions.Abort:
+        status = INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except KeyboardInterrupt:
+        click.echo("\nvivace: interrupted", err=True)
+        status = INTERRUPTED
+    except VivaceError as error:
+        click.echo(f"vivace: {error}", err=True)
+        status = error.exit_code
+    except BrokenPipeError:
+        # `vivace models | head`: nobody reads on; the interpreter must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"vivace: {where}{error.strerror or error}", err=True)
+        status = VivaceError.exit_code
+    sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,70 @@
+"""vivace doctor"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+
+from vivace.cli import options
+
+
+@click.command()
+@options.device
+@options.as_json
+def doctor(device: str, as_json: bool) -> int:
+    """Tell what this machine can run, what it cannot and why, and which dtypes are slow here."""
+    from vivace.measure.dtypes import probe_dtypes, slow_dtypes
+    from vivace.measure.environment import conditions, environment
+    from vivace.measure.machine import choose_device, this_machine
+    from vivace.report.summary import size
+    from vivace.techniques import TECHNIQUES
+    from vivace.techniques.describe import states
+
+    chosen = choose_device(device)
+    machine = this_machine(chosen)
+    facts = environment(chosen)
+    times = probe_dtypes(chosen)
+    slow = slow_dtypes(times)
+    here = [state for technique in TECHNIQUES.values() for state in states(technique, machine)]
+    now = conditions()
+    advice = [
+        f"{name} takes {factor:.1f} times as long as fp32 here; recipes with {name} will be slow"
+        for name, factor in slow.items()
+    ]
+    load = float(now["load_1min"])
+    if chosen == "cpu" and load > 0.5 * (os.cpu_count() or 1):
+        advice.append(
+            f"the machine is busy (load {load:.1f} on {os.cpu_count()} cores); timings will be noisy"
+        )
+    if chosen == "cpu" and machine.compiler is None:
+        advice.append("no C++ compiler: compile cannot run (install g++ or clang++)")
+    if as_json:
+        found = {
+            "environment": facts.model_dump(mode="json"),
+            "conditions": now,
+            "compiler": machine.compiler,
+            "dtype_ms": times,
+            "techniques": here,
+            "advice": advice,
+        }
+        click.echo(json.dumps(found, indent=2))
+        return 0
+    click.echo(f"device       {facts.device}: {facts.device_name}")
+    if facts.driver:
+        click.echo(f"driver       {facts.driver}, compute capability {facts.device_capability}")
+    click.echo(f"cpu          {facts.cpu}, {facts.num_cores} cores, {size(facts.memory_bytes)} of memory")
+    click.echo("libraries    " + ", ".join(f"{k} {v}" for k, v in facts.libraries.items()))
+    click.echo(f"compiler     {machine.compiler or 'none found'}")
+    click.echo(
+        "dtypes       " + ", ".join(f"{k} {v:.2f} ms" for k, v in times.items()) + " (the same small work)"
+    )
+    runs = [s["recipe"] for s in here if s["unsupported"] is None]
+    click.echo("runs here    " + ", ".join(runs))
+    for state in here:
+        if state["unsupported"] is not None:
+            click.echo(f"cannot       {state['recipe']}: {state['unsupported']}")
+    for line in advice:
+        click.echo(f"advice       {line}")
+    return 0

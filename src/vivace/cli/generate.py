@@ -1,0 +1,140 @@
+"""vivace generate"""
+
+from __future__ import annotations
+
+import io
+import re
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vivace import __version__
+from vivace.cli import options
+
+
+@click.command()
+@click.argument("prompt")
+@options.model
+@click.option("--recipe", default="baseline", show_default=True, metavar="R", help="The recipe to draw with.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the first picture."
+)
+@click.option(
+    "--num-images",
+    type=click.IntRange(min=1, max=10_000),
+    default=1,
+    show_default=True,
+    help="Pictures; picture k has seed + k.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default="pictures",
+    show_default=True,
+    help="Folder for the PNGs.",
+)
+@options.workload
+@options.device
+@options.threads
+def generate(
+    prompt: str,
+    model: str,
+    recipe: str,
+    seed: int,
+    num_images: int,
+    out: Path,
+    height: int | None,
+    width: int | None,
+    num_inference_steps: int | None,
+    guidance_scale: float | None,
+    device: str,
+    threads: int | None,
+) -> int:
+    """Draw pictures and print their paths.
+
+    The PNGs carry model, recipe, prompt and seed. The same command on the same machine gives the same bytes; an
+    existing file is never overwritten by another picture.
+
+    \b
+        vivace generate "a red circle above a blue square" --recipe tiny_vae --num-images 4
+    """
+    from vivace.benchmark.bench import default_threads, prepare
+
+    prepared = prepare(
+        model,
+        [recipe],
+        prompts=[prompt],
+        seed=seed,
+        num_seeds=num_images,
+        height=height,
+        width=width,
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+
+    import torch
+
+    from vivace.measure.machine import choose_device
+    from vivace.runtime.session import open_session
+
+    # One picture's last bits depend on the number of threads, so it is fixed, and recorded.
+    torch.set_num_threads(threads if threads is not None else default_threads(prepared.found))
+    workload = prepared.workload
+    click.echo(f"loading {prepared.found.model.name}", err=True)
+    session = open_session(
+        prepared.found,
+        prepared.recipes[0],
+        choose_device(device),
+        workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
+    )
+    for warning in session.warnings:
+        click.echo(f"note: {warning}", err=True)
+    for index, text, picture_seed in workload.pictures():
+        picture = session(text, generator=torch.Generator("cpu").manual_seed(picture_seed)).images[0]
+        facts = {
+            "software": f"vivace {__version__}",
+            "model": prepared.found.model.name,
+            "recipe": session.recipe.text,
+            "prompt": text,
+            "seed": str(picture_seed),
+            "num_inference_steps": str(session.defaults["num_inference_steps"]),
+            "guidance_scale": f"{session.defaults['guidance_scale']:g}",
+            "size": f"{workload.width}x{workload.height}",
+            "num_threads": str(torch.get_num_threads()),
+        }
+        click.echo(save(picture, facts, out, f"{slug(text)}-{picture_seed}"))
+        if num_images > 1:
+            click.echo(f"[{index + 1}/{num_images}]", err=True)
+    return 0
+
+
+def save(picture: Any, facts: dict[str, str], folder: Path, name: str) -> Path:
+    """Write a PNG with its facts as text chunks; a different picture of that name is left alone, a number added."""
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    for key, value in facts.items():
+        info.add_itxt(key, value)
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG", pnginfo=info)
+    png = buffer.getvalue()
+    number = 1
+    while True:
+        path = folder / (f"{name}.png" if number == 1 else f"{name}-{number}.png")
+        try:
+            with path.open("xb") as file:
+                file.write(png)
+            return path
+        except FileExistsError:
+            if path.is_file() and path.read_bytes() == png:
+                return path
+            number += 1
+
+
+def slug(prompt: str) -> str:
+    """The prompt as a file name: ASCII letters and digits, at most 48 characters."""
+    plain = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:48].strip("-") or "picture"

@@ -1,0 +1,164 @@
+"""Live progress on a terminal, plain lines elsewhere; both on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+from vivace.benchmark.plan import Plan
+from vivace.report.summary import seconds
+from vivace.spec.record import Outcome, Round
+from vivace.spec.trial import Trial
+
+# How much of a round has passed when a phase begins; within warm-up and timing it is interpolated.
+_PHASE_STARTS = {
+    "load": 0.0,
+    "apply": 0.05,
+    "first call": 0.1,
+    "warm-up": 0.2,
+    "timing": 0.4,
+    "pictures": 0.9,
+    "evidence": 0.97,
+}
+
+
+class _Counting:
+    """What both kinds of progress know: the trials, how many rounds there are and which one is running."""
+
+    def __init__(self) -> None:
+        self.trials: list[Trial] = []
+        self.plan = Plan()
+        self.total = 0
+        self.done = 0
+        self.started = 0.0
+        self.label = ""
+
+    def begin_counting(self, trials: list[Trial], plan: Plan, num_kept: int) -> None:
+        self.trials = trials
+        self.plan = plan
+        self.total = len(trials) * plan.rounds - num_kept
+        self.started = time.monotonic()
+        if num_kept:
+            kept = f"{num_kept} of {len(trials) * plan.rounds} rounds are measured already and kept"
+            click.echo(f"{kept} (--rerun measures again)", err=True)
+
+    def start_counting(self, index: int, round_index: int) -> None:
+        self.label = self.trials[index].recipe.text
+        if self.plan.rounds > 1:
+            self.label += f"  round {round_index + 1}/{self.plan.rounds}"
+
+    def left(self, part: float) -> str:
+        """Time left, from the pace so far; `part` is the running round's share that has passed."""
+        passed = self.done + part
+        if passed < 0.3:
+            return ""
+        left = (time.monotonic() - self.started) / passed * (self.total - passed)
+        return f"about {_clock(left)} left"
+
+
+class PlainProgress(_Counting):
+    """A line for each finished round."""
+
+    def begin(self, trials: list[Trial], plan: Plan, num_kept: int) -> None:
+        self.begin_counting(trials, plan, num_kept)
+
+    def start_round(self, index: int, round_index: int) -> None:
+        self.start_counting(index, round_index)
+
+    def event(self, event: dict[str, Any]) -> None: ...
+
+    def end_round(self, index: int, round_: Round) -> None:
+        self.done += 1
+        left = self.left(0.0) if self.done < self.total else ""
+        line = f"[{self.done}/{self.total}] {self.label}: {result(round_)}"
+        click.echo(line + (f"  ({left})" if left else ""), err=True)
+
+    def end(self) -> None: ...
+
+
+class TerminalProgress(_Counting):
+    """One live line: recipe, phase, current estimate, bar, time left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[left]}", style="dim", markup=False),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._phase = ""
+        self._times: list[float] = []
+
+    def begin(self, trials: list[Trial], plan: Plan, num_kept: int) -> None:
+        self.begin_counting(trials, plan, num_kept)
+        self._task = self._bar.add_task("starting", total=max(1, self.total), left="")
+        self._bar.start()
+
+    def start_round(self, index: int, round_index: int) -> None:
+        self.start_counting(index, round_index)
+        self._times = []
+        self._show("start", 0.0)
+
+    def event(self, event: dict[str, Any]) -> None:
+        phase = event.get("phase", "")
+        part = _PHASE_STARTS.get(phase, 0.0)
+        if phase == "timing":
+            self._times.append(event["last_s"])
+            of = event.get("of")
+            share = event["done"] / of if of else event["spent_s"] / event["cap_s"]
+            part += 0.5 * min(1.0, share)
+            typical = sorted(self._times)[len(self._times) // 2]
+            phase = f"timing, {event['done']}{f' of {of}' if of else ''} calls, {seconds(typical)} each"
+        elif phase == "warm-up":
+            phase = f"warm-up, call {event['done'] + 1}"
+        self._show(phase, part)
+
+    def end_round(self, index: int, round_: Round) -> None:
+        self.done += 1
+        style = "green" if round_.outcome is Outcome.MEASURED else "yellow"
+        line = Text.assemble((f"{self.label}  ", "bold"), (result(round_), style))
+        self._bar.console.print(line)
+        self._show("", 0.0)
+
+    def end(self) -> None:
+        self._bar.stop()
+
+    def _show(self, phase: str, part: float) -> None:
+        assert self._task is not None
+        short = self.label if len(self.label) <= 48 else self.label[:47] + "…"
+        self._bar.update(
+            self._task,
+            description=f"{short}  {phase}",
+            completed=self.done + part,
+            left=f"{min(self.done + 1, self.total)}/{self.total}  {self.left(part)}",
+        )
+
+
+def for_this_terminal() -> PlainProgress | TerminalProgress:
+    return TerminalProgress() if sys.stderr.isatty() else PlainProgress()
+
+
+def result(round_: Round) -> str:
+    """A finished round in a few words."""
+    if round_.outcome is not Outcome.MEASURED:
+        return f"{round_.outcome.value}: {round_.reason}"
+    times = sorted(s.total_s for s in round_.samples)
+    return f"{seconds(times[len(times) // 2])} an image, {len(times)} samples"
+
+
+def _clock(value_s: float) -> str:
+    minutes, rest = divmod(round(value_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,66 @@
+"""vivace report"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from vivace.cli import options
+
+
+@click.command()
+@options.store
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="page.html",
+    show_default=True,
+    help="The page to write.",
+)
+def report(store: Path, output: Path) -> int:
+    """Write one offline HTML page of a store: verdict, table, charts, pictures.
+
+    The newest run comes first. The page needs no network and no torch.
+    """
+    click.echo(write_page(store, output))
+    return 0
+
+
+def write_page(store: Path, output: Path) -> Path:
+    """Write the page of all runs in a store, whole or not at all; returns its path."""
+    from vivace.benchmark.store import Store
+    from vivace.errors import StoreError
+    from vivace.report.page import Section, render_page
+    from vivace.report.rows import rows_of
+
+    with Store.read_only(store) as opened:
+        sections = []
+        shown: set[tuple[str, ...]] = set()
+        for run in reversed(opened.runs()):
+            if run.keys in shown:
+                continue  # the same run repeated or resumed
+            shown.add(run.keys)
+            records = [record for record in map(opened.record, run.keys) if record is not None]
+            if records:
+                sections.append(Section(run.command, run.started_at, tuple(rows_of(records))))
+        if not sections:
+            raise StoreError(f"the store {store} holds no finished round yet; run `vivace bench` to the end")
+
+        def read_picture(sha256: str) -> bytes | None:
+            try:
+                return opened.picture_path(sha256).read_bytes()
+            except OSError:
+                return None
+
+        page = render_page(sections, read_picture)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(f".{output.name}.part")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        os.replace(temporary, output)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return output

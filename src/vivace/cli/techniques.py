@@ -1,0 +1,68 @@
+"""vivace techniques"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from typing import Any
+
+import click
+
+from vivace.cli import options
+from vivace.errors import UsageError, nearest
+
+
+@click.command()
+@click.argument("name", required=False)
+@options.device
+@options.as_json
+def techniques(name: str | None, device: str, as_json: bool) -> int:
+    """List the techniques and whether this machine can run them, or explain one (NAME)."""
+    from vivace.measure.machine import choose_device, this_machine
+    from vivace.techniques import ALIASES, TECHNIQUES
+    from vivace.techniques.describe import describe
+
+    if name is not None:
+        known = {*TECHNIQUES, *ALIASES}
+        if name.lower() not in known:
+            raise UsageError(f"no technique '{name}'{nearest(name, known)} (`vivace techniques` lists all)")
+        wanted = ALIASES[name.lower()][0] if name.lower() in ALIASES else name.lower()
+        chosen = [TECHNIQUES[wanted]]
+    else:
+        chosen = list(TECHNIQUES.values())
+    machine = this_machine(choose_device(device))
+    found = [describe(technique, machine) for technique in chosen]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    elif name is not None:
+        _explain(found[0], inspect.getdoc(sys.modules[chosen[0].__module__]) or "")
+    else:
+        _list(found)
+    return 0
+
+
+def _list(found: list[dict[str, Any]]) -> None:
+    for technique in found:
+        picture = "same picture" if technique["same_picture"] else "changes the picture"
+        click.echo(f"{technique['usage']}\n    {technique['summary']} ({picture})")
+        for state in technique["here"]:
+            if state["unsupported"] is not None:
+                click.echo(f"    not here: {state['recipe']}: {state['unsupported']}")
+    click.echo("\n`vivace techniques NAME` explains one: why, what it costs, what it needs.")
+
+
+def _explain(technique: dict[str, Any], essay: str) -> None:
+    click.echo(f"{technique['usage']}\n\n{essay}\n")
+    for knob in technique["knobs"]:
+        default = "required" if knob["required"] else f"default {knob['default']}"
+        click.echo(f"  {knob['name']}: {knob['about']} ({default}{knob['limits']})")
+    if technique["targets"]:
+        click.echo(
+            f"  targets: {', '.join(technique['targets'])} (default {', '.join(technique['default_targets'])})"
+        )
+    if technique["aliases"]:
+        click.echo(f"  short for it: {', '.join(technique['aliases'])}")
+    click.echo("")
+    for state in technique["here"]:
+        click.echo(f"  {state['recipe']}: {state['unsupported'] or 'runs here'}")

@@ -1,0 +1,71 @@
+"""How fast this machine computes in each dtype, measured on what a small denoiser is made of."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+_REPEATS = 7
+_SLOW = 1.3  # times fp32's time from which a dtype counts as slow here
+
+
+def probe_dtypes(device: str) -> dict[str, float]:
+    """Milliseconds for one convolution, linear layer and attention in fp32, bf16 and fp16 (median of a few).
+
+    A CPU without units for a dtype emulates it, 10 to 20 times slower; nothing says so but a measurement.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    # Two threads on a busy two-core machine can take 40 times as long as one: that would drown the dtypes.
+    torch.set_num_threads(1)
+    try:
+        return {name: _probe(device, dtype) for name, dtype in _dtypes().items()}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _dtypes() -> dict[str, Any]:
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def _probe(device: str, dtype: Any) -> float:
+    """Milliseconds, median of a few."""
+    import torch
+
+    conv = torch.nn.Conv2d(64, 64, 3, padding=1).to(device, dtype)
+    linear = torch.nn.Linear(256, 256).to(device, dtype)
+    image = torch.randn(2, 64, 32, 32).to(device, dtype)
+    tokens = torch.randn(2, 256, 256).to(device, dtype)
+    heads = torch.randn(2, 8, 256, 32).to(device, dtype)
+
+    def work() -> None:
+        conv(image)
+        linear(tokens)
+        torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+    with torch.inference_mode():
+        work()
+        return statistics.median(_time(work, device) for _ in range(_REPEATS)) * 1000
+
+
+def slow_dtypes(times_ms: dict[str, float]) -> dict[str, float]:
+    """Dtypes that cost clearly more than fp32, with the factor."""
+    base = times_ms["fp32"]
+    return {name: ms / base for name, ms in times_ms.items() if ms > _SLOW * base}
+
+
+def _time(work: Callable[[], None], device: str) -> float:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
