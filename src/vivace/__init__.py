@@ -1,12 +1,14 @@
 """vivace: find, prove and run the fastest recipe for a text-to-image model on your GPU.
 
-import vivace
+In Python:
 
-draw = vivace.load("tiny-sd", "tiny_vae+steps(20)")
-draw("a red circle above a blue square").images[0].save("circle.png")
+    draw = vivace.load("tiny-sd", "tiny_vae+steps(20)")
+    draw("a red circle above a blue square").images[0].save("circle.png")
 
-draw = vivace.apply(pipe, "bf16+cfg_cutoff(0.4)")     # any diffusers pipeline that you already have
-records = vivace.bench("tiny-sd", ["baseline", "tiny_vae"])
+    draw = vivace.apply(pipe, "bf16+cfg_cutoff(0.4)")     # any diffusers pipeline that you already have
+    records = vivace.bench("tiny-sd", ["baseline", "tiny_vae"])
+
+Importing this imports no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Benchmarks: trials in processes of their own, measured, stored, resumed."""
 
-from vivace.benchmark.bench import bench, prepare
 from vivace.benchmark.plan import Plan
+from vivace.benchmark.prepare import prepare
 from vivace.benchmark.store import DEFAULT_STORE, Store
+from vivace.benchmark.sweep import bench
 
 __all__ = ["DEFAULT_STORE", "Plan", "Store", "bench", "prepare"]

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from vivace.benchmark.bench import bench, start_launcher
 from vivace.benchmark.launcher import WORKER
 from vivace.benchmark.plan import Plan
 from vivace.benchmark.runner import Progress, ask_dtypes
 from vivace.benchmark.store import DEFAULT_STORE
+from vivace.benchmark.sweep import bench, start_launcher
 from vivace.spec.record import Record
 
 MODEL = "tiny-sd"

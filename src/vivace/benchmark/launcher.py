@@ -163,8 +163,7 @@ class Launcher:
         event = self._lines.next(time.monotonic() + _START_TIMEOUT_S)
         if event is None or event.get("event") != "ready":
             _kill_group(self._process.pid)
-            self._process.wait()
-            self._process = None
+            self._stop()
             raise WorkerError(f"the worker process did not start: {last_line(_tail(log)) or 'no message'}")
 
 

@@ -11,7 +11,7 @@ class Plan(Spec):
     """Rounds are processes; within a round calls are repeated.
 
     repeats: timed calls a round; None: until the interval of the median is narrow enough.
-    max_seconds: cap on the timed calls of a round when `repeats` is None.
+    max_seconds: cap on the timed calls of a round when `repeats` is None, and on the warm-up after the first call.
     max_warmup: calls before timing, at most; a shorter warm-up ends when the times are steady.
     timeout_s: for one round, everything included; then the process is killed.
     """

@@ -105,7 +105,9 @@ class _Measurement:
         self._report({"event": "phase", "phase": "evidence"})
         evidence["attention_kernels"] = attention_kernels(
             component_of(session.pipe, "denoiser"),
-            lambda: _draw(session, tasks[0][1], tasks[0][2], num_inference_steps=_TRACE_STEPS),
+            lambda: _draw(
+                session, tasks[0][1], tasks[0][2], num_inference_steps=_TRACE_STEPS, output_type="latent"
+            ),
         )
         self.results["evidence"] = evidence
         self._refuted = session.refuted(evidence)
@@ -143,7 +145,11 @@ class _Measurement:
     def _warm_up(self, timed: Callable[[int], Sample]) -> None:
         """Call at the same shape until the times are steady, or the cap; the status says which."""
         times: list[float] = []
-        while not times or (len(times) < self._plan.max_warmup and not is_steady(times[1:])):
+        while not times or not (
+            len(times) >= self._plan.max_warmup
+            or is_steady(times[1:])
+            or sum(times[1:]) >= self._plan.max_seconds
+        ):
             self._report(
                 {"event": "phase", "phase": "warm-up" if times else "first call", "done": len(times)}
             )

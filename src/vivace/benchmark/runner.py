@@ -106,10 +106,9 @@ def _order(num_trials: int, round_index: int) -> list[int]:
 
 def _is_kept(stored: dict[int, Round], round_index: int, plan: Plan) -> bool:
     """Whether a stored round answers the question: measured with samples enough, or finally failed."""
-    for earlier in range(round_index):
-        if earlier in stored and stored[earlier].outcome.is_final:
-            if stored[earlier].outcome is not Outcome.MEASURED:
-                return True
+    earlier = [stored[i].outcome for i in range(round_index) if i in stored]
+    if any(outcome.is_final and outcome is not Outcome.MEASURED for outcome in earlier):
+        return True
     round_ = stored.get(round_index)
     if round_ is None or not round_.outcome.is_final:
         return False

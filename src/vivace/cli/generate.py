@@ -60,7 +60,7 @@ def generate(
     \b
         vivace generate "a red circle above a blue square" --recipe tiny_vae --num-images 4
     """
-    from vivace.benchmark.bench import default_threads, prepare
+    from vivace.benchmark.prepare import default_threads, prepare
 
     prepared = prepare(
         model,

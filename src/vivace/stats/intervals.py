@@ -39,18 +39,23 @@ def median_interval(groups: Sequence[Sequence[float]]) -> Interval:
     """The median of all samples, with a 95 % bootstrap interval.
 
     Args:
-        groups: samples by round. Samples of a round share a process, so they are resampled within their round,
-            and rounds that disagree widen the interval: the pooled median then lies between them.
+        groups: samples by round. Samples of a round share a process and a moment, so the bootstrap resamples rounds
+            and then samples within them: rounds that disagree widen the interval.
     """
-    pooled = [x for group in groups for x in group]
-    if not pooled:
+    rounds = [np.asarray(g, dtype=np.float64) for g in groups if len(g)]
+    if not rounds:
         raise ValueError("no samples")
+    pooled = np.concatenate(rounds)
     point = float(np.median(pooled))
     if len(pooled) < MIN_SAMPLES:
         return Interval(point, None, None)
     generator = np.random.default_rng(0)
-    full = [np.asarray(g, dtype=np.float64) for g in groups if len(g)]
-    picked = [g[generator.integers(0, len(g), size=(NUM_RESAMPLES, len(g)))] for g in full]
-    medians = np.median(np.concatenate(picked, axis=1), axis=1)
+    longest = max(len(r) for r in rounds)
+    picked = generator.integers(0, len(rounds), size=(NUM_RESAMPLES, len(rounds), 1))
+    # Samples by (round, index), rows of unequal length padded; the padding is never picked.
+    padded = np.stack([np.pad(r, (0, longest - len(r))) for r in rounds])
+    lengths = np.array([len(r) for r in rounds])[picked]
+    index = (generator.random((NUM_RESAMPLES, len(rounds), longest)) * lengths).astype(np.int64)
+    medians = np.median(padded[picked, index].reshape(NUM_RESAMPLES, -1), axis=1)
     low, high = np.percentile(medians, [2.5, 97.5])
     return Interval(point, float(low), float(high))

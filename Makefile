@@ -1,0 +1,39 @@
+# The whole set-up: `make demo` or `make test` makes .venv, installs the pinned versions and runs.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.installed
+
+.PHONY: demo test check soak docs format clean
+
+demo: $(READY)
+	$(BIN)/vivace demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m docs.generate --check
+
+soak: $(READY)
+	$(BIN)/python -m pytest -m soak --timeout 7200 -s
+
+docs: $(READY)
+	$(BIN)/python -m docs.generate
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .vivace demo.html page.html pictures
+
+# torch first and by its exact version: an open range may bring gigabytes of CUDA libraries to a laptop.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vivace needs Python 3.11 or newer; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(READY)

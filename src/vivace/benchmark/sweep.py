@@ -1,0 +1,108 @@
+"""`vivace.bench`: compare recipes on one model."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from vivace.benchmark.launcher import WORKER, Launcher
+from vivace.benchmark.plan import Plan
+from vivace.benchmark.prepare import Prepared, default_threads, prepare
+from vivace.benchmark.runner import Progress, ask_environment, run_trials
+from vivace.benchmark.store import DEFAULT_STORE, Store
+from vivace.spec.record import Record
+from vivace.spec.trial import Trial
+
+
+def bench(
+    model: str,
+    recipes: Sequence[str],
+    *,
+    prompts: Sequence[str] | None = None,
+    seed: int = 0,
+    num_seeds: int = 1,
+    height: int | None = None,
+    width: int | None = None,
+    num_inference_steps: int | None = None,
+    guidance_scale: float | None = None,
+    plan: Plan | None = None,
+    device: str = "auto",
+    store: str | Path = DEFAULT_STORE,
+    rerun: bool = False,
+    progress: Progress | None = None,
+    command: str | None = None,
+    worker: Sequence[str] = WORKER,
+    launcher: Launcher | None = None,
+) -> list[Record]:
+    """Measure recipes on a model, the first of them the baseline, and return one Record a recipe.
+
+    What the store holds already is not measured again. Each round runs in a process of its own; one that crashes,
+    hangs or runs out of memory becomes an outcome of its row and leaves the others alone.
+
+    Args:
+        model: a catalogue name or a folder.
+        recipes: e.g. ["baseline", "tiny_vae+steps(20)"]; recipes that mean the same are measured once.
+        prompts: None for the model's own.
+        seed, num_seeds: each prompt is drawn at seed, seed + 1, ...
+        plan: rounds, repeats, time limits.
+        command: the command line to note beside the run; None for the equivalent `vivace bench`.
+        worker: the command line that starts a worker process.
+        launcher: one that is running already; None to start one.
+
+    Raises:
+        UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
+    """
+    prepared = prepare(
+        model,
+        recipes,
+        prompts=prompts,
+        seed=seed,
+        num_seeds=num_seeds,
+        height=height,
+        width=width,
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+    )
+    plan = plan or Plan()
+    if plan.threads is None:
+        plan = plan.model_copy(update={"threads": default_threads(prepared.found)})
+    with ExitStack() as stack:
+        opened = stack.enter_context(Store.create(Path(store)))
+        if launcher is None:
+            launcher = stack.enter_context(start_launcher(device, worker))
+        environment = ask_environment(launcher, device, plan.threads)
+        trials = [
+            Trial(
+                model=prepared.found.model,
+                recipe=recipe,
+                workload=prepared.workload,
+                device=environment.device,
+            )
+            for recipe in prepared.recipes
+        ]
+        opened.start_run(command or _command(model, prepared), trials, environment)
+        return run_trials(trials, environment, plan, opened, launcher, rerun=rerun, progress=progress)
+
+
+def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
+    """A launcher that forks where rounds will run on the CPU, and starts afresh where they may touch CUDA."""
+    return Launcher(fork=device == "cpu" or (device == "auto" and not _has_nvidia_driver()), command=worker)
+
+
+def _has_nvidia_driver() -> bool:
+    """Asked without torch, which this process does not import. A driver that torch cannot use costs only time:
+    each round then starts a process of its own."""
+    return (
+        os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+        and Path("/proc/driver/nvidia/version").exists()
+    )
+
+
+def _command(model: str, prepared: Prepared) -> str:
+    parts = ["vivace", "bench", "--model", model]
+    for recipe in prepared.recipes:
+        parts += ["--recipe", recipe.text]
+    return shlex.join(parts)

@@ -1,0 +1,156 @@
+"""What every registered technique keeps, whatever it does. A new technique is picked up by being on the list."""
+
+import inspect
+import re
+import sys
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+
+from vivace.errors import NoEffect, Unsupported
+from vivace.measure.machine import this_machine
+from vivace.models import find_model, load_pipeline
+from vivace.runtime.session import Session, session_of
+from vivace.spec.technique import COMPONENTS, Machine, Stage, Target, Technique
+from vivace.techniques import ALIASES, TECHNIQUES
+from vivace.techniques.resolve import resolve
+
+STEPS = 4
+ALL = sorted(TECHNIQUES)
+
+
+def variants(technique: type[Technique]) -> list[str]:
+    """Recipes that exercise a technique: each choice of its first knob, or a value worth tuning."""
+    if not technique.model_fields:
+        return [technique.name]
+    field = next(iter(technique.model_fields.values()))
+    choices = [c for c in get_args(field.annotation) if isinstance(c, str)]
+    extra = field.json_schema_extra
+    assert isinstance(extra, dict)
+    tune = extra["tune"]
+    values = choices or list(tune)  # type: ignore[call-overload]
+    # Inductor's own compile time is for the tests of compile.
+    suffix = ", backend=eager" if technique.name == "compile" else ""
+    if suffix:
+        values = ["default"]
+    return [f"{technique.name}({value}{suffix})" for value in values]
+
+
+RECIPES = [(name, recipe) for name in ALL for recipe in variants(TECHNIQUES[name])]
+
+
+def open_tiny_sd(recipe: str, steps: int = STEPS) -> Session:
+    found = find_model("tiny-sd")
+    return session_of(
+        load_pipeline(found, "cpu"), found, resolve(recipe), "cpu", {"num_inference_steps": steps}
+    )
+
+
+def draw(session: Session, prompt: str | list[str] = "a red circle", **call: Any) -> np.ndarray:
+    torch.set_num_threads(1)
+    count = 1 if isinstance(prompt, str) else len(prompt)
+    generators = [torch.Generator().manual_seed(k) for k in range(count)]
+    result = session(prompt, generator=generators if count > 1 else generators[0], output_type="np", **call)
+    return np.asarray(result.images)
+
+
+@pytest.fixture(scope="module")
+def reference() -> np.ndarray:
+    return draw(open_tiny_sd("baseline"))
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    error = float(np.mean((a - b) ** 2))
+    return 200.0 if error == 0 else -10 * np.log10(error)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_declaration(name: str) -> None:
+    technique = TECHNIQUES[name]
+    assert technique.name == name
+    assert name == re.sub(r"(?<!^)(?=[A-Z])", "_", technique.__name__).lower(), "class = its CamelCase"
+    assert sys.modules[technique.__module__].__name__ == f"vivace.techniques.{name}", "file = registry name"
+    assert isinstance(technique.stage, Stage)
+    assert technique.owns
+    assert technique.summary
+    assert isinstance(technique.same_picture, bool)
+    assert set(technique.default_targets) <= set(technique.targetable) <= set(COMPONENTS)
+    assert technique.__mro__[1] is Technique, "final: derived from the base alone"
+    essay = inspect.getdoc(sys.modules[technique.__module__]) or ""
+    assert "Why:" in essay
+    assert "Source:" in essay
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_knobs_say_what_they_are_and_what_to_try(name: str) -> None:
+    for key, field in TECHNIQUES[name].model_fields.items():
+        assert field.description, key
+        if field.annotation in (int, float):
+            assert field.metadata, f"{key} has no range"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_machine_alone_can_be_judged(name: str) -> None:
+    machines = [
+        Machine("cpu", "CPU", None, None),
+        Machine("cpu", "CPU", None, "/usr/bin/c++"),
+        Machine("cuda", "old GPU", (7, 0), None),
+        Machine("cuda", "H200", (9, 0), None),
+    ]
+    for machine in machines:
+        for recipe in variants(TECHNIQUES[name]):
+            (call,) = resolve(recipe).techniques
+            reason = TECHNIQUES[name](**call.knobs).unsupported(Target(machine=machine))
+            assert reason is None or len(reason) > 20, "in words"
+
+
+def test_no_technique_names_another() -> None:
+    for name, technique in TECHNIQUES.items():
+        code = inspect.getsource(technique)
+        for other in TECHNIQUES.values():
+            if other is not technique:
+                assert f"import {other.__name__}" not in code, name
+
+
+def test_aliases_stand_for_real_recipes() -> None:
+    for alias, (name, value) in ALIASES.items():
+        assert resolve(alias) == resolve(f"{name}({value})")
+        assert alias not in TECHNIQUES
+
+
+@pytest.mark.parametrize(("name", "recipe"), RECIPES, ids=[r for _, r in RECIPES])
+def test_it_works_or_says_why_not(name: str, recipe: str, reference: np.ndarray) -> None:
+    try:
+        session = open_tiny_sd(recipe)
+    except Unsupported as error:
+        assert str(error).startswith(f"{name}: ")
+        assert len(str(error)) > len(name) + 20
+        return
+    except NoEffect as error:
+        assert error.already_so, "every technique finds something to do on tiny-sd unless it is so already"
+        return
+    (effect,) = session.effects.values()
+    assert effect, "an application says what it changed"
+    picture = draw(session)
+    assert session.refuted({}) is None
+    assert np.isfinite(picture).all()
+    assert picture.std() > 0.005, "not flat"
+    if TECHNIQUES[name].same_picture:
+        assert psnr(picture, reference) > 25, "same_picture: only rounded or reordered"
+    elif name != "tiny_vae":
+        assert not np.array_equal(picture, reference), "it changes the picture, and it did"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_it_conflicts_with_itself(name: str) -> None:
+    from vivace.errors import RecipeError
+
+    recipe = variants(TECHNIQUES[name])[0]
+    with pytest.raises(RecipeError, match="keep one"):
+        resolve(f"{recipe}+{recipe}")
+
+
+def test_machine_of_the_tests() -> None:
+    assert this_machine("cpu").device == "cpu"

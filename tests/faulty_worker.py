@@ -1,0 +1,63 @@
+"""A worker that knows one technique more: `fault(KIND)`, which ruins its own trial. For tests of isolation."""
+
+import os
+import signal
+import sys
+import time
+from typing import Any, ClassVar, Literal
+
+from vivace.spec.technique import Effect, Stage, Target, Technique, knob
+from vivace.techniques import TECHNIQUES
+
+COMMAND = (sys.executable, __file__)
+
+
+class Fault(Technique):
+    name: ClassVar[str] = "fault"
+    summary: ClassVar[str] = "ruins the trial"
+    stage: ClassVar[Stage] = Stage.SWAP
+    owns: ClassVar[str] = "fate"
+    same_picture: ClassVar[bool] = True
+
+    kind: Literal[
+        "segfault", "hang", "late_hang", "raise", "oom", "huge", "exit", "kill", "garbage", "stubborn"
+    ] = knob()
+
+    def unsupported(self, target: Target) -> str | None:
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        if self.kind == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.kind == "hang":
+            time.sleep(3600)
+        elif self.kind == "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(3600)
+        elif self.kind == "raise":
+            raise RuntimeError("the flux capacitor is empty\nsecond line")
+        elif self.kind == "oom":
+            raise MemoryError
+        elif self.kind == "huge":
+            import torch
+
+            torch.empty(2**60, dtype=torch.uint8)
+        elif self.kind == "exit":
+            os._exit(0)
+        elif self.kind == "garbage":
+            print("}{ not JSON", flush=True)  # libraries print to standard output
+        return Effect(changed={"fault": self.kind}, step_end=_hang if self.kind == "late_hang" else None)
+
+
+def _hang(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(3600)
+    return {}
+
+
+if __name__ == "__main__":
+    TECHNIQUES["fault"] = Fault
+    from vivace.benchmark.worker import main
+
+    main()

@@ -1,0 +1,92 @@
+"""A round that crashes, hangs or runs out of memory is a typed outcome; the next trial never notices."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vivace
+from tests.faulty_worker import COMMAND, Fault
+from vivace.benchmark import Plan, Store
+from vivace.benchmark.launcher import Launcher
+from vivace.benchmark.sweep import start_launcher
+from vivace.errors import WorkerError
+from vivace.spec.record import Outcome, Record
+from vivace.techniques import TECHNIQUES
+
+PLAN = Plan(rounds=1, repeats=1, max_warmup=1, timeout_s=60)
+EXPECTED = {
+    "segfault": (Outcome.CRASHED, "SIGSEGV"),
+    "kill": (Outcome.CRASHED, "SIGKILL"),
+    "raise": (Outcome.CRASHED, "RuntimeError: the flux capacitor is empty"),
+    "oom": (Outcome.OUT_OF_MEMORY, "allocation failed"),
+    "huge": (Outcome.OUT_OF_MEMORY, "allocate"),
+    "exit": (Outcome.CRASHED, "ended with status 0"),
+    "garbage": (Outcome.MEASURED, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    with start_launcher("cpu", COMMAND) as launcher:
+        yield launcher
+
+
+@pytest.fixture(autouse=True)
+def _fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TECHNIQUES, "fault", Fault)
+
+
+def run(launcher: Launcher, store: Path, *recipes: str, plan: Plan = PLAN) -> list[Record]:
+    return vivace.bench(
+        "tiny-sd", recipes, num_inference_steps=1, plan=plan, store=store, launcher=launcher, device="cpu"
+    )
+
+
+def test_each_fault_is_typed_and_harms_no_other_trial(launcher: Launcher, tmp_path: Path) -> None:
+    recipes = [f"fault({kind})" for kind in EXPECTED]
+    interleaved = ["baseline", *(r for pair in zip(recipes, recipes, strict=True) for r in pair), "tiny_vae"]
+    records = run(launcher, tmp_path / "s", *interleaved)
+    by_recipe = {record.trial.recipe.text: record for record in records}
+    for kind, (outcome, words) in EXPECTED.items():
+        record = by_recipe[f"fault({kind})"]
+        assert record.outcome is outcome, kind
+        assert words in (record.reason or ""), kind
+    assert by_recipe["baseline"].outcome is Outcome.MEASURED
+    assert by_recipe["tiny_vae"].outcome is Outcome.MEASURED
+    log = next(iter((tmp_path / "s" / "logs").iterdir())).read_text()
+    assert "recipe: fault(" in log
+
+
+@pytest.mark.parametrize("kind", ["hang", "late_hang", "stubborn"])
+def test_a_hang_is_ended_at_the_time_limit(launcher: Launcher, tmp_path: Path, kind: str) -> None:
+    plan = PLAN.model_copy(update={"timeout_s": 4.0})
+    records = run(launcher, tmp_path / "s", f"fault({kind})", "baseline", plan=plan)
+    assert records[0].outcome is Outcome.TIMED_OUT
+    assert "4 s" in (records[0].reason or "")
+    assert records[1].outcome is Outcome.MEASURED
+
+
+def test_a_rerun_retries_what_crashed_and_skips_the_rest(launcher: Launcher, tmp_path: Path) -> None:
+    first = run(launcher, tmp_path / "s", "baseline", "fault(raise)", "attention(cudnn)")
+    started = [record.rounds[0].started_at for record in first]
+    with Store.read_only(tmp_path / "s") as store:
+        before = [store.rounds(key) for key in store.runs()[0].keys]
+    second = run(launcher, tmp_path / "s", "baseline", "fault(raise)", "attention(cudnn)")
+    assert second[0] == first[0], "measured: kept"
+    assert second[2] == first[2], "unsupported: would end the same way, kept"
+    assert second[1].rounds[0] != first[1].rounds[0], "crashed: tried again"
+    assert len(started) == len(before) == 3
+
+
+def test_more_repeats_than_stored_measure_again(launcher: Launcher, tmp_path: Path) -> None:
+    (first,) = run(launcher, tmp_path / "s", "baseline")
+    (second,) = run(launcher, tmp_path / "s", "baseline", plan=PLAN.model_copy(update={"repeats": 3}))
+    assert len(first.rounds[0].samples) == 1
+    assert len(second.rounds[0].samples) == 3
+
+
+def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
+    broken = ("/bin/sh", "-c", "echo no such module >&2; exit 3")
+    with pytest.raises(WorkerError, match="did not start: no such module"):
+        vivace.bench("tiny-sd", ["baseline"], store=tmp_path / "s", worker=broken)

@@ -1,0 +1,166 @@
+"""The store keeps every acknowledged row, and never touches what is not its own."""
+
+import os
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.make import make_environment, make_round, make_trial
+from vivace.benchmark.store import Store, picture_path, save_picture
+from vivace.errors import StoreError
+
+
+def test_rounds_come_back_as_they_were(tmp_path: Path) -> None:
+    trial, environment = make_trial("tiny_vae"), make_environment()
+    key = trial.key(environment)
+    with Store.create(tmp_path / "s") as store:
+        store.start_run("vivace bench ...", [trial], environment)
+        store.append(key, make_round(0))
+        store.append(key, make_round(1, times=(2.0, 2.1, 2.2)))
+    with Store.read_only(tmp_path / "s") as store:
+        record = store.record(key)
+        assert record is not None
+        assert record.trial == trial
+        assert record.environment == environment
+        assert [r.index for r in record.rounds] == [0, 1]
+        assert record.rounds[1] == make_round(1, times=(2.0, 2.1, 2.2))
+        assert [run.command for run in store.runs()] == ["vivace bench ..."]
+        assert store.runs()[0].keys == (key,)
+
+
+def test_a_round_is_never_doubled(tmp_path: Path) -> None:
+    trial, environment = make_trial("baseline"), make_environment()
+    key = trial.key(environment)
+    with Store.create(tmp_path) as store:
+        store.start_run("x", [trial], environment)
+        store.append(key, make_round(0, times=(1.0,)))
+        store.append(key, make_round(0, times=(5.0,)))
+        assert [s.total_s for s in store.rounds(key)[0].samples] == [5.0]
+
+
+def test_the_key_tells_trials_and_environments_apart() -> None:
+    environment = make_environment()
+    other = environment.model_copy(update={"num_threads": 7})
+    keys = {make_trial(r).key(e) for r in ("baseline", "tiny_vae") for e in (environment, other)}
+    assert len(keys) == 4
+
+
+def test_a_foreign_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "records.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE notes (text TEXT)")
+    connection.close()
+    before = path.read_bytes()
+    for open_store in (Store.create, Store.read_only):
+        with pytest.raises(StoreError, match="another program's database"):
+            open_store(tmp_path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["records.sqlite"]
+
+
+def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "records.sqlite"
+    path.write_text("my diary\n" * 1000)
+    for open_store in (Store.create, Store.read_only):
+        with pytest.raises(StoreError, match="cannot be read as a vivace store"):
+            open_store(tmp_path)
+    assert path.read_text() == "my diary\n" * 1000
+
+
+def test_a_folder_full_of_other_things_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("...")
+    with pytest.raises(StoreError, match="not a vivace store"):
+        Store.create(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_the_stores_place(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match="is a file"):
+        Store.create(tmp_path / "file")
+
+
+def test_reading_where_there_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no store at"):
+        Store.read_only(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_damaged_store(tmp_path: Path) -> None:
+    with Store.create(tmp_path) as store:
+        store.start_run("x", [make_trial("baseline")], make_environment())
+    path = tmp_path / "records.sqlite"
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+    with pytest.raises(StoreError, match="damaged|cannot be read"), Store.create(tmp_path) as store:
+        store.runs()
+
+
+def test_a_store_of_a_newer_version(tmp_path: Path) -> None:
+    Store.create(tmp_path).close()
+    with sqlite3.connect(tmp_path / "records.sqlite") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StoreError, match="newer vivace"):
+        Store.create(tmp_path)
+
+
+def test_an_unreadable_row_is_named(tmp_path: Path) -> None:
+    trial, environment = make_trial("baseline"), make_environment()
+    with Store.create(tmp_path) as store:
+        store.start_run("x", [trial], environment)
+        store.append(trial.key(environment), make_round(0))
+    with sqlite3.connect(tmp_path / "records.sqlite") as connection:
+        connection.execute("UPDATE rounds SET row = '{\"index\": 0}'")
+    connection.close()
+    with Store.read_only(tmp_path) as store, pytest.raises(StoreError, match="cannot read"):
+        store.record(trial.key(environment))
+
+
+def test_a_full_disk_says_so_and_loses_nothing(tmp_path: Path) -> None:
+    trial, environment = make_trial("baseline"), make_environment()
+    key = trial.key(environment)
+    with Store.create(tmp_path) as store:
+        store.start_run("x", [trial], environment)
+        store.append(key, make_round(0))
+        # SQLite's own limit gives the same error as a file system without space.
+        pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+        store._connection.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StoreError, match="disk is full"):
+            for index in range(1, 50):
+                store.append(key, make_round(index, times=(1.0,) * 200))
+    with Store.read_only(tmp_path) as store:
+        assert 0 in store.rounds(key)
+
+
+def test_a_read_only_folder() -> None:
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o555)
+    try:
+        pid = os.fork()
+        if pid == 0:  # a child without root's right to write everywhere
+            status = 1
+            try:
+                if os.geteuid() == 0:
+                    os.setuid(65534)
+                try:
+                    Store.create(folder)
+                except StoreError as error:
+                    status = 0 if "read-only" in str(error) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert not list(folder.iterdir())
+    finally:
+        folder.chmod(0o700)
+        folder.rmdir()
+
+
+def test_pictures_are_named_by_content(tmp_path: Path) -> None:
+    first = save_picture(tmp_path, b"png bytes")
+    assert save_picture(tmp_path, b"png bytes") == first
+    assert picture_path(tmp_path, first).read_bytes() == b"png bytes"
+    assert save_picture(tmp_path, b"others") != first
+    assert not list(tmp_path.rglob("*.part"))

@@ -1,0 +1,133 @@
+"""The notation: what parses, what it means, and what a wrong recipe is told."""
+
+import pytest
+
+from vivace.errors import RecipeError
+from vivace.spec.recipe import MAX_LENGTH, Recipe
+from vivace.techniques.resolve import resolve
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("baseline", "baseline"),
+        (" Baseline ", "baseline"),
+        ("bf16", "dtype(bf16)"),
+        ("bf16+fa2", "dtype(bf16)+attention(flash)"),
+        ("FA2 + BF16", "dtype(bf16)+attention(flash)"),
+        ("attention:flash", "attention(flash)"),
+        ("attention(backend=flash)@unet", "attention(flash)"),
+        ("attention('flash')@transformer", "attention(flash)"),
+        ("bf16@vae,denoiser", "dtype(bf16)@denoiser,vae"),
+        ("bf16@denoiser+fp16@vae", "dtype(bf16)@denoiser+dtype(fp16)@vae"),
+        ("fp16@vae+bf16@denoiser", "dtype(bf16)@denoiser+dtype(fp16)@vae"),
+        ("bf16@denoiser,text_encoder,text_encoder_2,vae", "dtype(bf16)"),
+        ("compile", "compile"),
+        ("compile()", "compile"),
+        ("compile(mode=default)", "compile"),
+        ("compile(mode=max-autotune)@denoiser,vae", "compile(max-autotune)@denoiser,vae"),
+        ("compile(backend=eager)", "compile(backend=eager)"),
+        ("guidance(5)", "guidance(5)"),
+        ("guidance:5.0", "guidance(5)"),
+        ("guidance(2.5e0)", "guidance(2.5)"),
+        ("scheduler(dpmpp_2m, karras=true)", "scheduler(dpmpp_2m, karras=True)"),
+        ("steps(0x10)", "steps(16)"),
+        (
+            "cfg_cutoff(0.4)+steps(20)+compile+int8+tiny_vae+channels_last+bf16",
+            "tiny_vae+dtype(bf16)+quantize(int8)+channels_last+compile+cfg_cutoff(0.4)+steps(20)",
+        ),
+    ],
+)
+def test_canonical_form(text: str, canonical: str) -> None:
+    recipe = resolve(text)
+    assert recipe.text == canonical
+    assert resolve(canonical) == recipe, "the canonical form means the same"
+
+
+def test_every_knob_is_stored_as_resolved() -> None:
+    (call,) = resolve("scheduler(unipc)").techniques
+    assert call.knobs == {"sampler": "unipc", "karras": False, "spacing": "as_published"}
+    (call,) = resolve("compile").techniques
+    assert call.targets == ("denoiser",)
+
+
+def test_json_round_trip() -> None:
+    recipe = resolve("bf16+cfg_cutoff(0.4)")
+    assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+
+
+def test_same_picture_holds_only_if_it_holds_for_all() -> None:
+    assert resolve("bf16+compile+channels_last").same_picture
+    assert not resolve("bf16+tiny_vae").same_picture
+
+
+@pytest.mark.parametrize(
+    ("text", "caret", "says"),
+    [
+        ("", 0, "baseline"),
+        ("   ", 0, "baseline"),
+        ("+", 0, "missing"),
+        ("bf16+", 4, "missing"),
+        ("bf16++fa2", 5, "missing"),
+        ("btf16", 0, "did you mean 'bf16'"),
+        ("bf16+chanels_last", 5, "did you mean 'channels_last'"),
+        ("attention(flsh)", 10, "did you mean 'flash'"),
+        ("attention", 0, "needs a value: backend must be one of math, efficient, flash, cudnn"),
+        ("attention(flash", 9, "never closed"),
+        ("attention flash)", 15, "without its opening bracket"),
+        ("attention('flash)", 10, "quote"),
+        ("attention(flash]", 15, "')' was wanted"),
+        ("attention(flash)x", 16, "'@' or '+' was wanted"),
+        ("attention(flash)@vae", 17, "cannot be aimed at vae"),
+        ("bf16@denoisr", 5, "did you mean 'denoiser'"),
+        ("bf16@vae,vae", 9, "given twice"),
+        ("bf16@", 4, "a target was wanted"),
+        ("bf16@vae@denoiser", 8, "one '@'"),
+        ("steps(20)@denoiser", 10, "concerns the call as a whole"),
+        ("steps(0)", 6, "at least 1"),
+        ("steps(2.5)", 6, "whole number"),
+        ("steps(true)", 6, "whole number"),
+        ("steps('20')", 6, "whole number"),
+        ("steps(20, 30)", 10, "too many arguments"),
+        ("steps(steps=20, steps=30)", 16, "given twice"),
+        ("steps(count=20)", 6, "no knob 'count'"),
+        ("steps(20, steps=30)", 10, "given twice"),
+        ("scheduler(karras=True, unipc)", 23, "positional argument after a named one"),
+        ("cfg_cutoff(1.5)", 11, "less than 1"),
+        ("cfg_cutoff(1e999)", 11, "less than 1"),
+        ("cfg_cutoff((0.4,))", 11, "a number"),
+        ("cfg_cutoff(open('x'))", 11, "a plain word was wanted"),
+        ("bf16+fp16", 5, "both set the dtype of denoiser"),
+        ("fp32@vae+tiny_vae+bf16@vae", 18, "both set the dtype of vae"),
+        ("fp16(bf16)", 5, "already stands for dtype(fp16)"),
+        ("baseline+bf16", 0, "stands alone"),
+        ("tiny_vae(1)", 9, "takes no arguments"),
+        ("attention:", 10, "one plain word"),
+        ("attention:a b", 10, "one plain word"),
+        ("@vae", 0, "name was wanted"),
+        ("steps(" + "[" * 40, 13, "nest deeper"),
+    ],
+)
+def test_a_wrong_recipe_is_told_what_and_where(text: str, caret: int, says: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolve(text)
+    error = caught.value
+    assert says in str(error)
+    assert error.start == caret
+    _, shown, marks = str(error).split("\n")
+    assert marks.index("^") == 2 + caret
+    assert shown.strip() == text.strip() or not text.strip()
+
+
+def test_a_long_recipe_keeps_its_caret_on_the_screen() -> None:
+    text = "+".join(["channels_last"] * 50) + "+nonsense"
+    with pytest.raises(RecipeError) as caught:
+        resolve(text)
+    _, shown, marks = str(caught.value).split("\n")
+    assert len(shown) < 130
+    assert shown[marks.index("^") :].startswith(("nonsense", "channels_last"))
+
+
+def test_length_is_limited() -> None:
+    with pytest.raises(RecipeError, match="at most"):
+        resolve("a" * (MAX_LENGTH + 1))
