@@ -133,7 +133,10 @@ def _change(before: Interval, after: Interval) -> str:
     difference = after.point - before.point
     percent = round(100 * difference / before.point)
     sign = "−" if difference < 0 else "+"
-    return f"{sign}{seconds(abs(difference))} ({sign}{abs(percent)} %)"
+    # In the unit and to the digits of the times that it lies between, so that the column can be added up by eye.
+    unit, factor = ("ms", 1e3) if before.point < 0.1 else ("s", 1.0)
+    decimals = max(0, 2 - math.floor(math.log10(before.point * factor)))
+    return f"{sign}{abs(difference) * factor:.{decimals}f} {unit} ({sign}{abs(percent)} %)"
 
 
 def breakdowns(rows: Sequence[Row]) -> tuple[Breakdown, ...]:
@@ -177,7 +180,7 @@ def scatter(rows: Sequence[Row], width: int, height: int) -> Scatter | None:
         ((u, f) for u, f in (("GB", 1e-9), ("MB", 1e-6)) if max(peaks) * f >= 1), ("kB", 1e-3)
     )
     left, right, top, bottom = _LEFT, width - _RIGHT, _TOP, height - _BOTTOM
-    x_axis = _Axis.over([t * per_time for t in times], left, right, num_ticks=max(3, width // 110))
+    x_axis = _Axis.over([t * per_time for t in times], left, right, num_ticks=max(4, width // 110))
     y_axis = _Axis.over([p * per_byte for p in peaks], bottom, top, num_ticks=5)
     places = [(x_axis.place(m.point * per_time), y_axis.place(p * per_byte)) for _, _, m, p in found]
     spans = [
@@ -228,7 +231,7 @@ class _Axis:
         low, high = (0.0 if low <= high / 2 else low - pad), high + pad
         rough = (high - low) / num_ticks
         magnitude = 10.0 ** math.floor(math.log10(rough))
-        step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= rough * 0.999)
+        step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= rough * 0.999)
         return cls(low, high, start, end, step)
 
     def place(self, value: float) -> float:
@@ -236,7 +239,7 @@ class _Axis:
 
     @property
     def ticks(self) -> tuple[Tick, ...]:
-        decimals = max(0, -math.floor(math.log10(self.step) + 1e-9))
+        decimals = len(f"{self.step:.6f}".rstrip("0").partition(".")[2])
         first, last = math.ceil(self.low / self.step - 1e-9), math.floor(self.high / self.step + 1e-9)
         return tuple(
             Tick(self.place(k * self.step), f"{k * self.step:.{decimals}f}") for k in range(first, last + 1)

@@ -1,0 +1,153 @@
+"""The charts' geometry says what the rows say."""
+
+import itertools
+import math
+
+import pytest
+
+from tests.make import make_record, make_round
+from vivace.report import Row, rows_of
+from vivace.report.plots import breakdowns, scatter, waterfall
+from vivace.spec.record import Outcome, Record
+
+
+def timed(recipe: str, seconds: float, peak_bytes: int = 450_000_000, spread: float = 0.01) -> Record:
+    """A measured record whose samples lie within `spread` of `seconds`."""
+    times = tuple(seconds * (1 + spread * k) for k in (-1, -0.5, 0, 0.5, 1))
+    round_ = make_round(0, times=times)
+    assert round_.memory is not None
+    memory = round_.memory.model_copy(update={"peak_bytes": peak_bytes})
+    return make_record(recipe, round_.model_copy(update={"memory": memory}))
+
+
+def failed(recipe: str) -> Record:
+    return make_record(recipe, make_round(0, outcome=Outcome.UNSUPPORTED, reason="not here"))
+
+
+def rows(*records: Record) -> list[Row]:
+    return rows_of(records)
+
+
+def test_the_waterfall_falls_from_the_baseline_to_the_last_measured_row() -> None:
+    falls = waterfall(
+        rows(timed("baseline", 2.0), timed("tiny_vae", 1.5), failed("steps(9)"), timed("steps(10)", 1.0))
+    )
+    assert [f.number for f in falls] == [1, 2, 4, 4]
+    assert [f.bar.kind for f in falls] == ["total", "saving", "saving", "total"]
+    assert [(f.bar.start, f.bar.end) for f in falls] == [(0, 100), (75, 100), (50, 75), (0, 50)]
+    assert [f.change for f in falls] == ["", "−0.50 s (−25 %)", "−0.50 s (−33 %)", ""]
+    assert falls[-1].time == "1 s"
+
+
+def test_each_bar_of_the_waterfall_hangs_where_the_one_before_ended() -> None:
+    falls = waterfall(rows(*[timed("baseline", s) for s in (2.0, 1.1, 1.7, 1.69, 2.6)]))
+    for before, after in itertools.pairwise(falls):
+        assert before.leaves == after.joint
+        assert after.joint in (after.bar.start, after.bar.end)
+        assert 0 <= after.bar.start <= after.bar.end <= 100
+
+
+def test_a_loss_rises_and_overlapping_intervals_are_not_called_a_change() -> None:
+    falls = waterfall(
+        rows(timed("baseline", 1.0), timed("tiny_vae", 1.2), timed("steps(10)", 1.21, spread=0.1))
+    )
+    assert [f.bar.kind for f in falls] == ["total", "loss", "unclear", "total"]
+    assert falls[1].change == "+0.20 s (+20 %)"
+
+
+def test_without_intervals_no_change_is_called_one() -> None:
+    few = [make_record(r, make_round(0, times=(t,))) for r, t in (("baseline", 2.0), ("steps(10)", 1.0))]
+    assert waterfall(rows(*few))[1].bar.kind == "unclear"
+
+
+def test_a_lone_measurement_has_no_waterfall_and_no_scatter() -> None:
+    lone = rows(timed("baseline", 1.0), failed("steps(10)"))
+    assert waterfall(lone) == ()
+    assert scatter(lone, 600, 400) is None
+    assert waterfall([]) == ()
+    assert breakdowns([]) == ()
+
+
+def test_stages_fill_their_share_on_one_scale() -> None:
+    slow, fast = breakdowns(rows(timed("baseline", 2.0), failed("tiny_vae"), timed("steps(10)", 1.0)))
+    assert (slow.number, fast.number) == (1, 3)
+    assert [b.kind for b in slow.bars] == ["text", "steps", "vae", "other"]
+    assert [b.width for b in slow.bars] == pytest.approx([1, 80, 10, 9])
+    assert slow.bars[-1].end == pytest.approx(100)
+    assert fast.bars[-1].end == pytest.approx(50)
+    assert dict(fast.figures)["steps"] == "0.8 s"
+
+
+def test_the_scatter_puts_faster_left_and_lighter_low() -> None:
+    found = scatter(
+        rows(timed("baseline", 2.0, 900_000_000), failed("tiny_vae"), timed("steps(10)", 1.0, 300_000_000)),
+        600,
+        400,
+    )
+    assert found is not None
+    slow, fast = found.points
+    assert (slow.number, slow.kind) == (1, "baseline")
+    assert (fast.number, fast.kind) == (3, "changed")
+    assert fast.x < slow.x
+    assert fast.y > slow.y  # y grows downwards
+    assert fast.low is not None
+    assert fast.high is not None
+    assert fast.low < fast.x < fast.high
+    assert found.starts_at_zero
+    assert (found.x_unit, found.y_unit) == ("s", "MB")
+
+
+def test_ticks_are_where_their_label_says() -> None:
+    found = scatter(rows(timed("baseline", 0.9, 472_000_000), timed("steps(10)", 0.4, 451_000_000)), 600, 400)
+    assert found is not None
+    assert not found.starts_at_zero  # 451 and 472 MB would be one line on an axis from zero
+    for ticks, point, value in (
+        (found.x_ticks, found.points[1].x, 0.4),
+        (found.y_ticks, found.points[1].y, 451.0),
+    ):
+        assert len(ticks) >= 3
+        first, last = ticks[0], ticks[-1]
+        share = (value - float(first.label)) / (float(last.label) - float(first.label))
+        assert point == pytest.approx(first.at + share * (last.at - first.at), abs=0.6)
+
+
+@pytest.mark.parametrize(("seconds", "peak", "units"), [(0.02, 5e5, ("ms", "kB")), (30.0, 3e10, ("s", "GB"))])
+def test_units_follow_the_size(seconds: float, peak: float, units: tuple[str, str]) -> None:
+    found = scatter(
+        rows(timed("baseline", seconds, int(peak)), timed("steps(10)", seconds, int(peak))), 600, 400
+    )
+    assert found is not None
+    assert (found.x_unit, found.y_unit) == units
+
+
+@pytest.mark.parametrize("width", [340, 660])
+@pytest.mark.parametrize("crowd", ["clustered", "equal", "in a line"])
+def test_twenty_labels_cover_neither_each_other_nor_a_point(width: int, crowd: str) -> None:
+    def place(i: int) -> tuple[float, int]:
+        if crowd == "equal":
+            return 1.0, 450_000_000
+        if crowd == "in a line":
+            return 1.0 - i / 40, 450_000_000
+        return (
+            (1.0 + (i % 5) / 300, 450_000_000 + i % 3 * 100_000)
+            if i % 4
+            else (2.0 + i / 9, 10**9 + i * 10**6)
+        )
+
+    found = scatter(rows(*[timed("baseline", *place(i), spread=0.02) for i in range(20)]), width, 320)
+    assert found is not None
+    boxes = [
+        (
+            p.label_x - 3.4 * len(str(p.number)),
+            p.label_y - 5.5,
+            p.label_x + 3.4 * len(str(p.number)),
+            p.label_y + 5.5,
+        )
+        for p in found.points
+    ]
+    for a, b in itertools.combinations(boxes, 2):
+        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+    for (left, top, right, bottom), p in itertools.product(boxes, found.points):
+        beside = math.hypot(max(left - p.x, 0, p.x - right), max(top - p.y, 0, p.y - bottom))
+        assert beside >= 4
+    assert all(found.left <= b[0] and b[2] <= found.right and found.top <= b[1] for b in boxes)
