@@ -147,9 +147,9 @@ def show(records: Sequence[Record], format_: str, store: Path, reproduce: str) -
     """Print the table, the verdict and how to go on; returns the exit code."""
     from rich.console import Console
 
-    from vivace.report.rows import rows_of
+    from vivace.report.rows import rows_of, shared_warnings
     from vivace.report.summary import summary
-    from vivace.report.table import print_table, render, shared_warnings
+    from vivace.report.table import print_table, render
     from vivace.spec.record import Outcome
 
     rows = rows_of(records)

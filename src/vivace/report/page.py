@@ -21,9 +21,8 @@ from markupsafe import Markup
 from PIL import Image
 
 from vivace.report.plots import Breakdown, Fall, Scatter, breakdowns, scatter, waterfall
-from vivace.report.rows import Row
+from vivace.report.rows import Row, shared_warnings
 from vivace.report.summary import seconds, size, summary
-from vivace.report.table import shared_warnings
 from vivace.spec.record import Picture
 from vivace.stats import Interval
 

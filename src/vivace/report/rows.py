@@ -112,6 +112,14 @@ def rows_of(records: Sequence[Record]) -> list[Row]:
     return [_row(record, baseline, is_baseline=i == 0) for i, record in enumerate(records)]
 
 
+def shared_warnings(rows: Sequence[Row]) -> list[str]:
+    """Warnings that every measured row has: said once, below the table."""
+    measured = [row for row in rows if row.latency is not None]
+    if len(measured) < 2:
+        return []
+    return [w for w in measured[0].warnings if all(w in row.warnings for row in measured)]
+
+
 def _row(record: Record, baseline: dict[int, tuple[float, ...]] | None, *, is_baseline: bool) -> Row:
     samples = _samples(record)
     if not samples or record.outcome is not Outcome.MEASURED:

@@ -15,7 +15,7 @@ def summary(rows: Sequence[Row]) -> str:
         return "Nothing has been measured yet."
     baseline = rows[0]
     if baseline.latency is None:
-        return f"The baseline ({baseline.recipe}) was not measured: {baseline.reason}. Nothing can be compared with it."
+        return f"The reference {baseline.recipe} was not measured: {baseline.reason}. Nothing can be compared with it."
     faster = [r for r in rows[1:] if r.verdict is Verdict.FASTER and r.speedup is not None]
     failed = sum(1 for r in rows if r.outcome is not Outcome.MEASURED)
     tail = f" {failed} of {len(rows)} recipes could not be measured; the table says why." if failed else ""
@@ -48,8 +48,8 @@ def change(row: Row, baseline: Row) -> str:
 def seconds(value: float) -> str:
     """Three significant figures, in s or ms."""
     if value < 0.1:
-        return f"{value * 1000:.3g} ms"
-    return f"{value:.0f} s" if value >= 99.95 else f"{value:.3g} s"
+        return f"{value * 1000:#.3g} ms"
+    return f"{value:.0f} s" if value >= 99.95 else f"{value:#.3g} s"
 
 
 def plus_minus(interval: Interval) -> str:
@@ -70,5 +70,5 @@ def size(num_bytes: float) -> str:
     """Bytes in decimal units, as GPU vendors and seeds' tables write them."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= factor:
-            return f"{num_bytes / factor:.3g} {unit}"
+            return f"{num_bytes / factor:#.3g} {unit}".replace(". ", " ")
     return f"{num_bytes:.0f} B"

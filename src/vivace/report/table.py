@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vivace.report.rows import Row
+from vivace.report.rows import Row, shared_warnings
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.record import Outcome
 
@@ -56,14 +56,6 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
         style = None if row.outcome is Outcome.MEASURED else "dim"
         table.add_row(*[_plain(cell) for cell in _cells(row, shared)], style=style)
     console.print(table)
-
-
-def shared_warnings(rows: Sequence[Row]) -> list[str]:
-    """Warnings that every measured row has: said once, below the table."""
-    measured = [row for row in rows if row.latency is not None]
-    if len(measured) < 2:
-        return []
-    return [w for w in measured[0].warnings if all(w in row.warnings for row in measured)]
 
 
 def _plain(text: str) -> Text:

@@ -94,7 +94,7 @@ def test_a_damaged_store(tmp_path: Path) -> None:
     path = tmp_path / "records.sqlite"
     content = path.read_bytes()
     path.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
-    with pytest.raises(StoreError, match="damaged|cannot be read"), Store.create(tmp_path) as store:
+    with pytest.raises(StoreError, match=r"damaged|cannot be read"), Store.create(tmp_path) as store:
         store.runs()
 
 

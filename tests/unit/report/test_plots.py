@@ -36,7 +36,7 @@ def test_the_waterfall_falls_from_the_baseline_to_the_last_measured_row() -> Non
     assert [f.bar.kind for f in falls] == ["total", "saving", "saving", "total"]
     assert [(f.bar.start, f.bar.end) for f in falls] == [(0, 100), (75, 100), (50, 75), (0, 50)]
     assert [f.change for f in falls] == ["", "−0.50 s (−25 %)", "−0.50 s (−33 %)", ""]
-    assert falls[-1].time == "1 s"
+    assert falls[-1].time == "1.00 s"
 
 
 def test_each_bar_of_the_waterfall_hangs_where_the_one_before_ended() -> None:
@@ -75,7 +75,7 @@ def test_stages_fill_their_share_on_one_scale() -> None:
     assert [b.width for b in slow.bars] == pytest.approx([1, 80, 10, 9])
     assert slow.bars[-1].end == pytest.approx(100)
     assert fast.bars[-1].end == pytest.approx(50)
-    assert dict(fast.figures)["steps"] == "0.8 s"
+    assert dict(fast.figures)["steps"] == "0.800 s"
 
 
 def test_the_scatter_puts_faster_left_and_lighter_low() -> None:

@@ -1,0 +1,183 @@
+"""SIGKILL at random moments: no finished round is lost, none doubled, and the rerun continues.
+
+CI runs 20 kills of each kind; `make soak` 200 of workers and 100 of the whole bench.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import vivace
+from vivace.benchmark import Plan, Store
+from vivace.benchmark.launcher import Launcher
+from vivace.benchmark.runner import Silent
+from vivace.benchmark.sweep import start_launcher
+from vivace.spec.record import Outcome, Round
+
+RECIPES = ("baseline", "steps(2)", "guidance(1)", "channels_last", "tiny_vae")
+PLAN = Plan(rounds=2, repeats=1, max_warmup=1)
+COMMAND = [sys.executable, "-c", "from vivace.cli import main; main()", "bench", "--num-inference-steps", "1"]
+COMMAND += ["--rounds", "2", "--repeats", "1", "--warmup", "1", "--format", "json"]
+for _recipe in RECIPES:
+    COMMAND += ["--recipe", _recipe]
+
+
+class Assassin(Silent):
+    """Kills the process of each round a random time after it reports its start."""
+
+    def __init__(self, generator: random.Random, kills: int) -> None:
+        self.generator = generator
+        self.kills = kills
+        self.stored: list[tuple[int, int]] = []
+
+    def event(self, event: dict[str, Any]) -> None:
+        if event["event"] == "started" and self.kills:
+            self.kills -= 1
+            timer = threading.Timer(self.generator.uniform(0.0, 0.5), _kill, (event["pid"],))
+            timer.daemon = True
+            timer.start()
+
+    def end_round(self, index: int, round_: Round) -> None:
+        if round_.outcome is Outcome.MEASURED:
+            self.stored.append((index, round_.index))
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_workers(store: Path, kills: int, seed: int) -> int:
+    """Bench over and over while each round's process is being killed; returns how many kills struck."""
+    generator = random.Random(seed)
+    measured: set[tuple[int, int]] = set()
+    struck = 0
+    assassin = Assassin(generator, kills)
+    with start_launcher("cpu") as launcher:
+        while assassin.kills:
+            struck += _bench_once(store, launcher, assassin)
+            assert len(assassin.stored) == len(set(assassin.stored)), "no round measured twice"
+            measured |= set(assassin.stored)
+            with Store.read_only(store) as opened:
+                kept = {
+                    (i, r)
+                    for i, key in enumerate(opened.runs()[0].keys)
+                    for r in _measured(opened.rounds(key))
+                }
+            assert kept == measured, "what was reported as finished is in the store, and nothing else"
+            if len(measured) == len(RECIPES) * PLAN.rounds:
+                # All done before all kills: begin again in a new store.
+                store = store.with_name(store.name + "+")
+                measured, assassin.stored = set(), []
+        _bench_once(store, launcher, assassin)
+    with Store.read_only(store) as opened:
+        assert all(len(_measured(opened.rounds(key))) == PLAN.rounds for key in opened.runs()[0].keys)
+    return struck
+
+
+def _bench_once(store: Path, launcher: Launcher, assassin: Assassin) -> int:
+    records = vivace.bench(
+        "tiny-sd",
+        RECIPES,
+        num_inference_steps=1,
+        plan=PLAN,
+        store=store,
+        launcher=launcher,
+        progress=assassin,
+    )
+    crashed = [r for record in records for r in record.rounds if r.outcome is not Outcome.MEASURED]
+    for round_ in crashed:
+        assert round_.outcome is Outcome.CRASHED
+        assert "SIGKILL" in (round_.reason or "")
+    return len(crashed)
+
+
+def _measured(rounds: dict[int, Round]) -> list[int]:
+    return [index for index, round_ in rounds.items() if round_.outcome is Outcome.MEASURED]
+
+
+def kill_benches(folder: Path, kills: int, seed: int) -> None:
+    """Kill the whole bench at random moments until it has come through; check the store after each kill."""
+    generator = random.Random(seed)
+    store = folder / "s0"
+    kept: dict[tuple[str, int], str] = {}
+    for kill in range(kills):
+        process = subprocess.Popen(
+            [*COMMAND, "--store", str(store)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        workers: list[psutil.Process] = []
+        deadline = time.monotonic() + generator.uniform(0.0, 7.0)
+        while time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.02)
+            workers = _children(process.pid) or workers
+        process.kill()
+        process.wait()
+        _, alive = psutil.wait_procs(workers, timeout=10)
+        assert not alive, "a killed bench leaves no worker behind"
+        after = _rows(store)
+        for row, text in kept.items():
+            assert after.get(row) == text, "a finished round was lost or changed"
+        kept = after
+        if len(kept) == len(RECIPES) * PLAN.rounds:
+            store, kept = folder / f"s{kill + 1}", {}
+    done = subprocess.run([*COMMAND, "--store", str(store)], capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout)
+    assert [row["outcome"] for row in rows] == ["measured"] * len(RECIPES)
+    assert all(row["rounds"] == PLAN.rounds for row in rows)
+    after = _rows(store)
+    assert len(after) == len(RECIPES) * PLAN.rounds
+    assert all(after[row] == text for row, text in kept.items()), (
+        "the rerun continued, it did not begin again"
+    )
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def _rows(store: Path) -> dict[tuple[str, int], str]:
+    """All measured rounds as stored, by (key, round); an empty dict while there is no store yet."""
+    if not (store / "records.sqlite").exists():
+        return {}
+    with Store.create(store) as opened:
+        keys = {key for run in opened.runs() for key in run.keys}
+        return {
+            (key, index): round_.model_dump_json()
+            for key in keys
+            for index, round_ in opened.rounds(key).items()
+            if round_.outcome is Outcome.MEASURED
+        }
+
+
+def test_killed_workers(tmp_path: Path) -> None:
+    assert kill_workers(tmp_path / "s", kills=20, seed=1) >= 5, "the kills must strike"
+
+
+@pytest.mark.timeout(600)
+def test_killed_benches(tmp_path: Path) -> None:
+    kill_benches(tmp_path, kills=20, seed=2)
+
+
+@pytest.mark.soak
+def test_killed_workers_soak(tmp_path: Path) -> None:
+    struck = kill_workers(tmp_path / "s", kills=200, seed=3)
+    print(f"\n200 kills of workers, {struck} struck a round in progress: nothing lost, nothing doubled")
+
+
+@pytest.mark.soak
+def test_killed_benches_soak(tmp_path: Path) -> None:
+    kill_benches(tmp_path, kills=100, seed=4)
+    print("\n100 kills of the whole bench: nothing lost, nothing doubled, no process left behind")

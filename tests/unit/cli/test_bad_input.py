@@ -1,0 +1,93 @@
+"""Whatever is typed wrongly: one clear message with the nearest right thing, exit 2 or 3, nothing overwritten."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from vivace.cli import main
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["vivace", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("\n  \n")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x01")
+    (tmp_path / "not-a-model").mkdir()
+    (tmp_path / "broken-model").mkdir()
+    (tmp_path / "broken-model" / "model_index.json").write_text("{")
+    (tmp_path / "code-model").mkdir()
+    (tmp_path / "code-model" / "model_index.json").write_text('{"_class_name": ["pipe.py", "Evil"]}')
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.tex").write_text("...")
+    (tmp_path / "file").write_text("x")
+
+
+BENCH = ("bench", "--recipe", "baseline")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("bench", "--model", "tiny-ds", "--recipe", "baseline"), 2, "did you mean 'tiny-sd'"),
+        (("generate", "x", "--model", "stabilityai/sdxl"), 2, "no model 'stabilityai/sdxl'"),
+        (("generate", "x", "--model", "not-a-model"), 2, "has no model_index.json"),
+        (("generate", "x", "--model", "broken-model"), 2, "is not a diffusers pipeline's index"),
+        (("generate", "x", "--model", "code-model"), 2, "runs no code from models"),
+        (("generate", "x", "--model", "a\0b"), 2, "no model"),
+        (("generate", "x", "--model", "m" * 5000), 2, "no model"),
+        (("bench", "--recipe", "tiny_vea"), 2, "did you mean 'tiny_vae'"),
+        (("bench", "--recipe", "steps(0)"), 2, "at least 1"),
+        (("bench", "--recipe", "bf16+fp16"), 2, "keep one"),
+        (("bench", "--recipe", "compile(mod=default)"), 2, "did you mean 'mode'"),
+        (("bench", "--recipe", "bf16@denoisr"), 2, "did you mean 'denoiser'"),
+        (("bench",), 2, "Missing option '--recipe'"),
+        ((*BENCH, "--prompts", "nowhere.txt"), 2, "nowhere.txt: No such file"),
+        ((*BENCH, "--prompts", "empty.txt"), 2, "no prompt in it"),
+        ((*BENCH, "--prompts", "binary.txt"), 2, "not UTF-8"),
+        ((*BENCH, "--prompts", "."), 2, "Is a directory"),
+        ((*BENCH, "--height", "100"), 2, "the nearest is 96"),
+        ((*BENCH, "--height", "0"), 2, "--height"),
+        ((*BENCH, "--width", "-64"), 2, "--width"),
+        ((*BENCH, "--width", "100000"), 2, "the nearest is 512"),
+        ((*BENCH, "--num-inference-steps", "0"), 2, "--num-inference-steps"),
+        ((*BENCH, "--guidance-scale", "nan"), 2, "--guidance-scale"),
+        ((*BENCH, "--repeats", "many"), 2, "neither 'auto' nor a whole number"),
+        ((*BENCH, "--seeds", "0"), 2, "--seeds"),
+        ((*BENCH, "--seed", "9223372036854775807", "--seeds", "2"), 2, "outside 0"),
+        ((*BENCH, "--rounds", "0"), 2, "--rounds"),
+        ((*BENCH, "--format", "xml"), 2, "json"),
+        ((*BENCH, "--store", "file"), 3, "is a file"),
+        ((*BENCH, "--store", "foreign"), 3, "not a vivace store"),
+        ((*BENCH, "--device", "cuda", "--store", "s"), 3, "--device cpu"),
+        (("report", "--store", "nowhere"), 3, "no store at nowhere"),
+        (("techniques", "compil"), 2, "did you mean 'compile'"),
+        (("generate",), 2, "Missing argument 'PROMPT'"),
+        (("generate", "x", "--num-images", "0"), 2, "--num-images"),
+        (("generate", "x", "--out", "file"), 3, "file"),
+        (("genrate", "x"), 2, "No such command 'genrate'"),
+    ],
+    ids=lambda value: " ".join(map(str, value))[:60] if isinstance(value, tuple) else "",
+)
+def test_one_clear_message(
+    arguments: tuple[str, ...],
+    code: int,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert run(monkeypatch, *arguments) == code
+    out, err = capfd.readouterr()
+    assert says in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert {p: p.read_bytes() for p in before} == before

@@ -1,0 +1,206 @@
+"""The commands as a user runs them, each in a process of its own."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+VIVACE = [sys.executable, "-c", "from vivace.cli import main; main()"]
+QUICK = ["--num-inference-steps", "2", "--repeats", "1", "--rounds", "1", "--warmup", "1"]
+
+
+def vivace(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*VIVACE, *arguments], cwd=folder, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_help_is_quick_and_imports_no_torch(tmp_path: Path) -> None:
+    code = "import sys, vivace, vivace.cli, vivace.report.page\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        text = vivace(tmp_path, "--help").stdout
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.5
+    for command in ("bench", "demo", "doctor", "generate", "models", "report", "techniques"):
+        assert command in text
+
+
+def test_generate_gives_the_same_bytes_and_carries_its_facts(tmp_path: Path) -> None:
+    command = [
+        "generate",
+        "A red circle, \u00fcber & <b>",
+        "--recipe",
+        "steps:3+tiny_vae",
+        "--seed",
+        "5",
+        "--num-images",
+        "2",
+    ]
+    first = vivace(tmp_path, *command, "--out", "a").stdout.split()
+    assert first == ["a/a-red-circle-uber-b-5.png", "a/a-red-circle-uber-b-6.png"]
+    second = vivace(tmp_path, *command, "--out", "b").stdout.split()
+    for one, other in zip(first, second, strict=True):
+        assert (tmp_path / one).read_bytes() == (tmp_path / other).read_bytes()
+    assert (tmp_path / first[0]).read_bytes() != (tmp_path / first[1]).read_bytes()
+    with Image.open(tmp_path / first[1]) as picture:
+        assert picture.size == (128, 128)
+        text = picture.text  # type: ignore[attr-defined]
+    assert text["model"] == "tiny-sd"
+    assert text["recipe"] == "tiny_vae+steps(3)"
+    assert text["prompt"] == "A red circle, \u00fcber & <b>"
+    assert text["seed"] == "6"
+    # Picture 2 of seed 5 is picture 1 of seed 6: each is drawn alone.
+    alone = vivace(tmp_path, *command[:-4], "--seed", "6", "--out", "c").stdout.strip()
+    assert (tmp_path / alone).read_bytes() == (tmp_path / first[1]).read_bytes()
+
+
+def test_generate_never_overwrites_another_picture(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "x-0.png").write_bytes(b"mine")
+    out = vivace(tmp_path, "generate", "x", "--recipe", "steps(1)").stdout.strip()
+    assert out == "pictures/x-0-2.png"
+    assert (tmp_path / "pictures" / "x-0.png").read_bytes() == b"mine"
+    again = vivace(tmp_path, "generate", "x", "--recipe", "steps(1)").stdout.strip()
+    assert again == out, "the same bytes are not written twice"
+
+
+def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
+    recipes = ["--recipe", "baseline", "--recipe", "tiny_vae", "--recipe", "attention(cudnn)"]
+    done = vivace(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "json", code=4)
+    rows = json.loads(done.stdout)
+    assert [row["recipe"] for row in rows] == ["baseline", "tiny_vae", "attention(cudnn)"]
+    for row in rows[:2]:
+        latency = row["latency"]
+        assert row["outcome"] == "measured"
+        assert row["reason"] is None
+        assert latency["n"] == 3 == sum(map(len, latency["samples_s"]))
+        assert latency["min_s"] <= latency["median_s"] <= latency["max_s"]
+        assert latency["min_s"] <= latency["mean_s"] <= latency["max_s"]
+        assert latency["ci95_s"][0] <= latency["median_s"] <= latency["ci95_s"][1]
+        assert latency["p90_s"] is None, "three samples have no p90"
+        assert set(row["stages"]) == {"text", "steps", "vae", "other"}
+        assert sum(row["stages"].values()) <= latency["max_s"] * 1.05
+        assert row["num_denoiser_calls"] == 2
+        assert (
+            0 < row["memory"]["weights_bytes"] < row["memory"]["model_bytes"] <= row["memory"]["peak_bytes"]
+        )
+        assert row["first_call_s"] > 0
+        assert row["load_s"] > 0
+        assert row["environment"]["num_threads"] == 1
+        assert len(row["pictures"]) == 3
+    assert rows[0]["speedup"] is None
+    assert rows[1]["speedup"]["ratio"] > 0
+    assert rows[1]["speedup"]["ci95"][0] <= rows[1]["speedup"]["ratio"] <= rows[1]["speedup"]["ci95"][1]
+    assert (
+        rows[1]["effects"]["tiny_vae@vae"]["vae.parameters"]
+        < rows[1]["effects"]["tiny_vae@vae"]["vae.parameters_before"]
+    )
+    assert rows[2]["outcome"] == "unsupported"
+    assert "CPU" in rows[2]["reason"]
+    assert rows[2]["latency"] is None
+
+    again = vivace(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "csv", code=4)
+    assert "3 of 3 rounds are measured already" in again.stderr
+    table = list(csv.DictReader(io.StringIO(again.stdout)))
+    assert [r["recipe"] for r in table] == [r["recipe"] for r in rows]
+    assert float(table[0]["median_s"]) == rows[0]["latency"]["median_s"], "nothing was measured again"
+
+    text = vivace(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", code=4)
+    assert "unsupported" in text.stdout
+    assert "reproduce: vivace bench" in text.stderr
+    markdown = vivace(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "md", code=4).stdout
+    assert markdown.startswith("| recipe |")
+    assert markdown.count("\n") == 5
+
+    page = vivace(tmp_path, "report", "-o", "page.html").stdout.strip()
+    html = (tmp_path / page).read_text()
+    assert "attention(cudnn)" in html
+    assert "data:image/png;base64," in html
+    assert "http://" not in html.replace("http://www.w3.org", "")
+
+
+def test_an_interrupted_bench_keeps_its_rounds(tmp_path: Path) -> None:
+    command = [
+        *VIVACE,
+        "bench",
+        "--recipe",
+        "baseline",
+        "--recipe",
+        "steps(3)",
+        "--recipe",
+        "steps(4)",
+        *QUICK,
+    ]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stderr is not None
+    assert process.stdout is not None
+    for line in process.stderr:
+        if line.startswith("[1/3]"):
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(timeout=30) == 130
+    assert "finished rounds are kept" in rest
+    assert "Traceback" not in rest
+    done = vivace(tmp_path, *command[len(VIVACE) :])
+    assert "rounds are measured already and kept" in done.stderr
+
+
+def test_listings_as_json(tmp_path: Path) -> None:
+    (model,) = json.loads(vivace(tmp_path, "models", "--json").stdout)
+    assert model["name"] == "tiny-sd"
+    assert model["bytes"] < 20_000_000
+    techniques = {t["name"]: t for t in json.loads(vivace(tmp_path, "techniques", "--json").stdout)}
+    assert techniques["compile"]["knobs"][0]["name"] == "mode"
+    reasons = {s["recipe"]: s["unsupported"] for s in techniques["attention"]["here"]}
+    assert reasons["attention(math)"] is None
+    doctor = json.loads(vivace(tmp_path, "doctor", "--device", "cpu", "--json").stdout)
+    assert set(doctor["dtype_ms"]) == {"fp32", "bf16", "fp16"}
+    assert doctor["environment"]["device"] == "cpu"
+    assert any(s["unsupported"] and "CPU" in s["unsupported"] for s in doctor["techniques"])
+
+
+def test_a_technique_is_explained(tmp_path: Path) -> None:
+    text = vivace(tmp_path, "techniques", "fa2").stdout
+    assert "Why:" in text
+    assert "attention(flash)" in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_under_standard_output(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*VIVACE, "models"], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    command = " ".join(
+        [sys.executable, "-c", "'from vivace.cli import main; main()'", "techniques", "| head -1"]
+    )
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1

@@ -1,0 +1,174 @@
+"""Recipes applied to pipelines, as a Python user meets them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from vivace.errors import NoEffect, RecipeError, UnknownModel, Unsupported
+from vivace.models import find_model, load_pipeline
+from vivace.spec.technique import component_of
+
+PROMPTS = ["a red circle", "a blue square", "a green triangle"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def seeds(*numbers: int) -> Any:
+    made = [torch.Generator().manual_seed(n) for n in numbers]
+    return made if len(made) > 1 else made[0]
+
+
+def draw(session: Any, prompt: Any, *numbers: int, **call: Any) -> np.ndarray:
+    return np.asarray(session(prompt, generator=seeds(*numbers), output_type="np", **call).images)
+
+
+def pipeline() -> Any:
+    return load_pipeline(find_model("tiny-sd"), "cpu")
+
+
+def test_load_is_called_like_the_pipeline() -> None:
+    session = vivace.load("tiny-sd", "steps(3)+tiny_vae")
+    assert session.recipe.text == "tiny_vae+steps(3)"
+    image = session("a red circle", generator=seeds(0)).images[0]
+    assert image.size == (128, 128)
+    assert set(session.effects) == {"tiny_vae@vae", "steps"}
+    plain = vivace.load("tiny-sd")
+    assert plain.recipe.is_baseline
+    assert plain.effects == {}
+
+
+def test_apply_takes_a_pipeline_that_the_user_has() -> None:
+    pipe = pipeline()
+    session = vivace.apply(pipe, "bf16+cfg_cutoff(0.4)")
+    assert session.pipe is pipe
+    assert pipe.unet.dtype == torch.bfloat16
+    picture = draw(session, PROMPTS[0], 0, num_inference_steps=5)
+    assert np.isfinite(picture).all()
+    assert session.evidence() == {"guided_steps": 2, "unguided_steps": 3}
+
+
+def test_what_is_passed_to_the_call_wins() -> None:
+    session = vivace.load("tiny-sd", "steps(2)")
+    calls: list[int] = []
+
+    def count(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        calls.append(step)
+        return tensors
+
+    draw(session, PROMPTS[0], 0, callback_on_step_end=count)
+    assert len(calls) == 2
+    calls.clear()
+    draw(session, PROMPTS[0], 0, callback_on_step_end=count, num_inference_steps=4)
+    assert len(calls) == 4
+
+
+def test_the_users_own_callback_is_chained_behind_ours() -> None:
+    session = vivace.load("tiny-sd", "cfg_cutoff(0.5)+steps(4)")
+    shapes: list[int] = []
+
+    def look(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        shapes.append(tensors["prompt_embeds"].shape[0])
+        return {}
+
+    draw(
+        session,
+        PROMPTS[0],
+        0,
+        callback_on_step_end=look,
+        callback_on_step_end_tensor_inputs=["latents", "prompt_embeds"],
+    )
+    assert shapes == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("per_prompt", [1, 2])
+def test_cfg_cutoff_is_right_at_any_batch_size(per_prompt: int) -> None:
+    """A batch gives what its pictures give alone: each prompt keeps its own embedding after the cutoff."""
+    session = vivace.load("tiny-sd", "cfg_cutoff(0.4)+steps(5)+scheduler(ddim)")
+    count = len(PROMPTS) * per_prompt
+    batch = draw(session, PROMPTS, *range(count), num_images_per_prompt=per_prompt)
+    assert len(batch) == count
+    for k in range(count):
+        alone = draw(session, PROMPTS[k // per_prompt], k)[0]
+        assert np.abs(batch[k] - alone).max() < 0.02, k
+
+
+def test_cfg_cutoff_without_guidance_is_refuted() -> None:
+    session = vivace.load("tiny-sd", "cfg_cutoff(0.4)+guidance(1)+steps(3)")
+    draw(session, PROMPTS[0], 0)
+    assert "nothing to cut" in (session.refuted({}) or "")
+
+
+def test_a_second_call_is_guided_again() -> None:
+    session = vivace.load("tiny-sd", "cfg_cutoff(0.5)+steps(4)+scheduler(ddim)")
+    first = draw(session, PROMPTS[0], 0)
+    assert np.array_equal(first, draw(session, PROMPTS[0], 0))
+    assert session.evidence() == {"guided_steps": 2, "unguided_steps": 2}
+
+
+@pytest.mark.parametrize(
+    "recipe", ["bf16@denoiser", "bf16@vae", "bf16@text_encoder", "bf16@denoiser,vae", "bf16"]
+)
+def test_components_of_different_dtypes_fit_together(recipe: str) -> None:
+    reference = draw(vivace.load("tiny-sd", "steps(4)"), PROMPTS[0], 0)
+    session = vivace.load("tiny-sd", f"{recipe}+steps(4)")
+    picture = draw(session, PROMPTS[0], 0)
+    assert -10 * np.log10(np.mean((picture - reference) ** 2)) > 25
+    wanted = recipe.partition("@")[2].split(",") if "@" in recipe else ["denoiser", "vae", "text_encoder"]
+    for component in ("denoiser", "vae", "text_encoder"):
+        dtype = component_of(session.pipe, component).dtype  # type: ignore[arg-type]
+        assert dtype == (torch.bfloat16 if component in wanted else torch.float32), component
+
+
+def test_a_recipe_that_changes_nothing_is_refused() -> None:
+    with pytest.raises(NoEffect, match="fp32 already"):
+        vivace.load("tiny-sd", "fp32")
+    session = vivace.load("tiny-sd", "fp32+steps(3)")
+    assert session.warnings == ["dtype: every targeted component is fp32 already"]
+    assert list(session.effects) == ["steps"]
+
+
+def test_unsupported_says_why() -> None:
+    with pytest.raises(Unsupported, match="no cudnn attention kernel for CPUs"):
+        vivace.load("tiny-sd", "attention(cudnn)")
+    with pytest.raises(Unsupported, match="does not belong to the family"):
+        vivace.load("tiny-sd", "scheduler(flow_euler)")
+    with pytest.raises(Unsupported, match="no tiny VAE is known"):
+        vivace.apply(pipeline(), "tiny_vae")
+
+
+def test_wrong_names() -> None:
+    with pytest.raises(UnknownModel, match="did you mean 'tiny-sd'"):
+        vivace.load("tiny-ds")
+    with pytest.raises(RecipeError, match="did you mean"):
+        vivace.load("tiny-sd", "tiny_vea")
+
+
+def test_quantize_leaves_a_count_of_what_it_did() -> None:
+    session = vivace.load("tiny-sd", "int8+steps(2)")
+    effect = session.effects["quantize@denoiser"]
+    linears = [m for m in session.pipe.unet.modules() if isinstance(m, torch.nn.Linear)]
+    assert effect["denoiser.quantized_layers"] == len(linears)
+    assert np.isfinite(draw(session, PROMPTS[0], 0)).all()
+
+
+def test_no_class_is_patched() -> None:
+    from diffusers import AutoencoderKL, StableDiffusionPipeline, UNet2DConditionModel
+
+    before = [StableDiffusionPipeline.__call__, UNet2DConditionModel.forward, AutoencoderKL.decode]
+    session = vivace.load("tiny-sd", "bf16+attention(math)+compile(backend=eager)+cfg_cutoff(0.5)+steps(2)")
+    draw(session, PROMPTS[0], 0)
+    assert [StableDiffusionPipeline.__call__, UNet2DConditionModel.forward, AutoencoderKL.decode] == before
+    fresh = pipeline()
+    assert "forward" not in vars(fresh.unet)
+
+
+def test_positional_arguments_reach_the_pipeline() -> None:
+    session = vivace.load("tiny-sd", "steps(2)")
+    image = session("a red circle", 64, 96, generator=seeds(0)).images[0]
+    assert image.size == (96, 64)
