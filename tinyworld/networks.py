@@ -1,0 +1,183 @@
+"""The networks' shapes, and the folders that they ship in.
+
+Small enough that one picture costs a laptop under a CPU-second; every Linear width is a multiple of 32, so that every
+quantiser applies.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderTiny,
+    EulerAncestralDiscreteScheduler,
+    StableDiffusionPipeline,
+    UNet2DConditionModel,
+)  # fmt: skip
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel
+
+from tinyworld import tokenizer
+from tinyworld.words import SIDE
+
+LATENT_CHANNELS = 4
+LATENT_SIDE = SIDE // 8
+TEXT_WIDTH = 128
+
+# Stable Diffusion's noise schedule. The default sampler of the folder is its Euler ancestral.
+SCHEDULE = {
+    "num_train_timesteps": 1000,
+    "beta_schedule": "scaled_linear",
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "prediction_type": "v_prediction",
+    "timestep_spacing": "trailing",
+    "steps_offset": 1,  # StableDiffusionPipeline scolds any other value
+}
+
+SD_FOLDER = "tiny-sd"
+TINY_VAE_FOLDER = "tiny-sd-tiny-vae"
+
+
+def build_vae() -> AutoencoderKL:
+    """f8, 4 channels: a 128 px picture is 16x16x4 numbers."""
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(32, 64, 64, 64),
+        layers_per_block=1,
+        latent_channels=LATENT_CHANNELS,
+        norm_num_groups=16,
+        sample_size=SIDE,
+        scaling_factor=1.0,
+        force_upcast=False,
+    )
+
+
+def build_tiny_vae() -> AutoencoderTiny:
+    """Encodes to and decodes from the latents that the UNet sees, so its scaling factor is 1, as TAESD's is."""
+    return AutoencoderTiny(
+        encoder_block_out_channels=(32,) * 4,
+        decoder_block_out_channels=(32,) * 4,
+        num_encoder_blocks=(1, 1, 1, 1),
+        num_decoder_blocks=(3, 3, 3, 1),
+        latent_channels=LATENT_CHANNELS,
+        scaling_factor=1.0,
+    )
+
+
+def build_unet() -> UNet2DConditionModel:
+    return UNet2DConditionModel(
+        sample_size=LATENT_SIDE,
+        in_channels=LATENT_CHANNELS,
+        out_channels=LATENT_CHANNELS,
+        down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+        block_out_channels=(64, 96, 128),
+        layers_per_block=1,
+        cross_attention_dim=TEXT_WIDTH,
+        attention_head_dim=4,  # the number of heads, whatever diffusers calls it: 16, 24 and 32 channels each
+        norm_num_groups=16,
+    )
+
+
+def build_text_encoder() -> CLIPTextModel:
+    words = tokenizer.build()
+    return CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(words),
+            hidden_size=TEXT_WIDTH,
+            intermediate_size=4 * TEXT_WIDTH,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            max_position_embeddings=tokenizer.MAX_LENGTH,
+            projection_dim=TEXT_WIDTH,
+            bos_token_id=words.bos_token_id,
+            eos_token_id=words.eos_token_id,
+            pad_token_id=words.pad_token_id,
+        )
+    )
+
+
+@torch.no_grad()
+def whiten(vae: AutoencoderKL, mean: Tensor, std: Tensor) -> None:
+    """Fold latents' mean and std (4,) into the 1x1 convolutions beside them, so each channel becomes N(0, 1)-like.
+
+    A pipeline can only divide by one `scaling_factor`; per-channel statistics have to live in the weights.
+    """
+    before, after = vae.quant_conv, vae.post_quant_conv
+    moments = before.weight.shape[0] // 2
+    scale = torch.cat([1 / std, torch.ones_like(std)])
+    shift = torch.cat([-mean / std, -2 * std.log()])  # the second half is a log-variance
+    before.weight.mul_(scale[:, None, None, None])
+    before.bias.mul_(scale).add_(shift)
+    assert moments == len(std)
+    after.bias.add_(torch.einsum("oi,i->o", after.weight[:, :, 0, 0], mean))
+    after.weight.mul_(std[None, :, None, None])
+
+
+def save_sd(
+    folder: Path, vae: AutoencoderKL, unet: UNet2DConditionModel, text_encoder: CLIPTextModel
+) -> None:
+    """Write the fp16 pipeline folder, whole or not at all."""
+    unsaved = folder.with_name(folder.name + ".part")
+    shutil.rmtree(unsaved, ignore_errors=True)
+    pipe = StableDiffusionPipeline(
+        vae=_half(vae, build_vae()),
+        unet=_half(unet, build_unet()),
+        text_encoder=_half(text_encoder, build_text_encoder()),
+        tokenizer=tokenizer.build(),
+        scheduler=EulerAncestralDiscreteScheduler(**SCHEDULE),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipe.save_pretrained(unsaved, safe_serialization=True)
+    # transformers would load the text encoder as it lies (fp16) while diffusers loads the rest in fp32, and a plain
+    # from_pretrained(folder) would die of "Half and Float".
+    config = unsaved / "text_encoder" / "config.json"
+    _edit(config, dtype="float32")
+    _replace(unsaved, folder)
+
+
+def save_model(model: nn.Module, folder: Path) -> None:
+    """Write one model as it is, for the next stage of training."""
+    unsaved = folder.with_name(folder.name + ".part")
+    shutil.rmtree(unsaved, ignore_errors=True)
+    model.save_pretrained(unsaved, safe_serialization=True)
+    _replace(unsaved, folder)
+
+
+def save_tiny_vae(folder: Path, vae: AutoencoderTiny) -> None:
+    unsaved = folder.with_name(folder.name + ".part")
+    shutil.rmtree(unsaved, ignore_errors=True)
+    _half(vae, build_tiny_vae()).save_pretrained(unsaved, safe_serialization=True)
+    _edit(
+        unsaved / "config.json", block_out_channels=None
+    )  # diffusers writes it, and complains when it reads it
+    _replace(unsaved, folder)
+
+
+def _edit(config: Path, **changes: str | None) -> None:
+    settings = {**json.loads(config.read_text()), **changes}
+    kept = {key: value for key, value in settings.items() if value is not None or key not in changes}
+    config.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+
+
+def _half(model: nn.Module, fresh: nn.Module) -> nn.Module:
+    """An fp16 copy on the CPU; the model in training stays as it is."""
+    fresh.load_state_dict(model.state_dict())
+    return fresh.half().eval()
+
+
+def _replace(new: Path, old: Path) -> None:
+    for file in new.rglob("*.safetensors"):
+        file.chmod(0o644)  # safetensors leaves them to the owner alone
+    shutil.rmtree(old, ignore_errors=True)
+    new.rename(old)
+
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

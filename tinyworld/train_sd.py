@@ -1,0 +1,139 @@
+"""Train the UNet and the CLIP text encoder together on the VAE's latents, predicting v.
+
+    python -m tinyworld.train_sd --out build/tinyworld --minutes 10.2
+
+May be started beside train_vae: it writes its captions and compiles, then waits for the VAE. Ends by writing the whole
+pipeline folder, `--out`/tiny-sd, in fp16; after a run that stopped early (--stop-s) too, from the weights so far.
+"""
+
+import argparse
+import random
+
+import torch
+from diffusers import AutoencoderKL, DDPMScheduler
+from torch import Tensor, nn
+
+from tinyworld import captions, loop, networks, scenes, tokenizer
+from tinyworld.train_vae import load
+
+POOL_SEED = 7
+CAPTIONS_EACH = 2
+EMPTY_CAPTIONS = 0.1
+"""Share of the batch that sees no caption: what guidance is measured against."""
+
+
+def token_pool(labels: scenes.Labels, seed: int) -> Tensor:
+    """(N, CAPTIONS_EACH, 32) int16 token ids of captions, each written in its own words."""
+    rng = random.Random(seed)
+    words = tokenizer.build()
+    rows = []
+    for full in captions.describe(labels):
+        rows += [captions.write(full, rng) for _ in range(CAPTIONS_EACH)]
+    ids = torch.cat(
+        [
+            torch.tensor(tokenizer.encode(words, rows[i : i + 20_000]), dtype=torch.int16)
+            for i in range(0, len(rows), 20_000)
+        ]
+    )
+    return ids.reshape(len(labels), CAPTIONS_EACH, tokenizer.MAX_LENGTH)
+
+
+@torch.no_grad()
+def latent_pool(vae: AutoencoderKL, labels: scenes.Labels, device: str) -> Tensor:
+    """(N, 4, 16, 16) fp16 latents of every scene, on the device: the encoder costs twice the UNet, so run it once."""
+    out = []
+    paint = scenes.paints(device)
+    for i in range(0, len(labels), 512):
+        pictures, _ = scenes.draw(labels[i : i + 512].to(device), paint)
+        pictures = (pictures * 2 - 1).contiguous(memory_format=torch.channels_last)
+        with torch.autocast(device, torch.bfloat16):
+            mean = vae.encode(pictures).latent_dist.mean
+        out.append((mean.float() * vae.config.scaling_factor).half().contiguous())
+    return torch.cat(out)
+
+
+class DenoiserLoss:
+    """One step's loss: noised latents of a random batch, their captions, the error of the predicted v."""
+
+    def __init__(
+        self, unet: nn.Module, text: nn.Module, ids: Tensor, args: argparse.Namespace, batch: int
+    ) -> None:
+        self.unet, self.text, self.batch, self.device = unet, text, batch, args.device
+        self.latents = torch.empty(0)
+        self.ids = ids.to(args.device)
+        self.empty = torch.tensor(
+            tokenizer.encode(tokenizer.build(), [""]), dtype=torch.int16, device=args.device
+        )
+        kept = DDPMScheduler(**networks.SCHEDULE).alphas_cumprod.to(args.device)
+        self.signal, self.spread = kept.sqrt(), (1 - kept).sqrt()
+        self.compute = loop.compiled(self._compute, args)
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        n, device = self.batch, self.device
+        index = torch.randint(len(self.latents), (n,), device=device)
+        ids = self.ids[index, torch.randint(CAPTIONS_EACH, (n,), device=device)]
+        ids = torch.where(torch.rand(n, 1, device=device) < EMPTY_CAPTIONS, self.empty, ids).long()
+        latents = self.latents[index].float()
+        # Timesteps in even strata: each batch covers all of them, which steadies the loss.
+        spread = (torch.arange(n, device=device) + torch.rand(n, device=device)) / n
+        steps = (spread * len(self.signal)).long()
+        return self.compute(latents, ids, torch.randn_like(latents), steps)
+
+    def _compute(self, latents: Tensor, ids: Tensor, noise: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        a, s = self.signal[steps][:, None, None, None], self.spread[steps][:, None, None, None]
+        with torch.autocast(self.device, torch.bfloat16):
+            words = self.text(ids).last_hidden_state
+            made = self.unet(a * latents + s * noise, steps, encoder_hidden_states=words).sample
+        loss = (made.float() - (a * noise - s * latents)).square().mean()
+        return loss, torch.zeros(0, device=latents.device)
+
+    def compile_now(self) -> None:
+        """Compile on noise, while the VAE is still in training."""
+        side = networks.LATENT_SIDE
+        shape = (self.batch, networks.LATENT_CHANNELS, side, side)
+        zeros = torch.zeros(self.batch, dtype=torch.long, device=self.device)
+        noise = torch.randn(shape, device=self.device)
+        self.compute(noise, self.empty.long().repeat(self.batch, 1), noise, zeros)[0].backward()
+        self.unet.zero_grad(set_to_none=True)
+        self.text.zero_grad(set_to_none=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    loop.add_arguments(parser)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True
+    labels = scenes.sample(args.scenes, POOL_SEED)
+    unet = networks.build_unet().to(args.device).train()
+    unet.to(memory_format=torch.channels_last)
+    text = networks.build_text_encoder().to(args.device).train()
+    loss = DenoiserLoss(unet, text, token_pool(labels, POOL_SEED + 1), args, args.batch or 512)
+    if args.device != "cpu" and not (args.out / "vae").exists():
+        loss.compile_now()
+    loop.wait_for(args.out / "vae", "sd")
+    vae = load(args.out / "vae", args.device).eval()
+    loss.latents = latent_pool(vae, labels, args.device)
+    print(f"sd  {len(labels)} latents, std {loss.latents[:4096].float().std().item():.3f}", flush=True)
+    training = loop.Loop(
+        "sd",
+        {"unet": unet, "text": text},
+        loss,
+        figures=(),
+        rate=6e-4,
+        budget=loop.budget_from(args),
+        checkpoint=args.out / "sd.pt",
+        seed=4,
+        warm_up=500,
+        ema=0.9995,
+    )
+    training.run()
+    training.use_ema()
+    unet.to(memory_format=torch.contiguous_format)
+    networks.save_sd(args.out / networks.SD_FOLDER, vae, unet, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Train the VAE: the ceiling of everything drawn later, so it gets time, and weight where objects and their edges are.
+
+python -m tinyworld.train_vae --out build/tinyworld --minutes 3.3
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
+
+from tinyworld import loop, networks, scenes
+
+POOL_SEED = 1
+
+
+def pixel_weights(distance: Tensor) -> Tensor:
+    """(N, 1, H, W) weights of mean 1: an object counts 3 times its background, its edge up to 9 times."""
+    weight = 1 + 2 * (distance < 1).float() + 6 * torch.exp(-((distance / 1.5) ** 2))
+    return (weight / weight.mean())[:, None]
+
+
+def picture_loss(made: Tensor, true: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted L1 + squared error of pictures in -1..1, and the plain squared error of pictures in 0..1."""
+    error = made.float() - true
+    weight = pixel_weights(distance)
+    return (weight * (error.abs() + 4 * error.square())).mean(), error.square().mean() / 4
+
+
+def psnr(squared_error: float) -> float:
+    """Decibels, for pictures in 0..1."""
+    return float(-10 * torch.tensor(squared_error).log10())
+
+
+class VaeLoss:
+    """One step's loss: a batch of scenes drawn on the spot, encoded, decoded, compared."""
+
+    def __init__(self, vae: AutoencoderKL, args: argparse.Namespace, batch: int) -> None:
+        self.vae, self.batch, self.device = vae, batch, args.device
+        self.pool = scenes.sample(args.scenes, POOL_SEED).to(args.device)
+        self.paint = scenes.paints(args.device)
+        self.draw = loop.compiled(scenes.draw, args)
+        self.compute = loop.compiled(self._compute, args)
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        index = torch.randint(len(self.pool), (self.batch,), device=self.device)
+        pictures, distance = self.draw(self.pool[index], self.paint)
+        side = networks.LATENT_SIDE
+        noise = torch.randn(self.batch, networks.LATENT_CHANNELS, side, side, device=self.device)
+        return self.compute(pictures.contiguous(memory_format=torch.channels_last), distance, noise)
+
+    def _compute(self, pictures: Tensor, distance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        pictures = pictures * 2 - 1
+        with torch.autocast(self.device, torch.bfloat16):
+            posterior = self.vae.encode(pictures).latent_dist
+            mean, log_variance = posterior.mean.float(), posterior.logvar.float()
+            latents = mean + (0.5 * log_variance).exp() * noise
+            made = self.vae.decode(latents).sample
+        kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
+        loss, squared_error = picture_loss(made, pictures, distance)
+        return loss + 1e-5 * kl, torch.stack([squared_error * 1000, kl])
+
+
+@torch.no_grad()
+def latent_statistics(vae: AutoencoderKL, device: str, number: int = 4096) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (4,) of the latents of `number` scenes."""
+    labels = scenes.sample(number, POOL_SEED + 1).to(device)
+    means = [
+        vae.encode(scenes.draw(labels[i : i + 256])[0] * 2 - 1).latent_dist.mean
+        for i in range(0, number, 256)
+    ]
+    latents = torch.cat(means).float()
+    return latents.mean((0, 2, 3)), latents.std((0, 2, 3))
+
+
+def load(folder: Path, device: str) -> AutoencoderKL:
+    """The VAE in fp32 from its working folder."""
+    return AutoencoderKL.from_pretrained(folder).to(device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    loop.add_arguments(parser)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True
+    vae = networks.build_vae().to(args.device).train()
+    vae.to(memory_format=torch.channels_last)
+    training = loop.Loop(
+        "vae",
+        {"vae": vae},
+        VaeLoss(vae, args, args.batch or 64),
+        figures=("mse_e3", "kl"),
+        rate=8e-4,
+        budget=loop.budget_from(args),
+        checkpoint=args.out / "vae.pt",
+        seed=2,
+        decay=1e-4,
+    )
+    training.run()
+    if not training.finished:
+        return  # the UNet and the tiny VAE wait for a VAE that stays as it is
+    training.use_ema()
+    vae.eval().to(memory_format=torch.contiguous_format)
+    mean, std = latent_statistics(vae, args.device, min(4096, args.scenes))
+    print(f"latents  mean {mean.tolist()}  std {std.tolist()}", flush=True)
+    networks.whiten(vae, mean, std)
+    networks.save_model(vae, args.out / "vae")
+
+
+if __name__ == "__main__":
+    main()

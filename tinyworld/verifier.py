@@ -1,0 +1,322 @@
+"""The exact verifier: what is in a picture, read by arithmetic, judged against a caption. No network.
+
+Objects are found by chroma (backgrounds are neutral), named by colour (nearest in the palette), by shape (overlap with
+templates at equal area and centroid) and by place. A picture that is ruined (noise, flat, blurred into clouds) has no
+component of a plausible size and shape, and so scores next to nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from tinyworld.captions import Description, Thing, parse
+from tinyworld.scenes import AREAS, CELLS, DISTANCES, backgrounds
+from tinyworld.words import COLOURS, KINDS, PALETTE, POSITIONS, RADII, SHAPES, SIDE, SIZES, TONES
+
+ATTRIBUTES = (
+    "colour",
+    "shape",
+    "size",
+    "position",
+    "relation",
+    "binding",
+    "count",
+    "background",
+    "everything",
+)
+
+MIN_CHROMA = 60
+"""Greatest minus least channel, of 255; the palest edge of an object that still counts."""
+MAX_COLOUR_ERROR = 75.0
+"""RGB distance from a palette colour beyond which a thing has no colour."""
+MIN_OVERLAP = 0.85
+"""Soft intersection over union with a template, below which a thing has no shape."""
+MIN_AREA, MAX_AREA = 120, 2400  # square pixels; true ones run from 340 to 1,700
+MAX_BACKGROUND_ERROR = 14.0
+"""Mean absolute grey levels from the nearest of the twelve backgrounds."""
+
+MAX_OBJECTS = 4
+"""A picture with more than this shows nothing in particular: with enough blobs, some match any caption."""
+
+_GRID = 48  # template cells a side
+_REACH = 1.0  # half-width of the template grid, in units of the square root of the area
+
+
+@dataclass(frozen=True)
+class Found:
+    """One object seen. Centre (x, y) and radius in pixels; None where nothing fits."""
+
+    colour: str | None
+    shape: str | None
+    size: str | None
+    x: float
+    y: float
+    radius: float
+    overlap: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`hits[attribute]` is (right, asked): how many of what the caption says the picture shows."""
+
+    described: Description
+    found: tuple[Found, ...]
+    tone: str | None
+    kind: str | None
+    hits: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def right(self) -> bool:
+        """Whether the picture shows all that the caption says, and no other object."""
+        return self.hits["everything"] == (1, 1)
+
+
+def look(picture: NDArray[np.uint8]) -> tuple[tuple[Found, ...], str | None, str | None]:
+    """Objects, largest first, then the background's tone and kind, of a (128, 128, 3) picture."""
+    if picture.shape != (SIDE, SIDE, 3) or picture.dtype != np.uint8:
+        raise ValueError(
+            f"expected a uint8 picture of shape {(SIDE, SIDE, 3)}, got {picture.dtype} {picture.shape}"
+        )
+    rgb = picture.astype(np.float32)
+    chroma = rgb.max(-1) - rgb.min(-1)
+    rough = chroma > MIN_CHROMA
+    found = []
+    for mask in _components(rgb, rough):
+        thing = _recognise(rgb, chroma, mask)
+        if thing is not None:
+            found.append(thing)
+    if len(found) > MAX_OBJECTS:
+        found = []
+    found.sort(key=lambda thing: -thing.radius)
+    return (tuple(found), *_background(rgb, rough))
+
+
+def _components(rgb: NDArray[np.float32], rough: NDArray[np.bool_]) -> Iterable[NDArray[np.bool_]]:
+    """Connected regions of an object's size; two touching objects of different colours come apart."""
+    names, number = ndimage.label(rough)
+    if number > 200:  # a noisy picture: nothing in it is an object, and reading on would take seconds
+        return
+    areas = np.bincount(names.ravel(), minlength=number + 1)
+    for index in range(1, number + 1):
+        if areas[index] < MIN_AREA:
+            continue
+        mask = names == index
+        core = ndimage.binary_erosion(mask, iterations=2)
+        nearest = _nearest_colour(rgb[core])[0]
+        shares = np.bincount(nearest, minlength=len(COLOURS)) / max(1, len(nearest))
+        parts = np.flatnonzero(shares > 0.15)
+        if len(parts) < 2:
+            yield mask
+            continue
+        whose = np.full(mask.shape, -1)
+        palette = _palette()[parts]
+        whose[mask] = parts[((rgb[mask][:, None] - palette) ** 2).sum(-1).argmin(-1)]
+        for part in parts:
+            pieces, _ = ndimage.label(ndimage.binary_opening(whose == part))
+            sizes = np.bincount(pieces.ravel())[1:]
+            if len(sizes) and sizes.max() >= MIN_AREA:
+                yield pieces == 1 + sizes.argmax()
+
+
+@cache
+def _palette() -> NDArray[np.float32]:
+    return np.array(list(PALETTE.values()), dtype=np.float32)
+
+
+def _nearest_colour(pixels: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    """Index and RGB distance of each pixel's nearest palette colour."""
+    squared = ((pixels[:, None] - _palette()) ** 2).sum(-1)
+    return squared.argmin(-1), np.sqrt(squared.min(-1))
+
+
+def _recognise(
+    rgb: NDArray[np.float32], chroma: NDArray[np.float32], mask: NDArray[np.bool_]
+) -> Found | None:
+    core = ndimage.binary_erosion(mask, iterations=2)
+    if core.sum() < 20:
+        return None
+    # Backgrounds have no chroma, so chroma over the core's is the share of the pixel that the object covers.
+    near = ndimage.binary_dilation(mask, iterations=2)
+    full = float(np.median(chroma[core]))
+    cover = np.where(near, np.clip(chroma / full, 0, 1), 0)
+    cover[cover < 0.15] = 0
+    area = float(cover.sum())
+    if not MIN_AREA <= area <= MAX_AREA:
+        return None
+    index, error = _nearest_colour(np.median(rgb[core], axis=0)[None])
+    colour = COLOURS[int(index[0])] if error[0] <= MAX_COLOUR_ERROR else None
+
+    ys, xs = np.mgrid[0:SIDE, 0:SIDE] + 0.5
+    x, y = float((cover * xs).sum() / area), float((cover * ys).sum() / area)
+    overlaps = _overlaps(cover, x, y, area)
+    best = int(overlaps.argmax())
+    shape = SHAPES[best] if overlaps[best] >= MIN_OVERLAP else None
+    radius = float(np.sqrt(area / (AREAS[best] if shape else np.mean(AREAS))))
+    size = None
+    if 0.75 * RADII[0] <= radius <= 1.3 * RADII[1]:
+        size = SIZES[int(radius > np.sqrt(RADII[0] * RADII[1]))]
+    return Found(colour, shape, size, x, y, radius, float(overlaps[best]))
+
+
+@cache
+def _templates() -> NDArray[np.float32]:
+    """(shapes, 48, 48) coverage of each shape at unit area, centroid in the middle."""
+    fine = 8 * _GRID  # drawn finer, then averaged, as a pixel averages
+    at = (torch.arange(fine) + 0.5) / fine * 2 * _REACH - _REACH
+    out = []
+    for distance, unit_area in zip(DISTANCES, AREAS, strict=True):
+        r = torch.tensor(unit_area**-0.5)
+        inside = (distance(at[None, :], at[:, None], r) < 0).float()
+        y = float((inside * at[:, None]).sum() / inside.sum())
+        inside = (distance(at[None, :], at[:, None] + y, r) < 0).float()
+        out.append(inside.reshape(_GRID, 8, _GRID, 8).mean((1, 3)).numpy())
+    return np.stack(out)
+
+
+def _overlaps(cover: NDArray[np.float32], x: float, y: float, area: float) -> NDArray[np.float32]:
+    """Soft intersection over union of one object with every template, at equal area and centroid."""
+    at = ((np.arange(_GRID) + 0.5) / _GRID * 2 - 1) * _REACH * np.sqrt(area)
+    rows, columns = np.meshgrid(at + y - 0.5, at + x - 0.5, indexing="ij")
+    seen = ndimage.map_coordinates(cover, [rows, columns], order=1, mode="constant")
+    templates = _templates()
+    return np.minimum(templates, seen).sum((1, 2)) / np.maximum(templates, seen).sum((1, 2))
+
+
+@cache
+def _background_levels() -> NDArray[np.float32]:
+    return backgrounds().numpy().astype(np.float32) * 255
+
+
+def _background(rgb: NDArray[np.float32], rough: NDArray[np.bool_]) -> tuple[str | None, str | None]:
+    clear = ~ndimage.binary_dilation(rough, iterations=3)
+    if clear.mean() < 0.3:
+        return None, None
+    pixels = rgb[clear]
+    levels = _background_levels()[:, :, clear]
+    errors = np.abs(levels[..., None] - pixels).mean((-1, -2))
+    tone, kind = np.unravel_index(errors.argmin(), errors.shape)
+    if errors[tone, kind] > MAX_BACKGROUND_ERROR:
+        return None, None
+    return TONES[tone], KINDS[kind]
+
+
+def verify(picture: NDArray[np.uint8], caption: str) -> Verdict:
+    """Judge one (128, 128, 3) picture against its caption."""
+    described = parse(caption)
+    found, tone, kind = look(picture)
+    return Verdict(described, found, tone, kind, _judge(described, found, tone, kind))
+
+
+def _judge(
+    described: Description, found: tuple[Found, ...], tone: str | None, kind: str | None
+) -> dict[str, tuple[int, int]]:
+    hits = dict.fromkeys(ATTRIBUTES, (0, 0))
+
+    def ask(attribute: str, right: bool) -> None:
+        so_far, asked = hits[attribute]
+        hits[attribute] = so_far + bool(right), asked + 1
+
+    pairs = _assign(described.things, found)
+    for thing, seen in pairs:
+        for attribute in ("colour", "shape", "size"):
+            wanted = getattr(thing, attribute)
+            if wanted is not None:
+                ask(attribute, seen is not None and getattr(seen, attribute) == wanted)
+    if described.position is not None:
+        ask("position", pairs[0][1] is not None and _cell(pairs[0][1]) == described.position)
+    if len(pairs) == 2:
+        (first, a), (second, b) = pairs
+        ask("binding", a is not None and b is not None and _matches(first, a) == 2 == _matches(second, b))
+        if described.relation is not None:
+            ask("relation", a is not None and b is not None and _relation(a, b) == described.relation)
+    if described.things:
+        ask("count", len(found) == len(described.things))
+    if described.tone is not None or described.kind is not None:
+        # An empty picture has a background by default; it earns nothing for that.
+        ask(
+            "background",
+            bool(found)
+            and described.tone in (None, tone)
+            and tone is not None
+            and described.kind in (None, kind),
+        )
+    ask("everything", all(right == asked for right, asked in hits.values()))
+    return hits
+
+
+def _matches(thing: Thing, seen: Found) -> int:
+    """How many of colour and shape agree; what the caption leaves open agrees with anything."""
+    return (thing.colour in (None, seen.colour)) + (thing.shape in (None, seen.shape))
+
+
+def _assign(things: Sequence[Thing], found: Sequence[Found]) -> list[tuple[Thing, Found | None]]:
+    """Give each described thing an object of its own, as many colours and shapes agreeing as can be."""
+    if not things:
+        return []
+    if len(things) == 1:
+        best = max(found, key=lambda seen: _matches(things[0], seen), default=None)
+        return [(things[0], best)]
+    seats: list[Found | None] = [*found, None, None]
+    best_score, best_pair = -1, (seats[0], seats[1])
+    for i, a in enumerate(seats):
+        for j, b in enumerate(seats):
+            if i == j:
+                continue
+            score = sum(
+                1 + 10 * _matches(thing, seen)
+                for thing, seen in zip(things, (a, b), strict=True)
+                if seen is not None
+            )
+            if score > best_score:
+                best_score, best_pair = score, (a, b)
+    return list(zip(things, best_pair, strict=True))
+
+
+def _cell(seen: Found) -> str:
+    column, row = (int(np.abs(np.array(CELLS) - value).argmin()) for value in (seen.x, seen.y))
+    return POSITIONS[3 * row + column]
+
+
+def _relation(a: Found, b: Found) -> str:
+    """Where a lies, seen from b: along the axis on which they are further apart."""
+    dx, dy = b.x - a.x, b.y - a.y
+    if abs(dx) > abs(dy):
+        return "left of" if dx > 0 else "right of"
+    return "above" if dy > 0 else "below"
+
+
+Tally = dict[str, tuple[int, int]]
+"""Right and asked, of each attribute."""
+
+
+def tally(pictures: Iterable[NDArray[np.uint8]], captions: Sequence[str]) -> Tally:
+    """Hits of many pictures added up. "where" is positions and relations together: no caption asks for both."""
+    totals = dict.fromkeys((*ATTRIBUTES, "where"), (0, 0))
+    for picture, caption in zip(pictures, captions, strict=True):
+        hits = verify(picture, caption).hits
+        hits["where"] = _plus(hits["position"], hits["relation"])
+        totals = {attribute: _plus(totals[attribute], hits[attribute]) for attribute in totals}
+    return totals
+
+
+def _plus(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    return a[0] + b[0], a[1] + b[1]
+
+
+def accuracies(totals: Tally) -> dict[str, dict[str, float]]:
+    """{attribute: {accuracy, right, asked}}; attributes that no caption asked for are left out."""
+    return {
+        attribute: {"accuracy": right / asked, "right": right, "asked": asked}
+        for attribute, (right, asked) in totals.items()
+        if asked
+    }
+
+
+def score(pictures: Iterable[NDArray[np.uint8]], captions: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Accuracy of many pictures against their captions, attribute by attribute."""
+    return accuracies(tally(pictures, captions))
