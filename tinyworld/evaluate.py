@@ -82,7 +82,7 @@ VARIATIONS = (
 )
 
 
-def test_captions(number: int) -> list[str]:
+def held_out_captions(number: int) -> list[str]:
     """Captions of held-out combinations, in synonyms and with omissions, but without idle words."""
     rng = random.Random(CAPTION_SEED)
     labels = scenes.sample(number, CAPTION_SEED, "held_out")
@@ -246,7 +246,7 @@ def main() -> None:
     for name, trip in trips.items():
         said = "  ".join(f"{key} {value['accuracy']:.4f}" for key, value in trip["accuracies"].items())
         print(f"round trip {name}  {trip.get('psnr_db', '')}  {said}", flush=True)
-    prompts = test_captions(args.captions)
+    prompts = held_out_captions(args.captions)
     default = DEFAULT if args.device == "cuda" else replace(DEFAULT, dtype="fp32")
     rows = measure(args.weights, [default], prompts, args.device, scorer)
     result = {

@@ -204,7 +204,13 @@ class Loop:
         unsaved = self.checkpoint.with_suffix(".part")
         torch.save(state, unsaved)
         os.replace(unsaved, self.checkpoint)
-        facts = {"name": self.name, "steps": self.step, "seconds": round(self.elapsed_s, 1), **self.last}
+        facts = {
+            "name": self.name,
+            "steps": self.step,
+            "seconds": round(self.elapsed_s, 1),
+            "planned_s": 60 * self.budget.minutes if self.budget.steps is None else None,
+            **self.last,
+        }
         self.checkpoint.with_suffix(".json").write_text(json.dumps(facts) + "\n")
 
     @torch.no_grad()

@@ -8,10 +8,12 @@ pipeline folder, `--out`/tiny-sd, in fp16; after a run that stopped early (--sto
 
 import argparse
 import random
+from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKL, DDPMScheduler
+from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from torch import Tensor, nn
+from transformers import CLIPTextModel
 
 from tinyworld import captions, loop, networks, scenes, tokenizer
 from tinyworld.train_vae import load
@@ -103,6 +105,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     loop.add_arguments(parser)
+    parser.add_argument(
+        "--start-from", type=Path, help="a finished pipeline folder to train on from, VAE included"
+    )
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
@@ -110,6 +115,11 @@ def main() -> None:
     unet = networks.build_unet().to(args.device).train()
     unet.to(memory_format=torch.channels_last)
     text = networks.build_text_encoder().to(args.device).train()
+    if args.start_from:
+        unet.load_state_dict(UNet2DConditionModel.from_pretrained(args.start_from / "unet").state_dict())
+        words = CLIPTextModel.from_pretrained(args.start_from / "text_encoder", dtype=torch.float32)
+        text.load_state_dict(words.state_dict())
+        networks.save_model(load(args.start_from / "vae", "cpu"), args.out / "vae")
     loss = DenoiserLoss(unet, text, token_pool(labels, POOL_SEED + 1), args, args.batch or 512)
     if args.device != "cpu" and not (args.out / "vae").exists():
         loss.compile_now()

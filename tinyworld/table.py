@@ -1,0 +1,96 @@
+"""The tables of docs/tinyworld.md, made from the record.
+
+python -m tinyworld.table            writes them into the page
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "results/tinyworld-sd.json"
+PAGE = ROOT / "docs/tinyworld.md"
+
+_MODELS = {"vae": "VAE, round trips", "tiny_vae": "tiny VAE, round trips", "sd": "tiny-sd, pictures"}
+_FIGURES = {"where": "position and relation", "psnr_db": "PSNR (dB)", "binding": "two-object binding"}
+_COLUMNS = ("colour", "shape", "size", "where", "binding", "count", "background", "everything")
+
+
+def _percent(figures: dict[str, Any], key: str) -> str:
+    return f"{100 * figures[key]['accuracy']:.1f}" if key in figures else ""
+
+
+def _markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def gates(record: dict[str, Any]) -> str:
+    rows = []
+    for gate in record["gates"]:
+        decibels = gate["figure"] == "psnr_db"
+        scale, digits = (1, 1) if decibels else (100, 1)
+        name = _FIGURES.get(gate["figure"], gate["figure"]) + ("" if decibels else " (%)")
+        wanted, measured = (f"{scale * gate[key]:.{digits}f}" for key in ("least", "measured"))
+        rows.append(
+            [_MODELS[gate["model"]], name, f">= {wanted}", measured, "yes" if gate["passed"] else "NO"]
+        )
+    return _markdown(["what", "figure", "gate", "measured", "held"], rows)
+
+
+def round_trips(record: dict[str, Any]) -> str:
+    names = {
+        "scenes": "true scenes, no VAE",
+        "vae": "VAE",
+        "tiny_vae": "tiny VAE decoding the VAE's latents",
+        "tiny_vae_alone": "tiny VAE both ways",
+    }
+    columns = ("colour", "shape", "size", "position", "relation", "binding", "background")
+    rows = [
+        [
+            names[name],
+            f"{trip['psnr_db']:.1f}" if "psnr_db" in trip else "",
+            *(_percent(trip["accuracies"], column) for column in columns),
+        ]
+        for name, trip in record["round_trips"].items()
+    ]
+    return _markdown(["", "PSNR (dB)", *columns], rows)
+
+
+def pictures(record: dict[str, Any]) -> str:
+    seen: dict[tuple[Any, ...], list[str]] = {}
+    for row in (record["default"], *record["variations"]):
+        key = tuple(row[name] for name in ("scheduler", "steps", "guidance", "dtype", "vae"))
+        seen[key] = [*map(str, key), *(_percent(row["accuracies"], column) for column in _COLUMNS)]
+    return _markdown(["scheduler", "steps", "guidance", "dtype", "decoder", *_COLUMNS], list(seen.values()))
+
+
+def training(record: dict[str, Any]) -> str:
+    rows = [
+        [run["name"], f"{run['steps']:,}", f"{run['seconds']:.0f}", f"{run['planned_s']:.0f}"]
+        for run in record["training"]
+    ]
+    return _markdown(["training", "steps", "seconds", "seconds its schedule was made for"], rows)
+
+
+TABLES = {"gates": gates, "round_trips": round_trips, "pictures": pictures, "training": training}
+
+
+def filled(page: str, record: dict[str, Any]) -> str:
+    """The page with each `<!-- table NAME -->` ... `<!-- end -->` filled from the record."""
+    for name, make in TABLES.items():
+        mark = re.compile(rf"(<!-- table {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not mark.search(page):
+            raise ValueError(f"the page has no place for the table {name!r}")
+        text = make(record)
+        page = mark.sub(lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page)
+    return page
+
+
+def main() -> None:
+    PAGE.write_text(filled(PAGE.read_text(), json.loads(RECORD.read_text())))
+
+
+if __name__ == "__main__":
+    main()
