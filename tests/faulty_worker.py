@@ -44,6 +44,10 @@ class Fault(Technique):
             import torch
 
             torch.empty(2**60, dtype=torch.uint8)
+        elif self.kind == "cuda_oom":
+            import torch
+
+            torch.empty(2**50, dtype=torch.uint8, device="cuda")
         elif self.kind == "exit":
             os._exit(0)
         elif self.kind == "garbage":

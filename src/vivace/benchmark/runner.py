@@ -44,9 +44,12 @@ def ask_environment(launcher: Launcher, device: str, threads: int | None) -> Env
     )
 
 
-def ask_dtypes(launcher: Launcher, device: str) -> dict[str, float]:
-    """Milliseconds for the same small work in each dtype (see measure.dtypes)."""
-    return {name: float(ms) for name, ms in _ask(launcher, {"kind": "dtypes", "device": device}).items()}
+def ask_race(
+    launcher: Launcher, model: str, recipes: list[str], device: str, threads: int
+) -> dict[str, float]:
+    """Seconds for a short call of each recipe (see benchmark.race); those that cannot run here are left out."""
+    request = {"kind": "race", "model": model, "recipes": recipes, "device": device, "threads": threads}
+    return {name: float(value) for name, value in _ask(launcher, request).items()}
 
 
 def _ask(launcher: Launcher, request: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ A forked child starts in milliseconds and shares the imported libraries; a paren
 fork. CUDA does not survive a fork, so there each round is a process of its own.
 
 Requests: {"kind": "environment", "device": ..., "threads": ...}
-          {"kind": "dtypes", "device": ...}
+          {"kind": "race", "device": ..., "threads": ..., "model": ..., "recipes": [...]}
           {"kind": "round", "trial": ..., "round": k, "plan": ..., "pictures": FOLDER, "log": FILE, "threads": ...}
 Events:   {"event": "ready"}, {"event": "started", "pid": ...}, {"event": "phase", ...}, {"event": "sample", ...},
           {"event": "result", "value": ...}, {"event": "ended", "status": WAIT_STATUS}
@@ -112,23 +112,23 @@ def serve(request: dict[str, Any], events: TextIO) -> None:
             lambda event: say(events, event),
         ).model_dump(mode="json")
     else:
-        value = ask_machine(request["kind"], request["device"])
+        value = ask_machine(request)
     say(events, {"event": "result", "value": value})
 
 
-def ask_machine(kind: str, device: str) -> dict[str, Any]:
+def ask_machine(request: dict[str, Any]) -> dict[str, Any]:
     """What the parent wants to know of the machine and does not ask itself, since it imports no torch."""
-    from vivace.measure.dtypes import probe_dtypes
+    from vivace.benchmark.race import race
     from vivace.measure.environment import environment
     from vivace.measure.machine import choose_device
 
     try:
-        chosen = choose_device(device)
+        device = choose_device(request["device"])
     except Unsupported as error:
         return {"error": str(error)}
-    if kind == "environment":
-        return environment(chosen).model_dump(mode="json")
-    return dict(probe_dtypes(chosen))
+    if request["kind"] == "environment":
+        return environment(device).model_dump(mode="json")
+    return dict(race(request["model"], request["recipes"], device))
 
 
 def say(events: TextIO, event: dict[str, Any]) -> None:

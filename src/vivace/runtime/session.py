@@ -10,6 +10,7 @@ from vivace.errors import NoEffect, Unsupported
 from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae
+from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE, Recipe
 from vivace.spec.technique import CallContext, Component, Effect, Target, component_of
 from vivace.techniques.resolve import instantiate, resolve
@@ -42,7 +43,7 @@ def open_session(
 def session_of(
     pipe: Any, found: Found, recipe: Recipe, device: str, defaults: dict[str, Any] | None = None
 ) -> Session:
-    """A Session over a pipeline that was loaded from `found`."""
+    """A Session over a pipeline that was loaded from `found`; it draws the same noise whatever the recipe's dtype."""
     tiny = found.tiny_vae
     target = Target(
         machine=this_machine(device),
@@ -50,11 +51,16 @@ def session_of(
         defaults=_signature_defaults(pipe) | found.defaults | (defaults or {}),
         load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
     )
-    return Session(pipe, recipe, target)
+    session = Session(pipe, recipe, target)
+    draw_noise_in_fp32(pipe)
+    return session
 
 
 def apply(pipe: Any, recipe: str = BASELINE) -> Session:
     """Apply a recipe to a diffusers pipeline that you already have. The pipeline itself is changed.
+
+    It goes on drawing its noise as diffusers does, so in PyTorch 2.11 another dtype means other noise (see
+    `vivace.runtime.noise`; `vivace.load` and `vivace.bench` draw the same in all).
 
     Raises:
         RecipeError, Unsupported, NoEffect: see `vivace.errors`. Load the pipeline anew after Unsupported or

@@ -172,3 +172,24 @@ def test_positional_arguments_reach_the_pipeline() -> None:
     session = vivace.load("tiny-sd", "steps(2)")
     image = session("a red circle", 64, 96, generator=seeds(0)).images[0]
     assert image.size == (96, 64)
+
+
+@pytest.mark.parametrize("scheduler", ["euler_a", "dpmpp_2m_sde", "ddim"])
+def test_noise_is_drawn_in_fp32_whatever_the_dtype(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11 draws other numbers in bf16 for the same seed; the comparison would be of two seeds."""
+    change = "" if scheduler == "euler_a" else f"+scheduler({scheduler})"
+    drawn: list[torch.dtype] = []
+    randn = torch.randn
+
+    def spy(*args: Any, **kwargs: Any) -> torch.Tensor:
+        drawn.append(kwargs.get("dtype", torch.float32))
+        return randn(*args, **kwargs)
+
+    session = vivace.load("tiny-sd", f"bf16+steps(3){change}")
+    monkeypatch.setattr(torch, "randn", spy)
+    picture = draw(session, PROMPTS[0], 0)
+    assert drawn
+    assert set(drawn) == {torch.float32}
+    monkeypatch.undo()
+    reference = draw(vivace.load("tiny-sd", f"steps(3){change}"), PROMPTS[0], 0)
+    assert -10 * np.log10(np.mean((picture - reference) ** 2)) > 20

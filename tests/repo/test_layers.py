@@ -1,0 +1,86 @@
+"""Imports go down only. Read from the source, so that lazy imports count too."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "vivace"
+LAYERS = {
+    "errors": 0,
+    "spec": 0,
+    "stats": 0,
+    "techniques": 1,
+    "models": 1,
+    "measure": 1,
+    "report": 1,
+    "kernels": 1,
+    "runtime": 2,
+    "benchmark": 3,
+    "cli": 5,
+}
+SIDEWAYS = {("techniques", "kernels"), ("spec", "errors"), ("stats", "errors")}
+# The catalogue of libraries that pull torch in; `report` and `spec` must stay clear of them.
+HEAVY = {"torch", "diffusers", "transformers", "torchao", "accelerate"}
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """(imported module, at the top level of the file?) of a file."""
+    tree = ast.parse(path.read_text())
+    guarded = {
+        id(child)
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
+    top = {id(node) for node in tree.body}
+    found = []
+    for node in ast.walk(tree):
+        if id(node) in guarded:
+            continue
+        if isinstance(node, ast.Import):
+            found += [(alias.name, id(node) in top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.append((node.module or "", id(node) in top))
+    return found
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def package(path: Path) -> str:
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_down_only(path: Path) -> None:
+    here = package(path)
+    if here == "__init__":
+        return
+    for module, _ in imports(path):
+        parts = module.split(".")
+        if parts[0] == "tinyworld":
+            pytest.fail(f"{path.name} imports tinyworld, which is not in the wheel")
+        if parts[0] != "vivace" or len(parts) < 2 or parts[1] == here:
+            continue
+        there = parts[1]
+        assert LAYERS[there] < LAYERS[here] or (here, there) in SIDEWAYS, f"{here} imports {there} ({path.name})"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_heavy_libraries_are_imported_lazily(path: Path) -> None:
+    for module, at_top in imports(path):
+        if module.split(".")[0] in HEAVY:
+            assert not at_top, f"{path.name} imports {module} when it is imported itself"
+            assert package(path) not in {"spec", "stats", "report"}, f"{path.name} imports {module}"
+
+
+def test_every_package_has_a_layer() -> None:
+    assert {package(p) for p in FILES} - {"__init__"} <= set(LAYERS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_stay_readable(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400

@@ -1,0 +1,75 @@
+"""The repository keeps its own promises: docs are current, exports exist, weights are small and safe."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vivace
+from docs import generate
+
+ROOT = Path(__file__).parents[2]
+WEIGHTS = ROOT / "src" / "vivace" / "models" / "weights"
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_generated_docs_are_current(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == generate.PAGES[name](), "run `make docs`"
+
+
+def test_exports_exist_and_nothing_else_is_promised() -> None:
+    for name in vivace.__all__:
+        assert getattr(vivace, name) is not None
+    assert set(dir(vivace)) == set(vivace.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'fast'"):
+        vivace.fast  # noqa: B018
+    assert callable(vivace.bench), "the function, not a module"
+
+
+def test_importing_vivace_is_cheap() -> None:
+    code = "import sys, vivace; print(sorted(m for m in ('torch', 'numpy', 'pydantic', 'rich') if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_weights_are_safetensors_and_small() -> None:
+    files = [p for p in WEIGHTS.rglob("*") if p.is_file()]
+    assert files
+    assert {p.suffix for p in files} <= {".safetensors", ".json", ".txt"}, "no pickles, no code"
+    assert sum(p.stat().st_size for p in files) < 40_000_000
+
+
+def test_versions_agree() -> None:
+    assert f'version = "{vivace.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"## {vivace.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_links_within_the_docs_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            if not link.startswith(("http", "mailto")):
+                assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_constraints_pin_every_dependency() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    pinned = {
+        line.split("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    for requirement in wanted:
+        name = re.split(r"[<>=\[ ]", requirement)[0].lower()
+        assert name in pinned, requirement
+
+
+def test_records_are_readable() -> None:
+    """Whatever results/ holds is JSON, so that the tables quoted from it can be made again."""
+    for path in (ROOT / "results").rglob("*.json"):
+        json.loads(path.read_text())
