@@ -4,10 +4,11 @@
     ├── UsageError (ValueError)     2: what was typed is wrong
     │   ├── RecipeError             a recipe does not parse, or names what does not exist
     │   └── WorkloadError           prompts, sizes, steps, ... that cannot be drawn
-    ├── UnknownModel                3: no such model here
+    ├── UnknownModel                2: no such model here
     ├── Unsupported                 3: this machine, model or library cannot do what was asked
     ├── NoEffect                    3: a technique that changed nothing
     ├── StoreError                  3: the store is not ours, read-only, full or damaged
+    ├── OutputError                 3: a picture or page cannot be written
     └── WorkerError                 3: a worker process could not even start
 
 A message says what was given, what was wanted, and what to do next.
@@ -80,6 +81,10 @@ class NoEffect(VivaceError):
 
 class StoreError(VivaceError):
     """The store cannot be read or written; nothing in it was changed."""
+
+
+class OutputError(VivaceError):
+    """A picture or page cannot be written; nothing half-written is left."""
 
 
 class WorkerError(VivaceError):

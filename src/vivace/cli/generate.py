@@ -12,6 +12,8 @@ import click
 
 from vivace import __version__
 from vivace.cli import options
+from vivace.cli.output import write_new
+from vivace.errors import OutputError
 
 
 @click.command()
@@ -73,7 +75,8 @@ def generate(
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
     )
-    out.mkdir(parents=True, exist_ok=True)
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"--out {out} is a file; give a folder")
 
     import torch
 
@@ -124,14 +127,9 @@ def save(picture: Any, facts: dict[str, str], folder: Path, name: str) -> Path:
     number = 1
     while True:
         path = folder / (f"{name}.png" if number == 1 else f"{name}-{number}.png")
-        try:
-            with path.open("xb") as file:
-                file.write(png)
+        if write_new(path, png) or (path.is_file() and path.read_bytes() == png):
             return path
-        except FileExistsError:
-            if path.is_file() and path.read_bytes() == png:
-                return path
-            number += 1
+        number += 1
 
 
 def slug(prompt: str) -> str:

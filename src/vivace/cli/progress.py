@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
 from vivace.benchmark.plan import Plan
@@ -91,17 +91,18 @@ class TerminalProgress(_Counting):
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[left]}", style="dim", markup=False),
+            _Clock(self),
             console=console,
             transient=True,
         )
         self._task: TaskID | None = None
-        self._phase = ""
+        self._part = 0.0
+        self._phase_started = 0.0
         self._times: list[float] = []
 
     def begin(self, trials: list[Trial], plan: Plan, num_kept: int) -> None:
         self.begin_counting(trials, plan, num_kept)
-        self._task = self._bar.add_task("starting", total=max(1, self.total), left="")
+        self._task = self._bar.add_task("starting", total=max(1, self.total))
         self._bar.start()
 
     def start_round(self, index: int, round_index: int) -> None:
@@ -133,15 +134,30 @@ class TerminalProgress(_Counting):
     def end(self) -> None:
         self._bar.stop()
 
+    def clock(self) -> str:
+        """Which round of how many, how long the phase has lasted, and the time left; read at each refresh."""
+        count = f"{min(self.done + 1, self.total)}/{self.total}"
+        lasted = time.monotonic() - self._phase_started
+        phase = f"  {_clock(lasted)}" if lasted >= 3 else ""
+        return f"{count}{phase}  {self.left(self._part)}"
+
     def _show(self, phase: str, part: float) -> None:
         assert self._task is not None
+        self._part = part
+        self._phase_started = time.monotonic()
         short = self.label if len(self.label) <= 48 else self.label[:47] + "…"
-        self._bar.update(
-            self._task,
-            description=f"{short}  {phase}",
-            completed=self.done + part,
-            left=f"{min(self.done + 1, self.total)}/{self.total}  {self.left(part)}",
-        )
+        self._bar.update(self._task, description=f"{short}  {phase}", completed=self.done + part)
+
+
+class _Clock(ProgressColumn):
+    """The clock of a TerminalProgress, dim. It goes on while a phase (compiling) reports nothing."""
+
+    def __init__(self, progress: TerminalProgress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def render(self, task: Task) -> Text:
+        return Text(self._progress.clock(), style="dim")
 
 
 def for_this_terminal() -> PlainProgress | TerminalProgress:

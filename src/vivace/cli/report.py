@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
 from vivace.cli import options
+from vivace.cli.output import replace
 
 
 @click.command()
@@ -56,11 +56,5 @@ def write_page(store: Path, output: Path) -> Path:
                 return None
 
         page = render_page(sections, read_picture)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(f".{output.name}.part")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, output)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace(output, page.encode())
     return output

@@ -71,7 +71,12 @@ BENCH = ("bench", "--recipe", "baseline")
         (("techniques", "compil"), 2, "did you mean 'compile'"),
         (("generate",), 2, "Missing argument 'PROMPT'"),
         (("generate", "x", "--num-images", "0"), 2, "--num-images"),
-        (("generate", "x", "--out", "file"), 3, "file"),
+        (("generate", "x", "--out", "file"), 3, "--out file is a file"),
+        (
+            ("generate", "x", "--out", "file/below", "--recipe", "steps:1"),
+            3,
+            "cannot be written: Not a directory",
+        ),
         (("genrate", "x"), 2, "No such command 'genrate'"),
     ],
     ids=lambda value: " ".join(map(str, value))[:60] if isinstance(value, tuple) else "",

@@ -1,0 +1,25 @@
+"""The demo's recipes follow from what the machine was seen to like."""
+
+from vivace.benchmark.demo import LONGEST, demo_recipes
+from vivace.benchmark.race import race
+from vivace.techniques.resolve import resolve
+
+
+def test_each_recipe_adds_one_change() -> None:
+    recipes = demo_recipes({"baseline": 1.0, "bf16": 0.8, "int8": 0.9})
+    assert len(recipes) == LONGEST
+    assert recipes[:2] == ["baseline", "bf16"]
+    sizes = [len(resolve(recipe).techniques) for recipe in recipes]
+    assert sizes == list(range(LONGEST))
+
+
+def test_what_does_not_help_is_left_out() -> None:
+    recipes = demo_recipes({"baseline": 1.0, "bf16": 0.99, "fp16": 20.0})
+    assert recipes[:2] == ["baseline", "tiny_vae"]
+    assert len(recipes) == LONGEST - 1
+
+
+def test_a_race_leaves_out_what_cannot_run() -> None:
+    times = race("tiny-sd", ["baseline", "attention(cudnn)", "fp32", "attention(math)"], "cpu")
+    assert set(times) == {"baseline", "attention(math)"}
+    assert all(value > 0 for value in times.values())

@@ -1,0 +1,107 @@
+"""Stage times, memory and kernels of real calls."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import vivace
+from vivace.measure.dtypes import probe_dtypes, slow_dtypes
+from vivace.measure.environment import conditions, environment
+from vivace.measure.kernels import attention_kernels
+from vivace.measure.memory import MemoryMeter, weights_bytes
+from vivace.measure.timer import PipelineTimer
+
+
+@pytest.fixture(scope="module")
+def session() -> Any:
+    torch.set_num_threads(1)
+    return vivace.load("tiny-sd", "steps(4)")
+
+
+def test_stages_add_up_to_the_call() -> None:
+    session = vivace.load("tiny-sd", "steps(4)")
+    timer = PipelineTimer(session.pipe, "cpu")
+    for _ in range(2):
+        start = time.perf_counter()
+        result, sample = timer.time_call(lambda: session("a red circle"), picture=7)
+        around = time.perf_counter() - start
+        assert result.images
+        assert sample.picture == 7
+        assert sample.num_denoiser_calls == 4
+        assert sum(sample.stages_s.values()) == pytest.approx(sample.total_s)
+        assert sample.stages_s["steps"] > sample.stages_s["vae"] > 0
+        assert sample.stages_s["text"] > 0
+        assert 0.9 * around < sample.total_s <= around
+
+
+def test_a_slow_stage_shows_in_its_own_time() -> None:
+    session = vivace.load("tiny-sd", "steps(2)")
+    decode = session.pipe.vae.decode
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.3)
+        return decode(*args, **kwargs)
+
+    session.pipe.vae.decode = slow
+    timer = PipelineTimer(session.pipe, "cpu")
+    _, sample = timer.time_call(lambda: session("a red circle"), picture=0)
+    assert sample.stages_s["vae"] > 0.3
+    assert sample.stages_s["steps"] < sample.total_s - 0.3
+
+
+def test_memory_sees_the_weights(session: Any) -> None:
+    parameters = sum(
+        p.numel() * p.element_size()
+        for part in (session.pipe.unet, session.pipe.vae, session.pipe.text_encoder)
+        for p in part.parameters()
+    )
+    assert parameters <= weights_bytes(session.pipe) <= parameters * 1.01
+    halved = vivace.load("tiny-sd", "bf16")
+    assert weights_bytes(halved.pipe) == pytest.approx(weights_bytes(session.pipe) / 2, rel=0.01)
+    quantised = vivace.load("tiny-sd", "int8")
+    assert weights_bytes(quantised.pipe) < weights_bytes(session.pipe) * 0.95
+
+
+def test_the_peak_is_that_of_the_call_and_not_of_what_was_before(session: Any) -> None:
+    meter = MemoryMeter("cpu")
+    meter.loaded(session.pipe)
+    ballast = torch.ones(200_000_000, dtype=torch.uint8)
+    del ballast
+    meter.start_peak()
+    before = meter.read()
+    ballast = torch.ones(100_000_000, dtype=torch.uint8)
+    after = meter.read()
+    del ballast
+    assert 80e6 < after.peak_bytes - before.peak_bytes < 120e6
+    assert after.before_bytes <= after.model_bytes <= after.peak_bytes
+
+
+@pytest.mark.parametrize(("recipe", "kernel"), [("baseline", "flash"), ("attention(math)", "math")])
+def test_the_kernels_that_ran_are_named(recipe: str, kernel: str) -> None:
+    session = vivace.load("tiny-sd", recipe)
+    seen = attention_kernels(
+        session.pipe.unet, lambda: session("a red circle", num_inference_steps=1, output_type="latent")
+    )
+    inside = [name for name in seen if name.startswith("denoiser: ")]
+    assert len(inside) == 1
+    assert kernel in inside[0]
+    assert session.refuted({"attention_kernels": seen}) is None
+
+
+def test_a_kernel_that_did_not_run_refutes_the_technique() -> None:
+    session = vivace.load("tiny-sd", "attention(math)")
+    seen = ["denoiser: _scaled_dot_product_efficient_attention x14"]
+    assert "math attention was asked for, but" in (session.refuted({"attention_kernels": seen}) or "")
+
+
+def test_the_environment_is_stable_and_has_no_moving_part() -> None:
+    assert environment("cpu") == environment("cpu")
+    assert "load_1min" in conditions()
+
+
+def test_dtypes_are_measured() -> None:
+    times = probe_dtypes("cpu")
+    assert all(ms > 0 for ms in times.values())
+    assert slow_dtypes({"fp32": 1.0, "bf16": 1.1, "fp16": 12.0}) == {"fp16": 12.0}

@@ -1,0 +1,114 @@
+"""Statistics and words of the rows, and their sanity."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from tests.make import make_record, make_round
+from vivace.report.rows import rows_of, shared_warnings
+from vivace.report.summary import seconds, size, summary
+from vivace.report.table import render
+from vivace.spec.record import Outcome, Record
+from vivace.stats import Verdict
+
+FAST = (0.5, 0.51, 0.49, 0.5)
+SLOW = (1.0, 1.02, 0.98, 1.0)
+
+
+def records() -> list[Record]:
+    return [
+        make_record("baseline", make_round(0, SLOW), make_round(1, SLOW)),
+        make_record("tiny_vae", make_round(0, FAST), make_round(1, FAST)),
+        make_record(
+            "attention(cudnn)", make_round(0, outcome=Outcome.UNSUPPORTED, reason="no | kernel, here")
+        ),
+    ]
+
+
+def test_rows_are_sane() -> None:
+    baseline, fast, failed = rows_of(records())
+    for row in (baseline, fast):
+        assert row.latency is not None
+        low, high = row.latency.median.low, row.latency.median.high
+        assert low is not None
+        assert high is not None
+        assert row.latency.min_s <= low <= row.latency.median.point <= high <= row.latency.max_s
+        assert row.latency.min_s <= row.latency.mean_s <= row.latency.max_s
+        assert sum(row.stages_s.values()) == pytest.approx(row.latency.median.point, rel=0.03)
+    assert baseline.speedup is None
+    assert fast.speedup is not None
+    assert fast.speedup.point == pytest.approx(2.0)
+    assert fast.verdict is Verdict.FASTER
+    assert failed.latency is None
+    assert failed.reason == "no | kernel, here"
+
+
+def test_percentiles_need_samples_enough() -> None:
+    def row(n: int):  # type: ignore[no-untyped-def]
+        return rows_of([make_record("baseline", make_round(0, tuple(1 + i / n for i in range(n))))])[0]
+
+    assert row(19).latency.p90_s is None
+    assert row(20).latency.p90_s == pytest.approx(1.85, abs=0.06)
+    assert row(199).latency.p99_s is None
+    latency = row(200).latency
+    assert latency.median.point <= latency.p90_s <= latency.p99_s <= latency.max_s
+
+
+def test_a_round_that_failed_makes_no_half_row() -> None:
+    crashed = make_round(1, outcome=Outcome.CRASHED, reason="SIGSEGV")
+    _, row = rows_of([records()[0], make_record("tiny_vae", make_round(0, FAST), crashed)])
+    assert row.outcome is Outcome.CRASHED
+    assert row.latency is None
+    assert row.speedup is None
+
+
+def test_the_verdict_claims_no_more_than_the_intervals_allow() -> None:
+    assert summary(rows_of(records())).startswith("tiny_vae is the fastest: 2.00x")
+    assert "It changes the picture" in summary(rows_of(records()))
+    assert "1 of 3 recipes could not be measured" in summary(rows_of(records()))
+    noisy = make_record("bf16", make_round(0, (0.8, 1.3, 0.9)), make_round(1, (1.2, 0.7, 1.1)))
+    assert summary(rows_of([records()[0], noisy])).startswith("No recipe was faster")
+    broken = make_record("baseline", make_round(0, outcome=Outcome.CRASHED, reason="SIGSEGV"))
+    assert "SIGSEGV" in summary(rows_of([broken, *records()[1:]]))
+    assert rows_of([broken, *records()[1:]])[1].speedup is None
+
+
+def test_every_format_holds_every_row() -> None:
+    rows = rows_of(records())
+    assert len(json.loads(render(rows, "json"))) == 3
+    table = list(csv.DictReader(io.StringIO(render(rows, "csv"))))
+    assert [row["recipe"] for row in table] == ["baseline", "tiny_vae", "attention(cudnn)"]
+    assert table[2]["reason"] == "no | kernel, here"
+    markdown = render(rows, "md").splitlines()
+    assert len(markdown) == 5
+    assert len({line.replace("\\|", "").count("|") for line in markdown}) == 1, (
+        "the bar in a reason is escaped"
+    )
+    assert "no | kernel" in render(rows, "table")
+
+
+def test_a_warning_that_all_rows_share_is_said_once() -> None:
+    unsteady = [
+        make_record(recipe, make_round(0).model_copy(update={"steady": False}))
+        for recipe in ("baseline", "tiny_vae")
+    ]
+    rows = rows_of(unsteady)
+    assert shared_warnings(rows) == ["the warm-up ended before the times were steady"]
+    assert "steady" not in render(rows, "table")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0052, "5.20 ms"), (0.9, "0.900 s"), (1.0, "1.00 s"), (12.34, "12.3 s"), (123.4, "123 s")],
+)
+def test_seconds(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12, "12 B"), (455_000_000, "455 MB"), (31_450_000_000, "31.4 GB")]
+)
+def test_size(value: float, text: str) -> None:
+    assert size(value) == text
