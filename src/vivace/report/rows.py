@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vivace.spec.record import Memory, Outcome, Record
-from vivace.stats import Interval, Verdict, median_interval, speedup, verdict
+from vivace.stats import ONE_ROUND_MARGIN, Interval, Verdict, median_interval, speedup, verdict
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,10 @@ class Row:
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know before believing the row."""
         found = list(self.record.rounds[0].warnings)
+        if len(self.record.rounds) == 1 and self.outcome is Outcome.MEASURED:
+            found.append(
+                f"one round only: differences under {100 * ONE_ROUND_MARGIN:.0f} % cannot be told from drift"
+            )
         if any(r.steady is False and r.outcome is Outcome.MEASURED for r in self.record.rounds):
             found.append("the warm-up ended before the times were steady")
         return tuple(found)
@@ -139,7 +143,7 @@ def _row(record: Record, baseline: dict[int, tuple[float, ...]] | None, *, is_ba
         load_s=record.rounds[0].load_s,
         memory=_memory(record),
         speedup=ratio,
-        verdict=None if ratio is None else verdict(ratio),
+        verdict=None if ratio is None else verdict(ratio, len(shared)),
     )
 
 

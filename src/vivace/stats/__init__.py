@@ -3,6 +3,15 @@
 from vivace.stats.intervals import Interval, median_interval
 from vivace.stats.ratios import speedup
 from vivace.stats.stopping import enough_samples, is_steady
-from vivace.stats.verdicts import Verdict, verdict
+from vivace.stats.verdicts import ONE_ROUND_MARGIN, Verdict, verdict
 
-__all__ = ["Interval", "Verdict", "enough_samples", "is_steady", "median_interval", "speedup", "verdict"]
+__all__ = [
+    "ONE_ROUND_MARGIN",
+    "Interval",
+    "Verdict",
+    "enough_samples",
+    "is_steady",
+    "median_interval",
+    "speedup",
+    "verdict",
+]

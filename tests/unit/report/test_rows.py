@@ -91,7 +91,7 @@ def test_every_format_holds_every_row() -> None:
 
 def test_a_warning_that_all_rows_share_is_said_once() -> None:
     unsteady = [
-        make_record(recipe, make_round(0).model_copy(update={"steady": False}))
+        make_record(recipe, make_round(0).model_copy(update={"steady": False}), make_round(1))
         for recipe in ("baseline", "tiny_vae")
     ]
     rows = rows_of(unsteady)
@@ -112,3 +112,9 @@ def test_seconds(value: float, text: str) -> None:
 )
 def test_size(value: float, text: str) -> None:
     assert size(value) == text
+
+
+def test_one_round_says_so() -> None:
+    _, row = rows_of([make_record("baseline", make_round(0, SLOW)), make_record("bf16", make_round(0, FAST))])
+    assert row.warnings == ("one round only: differences under 10 % cannot be told from drift",)
+    assert row.verdict is Verdict.FASTER, "twice as fast is more than drift"

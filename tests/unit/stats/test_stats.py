@@ -44,13 +44,13 @@ def test_speedup_is_paired_by_round() -> None:
     assert ratio.point == pytest.approx(2.0, rel=0.02)
     assert ratio.low is not None
     assert ratio.low > 1.9
-    assert verdict(ratio) is Verdict.FASTER
+    assert verdict(ratio, 2) is Verdict.FASTER
 
 
 def test_a_speedup_that_one_round_contradicts_is_unclear() -> None:
     baseline = [[1.0, 1.01, 0.99], [1.0, 1.01, 0.99]]
     other = [[0.9, 0.91, 0.89], [1.2, 1.21, 1.19]]
-    assert verdict(speedup(baseline, other)) is Verdict.UNCLEAR
+    assert verdict(speedup(baseline, other), 2) is Verdict.UNCLEAR
 
 
 def test_speedup_needs_a_shared_round() -> None:
@@ -69,7 +69,7 @@ def test_speedup_needs_a_shared_round() -> None:
     ],
 )
 def test_verdicts(interval: Interval, expected: Verdict) -> None:
-    assert verdict(interval) is expected
+    assert verdict(interval, 2) is expected
 
 
 def test_steady_needs_times_that_stay() -> None:
@@ -84,3 +84,17 @@ def test_stopping_asks_for_more_samples_of_short_calls() -> None:
     assert not enough_samples([0.1] * 9)
     assert enough_samples([0.1] * 10)
     assert not enough_samples([1.0, 2.0, 1.5, 1.8, 1.2])
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        (Interval(1.05, 1.04, 1.06), Verdict.UNCLEAR),
+        (Interval(0.95, 0.92, 0.97), Verdict.UNCLEAR),
+        (Interval(1.0, 0.999, 1.001), Verdict.UNCLEAR),
+        (Interval(1.3, 1.2, 1.4), Verdict.FASTER),
+        (Interval(0.5, 0.4, 0.6), Verdict.SLOWER),
+    ],
+)
+def test_one_round_cannot_tell_small_differences_from_drift(interval: Interval, expected: Verdict) -> None:
+    assert verdict(interval, 1) is expected
