@@ -66,7 +66,9 @@ def test_imports_go_down_only(path: Path) -> None:
         if parts[0] != "vivace" or len(parts) < 2 or parts[1] == here:
             continue
         there = parts[1]
-        assert LAYERS[there] < LAYERS[here] or (here, there) in SIDEWAYS, f"{here} imports {there} ({path.name})"
+        assert LAYERS[there] < LAYERS[here] or (here, there) in SIDEWAYS, (
+            f"{here} imports {there} ({path.name})"
+        )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
