@@ -18,6 +18,7 @@ LAYERS = {
     "runtime": 2,
     "benchmark": 3,
     "cli": 5,
+    "__main__": 6,
 }
 SIDEWAYS = {("techniques", "kernels"), ("spec", "errors"), ("stats", "errors")}
 # The catalogue of libraries that pull torch in; `report` and `spec` must stay clear of them.

@@ -11,14 +11,7 @@ from vivace.cli import options
 
 @click.command()
 @options.store
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default="demo.html",
-    show_default=True,
-    help="The page to write.",
-)
+@options.page("demo.html")
 @click.option("--rerun", is_flag=True, help="Measure again what is in the store already.")
 def demo(store: Path, output: Path, rerun: bool) -> int:
     """Show what vivace does, on this machine, in about a minute.

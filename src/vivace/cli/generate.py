@@ -93,8 +93,9 @@ def generate(
         choose_device(device),
         workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
     )
-    for warning in session.warnings:
+    for warning in [*session.warnings, *truncation(session.pipe, prompt)]:
         click.echo(f"note: {warning}", err=True)
+    silence_diffusers()  # it would print every token that it cuts off
     for index, text, picture_seed in workload.pictures():
         picture = session(text, generator=torch.Generator("cpu").manual_seed(picture_seed)).images[0]
         facts = {
@@ -112,6 +113,23 @@ def generate(
         if num_images > 1:
             click.echo(f"[{index + 1}/{num_images}]", err=True)
     return 0
+
+
+def truncation(pipe: Any, prompt: str) -> list[str]:
+    """A note if the model reads only the beginning of the prompt."""
+    tokenizer = getattr(pipe, "tokenizer", None)
+    if tokenizer is None:
+        return []
+    num_tokens, limit = len(tokenizer(prompt).input_ids), tokenizer.model_max_length
+    if num_tokens <= limit:
+        return []
+    return [f"the prompt has {num_tokens} tokens; the model reads the first {limit} and ignores the rest"]
+
+
+def silence_diffusers() -> None:
+    from diffusers.utils import logging
+
+    logging.set_verbosity_error()
 
 
 def save(picture: Any, facts: dict[str, str], folder: Path, name: str) -> Path:

@@ -36,6 +36,18 @@ store = click.option(
 )
 
 
+def page(default: str) -> Callable[[F], F]:
+    """Where the HTML page goes."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path, dir_okay=False),
+        default=default,
+        show_default=True,
+        help="The page to write.",
+    )
+
+
 def workload(function: F) -> F:
     """Size, steps and guidance."""
     for option in (

@@ -12,14 +12,7 @@ from vivace.cli.output import replace
 
 @click.command()
 @options.store
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default="page.html",
-    show_default=True,
-    help="The page to write.",
-)
+@options.page("page.html")
 def report(store: Path, output: Path) -> int:
     """Write one offline HTML page of a store: verdict, table, charts, pictures.
 

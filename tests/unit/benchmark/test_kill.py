@@ -27,7 +27,7 @@ from vivace.spec.record import Outcome, Round
 
 RECIPES = ("baseline", "steps(2)", "guidance(1)", "channels_last", "tiny_vae")
 PLAN = Plan(rounds=2, repeats=1, max_warmup=1)
-COMMAND = [sys.executable, "-c", "from vivace.cli import main; main()", "bench", "--num-inference-steps", "1"]
+COMMAND = [sys.executable, "-m", "vivace", "bench", "--num-inference-steps", "1"]
 COMMAND += ["--rounds", "2", "--repeats", "1", "--warmup", "1", "--format", "json"]
 for _recipe in RECIPES:
     COMMAND += ["--recipe", _recipe]

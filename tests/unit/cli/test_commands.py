@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-VIVACE = [sys.executable, "-c", "from vivace.cli import main; main()"]
+VIVACE = [sys.executable, "-m", "vivace"]
 QUICK = ["--num-inference-steps", "2", "--repeats", "1", "--rounds", "1", "--warmup", "1"]
 
 
@@ -67,6 +67,14 @@ def test_generate_gives_the_same_bytes_and_carries_its_facts(tmp_path: Path) -> 
     # Picture 2 of seed 5 is picture 1 of seed 6: each is drawn alone.
     alone = vivace(tmp_path, *command[:-4], "--seed", "6", "--out", "c").stdout.strip()
     assert (tmp_path / alone).read_bytes() == (tmp_path / first[1]).read_bytes()
+
+
+@pytest.mark.parametrize("prompt", ["", "\U0001f642 \u0642\u0637\u0629", "red " * 1000])
+def test_any_prompt_draws_something(tmp_path: Path, prompt: str) -> None:
+    done = vivace(tmp_path, "generate", prompt, "--recipe", "steps(1)")
+    assert (tmp_path / done.stdout.strip()).is_file()
+    assert len(done.stderr) < 400
+    assert ("ignores the rest" in done.stderr) == (len(prompt) > 100)
 
 
 def test_generate_never_overwrites_another_picture(tmp_path: Path) -> None:
@@ -196,9 +204,7 @@ def test_a_full_disk_under_standard_output(tmp_path: Path) -> None:
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
-    command = " ".join(
-        [sys.executable, "-c", "'from vivace.cli import main; main()'", "techniques", "| head -1"]
-    )
+    command = " ".join([sys.executable, "-m", "vivace", "techniques", "| head -1"])
     done = subprocess.run(
         ["/bin/sh", "-c", command], capture_output=True, text=True, check=False, env=os.environ
     )
