@@ -161,6 +161,8 @@ def show(records: Sequence[Record], format_: str, store: Path, reproduce: str) -
     if format_ == "table":
         for warning in shared_warnings(rows):
             click.echo(f"note, all rows: {warning}", err=True)
+        if any(row.outcome is Outcome.CRASHED for row in rows):
+            click.echo(f"what crashed rounds said: {store / 'logs'}", err=True)
         click.echo(f"\n{summary(rows)}", err=True)
         where = "" if str(store) == ".vivace" else f" --store {store}"
         click.echo(f"page with pictures: vivace report{where} -o page.html", err=True)
