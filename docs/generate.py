@@ -44,7 +44,11 @@ def techniques_page() -> str:
     lines.append(
         "\n*same*: the arithmetic is only reordered or rounded; *changes*: the picture may legitimately differ.\n"
     )
-    lines.append("Short names: " + ", ".join(f"`{a}` = `{n}({v})`" for a, (n, v) in ALIASES.items()) + ".\n")
+    lines.append(
+        "Short names: "
+        + ", ".join(f"`{a}` = `{n}" + (f"({v})`" if v else "`") for a, (n, v) in ALIASES.items())
+        + ".\n"
+    )
     for row, technique in zip(found, TECHNIQUES.values(), strict=True):
         essay = inspect.getdoc(sys.modules[technique.__module__]) or ""
         lines += [f"## {row['name']}\n", f"`{row['usage'].replace('|', ' | ')}`\n", _essay(essay), ""]

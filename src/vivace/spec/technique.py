@@ -35,6 +35,8 @@ class Stage(IntEnum):
     """Weights are replaced by quantised ones."""
     LAYOUT = 40
     """Memory formats; after quantisation, which may create new weights."""
+    CACHE = 45
+    """Hooks that skip work between steps; before compiling, so that the graph is traced with them."""
     COMPILE = 50
     KERNEL = 60
     """Kernel choice by contexts around the (perhaps compiled) forward."""

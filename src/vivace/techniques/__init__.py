@@ -8,6 +8,7 @@ from vivace.techniques.cfg_cutoff import CfgCutoff
 from vivace.techniques.channels_last import ChannelsLast
 from vivace.techniques.compile import Compile
 from vivace.techniques.dtype import Dtype
+from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.guidance import Guidance
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
@@ -21,6 +22,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Dtype,
         Quantize,
         ChannelsLast,
+        FirstBlockCache,
         Compile,
         Attention,
         Scheduler,
@@ -30,13 +32,15 @@ TECHNIQUES: dict[str, type[Technique]] = {
     )
 }
 
-ALIASES: dict[str, tuple[str, str]] = {
-    # The field's short name: (technique, value of its first knob).
+ALIASES: dict[str, tuple[str, str | None]] = {
+    # The field's short name: (technique, value of its first knob, if the name says one).
     "fp32": ("dtype", "fp32"),
     "fp16": ("dtype", "fp16"),
     "bf16": ("dtype", "bf16"),
     "fa2": ("attention", "flash"),
     "int8": ("quantize", "int8"),
+    "int4": ("quantize", "int4"),
+    "fbcache": ("first_block_cache", None),
 }
 
 __all__ = ["ALIASES", "TECHNIQUES"]

@@ -1,10 +1,11 @@
-"""Linear weights in 8-bit integers, one scale per output row (weight-only).
+"""Linear weights in fewer bits (weight-only): int8 with a scale per output row, int4 with one per 32 weights.
 
-Why: half the memory of fp16 for the quantised layers; where reading weights is the limit, less to read.
-Costs: rounding of the weights to 255 levels, and the work of widening them again in front of each product: without
-    `compile` it is slower, not faster. Convolutions keep their precision.
-Needs: torchao.
-Source: torchao, Int8WeightOnlyConfig; Dettmers et al., LLM.int8(), arXiv 2208.07339.
+Why: half the memory of fp16 (int8) for the quantised layers; where reading weights is the limit, less to read.
+Costs: rounding of the weights to 255 or 15 levels, and the work of widening them again in front of each product:
+    without `compile` it is slower, not faster. Convolutions keep their precision. int4 is kept unpacked, one weight a
+    byte, the form that runs on any device: it costs int8's memory and int4's quality.
+Needs: torchao; int4 leaves alone layers whose inputs are no multiple of 32.
+Source: torchao, Int8WeightOnlyConfig and IntxWeightOnlyConfig; Dettmers et al., LLM.int8(), arXiv 2208.07339.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+
+_GROUP = 32  # weights that share a scale in int4
 
 
 class Quantize(Technique):
@@ -24,7 +27,9 @@ class Quantize(Technique):
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "text_encoder", "text_encoder_2")
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
-    scheme: Literal["int8"] = knob(tune=["int8"], about="int8: weights only, a scale per output row")
+    scheme: Literal["int8", "int4"] = knob(
+        tune=["int8"], about="int8: a scale per output row; int4: a scale per 32 weights"
+    )
 
     def unsupported(self, target: Target) -> str | None:
         import importlib.util
@@ -35,14 +40,13 @@ class Quantize(Technique):
 
     def apply(self, target: Target) -> Effect:
         import torch
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+        from torchao.quantization import quantize_
 
         changed: dict[str, int | float | str] = {}
         for component, module in target.modules().items():
             linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
             before = {id(m): type(m.weight) for m in linears}
-            # torchao's default would change inductor's global settings for the whole process.
-            quantize_(module, Int8WeightOnlyConfig(set_inductor_config=False))
+            quantize_(module, _config(self.scheme), filter_fn=_FITS[self.scheme])
             num = sum(1 for m in linears if type(m.weight) is not before[id(m)])
             if num:
                 changed[f"{component}.quantized_layers"] = num
@@ -50,6 +54,29 @@ class Quantize(Technique):
         if not changed:
             raise NoEffect("no Linear layer to quantise")
         return Effect(changed=changed)
+
+
+def _config(scheme: str) -> Any:
+    import torch
+    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
+
+    if scheme == "int4":
+        return IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(_GROUP))
+    # torchao's default would change inductor's global settings for the whole process.
+    return Int8WeightOnlyConfig(set_inductor_config=False)
+
+
+def _fits_int8(module: Any, name: str) -> bool:
+    import torch
+
+    return isinstance(module, torch.nn.Linear)
+
+
+def _fits_int4(module: Any, name: str) -> bool:
+    return _fits_int8(module, name) and module.in_features % _GROUP == 0
+
+
+_FITS = {"int8": _fits_int8, "int4": _fits_int4}
 
 
 def _num_convolutions(module: Any) -> int:

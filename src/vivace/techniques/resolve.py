@@ -54,8 +54,9 @@ def _resolve_one(text: str, parsed: ParsedTechnique) -> TechniqueCall:
     if name in registry.ALIASES:
         name, value = registry.ALIASES[name]
         first = next(iter(registry.TECHNIQUES[name].model_fields))
-        knobs[first] = value
-        for argument in given:
+        if value is not None:
+            knobs[first] = value
+        for argument in given if value is not None else ():
             if argument.name is None or argument.name == first:
                 raise RecipeError(
                     f"'{parsed.name}' already stands for {name}({value}), so {first} cannot be given",
@@ -111,9 +112,10 @@ def _check_knobs(
 ) -> dict[str, KnobValue]:
     for key, value in knobs.items():
         # pydantic would take True for 1 and "20" for 20; a recipe says what it means.
-        wanted = technique.model_fields[key].annotation
-        number = wanted in (int, float)
-        if number and (isinstance(value, bool) or not isinstance(value, int | float)):
+        kinds = _kinds(technique.model_fields[key])
+        number = bool(kinds & {int, float})
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and not is_number and not (value is None and type(None) in kinds):
             start, length = places[key]
             raise RecipeError(
                 f"{technique.name}: {_wanted(key, technique)}; got {value!r}", text, start, length
@@ -122,7 +124,10 @@ def _check_knobs(
         made = technique(**cast("dict[str, Any]", knobs))
     except ValidationError as error:
         problem = error.errors()[0]
-        key = str(problem["loc"][0]) if problem["loc"] else next(iter(technique.model_fields))
+        if not problem["loc"]:  # knobs that are right one by one, but not together
+            said = str(problem["msg"]).removeprefix("Value error, ")
+            raise RecipeError(f"{technique.name}: {said}", text, parsed.start, len(parsed.name)) from None
+        key = str(problem["loc"][0])
         wanted_text = _wanted(key, technique)
         if problem["type"] == "missing":
             raise RecipeError(
@@ -138,6 +143,11 @@ def _check_knobs(
     return cast("dict[str, KnobValue]", made.model_dump())
 
 
+def _kinds(field: FieldInfo) -> set[object]:
+    """The types that a knob takes: {float} for float, {float, NoneType} for float | None."""
+    return set(get_args(field.annotation)) or {field.annotation}
+
+
 def _choices(field: FieldInfo) -> list[str]:
     arguments = get_args(field.annotation)
     return [str(a) for a in arguments if isinstance(a, str)]
@@ -149,16 +159,23 @@ def _wanted(key: str, technique: type[Technique]) -> str:
     choices = _choices(field)
     if choices:
         return f"{key} must be one of {', '.join(choices)}"
-    kind = {int: "a whole number", float: "a number", bool: "True or False"}.get(
-        cast("type", field.annotation), "a value"
-    )
+    names = {int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}
+    kind = " or ".join(word for wanted, word in names.items() if wanted in _kinds(field)) or "a value"
     words = {"Ge": "at least", "Gt": "more than", "Le": "at most", "Lt": "less than"}
     limits = []
-    for limit in field.metadata:
+    for limit in _limits(field):
         word = words.get(type(limit).__name__)
         if word:
             limits.append(f"{word} {getattr(limit, type(limit).__name__.lower()):g}")
     return f"{key} must be {kind}" + (f", {' and '.join(limits)}" if limits else "")
+
+
+def _limits(field: FieldInfo) -> list[Any]:
+    """The range of a knob. Of an optional number pydantic keeps it inside the number's own annotation."""
+    found = list(field.metadata)
+    for argument in get_args(field.annotation):
+        found += getattr(argument, "__metadata__", ())
+    return found
 
 
 def _targets(text: str, parsed: ParsedTechnique, technique: type[Technique]) -> tuple[str, ...]:

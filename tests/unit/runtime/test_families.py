@@ -153,3 +153,47 @@ def test_what_flux_cannot_do_is_said_in_words(flux: Any) -> None:
         vivace.apply(flux, "cfg_cutoff(0.4)")
     with pytest.raises(Unsupported, match="does not belong to the family"):
         vivace.apply(flux, "scheduler(dpmpp_2m)")
+
+
+def test_first_block_cache_hits_on_its_schedule(flux: Any) -> None:
+    reference = draw_flux(flux)
+    session = vivace.apply(flux, "first_block_cache(hits=0.5)")
+    for _ in range(2):
+        picture = draw_flux(session)
+        assert not np.array_equal(picture, reference), "a hit changes the picture"
+    # Two pictures of three steps: compute, compute, hit; then the same again from a clean state.
+    assert session.evidence() == {"cache_hit_rate": pytest.approx(1 / 3), "cache_calls": 6}
+    assert session.refuted({}) is None
+
+
+def test_a_higher_threshold_hits_more(flux: Any) -> None:
+    rates = []
+    for threshold in (0.0, 0.1, 10.0):
+        flux.transformer.disable_cache()
+        session = vivace.apply(flux, f"first_block_cache({threshold})")
+        draw_flux(session)
+        rates.append(float(session.evidence()["cache_hit_rate"]))
+        assert (session.refuted({}) is None) == (rates[-1] > 0)
+    assert rates[0] == 0.0
+    assert rates[-1] == pytest.approx(2 / 3), "all but the first step"
+    assert rates == sorted(rates)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["compile(backend=eager)", "bf16", "int8", "bf16+int4+compile(backend=eager)"]
+)
+def test_first_block_cache_composes(flux: Any, recipe: str) -> None:
+    session = vivace.apply(flux, f"first_block_cache(hits=0.5)+{recipe}")
+    assert np.isfinite(draw_flux(session)).all()
+    assert session.evidence()["cache_hit_rate"] == pytest.approx(1 / 3)
+
+
+def test_one_step_cache_at_a_time(flux: Any) -> None:
+    vivace.apply(flux, "fbcache(0.1)")
+    with pytest.raises(Unsupported, match="step cache already"):
+        vivace.apply(flux, "fbcache(0.2)")
+
+
+def test_unets_have_nothing_for_a_first_block_cache(sdxl: Any) -> None:
+    with pytest.raises(Unsupported, match="no chain of transformer blocks"):
+        vivace.apply(sdxl, "fbcache")

@@ -1,0 +1,130 @@
+"""Skip the rest of a transformer when its first block says that little has changed since the last full step.
+
+Why: consecutive denoising steps resemble each other. If the first block's residual is close to that of the last
+    computed step, the sum of all further blocks' residuals is reused: a hit costs one block of FLUX's 57.
+Costs: the picture drifts with every hit. Deciding reads one number back from the GPU in every step. The rival is
+    always fewer plain steps: bench both.
+Needs: a transformer that diffusers can cache (FLUX and its like); UNets have no such blocks.
+Source: ParaAttention's First Block Cache (github.com/chengzeyi/ParaAttention), as in diffusers; after TeaCache,
+    arXiv 2411.19108.
+
+`hits` replaces the threshold by a fixed schedule, that share of the steps after the first, evenly spread. It is for
+random weights, whose residuals say nothing, and for comparing caches at equal cost.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any, ClassVar, Self
+
+from pydantic import model_validator
+
+from vivace.errors import NoEffect
+from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+
+_DEFAULT_THRESHOLD = 0.05
+
+
+class FirstBlockCache(Technique):
+    name: ClassVar[str] = "first_block_cache"
+    summary: ClassVar[str] = "reuse a transformer's later blocks while its first one changes little"
+    stage: ClassVar[Stage] = Stage.CACHE
+    owns: ClassVar[str] = "step cache"
+    same_picture: ClassVar[bool] = False
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+
+    threshold: float = knob(
+        _DEFAULT_THRESHOLD,
+        ge=0,
+        le=10,
+        tune=[0.05, 0.1, 0.2, 0.3],
+        about="relative change of the first block's residual below which a step is a hit",
+    )
+    hits: float | None = knob(
+        None,
+        gt=0,
+        lt=1,
+        tune=[0.3, 0.5, 0.65],
+        about="share of hits, on a fixed schedule, instead of a threshold",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if self.hits is not None and self.threshold != _DEFAULT_THRESHOLD:
+            raise ValueError("give a threshold or hits, not both")
+        return self
+
+    def unsupported(self, target: Target) -> str | None:
+        if target.pipe is None:
+            return None
+        denoiser = target.module("denoiser")
+        if not hasattr(type(denoiser), "enable_cache"):
+            return f"{type(denoiser).__name__} has no chain of transformer blocks that could be cached"
+        if denoiser.is_cache_enabled:
+            return "the denoiser has a step cache already; only one at a time can work"
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        import torch
+        from diffusers.hooks import FirstBlockCacheConfig, HookRegistry
+
+        denoiser = target.module("denoiser")
+        denoiser.enable_cache(FirstBlockCacheConfig(threshold=self.threshold))
+        hook = next(
+            (found for block in denoiser.modules() if (found := _leader(HookRegistry, block)) is not None),
+            None,
+        )
+        if hook is None:
+            raise NoEffect("diffusers attached no cache to this transformer")
+        seen = {"calls": 0, "hits": 0}
+        by_threshold = hook._should_compute_remaining_blocks
+        step = 0
+
+        def decide(residual: Any) -> bool:
+            nonlocal step
+            is_first = hook.state_manager.get_state().head_block_residual is None
+            if self.hits is None:
+                compute = bool(by_threshold(residual))
+            else:
+                step = 0 if is_first else step + 1
+                compute = is_first or math.floor(step * self.hits) == math.floor((step - 1) * self.hits)
+            seen["calls"] += 1
+            seen["hits"] += not compute
+            return compute
+
+        hook._should_compute_remaining_blocks = torch.compiler.disable(decide)
+
+        def evidence() -> dict[str, int | float | str]:
+            rate = seen["hits"] / seen["calls"] if seen["calls"] else 0.0
+            return {"cache_hit_rate": rate, "cache_calls": seen["calls"]}
+
+        def refuted(_: dict[str, Any]) -> str | None:
+            if seen["calls"] and not seen["hits"]:
+                return f"the cache never hit in {seen['calls']} steps"
+            return None
+
+        return Effect(
+            changed={
+                "denoiser.first_block_cache": self.threshold if self.hits is None else f"hits={self.hits:g}"
+            },
+            contexts={}
+            if _names_its_context(target.pipe)
+            else {"denoiser": lambda: denoiser.cache_context("cond")},
+            evidence=evidence,
+            refuted=refuted,
+        )
+
+
+def _leader(registry_class: Any, block: Any) -> Any:
+    """The hook that decides, if it sits on this block."""
+    from diffusers.hooks.first_block_cache import _FBC_LEADER_BLOCK_HOOK
+
+    registry = getattr(block, "_diffusers_hook", None)
+    return registry.get_hook(_FBC_LEADER_BLOCK_HOOK) if isinstance(registry, registry_class) else None
+
+
+def _names_its_context(pipe: Any) -> bool:
+    """Whether the pipeline itself tells the cache which call is which; of FLUX's pipelines only text-to-image does."""
+    return "cache_context" in inspect.getsource(type(pipe).__call__)
