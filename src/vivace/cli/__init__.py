@@ -13,6 +13,7 @@ from vivace.cli.demo import demo
 from vivace.cli.doctor import doctor
 from vivace.cli.generate import generate
 from vivace.cli.models import models
+from vivace.cli.quality import quality
 from vivace.cli.report import report
 from vivace.cli.techniques import techniques
 from vivace.errors import VivaceError
@@ -33,7 +34,7 @@ def app() -> None:
     """
 
 
-for command in (generate, bench, report, models, techniques, doctor, demo):
+for command in (generate, bench, report, quality, models, techniques, doctor, demo):
     app.add_command(command)
 
 

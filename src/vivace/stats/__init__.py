@@ -1,6 +1,7 @@
 """Pure statistics on numbers: intervals, ratios, verdicts, the stopping rule. numpy only."""
 
 from vivace.stats.intervals import Interval, median_interval
+from vivace.stats.paired import mean_interval
 from vivace.stats.ratios import speedup
 from vivace.stats.stopping import enough_samples, is_steady
 from vivace.stats.verdicts import ONE_ROUND_MARGIN, Verdict, verdict
@@ -11,6 +12,7 @@ __all__ = [
     "Verdict",
     "enough_samples",
     "is_steady",
+    "mean_interval",
     "median_interval",
     "speedup",
     "verdict",

@@ -210,3 +210,23 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     )
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1
+
+
+def test_quality_compares_two_folders_and_names_the_ruined(tmp_path: Path) -> None:
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+        for k in range(3):
+            grey = 60 * k if folder == "a" else 60 * k + 5
+            picture = Image.new("RGB", (32, 32), (grey, grey, grey))
+            picture.paste((250, 40, 40), (8, 8, 20, 20))
+            if folder == "c" and k == 1:
+                picture = Image.new("RGB", (32, 32))
+            picture.save(tmp_path / folder / f"{k}.png")
+    fine = vivace(tmp_path, "quality", "a", "b")
+    assert "psnr_db" in fine.stdout
+    assert "3 pairs" in fine.stdout
+    ruined = vivace(tmp_path, "quality", "a", "c", code=1)
+    assert "B 1.png: black" in ruined.stdout
+    rows = json.loads(vivace(tmp_path, "quality", "a", "a", "--json").stdout)
+    assert rows["summary"]["psnr_db"]["identical"] == 3
+    vivace(tmp_path, "quality", "a", "b", "--prompts", "p.txt", code=2)

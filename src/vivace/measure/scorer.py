@@ -1,0 +1,68 @@
+"""A CLIP model that says how well a picture fits its prompt, and how alike two pictures are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import UnknownModel
+
+
+class ClipScorer:
+    """Any CLIP model in a local folder (transformers' format, safetensors only).
+
+    Scores are cosines of CLIP's embeddings times 100, as the field prints them: text against picture usually lies
+    between 15 and 35 for openai/clip-vit-large-patch14; only differences between recipes mean something.
+
+    Raises:
+        UnknownModel: the folder does not hold a CLIP model.
+    """
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        import torch
+        from transformers import CLIPModel, CLIPProcessor
+
+        try:
+            model = CLIPModel.from_pretrained(
+                str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
+            )
+            processor = CLIPProcessor.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+            said = str(error).strip().splitlines()
+            raise UnknownModel(
+                f"{folder} does not load as a CLIP model: {said[0] if said else error!r}; give a folder with "
+                "config.json, model.safetensors, preprocessor_config.json and the tokenizer's files"
+            ) from error
+        self._model = model.eval().requires_grad_(False).to(device)
+        self._processor = processor
+        self._device = device
+
+    def scores(self, pictures: Sequence[Any], prompts: Sequence[str]) -> list[float]:
+        """Cosine x 100 of each picture (PIL, RGB) with its own prompt."""
+        import torch
+
+        text = self._processor(text=list(prompts), return_tensors="pt", padding=True, truncation=True)
+        with torch.inference_mode():
+            words = _vector(self._model.get_text_features(**text.to(self._device)))
+            return [100 * float(x) for x in (self._embed(pictures) * _unit(words)).sum(dim=-1)]
+
+    def similarities(self, pictures: Sequence[Any], references: Sequence[Any]) -> list[float]:
+        """Cosine x 100 of each picture with its reference."""
+        import torch
+
+        with torch.inference_mode():
+            return [100 * float(x) for x in (self._embed(pictures) * self._embed(references)).sum(dim=-1)]
+
+    def _embed(self, pictures: Sequence[Any]) -> Any:
+        inputs = self._processor(images=[p.convert("RGB") for p in pictures], return_tensors="pt")
+        return _unit(_vector(self._model.get_image_features(**inputs.to(self._device))))
+
+
+def _vector(features: Any) -> Any:
+    """The embedding: transformers 5 hands out a tensor or an output object, depending on its version."""
+    return features if hasattr(features, "norm") else features.pooler_output
+
+
+def _unit(vectors: Any) -> Any:
+    return vectors / vectors.norm(dim=-1, keepdim=True)
