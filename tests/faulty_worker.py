@@ -20,7 +20,17 @@ class Fault(Technique):
     same_picture: ClassVar[bool] = True
 
     kind: Literal[
-        "segfault", "hang", "late_hang", "raise", "oom", "huge", "exit", "kill", "garbage", "stubborn"
+        "black",
+        "segfault",
+        "hang",
+        "late_hang",
+        "raise",
+        "oom",
+        "huge",
+        "exit",
+        "kill",
+        "garbage",
+        "stubborn",
     ] = knob()
 
     def unsupported(self, target: Target) -> str | None:
@@ -50,6 +60,10 @@ class Fault(Technique):
             torch.empty(2**50, dtype=torch.uint8, device="cuda")
         elif self.kind == "exit":
             os._exit(0)
+        elif self.kind == "black":
+            decode = target.pipe.vae.decode
+            # What an overflowing fp16 VAE gives: not a number, everywhere.
+            target.pipe.vae.decode = lambda *args, **kwargs: (decode(*args, **kwargs)[0] * float("nan"),)
         elif self.kind == "garbage":
             print("}{ not JSON", flush=True)  # libraries print to standard output
         return Effect(changed={"fault": self.kind}, step_end=_hang if self.kind == "late_hang" else None)

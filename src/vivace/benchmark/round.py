@@ -16,6 +16,7 @@ from vivace.errors import NoEffect, Unsupported, VivaceError
 from vivace.measure.environment import conditions
 from vivace.measure.kernels import attention_kernels
 from vivace.measure.memory import MemoryMeter
+from vivace.measure.quality import faults, pixels
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
@@ -199,7 +200,8 @@ class _Measurement:
             png = io.BytesIO()
             self._drawn[index].save(png, format="PNG")
             sha256 = save_picture(folder, png.getvalue())
-            kept.append(Picture(index=index, prompt=prompt, seed=seed, sha256=sha256))
+            found = tuple(faults(pixels(self._drawn[index])))
+            kept.append(Picture(index=index, prompt=prompt, seed=seed, sha256=sha256, faults=found))
         self.results["pictures"] = tuple(kept)
 
 

@@ -27,18 +27,18 @@ DEFAULT_STORE = ".vivace"
 _APPLICATION_ID = 0x76697661  # "viva"
 _SCHEMA_VERSION = 1
 _SCHEMA = """
-CREATE TABLE trials (
+CREATE TABLE IF NOT EXISTS trials (
     key TEXT PRIMARY KEY,
     trial TEXT NOT NULL,
     environment TEXT NOT NULL
 ) STRICT;
-CREATE TABLE rounds (
+CREATE TABLE IF NOT EXISTS rounds (
     key TEXT NOT NULL REFERENCES trials (key),
     round INTEGER NOT NULL,
     row TEXT NOT NULL,
     PRIMARY KEY (key, round)
 ) STRICT;
-CREATE TABLE runs (
+CREATE TABLE IF NOT EXISTS runs (
     id INTEGER PRIMARY KEY,
     started_at TEXT NOT NULL,
     command TEXT NOT NULL,
@@ -217,7 +217,7 @@ def save_picture(pictures: Path, png: bytes) -> str:
 
 
 def _create_schema(connection: sqlite3.Connection) -> None:
-    """All or nothing: a kill halfway leaves an empty file, which counts as new."""
+    """All or nothing: a kill halfway leaves an empty file, which counts as new. Two may do it at once."""
     statements = [s for s in _SCHEMA.split(";") if s.strip()]
     connection.execute("BEGIN IMMEDIATE")
     for statement in statements:

@@ -70,9 +70,21 @@ class Row:
         return self.record.rounds[0].effects
 
     @property
+    def ruined(self) -> str | None:
+        """ "2 of 6 pictures are no pictures (black)", or None if all may be."""
+        pictures = self.record.rounds[0].pictures
+        bad = [p for p in pictures if p.faults]
+        if not bad:
+            return None
+        kinds = ", ".join(sorted({fault for p in bad for fault in p.faults}))
+        return f"{len(bad)} of {len(pictures)} pictures are no pictures ({kinds})"
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know before believing the row."""
         found = list(self.record.rounds[0].warnings)
+        if self.ruined is not None:
+            found.insert(0, self.ruined)
         if len(self.record.rounds) == 1 and self.outcome is Outcome.MEASURED:
             found.append(
                 f"one round only: differences under {100 * ONE_ROUND_MARGIN:.0f} % cannot be told from drift"

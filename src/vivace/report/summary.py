@@ -16,9 +16,13 @@ def summary(rows: Sequence[Row]) -> str:
     baseline = rows[0]
     if baseline.latency is None:
         return f"The reference {baseline.recipe} was not measured: {baseline.reason}. Nothing can be compared with it."
-    faster = [r for r in rows[1:] if r.verdict is Verdict.FASTER and r.speedup is not None]
+    ruined = [r for r in rows if r.ruined is not None]
+    faster = [
+        r for r in rows[1:] if r.verdict is Verdict.FASTER and r.speedup is not None and r.ruined is None
+    ]
     failed = sum(1 for r in rows if r.outcome is not Outcome.MEASURED)
-    tail = f" {failed} of {len(rows)} recipes could not be measured; the table says why." if failed else ""
+    tail = "".join(f" {r.recipe} is broken: {r.ruined}." for r in ruined)
+    tail += f" {failed} of {len(rows)} recipes could not be measured; the table says why." if failed else ""
     if not faster:
         if len(rows) == 1:
             return f"{seconds(baseline.latency.median.point)} an image with {baseline.recipe}." + tail

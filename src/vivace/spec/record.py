@@ -51,12 +51,16 @@ class Memory(Spec):
 
 
 class Picture(Spec):
-    """A picture of the workload, stored in the store's folder under its content's sha256."""
+    """A picture of the workload, stored in the store's folder under its content's sha256.
+
+    `faults` names what makes it no picture at all: black, flat, noise (see measure.quality).
+    """
 
     index: int
     prompt: str
     seed: int
     sha256: str
+    faults: tuple[str, ...] = ()
 
 
 class Round(Spec):

@@ -90,3 +90,9 @@ def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
     broken = ("/bin/sh", "-c", "echo no such module >&2; exit 3")
     with pytest.raises(WorkerError, match="did not start: no such module"):
         vivace.bench("tiny-sd", ["baseline"], store=tmp_path / "s", worker=broken)
+
+
+def test_pictures_that_are_none_are_named(launcher: Launcher, tmp_path: Path) -> None:
+    good, broken = run(launcher, tmp_path / "s", "guidance(3)", "fault(black)")
+    assert [p.faults for p in good.rounds[0].pictures] == [()] * 3
+    assert [p.faults for p in broken.rounds[0].pictures] == [("black",)] * 3

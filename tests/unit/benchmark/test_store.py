@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -156,6 +158,23 @@ def test_a_read_only_folder() -> None:
     finally:
         folder.chmod(0o700)
         folder.rmdir()
+
+
+def test_two_that_make_the_same_store_at_once(tmp_path: Path) -> None:
+    """Each opens the empty folder before the other has written; both get the one store."""
+    trial, environment = make_trial("baseline"), make_environment()
+    code = "import sys, pathlib, vivace.benchmark; vivace.benchmark.Store.create(pathlib.Path(sys.argv[1])).close()"
+    for attempt in range(3):
+        folder = tmp_path / f"s{attempt}"
+        both = [
+            subprocess.Popen([sys.executable, "-c", code, str(folder)], stderr=subprocess.PIPE)
+            for _ in range(4)
+        ]
+        said = [process.communicate()[1] for process in both]
+        assert [process.returncode for process in both] == [0] * 4, said
+        with Store.create(folder) as store:
+            store.start_run("x", [trial], environment)
+            assert len(store.runs()) == 1
 
 
 def test_pictures_are_named_by_content(tmp_path: Path) -> None:

@@ -118,3 +118,18 @@ def test_one_round_says_so() -> None:
     _, row = rows_of([make_record("baseline", make_round(0, SLOW)), make_record("bf16", make_round(0, FAST))])
     assert row.warnings == ("one round only: differences under 10 % cannot be told from drift",)
     assert row.verdict is Verdict.FASTER, "twice as fast is more than drift"
+
+
+def test_a_recipe_of_black_pictures_is_never_called_fastest() -> None:
+    round_ = make_round(0, FAST)
+    black = tuple(p.model_copy(update={"faults": ("black",)}) for p in round_.pictures[:1])
+    broken = round_.model_copy(update={"pictures": (*black, *round_.pictures[1:])})
+    base = make_record("baseline", make_round(0, SLOW))
+    rows = rows_of(
+        [base, make_record("bf16", broken), make_record("tiny_vae", make_round(0, (0.7, 0.71, 0.69)))]
+    )
+    assert rows[1].verdict is Verdict.FASTER
+    assert rows[1].warnings[0] == "1 of 2 pictures are no pictures (black)"
+    said = summary(rows)
+    assert said.startswith("tiny_vae is the fastest")
+    assert "dtype(bf16) is broken: 1 of 2 pictures are no pictures (black)." in said
