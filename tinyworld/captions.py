@@ -223,3 +223,40 @@ def parse(caption: str) -> Description:
             relation = _RELATION[found[0]]
         position = None
     return Description(tuple(things), position, relation, tone, kind)
+
+
+MISTAKES = ("colour", "shape", "relation", "position")
+"""What `mistaken` can get wrong."""
+
+_WORDS_OF = {
+    "colour": COLOUR_WORDS,
+    "shape": SHAPE_WORDS,
+    "relation": RELATION_WORDS,
+    "position": POSITION_WORDS,
+}
+_SAID = {
+    kind: re.compile(rf"\b(?:{_any([word for words in table.values() for word in words])})\b")
+    for kind, table in _WORDS_OF.items()
+}
+
+
+def mistaken(caption: str, mistake: str, rng: random.Random) -> str | None:
+    """The caption with one colour, shape, relation or position exchanged for another; None if it says none.
+
+    All else keeps its wording, so that nothing but the mistake tells the two apart.
+    """
+    table = _WORDS_OF[mistake]
+    background = _BACKGROUND_AT.search(caption.lower())
+    places = [
+        found
+        for found in _SAID[mistake].finditer(caption)
+        if background is None or not background.start() <= found.start() < background.end()
+    ]
+    if not places:
+        return None
+    found = rng.choice(places)
+    true = next(name for name, words in table.items() if found[0] in words)
+    other = _pick(table[rng.choice([name for name in table if name != true])], rng)
+    before = re.sub(r"\ban? $", f"{_article(other)} ", caption[: found.start()])
+    wrong = before + other + caption[found.end() :]
+    return wrong if parse(wrong) != parse(caption) else None

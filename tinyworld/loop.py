@@ -30,6 +30,7 @@ class Budget:
     stop_s: float = math.inf  # this process ends at that age, its checkpoint saved; the next one resumes
     save_every_s: float = 60.0
     print_every_s: float = 10.0
+    graph: bool = True  # capture the step as a CUDA graph
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scenes", type=int, default=300_000, help="size of the training pool")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--no-graph", action="store_true", help="launch kernels one by one: slow, but safe")
 
 
 def budget_from(args: argparse.Namespace) -> Budget:
-    return Budget(minutes=args.minutes, steps=args.steps, stop_s=args.stop_s)
+    return Budget(minutes=args.minutes, steps=args.steps, stop_s=args.stop_s, graph=not args.no_graph)
 
 
 class Loop:
@@ -103,7 +105,8 @@ class Loop:
     def run(self) -> dict[str, float]:
         """Train until the budget or this run's share of it is spent; return the last printed figures."""
         torch.manual_seed(self.seed + self.step)
-        advance = self._capture() if self.device.type == "cuda" else self._advance
+        captured = self.device.type == "cuda" and self.budget.graph and not self.finished
+        advance = self._capture() if captured else self._advance
         before, base_s = time.perf_counter(), self.elapsed_s
         printed, saved, steps_printed = before, before, self.step
         while not self.finished:
@@ -208,6 +211,7 @@ class Loop:
             "name": self.name,
             "steps": self.step,
             "seconds": round(self.elapsed_s, 1),
+            "finished": self.finished,
             "planned_s": 60 * self.budget.minutes if self.budget.steps is None else None,
             **self.last,
         }
@@ -220,12 +224,15 @@ class Loop:
         for (key, value), mean in zip(self.parameters.items(), self.ema, strict=True):
             value.copy_(state["weights"][key])
             mean.copy_(state["ema"][key])
-            if key in state["first"]:
+            if key in state["second"]:
+                second = state["second"][key].float()
+                # A carried checkpoint leaves out the first moment: Adam rebuilds it in some twenty steps.
+                first = state["first"][key].float() if key in state["first"] else torch.zeros_like(second)
                 steps = torch.tensor(float(self.step))
                 self.optimizer.state[value] = {
                     "step": steps.to(self.device) if self.device.type == "cuda" else steps,
-                    "exp_avg": state["first"][key].float(),
-                    "exp_avg_sq": state["second"][key].float(),
+                    "exp_avg": first,
+                    "exp_avg_sq": second,
                 }
         print(f"{self.name}  resumed at step {self.step}, {self.elapsed_s:.0f} s", flush=True)
 
@@ -243,11 +250,18 @@ def compiled(function: Callable[..., Any], args: argparse.Namespace) -> Callable
     return torch.compile(function, dynamic=False)
 
 
-def wait_for(path: Path, name: str) -> None:
+def wait_for(path: Path, name: str, stop_s: float = math.inf) -> None:
     """Let trainings be started together: sleep until another one has written what this one needs."""
     said = False
     while not path.exists():
+        if time.perf_counter() - _STARTED > stop_s:
+            raise SystemExit(f"{name}: {path} did not come in {stop_s:.0f} s")
         if not said:
             print(f"{name}  waits for {path}", flush=True)
             said = True
         time.sleep(1)
+
+
+def destination(out: Path, folder: str, finished: bool) -> Path:
+    """Where a stage writes its model: what was stopped early must not be taken for the model that others wait for."""
+    return out / (folder if finished else f"{folder}.so-far")

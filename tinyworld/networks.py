@@ -6,6 +6,8 @@ quantiser applies.
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -39,31 +41,39 @@ SCHEDULE = {
 
 SD_FOLDER = "tiny-sd"
 TINY_VAE_FOLDER = "tiny-sd-tiny-vae"
+TINY_VAE_FOLDERS = {4: TINY_VAE_FOLDER, 16: "tiny-flux-tiny-vae"}
+"""By latent channels."""
 
 
-def build_vae() -> AutoencoderKL:
-    """f8, 4 channels: a 128 px picture is 16x16x4 numbers."""
+def vae_name(channels: int) -> str:
+    """Working name of the VAE of so many latent channels: of its folder, checkpoint and log."""
+    return "vae" if channels == LATENT_CHANNELS else f"vae-{channels}"
+
+
+def build_vae(channels: int = LATENT_CHANNELS) -> AutoencoderKL:
+    """f8: a 128 px picture is 16x16 cells of 4 (Stable Diffusion's) or 16 (FLUX's) numbers."""
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
         block_out_channels=(32, 64, 64, 64),
         layers_per_block=1,
-        latent_channels=LATENT_CHANNELS,
+        latent_channels=channels,
         norm_num_groups=16,
         sample_size=SIDE,
         scaling_factor=1.0,
+        shift_factor=0.0,  # FluxPipeline adds it, and cannot add None
         force_upcast=False,
     )
 
 
-def build_tiny_vae() -> AutoencoderTiny:
-    """Encodes to and decodes from the latents that the UNet sees, so its scaling factor is 1, as TAESD's is."""
+def build_tiny_vae(channels: int = LATENT_CHANNELS) -> AutoencoderTiny:
+    """Encodes to and decodes from the latents that the denoiser sees, so its scaling factor is 1, as TAESD's is."""
     return AutoencoderTiny(
         encoder_block_out_channels=(32,) * 4,
         decoder_block_out_channels=(32,) * 4,
         num_encoder_blocks=(1, 1, 1, 1),
         num_decoder_blocks=(3, 3, 3, 1),
-        latent_channels=LATENT_CHANNELS,
+        latent_channels=channels,
         scaling_factor=1.0,
     )
 
@@ -83,14 +93,14 @@ def build_unet() -> UNet2DConditionModel:
     )
 
 
-def build_text_encoder() -> CLIPTextModel:
+def build_text_encoder(layers: int = 4) -> CLIPTextModel:
     words = tokenizer.build()
     return CLIPTextModel(
         CLIPTextConfig(
             vocab_size=len(words),
             hidden_size=TEXT_WIDTH,
             intermediate_size=4 * TEXT_WIDTH,
-            num_hidden_layers=4,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             max_position_embeddings=tokenizer.MAX_LENGTH,
             projection_dim=TEXT_WIDTH,
@@ -103,7 +113,7 @@ def build_text_encoder() -> CLIPTextModel:
 
 @torch.no_grad()
 def whiten(vae: AutoencoderKL, mean: Tensor, std: Tensor) -> None:
-    """Fold latents' mean and std (4,) into the 1x1 convolutions beside them, so each channel becomes N(0, 1)-like.
+    """Fold latents' mean and std (channels,) into the 1x1 convolutions beside them: each channel becomes N(0, 1)-like.
 
     A pipeline can only divide by one `scaling_factor`; per-channel statistics have to live in the weights.
     """
@@ -122,42 +132,55 @@ def save_sd(
     folder: Path, vae: AutoencoderKL, unet: UNet2DConditionModel, text_encoder: CLIPTextModel
 ) -> None:
     """Write the fp16 pipeline folder, whole or not at all."""
-    unsaved = folder.with_name(folder.name + ".part")
-    shutil.rmtree(unsaved, ignore_errors=True)
     pipe = StableDiffusionPipeline(
-        vae=_half(vae, build_vae()),
-        unet=_half(unet, build_unet()),
-        text_encoder=_half(text_encoder, build_text_encoder()),
+        vae=half(vae, build_vae()),
+        unet=half(unet, build_unet()),
+        text_encoder=half(text_encoder, build_text_encoder()),
         tokenizer=tokenizer.build(),
         scheduler=EulerAncestralDiscreteScheduler(**SCHEDULE),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
     )
-    pipe.save_pretrained(unsaved, safe_serialization=True)
-    # transformers would load the text encoder as it lies (fp16) while diffusers loads the rest in fp32, and a plain
-    # from_pretrained(folder) would die of "Half and Float".
-    config = unsaved / "text_encoder" / "config.json"
-    _edit(config, dtype="float32")
-    _replace(unsaved, folder)
+    with whole(folder) as unsaved:
+        pipe.save_pretrained(unsaved, safe_serialization=True)
+        load_in_fp32(unsaved / "text_encoder")
 
 
 def save_model(model: nn.Module, folder: Path) -> None:
     """Write one model as it is, for the next stage of training."""
-    unsaved = folder.with_name(folder.name + ".part")
-    shutil.rmtree(unsaved, ignore_errors=True)
-    model.save_pretrained(unsaved, safe_serialization=True)
-    _replace(unsaved, folder)
+    with whole(folder) as unsaved:
+        model.save_pretrained(unsaved, safe_serialization=True)
 
 
 def save_tiny_vae(folder: Path, vae: AutoencoderTiny) -> None:
+    with whole(folder) as unsaved:
+        half(vae, build_tiny_vae(vae.config.latent_channels)).save_pretrained(
+            unsaved, safe_serialization=True
+        )
+        # diffusers writes this key, and complains when it reads it
+        _edit(unsaved / "config.json", block_out_channels=None)
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[Path]:
+    """A place to write a folder, which takes the folder's name only once all is written."""
     unsaved = folder.with_name(folder.name + ".part")
     shutil.rmtree(unsaved, ignore_errors=True)
-    _half(vae, build_tiny_vae()).save_pretrained(unsaved, safe_serialization=True)
-    _edit(
-        unsaved / "config.json", block_out_channels=None
-    )  # diffusers writes it, and complains when it reads it
-    _replace(unsaved, folder)
+    yield unsaved
+    for file in unsaved.rglob("*.safetensors"):
+        file.chmod(0o644)  # safetensors leaves them to the owner alone
+    shutil.rmtree(folder, ignore_errors=True)
+    unsaved.rename(folder)
+
+
+def load_in_fp32(text_encoder: Path) -> None:
+    """Say in a text encoder's config that a plain load gives fp32.
+
+    transformers would load it as it lies (fp16) while diffusers loads the rest in fp32, and a plain
+    from_pretrained(folder) would die of "Half and Float".
+    """
+    _edit(text_encoder / "config.json", dtype="float32")
 
 
 def _edit(config: Path, **changes: str | None) -> None:
@@ -166,17 +189,10 @@ def _edit(config: Path, **changes: str | None) -> None:
     config.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
 
 
-def _half(model: nn.Module, fresh: nn.Module) -> nn.Module:
+def half(model: nn.Module, fresh: nn.Module) -> nn.Module:
     """An fp16 copy on the CPU; the model in training stays as it is."""
     fresh.load_state_dict(model.state_dict())
     return fresh.half().eval()
-
-
-def _replace(new: Path, old: Path) -> None:
-    for file in new.rglob("*.safetensors"):
-        file.chmod(0o644)  # safetensors leaves them to the owner alone
-    shutil.rmtree(old, ignore_errors=True)
-    new.rename(old)
 
 
 def num_parameters(model: nn.Module) -> int:

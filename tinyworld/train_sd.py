@@ -42,7 +42,7 @@ def token_pool(labels: scenes.Labels, seed: int) -> Tensor:
 
 @torch.no_grad()
 def latent_pool(vae: AutoencoderKL, labels: scenes.Labels, device: str) -> Tensor:
-    """(N, 4, 16, 16) fp16 latents of every scene, on the device: the encoder costs twice the UNet, so run it once."""
+    """(N, channels, 16, 16) fp16 latents of every scene, on the device: encoding costs twice a denoiser's step."""
     out = []
     paint = scenes.paints(device)
     for i in range(0, len(labels), 512):
@@ -123,7 +123,7 @@ def main() -> None:
     loss = DenoiserLoss(unet, text, token_pool(labels, POOL_SEED + 1), args, args.batch or 512)
     if args.device != "cpu" and not (args.out / "vae").exists():
         loss.compile_now()
-    loop.wait_for(args.out / "vae", "sd")
+    loop.wait_for(args.out / "vae", "sd", args.stop_s)
     vae = load(args.out / "vae", args.device).eval()
     loss.latents = latent_pool(vae, labels, args.device)
     print(f"sd  {len(labels)} latents, std {loss.latents[:4096].float().std().item():.3f}", flush=True)

@@ -1,6 +1,6 @@
-"""Train the tiny VAE against the big one's latents, so that either decodes what the UNet draws.
+"""Train the tiny VAE against the big one's latents, so that either decodes what the denoiser draws.
 
-    python -m tinyworld.train_tiny_vae --out build/tinyworld --minutes 6
+    python -m tinyworld.train_tiny_vae --out build/tinyworld --minutes 6 [--channels 16]
 
 Encoder and decoder learn apart: the encoder to give the big encoder's latents, the decoder to draw the scene from
 the big encoder's latents with a little noise on them.
@@ -13,10 +13,10 @@ from diffusers import AutoencoderKL, AutoencoderTiny
 from torch import Tensor
 
 from tinyworld import loop, networks, scenes
-from tinyworld.train_vae import POOL_SEED, load, picture_loss
+from tinyworld.train_vae import POOL_SEED, add_channels, latent_noise, load, picture_loss
 
 MAX_LATENT_NOISE = 0.1
-"""Of the latents' standard deviation, which is 1; what a UNet draws is never quite a latent of the encoder's."""
+"""Of the latents' standard deviation, which is 1; what a denoiser draws is never quite a latent of the encoder's."""
 
 
 class TinyVaeLoss:
@@ -24,6 +24,7 @@ class TinyVaeLoss:
         self, tiny: AutoencoderTiny, vae: AutoencoderKL, args: argparse.Namespace, batch: int
     ) -> None:
         self.tiny, self.vae, self.batch, self.device = tiny, vae, batch, args.device
+        self.channels = args.channels
         self.pool = scenes.sample(args.scenes, POOL_SEED).to(args.device)
         self.paint = scenes.paints(args.device)
         self.draw = loop.compiled(scenes.draw, args)
@@ -32,8 +33,7 @@ class TinyVaeLoss:
     def __call__(self) -> tuple[Tensor, Tensor]:
         index = torch.randint(len(self.pool), (self.batch,), device=self.device)
         pictures, distance = self.draw(self.pool[index], self.paint)
-        side = networks.LATENT_SIDE
-        noise = torch.randn(self.batch, networks.LATENT_CHANNELS, side, side, device=self.device)
+        noise = latent_noise(self.channels, self.batch, self.device)
         level = torch.rand(self.batch, 1, 1, 1, device=self.device) * MAX_LATENT_NOISE
         return self.compute(pictures.contiguous(memory_format=torch.channels_last), distance, noise * level)
 
@@ -54,29 +54,32 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     loop.add_arguments(parser)
+    add_channels(parser)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
-    loop.wait_for(args.out / "vae", "tiny-vae")
-    vae = load(args.out / "vae", args.device).eval().requires_grad_(False)
-    tiny = networks.build_tiny_vae().to(args.device).train()
+    source = networks.vae_name(args.channels)
+    name = f"tiny-{source}"
+    loop.wait_for(args.out / source, name, args.stop_s)
+    vae = load(args.out / source, args.device).eval().requires_grad_(False)
+    tiny = networks.build_tiny_vae(args.channels).to(args.device).train()
     for model in (vae, tiny):
         model.to(memory_format=torch.channels_last)
     training = loop.Loop(
-        "tiny-vae",
+        name,
         {"vae": tiny},
         TinyVaeLoss(tiny, vae, args, args.batch or 64),
         figures=("mse_e3", "latent_mse"),
         rate=1e-3,
         budget=loop.budget_from(args),
-        checkpoint=args.out / "tiny-vae.pt",
+        checkpoint=args.out / f"{name}.pt",
         seed=3,
         decay=1e-4,
     )
     training.run()
     training.use_ema()
     tiny.eval().to(memory_format=torch.contiguous_format)
-    networks.save_tiny_vae(args.out / networks.TINY_VAE_FOLDER, tiny)
+    networks.save_tiny_vae(args.out / networks.TINY_VAE_FOLDERS[args.channels], tiny)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train the VAE: the ceiling of everything drawn later, so it gets time, and weight where objects and their edges are.
 
-python -m tinyworld.train_vae --out build/tinyworld --minutes 3.3
+python -m tinyworld.train_vae --out build/tinyworld --minutes 3.3 [--channels 16]
 """
 
 import argparse
@@ -13,6 +13,17 @@ from torch import Tensor
 from tinyworld import loop, networks, scenes
 
 POOL_SEED = 1
+KL_WEIGHT = {4: 1e-5, 16: 1e-4}
+"""By latent channels. Sixteen have room to spare: pull harder, and what no pixel needs stays at noise."""
+
+
+def add_channels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--channels", type=int, choices=sorted(KL_WEIGHT), default=4, help="of the latents")
+
+
+def latent_noise(channels: int, batch: int, device: str) -> Tensor:
+    """(batch, channels, 16, 16) standard normal numbers."""
+    return torch.randn(batch, channels, networks.LATENT_SIDE, networks.LATENT_SIDE, device=device)
 
 
 def pixel_weights(distance: Tensor) -> Tensor:
@@ -38,6 +49,7 @@ class VaeLoss:
 
     def __init__(self, vae: AutoencoderKL, args: argparse.Namespace, batch: int) -> None:
         self.vae, self.batch, self.device = vae, batch, args.device
+        self.channels, self.kl_weight = args.channels, KL_WEIGHT[args.channels]
         self.pool = scenes.sample(args.scenes, POOL_SEED).to(args.device)
         self.paint = scenes.paints(args.device)
         self.draw = loop.compiled(scenes.draw, args)
@@ -46,8 +58,7 @@ class VaeLoss:
     def __call__(self) -> tuple[Tensor, Tensor]:
         index = torch.randint(len(self.pool), (self.batch,), device=self.device)
         pictures, distance = self.draw(self.pool[index], self.paint)
-        side = networks.LATENT_SIDE
-        noise = torch.randn(self.batch, networks.LATENT_CHANNELS, side, side, device=self.device)
+        noise = latent_noise(self.channels, self.batch, self.device)
         return self.compute(pictures.contiguous(memory_format=torch.channels_last), distance, noise)
 
     def _compute(self, pictures: Tensor, distance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,19 +70,23 @@ class VaeLoss:
             made = self.vae.decode(latents).sample
         kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
         loss, squared_error = picture_loss(made, pictures, distance)
-        return loss + 1e-5 * kl, torch.stack([squared_error * 1000, kl])
+        return loss + self.kl_weight * kl, torch.stack([squared_error * 1000, kl])
 
 
 @torch.no_grad()
 def latent_statistics(vae: AutoencoderKL, device: str, number: int = 4096) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (4,) of the latents of `number` scenes."""
+    """Mean and standard deviation (channels,) of the latents of `number` scenes, their own noise included.
+
+    A channel that the VAE has no use for has means near 0 and noise near 1: without its noise, whitening would blow
+    it up to full size.
+    """
     labels = scenes.sample(number, POOL_SEED + 1).to(device)
-    means = [
-        vae.encode(scenes.draw(labels[i : i + 256])[0] * 2 - 1).latent_dist.mean
-        for i in range(0, number, 256)
+    found = [
+        vae.encode(scenes.draw(labels[i : i + 256])[0] * 2 - 1).latent_dist for i in range(0, number, 256)
     ]
-    latents = torch.cat(means).float()
-    return latents.mean((0, 2, 3)), latents.std((0, 2, 3))
+    latents = torch.cat([part.mean for part in found]).float()
+    noise = torch.cat([part.var for part in found]).float().mean((0, 2, 3))
+    return latents.mean((0, 2, 3)), (latents.var((0, 2, 3)) + noise).sqrt()
 
 
 def load(folder: Path, device: str) -> AutoencoderKL:
@@ -84,31 +99,33 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     loop.add_arguments(parser)
+    add_channels(parser)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
-    vae = networks.build_vae().to(args.device).train()
+    name = networks.vae_name(args.channels)
+    vae = networks.build_vae(args.channels).to(args.device).train()
     vae.to(memory_format=torch.channels_last)
     training = loop.Loop(
-        "vae",
+        name,
         {"vae": vae},
         VaeLoss(vae, args, args.batch or 64),
         figures=("mse_e3", "kl"),
         rate=8e-4,
         budget=loop.budget_from(args),
-        checkpoint=args.out / "vae.pt",
+        checkpoint=args.out / f"{name}.pt",
         seed=2,
         decay=1e-4,
     )
     training.run()
     if not training.finished:
-        return  # the UNet and the tiny VAE wait for a VAE that stays as it is
+        return  # the denoiser and the tiny VAE wait for a VAE that stays as it is
     training.use_ema()
     vae.eval().to(memory_format=torch.contiguous_format)
     mean, std = latent_statistics(vae, args.device, min(4096, args.scenes))
     print(f"latents  mean {mean.tolist()}  std {std.tolist()}", flush=True)
     networks.whiten(vae, mean, std)
-    networks.save_model(vae, args.out / "vae")
+    networks.save_model(vae, args.out / name)
 
 
 if __name__ == "__main__":

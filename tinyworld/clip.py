@@ -1,0 +1,79 @@
+"""tiny-clip, the scorer: its network and folder. No weight of it conditions a picture, or scores would be circular."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor
+
+from tinyworld import networks, tokenizer
+from tinyworld.words import SIDE
+
+FOLDER = "tiny-clip"
+PATCH = 16
+WIDTH, LAYERS, HEADS = 128, 3, 4
+
+
+def build() -> CLIPModel:
+    """1.40 M parameters: text of 32 tokens, pictures of 8x8 patches."""
+    words = tokenizer.build()
+    tower = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 4 * WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "projection_dim": WIDTH,
+    }
+    ends = {
+        "bos_token_id": words.bos_token_id,
+        "eos_token_id": words.eos_token_id,
+        "pad_token_id": words.pad_token_id,
+    }
+    return CLIPModel(
+        CLIPConfig(
+            text_config={
+                **tower,
+                **ends,
+                "vocab_size": len(words),
+                "max_position_embeddings": tokenizer.MAX_LENGTH,
+            },
+            vision_config={**tower, "image_size": SIDE, "patch_size": PATCH},
+            projection_dim=WIDTH,
+        )
+    )
+
+
+def build_processor() -> CLIPProcessor:
+    """Pictures to 128 px and -1..1, prompts to 32 tokens."""
+    half = [0.5, 0.5, 0.5]
+    pictures = CLIPImageProcessorPil(
+        size={"shortest_edge": SIDE},
+        crop_size={"height": SIDE, "width": SIDE},
+        image_mean=half,
+        image_std=half,
+    )
+    return CLIPProcessor(image_processor=pictures, tokenizer=tokenizer.build())
+
+
+def embed_pictures(model: CLIPModel, pictures: Tensor) -> Tensor:
+    """(N, 128) unit vectors of pictures (N, 3, 128, 128) in -1..1."""
+    seen = model.vision_model(pixel_values=pictures).pooler_output
+    return nn.functional.normalize(model.visual_projection(seen).float(), dim=-1)
+
+
+def embed_captions(model: CLIPModel, ids: Tensor) -> Tensor:
+    """(N, 128) unit vectors of token ids (N, 32)."""
+    read = model.text_model(input_ids=ids).pooler_output
+    return nn.functional.normalize(model.text_projection(read).float(), dim=-1)
+
+
+def save(folder: Path, model: CLIPModel) -> None:
+    """Write the fp16 folder with its processor, whole or not at all."""
+    with networks.whole(folder) as unsaved:
+        networks.half(model, build()).save_pretrained(unsaved, safe_serialization=True)
+        build_processor().save_pretrained(unsaved)
+        networks.load_in_fp32(unsaved)
+
+
+def load(folder: Path, device: str = "cpu") -> CLIPModel:
+    return CLIPModel.from_pretrained(folder, dtype=torch.float32).to(device).eval()

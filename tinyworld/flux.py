@@ -1,0 +1,227 @@
+"""The FLUX family: shapes, the way of calling the transformer that FluxPipeline has, and the folders.
+
+Training and sampling must hand the transformer the same things, so all that touches it goes through `velocity`:
+latents packed in 2x2 patches (128 px, f8: 8x8 = 64 tokens of 64 channels), sigma in 0..1 as `timestep`, the guidance
+scale as it is (the transformer multiplies both by 1000), and places that count patches, zero for words.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+)
+from torch import Tensor, nn
+from transformers import CLIPTextModel, T5Config, T5EncoderModel
+
+from tinyworld import networks, tokenizer
+from tinyworld.networks import LATENT_SIDE, TEXT_WIDTH
+
+FOLDER, SCHNELL_FOLDER, TEACHER_FOLDER = "tiny-flux", "tiny-flux-schnell", "tiny-flux-teacher"
+CHANNELS = 16
+PATCHES = LATENT_SIDE // 2
+TOKENS, TOKEN_WIDTH = PATCHES**2, 4 * CHANNELS
+STEPS, GUIDANCE, SCHNELL_STEPS = 28, 3.5, 4
+MAX_GUIDANCE = 6.0
+"""The student learns scales from 0 (the prompt is not heard) to this."""
+CALL = {"height": networks.SIDE, "width": networks.SIDE, "max_sequence_length": tokenizer.MAX_LENGTH}
+"""What a FluxPipeline must be told beside the prompt: by itself it draws 1024 px and pads prompts to 512 tokens."""
+
+
+def build_transformer(guidance: bool = True) -> FluxTransformer2DModel:
+    """4.06 M parameters; `guidance` is FLUX.1-dev's shape, without it FLUX.1-schnell's."""
+    return FluxTransformer2DModel(
+        in_channels=TOKEN_WIDTH,
+        num_layers=2,
+        num_single_layers=5,
+        attention_head_dim=32,
+        num_attention_heads=5,
+        joint_attention_dim=TEXT_WIDTH,
+        pooled_projection_dim=TEXT_WIDTH,
+        guidance_embeds=guidance,
+        axes_dims_rope=(4, 14, 14),
+    )
+
+
+def build_clip_text() -> CLIPTextModel:
+    """Gives the pooled vector only, so two layers do."""
+    return networks.build_text_encoder(layers=2)
+
+
+def build_t5() -> T5EncoderModel:
+    words = tokenizer.build()
+    return T5EncoderModel(
+        T5Config(
+            vocab_size=len(words),
+            d_model=TEXT_WIDTH,
+            d_kv=32,
+            num_heads=4,
+            d_ff=2 * TEXT_WIDTH,
+            num_layers=3,
+            feed_forward_proj="gated-gelu",
+            dropout_rate=0.0,
+            pad_token_id=words.pad_token_id,
+            eos_token_id=words.eos_token_id,
+        )
+    )
+
+
+@torch.no_grad()
+def start_gently(transformer: FluxTransformer2DModel) -> None:
+    """DiT's adaLN-zero: at first every block passes its input on, and the velocity is 0."""
+    blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+    layers = [
+        getattr(block, name)
+        for block in blocks
+        for name in ("norm1", "norm1_context", "norm")
+        if hasattr(block, name)
+    ]
+    for layer in (*(norm.linear for norm in layers), transformer.norm_out.linear, transformer.proj_out):
+        layer.weight.zero_()
+        layer.bias.zero_()
+
+
+def keep_times_exact(transformer: FluxTransformer2DModel) -> None:
+    """Let this instance embed latents in fp32 even under autocast.
+
+    The transformer rounds sigma to the dtype of the embedded latents before it multiplies by 1000; in bf16 that would
+    be steps of four thousandths, which a picture drawn in fp32 or fp16 never sees.
+    """
+    embed = transformer.x_embedder
+
+    def forward(latents: Tensor) -> Tensor:
+        with torch.autocast(latents.device.type, enabled=False):
+            return nn.functional.linear(latents.float(), embed.weight, embed.bias)
+
+    embed.forward = forward
+
+
+def pack(latents: Tensor) -> Tensor:
+    """(N, 16, 16, 16) channels, rows, columns -> (N, 64 tokens, 64): each 2x2 patch is one token, channels first."""
+    n = len(latents)
+    cells = latents.reshape(n, CHANNELS, PATCHES, 2, PATCHES, 2)
+    return cells.permute(0, 2, 4, 1, 3, 5).reshape(n, TOKENS, TOKEN_WIDTH)
+
+
+def unpack(tokens: Tensor) -> Tensor:
+    """The inverse of `pack`."""
+    cells = tokens.reshape(len(tokens), PATCHES, PATCHES, CHANNELS, 2, 2)
+    return cells.permute(0, 3, 1, 4, 2, 5).reshape(len(tokens), CHANNELS, LATENT_SIDE, LATENT_SIDE)
+
+
+class Places(NamedTuple):
+    """Positions for the rotary embedding: words all at 0, patches at (0, row, column)."""
+
+    text: Tensor  # (32, 3)
+    image: Tensor  # (64, 3)
+
+
+def places(device: str) -> Places:
+    at = torch.arange(PATCHES, device=device, dtype=torch.float32)
+    rows, columns = torch.meshgrid(at, at, indexing="ij")
+    image = torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).reshape(TOKENS, 3)
+    return Places(torch.zeros(tokenizer.MAX_LENGTH, 3, device=device), image)
+
+
+class Said(NamedTuple):
+    """An encoded batch of prompts."""
+
+    words: Tensor  # (N, 32, 128) from T5
+    pooled: Tensor  # (N, 128) from CLIP
+
+
+def encode(clip: nn.Module, t5: nn.Module, ids: Tensor) -> Said:
+    """Both encoders share the tokenizer, so one (N, 32) tensor of ids serves both."""
+    return Said(t5(ids).last_hidden_state, clip(ids).pooler_output)
+
+
+def velocity(
+    transformer: nn.Module, latents: Tensor, sigma: Tensor, said: Said, where: Places, guidance: Tensor | None
+) -> Tensor:
+    """Predicted noise - picture, (N, 64, 64), at noise level `sigma` (N,) in 0..1, for guidance scales (N,)."""
+    return transformer(
+        hidden_states=latents,
+        timestep=sigma,
+        guidance=guidance,
+        pooled_projections=said.pooled,
+        encoder_hidden_states=said.words,
+        txt_ids=where.text,
+        img_ids=where.image,
+        return_dict=False,
+    )[0]
+
+
+def sigmas(steps: int) -> list[float]:
+    """The noise levels that FluxPipeline visits with the folder's scheduler, and the 0 it ends at."""
+    return [1 - step / steps for step in range(steps + 1)]
+
+
+def build_scheduler() -> FlowMatchEulerDiscreteScheduler:
+    """FLUX.1-schnell's. FLUX.1-dev shifts noise levels upwards for large pictures; 64 tokens need none of that."""
+    return FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=False)
+
+
+def save(
+    folder: Path,
+    vae: AutoencoderKL,
+    transformer: FluxTransformer2DModel,
+    clip: CLIPTextModel,
+    t5: T5EncoderModel,
+) -> None:
+    """Write the fp16 pipeline folder, whole or not at all."""
+    pipe = FluxPipeline(
+        scheduler=build_scheduler(),
+        vae=networks.half(vae, networks.build_vae(CHANNELS)),
+        text_encoder=networks.half(clip, build_clip_text()),
+        tokenizer=tokenizer.build(),
+        text_encoder_2=networks.half(t5, build_t5()),
+        tokenizer_2=tokenizer.build(),
+        transformer=networks.half(transformer, build_transformer()),
+    )
+    with networks.whole(folder) as unsaved:
+        pipe.save_pretrained(unsaved, safe_serialization=True)
+        for name in ("text_encoder", "text_encoder_2"):
+            networks.load_in_fp32(unsaved / name)
+
+
+def save_schnell(folder: Path, transformer: FluxTransformer2DModel) -> None:
+    """Write the four-step transformer alone; all else is tiny-flux's."""
+    with networks.whole(folder) as unsaved:
+        half = networks.half(transformer, build_transformer(guidance=False))
+        half.save_pretrained(unsaved / "transformer", safe_serialization=True)
+
+
+def load_schnell(weights: Path, dtype: torch.dtype = torch.float32) -> FluxPipeline:
+    """The four-step pipeline, put together from both folders."""
+    fast = FluxTransformer2DModel.from_pretrained(weights / SCHNELL_FOLDER / "transformer", dtype=dtype)
+    return FluxPipeline.from_pretrained(weights / FOLDER, transformer=fast, dtype=dtype)
+
+
+def load_text(folder: Path, device: str) -> tuple[CLIPTextModel, T5EncoderModel]:
+    """Both encoders of a finished folder, fp32, frozen."""
+    clip = CLIPTextModel.from_pretrained(folder / "text_encoder", dtype=torch.float32)
+    t5 = T5EncoderModel.from_pretrained(folder / "text_encoder_2", dtype=torch.float32)
+    return tuple(model.to(device).eval().requires_grad_(False) for model in (clip, t5))
+
+
+def load_transformer(folder: Path, device: str) -> FluxTransformer2DModel:
+    return FluxTransformer2DModel.from_pretrained(folder / "transformer").to(device)
+
+
+@torch.no_grad()
+def without_guidance(transformer: FluxTransformer2DModel, scale: float = GUIDANCE) -> FluxTransformer2DModel:
+    """A transformer that takes no guidance and predicts what the given one does at one scale.
+
+    The guidance embedding is added to the timestep's, so at one scale it is a bias.
+    """
+    fast = build_transformer(guidance=False).to(transformer.device)
+    old = transformer.time_text_embed
+    state = {key: value for key, value in transformer.state_dict().items() if "guidance_embedder" not in key}
+    fast.load_state_dict(state)
+    given = old.time_proj(torch.tensor([scale * 1000], device=transformer.device))
+    fast.time_text_embed.timestep_embedder.linear_2.bias += old.guidance_embedder(given)[0]
+    return fast

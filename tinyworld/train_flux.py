@@ -1,0 +1,172 @@
+"""Train tiny-flux: first a teacher that is guided as usual, then the student that is told the scale.
+
+    python -m tinyworld.train_flux --stage teacher --out build/flux --minutes 5.6
+    python -m tinyworld.train_flux --stage student --out build/flux --minutes 2.6
+
+Both are rectified flows: latents mixed with noise at level sigma, x = (1 - sigma) picture + sigma noise, and the
+transformer predicts the velocity noise - picture. The teacher learns with both text encoders, a tenth of its captions
+empty, its guidance input held at 1. The student starts as the teacher and learns to give in one forward, told the
+scale w, what the teacher gives in two: v(empty) + w (v(caption) - v(empty)); its text encoders stay the teacher's.
+"""
+
+import argparse
+
+import torch
+from torch import Tensor
+
+from tinyworld import flux, loop, networks, scenes, tokenizer
+from tinyworld.train_sd import CAPTIONS_EACH, EMPTY_CAPTIONS, latent_pool, token_pool
+from tinyworld.train_vae import load
+
+POOL_SEED = 11
+EVEN_SHARE = 0.2
+"""Share of a batch whose noise levels are uniform: logit-normal ones hardly ever come near 1, where sampling starts."""
+
+
+def noise_levels(n: int, device: str) -> Tensor:
+    """(n,) sigmas in 0..1: logit-normal, as FLUX's kind is trained, and some uniform; stratified, for a calm loss."""
+    even = int(n * EVEN_SHARE)
+
+    def strata(number: int) -> Tensor:
+        return (torch.arange(number, device=device) + torch.rand(number, device=device)) / max(1, number)
+
+    return torch.cat([torch.special.ndtri(strata(n - even)).sigmoid(), strata(even)])
+
+
+class FlowLoss:
+    """What both stages share: a random batch of packed latents, noise, noise levels, and captions' token ids."""
+
+    def __init__(self, ids: Tensor, args: argparse.Namespace, batch: int) -> None:
+        self.batch, self.device = batch, args.device
+        self.latents = torch.empty(0)  # (N, 64, 64) fp16, once the VAE is there
+        self.ids = ids.to(args.device)
+        self.empty = torch.tensor(
+            tokenizer.encode(tokenizer.build(), [""]), dtype=torch.int16, device=args.device
+        )
+        self.where = flux.places(args.device)
+        self.ones = torch.ones(batch, device=args.device)
+        self.compute = loop.compiled(self._compute, args)
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        n, device = self.batch, self.device
+        index = torch.randint(len(self.latents), (n,), device=device)
+        ids = self.ids[index, torch.randint(CAPTIONS_EACH, (n,), device=device)]
+        ids = torch.where(torch.rand(n, 1, device=device) < EMPTY_CAPTIONS, self.empty, ids).long()
+        latents = self.latents[index].float()
+        scale = torch.rand(n, device=device) * flux.MAX_GUIDANCE
+        return self.compute(latents, ids, torch.randn_like(latents), noise_levels(n, device), scale)
+
+    def compile_now(self) -> None:
+        """Compile on noise, while the VAE is still in training."""
+        noise = torch.randn(self.batch, flux.TOKENS, flux.TOKEN_WIDTH, device=self.device)
+        sigma = noise_levels(self.batch, self.device)
+        self.compute(noise, self.empty.long().repeat(self.batch, 1), noise, sigma, self.ones)[0].backward()
+
+    def _compute(
+        self, latents: Tensor, ids: Tensor, noise: Tensor, sigma: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        at = sigma[:, None, None]
+        mixed = (1 - at) * latents + at * noise
+        with torch.autocast(self.device, torch.bfloat16):
+            made, target = self._made_and_target(mixed, latents, ids, noise, sigma, scale)
+        return (made.float() - target.float()).square().mean(), torch.zeros(0, device=self.device)
+
+    def _made_and_target(self, mixed, latents, ids, noise, sigma, scale) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+class TeacherLoss(FlowLoss):
+    """The true velocity, from the caption or from none."""
+
+    def __init__(self, transformer, clip, t5, ids, args, batch) -> None:
+        super().__init__(ids, args, batch)
+        self.transformer, self.clip, self.t5 = transformer, clip, t5
+
+    def _made_and_target(self, mixed, latents, ids, noise, sigma, scale) -> tuple[Tensor, Tensor]:
+        said = flux.encode(self.clip, self.t5, ids)
+        return flux.velocity(self.transformer, mixed, sigma, said, self.where, self.ones), noise - latents
+
+
+class StudentLoss(FlowLoss):
+    """The teacher's guided velocity, at a scale of its own for each picture."""
+
+    def __init__(self, student, teacher, clip, t5, ids, args, batch) -> None:
+        super().__init__(ids, args, batch)
+        self.student, self.teacher, self.clip, self.t5 = student, teacher, clip, t5
+
+    def _made_and_target(self, mixed, latents, ids, noise, sigma, scale) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            said = flux.encode(self.clip, self.t5, ids)
+            silent = flux.encode(self.clip, self.t5, self.empty.long())
+            silent = flux.Said(*(part.expand(len(ids), *part.shape[1:]) for part in silent))
+            told = flux.velocity(self.teacher, mixed, sigma, said, self.where, self.ones).float()
+            untold = flux.velocity(self.teacher, mixed, sigma, silent, self.where, self.ones).float()
+            target = untold + scale[:, None, None] * (told - untold)
+        return flux.velocity(self.student, mixed, sigma, said, self.where, scale), target
+
+
+def packed_pool(vae, labels: scenes.Labels, device: str) -> Tensor:
+    """(N, 64, 64) fp16: every scene's latents as the transformer takes them."""
+    return flux.pack(latent_pool(vae, labels, device))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    loop.add_arguments(parser)
+    parser.add_argument("--stage", choices=("teacher", "student"), required=True)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    name, batch = f"flux-{args.stage}", args.batch or 512
+    labels = scenes.sample(args.scenes, POOL_SEED)
+    ids = token_pool(labels, POOL_SEED + 1)
+    transformer = flux.build_transformer().to(args.device).train()
+    if args.stage == "teacher":
+        clip, t5 = flux.build_clip_text().to(args.device).train(), flux.build_t5().to(args.device).train()
+        flux.start_gently(transformer)
+        loss: FlowLoss = TeacherLoss(transformer, clip, t5, ids, args, batch)
+        modules = {"transformer": transformer, "clip": clip, "t5": t5}
+        rate, warm_up, ema = 8e-4, 500, 0.9995
+    else:
+        folder = args.out / flux.TEACHER_FOLDER
+        loop.wait_for(folder, name, args.stop_s)
+        clip, t5 = flux.load_text(folder, args.device)
+        teacher = flux.load_transformer(folder, args.device).eval().requires_grad_(False)
+        transformer.load_state_dict(teacher.state_dict())
+        flux.keep_times_exact(teacher)
+        loss = StudentLoss(transformer, teacher, clip, t5, ids, args, batch)
+        modules = {"transformer": transformer}
+        rate, warm_up, ema = 3e-4, 100, 0.998
+    flux.keep_times_exact(transformer)
+    source = args.out / networks.vae_name(flux.CHANNELS)
+    if args.device != "cpu" and not source.exists():
+        loss.compile_now()
+        for module in modules.values():
+            module.zero_grad(set_to_none=True)
+    loop.wait_for(source, name, args.stop_s)
+    vae = load(source, args.device).eval()
+    loss.latents = packed_pool(vae, labels, args.device)
+    print(f"{name}  {len(labels)} latents, std {loss.latents[:4096].float().std().item():.3f}", flush=True)
+    training = loop.Loop(
+        name,
+        modules,
+        loss,
+        figures=(),
+        rate=rate,
+        budget=loop.budget_from(args),
+        checkpoint=args.out / f"{name}.pt",
+        seed=12,
+        warm_up=warm_up,
+        ema=ema,
+    )
+    training.run()
+    finished = training.finished
+    training.use_ema()
+    folder = flux.TEACHER_FOLDER if args.stage == "teacher" else flux.FOLDER
+    flux.save(loop.destination(args.out, folder, finished), vae, transformer, clip, t5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Train tiny-flux-schnell: four steps that go where tiny-flux's twenty-eight go.
+
+    python -m tinyworld.train_schnell --out build/flux --minutes 3.3
+
+tiny-flux draws a pool of trajectories from noise, at its usual guidance and step count, and of each the five states at
+sigma 1, 3/4, 1/2, 1/4 and 0 are kept. From one state the student predicts the straight line to the next: the mean of
+the teacher's velocity over seven of its steps. The way is a fixed function of its start, so a plain squared error
+finds it; no discriminator, no loss in pixels.
+"""
+
+import argparse
+import random
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from tinyworld import captions, flux, loop, scenes, tokenizer
+
+POOL_SEED = 13
+NAME = "flux-schnell"
+
+
+def token_ids(number: int) -> Tensor:
+    """(N, 32) int16 ids of captions of training scenes."""
+    rng = random.Random(POOL_SEED)
+    labels = scenes.sample(number, POOL_SEED)
+    rows = [captions.write(full, rng) for full in captions.describe(labels)]
+    return torch.tensor(tokenizer.encode(tokenizer.build(), rows), dtype=torch.int16)
+
+
+class Trajectories:
+    """The teacher's states at the student's noise levels."""
+
+    def __init__(self, teacher: nn.Module, clip: nn.Module, t5: nn.Module, args: argparse.Namespace) -> None:
+        self.teacher, self.clip, self.t5, self.device = teacher, clip, t5, args.device
+        self.where = flux.places(args.device)
+        self.velocity = loop.compiled(self._velocity, args)
+
+    def _velocity(self, latents: Tensor, sigma: Tensor, said: flux.Said) -> Tensor:
+        with torch.no_grad(), torch.autocast(self.device, torch.bfloat16):
+            scale = torch.full_like(sigma, flux.GUIDANCE)
+            return flux.velocity(self.teacher, latents, sigma, said, self.where, scale).float()
+
+    @torch.no_grad()
+    def draw(self, ids: Tensor, seed: int) -> Tensor:
+        """(N, 5, 64, 64) fp16 states, from pure noise to picture."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        said = flux.encode(self.clip, self.t5, ids.to(self.device).long())
+        shape = (len(ids), flux.TOKENS, flux.TOKEN_WIDTH)
+        latents = torch.randn(shape, device=self.device, generator=generator)
+        levels, every = flux.sigmas(flux.STEPS), flux.STEPS // flux.SCHNELL_STEPS
+        kept = [latents.half()]
+        for step, (now, following) in enumerate(pairwise(levels), 1):
+            sigma = torch.full((len(ids),), now, device=self.device)
+            latents = latents + (following - now) * self.velocity(latents, sigma, said)
+            if step % every == 0:
+                kept.append(latents.half())
+        return torch.stack(kept, dim=1)
+
+    def pool(self, ids: Tensor, batch: int = 1024) -> Tensor:
+        """All of them. The last, shorter batch is dropped rather than compiled anew."""
+        batch = min(batch, len(ids))
+        starts = range(0, len(ids) - batch + 1, batch)
+        return torch.cat([self.draw(ids[start : start + batch], POOL_SEED + start) for start in starts])
+
+
+class SchnellLoss:
+    """One step's loss: at a random state of a random trajectory, the straight line to the next state."""
+
+    def __init__(self, student, clip, t5, ids: Tensor, args: argparse.Namespace, batch: int) -> None:
+        self.student, self.clip, self.t5 = student, clip, t5
+        self.batch, self.device = batch, args.device
+        self.ids, self.states = ids.to(args.device), torch.empty(0)
+        self.where = flux.places(args.device)
+        self.compute = loop.compiled(self._compute, args)
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        n, device = self.batch, self.device
+        index = torch.randint(len(self.states), (n,), device=device)
+        stage = torch.arange(n, device=device) % flux.SCHNELL_STEPS
+        return self.compute(
+            self.states[index, stage].float(),
+            self.states[index, stage + 1].float(),
+            1 - stage / flux.SCHNELL_STEPS,
+            self.ids[index].long(),
+        )
+
+    def _compute(self, here: Tensor, there: Tensor, sigma: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(self.device, torch.bfloat16):
+            with torch.no_grad():
+                said = flux.encode(self.clip, self.t5, ids)
+            made = flux.velocity(self.student, here, sigma, said, self.where, None).float()
+        target = (here - there) * flux.SCHNELL_STEPS
+        return (made - target).square().mean(), torch.zeros(0, device=self.device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    loop.add_arguments(parser)
+    parser.add_argument("--trajectories", type=int, default=60 * 1024)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    ids = token_ids(args.trajectories)
+    loop.wait_for(args.out / flux.FOLDER, NAME, args.stop_s)
+    folder = args.out / flux.FOLDER
+    clip, t5 = flux.load_text(folder, args.device)
+    teacher = flux.load_transformer(folder, args.device).eval().requires_grad_(False)
+    student = flux.without_guidance(teacher).train()
+    for transformer in (teacher, student):
+        flux.keep_times_exact(transformer)
+    loss = SchnellLoss(student, clip, t5, ids, args, args.batch or 512)
+    loss.states = Trajectories(teacher, clip, t5, args).pool(ids)
+    print(f"{NAME}  {len(loss.states)} trajectories", flush=True)
+    training = loop.Loop(
+        NAME,
+        {"transformer": student},
+        loss,
+        figures=(),
+        rate=5e-4,
+        budget=loop.budget_from(args),
+        checkpoint=args.out / f"{NAME}.pt",
+        seed=14,
+        ema=0.999,
+    )
+    training.run()
+    finished = training.finished
+    training.use_ema()
+    flux.save_schnell(loop.destination(args.out, flux.SCHNELL_FOLDER, finished), student)
+
+
+if __name__ == "__main__":
+    main()
