@@ -20,12 +20,13 @@ from pydantic import ValidationError
 
 from vivace.errors import StoreError
 from vivace.spec.environment import Environment
+from vivace.spec.figures import PictureFigures
 from vivace.spec.record import Record, Round
 from vivace.spec.trial import Trial
 
 DEFAULT_STORE = ".vivace"
 _APPLICATION_ID = 0x76697661  # "viva"
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS trials (
     key TEXT PRIMARY KEY,
@@ -43,6 +44,12 @@ CREATE TABLE IF NOT EXISTS runs (
     started_at TEXT NOT NULL,
     command TEXT NOT NULL,
     keys TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS figures (
+    sha256 TEXT NOT NULL,
+    reference TEXT NOT NULL,
+    row TEXT NOT NULL,
+    PRIMARY KEY (sha256, reference)
 ) STRICT;
 """
 
@@ -90,8 +97,8 @@ class Store:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
-            if is_new:
-                _create_schema(connection)
+            if is_new or connection.execute("PRAGMA user_version").fetchone()[0] < _SCHEMA_VERSION:
+                _create_schema(connection)  # version 1 had no table of figures
             (folder / "pictures").mkdir(exist_ok=True)
             # A store that can be opened but not written must say so before anything is measured.
             connection.execute("BEGIN IMMEDIATE")
@@ -173,6 +180,24 @@ class Store:
                 environment=Environment.model_validate_json(row[1]),
                 rounds=tuple(rounds.values()),
             )
+
+    def add_figures(self, rows: list[PictureFigures]) -> None:
+        """Store figures of pictures; those of the same pair are replaced."""
+        with self._transaction():
+            for row in rows:
+                self._connection.execute(
+                    "INSERT OR REPLACE INTO figures VALUES (?, ?, ?)",
+                    (row.sha256, row.reference, row.model_dump_json()),
+                )
+
+    def figures(self) -> dict[tuple[str, str], PictureFigures]:
+        """All figures by (picture, reference); none from a store of version 1 that is only read."""
+        with _explained(self.folder):
+            if self._connection.execute("PRAGMA user_version").fetchone()[0] < 2:
+                return {}
+            rows = self._connection.execute("SELECT row FROM figures")
+            found = [PictureFigures.model_validate_json(text) for (text,) in rows]
+            return {(row.sha256, row.reference): row for row in found}
 
     def picture_path(self, sha256: str) -> Path:
         return picture_path(self.folder / "pictures", sha256)

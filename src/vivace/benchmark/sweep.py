@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from vivace.benchmark.figures import add_figures
 from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.plan import Plan
 from vivace.benchmark.prepare import Prepared, default_threads, prepare
-from vivace.benchmark.runner import Progress, ask_environment, run_trials
+from vivace.benchmark.runner import Progress, Silent, ask_environment, run_trials
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.spec.record import Record
 from vivace.spec.trial import Trial
@@ -32,6 +34,7 @@ def bench(
     device: str = "auto",
     store: str | Path = DEFAULT_STORE,
     rerun: bool = False,
+    quality: bool = True,
     progress: Progress | None = None,
     command: str | None = None,
     worker: Sequence[str] = WORKER,
@@ -48,6 +51,7 @@ def bench(
         prompts: None for the model's own.
         seed, num_seeds: each prompt is drawn at seed, seed + 1, ...
         plan: rounds, repeats, time limits.
+        quality: after all timing, compute figures of the pictures, alone and against the baseline's.
         command: the command line to note beside the run; None for the equivalent `vivace bench`.
         worker: the command line that starts a worker process.
         launcher: one that is running already; None to start one.
@@ -84,7 +88,12 @@ def bench(
             for recipe in prepared.recipes
         ]
         opened.start_run(command or _command(model, prepared), trials, environment)
-        return run_trials(trials, environment, plan, opened, launcher, rerun=rerun, progress=progress)
+        records = run_trials(trials, environment, plan, opened, launcher, rerun=rerun, progress=progress)
+        if quality:
+            start = time.perf_counter()
+            num_pictures = add_figures(records, opened, launcher)
+            (progress or Silent()).end_quality(num_pictures, time.perf_counter() - start)
+        return records
 
 
 def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:

@@ -7,6 +7,7 @@ A forked child starts in milliseconds and shares the imported libraries; a paren
 fork. CUDA does not survive a fork, so there each round is a process of its own.
 
 Requests: {"kind": "environment", "device": ..., "threads": ...}
+          {"kind": "figures", "pictures": FOLDER, "pairs": [[SHA256, REFERENCE], ...]}
           {"kind": "race", "device": ..., "threads": ..., "model": ..., "recipes": [...]}
           {"kind": "round", "trial": ..., "round": k, "plan": ..., "pictures": FOLDER, "log": FILE, "threads": ...}
 Events:   {"event": "ready"}, {"event": "started", "pid": ...}, {"event": "phase", ...}, {"event": "sample", ...},
@@ -111,6 +112,11 @@ def serve(request: dict[str, Any], events: TextIO) -> None:
             Path(request["pictures"]),
             lambda event: say(events, event),
         ).model_dump(mode="json")
+    elif request["kind"] == "figures":
+        from vivace.benchmark.figures import compute_figures
+
+        pairs = [(sha256, reference) for sha256, reference in request["pairs"]]
+        value = {"figures": compute_figures(Path(request["pictures"]), pairs)}
     else:
         value = ask_machine(request)
     say(events, {"event": "result", "value": value})

@@ -79,6 +79,12 @@ def parse_repeats(context: click.Context, parameter: click.Parameter, value: str
 @options.store
 @click.option("--rerun", is_flag=True, help="Measure again what is in the store already.")
 @click.option(
+    "--quality/--no-quality",
+    default=True,
+    show_default=True,
+    help="After all timing, compare the pictures with the baseline's.",
+)
+@click.option(
     "--format",
     "format_",
     type=click.Choice(["table", "json", "csv", "md"]),
@@ -104,6 +110,7 @@ def bench(
     threads: int | None,
     store: Path,
     rerun: bool,
+    quality: bool,
     format_: str,
 ) -> int:
     """Measure recipes on a model and compare them with the first.
@@ -133,6 +140,7 @@ def bench(
             device=device,
             store=store,
             rerun=rerun,
+            quality=quality,
             progress=for_this_terminal(),
             command=options.command_line(),
         )
@@ -147,12 +155,14 @@ def show(records: Sequence[Record], format_: str, store: Path, reproduce: str) -
     """Print the table, the verdict and how to go on; returns the exit code."""
     from rich.console import Console
 
+    from vivace.benchmark.store import Store
     from vivace.report.rows import rows_of, shared_warnings
     from vivace.report.summary import summary
     from vivace.report.table import print_table, render
     from vivace.spec.record import Outcome
 
-    rows = rows_of(records)
+    with Store.read_only(store) as opened:
+        rows = rows_of(records, opened.figures())
     console = Console()
     if format_ == "table" and console.is_terminal:
         print_table(rows, console)

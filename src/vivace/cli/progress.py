@@ -48,6 +48,10 @@ class _Counting:
             kept = f"{num_kept} of {len(trials) * plan.rounds} rounds are measured already and kept"
             click.echo(f"{kept} (--rerun measures again)", err=True)
 
+    def end_quality(self, num_pictures: int, seconds_: float) -> None:
+        if num_pictures:
+            click.echo(f"quality of {num_pictures} pictures: {seconds(seconds_)}, after all timing", err=True)
+
     def start_counting(self, index: int, round_index: int) -> None:
         self.label = self.trials[index].recipe.text
         if self.plan.rounds > 1:

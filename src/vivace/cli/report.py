@@ -31,6 +31,7 @@ def write_page(store: Path, output: Path) -> Path:
 
     with Store.read_only(store) as opened:
         sections = []
+        figures = opened.figures()
         shown: set[tuple[str, ...]] = set()
         for run in reversed(opened.runs()):
             if run.keys in shown:
@@ -38,7 +39,7 @@ def write_page(store: Path, output: Path) -> Path:
             shown.add(run.keys)
             records = [record for record in map(opened.record, run.keys) if record is not None]
             if records:
-                sections.append(Section(run.command, run.started_at, tuple(rows_of(records))))
+                sections.append(Section(run.command, run.started_at, tuple(rows_of(records, figures))))
         if not sections:
             raise StoreError(f"the store {store} holds no finished round yet; run `vivace bench` to the end")
 

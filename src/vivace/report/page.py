@@ -22,7 +22,7 @@ from PIL import Image
 
 from vivace.report.plots import Breakdown, Fall, Scatter, breakdowns, scatter, waterfall
 from vivace.report.rows import Row, shared_warnings
-from vivace.report.summary import seconds, size, summary
+from vivace.report.summary import fidelity, seconds, size, summary
 from vivace.spec.record import Picture
 from vivace.stats import Interval
 
@@ -146,6 +146,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "seconds": seconds,
+        "fidelity": fidelity,
         "size": size,
         "between_s": _between_s,
         "ratio": lambda interval: f"{interval.point:.2f}×",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+from vivace.spec.figures import PictureFigures
 from vivace.spec.record import Memory, Outcome, Record
-from vivace.stats import ONE_ROUND_MARGIN, Interval, Verdict, median_interval, speedup, verdict
+from vivace.stats import ONE_ROUND_MARGIN, Interval, Verdict, mean_interval, median_interval, speedup, verdict
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,20 @@ class Latency:
 
 
 @dataclass(frozen=True)
+class Fidelity:
+    """How close the pictures are to the baseline's of the same prompts and seeds.
+
+    Means are over the pictures that differ; `psnr_db` and `ssim` are None if all are identical.
+    """
+
+    num_pictures: int
+    num_identical: int
+    psnr_db: Interval | None
+    worst_psnr_db: float | None
+    ssim: Interval | None
+
+
+@dataclass(frozen=True)
 class Row:
     """One trial, ready to be shown. Figures are None unless the outcome is `measured`.
 
@@ -48,6 +64,9 @@ class Row:
     memory: Memory | None
     speedup: Interval | None
     verdict: Verdict | None
+    fidelity: Fidelity | None = None
+    """None for the baseline itself, and where no quality pass was made."""
+    figures: tuple[PictureFigures, ...] = ()
 
     @property
     def model(self) -> str:
@@ -112,20 +131,61 @@ class Row:
             "speedup": None
             if self.speedup is None
             else {"ratio": self.speedup.point, "ci95": _pair(self.speedup), "verdict": self.verdict},
+            "fidelity": None if self.fidelity is None else _fidelity_json(self.fidelity),
             "effects": self.effects,
             "evidence": record.rounds[0].evidence,
             "warnings": list(self.warnings),
             "rounds": len(record.rounds),
             "workload": record.trial.workload.model_dump(mode="json"),
             "pictures": [p.model_dump(mode="json") for p in record.rounds[0].pictures],
+            "figures": [f.model_dump(mode="json") for f in self.figures],
             "environment": record.environment.model_dump(mode="json"),
         }
 
 
-def rows_of(records: Sequence[Record]) -> list[Row]:
-    """Rows in the order of the records; the first record is the baseline that the others are compared with."""
+Figures = Mapping[tuple[str, str], PictureFigures]
+
+
+def rows_of(records: Sequence[Record], figures: Figures = MappingProxyType({})) -> list[Row]:
+    """Rows in the order of the records; the first record is the baseline that the others are compared with.
+
+    Args:
+        figures: of the pictures, by (picture, reference), as the store keeps them.
+    """
     baseline = _samples(records[0]) if records else None
-    return [_row(record, baseline, is_baseline=i == 0) for i, record in enumerate(records)]
+    rows = [_row(record, baseline, is_baseline=i == 0) for i, record in enumerate(records)]
+    if not rows or not figures:
+        return rows
+    references = {(p.prompt, p.seed): p.sha256 for p in records[0].rounds[0].pictures}
+    return [_with_figures(row, references, figures) for row in rows]
+
+
+def _with_figures(row: Row, references: Mapping[tuple[str, int], str], figures: Figures) -> Row:
+    keys = [(p.sha256, references.get((p.prompt, p.seed), "")) for p in row.record.rounds[0].pictures]
+    found = tuple(figures[key] for key in keys if key in figures)
+    if not found:
+        return row
+    return replace(row, figures=found, fidelity=None if row.is_baseline else _fidelity(found))
+
+
+def _fidelity(figures: Sequence[PictureFigures]) -> Fidelity:
+    psnr = [f.against["psnr_db"] for f in figures if "psnr_db" in f.against]
+    ssim = [f.against["ssim"] for f in figures if "ssim" in f.against]
+    return Fidelity(
+        num_pictures=len(figures),
+        num_identical=sum(1 for f in figures if f.is_identical or f.reason == "the same pixels"),
+        psnr_db=mean_interval(psnr) if psnr else None,
+        worst_psnr_db=min(psnr, default=None),
+        ssim=mean_interval(ssim) if ssim else None,
+    )
+
+
+def _fidelity_json(fidelity: Fidelity) -> dict[str, Any]:
+    found: dict[str, Any] = {"num_pictures": fidelity.num_pictures, "num_identical": fidelity.num_identical}
+    for name in ("psnr_db", "ssim"):
+        interval = getattr(fidelity, name)
+        found[name] = None if interval is None else {"mean": interval.point, "ci95": _pair(interval)}
+    return found | {"worst_psnr_db": fidelity.worst_psnr_db}
 
 
 def shared_warnings(rows: Sequence[Row]) -> list[str]:

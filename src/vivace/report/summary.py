@@ -41,6 +41,19 @@ def summary(rows: Sequence[Row]) -> str:
     return sentence + "." + tail
 
 
+def fidelity(row: Row) -> str:
+    """The pictures against the baseline's: "45.2, 38.1" (mean and worst PSNR, dB) or "identical".
+
+    Empty without a quality pass.
+    """
+    found = row.fidelity
+    if found is None:
+        return ""
+    if found.psnr_db is None:
+        return "identical" if found.num_identical == found.num_pictures else "not comparable"
+    return f"{found.psnr_db.point:.1f}, {found.worst_psnr_db:.1f}"
+
+
 def change(row: Row, baseline: Row) -> str:
     """ "-3 %": peak memory against the baseline's."""
     assert row.memory is not None

@@ -12,23 +12,25 @@ from rich.table import Table
 from rich.text import Text
 
 from vivace.report.rows import Row, shared_warnings
-from vivace.report.summary import plus_minus, ratio, seconds, size
+from vivace.report.summary import fidelity, plus_minus, ratio, seconds, size
 from vivace.spec.record import Outcome
 
 FORMATS = ("table", "json", "csv", "md")
-_HEADINGS = (
-    "recipe",
-    "s/image",
-    "speed-up",
-    "verdict",
-    "steps",
-    "vae",
-    "peak memory",
-    "first call",
-    "n",
-    "notes",
+_COLUMNS = (
+    # heading, shown on narrow terminals too
+    ("recipe", True),
+    ("s/image", True),
+    ("speed-up", True),
+    ("verdict", True),
+    ("PSNR dB, worst", True),
+    ("steps", False),
+    ("vae", False),
+    ("peak memory", True),
+    ("first call", False),
+    ("n", False),
 )
-_MIN_WIDTH = 150  # when standard output is a file or a pipe
+_WIDE = 130  # characters from which all columns are shown
+_PIPE_WIDTH = 160  # when standard output is a file or a pipe
 
 
 def render(rows: Sequence[Row], format_: str) -> str:
@@ -40,50 +42,60 @@ def render(rows: Sequence[Row], format_: str) -> str:
     if format_ == "md":
         return _markdown(rows)
     out = io.StringIO()
-    print_table(rows, Console(file=out, width=_MIN_WIDTH, color_system=None))
+    print_table(rows, Console(file=out, width=_PIPE_WIDTH, color_system=None))
     return out.getvalue()
 
 
 def print_table(rows: Sequence[Row], console: Console) -> None:
-    """The terminal's table. Recipes and notes wrap; figures never do."""
+    """The terminal's table; recipes wrap, figures never do. Reasons and warnings follow it, a line each."""
+    shown = [i for i, (_, always) in enumerate(_COLUMNS) if always or console.width >= _WIDE]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for heading in _HEADINGS:
-        right = heading in {"s/image", "speed-up", "steps", "vae", "peak memory", "first call", "n"}
-        wraps = heading in {"recipe", "notes"}
-        table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps, overflow="fold")
+    for i in shown:
+        heading = _COLUMNS[i][0]
+        left = heading in {"recipe", "verdict"}
+        table.add_column(
+            heading, justify="left" if left else "right", no_wrap=heading != "recipe", overflow="fold"
+        )
     shared = shared_warnings(rows)
     for row in rows:
+        cells = _cells(row)
         style = None if row.outcome is Outcome.MEASURED else "dim"
-        table.add_row(*[_plain(cell) for cell in _cells(row, shared)], style=style)
+        table.add_row(
+            *[Text(cells[i]) for i in shown], style=style
+        )  # Text: a recipe's brackets are no markup
     console.print(table)
+    for row in rows:
+        if note := _note(row, shared):
+            console.print(Text(f"{row.recipe}: {note}"))
 
 
-def _plain(text: str) -> Text:
-    return Text(text)  # a recipe's [brackets] are not markup
-
-
-def _cells(row: Row, shared: Sequence[str] = ()) -> list[str]:
-    notes = "; ".join(w for w in row.warnings if w not in shared)
+def _cells(row: Row) -> list[str]:
     if row.latency is None:
-        return [row.recipe, "-", "-", row.outcome.value, "-", "-", "-", "-", "-", row.reason or ""]
+        return [row.recipe, "-", "-", row.outcome.value, "-", "-", "-", "-", "-", "-"]
     return [
         row.recipe,
         plus_minus(row.latency.median),
         "1" if row.is_baseline else ratio(row.speedup) if row.speedup else "-",
         "baseline" if row.is_baseline else (row.verdict.value if row.verdict else "-"),
+        fidelity(row) or "-",
         seconds(row.stages_s["steps"]),
         seconds(row.stages_s["vae"]),
         size(row.memory.peak_bytes) if row.memory else "-",
         seconds(row.first_call_s) if row.first_call_s is not None else "-",
         str(row.latency.n),
-        notes,
     ]
 
 
+def _note(row: Row, shared: Sequence[str] = ()) -> str:
+    """Why there is no figure, or what to know before believing it."""
+    return row.reason or "; ".join(w for w in row.warnings if w not in shared)
+
+
 def _markdown(rows: Sequence[Row]) -> str:
-    lines = ["| " + " | ".join(_HEADINGS) + " |", "|" + " --- |" * len(_HEADINGS)]
+    headings = [heading for heading, _ in _COLUMNS] + ["notes"]
+    lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     for row in rows:
-        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in _cells(row)]
+        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in [*_cells(row), _note(row)]]
         cells[0] = f"`{cells[0]}`"
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -91,8 +103,9 @@ def _markdown(rows: Sequence[Row]) -> str:
 
 _CSV_FIELDS = (
     "model", "recipe", "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s", "max_s", "n",
-    "speedup", "speedup_low", "speedup_high", "verdict", "text_s", "steps_s", "vae_s", "other_s", "first_call_s",
-    "load_s", "model_bytes", "peak_bytes", "weights_bytes", "device", "device_name", "warnings",
+    "speedup", "speedup_low", "speedup_high", "verdict", "psnr_db", "worst_psnr_db", "ssim", "text_s", "steps_s",
+    "vae_s", "other_s", "first_call_s", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "device",
+    "device_name", "warnings",
 )  # fmt: skip
 
 
@@ -136,6 +149,13 @@ def _csv_row(row: Row) -> dict[str, object]:
             "speedup_low": row.speedup.low,
             "speedup_high": row.speedup.high,
             "verdict": row.verdict.value if row.verdict else None,
+        }
+    if row.fidelity is not None:
+        psnr, ssim = row.fidelity.psnr_db, row.fidelity.ssim
+        found |= {
+            "psnr_db": None if psnr is None else psnr.point,
+            "worst_psnr_db": row.fidelity.worst_psnr_db,
+            "ssim": None if ssim is None else ssim.point,
         }
     if row.memory is not None:
         found |= {

@@ -1,6 +1,7 @@
 """The seven nouns, as frozen data with a JSON round trip. Nothing here imports torch."""
 
 from vivace.spec.environment import Environment
+from vivace.spec.figures import PictureFigures
 from vivace.spec.model import Model
 from vivace.spec.recipe import Recipe, TechniqueCall, parse_recipe
 from vivace.spec.record import Memory, Outcome, Picture, Record, Round, Sample
@@ -29,6 +30,7 @@ __all__ = [
     "Model",
     "Outcome",
     "Picture",
+    "PictureFigures",
     "Recipe",
     "Record",
     "Round",

@@ -12,6 +12,7 @@ import pytest
 from tests.make import make_environment, make_round, make_trial
 from vivace.benchmark.store import Store, picture_path, save_picture
 from vivace.errors import StoreError
+from vivace.spec.figures import PictureFigures
 
 
 def test_rounds_come_back_as_they_were(tmp_path: Path) -> None:
@@ -30,6 +31,34 @@ def test_rounds_come_back_as_they_were(tmp_path: Path) -> None:
         assert record.rounds[1] == make_round(1, times=(2.0, 2.1, 2.2))
         assert [run.command for run in store.runs()] == ["vivace bench ..."]
         assert store.runs()[0].keys == (key,)
+
+
+def test_figures_come_back_by_picture_and_reference(tmp_path: Path) -> None:
+    row = PictureFigures(
+        sha256="a" * 64, reference="b" * 64, alone={"sharpness": 1.5}, against={"psnr_db": 40.0, "ssim": 0.99}
+    )
+    with Store.create(tmp_path) as store:
+        store.add_figures([row])
+        store.add_figures([row])
+    with Store.read_only(tmp_path) as store:
+        assert store.figures() == {("a" * 64, "b" * 64): row}
+
+
+def test_a_store_of_the_first_format_goes_on(tmp_path: Path) -> None:
+    trial, environment = make_trial("baseline"), make_environment()
+    with Store.create(tmp_path) as store:
+        store.start_run("x", [trial], environment)
+        store.append(trial.key(environment), make_round(0))
+    with sqlite3.connect(tmp_path / "records.sqlite") as connection:
+        connection.execute("DROP TABLE figures")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    with Store.read_only(tmp_path) as store:
+        assert store.figures() == {}
+        assert store.record(trial.key(environment)) is not None
+    with Store.create(tmp_path) as store:
+        assert store.figures() == {}
+        assert store.record(trial.key(environment)) is not None
 
 
 def test_a_round_is_never_doubled(tmp_path: Path) -> None:

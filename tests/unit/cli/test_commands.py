@@ -111,6 +111,11 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
         assert row["load_s"] > 0
         assert row["environment"]["num_threads"] == 1
         assert len(row["pictures"]) == 3
+    assert rows[1]["fidelity"]["num_pictures"] == 3
+    assert 5 < rows[1]["fidelity"]["worst_psnr_db"] <= rows[1]["fidelity"]["psnr_db"]["mean"] < 80
+    assert rows[0]["fidelity"] is None
+    assert all(f["alone"]["sharpness"] > 0 for row in rows[:2] for f in row["figures"])
+    assert "quality of 6 pictures" in done.stderr
     assert rows[0]["speedup"] is None
     assert rows[1]["speedup"]["ratio"] > 0
     assert rows[1]["speedup"]["ci95"][0] <= rows[1]["speedup"]["ratio"] <= rows[1]["speedup"]["ci95"][1]
@@ -124,6 +129,7 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
 
     again = vivace(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "csv", code=4)
     assert "3 of 3 rounds are measured already" in again.stderr
+    assert "quality of" not in again.stderr, "figures are kept too"
     table = list(csv.DictReader(io.StringIO(again.stdout)))
     assert [r["recipe"] for r in table] == [r["recipe"] for r in rows]
     assert float(table[0]["median_s"]) == rows[0]["latency"]["median_s"], "nothing was measured again"
@@ -134,6 +140,10 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
     markdown = vivace(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "md", code=4).stdout
     assert markdown.startswith("| recipe |")
     assert markdown.count("\n") == 5
+    plain = vivace(
+        tmp_path, "bench", *recipes[:4], *QUICK, "--no-quality", "--store", "s2", "--format", "json"
+    )
+    assert [row["fidelity"] for row in json.loads(plain.stdout)] == [None, None]
 
     page = vivace(tmp_path, "report", "-o", "page.html").stdout.strip()
     html = (tmp_path / page).read_text()

@@ -307,3 +307,22 @@ def test_a_report_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_pictures_distance_from_the_baseline_is_said() -> None:
+    from vivace.spec.figures import PictureFigures
+
+    base, other = make_record("baseline", make_round(0)), make_record("tiny_vae", make_round(0))
+    found = {}
+    for picture in base.rounds[0].pictures:
+        row = PictureFigures(
+            sha256=picture.sha256,
+            reference=picture.sha256,
+            alone={"sharpness": 1.0},
+            against={"psnr_db": 33.25},
+        )
+        found[picture.sha256, picture.sha256] = row
+    html = render_page([Section(COMMAND, "2026-01-01", tuple(rows_of([base, other], found)))], lambda _: None)
+    assert Page(html).text.count("PSNR 33.2 dB, worst 33.2") == 1, "the baseline has no distance from itself"
+    plain = render_page([Section(COMMAND, "2026-01-01", tuple(rows_of([base, other])))], lambda _: None)
+    assert "PSNR" not in plain
