@@ -30,6 +30,9 @@ class Budget:
     stop_s: float = math.inf  # this process ends at that age, its checkpoint saved; the next one resumes
     save_every_s: float = 60.0
     print_every_s: float = 10.0
+    squeeze: float = (
+        0.0  # a plan that this run's end cuts short by no more than this share is shortened instead
+    )
     graph: bool = True  # capture the step as a CUDA graph
 
 
@@ -40,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop-s", type=float, default=math.inf, help="end this run after so many seconds, resumably"
     )
+    parser.add_argument(
+        "--squeeze",
+        type=float,
+        default=0.0,
+        help="shorten the plan by up to this share to end within this run",
+    )
     parser.add_argument("--batch", type=int, help="pictures a step")
     parser.add_argument("--scenes", type=int, default=300_000, help="size of the training pool")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -48,7 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def budget_from(args: argparse.Namespace) -> Budget:
-    return Budget(minutes=args.minutes, steps=args.steps, stop_s=args.stop_s, graph=not args.no_graph)
+    return Budget(
+        minutes=args.minutes,
+        steps=args.steps,
+        stop_s=args.stop_s,
+        squeeze=args.squeeze,
+        graph=not args.no_graph,
+    )
 
 
 class Loop:
@@ -108,6 +123,7 @@ class Loop:
         captured = self.device.type == "cuda" and self.budget.graph and not self.finished
         advance = self._capture() if captured else self._advance
         before, base_s = time.perf_counter(), self.elapsed_s
+        self._squeeze(self.budget.stop_s - (before - _STARTED))
         printed, saved, steps_printed = before, before, self.step
         while not self.finished:
             self._set_rates()
@@ -140,6 +156,12 @@ class Loop:
         if self.budget.steps is not None:
             return self.step / self.budget.steps
         return self.elapsed_s / (60 * self.budget.minutes)
+
+    def _squeeze(self, left_s: float) -> None:
+        """Better a learning rate that comes down sooner than one that never does."""
+        wanted_s = 60 * self.budget.minutes - self.elapsed_s
+        if (1 - self.budget.squeeze) * wanted_s <= left_s < wanted_s:
+            self.budget.minutes = (self.elapsed_s + left_s) / 60
 
     def _set_rates(self) -> None:
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self._progress())))

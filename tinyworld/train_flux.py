@@ -60,7 +60,8 @@ class FlowLoss:
         """Compile on noise, while the VAE is still in training."""
         noise = torch.randn(self.batch, flux.TOKENS, flux.TOKEN_WIDTH, device=self.device)
         sigma = noise_levels(self.batch, self.device)
-        self.compute(noise, self.empty.long().repeat(self.batch, 1), noise, sigma, self.ones)[0].backward()
+        ids, other = self.empty.long().repeat(self.batch, 1), torch.randn_like(noise)
+        self.compute(noise, ids, other, sigma, torch.rand_like(sigma))[0].backward()
 
     def _compute(
         self, latents: Tensor, ids: Tensor, noise: Tensor, sigma: Tensor, scale: Tensor

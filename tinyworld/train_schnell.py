@@ -1,6 +1,6 @@
 """Train tiny-flux-schnell: four steps that go where tiny-flux's twenty-eight go.
 
-    python -m tinyworld.train_schnell --out build/flux --minutes 3.3
+    python -m tinyworld.train_schnell --out build/flux --minutes 3.8
 
 tiny-flux draws a pool of trajectories from noise, at its usual guidance and step count, and of each the five states at
 sigma 1, 3/4, 1/2, 1/4 and 0 are kept. From one state the student predicts the straight line to the next: the mean of
@@ -19,6 +19,8 @@ from tinyworld import captions, flux, loop, scenes, tokenizer
 
 POOL_SEED = 13
 NAME = "flux-schnell"
+BATCH = 1024
+"""Trajectories drawn at once."""
 
 
 def token_ids(number: int) -> Tensor:
@@ -58,7 +60,7 @@ class Trajectories:
                 kept.append(latents.half())
         return torch.stack(kept, dim=1)
 
-    def pool(self, ids: Tensor, batch: int = 1024) -> Tensor:
+    def pool(self, ids: Tensor, batch: int = BATCH) -> Tensor:
         """All of them. The last, shorter batch is dropped rather than compiled anew."""
         batch = min(batch, len(ids))
         starts = range(0, len(ids) - batch + 1, batch)
@@ -100,20 +102,31 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     loop.add_arguments(parser)
-    parser.add_argument("--trajectories", type=int, default=60 * 1024)
+    parser.add_argument("--trajectories", type=int, default=60 * BATCH)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     ids = token_ids(args.trajectories)
-    loop.wait_for(args.out / flux.FOLDER, NAME, args.stop_s)
     folder = args.out / flux.FOLDER
-    clip, t5 = flux.load_text(folder, args.device)
-    teacher = flux.load_transformer(folder, args.device).eval().requires_grad_(False)
+    teacher, clip, t5 = (
+        build().to(args.device).eval().requires_grad_(False)
+        for build in (flux.build_transformer, flux.build_clip_text, flux.build_t5)
+    )
     student = flux.without_guidance(teacher).train()
     for transformer in (teacher, student):
         flux.keep_times_exact(transformer)
     loss = SchnellLoss(student, clip, t5, ids, args, args.batch or 512)
-    loss.states = Trajectories(teacher, clip, t5, args).pool(ids)
+    trajectories = Trajectories(teacher, clip, t5, args)
+    if args.device != "cpu" and not folder.exists():  # compile on what is not trained yet
+        loss.states = trajectories.draw(ids[:BATCH], POOL_SEED)
+        loss()[0].backward()
+        student.zero_grad(set_to_none=True)
+    loop.wait_for(folder, NAME, args.stop_s)
+    teacher.load_state_dict(flux.load_transformer(folder, args.device).state_dict())
+    student.load_state_dict(flux.without_guidance(teacher).state_dict())
+    for model, found in zip((clip, t5), flux.load_text(folder, args.device), strict=True):
+        model.load_state_dict(found.state_dict())
+    loss.states = trajectories.pool(ids)
     print(f"{NAME}  {len(loss.states)} trajectories", flush=True)
     training = loop.Loop(
         NAME,

@@ -10,7 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from tinyworld import loop, networks, train_sd, train_tiny_vae, train_vae
+from tinyworld import (
+    carry,
+    clip,
+    flux,
+    loop,
+    networks,
+    train_clip,
+    train_flux,
+    train_schnell,
+    train_sd,
+    train_tiny_vae,
+    train_vae,
+)  # fmt: skip
 
 
 def small_training(checkpoint, budget):
@@ -99,14 +111,21 @@ def test_a_loss_that_blows_up_is_not_hidden(tmp_path):
     assert not (tmp_path / "small.pt").exists()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_the_stages_fit_together(tmp_path, monkeypatch):
-    from diffusers import AutoencoderTiny, StableDiffusionPipeline
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Runs a training's main at toy settings."""
 
-    def train(module, *more):
+    def run(module, *more):
         toy = ["--out", str(tmp_path), "--steps", "2", "--scenes", "8", "--batch", "2", "--device", "cpu"]
         monkeypatch.setattr(sys, "argv", ["train", *toy, *more])
         module.main()
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_stages_fit_together(tmp_path, train):
+    from diffusers import AutoencoderTiny, StableDiffusionPipeline
 
     for module in (train_vae, train_tiny_vae, train_sd):
         train(module)
@@ -141,3 +160,47 @@ def test_whitening_changes_the_latents_and_not_the_pictures():
     assert torch.allclose(after.mean, wanted, atol=1e-5)
     assert torch.allclose(after.std, before.std / std[:, None, None], rtol=1e-4)
     assert torch.allclose(vae.decode(after.mean).sample, drawn, atol=1e-4)
+
+
+def test_a_plan_that_is_a_little_too_long_is_shortened(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "_STARTED", time.perf_counter())
+    tight = small_training(tmp_path / "a.pt", loop.Budget(minutes=1.2 / 60, stop_s=1.0, squeeze=0.5))
+    tight.run()
+    assert tight.finished
+    assert tight.rate_now.item() < 0.05 * tight.rate
+    monkeypatch.setattr(loop, "_STARTED", time.perf_counter())
+    hopeless = small_training(tmp_path / "b.pt", loop.Budget(minutes=10, stop_s=0.3, squeeze=0.5))
+    hopeless.run()
+    assert not hopeless.finished, "it goes on in the next run"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_stages_of_the_flux_family_fit_together(tmp_path, train):
+    from diffusers import AutoencoderTiny, FluxPipeline
+
+    train(train_vae, "--channels", "16", "--steps", "1")
+    train(train_tiny_vae, "--channels", "16", "--steps", "1")
+    # A stop at once: the teacher's checkpoint is kept, and its folder does not pass for the finished one.
+    train(train_flux, "--stage", "teacher", "--steps", "1000", "--stop-s", "0")
+    assert (tmp_path / f"{flux.TEACHER_FOLDER}.so-far").exists()
+    assert not (tmp_path / flux.TEACHER_FOLDER).exists()
+    assert not carry.is_finished(tmp_path, "flux-teacher")
+    (tmp_path / "flux-teacher.pt").write_bytes(carry.slim(tmp_path / "flux-teacher.pt"))
+    train(train_flux, "--stage", "teacher")
+    assert carry.is_finished(tmp_path, "flux-teacher")
+    train(train_flux, "--stage", "student")
+    train(train_schnell, "--trajectories", "2")
+    train(train_clip)
+
+    teacher = flux.load_transformer(tmp_path / flux.TEACHER_FOLDER, "cpu").state_dict()
+    student = flux.load_transformer(tmp_path / flux.FOLDER, "cpu").state_dict()
+    assert all(torch.allclose(student[key], teacher[key], atol=2e-3) for key in teacher), (
+        "it starts as the teacher"
+    )
+
+    plain = FluxPipeline.from_pretrained(tmp_path / flux.FOLDER)
+    plain.vae = AutoencoderTiny.from_pretrained(tmp_path / networks.TINY_VAE_FOLDERS[flux.CHANNELS])
+    for pipe in (plain, flux.load_schnell(tmp_path)):
+        pipe.set_progress_bar_config(disable=True)
+        assert pipe("a red circle", num_inference_steps=1, **flux.CALL).images[0].size == (128, 128)
+    assert clip.load(tmp_path / clip.FOLDER).config.projection_dim == clip.WIDTH

@@ -1,0 +1,185 @@
+"""Train the FLUX family, its VAEs and tiny-clip on one GPU, in calls of limited length.
+
+    python -m tinyworld.plan_flux --out build/flux --bring DIR                      the first call
+    python -m tinyworld.plan_flux --out build/flux --bring DIR --carried build/flux-carried    every further one
+
+Every stage is a process of its own (`python -m tinyworld.train_...`). What needs a training waits until it is
+finished, what needs only a model that another stage is making starts beside it, compiles, and waits inside. All stop,
+resumably, STOP_MARGIN_S before the limit, and what has to travel lies in `--bring` from early on (see `carry`): it is
+written anew each time a stage ends and every REFRESH_S, and last BRING_MARGIN_S before the limit. Started again when
+all is done, it does nothing.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from tinyworld import carry, flux
+
+STOP_MARGIN_S = 75.0
+"""Trainings end this long before the limit: saving takes seconds, but a limit met while saving costs the whole call."""
+BRING_MARGIN_S = 40.0
+REFRESH_S = 90.0
+TRIES = 2
+SQUEEZE = 0.4
+"""Share of its time that a training may lose to slow starts and still end with this call."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training. `after`: stages that must be finished before it starts; `least_s`: not worth starting with less."""
+
+    name: str
+    module: str
+    minutes: float
+    arguments: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    least_s: float = 60.0
+    gpu: int = 0  # of a machine that has several; modulo their number
+
+
+STAGES = (
+    # First call: the VAE alone decides how soon the teacher starts, so only the small scorer runs beside it.
+    Stage("vae-16", "train_vae", 2.2, ("--channels", "16")),
+    Stage("clip", "train_clip", 2.5, ("--scenes", "150000"), gpu=1),
+    Stage("flux-teacher", "train_flux", 4.7, ("--stage", "teacher", "--scenes", "200000")),
+    # Second call.
+    Stage(
+        "flux-student",
+        "train_flux",
+        2.2,
+        ("--stage", "student", "--scenes", "200000"),
+        ("flux-teacher",),
+        120.0,
+    ),
+    Stage("flux-schnell", "train_schnell", 3.8, (), ("flux-teacher",), 240.0),
+    Stage("tiny-vae-16", "train_tiny_vae", 4.0, ("--channels", "16"), ("flux-teacher",), gpu=1),
+)
+
+
+@dataclass
+class Running:
+    stage: Stage
+    process: subprocess.Popen[bytes]
+    log: TextIO
+
+
+@dataclass
+class Plan:
+    """Runs the stages until all are finished or the time is up."""
+
+    out: Path
+    bring: Path
+    limit_s: float
+    common: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = STAGES
+    gpus: int = 1
+    running: list[Running] = field(default_factory=list)
+    tries: dict[str, int] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def left_s(self) -> float:
+        """Until trainings must have stopped."""
+        return self.limit_s - STOP_MARGIN_S - (time.perf_counter() - self.started)
+
+    def finished(self, name: str) -> bool:
+        return carry.is_finished(self.out, name) and name not in {run.stage.name for run in self.running}
+
+    def run(self) -> bool:
+        """Whether all stages are finished now."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        refreshed = time.perf_counter()
+        while True:
+            ended = self._collect()
+            self._start_what_can_be()
+            now = time.perf_counter()
+            if ended or now - refreshed > REFRESH_S:
+                self._bring()
+                refreshed = time.perf_counter()
+            over = self.left_s < BRING_MARGIN_S - STOP_MARGIN_S
+            if over or not self.running:
+                break
+            time.sleep(0.5)
+        for run in self.running:  # only what did not stop by itself, half a minute late
+            self._say(f"{run.stage.name} did not stop in time; its last checkpoint stays")
+            run.process.kill()
+            run.process.wait()
+            run.log.close()
+        self.running.clear()
+        self._bring()
+        unfinished = [stage.name for stage in self.stages if not self.finished(stage.name)]
+        self._say(f"to do: {', '.join(unfinished)}" if unfinished else "all finished")
+        return not unfinished
+
+    def _collect(self) -> bool:
+        """Take note of the stages that ended; whether there were any."""
+        over = [run for run in self.running if run.process.poll() is not None]
+        for run in over:
+            run.log.close()
+            self.running.remove(run)
+            self._say(f"{run.stage.name} ended with {run.process.returncode}")
+        return bool(over)
+
+    def _start_what_can_be(self) -> None:
+        busy = {run.stage.name for run in self.running}
+        for stage in self.stages:
+            tries = self.tries.get(stage.name, 0)
+            if (
+                stage.name not in busy
+                and tries < TRIES
+                and not self.finished(stage.name)
+                and all(self.finished(name) for name in stage.after)
+                and self.left_s >= stage.least_s
+            ):
+                self._start(stage, tries)
+
+    def _start(self, stage: Stage, tries: int) -> None:
+        self.tries[stage.name] = tries + 1
+        command = [sys.executable, "-m", f"tinyworld.{stage.module}", "--out", str(self.out)]
+        command += ["--minutes", str(stage.minutes), "--stop-s", f"{self.left_s:.0f}"]
+        command += ["--squeeze", str(SQUEEZE), *stage.arguments, *self.common]
+        if tries:  # whatever failed, this way it is most likely to pass
+            command += ["--no-compile", "--no-graph"]
+        environment = dict(os.environ)
+        if self.gpus > 1:
+            environment["CUDA_VISIBLE_DEVICES"] = str(stage.gpu % self.gpus)
+        log = (self.out / f"{stage.name}.log").open("a")
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        self.running.append(Running(stage, process, log))
+        self._say(f"{stage.name} starts")
+
+    def _bring(self) -> None:
+        # Once the student is finished nothing asks for the teacher; once all is, nothing for the VAE's working copy.
+        leave = {flux.TEACHER_FOLDER} if self.finished("flux-student") else set()
+        size = carry.pack(self.out, self.bring, frozenset(leave))
+        self._say(f"{size / 2**20:.1f} MiB to bring")
+
+    def _say(self, what: str) -> None:
+        print(f"{time.perf_counter() - self.started:5.0f} s  {what}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to work in")
+    parser.add_argument("--bring", type=Path, required=True, help="folder for what has to travel")
+    parser.add_argument("--carried", type=Path, help="folder with what an earlier call brought")
+    parser.add_argument("--limit-s", type=float, default=595.0, help="when the machine ends this process")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--common", default="", help="arguments for every training, in one string")
+    args = parser.parse_args()
+    if args.carried:
+        carry.unpack(args.carried, args.out)
+    plan = Plan(args.out, args.bring, args.limit_s, tuple(args.common.split()), gpus=args.gpus)
+    sys.exit(0 if plan.run() else 4)
+
+
+if __name__ == "__main__":
+    main()
