@@ -109,7 +109,12 @@ def readme() -> str:
         gain = "1" if speedup is None else ratio(Interval(speedup["ratio"], *speedup["ci95"]))
         verdict = "baseline" if speedup is None else speedup["verdict"]
         peak = size(row["memory"]["peak_bytes"])
-        lines.append(f"| `{row['recipe']}` | {plus_minus(median)} | {gain} | {verdict} | {peak} |")
+        picture = "-"
+        if row["fidelity"] is not None:
+            picture = f"{row['fidelity']['psnr_db']['mean']:.1f}, {row['fidelity']['worst_psnr_db']:.1f}"
+        lines.append(
+            f"| `{row['recipe']}` | {plus_minus(median)} | {gain} | {verdict} | {picture} | {peak} |"
+        )
     return before + TABLE_START + "\n" + "\n".join(lines) + "\n" + TABLE_END + after
 
 

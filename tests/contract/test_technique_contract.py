@@ -138,7 +138,7 @@ def test_it_works_or_says_why_not(name: str, recipe: str, reference: np.ndarray)
     assert np.isfinite(picture).all()
     assert picture.std() > 0.005, "not flat"
     if TECHNIQUES[name].same_picture:
-        assert psnr(picture, reference) > 25, "same_picture: only rounded or reordered"
+        assert psnr(picture, reference) > 30, "same_picture: only rounded or reordered"
     elif name != "tiny_vae":
         assert not np.array_equal(picture, reference), "it changes the picture, and it did"
 
