@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
 
 from tinyworld import networks, tokenizer
 from tinyworld.words import SIDE
@@ -46,7 +46,7 @@ def build() -> CLIPModel:
 def build_processor() -> CLIPProcessor:
     """Pictures to 128 px and -1..1, prompts to 32 tokens."""
     half = [0.5, 0.5, 0.5]
-    pictures = CLIPImageProcessorPil(
+    pictures = CLIPImageProcessor(
         size={"shortest_edge": SIDE},
         crop_size={"height": SIDE, "width": SIDE},
         image_mean=half,

@@ -24,6 +24,7 @@ import transformers
 from diffusers import (
     AutoencoderKL,
     AutoencoderTiny,
+    DiffusionPipeline,
     DPMSolverMultistepScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
@@ -94,17 +95,16 @@ def draw(
 ) -> NDArray[np.uint8]:
     """(N, 128, 128, 3) pictures; picture k starts from seed PICTURE_SEED + k."""
     pipe.scheduler = SCHEDULERS[setting.scheduler].from_config(pipe.scheduler.config)
+    return call(pipe, prompts, batch, num_inference_steps=setting.steps, guidance_scale=setting.guidance)
+
+
+def call(pipe: DiffusionPipeline, prompts: Sequence[str], batch: int, **told: Any) -> NDArray[np.uint8]:
+    """(N, 128, 128, 3) pictures of any pipeline, `told` beside prompts and seeds; picture k from PICTURE_SEED + k."""
     out = []
     for start in range(0, len(prompts), batch):
         some = list(prompts[start : start + batch])
         generators = [torch.Generator("cpu").manual_seed(PICTURE_SEED + start + k) for k in range(len(some))]
-        made = pipe(
-            some,
-            num_inference_steps=setting.steps,
-            guidance_scale=setting.guidance,
-            generator=generators,
-            output_type="np",
-        ).images
+        made = pipe(some, generator=generators, output_type="np", **told).images
         out.append(np.round(np.nan_to_num(made) * 255).astype(np.uint8))
     return np.concatenate(out)
 
@@ -133,13 +133,15 @@ class Scorer:
 
 
 @torch.no_grad()
-def round_trips(weights: Path, number: int, device: str, scorer: Scorer) -> dict[str, Any]:
+def round_trips(
+    vae_folder: Path, tiny_folder: Path, number: int, device: str, scorer: Scorer
+) -> dict[str, Any]:
     """Both VAEs on true scenes, fp16 weights in fp32 arithmetic: accuracies and PSNR.
 
     "tiny_vae" decodes the big encoder's latents, as it does in a pipeline; "tiny_vae_alone" encodes too.
     """
-    vae = AutoencoderKL.from_pretrained(weights / networks.SD_FOLDER / "vae").to(device)
-    tiny = AutoencoderTiny.from_pretrained(weights / networks.TINY_VAE_FOLDER).to(device)
+    vae = AutoencoderKL.from_pretrained(vae_folder).to(device)
+    tiny = AutoencoderTiny.from_pretrained(tiny_folder).to(device)
     labels = scenes.sample(number, ROUND_TRIP_SEED, "held_out")
     rng = random.Random(ROUND_TRIP_SEED)
     prompts = [captions.write(full, rng, terse=0.0, noise=0.0) for full in captions.describe(labels)]
@@ -161,7 +163,13 @@ def round_trips(weights: Path, number: int, device: str, scorer: Scorer) -> dict
         pictures = np.concatenate(parts)
         error = float(np.square((pictures.astype(np.float32) - truth) / 255).mean())
         out[name] = {"psnr_db": round(psnr(error), 2), "accuracies": scorer(pictures, prompts)}
+    for name, trip in out.items():
+        print(f"round trip {name}  {trip.get('psnr_db', '')}  {in_words(trip['accuracies'])}", flush=True)
     return out
+
+
+def in_words(accuracies: dict[str, dict[str, float]]) -> str:
+    return "  ".join(f"{key} {value['accuracy']:.4f}" for key, value in accuracies.items())
 
 
 def load_pipe(weights: Path, setting: Setting, device: str) -> StableDiffusionPipeline:
@@ -181,20 +189,20 @@ def measure(
         pictures = draw(load_pipe(weights, setting, device), prompts, setting)
         row = {**asdict(setting), "accuracies": scorer(pictures, prompts)}
         rows.append(row)
-        said = "  ".join(f"{key} {value['accuracy']:.3f}" for key, value in row["accuracies"].items())
-        print(
-            f"{setting.scheduler} {setting.steps} {setting.guidance} {setting.dtype} {setting.vae}  {said}",
-            flush=True,
-        )
+        print(*asdict(setting).values(), in_words(row["accuracies"]), sep="  ", flush=True)
     return rows
 
 
 def gates(trips: dict[str, Any], default: dict[str, Any]) -> list[dict[str, Any]]:
     """Each gate: what was wanted, what was measured, and whether that is enough."""
-    measured = {"vae": trips["vae"], "tiny_vae": trips["tiny_vae"], "sd": default}
+    return judge(GATES, {"vae": trips["vae"], "tiny_vae": trips["tiny_vae"], "sd": default})
+
+
+def judge(wanted: dict[str, dict[str, float]], measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each model's figures, in percent of 1 or dB, against the least that is wanted of them."""
     out = []
-    for model, wanted in GATES.items():
-        for figure, least in wanted.items():
+    for model, limits in wanted.items():
+        for figure, least in limits.items():
             got = measured[model]
             value = got["psnr_db"] if figure == "psnr_db" else got["accuracies"][figure]["accuracy"]
             out.append(
@@ -216,6 +224,13 @@ def sheet(pictures: NDArray[np.uint8], columns: int, path: Path) -> None:
     Image.fromarray(np.concatenate(list(np.concatenate(list(grid.swapaxes(0, 1)), 2)), 0)).save(path)
 
 
+def show(pictures: NDArray[np.uint8], prompts: Sequence[str], at: Path) -> None:
+    """Write them as a sheet, `at`.png, and as an array with their prompts, `at`.npz."""
+    at.parent.mkdir(parents=True, exist_ok=True)
+    sheet(pictures, min(8, len(pictures)), at.with_suffix(".png"))
+    np.savez_compressed(at.with_suffix(".npz"), pictures=pictures, prompts=np.array(prompts))
+
+
 def environment(device: str) -> dict[str, str]:
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
@@ -226,10 +241,7 @@ def environment(device: str) -> dict[str, str]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--captions", type=int, default=500)
@@ -240,12 +252,29 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the gates only")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=1)
+
+
+def write(result: dict[str, Any], args: argparse.Namespace) -> None:
+    """Write the record, with the training's facts, and print its gates."""
+    if args.training:
+        facts = [json.loads(path.read_text()) for path in sorted(args.training.glob("*.json"))]
+        result["training"] = [fact for fact in facts if "steps" in fact]
+    args.record.write_text(json.dumps(result, indent=1) + "\n")
+    for gate in result["gates"]:
+        print(
+            f"{gate['model']:12} {gate['figure']:12} {gate['measured']:.4f}  wants {gate['least']}  {gate['passed']}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
     args = parser.parse_args()
     scorer = Scorer(args.workers)
-    trips = round_trips(args.weights, 2 * args.captions, args.device, scorer)
-    for name, trip in trips.items():
-        said = "  ".join(f"{key} {value['accuracy']:.4f}" for key, value in trip["accuracies"].items())
-        print(f"round trip {name}  {trip.get('psnr_db', '')}  {said}", flush=True)
+    vaes = args.weights / networks.SD_FOLDER / "vae", args.weights / networks.TINY_VAE_FOLDER
+    trips = round_trips(*vaes, 2 * args.captions, args.device, scorer)
     prompts = held_out_captions(args.captions)
     default = DEFAULT if args.device == "cuda" else replace(DEFAULT, dtype="fp32")
     rows = measure(args.weights, [default], prompts, args.device, scorer)
@@ -258,22 +287,12 @@ def main() -> None:
     }
     if not args.quick:
         result["variations"] = measure(args.weights, VARIATIONS, prompts, args.device, scorer)
-    if args.training:
-        result["training"] = [json.loads(path.read_text()) for path in sorted(args.training.glob("*.json"))]
-    args.record.write_text(json.dumps(result, indent=1) + "\n")
-    for gate in result["gates"]:
-        print(
-            f"{gate['model']:9} {gate['figure']:8} {gate['measured']:.4f}  wants {gate['least']}  {gate['passed']}"
-        )
+    write(result, args)
     if args.pictures:
-        args.pictures.mkdir(parents=True, exist_ok=True)
         for vae in ("vae", "tiny_vae"):
             setting = replace(default, vae=vae)
             pictures = draw(load_pipe(args.weights, setting, args.device), prompts[:64], setting)
-            sheet(pictures, 8, args.pictures / f"{vae}.png")
-            np.savez_compressed(
-                args.pictures / f"{vae}.npz", pictures=pictures, prompts=np.array(prompts[:64])
-            )
+            show(pictures, prompts[:64], args.pictures / vae)
 
 
 if __name__ == "__main__":

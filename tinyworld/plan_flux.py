@@ -53,11 +53,11 @@ STAGES = (
         "flux-student",
         "train_flux",
         2.2,
-        ("--stage", "student", "--scenes", "200000"),
+        ("--stage", "student", "--scenes", "150000"),
         ("flux-teacher",),
         120.0,
     ),
-    Stage("flux-schnell", "train_schnell", 3.8, (), ("flux-teacher",), 240.0),
+    Stage("flux-schnell", "train_schnell", 3.5, (), ("flux-teacher",), 240.0),
     Stage("tiny-vae-16", "train_tiny_vae", 4.0, ("--channels", "16"), ("flux-teacher",), gpu=1),
 )
 

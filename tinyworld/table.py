@@ -1,19 +1,33 @@
-"""The tables of docs/tinyworld.md, made from the record.
+"""The tables of docs/tinyworld.md, made from the records.
 
 python -m tinyworld.table            writes them into the page
 """
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "results/tinyworld-sd.json"
+FLUX_RECORD = ROOT / "results/tinyworld-flux.json"
 PAGE = ROOT / "docs/tinyworld.md"
 
-_MODELS = {"vae": "VAE, round trips", "tiny_vae": "tiny VAE, round trips", "sd": "tiny-sd, pictures"}
-_FIGURES = {"where": "position and relation", "psnr_db": "PSNR (dB)", "binding": "two-object binding"}
+_MODELS = {
+    "vae": "VAE, round trips",
+    "tiny_vae": "tiny VAE, round trips",
+    "sd": "tiny-sd, pictures",
+    "flux": "tiny-flux, pictures",
+    "schnell": "tiny-flux-schnell, pictures",
+    "clip": "tiny-clip, told from one mistake",
+}
+_FIGURES = {
+    "where": "position and relation",
+    "psnr_db": "PSNR (dB)",
+    "binding": "two-object binding",
+    "retrieval": "right caption among 64",
+}
 _COLUMNS = ("colour", "shape", "size", "where", "binding", "count", "background", "everything")
 
 
@@ -60,10 +74,25 @@ def round_trips(record: dict[str, Any]) -> str:
 
 def pictures(record: dict[str, Any]) -> str:
     seen: dict[tuple[Any, ...], list[str]] = {}
+    names = [name for name in record["default"] if name != "accuracies"]
     for row in (record["default"], *record["variations"]):
-        key = tuple(row[name] for name in ("scheduler", "steps", "guidance", "dtype", "vae"))
+        key = tuple(row[name] for name in names)
         seen[key] = [*map(str, key), *(_percent(row["accuracies"], column) for column in _COLUMNS)]
-    return _markdown(["scheduler", "steps", "guidance", "dtype", "decoder", *_COLUMNS], list(seen.values()))
+    header = ["decoder" if name == "vae" else name for name in names]
+    return _markdown([*header, *_COLUMNS], list(seen.values()))
+
+
+def cache(record: dict[str, Any]) -> str:
+    rows = [
+        [
+            str(row["threshold"]),
+            f"{100 * row['hit_rate']:.1f}",
+            "same" if row["psnr_db"] is None else f"{row['psnr_db']:.1f}",
+            _percent(row["accuracies"], "everything"),
+        ]
+        for row in record["cache"]
+    ]
+    return _markdown(["threshold", "steps reused (%)", "PSNR to no cache (dB)", "everything (%)"], rows)
 
 
 def training(record: dict[str, Any]) -> str:
@@ -75,11 +104,12 @@ def training(record: dict[str, Any]) -> str:
 
 
 TABLES = {"gates": gates, "round_trips": round_trips, "pictures": pictures, "training": training}
+FLUX_TABLES = {**{f"flux_{name}": make for name, make in TABLES.items()}, "flux_cache": cache}
 
 
-def filled(page: str, record: dict[str, Any]) -> str:
+def filled(page: str, record: dict[str, Any], tables: dict[str, Callable[..., str]] = TABLES) -> str:
     """The page with each `<!-- table NAME -->` ... `<!-- end -->` filled from the record."""
-    for name, make in TABLES.items():
+    for name, make in tables.items():
         mark = re.compile(rf"(<!-- table {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not mark.search(page):
             raise ValueError(f"the page has no place for the table {name!r}")
@@ -89,7 +119,9 @@ def filled(page: str, record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    PAGE.write_text(filled(PAGE.read_text(), json.loads(RECORD.read_text())))
+    for path, tables in ((RECORD, TABLES), (FLUX_RECORD, FLUX_TABLES)):
+        if path.exists():  # the FLUX family's comes with its weights
+            PAGE.write_text(filled(PAGE.read_text(), json.loads(path.read_text()), tables))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Train tiny-flux: first a teacher that is guided as usual, then the student that is told the scale.
 
-    python -m tinyworld.train_flux --stage teacher --out build/flux --minutes 5.6
-    python -m tinyworld.train_flux --stage student --out build/flux --minutes 2.6
+    python -m tinyworld.train_flux --stage teacher --out build/flux --minutes 4.7
+    python -m tinyworld.train_flux --stage student --out build/flux --minutes 2.2
 
 Both are rectified flows: latents mixed with noise at level sigma, x = (1 - sigma) picture + sigma noise, and the
 transformer predicts the velocity noise - picture. The teacher learns with both text encoders, a tenth of its captions

@@ -1,6 +1,6 @@
 """Train tiny-flux-schnell: four steps that go where tiny-flux's twenty-eight go.
 
-    python -m tinyworld.train_schnell --out build/flux --minutes 3.8
+    python -m tinyworld.train_schnell --out build/flux --minutes 3.5
 
 tiny-flux draws a pool of trajectories from noise, at its usual guidance and step count, and of each the five states at
 sigma 1, 3/4, 1/2, 1/4 and 0 are kept. From one state the student predicts the straight line to the next: the mean of

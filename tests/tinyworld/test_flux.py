@@ -1,12 +1,25 @@
 """The FLUX family on a CPU: what training gives the transformer is what FluxPipeline gives it."""
 
 import argparse
+import json
+from dataclasses import replace
 
 import pytest
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 
-from tinyworld import flux, loop, networks, tokenizer, train_flux, train_schnell
+from tinyworld import (
+    clip,
+    evaluate,
+    evaluate_flux,
+    flux,
+    loop,
+    networks,
+    table,
+    tokenizer,
+    train_flux,
+    train_schnell,
+)  # fmt: skip
 
 PROMPTS = ["a red circle above a blue square", "a zebra 🙂 żółw"]
 
@@ -27,7 +40,18 @@ def small_transformer(guidance=True):
 
 @pytest.fixture
 def small(monkeypatch):
+    shallow = flux.T5Config(
+        vocab_size=len(tokenizer.build()),
+        d_model=128,
+        d_kv=32,
+        num_heads=4,
+        d_ff=128,
+        num_layers=1,
+        dropout_rate=0.0,
+    )
     monkeypatch.setattr(flux, "build_transformer", small_transformer)
+    monkeypatch.setattr(flux, "build_clip_text", lambda: networks.build_text_encoder(layers=1))
+    monkeypatch.setattr(flux, "build_t5", lambda: flux.T5EncoderModel(shallow))
 
 
 def toy(batch):
@@ -193,7 +217,7 @@ def test_the_loss_falls_on_a_small_problem(small, tmp_path, stage):
         made[stage],
         figures=(),
         rate=3e-3,
-        budget=loop.Budget(steps=40, print_every_s=1e9),
+        budget=loop.Budget(steps=25, print_every_s=1e9),
         checkpoint=tmp_path / "x.pt",
         warm_up=5,
     )
@@ -205,7 +229,8 @@ def test_the_loss_falls_on_a_small_problem(small, tmp_path, stage):
 def test_every_loss_is_one_graph(small):
     """A break in the graph, or a wait for the device, would end the capture on a GPU: seen here, on a CPU."""
     made, _ = losses(4)
-    for stage, loss in made.items():
+    for stage in ("student", "schnell"):  # the teacher's calls are among the student's
+        loss = made[stage]
         torch._dynamo.reset()
         loss.compute = torch.compile(loss._compute, backend="eager", fullgraph=True, dynamic=False)
         assert torch.isfinite(loss()[0]), stage
@@ -235,3 +260,77 @@ def test_times_are_not_rounded_under_autocast(small):
             torch.ones(1),
         )
     assert given[0].item() == pytest.approx(701.3, abs=0.01)
+
+
+def num_bytes(model):
+    """As fp16 safetensors; their headers come on top."""
+    return 2 * networks.num_parameters(model)
+
+
+def test_sizes_and_widths_fit_the_budget():
+    with torch.device("meta"):
+        models = {
+            "tiny-flux transformer": (flux.build_transformer(), 8.2),
+            "tiny-flux-schnell transformer": (flux.build_transformer(guidance=False), 8.2),
+            "16-channel VAE": (networks.build_vae(flux.CHANNELS), 2.6),
+            "tiny VAE": (networks.build_tiny_vae(flux.CHANNELS), 0.95),
+            "CLIP text": (flux.build_clip_text(), 1.0),
+            "T5": (flux.build_t5(), 1.2),
+            "tiny-clip": (clip.build(), 3.0),
+        }
+    for name, (model, limit_mb) in models.items():
+        assert num_bytes(model) < limit_mb * 1e6, name
+        if "VAE" in name:
+            continue
+        for path, layer in model.named_modules():
+            if isinstance(layer, torch.nn.Linear):
+                assert layer.in_features % 32 == layer.out_features % 32 == 0, (name, path)
+    tiny_sd = sum(
+        file.stat().st_size
+        for folder in (networks.SD_FOLDER, networks.TINY_VAE_FOLDER)
+        for file in (evaluate.WEIGHTS / folder).rglob("*")
+        if file.is_file()
+    )
+    new = sum(num_bytes(model) for model, _ in models.values())
+    assert tiny_sd + new + 400_000 < 40e6, "headers, configs and tokenizers come on top"
+
+
+def test_a_cache_reuses_more_steps_at_higher_thresholds(folder):
+    setting = replace(evaluate_flux.DEFAULT, dtype="fp32", steps=6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate_flux, "THRESHOLDS", (0.0, 1e9))
+        rows = evaluate_flux.measure_cache(folder, setting, PROMPTS, "cpu", evaluate.Scorer(1))
+    assert [row["hit_rate"] for row in rows] == [0, pytest.approx(5 / 6)], "the first step is always new"
+    assert rows[0]["psnr_db"] is None or rows[0]["psnr_db"] > 60
+    assert rows[1]["psnr_db"] < 60
+
+
+def test_the_evaluation_writes_a_record_that_fills_the_page(folder, tmp_path, monkeypatch):
+    networks.save_tiny_vae(folder / evaluate_flux.TINY_VAE_FOLDER, networks.build_tiny_vae(flux.CHANNELS))
+    clip.save(folder / clip.FOLDER, clip.build())
+    monkeypatch.setattr(evaluate_flux, "THRESHOLDS", (0.1,))
+    monkeypatch.setattr(evaluate_flux, "VARIATIONS", (replace(evaluate_flux.SCHNELL, steps=1, dtype="fp32"),))
+    record = tmp_path / "record.json"
+    (tmp_path / "flux-student.json").write_text(
+        json.dumps({"name": "flux-student", "steps": 2, "seconds": 1.0, "planned_s": 60.0})
+    )
+    toy = ["--captions", "2", "--cache-prompts", "1", "--device", "cpu", "--training", str(tmp_path)]
+    command = [
+        "x",
+        "--weights",
+        str(folder),
+        "--record",
+        str(record),
+        *toy,
+        "--pictures",
+        str(tmp_path / "sheets"),
+    ]
+    monkeypatch.setattr("sys.argv", command)
+    evaluate_flux.main()
+    made = json.loads(record.read_text())
+    wanted = {(model, figure) for model, row in evaluate_flux.GATES.items() for figure in row}
+    assert {(gate["model"], gate["figure"]) for gate in made["gates"]} == wanted
+    assert made["clip"]["accuracies"]["retrieval"]["accuracy"] < 0.5, "untrained"
+    page = table.filled(table.PAGE.read_text(), made, table.FLUX_TABLES)
+    assert "right caption among 64" in page
+    assert (tmp_path / "sheets" / "tiny-flux.png").exists()
