@@ -59,16 +59,13 @@ def prepare(
         raise WorkloadError("the list of prompts is empty; give at least one prompt")
     if num_seeds < 1:
         raise WorkloadError(f"--seeds {num_seeds}: at least one seed a prompt is wanted")
-    numbers = {
-        "height": height if height is not None else (entry.height if entry else 512),
-        "width": width if width is not None else (entry.width if entry else 512),
-        "num_inference_steps": num_inference_steps
-        if num_inference_steps is not None
-        else (entry.num_inference_steps if entry else 30),
-        "guidance_scale": guidance_scale
-        if guidance_scale is not None
-        else (entry.guidance_scale if entry else 7.5),
+    given = {
+        "height": height,
+        "width": width,
+        "num_inference_steps": num_inference_steps,
+        "guidance_scale": guidance_scale,
     }
+    numbers = found.defaults | {name: value for name, value in given.items() if value is not None}
     try:
         workload = Workload(prompts=chosen, seeds=tuple(range(seed, seed + num_seeds)), **numbers)
     except ValidationError as error:

@@ -13,6 +13,12 @@ from vivace.models.catalogue import CATALOGUE, Entry
 from vivace.spec.model import Model
 
 WEIGHTS = Path(__file__).parent / "weights"
+# Steps and guidance of the pipelines' own __call__, by class.
+_CLASS_DEFAULTS: dict[str, tuple[int, float]] = {
+    "StableDiffusionPipeline": (50, 7.5),
+    "StableDiffusionXLPipeline": (50, 5.0),
+    "FluxPipeline": (28, 3.5),
+}
 _HASHED_WHOLE = 1_000_000  # bytes; larger files are fingerprinted by their size and their first and last MB
 
 
@@ -30,9 +36,9 @@ class Found:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The call's defaults as published: steps, guidance, size. Empty for what a folder does not state."""
+        """The call's defaults as published: height, width, num_inference_steps, guidance_scale."""
         if self.entry is None:
-            return {}
+            return _defaults_of_folder(self.folder)
         keys = ("height", "width", "num_inference_steps", "guidance_scale")
         return {key: getattr(self.entry, key) for key in keys}
 
@@ -60,6 +66,28 @@ def find_model(name: str) -> Found:
     _check_folder(folder)
     resolved = folder.resolve()
     return Found(Model(name=str(resolved), source="folder", revision=_fingerprint(resolved)), resolved, None)
+
+
+def _defaults_of_folder(folder: Path) -> dict[str, Any]:
+    """A folder's native size from its configs; steps and guidance are its pipeline class's own."""
+    class_name = _config(folder / "model_index.json").get("_class_name")
+    steps, guidance = _CLASS_DEFAULTS.get(str(class_name), _CLASS_DEFAULTS["StableDiffusionPipeline"])
+    denoiser = _config(folder / "unet" / "config.json") or _config(folder / "transformer" / "config.json")
+    cells = denoiser.get("sample_size")
+    levels = _config(folder / "vae" / "config.json").get("block_out_channels")
+    factor = 2 ** (len(levels) - 1) if isinstance(levels, list) and levels else 8
+    # Transformers of the FLUX kind state no size; their pipelines draw 128 cells a side.
+    side = (cells if isinstance(cells, int) else 128) * factor
+    return {"height": side, "width": side, "num_inference_steps": steps, "guidance_scale": guidance}
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty if there is none that can be read."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _check_folder(folder: Path) -> None:

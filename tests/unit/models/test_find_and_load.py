@@ -28,12 +28,26 @@ def test_names_are_forgiving_about_case() -> None:
 def test_a_saved_pipeline_is_benched_like_any_other(folder: Path, tmp_path: Path) -> None:
     plan = Plan(rounds=1, repeats=1, max_warmup=1)
     recipes = ["baseline", "steps(2)", "tiny_vae"]
-    records = vivace.bench(
-        str(folder), recipes, height=128, width=128, num_inference_steps=3, plan=plan, store=tmp_path / "s"
-    )
+    records = vivace.bench(str(folder), recipes, num_inference_steps=3, plan=plan, store=tmp_path / "s")
+    assert records[0].trial.workload.height == 128, "its native size"
+    assert records[0].trial.workload.guidance_scale == 7.5, "its pipeline's own"
     assert [r.outcome for r in records] == [Outcome.MEASURED, Outcome.MEASURED, Outcome.UNSUPPORTED]
     assert records[0].trial.model.source == "folder"
     assert records[2].reason == "tiny_vae: no tiny VAE is known for this model's latents"
+
+
+def test_a_folders_defaults_are_its_pipelines_own(folder: Path) -> None:
+    assert find_model(str(folder)).defaults == {
+        "height": 128,
+        "width": 128,
+        "num_inference_steps": 50,
+        "guidance_scale": 7.5,
+    }
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "FluxPipeline"}))
+    (folder / "unet" / "config.json").unlink()
+    assert find_model(str(folder)).defaults["num_inference_steps"] == 28
+    assert find_model(str(folder)).defaults["width"] == 1024
 
 
 def test_other_weights_are_another_model(folder: Path) -> None:
