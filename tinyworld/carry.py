@@ -17,8 +17,6 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 PART_BYTES = 15 * 2**20
 MANIFEST = "carry.json"
 
@@ -31,6 +29,8 @@ def is_finished(out: Path, name: str) -> bool:
 
 def slim(checkpoint: Path) -> bytes:
     """The checkpoint in 6 bytes a parameter; `loop.Loop` resumes from it as from a whole one."""
+    import torch  # seconds, which the driver's clock should not lose before it starts anything
+
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)
     for part in ("weights", "ema"):
         state[part] = {key: value.half() for key, value in state[part].items()}

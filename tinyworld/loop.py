@@ -36,7 +36,11 @@ class Budget:
     graph: bool = True  # capture the step as a CUDA graph
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """The arguments that every training has."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and models")
     parser.add_argument("--minutes", type=float, default=5.0, help="whole training, over all resumed runs")
     parser.add_argument("--steps", type=int, help="stop by steps instead of time")
@@ -54,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--no-graph", action="store_true", help="launch kernels one by one: slow, but safe")
+    return parser
 
 
 def budget_from(args: argparse.Namespace) -> Budget:

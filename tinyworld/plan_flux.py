@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from tinyworld import carry, flux
+from tinyworld import carry
 
 STOP_MARGIN_S = 75.0
 """Trainings end this long before the limit: saving takes seconds, but a limit met while saving costs the whole call."""
@@ -36,6 +36,7 @@ class Stage:
 
     name: str
     module: str
+    makes: str  # the folder that it leaves
     minutes: float
     arguments: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -45,20 +46,31 @@ class Stage:
 
 STAGES = (
     # First call: the VAE alone decides how soon the teacher starts, so only the small scorer runs beside it.
-    Stage("vae-16", "train_vae", 2.2, ("--channels", "16")),
-    Stage("clip", "train_clip", 2.5, ("--scenes", "150000"), gpu=1),
-    Stage("flux-teacher", "train_flux", 4.7, ("--stage", "teacher", "--scenes", "200000")),
+    Stage("vae-16", "train_vae", "vae-16", 2.2, ("--channels", "16")),
+    Stage("clip", "train_clip", "tiny-clip", 2.5, ("--scenes", "150000"), gpu=1),
+    Stage(
+        "flux-teacher", "train_flux", "tiny-flux-teacher", 4.7, ("--stage", "teacher", "--scenes", "200000")
+    ),
     # Second call.
     Stage(
         "flux-student",
         "train_flux",
+        "tiny-flux",
         2.2,
         ("--stage", "student", "--scenes", "150000"),
-        ("flux-teacher",),
-        120.0,
+        after=("flux-teacher",),
+        least_s=120.0,
     ),
-    Stage("flux-schnell", "train_schnell", 3.5, (), ("flux-teacher",), 240.0),
-    Stage("tiny-vae-16", "train_tiny_vae", 4.0, ("--channels", "16"), ("flux-teacher",), gpu=1),
+    Stage("flux-schnell", "train_schnell", "tiny-flux-schnell", 3.5, after=("flux-teacher",), least_s=240.0),
+    Stage(
+        "tiny-vae-16",
+        "train_tiny_vae",
+        "tiny-flux-tiny-vae",
+        4.0,
+        ("--channels", "16"),
+        after=("flux-teacher",),
+        gpu=1,
+    ),
 )
 
 
@@ -89,7 +101,9 @@ class Plan:
         return self.limit_s - STOP_MARGIN_S - (time.perf_counter() - self.started)
 
     def finished(self, name: str) -> bool:
-        return carry.is_finished(self.out, name) and name not in {run.stage.name for run in self.running}
+        stage = next(stage for stage in self.stages if stage.name == name)
+        running = any(run.stage is stage for run in self.running)
+        return not running and carry.is_finished(self.out, name) and (self.out / stage.makes).exists()
 
     def run(self) -> bool:
         """Whether all stages are finished now."""
@@ -155,9 +169,9 @@ class Plan:
         self._say(f"{stage.name} starts")
 
     def _bring(self) -> None:
-        # Once the student is finished nothing asks for the teacher; once all is, nothing for the VAE's working copy.
-        leave = {flux.TEACHER_FOLDER} if self.finished("flux-student") else set()
-        size = carry.pack(self.out, self.bring, frozenset(leave))
+        # Once the student is finished, nothing asks for the teacher any more.
+        leave = frozenset({"tiny-flux-teacher"} if (self.out / "tiny-flux").exists() else ())
+        size = carry.pack(self.out, self.bring, leave)
         self._say(f"{size / 2**20:.1f} MiB to bring")
 
     def _say(self, what: str) -> None:

@@ -77,10 +77,7 @@ class ClipLoss:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    loop.add_arguments(parser)
+    parser = loop.arguments(__doc__)
     args = parser.parse_args()
     torch.manual_seed(0)
     model = clip.build().to(args.device).train()

@@ -98,10 +98,7 @@ class SchnellLoss:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    loop.add_arguments(parser)
+    parser = loop.arguments(__doc__)
     parser.add_argument("--trajectories", type=int, default=60 * BATCH)
     args = parser.parse_args()
     torch.manual_seed(0)

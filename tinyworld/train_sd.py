@@ -40,6 +40,18 @@ def token_pool(labels: scenes.Labels, seed: int) -> Tensor:
     return ids.reshape(len(labels), CAPTIONS_EACH, tokenizer.MAX_LENGTH)
 
 
+def empty_caption(device: str) -> Tensor:
+    """(1, 32) int16 token ids."""
+    return torch.tensor(tokenizer.encode(tokenizer.build(), [""]), dtype=torch.int16, device=device)
+
+
+def pick_captions(pool: Tensor, index: Tensor, empty: Tensor) -> Tensor:
+    """(N, 32) token ids: one caption of each scene at random, a tenth of them empty."""
+    n, device = len(index), pool.device
+    ids = pool[index, torch.randint(CAPTIONS_EACH, (n,), device=device)]
+    return torch.where(torch.rand(n, 1, device=device) < EMPTY_CAPTIONS, empty, ids).long()
+
+
 @torch.no_grad()
 def latent_pool(vae: AutoencoderKL, labels: scenes.Labels, device: str) -> Tensor:
     """(N, channels, 16, 16) fp16 latents of every scene, on the device: encoding costs twice a denoiser's step."""
@@ -63,9 +75,7 @@ class DenoiserLoss:
         self.unet, self.text, self.batch, self.device = unet, text, batch, args.device
         self.latents = torch.empty(0)
         self.ids = ids.to(args.device)
-        self.empty = torch.tensor(
-            tokenizer.encode(tokenizer.build(), [""]), dtype=torch.int16, device=args.device
-        )
+        self.empty = empty_caption(args.device)
         kept = DDPMScheduler(**networks.SCHEDULE).alphas_cumprod.to(args.device)
         self.signal, self.spread = kept.sqrt(), (1 - kept).sqrt()
         self.compute = loop.compiled(self._compute, args)
@@ -73,8 +83,7 @@ class DenoiserLoss:
     def __call__(self) -> tuple[Tensor, Tensor]:
         n, device = self.batch, self.device
         index = torch.randint(len(self.latents), (n,), device=device)
-        ids = self.ids[index, torch.randint(CAPTIONS_EACH, (n,), device=device)]
-        ids = torch.where(torch.rand(n, 1, device=device) < EMPTY_CAPTIONS, self.empty, ids).long()
+        ids = pick_captions(self.ids, index, self.empty)
         latents = self.latents[index].float()
         # Timesteps in even strata: each batch covers all of them, which steadies the loss.
         spread = (torch.arange(n, device=device) + torch.rand(n, device=device)) / n
@@ -101,10 +110,7 @@ class DenoiserLoss:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    loop.add_arguments(parser)
+    parser = loop.arguments(__doc__)
     parser.add_argument(
         "--start-from", type=Path, help="a finished pipeline folder to train on from, VAE included"
     )

@@ -95,10 +95,7 @@ def load(folder: Path, device: str) -> AutoencoderKL:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    loop.add_arguments(parser)
+    parser = loop.arguments(__doc__)
     add_channels(parser)
     args = parser.parse_args()
     torch.manual_seed(0)

@@ -226,14 +226,13 @@ def test_the_loss_falls_on_a_small_problem(small, tmp_path, stage):
     assert end < 0.8 * start
 
 
-def test_every_loss_is_one_graph(small):
+def test_the_largest_loss_is_one_graph(small):
     """A break in the graph, or a wait for the device, would end the capture on a GPU: seen here, on a CPU."""
     made, _ = losses(4)
-    for stage in ("student", "schnell"):  # the teacher's calls are among the student's
-        loss = made[stage]
-        torch._dynamo.reset()
-        loss.compute = torch.compile(loss._compute, backend="eager", fullgraph=True, dynamic=False)
-        assert torch.isfinite(loss()[0]), stage
+    loss = made["student"]  # the others' calls are among its own
+    torch._dynamo.reset()
+    loss.compute = torch.compile(loss._compute, backend="eager", fullgraph=True, dynamic=False)
+    assert torch.isfinite(loss()[0])
 
 
 def test_noise_levels_reach_both_ends():

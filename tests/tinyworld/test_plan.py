@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.tinyworld.test_training import small_training
-from tinyworld import carry, loop, plan_flux
+from tinyworld import carry, clip, flux, loop, networks, plan_flux
 
 
 def finish(out, name, finished=True):
@@ -73,11 +73,11 @@ def plan(tmp_path, monkeypatch, scripts, after, limit_s=200.0):
     for name, script in scripts.items():
         (package / f"{name}.py").write_text(STAGE.format(script))
     monkeypatch.chdir(tmp_path)  # python -m looks here first
-    stages = tuple(plan_flux.Stage(name, name, 1.0, after=after.get(name, ())) for name in scripts)
+    stages = tuple(plan_flux.Stage(name, name, name, 1.0, after=after.get(name, ())) for name in scripts)
     return plan_flux.Plan(tmp_path / "out", tmp_path / "bring", limit_s, stages=stages)
 
 
-DONE = '(out / "{0}.json").write_text(\'{{"finished": true}}\'); print(*sys.argv[1:])'
+DONE = '(out / "{0}").mkdir(); (out / "{0}.json").write_text(\'{{"finished": true}}\'); print(*sys.argv[1:])'
 
 
 def test_stages_run_in_order_and_only_once(tmp_path, monkeypatch, capsys):
@@ -114,7 +114,7 @@ def test_the_limit_is_kept_and_what_there_is_is_brought(tmp_path, monkeypatch, c
     monkeypatch.setattr(plan_flux, "BRING_MARGIN_S", 1.0)
     script = '(out / "one.json").write_text(\'{"finished": false}\'); time.sleep(600)'
     made = plan(tmp_path, monkeypatch, {"one": script}, {}, limit_s=4.0)
-    made.stages = (plan_flux.Stage("one", "one", 1.0, least_s=0.0),)
+    made.stages = (plan_flux.Stage("one", "one", "one", 1.0, least_s=0.0),)
     assert not made.run()
     assert plan_flux.time.perf_counter() - made.started < 4.0
     assert "did not stop in time" in capsys.readouterr().out
@@ -128,6 +128,15 @@ def test_the_plan_fits_two_calls():
     assert all(need in names for stage in plan_flux.STAGES for need in stage.after)
     for stage in plan_flux.STAGES:
         assert importlib.import_module(f"tinyworld.{stage.module}").main
+    made = {stage.name: stage.makes for stage in plan_flux.STAGES}
+    assert made == {
+        "vae-16": networks.vae_name(flux.CHANNELS),
+        "clip": clip.FOLDER,
+        "flux-teacher": flux.TEACHER_FOLDER,
+        "flux-student": flux.FOLDER,
+        "flux-schnell": flux.SCHNELL_FOLDER,
+        "tiny-vae-16": networks.TINY_VAE_FOLDERS[flux.CHANNELS],
+    }
     usable = 595 - plan_flux.STOP_MARGIN_S
     import_s, captions_s, compile_s, pool_s = 15, 20, 60, 30  # as docs/tinyworld.md assumes
     first_s = import_s + compile_s + pool_s + 60 * (minutes["vae-16"] + minutes["flux-teacher"])
