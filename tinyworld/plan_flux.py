@@ -26,6 +26,7 @@ STOP_MARGIN_S = 75.0
 BRING_MARGIN_S = 40.0
 REFRESH_S = 90.0
 TRIES = 2
+POLL_S = 0.5
 SQUEEZE = 0.4
 """Share of its time that a training may lose to slow starts and still end with this call."""
 
@@ -119,7 +120,7 @@ class Plan:
             over = self.left_s < BRING_MARGIN_S - STOP_MARGIN_S
             if over or not self.running:
                 break
-            time.sleep(0.5)
+            time.sleep(POLL_S)
         for run in self.running:  # only what did not stop by itself, half a minute late
             self._say(f"{run.stage.name} did not stop in time; its last checkpoint stays")
             run.process.kill()

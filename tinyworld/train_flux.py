@@ -10,6 +10,7 @@ scale w, what the teacher gives in two: v(empty) + w (v(caption) - v(empty)); it
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -113,6 +114,7 @@ def packed_pool(vae, labels: scenes.Labels, device: str) -> Tensor:
 def main() -> None:
     parser = loop.arguments(__doc__)
     parser.add_argument("--stage", choices=("teacher", "student"), required=True)
+    parser.add_argument("--start-from", type=Path, help="a finished folder of this stage to train on from")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
@@ -123,6 +125,9 @@ def main() -> None:
     if args.stage == "teacher":
         clip, t5 = flux.build_clip_text().to(args.device).train(), flux.build_t5().to(args.device).train()
         flux.start_gently(transformer)
+        if args.start_from:
+            for model, found in zip((clip, t5), flux.load_text(args.start_from, args.device), strict=True):
+                model.load_state_dict(found.state_dict())
         loss: FlowLoss = TeacherLoss(transformer, clip, t5, ids, args, batch)
         modules = {"transformer": transformer, "clip": clip, "t5": t5}
         rate, warm_up, ema = 8e-4, 500, 0.9995
@@ -136,6 +141,8 @@ def main() -> None:
         loss = StudentLoss(transformer, teacher, clip, t5, ids, args, batch)
         modules = {"transformer": transformer}
         rate, warm_up, ema = 3e-4, 100, 0.998
+    if args.start_from:
+        transformer.load_state_dict(flux.load_transformer(args.start_from, args.device).state_dict())
     flux.keep_times_exact(transformer)
     source = args.out / networks.vae_name(flux.CHANNELS)
     if args.device != "cpu" and not source.exists():

@@ -23,8 +23,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def true_scenes():
-    """1,500 scenes of held-out combinations: pictures, their captions, and the whole truth about each."""
-    labels = scenes.sample(1500, 91, "held_out")
+    """1,000 scenes of held-out combinations: pictures, their captions, and the whole truth about each."""
+    labels = scenes.sample(1000, 91, "held_out")
     described = captions.describe(labels)
     rng = random.Random(91)
     said = [captions.write(full, rng) for full in described]

@@ -308,6 +308,7 @@ def test_the_evaluation_writes_a_record_that_fills_the_page(folder, tmp_path, mo
     networks.save_tiny_vae(folder / evaluate_flux.TINY_VAE_FOLDER, networks.build_tiny_vae(flux.CHANNELS))
     clip.save(folder / clip.FOLDER, clip.build())
     monkeypatch.setattr(evaluate_flux, "THRESHOLDS", (0.1,))
+    monkeypatch.setattr(evaluate_flux, "DEFAULT", replace(evaluate_flux.DEFAULT, steps=2))
     monkeypatch.setattr(evaluate_flux, "VARIATIONS", (replace(evaluate_flux.SCHNELL, steps=1, dtype="fp32"),))
     record = tmp_path / "record.json"
     (tmp_path / "flux-student.json").write_text(

@@ -72,6 +72,7 @@ def plan(tmp_path, monkeypatch, scripts, after, limit_s=200.0):
     (package / "__init__.py").write_text("")
     for name, script in scripts.items():
         (package / f"{name}.py").write_text(STAGE.format(script))
+    monkeypatch.setattr(plan_flux, "POLL_S", 0.05)
     monkeypatch.chdir(tmp_path)  # python -m looks here first
     stages = tuple(plan_flux.Stage(name, name, name, 1.0, after=after.get(name, ())) for name in scripts)
     return plan_flux.Plan(tmp_path / "out", tmp_path / "bring", limit_s, stages=stages)
@@ -110,13 +111,13 @@ def test_a_stage_that_fails_is_tried_once_more_the_plain_way(tmp_path, monkeypat
 
 
 def test_the_limit_is_kept_and_what_there_is_is_brought(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(plan_flux, "STOP_MARGIN_S", 3.0)
-    monkeypatch.setattr(plan_flux, "BRING_MARGIN_S", 1.0)
+    monkeypatch.setattr(plan_flux, "STOP_MARGIN_S", 1.5)
+    monkeypatch.setattr(plan_flux, "BRING_MARGIN_S", 0.5)
     script = '(out / "one.json").write_text(\'{"finished": false}\'); time.sleep(600)'
-    made = plan(tmp_path, monkeypatch, {"one": script}, {}, limit_s=4.0)
+    made = plan(tmp_path, monkeypatch, {"one": script}, {}, limit_s=2.0)
     made.stages = (plan_flux.Stage("one", "one", "one", 1.0, least_s=0.0),)
     assert not made.run()
-    assert plan_flux.time.perf_counter() - made.started < 4.0
+    assert plan_flux.time.perf_counter() - made.started < 2.0
     assert "did not stop in time" in capsys.readouterr().out
     carry.unpack(tmp_path / "bring", tmp_path / "back")
     assert (tmp_path / "back" / "one.log").exists()

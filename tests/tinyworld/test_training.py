@@ -198,6 +198,13 @@ def test_the_stages_of_the_flux_family_fit_together(tmp_path, train):
         "it starts as the teacher"
     )
 
+    (tmp_path / "flux-teacher.pt").unlink()
+    train(
+        train_flux, "--stage", "teacher", "--steps", "1", "--start-from", str(tmp_path / flux.TEACHER_FOLDER)
+    )
+    moved = torch.load(tmp_path / "flux-teacher.pt", weights_only=True)["weights"]
+    assert all(torch.allclose(moved[f"transformer.{key}"], teacher[key], atol=2e-3) for key in teacher)
+
     plain = FluxPipeline.from_pretrained(tmp_path / flux.FOLDER)
     plain.vae = AutoencoderTiny.from_pretrained(tmp_path / networks.TINY_VAE_FOLDERS[flux.CHANNELS])
     for pipe in (plain, flux.load_schnell(tmp_path)):
