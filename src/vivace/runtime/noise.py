@@ -1,8 +1,8 @@
 """The same noise in every precision.
 
-diffusers draws the initial latents, and the noise that ancestral samplers add, in the dtype of the latents. PyTorch
-2.11 gives other numbers for the same seed in fp16 and bf16 than in fp32, so a recipe that only changes a dtype would be
-compared with the picture of another seed. Here noise is always drawn in fp32 and then rounded.
+diffusers draws the initial latents, and the noise that ancestral samplers add, in the dtype of the latents. Where a
+generator gives other numbers in another dtype, a recipe that only changes a dtype would be compared with the picture of
+another seed. Here noise is always drawn in fp32 and then rounded (docs/adr/0003).
 
 The pipeline and its scheduler are patched, never their classes.
 """

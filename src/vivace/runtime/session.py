@@ -59,8 +59,8 @@ def session_of(
 def apply(pipe: Any, recipe: str = BASELINE) -> Session:
     """Apply a recipe to a diffusers pipeline that you already have. The pipeline itself is changed.
 
-    It goes on drawing its noise as diffusers does, so in PyTorch 2.11 another dtype means other noise (see
-    `vivace.runtime.noise`; `vivace.load` and `vivace.bench` draw the same in all).
+    It goes on drawing its noise as diffusers does, in the dtype of its latents (see `vivace.runtime.noise`;
+    `vivace.load` and `vivace.bench` draw it in fp32 for all).
 
     Raises:
         RecipeError, Unsupported, NoEffect: see `vivace.errors`. Load the pipeline anew after Unsupported or

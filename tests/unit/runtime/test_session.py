@@ -176,7 +176,7 @@ def test_positional_arguments_reach_the_pipeline() -> None:
 
 @pytest.mark.parametrize("scheduler", ["euler_a", "dpmpp_2m_sde", "ddim"])
 def test_noise_is_drawn_in_fp32_whatever_the_dtype(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch 2.11 draws other numbers in bf16 for the same seed; the comparison would be of two seeds."""
+    """Where a seed gives other numbers in another dtype, the comparison would be of two seeds."""
     change = "" if scheduler == "euler_a" else f"+scheduler({scheduler})"
     drawn: list[torch.dtype] = []
     randn = torch.randn
