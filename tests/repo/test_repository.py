@@ -69,7 +69,24 @@ def test_constraints_pin_every_dependency() -> None:
         assert name in pinned, requirement
 
 
-def test_records_are_readable() -> None:
-    """Whatever results/ holds is JSON, so that the tables quoted from it can be made again."""
-    for path in (ROOT / "results").rglob("*.json"):
-        json.loads(path.read_text())
+def test_the_quoted_record_is_whole_and_sane() -> None:
+    """The README's table stands on raw samples, an environment, and figures that do not contradict each other."""
+    rows = json.loads((ROOT / "results" / "demo-cpu.json").read_text())
+    assert rows[0]["is_baseline"]
+    for row in rows:
+        assert row["outcome"] == "measured"
+        assert row["environment"]["libraries"]["torch"]
+        latency = row["latency"]
+        samples = [s for round_ in latency["samples_s"] for s in round_]
+        assert len(samples) == latency["n"] == len(row["pictures"])
+        assert (latency["min_s"], latency["max_s"]) == (min(samples), max(samples))
+        assert (
+            latency["min_s"]
+            <= latency["ci95_s"][0]
+            <= latency["median_s"]
+            <= latency["ci95_s"][1]
+            <= latency["max_s"]
+        )
+        if not row["is_baseline"]:
+            ratio = rows[0]["latency"]["median_s"] / latency["median_s"]
+            assert row["speedup"]["ratio"] == pytest.approx(ratio, rel=1e-6)

@@ -14,7 +14,7 @@ _SLOW = 1.3  # times fp32's time from which a dtype counts as slow here
 def probe_dtypes(device: str) -> dict[str, float]:
     """Milliseconds for one convolution, linear layer and attention in fp32, bf16 and fp16 (median of a few).
 
-    A CPU without units for a dtype emulates it, 10 to 20 times slower; nothing says so but a measurement.
+    A CPU without units for a dtype emulates it, 10 to 30 times slower and more; nothing says so but a measurement.
     """
     import torch
 

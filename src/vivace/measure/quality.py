@@ -21,8 +21,8 @@ Pixels = NDArray[np.float64]
 
 _BLACK_BELOW = 16.0  # luminance that all but a thousandth of a black picture's pixels stay below
 _FLAT_BELOW = 2.0  # standard deviation of every channel of a flat picture
-# White noise has a Laplacian variance of 20 times its own variance (the squares of 4, -1, -1, -1, -1); drawn and
-# photographed pictures stay below 2.
+# White noise has a Laplacian variance of 20 times its own variance (the squares of 4, -1, -1, -1, -1); of 53
+# pictures drawn by tiny-sd none had more than 0.61 times.
 _NOISE_ABOVE = 8.0
 _MIN_SSIM_SIZE = 11
 

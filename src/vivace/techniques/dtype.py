@@ -3,8 +3,8 @@
 Why: half the bytes to read and twice (or, on tensor cores, many times) the arithmetic rate.
 Costs: rounding. fp16 has 10 bits of mantissa and overflows at 65504 (SDXL's own VAE does); bf16 has 7 bits and
     never overflows.
-Needs: hardware that computes in it. A CPU without bf16 or fp16 units emulates them and gets slower by 10 to 20
-    times: `vivace doctor` measures that.
+Needs: hardware that computes in it. A CPU without bf16 or fp16 units emulates them and gets slower by 10 to 30
+    times and more: `vivace doctor` measures that.
 Source: PyTorch, torch.Tensor.to; Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.
 
 Components may differ in precision (`bf16@denoiser`): their inputs are then cast where they enter the component.
