@@ -8,9 +8,12 @@ from vivace.spec.base import Spec
 class Entry(Spec):
     """How a model is meant to be run by those who published it: what `baseline` stands for.
 
-    `folder` and `tiny_vae` are folders in diffusers' format below models/weights. `threads` is the number of CPU
-    threads with which it draws; a picture depends on it in its last bits, so it is fixed. `size_multiple` is what
-    height and width must be a multiple of, in pixels.
+    `folder`, `base` and `tiny_vae` are folders in diffusers' format below models/weights, `scorer` is one in
+    transformers'. With a `base`, `folder` holds only the components in which the model differs from it. `threads` is
+    the number of CPU threads with which it draws; a picture depends on it in its last bits, so it is fixed.
+    `size_multiple` is what height and width must be a multiple of, in pixels. `max_sequence_length` is the number of
+    tokens that a FluxPipeline must be told; it pads prompts to 512 by itself. `scorer` is the CLIP model that scores
+    the pictures.
     """
 
     name: str
@@ -27,6 +30,9 @@ class Entry(Spec):
     cuda_dtype: str
     threads: int
     prompts: tuple[str, ...]
+    base: str | None = None
+    max_sequence_length: int | None = None
+    scorer: str | None = None
 
 
 CATALOGUE: dict[str, Entry] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from vivace.errors import UnknownModel, nearest
 from vivace.models.catalogue import CATALOGUE, Entry
+from vivace.models.files import files_of, fingerprint
 from vivace.spec.model import Model
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -19,16 +19,26 @@ _CLASS_DEFAULTS: dict[str, tuple[int, float]] = {
     "StableDiffusionXLPipeline": (50, 5.0),
     "FluxPipeline": (28, 3.5),
 }
-_HASHED_WHOLE = 1_000_000  # bytes; larger files are fingerprinted by their size and their first and last MB
+_FLUX_SEQUENCE_LENGTH = 512  # FluxPipeline's own max_sequence_length
 
 
 @dataclass(frozen=True)
 class Found:
-    """A model that exists: its identity, its folder, and its catalogue entry if it has one."""
+    """A model that exists: its identity, its folder, and its catalogue entry if it has one.
+
+    `folder` holds the model_index.json; `components` are folders elsewhere that stand in for its subfolders of the
+    same names.
+    """
 
     model: Model
     folder: Path
     entry: Entry | None
+    components: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Every file by its name in the whole model ("transformer/config.json")."""
+        return files_of(self.folder, self.components)
 
     @property
     def tiny_vae(self) -> Path | None:
@@ -42,6 +52,14 @@ class Found:
         keys = ("height", "width", "num_inference_steps", "guidance_scale")
         return {key: getattr(self.entry, key) for key in keys}
 
+    @property
+    def call(self) -> dict[str, Any]:
+        """Arguments that the pipeline's call needs beside a workload's: max_sequence_length, or none."""
+        if self.entry is None:
+            return _call_of_folder(self.folder)
+        length = self.entry.max_sequence_length
+        return {} if length is None else {"max_sequence_length": length}
+
 
 def find_model(name: str) -> Found:
     """A catalogue name, or the path of a folder that holds a model_index.json.
@@ -51,8 +69,11 @@ def find_model(name: str) -> Found:
     """
     entry = CATALOGUE.get(name.strip().lower())
     if entry is not None:
-        folder = WEIGHTS / entry.folder
-        return Found(Model(name=entry.name, source="embedded", revision=_fingerprint(folder)), folder, entry)
+        folder = WEIGHTS / (entry.base or entry.folder)
+        own = (WEIGHTS / entry.folder).iterdir() if entry.base is not None else ()
+        components = tuple(sorted(path for path in own if path.is_dir()))
+        revision = fingerprint(files_of(folder, components))
+        return Found(Model(name=entry.name, source="embedded", revision=revision), folder, entry, components)
     folder = Path(name).expanduser()
     try:
         is_folder = folder.is_dir()
@@ -65,7 +86,8 @@ def find_model(name: str) -> Found:
         )
     _check_folder(folder)
     resolved = folder.resolve()
-    return Found(Model(name=str(resolved), source="folder", revision=_fingerprint(resolved)), resolved, None)
+    revision = fingerprint(files_of(resolved))
+    return Found(Model(name=str(resolved), source="folder", revision=revision), resolved, None)
 
 
 def _defaults_of_folder(folder: Path) -> dict[str, Any]:
@@ -73,12 +95,23 @@ def _defaults_of_folder(folder: Path) -> dict[str, Any]:
     class_name = _config(folder / "model_index.json").get("_class_name")
     steps, guidance = _CLASS_DEFAULTS.get(str(class_name), _CLASS_DEFAULTS["StableDiffusionPipeline"])
     denoiser = _config(folder / "unet" / "config.json") or _config(folder / "transformer" / "config.json")
-    cells = denoiser.get("sample_size")
-    levels = _config(folder / "vae" / "config.json").get("block_out_channels")
+    cells, vae = denoiser.get("sample_size"), _config(folder / "vae" / "config.json")
+    levels, pixels = vae.get("block_out_channels"), vae.get("sample_size")
     factor = 2 ** (len(levels) - 1) if isinstance(levels, list) and levels else 8
-    # Transformers of the FLUX kind state no size; their pipelines draw 128 cells a side.
-    side = (cells if isinstance(cells, int) else 128) * factor
+    # Transformers of the FLUX kind state no size, and their pipelines draw 128 cells a side; the VAE knows better.
+    unstated = pixels if isinstance(pixels, int) else 128 * factor
+    side = cells * factor if isinstance(cells, int) else unstated
     return {"height": side, "width": side, "num_inference_steps": steps, "guidance_scale": guidance}
+
+
+def _call_of_folder(folder: Path) -> dict[str, Any]:
+    """A FluxPipeline pads prompts to 512 tokens; its T5's tokenizer says if fewer are meant."""
+    if _config(folder / "model_index.json").get("_class_name") != "FluxPipeline":
+        return {}
+    length = _config(folder / "tokenizer_2" / "tokenizer_config.json").get("model_max_length")
+    if not isinstance(length, int) or length >= _FLUX_SEQUENCE_LENGTH:
+        return {}
+    return {"max_sequence_length": length}
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -106,19 +139,3 @@ def _check_folder(folder: Path) -> None:
         raise UnknownModel(
             f"{index} asks for code of its own ({class_name}); vivace runs no code from models"
         )
-
-
-def _fingerprint(folder: Path) -> str:
-    """sha256 over the names and contents of the configuration and weight files."""
-    total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.suffix not in {".json", ".safetensors", ".txt"} or not path.is_file():
-            continue
-        size = path.stat().st_size
-        total.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())
-        with path.open("rb") as file:
-            total.update(file.read(_HASHED_WHOLE))
-            if size > _HASHED_WHOLE:
-                file.seek(max(_HASHED_WHOLE, size - _HASHED_WHOLE))
-                total.update(file.read())
-    return total.hexdigest()[:16]

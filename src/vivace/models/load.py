@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnknownModel
+from vivace.models.files import component_class
 from vivace.models.find import Found
 
 # Read by diffusers when it is imported; closes custom-pipeline loading before every branch.
@@ -33,8 +34,9 @@ def load_pipeline(found: Found, device: str) -> Any:
         from diffusers import DiffusionPipeline
 
         try:
+            own = {component.name: _load_component(component, dtype) for component in found.components}
             pipe = DiffusionPipeline.from_pretrained(
-                str(found.folder), dtype=dtype, local_files_only=True, use_safetensors=True
+                str(found.folder), dtype=dtype, local_files_only=True, use_safetensors=True, **own
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as error:
             reason = str(error).strip().splitlines()
@@ -50,6 +52,18 @@ def load_pipeline(found: Found, device: str) -> Any:
     pipe.to(device)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def _load_component(folder: Path, dtype: Any) -> Any:
+    """A model by the class that its config names, which must be one of diffusers' own: no code from folders."""
+    import diffusers
+
+    name = component_class(folder)
+    kind = getattr(diffusers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)):
+        raise ValueError(f"{folder / 'config.json'} names {name!r}, which is no model class of diffusers")
+    model: Any = kind
+    return model.from_pretrained(str(folder), dtype=dtype, local_files_only=True, use_safetensors=True)
 
 
 def load_tiny_vae(folder: Path) -> Any:

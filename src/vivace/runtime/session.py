@@ -48,7 +48,7 @@ def session_of(
     target = Target(
         machine=this_machine(device),
         pipe=pipe,
-        defaults=_signature_defaults(pipe) | found.defaults | (defaults or {}),
+        defaults=_signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
         load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
     )
     session = Session(pipe, recipe, target)

@@ -47,6 +47,9 @@ def test_a_folders_defaults_are_its_pipelines_own(folder: Path) -> None:
     (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "FluxPipeline"}))
     (folder / "unet" / "config.json").unlink()
     assert find_model(str(folder)).defaults["num_inference_steps"] == 28
+    assert find_model(str(folder)).defaults["width"] == 128, "FLUX's transformers state no size, its VAEs do"
+    config = folder / "vae" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"sample_size": None}))
     assert find_model(str(folder)).defaults["width"] == 1024
 
 

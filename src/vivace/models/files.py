@@ -1,0 +1,64 @@
+"""The files that make a model, which may lie in more than one folder: their sizes, their fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+_HASHED = {".json", ".safetensors", ".txt"}
+_HASHED_WHOLE = 1_000_000  # bytes; larger files are fingerprinted by their size and their first and last MB
+
+
+def files_of(folder: Path, components: Iterable[Path] = ()) -> dict[str, Path]:
+    """Every file by its name in the model ("unet/config.json"), in the order of names.
+
+    Args:
+        folder: the pipeline's folder.
+        components: folders that stand in for the subfolders of `folder` that have their names.
+    """
+    replaced = {component.name: component for component in components}
+    found = {
+        name: path for name, path in _below(folder).items() if PurePosixPath(name).parts[0] not in replaced
+    }
+    for component in replaced.values():
+        found |= {f"{component.name}/{name}": path for name, path in _below(component).items()}
+    # As paths, not as strings: fingerprints depend on this order.
+    return {name: found[name] for name in sorted(found, key=PurePosixPath)}
+
+
+def num_bytes(files: Mapping[str, Path]) -> int:
+    return sum(path.stat().st_size for path in files.values())
+
+
+def fingerprint(files: Mapping[str, Path]) -> str:
+    """sha256 over the names and contents of the configuration and weight files, 16 hex digits."""
+    total = hashlib.sha256()
+    for name, path in files.items():
+        if path.suffix not in _HASHED:
+            continue
+        size = path.stat().st_size
+        total.update(f"{name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            total.update(file.read(_HASHED_WHOLE))
+            if size > _HASHED_WHOLE:
+                file.seek(max(_HASHED_WHOLE, size - _HASHED_WHOLE))
+                total.update(file.read())
+    return total.hexdigest()[:16]
+
+
+def component_class(folder: Path) -> str:
+    """The class that a component's config.json names.
+
+    Raises:
+        OSError, ValueError: there is no config.json, or it names none.
+    """
+    name = json.loads((folder / "config.json").read_text()).get("_class_name")
+    if not isinstance(name, str):
+        raise ValueError(f"{folder / 'config.json'} names no class")
+    return name
+
+
+def _below(folder: Path) -> dict[str, Path]:
+    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
