@@ -1,0 +1,122 @@
+"""vivace models --export: one folder, the lines that load it, one message for what goes wrong."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from vivace.cli import main
+from vivace.models import CATALOGUE, find, find_model
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["vivace", "models", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_it_says_what_was_written_and_how_to_draw(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--export", "Tiny-SD", "new/model") == 0
+    out, err = capfd.readouterr()
+    assert out.splitlines() == [
+        "wrote new/model: tiny-sd, 10 files, 13.9 MB",
+        "",
+        "With diffusers alone:",
+        "",
+        "    from diffusers import DiffusionPipeline",
+        "    pipe = DiffusionPipeline.from_pretrained('new/model')",
+        "    pipe('a red circle above a blue square', height=128, width=128, num_inference_steps=25, "
+        "guidance_scale=4).images[0].save('picture.png')",
+    ]
+    assert err == ""
+    assert find_model("new/model").model.revision == find_model("tiny-sd").model.revision
+
+
+def test_as_json(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--export", "tiny-sd", "out", "--json") == 0
+    done = json.loads(capfd.readouterr().out)
+    assert done["folder"] == "out"
+    assert done["files"] == len([path for path in Path("out").rglob("*") if path.is_file()])
+    assert done["python"][0] == "from diffusers import DiffusionPipeline"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("tiny-ds", "out"), 2, "no model 'tiny-ds' ships with vivace; did you mean 'tiny-sd'?"),
+        (("tiny-sd", "full"), 3, "full is not empty, and nothing in it was changed; give a new folder"),
+        (("tiny-sd", "full/file"), 3, "full/file is no folder; give the name of a new one"),
+        (("tiny-sd", "/proc/nowhere/out"), 3, "/proc/nowhere/out cannot be written"),
+        (("tiny-sd", "m" * 300), 3, "cannot be written: File name too long"),
+        (("tiny-sd",), 2, "requires 2 arguments"),
+    ],
+)
+def test_one_clear_message(
+    arguments: tuple[str, ...],
+    code: int,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Path("full").mkdir()
+    Path("full/file").write_text("mine")
+    assert run(monkeypatch, "--export", *arguments) == code
+    out, err = capfd.readouterr()
+    assert says in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert [path.name for path in Path().rglob("*")] == ["full", "file"]
+    assert Path("full/file").read_text() == "mine"
+
+
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """A limit on the size of files fails as a full disk does: in the middle of one."""
+    import resource
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        code = run(monkeypatch, "--export", "tiny-sd", "new/model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert code == 3
+    assert "new/model cannot be written: File too large; nothing of it is left" in capfd.readouterr().err
+    assert not list(Path().iterdir())
+
+
+def test_sizes_in_the_list_are_those_of_whole_models(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    weights = tmp_path / "weights"
+    for name, size in (
+        ("flux/unet/a", 3_000_000),
+        ("flux/vae/b", 500_000),
+        ("fast/unet/a", 1_000_000),
+        ("flux/model_index.json", 0),
+    ):
+        (weights / name).parent.mkdir(parents=True, exist_ok=True)
+        (weights / name).write_bytes(bytes(size))
+    sd = CATALOGUE["tiny-sd"]
+    monkeypatch.setattr(find, "WEIGHTS", weights)
+    monkeypatch.delitem(CATALOGUE, "tiny-sd")
+    monkeypatch.setitem(CATALOGUE, "flux", sd.model_copy(update={"name": "flux", "folder": "flux"}))
+    fast = {"name": "fast", "folder": "fast", "base": "flux"}
+    monkeypatch.setitem(CATALOGUE, "fast", sd.model_copy(update=fast))
+    assert run(monkeypatch) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert "3.50 MB, Apache-2.0" in lines[1]
+    assert "1.50 MB, shared in part with flux, Apache-2.0" in lines[3]
+    assert run(monkeypatch, "--json") == 0
+    assert [row["bytes"] for row in json.loads(capfd.readouterr().out)] == [3_500_000, 1_500_000]
