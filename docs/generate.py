@@ -108,7 +108,7 @@ def readme() -> str:
         verdict = "baseline" if speedup is None else speedup["verdict"]
         peak = size(row["memory"]["peak_bytes"])
         picture = "-"
-        if row["fidelity"] is not None:
+        if speedup is not None and row["fidelity"] is not None:
             picture = f"{row['fidelity']['psnr_db']['mean']:.1f}, {row['fidelity']['worst_psnr_db']:.1f}"
         lines.append(
             f"| `{row['recipe']}` | {plus_minus(median)} | {gain} | {verdict} | {picture} | {peak} |"

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from vivace.errors import UsageError, WorkloadError
+from vivace.benchmark.rivals import with_rivals
+from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.models.find import Found, find_model
+from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.spec.recipe import Recipe
 from vivace.spec.workload import MAX_PIXEL_STEPS, Workload
 from vivace.techniques.resolve import resolve
@@ -32,14 +34,16 @@ def prepare(
     recipes: Sequence[str],
     *,
     prompts: Sequence[str] | None = None,
+    prompt_set: str | None = None,
     seed: int = 0,
-    num_seeds: int = 1,
+    num_seeds: int | None = None,
     height: int | None = None,
     width: int | None = None,
     num_inference_steps: int | None = None,
     guidance_scale: float | None = None,
+    rivals: bool = True,
 ) -> Prepared:
-    """Check everything that can be checked before a process starts.
+    """Check everything that can be checked before a process starts. The arguments are those of `vivace.bench`.
 
     Raises:
         UnknownModel, RecipeError, WorkloadError: see `vivace.errors`.
@@ -54,9 +58,13 @@ def prepare(
         resolved.setdefault(recipe.text, recipe)
     found = find_model(model)
     entry = found.entry
+    if prompt_set is not None:
+        prompts = _of_set(prompt_set, prompts)
     chosen = tuple(prompts) if prompts is not None else (entry.prompts if entry else DEFAULT_PROMPTS)
     if not chosen:
         raise WorkloadError("the list of prompts is empty; give at least one prompt")
+    if num_seeds is None:
+        num_seeds = 1 if prompt_set is None else NUM_SEEDS
     if num_seeds < 1:
         raise WorkloadError(f"--seeds {num_seeds}: at least one seed a prompt is wanted")
     given = {
@@ -73,7 +81,20 @@ def prepare(
         flag = "--" + "-".join(str(part) for part in problem["loc"][:1]).replace("_", "-")
         raise WorkloadError(f"{flag} {problem.get('input')!r}: {problem['msg']}") from None
     check_size(found, workload)
-    return Prepared(found, tuple(resolved.values()), workload)
+    wanted = list(resolved.values())
+    if rivals:
+        wanted = with_rivals(wanted, workload.num_inference_steps)
+    return Prepared(found, tuple(wanted), workload)
+
+
+def _of_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ...]:
+    if prompts is not None:
+        raise UsageError("--prompts and --prompt-set both say what to draw; give one of them")
+    if name not in PROMPT_SETS:
+        raise UsageError(
+            f"no prompt set '{name[:80]}'{nearest(name, PROMPT_SETS)} (there are {', '.join(PROMPT_SETS)})"
+        )
+    return PROMPT_SETS[name]
 
 
 def check_size(found: Found, workload: Workload) -> None:

@@ -48,11 +48,24 @@ def measure_round(trial: Trial, index: int, plan: Plan, pictures: Path, report: 
             outcome = Outcome.NO_EFFECT
     except Exception as error:  # noqa: BLE001  the process boundary: whatever happens becomes a typed outcome
         traceback.print_exc()  # to the worker's log
-        outcome, reason = _explain(error)
+        outcome, reason = explain(error)
     return Round(index=index, outcome=outcome, reason=reason, started_at=started, **measurement.results)
 
 
-def _explain(error: Exception) -> tuple[Outcome, str]:
+def draw_untimed(trial: Trial, number: int, pictures: Path) -> tuple[Picture, ...]:
+    """The first pictures of a trial, kept in the folder `pictures`; nothing is timed.
+
+    Raises:
+        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
+    """
+    measurement = _Measurement(trial, Plan(), lambda event: None)
+    session = measurement.load_and_apply(MemoryMeter(trial.device))
+    measurement.keep_pictures(session, list(trial.workload.pictures())[:number], pictures)
+    drawn: tuple[Picture, ...] = measurement.results["pictures"]
+    return drawn
+
+
+def explain(error: Exception) -> tuple[Outcome, str]:
     import torch
 
     text = str(error).strip()
@@ -86,7 +99,7 @@ class _Measurement:
 
     def run(self, pictures: Path | None) -> None:
         meter = MemoryMeter(self._trial.device)
-        session = self._load_and_apply(meter)
+        session = self.load_and_apply(meter)
         timer = PipelineTimer(session.pipe, self._trial.device)
         tasks = list(self._trial.workload.pictures())
 
@@ -102,7 +115,7 @@ class _Measurement:
         self.results["memory"] = meter.read()
         evidence: dict[str, Any] = dict(session.evidence())
         if pictures is not None:
-            self._keep_pictures(session, tasks, pictures)
+            self.keep_pictures(session, tasks, pictures)
         self._report({"event": "phase", "phase": "evidence"})
         evidence["attention_kernels"] = attention_kernels(
             component_of(session.pipe, "denoiser"),
@@ -113,7 +126,7 @@ class _Measurement:
         self.results["evidence"] = evidence
         self._refuted = session.refuted(evidence)
 
-    def _load_and_apply(self, meter: MemoryMeter) -> Session:
+    def load_and_apply(self, meter: MemoryMeter) -> Session:
         trial = self._trial
         self._report({"event": "phase", "phase": "load"})
         start = time.perf_counter()
@@ -190,7 +203,7 @@ class _Measurement:
             enough_samples(times) or (spent_s >= self._plan.max_seconds and len(times) >= 3)
         )
 
-    def _keep_pictures(self, session: Session, tasks: list[tuple[int, str, int]], folder: Path) -> None:
+    def keep_pictures(self, session: Session, tasks: list[tuple[int, str, int]], folder: Path) -> None:
         """Pictures of the timed calls are kept; those that were not reached are drawn now, untimed."""
         kept: list[Picture] = []
         for index, prompt, seed in tasks:

@@ -12,7 +12,8 @@ import json
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,13 +21,13 @@ from pydantic import ValidationError
 
 from vivace.errors import StoreError
 from vivace.spec.environment import Environment
-from vivace.spec.figures import PictureFigures
+from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.record import Record, Round
 from vivace.spec.trial import Trial
 
 DEFAULT_STORE = ".vivace"
 _APPLICATION_ID = 0x76697661  # "viva"
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS trials (
     key TEXT PRIMARY KEY,
@@ -43,24 +44,32 @@ CREATE TABLE IF NOT EXISTS runs (
     id INTEGER PRIMARY KEY,
     started_at TEXT NOT NULL,
     command TEXT NOT NULL,
-    keys TEXT NOT NULL
+    keys TEXT NOT NULL,
+    scorer TEXT
 ) STRICT;
 CREATE TABLE IF NOT EXISTS figures (
-    sha256 TEXT NOT NULL,
-    reference TEXT NOT NULL,
-    row TEXT NOT NULL,
-    PRIMARY KEY (sha256, reference)
+    key TEXT PRIMARY KEY,
+    row TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS noise_floors (
+    key TEXT PRIMARY KEY,
+    row TEXT NOT NULL
 ) STRICT;
 """
+# Version 1 had no figures; version 2 kept them without prompt and scorer. They are computed again when next wanted.
+_UPGRADES = {
+    2: ("DROP TABLE IF EXISTS figures", "ALTER TABLE runs ADD COLUMN scorer TEXT"),
+}
 
 
+@dataclass(frozen=True)
 class Run:
-    """One invocation: its command line, and its trials' keys in order, the baseline first."""
+    """One invocation: its command line, its trials' keys in order (the baseline first), and who scored the pictures."""
 
-    def __init__(self, started_at: str, command: str, keys: tuple[str, ...]) -> None:
-        self.started_at = started_at
-        self.command = command
-        self.keys = keys
+    started_at: str
+    command: str
+    keys: tuple[str, ...]
+    scorer: str | None = None
 
 
 class Store:
@@ -97,8 +106,9 @@ class Store:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
-            if is_new or connection.execute("PRAGMA user_version").fetchone()[0] < _SCHEMA_VERSION:
-                _create_schema(connection)  # version 1 had no table of figures
+            version = _SCHEMA_VERSION if is_new else connection.execute("PRAGMA user_version").fetchone()[0]
+            if is_new or version < _SCHEMA_VERSION:
+                _create_schema(connection, version)
             (folder / "pictures").mkdir(exist_ok=True)
             # A store that can be opened but not written must say so before anything is measured.
             connection.execute("BEGIN IMMEDIATE")
@@ -131,8 +141,10 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start_run(self, command: str, trials: list[Trial], environment: Environment) -> None:
-        """Note the command line and the order of its trials; the first is the baseline."""
+    def start_run(
+        self, command: str, trials: list[Trial], environment: Environment, scorer: str | None = None
+    ) -> None:
+        """Note the command line, the order of its trials (the first is the baseline), and who scores the pictures."""
         with self._transaction():
             for trial in trials:
                 self._connection.execute(
@@ -141,8 +153,8 @@ class Store:
                 )
             keys = json.dumps([trial.key(environment) for trial in trials])
             self._connection.execute(
-                "INSERT INTO runs (started_at, command, keys) VALUES (?, ?, ?)",
-                (datetime.now(UTC).isoformat(timespec="seconds"), command, keys),
+                "INSERT INTO runs (started_at, command, keys, scorer) VALUES (?, ?, ?, ?)",
+                (datetime.now(UTC).isoformat(timespec="seconds"), command, keys, scorer),
             )
 
     def append(self, key: str, round_: Round) -> None:
@@ -161,9 +173,17 @@ class Store:
 
     def runs(self) -> list[Run]:
         """All invocations, the oldest first."""
+        scorer = "scorer" if self._version() >= 3 else "NULL"
         with _explained(self.folder):
-            rows = self._connection.execute("SELECT started_at, command, keys FROM runs ORDER BY id")
-            return [Run(at, command, tuple(json.loads(keys))) for at, command, keys in rows]
+            rows = self._connection.execute(
+                f"SELECT started_at, command, keys, {scorer} FROM runs ORDER BY id"
+            )
+            return [Run(at, command, tuple(json.loads(keys)), who) for at, command, keys, who in rows]
+
+    def run_of(self, records: Sequence[Record]) -> Run | None:
+        """The newest invocation that asked for these records."""
+        keys = [record.trial.key(record.environment) for record in records]
+        return next((run for run in reversed(self.runs()) if set(keys) <= set(run.keys)), None)
 
     def record(self, key: str) -> Record | None:
         """The Record of a trial, or None if no round of it is stored."""
@@ -181,23 +201,44 @@ class Store:
                 rounds=tuple(rounds.values()),
             )
 
-    def add_figures(self, rows: list[PictureFigures]) -> None:
-        """Store figures of pictures; those of the same pair are replaced."""
+    def add_figures(self, rows: Sequence[PictureFigures]) -> None:
+        """Store figures of pictures; those of the same key are replaced."""
         with self._transaction():
             for row in rows:
                 self._connection.execute(
-                    "INSERT OR REPLACE INTO figures VALUES (?, ?, ?)",
-                    (row.sha256, row.reference, row.model_dump_json()),
+                    "INSERT OR REPLACE INTO figures VALUES (?, ?)", (row.key.digest(), row.model_dump_json())
                 )
 
-    def figures(self) -> dict[tuple[str, str], PictureFigures]:
-        """All figures by (picture, reference); none from a store of version 1 that is only read."""
+    def figures(self) -> dict[FiguresKey, PictureFigures]:
+        """All figures; none from a store of an earlier format that is only read."""
+        if self._version() < 3:
+            return {}
         with _explained(self.folder):
-            if self._connection.execute("PRAGMA user_version").fetchone()[0] < 2:
-                return {}
             rows = self._connection.execute("SELECT row FROM figures")
             found = [PictureFigures.model_validate_json(text) for (text,) in rows]
-            return {(row.sha256, row.reference): row for row in found}
+            return {row.key: row for row in found}
+
+    def set_noise_floor(self, key: str, floor: NoiseFloor) -> None:
+        """Store the noise floor of the baseline trial with that key; an earlier one is replaced."""
+        with self._transaction():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO noise_floors VALUES (?, ?)", (key, floor.model_dump_json())
+            )
+
+    def noise_floor(self, key: str) -> NoiseFloor | None:
+        if self._version() < 3:
+            return None
+        with _explained(self.folder):
+            row = self._connection.execute("SELECT row FROM noise_floors WHERE key = ?", (key,)).fetchone()
+            return None if row is None else NoiseFloor.model_validate_json(row[0])
+
+    def quality_pass(self, run: Run) -> QualityPass:
+        """What the quality pass of a run left behind."""
+        return QualityPass(self.figures(), run.scorer, self.noise_floor(run.keys[0]))
+
+    def _version(self) -> int:
+        with _explained(self.folder):
+            return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     def picture_path(self, sha256: str) -> Path:
         return picture_path(self.folder / "pictures", sha256)
@@ -241,11 +282,21 @@ def save_picture(pictures: Path, png: bytes) -> str:
     return sha256
 
 
-def _create_schema(connection: sqlite3.Connection) -> None:
-    """All or nothing: a kill halfway leaves an empty file, which counts as new. Two may do it at once."""
-    statements = [s for s in _SCHEMA.split(";") if s.strip()]
+def _create_schema(connection: sqlite3.Connection, version: int) -> None:
+    """All or nothing: a kill halfway leaves the file as it was, empty counts as new. Two may do it at once.
+
+    Args:
+        version: of what is there, 0 for nothing.
+    """
     connection.execute("BEGIN IMMEDIATE")
-    for statement in statements:
+    if (
+        version < _SCHEMA_VERSION
+        and connection.execute("PRAGMA user_version").fetchone()[0] == _SCHEMA_VERSION
+    ):
+        connection.execute("ROLLBACK")
+        return
+    upgrades = [s for old, statements in _UPGRADES.items() if 0 < version <= old for s in statements]
+    for statement in [*upgrades, *(s for s in _SCHEMA.split(";") if s.strip())]:
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
@@ -259,6 +310,9 @@ def _check_ours(path: Path) -> None:
         with contextlib.closing(
             sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=30)
         ) as probe:
+            # One transaction: another process may be creating the store between two of these.
+            probe.isolation_level = None
+            probe.execute("BEGIN")
             application = probe.execute("PRAGMA application_id").fetchone()[0]
             version = probe.execute("PRAGMA user_version").fetchone()[0]
             tables = {

@@ -9,14 +9,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from vivace.benchmark.figures import add_figures
+from vivace.benchmark.figures import add_figures, draw_noise_floor
 from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.plan import Plan
 from vivace.benchmark.prepare import Prepared, default_threads, prepare
 from vivace.benchmark.runner import Progress, Silent, ask_environment, run_trials
 from vivace.benchmark.store import DEFAULT_STORE, Store
+from vivace.errors import UnknownModel, Unsupported
+from vivace.models.scorers import FoundScorer, find_scorer
 from vivace.spec.record import Record
 from vivace.spec.trial import Trial
+
+USUAL_SCORER = "openai/clip-vit-large-patch14"
 
 
 def bench(
@@ -24,8 +28,9 @@ def bench(
     recipes: Sequence[str],
     *,
     prompts: Sequence[str] | None = None,
+    prompt_set: str | None = None,
     seed: int = 0,
-    num_seeds: int = 1,
+    num_seeds: int | None = None,
     height: int | None = None,
     width: int | None = None,
     num_inference_steps: int | None = None,
@@ -35,6 +40,8 @@ def bench(
     store: str | Path = DEFAULT_STORE,
     rerun: bool = False,
     quality: bool = True,
+    scorer: str | None = "auto",
+    rivals: bool = True,
     progress: Progress | None = None,
     command: str | None = None,
     worker: Sequence[str] = WORKER,
@@ -49,9 +56,13 @@ def bench(
         model: a catalogue name or a folder.
         recipes: e.g. ["baseline", "tiny_vae+steps(20)"]; recipes that mean the same are measured once.
         prompts: None for the model's own.
-        seed, num_seeds: each prompt is drawn at seed, seed + 1, ...
+        prompt_set: instead, a set of thirteen prompts: "tinyworld" or "real".
+        seed, num_seeds: each prompt is drawn at seed, seed + 1, ...; None for one seed, for three of a prompt set.
         plan: rounds, repeats, time limits.
         quality: after all timing, compute figures of the pictures, alone and against the baseline's.
+        scorer: the CLIP model that scores them: "auto" (the model's own, or the usual one if it is on this machine),
+            None for none, or what `vivace.models.scorers.find_scorer` understands.
+        rivals: beside each step cache also measure the same recipe with fewer plain steps instead.
         command: the command line to note beside the run; None for the equivalent `vivace bench`.
         worker: the command line that starts a worker process.
         launcher: one that is running already; None to start one.
@@ -63,13 +74,16 @@ def bench(
         model,
         recipes,
         prompts=prompts,
+        prompt_set=prompt_set,
         seed=seed,
         num_seeds=num_seeds,
         height=height,
         width=width,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
+        rivals=rivals,
     )
+    scores = _scorer(scorer, prepared) if quality else None
     plan = plan or Plan()
     if plan.threads is None:
         plan = plan.model_copy(update={"threads": default_threads(prepared.found)})
@@ -87,13 +101,32 @@ def bench(
             )
             for recipe in prepared.recipes
         ]
-        opened.start_run(command or _command(model, prepared), trials, environment)
+        line = command or _command(model, prepared)
+        opened.start_run(line, trials, environment, scores.id if scores else None)
         records = run_trials(trials, environment, plan, opened, launcher, rerun=rerun, progress=progress)
-        if quality:
+        if quality and records:
             start = time.perf_counter()
-            num_pictures = add_figures(records, opened, launcher)
-            (progress or Silent()).end_quality(num_pictures, time.perf_counter() - start)
+            num_drawn = draw_noise_floor(records[0], opened, launcher, plan.threads)
+            num_scored = add_figures(records, opened, launcher, scores, environment.device)
+            (progress or Silent()).end_quality(num_scored, num_drawn, time.perf_counter() - start)
         return records
+
+
+def _scorer(name: str | None, prepared: Prepared) -> FoundScorer | None:
+    """The CLIP model asked for. `auto` never fetches one: what it finds nowhere it goes without."""
+    if name is None:
+        return None
+    if name != "auto":
+        return find_scorer(name)
+    entry = prepared.found.entry
+    if entry is not None and entry.scorer is not None:
+        return find_scorer(entry.scorer)
+    if entry is not None and prepared.found.model.source == "embedded":
+        return None
+    try:
+        return find_scorer(USUAL_SCORER, download=False)
+    except (Unsupported, UnknownModel):
+        return None
 
 
 def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:

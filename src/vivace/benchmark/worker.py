@@ -7,7 +7,8 @@ A forked child starts in milliseconds and shares the imported libraries; a paren
 fork. CUDA does not survive a fork, so there each round is a process of its own.
 
 Requests: {"kind": "environment", "device": ..., "threads": ...}
-          {"kind": "figures", "pictures": FOLDER, "pairs": [[SHA256, REFERENCE], ...]}
+          {"kind": "figures", "pictures": FOLDER, "keys": [...], "scorer": ..., "device": ...}
+          {"kind": "pictures", "trial": ..., "number": n, "pictures": FOLDER, "threads": ...}
           {"kind": "race", "device": ..., "threads": ..., "model": ..., "recipes": [...]}
           {"kind": "round", "trial": ..., "round": k, "plan": ..., "pictures": FOLDER, "log": FILE, "threads": ...}
 Events:   {"event": "ready"}, {"event": "started", "pid": ...}, {"event": "phase", ...}, {"event": "sample", ...},
@@ -26,6 +27,7 @@ from typing import Any, TextIO
 
 from vivace.benchmark.plan import Plan
 from vivace.errors import Unsupported
+from vivace.spec.figures import FiguresKey
 from vivace.spec.trial import Trial
 
 _PR_SET_PDEATHSIG = 1
@@ -115,8 +117,14 @@ def serve(request: dict[str, Any], events: TextIO) -> None:
     elif request["kind"] == "figures":
         from vivace.benchmark.figures import compute_figures
 
-        pairs = [(sha256, reference) for sha256, reference in request["pairs"]]
-        value = {"figures": compute_figures(Path(request["pictures"]), pairs)}
+        keys = [FiguresKey.model_validate(key) for key in request["keys"]]
+        rows = compute_figures(Path(request["pictures"]), keys, request["scorer"], request["device"])
+        value = {"figures": [row.model_dump(mode="json") for row in rows]}
+    elif request["kind"] == "pictures":
+        from vivace.benchmark.figures import draw_pictures
+
+        trial = Trial.model_validate(request["trial"])
+        value = draw_pictures(trial, request["number"], Path(request["pictures"]))
     else:
         value = ask_machine(request)
     say(events, {"event": "result", "value": value})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vivace.cli import options
 
 if TYPE_CHECKING:
+    from vivace.spec.limits import Limits
     from vivace.spec.record import Record
 
+GATE_FAILED = 1
 MEASURED_IN_PART = 4
 
 
@@ -26,7 +28,14 @@ def parse_repeats(context: click.Context, parameter: click.Parameter, value: str
 
 
 @click.command()
-@options.model
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    default=("tiny-sd",),
+    show_default=True,
+    help="Catalogue name or folder; repeat for more.",
+)
 @click.option(
     "--recipe",
     "recipes",
@@ -36,13 +45,16 @@ def parse_repeats(context: click.Context, parameter: click.Parameter, value: str
     help="A recipe; repeat for more. The first is the baseline.",
 )
 @click.option("--prompts", type=click.Path(path_type=Path), help="Text file, one prompt a line.")
+@click.option(
+    "--prompt-set",
+    metavar="NAME",
+    help="Instead, thirteen prompts at three seeds: tinyworld for the embedded models, real for others.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed.")
 @click.option(
     "--seeds",
     type=click.IntRange(min=1, max=10_000),
-    default=1,
-    show_default=True,
-    help="Seeds for each prompt.",
+    help="Seeds for each prompt; default: 1, of a prompt set 3.",
 )
 @options.workload
 @click.option(
@@ -84,6 +96,20 @@ def parse_repeats(context: click.Context, parameter: click.Parameter, value: str
     show_default=True,
     help="After all timing, compare the pictures with the baseline's.",
 )
+@options.min_quality
+@click.option(
+    "--scorer",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="CLIP model for quality: embedded, a folder, org/name on the hub, or none; auto: the model's own.",
+)
+@click.option(
+    "--rivals/--no-rivals",
+    default=True,
+    show_default=True,
+    help="Beside each step cache also measure fewer plain steps.",
+)
 @click.option(
     "--format",
     "format_",
@@ -93,11 +119,12 @@ def parse_repeats(context: click.Context, parameter: click.Parameter, value: str
     help="What to print on standard output.",
 )
 def bench(
-    model: str,
+    models: Sequence[str],
     recipes: Sequence[str],
     prompts: Path | None,
+    prompt_set: str | None,
     seed: int,
-    seeds: int,
+    seeds: int | None,
     height: int | None,
     width: int | None,
     num_inference_steps: int | None,
@@ -111,6 +138,9 @@ def bench(
     store: Path,
     rerun: bool,
     quality: bool,
+    limits: Limits | None,
+    scorer: str,
+    rivals: bool,
     format_: str,
 ) -> int:
     """Measure recipes on a model and compare them with the first.
@@ -118,63 +148,104 @@ def bench(
     Each round of a recipe runs in a process of its own; a crash, a hang or too little memory becomes an outcome of
     its row. Records are kept in the store: the same command again measures only what is missing.
 
+    Pictures are held to the baseline's: a recipe that is worse beyond the limits and the noise reads failed_quality
+    and is never called the fastest. With --min-quality exit code 1 says that one failed.
+
     \b
         vivace bench --recipe baseline --recipe tiny_vae --recipe tiny_vae+steps:20
+        vivace bench --recipe baseline --recipe steps:8 --prompt-set tinyworld --min-quality clip=0.98
     """
-    from vivace.benchmark import Plan
+    from vivace.benchmark import Plan, prepare
     from vivace.benchmark import bench as run_bench
+    from vivace.benchmark.sweep import start_launcher
     from vivace.cli.progress import for_this_terminal
 
+    plan = Plan(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads)
+    question: dict[str, Any] = {
+        "prompts": None if prompts is None else options.read_prompts(prompts),
+        "prompt_set": prompt_set,
+        "seed": seed,
+        "num_seeds": seeds,
+        "height": height,
+        "width": width,
+        "num_inference_steps": num_inference_steps,
+        "guidance_scale": guidance_scale,
+        "rivals": rivals,
+    }
+    found: list[list[Record]] = []
+    for model in dict.fromkeys(models):
+        prepare(model, recipes, **question)  # all is checked before any is measured
     try:
-        records = run_bench(
-            model,
-            recipes,
-            prompts=options.read_prompts(prompts) if prompts is not None else None,
-            seed=seed,
-            num_seeds=seeds,
-            height=height,
-            width=width,
-            num_inference_steps=num_inference_steps,
-            guidance_scale=guidance_scale,
-            plan=Plan(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads),
-            device=device,
-            store=store,
-            rerun=rerun,
-            quality=quality,
-            progress=for_this_terminal(),
-            command=options.command_line(),
-        )
+        with start_launcher(device) as launcher:
+            for model in dict.fromkeys(models):
+                records = run_bench(
+                    model,
+                    recipes,
+                    **question,
+                    plan=plan,
+                    device=device,
+                    store=store,
+                    rerun=rerun,
+                    quality=quality,
+                    scorer=None if scorer == "none" else scorer,
+                    progress=for_this_terminal(),
+                    command=options.command_line(),
+                    launcher=launcher,
+                )
+                found.append(records)
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished rounds are kept. The same command goes on from here:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return 130
-    return show(records, format_, store, options.command_line())
+    return show(found, format_, store, options.command_line(), limits)
 
 
-def show(records: Sequence[Record], format_: str, store: Path, reproduce: str) -> int:
-    """Print the table, the verdict and how to go on; returns the exit code."""
+def show(
+    found: Sequence[Sequence[Record]],
+    format_: str,
+    store: Path,
+    reproduce: str,
+    limits: Limits | None = None,
+) -> int:
+    """Print a table for each model, the verdict and how to go on; returns the exit code."""
     from rich.console import Console
 
     from vivace.benchmark.store import Store
     from vivace.report.rows import rows_of, shared_warnings
-    from vivace.report.summary import summary
+    from vivace.report.summary import noise_floor, summary
     from vivace.report.table import print_table, render
+    from vivace.spec.figures import QualityPass
+    from vivace.spec.limits import DEFAULT_LIMITS
     from vivace.spec.record import Outcome
 
     with Store.read_only(store) as opened:
-        rows = rows_of(records, opened.figures())
+        tables = []
+        for records in found:
+            run = opened.run_of(records)
+            quality = QualityPass() if run is None else opened.quality_pass(run)
+            tables.append(rows_of(records, quality, limits or DEFAULT_LIMITS))
+    rows = [row for table in tables for row in table]
     console = Console()
-    if format_ == "table" and console.is_terminal:
-        print_table(rows, console)
-    else:
+    if format_ != "table":
         click.echo(render(rows, format_), nl=False)
-    if format_ == "table":
-        for warning in shared_warnings(rows):
+    for table in tables if format_ == "table" else ():
+        if len(tables) > 1:
+            click.echo(f"{table[0].model}")
+        if console.is_terminal:
+            print_table(table, console)
+        else:
+            click.echo(render(table, format_), nl=False)
+        for warning in shared_warnings(table):
             click.echo(f"note, all rows: {warning}", err=True)
+        if floor := noise_floor(table[0]):
+            click.echo(floor, err=True)
+        click.echo(f"\n{summary(table)}", err=True)
+    if format_ == "table":
         if any(row.outcome is Outcome.CRASHED for row in rows):
             click.echo(f"what crashed rounds said: {store / 'logs'}", err=True)
-        click.echo(f"\n{summary(rows)}", err=True)
         where = "" if str(store) == ".vivace" else f" --store {store}"
         click.echo(f"page with pictures: vivace report{where} -o page.html", err=True)
         click.echo(f"reproduce: {reproduce}", err=True)
-    return 0 if all(row.outcome is Outcome.MEASURED for row in rows) else MEASURED_IN_PART
+    if limits is not None and any(row.failed_quality for row in rows):
+        return GATE_FAILED
+    return 0 if all(row.record.outcome is Outcome.MEASURED for row in rows) else MEASURED_IN_PART

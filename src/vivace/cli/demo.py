@@ -35,6 +35,6 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
         click.echo(
             f"nothing of {tried} is clearly faster on this machine, so that step is left out\n", err=True
         )
-    status = show(records, "table", store, line)
+    status = show([records], "table", store, line)
     click.echo(write_page(store, output))
     return status

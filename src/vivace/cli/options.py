@@ -6,11 +6,14 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from vivace.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from vivace.spec.limits import Limits
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MAX_PROMPT_BYTES = 10_000_000
@@ -58,6 +61,41 @@ def workload(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def min_quality(function: F) -> F:
+    """The limits of the quality gate."""
+    return click.option(
+        "--min-quality",
+        "limits",
+        callback=_parse_limits,
+        metavar="NAME=VALUE,...",
+        help="What pictures must keep of the baseline's, e.g. clip=0.97,ssim=0.8,psnr_db=30; off switches one off.",
+    )(function)
+
+
+def _parse_limits(context: click.Context, parameter: click.Parameter, value: str | None) -> Limits | None:
+    if value is None:
+        return None
+    from pydantic import ValidationError
+
+    from vivace.spec.limits import Limits
+
+    given: dict[str, float | None] = {}
+    names = ", ".join(Limits.model_fields)
+    for part in value.split(","):
+        name, separator, number = (text.strip() for text in part.partition("="))
+        if not separator or name not in Limits.model_fields:
+            raise click.BadParameter(f"{part.strip()!r} is not NAME=VALUE with a NAME of {names}.")
+        try:
+            given[name] = None if number == "off" else float(number)
+        except ValueError:
+            raise click.BadParameter(f"{number!r} for {name} is neither a number nor off.") from None
+    try:
+        return Limits(**given)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise click.BadParameter(f"{problem['loc'][0]}={problem['input']}: {problem['msg']}.") from None
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -48,9 +48,12 @@ class _Counting:
             kept = f"{num_kept} of {len(trials) * plan.rounds} rounds are measured already and kept"
             click.echo(f"{kept} (--rerun measures again)", err=True)
 
-    def end_quality(self, num_pictures: int, seconds_: float) -> None:
-        if num_pictures:
-            click.echo(f"quality of {num_pictures} pictures: {seconds(seconds_)}, after all timing", err=True)
+    def end_quality(self, num_scored: int, num_drawn: int, seconds_: float) -> None:
+        if num_scored or num_drawn:
+            floor = f" ({num_drawn} of them drawn for the noise floor)" if num_drawn else ""
+            click.echo(
+                f"quality of {num_scored} pictures{floor}: {seconds(seconds_)}, after all timing", err=True
+            )
 
     def start_counting(self, index: int, round_index: int) -> None:
         self.label = self.trials[index].recipe.text

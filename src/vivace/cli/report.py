@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from vivace.cli import options
 from vivace.cli.output import replace
 
+if TYPE_CHECKING:
+    from vivace.spec.limits import Limits
+
 
 @click.command()
 @options.store
 @options.page("page.html")
-def report(store: Path, output: Path) -> int:
+@options.min_quality
+def report(store: Path, output: Path, limits: Limits | None) -> int:
     """Write one offline HTML page of a store: verdict, table, charts, pictures.
 
     The newest run comes first. The page needs no network and no torch.
     """
-    click.echo(write_page(store, output))
+    click.echo(write_page(store, output, limits))
     return 0
 
 
-def write_page(store: Path, output: Path) -> Path:
+def write_page(store: Path, output: Path, limits: Limits | None = None) -> Path:
     """Write the page of all runs in a store, whole or not at all; returns its path."""
     from vivace.benchmark.store import Store
     from vivace.errors import StoreError
     from vivace.report.page import Section, render_page
     from vivace.report.rows import rows_of
+    from vivace.spec.limits import DEFAULT_LIMITS
 
     with Store.read_only(store) as opened:
         sections = []
-        figures = opened.figures()
         shown: set[tuple[str, ...]] = set()
         for run in reversed(opened.runs()):
             if run.keys in shown:
@@ -39,7 +44,8 @@ def write_page(store: Path, output: Path) -> Path:
             shown.add(run.keys)
             records = [record for record in map(opened.record, run.keys) if record is not None]
             if records:
-                sections.append(Section(run.command, run.started_at, tuple(rows_of(records, figures))))
+                rows = rows_of(records, opened.quality_pass(run), limits or DEFAULT_LIMITS)
+                sections.append(Section(run.command, run.started_at, tuple(rows)))
         if not sections:
             raise StoreError(f"the store {store} holds no finished round yet; run `vivace bench` to the end")
 

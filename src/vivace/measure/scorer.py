@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vivace.errors import UnknownModel
 
@@ -39,24 +42,29 @@ class ClipScorer:
         self._device = device
 
     def scores(self, pictures: Sequence[Any], prompts: Sequence[str]) -> list[float]:
-        """Cosine x 100 of each picture (PIL, RGB) with its own prompt."""
-        import torch
-
-        text = self._processor(text=list(prompts), return_tensors="pt", padding=True, truncation=True)
-        with torch.inference_mode():
-            words = _vector(self._model.get_text_features(**text.to(self._device)))
-            return [100 * float(x) for x in (self._embed(pictures) * _unit(words)).sum(dim=-1)]
+        """Cosine x 100 of each picture (PIL) with its own prompt."""
+        return _rowwise(self.embed_pictures(pictures), self.embed_prompts(prompts))
 
     def similarities(self, pictures: Sequence[Any], references: Sequence[Any]) -> list[float]:
         """Cosine x 100 of each picture with its reference."""
+        return _rowwise(self.embed_pictures(pictures), self.embed_pictures(references))
+
+    def embed_prompts(self, prompts: Sequence[str]) -> NDArray[np.float64]:
+        """(N, width) unit vectors. Prompts longer than the model reads are cut, as CLIP's own use cuts them."""
+        text = self._processor(text=list(prompts), return_tensors="pt", padding=True, truncation=True)
+        return self._unit(self._model.get_text_features, text)
+
+    def embed_pictures(self, pictures: Sequence[Any]) -> NDArray[np.float64]:
+        """(N, width) unit vectors of PIL pictures."""
+        inputs = self._processor(images=[p.convert("RGB") for p in pictures], return_tensors="pt")
+        return self._unit(self._model.get_image_features, inputs)
+
+    def _unit(self, embed: Callable[..., Any], inputs: Any) -> NDArray[np.float64]:
         import torch
 
         with torch.inference_mode():
-            return [100 * float(x) for x in (self._embed(pictures) * self._embed(references)).sum(dim=-1)]
-
-    def _embed(self, pictures: Sequence[Any]) -> Any:
-        inputs = self._processor(images=[p.convert("RGB") for p in pictures], return_tensors="pt")
-        return _unit(_vector(self._model.get_image_features(**inputs.to(self._device))))
+            vectors = _vector(embed(**inputs.to(self._device))).double().cpu().numpy()
+        return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
 
 
 def _vector(features: Any) -> Any:
@@ -64,5 +72,5 @@ def _vector(features: Any) -> Any:
     return features if hasattr(features, "norm") else features.pooler_output
 
 
-def _unit(vectors: Any) -> Any:
-    return vectors / vectors.norm(dim=-1, keepdim=True)
+def _rowwise(a: NDArray[np.float64], b: NDArray[np.float64]) -> list[float]:
+    return [100 * float(x) for x in (a * b).sum(axis=-1)]

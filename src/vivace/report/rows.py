@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
-from vivace.spec.figures import PictureFigures
+from vivace.report.quality import Fidelity, Judgement, fidelity, judge, see
+from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
+from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.record import Memory, Outcome, Record
-from vivace.stats import ONE_ROUND_MARGIN, Interval, Verdict, mean_interval, median_interval, speedup, verdict
+from vivace.stats import ONE_ROUND_MARGIN, Gate, Interval, Verdict, median_interval, speedup, verdict
 
 
 @dataclass(frozen=True)
@@ -34,20 +35,6 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Fidelity:
-    """How close the pictures are to the baseline's of the same prompts and seeds.
-
-    Means are over the pictures that differ; `psnr_db` and `ssim` are None if all are identical.
-    """
-
-    num_pictures: int
-    num_identical: int
-    psnr_db: Interval | None
-    worst_psnr_db: float | None
-    ssim: Interval | None
-
-
-@dataclass(frozen=True)
 class Row:
     """One trial, ready to be shown. Figures are None unless the outcome is `measured`.
 
@@ -65,8 +52,14 @@ class Row:
     speedup: Interval | None
     verdict: Verdict | None
     fidelity: Fidelity | None = None
-    """None for the baseline itself, and where no quality pass was made."""
+    """None where no quality pass was made."""
+    judgement: Judgement | None = None
+    """What the quality gate says; None for a baseline whose pictures may be pictures, and without a quality pass."""
+    noise_floor: Fidelity | None = None
+    """How close the baseline's pictures are to themselves under a harmless change; of the baseline's row only."""
+    floor: NoiseFloor | None = None
     figures: tuple[PictureFigures, ...] = ()
+    limits: Limits = DEFAULT_LIMITS
 
     @property
     def model(self) -> str:
@@ -78,33 +71,31 @@ class Row:
 
     @property
     def outcome(self) -> Outcome:
-        return self.record.outcome
+        """As stored, but `failed_quality` for a measured row whose pictures fail the limits in force."""
+        return Outcome.FAILED_QUALITY if self.failed_quality else self.record.outcome
 
     @property
     def reason(self) -> str | None:
-        return self.record.reason
+        """Why it was not measured, or why its quality failed."""
+        return self.judgement.reason if self.failed_quality and self.judgement else self.record.reason
+
+    @property
+    def failed_quality(self) -> bool:
+        return (
+            self.record.outcome is Outcome.MEASURED
+            and self.judgement is not None
+            and self.judgement.gate is Gate.FAILED
+        )
 
     @property
     def effects(self) -> dict[str, dict[str, int | float | str]]:
         return self.record.rounds[0].effects
 
     @property
-    def ruined(self) -> str | None:
-        """ "2 of 6 pictures are no pictures (black)", or None if all may be."""
-        pictures = self.record.rounds[0].pictures
-        bad = [p for p in pictures if p.faults]
-        if not bad:
-            return None
-        kinds = ", ".join(sorted({fault for p in bad for fault in p.faults}))
-        return f"{len(bad)} of {len(pictures)} pictures are no pictures ({kinds})"
-
-    @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know before believing the row."""
         found = list(self.record.rounds[0].warnings)
-        if self.ruined is not None:
-            found.insert(0, self.ruined)
-        if len(self.record.rounds) == 1 and self.outcome is Outcome.MEASURED:
+        if len(self.record.rounds) == 1 and self.record.outcome is Outcome.MEASURED:
             found.append(
                 f"one round only: differences under {100 * ONE_ROUND_MARGIN:.0f} % cannot be told from drift"
             )
@@ -131,7 +122,8 @@ class Row:
             "speedup": None
             if self.speedup is None
             else {"ratio": self.speedup.point, "ci95": _pair(self.speedup), "verdict": self.verdict},
-            "fidelity": None if self.fidelity is None else _fidelity_json(self.fidelity),
+            "quality": self._quality_json(),
+            "fidelity": None if self.fidelity is None else self.fidelity.to_json(),
             "effects": self.effects,
             "evidence": record.rounds[0].evidence,
             "warnings": list(self.warnings),
@@ -142,50 +134,56 @@ class Row:
             "environment": record.environment.model_dump(mode="json"),
         }
 
+    def _quality_json(self) -> dict[str, Any] | None:
+        """The gate's verdict, the limits that it used, and of the baseline the noise floor."""
+        if self.judgement is None and self.fidelity is None:
+            return None
+        found: dict[str, Any] = {
+            "verdict": None if self.judgement is None else self.judgement.gate.value,
+            "reason": None if self.judgement is None else self.judgement.reason,
+            "limits": self.limits.model_dump(mode="json"),
+        }
+        if self.floor is not None:
+            found["noise_floor"] = {
+                "recipe": self.floor.recipe,
+                "reason": self.floor.reason,
+                "fidelity": None if self.noise_floor is None else self.noise_floor.to_json(),
+            }
+        return found
 
-Figures = Mapping[tuple[str, str], PictureFigures]
+
+NO_QUALITY = QualityPass()
 
 
-def rows_of(records: Sequence[Record], figures: Figures = MappingProxyType({})) -> list[Row]:
+def rows_of(
+    records: Sequence[Record], quality: QualityPass = NO_QUALITY, limits: Limits = DEFAULT_LIMITS
+) -> list[Row]:
     """Rows in the order of the records; the first record is the baseline that the others are compared with.
 
     Args:
-        figures: of the pictures, by (picture, reference), as the store keeps them.
+        quality: what the quality pass left behind, as the store keeps it.
+        limits: what the pictures are held to.
     """
     baseline = _samples(records[0]) if records else None
     rows = [_row(record, baseline, is_baseline=i == 0) for i, record in enumerate(records)]
-    if not rows or not figures:
-        return rows
-    references = {(p.prompt, p.seed): p.sha256 for p in records[0].rounds[0].pictures}
-    return [_with_figures(row, references, figures) for row in rows]
+    return [_judged(row, records[0], quality, limits) for row in rows]
 
 
-def _with_figures(row: Row, references: Mapping[tuple[str, int], str], figures: Figures) -> Row:
-    keys = [(p.sha256, references.get((p.prompt, p.seed), "")) for p in row.record.rounds[0].pictures]
-    found = tuple(figures[key] for key in keys if key in figures)
-    if not found:
-        return row
-    return replace(row, figures=found, fidelity=None if row.is_baseline else _fidelity(found))
-
-
-def _fidelity(figures: Sequence[PictureFigures]) -> Fidelity:
-    psnr = [f.against["psnr_db"] for f in figures if "psnr_db" in f.against]
-    ssim = [f.against["ssim"] for f in figures if "ssim" in f.against]
-    return Fidelity(
-        num_pictures=len(figures),
-        num_identical=sum(1 for f in figures if f.is_identical or f.reason == "the same pixels"),
-        psnr_db=mean_interval(psnr) if psnr else None,
-        worst_psnr_db=min(psnr, default=None),
-        ssim=mean_interval(ssim) if ssim else None,
+def _judged(row: Row, baseline: Record, quality: QualityPass, limits: Limits) -> Row:
+    seen = see(row.record.rounds[0].pictures, baseline, quality)
+    floor = quality.floor
+    reached = fidelity(see(floor.pictures, baseline, quality)) if floor is not None else None
+    found = fidelity(seen)
+    judgement = judge(row.record, baseline, None if row.is_baseline else found, reached, limits)
+    return replace(
+        row,
+        figures=seen.figures,
+        fidelity=found,
+        judgement=judgement,
+        limits=limits,
+        noise_floor=reached if row.is_baseline else None,
+        floor=floor if row.is_baseline else None,
     )
-
-
-def _fidelity_json(fidelity: Fidelity) -> dict[str, Any]:
-    found: dict[str, Any] = {"num_pictures": fidelity.num_pictures, "num_identical": fidelity.num_identical}
-    for name in ("psnr_db", "ssim"):
-        interval = getattr(fidelity, name)
-        found[name] = None if interval is None else {"mean": interval.point, "ci95": _pair(interval)}
-    return found | {"worst_psnr_db": fidelity.worst_psnr_db}
 
 
 def shared_warnings(rows: Sequence[Row]) -> list[str]:

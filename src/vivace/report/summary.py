@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vivace.report.rows import Row
 from vivace.spec.record import Outcome
-from vivace.stats import Interval, Verdict
+from vivace.stats import Gate, Interval, Verdict
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -16,17 +16,16 @@ def summary(rows: Sequence[Row]) -> str:
     baseline = rows[0]
     if baseline.latency is None:
         return f"The reference {baseline.recipe} was not measured: {baseline.reason}. Nothing can be compared with it."
-    ruined = [r for r in rows if r.ruined is not None]
+    tail = _told(rows)
     faster = [
-        r for r in rows[1:] if r.verdict is Verdict.FASTER and r.speedup is not None and r.ruined is None
+        r for r in rows[1:] if r.verdict is Verdict.FASTER and r.speedup is not None and not r.failed_quality
     ]
-    failed = sum(1 for r in rows if r.outcome is not Outcome.MEASURED)
-    tail = "".join(f" {r.recipe} is broken: {r.ruined}." for r in ruined)
-    tail += f" {failed} of {len(rows)} recipes could not be measured; the table says why." if failed else ""
     if not faster:
         if len(rows) == 1:
             return f"{seconds(baseline.latency.median.point)} an image with {baseline.recipe}." + tail
-        return f"No recipe was faster than {baseline.recipe} beyond the noise of this measurement." + tail
+        held = any(r.failed_quality and r.verdict is Verdict.FASTER for r in rows)
+        kind = "recipe whose pictures pass" if held else "recipe"
+        return f"No {kind} was faster than {baseline.recipe} beyond the noise of this measurement." + tail
     best = max(faster, key=lambda r: r.speedup.point if r.speedup else 0.0)
     assert best.speedup is not None
     assert best.latency is not None
@@ -36,22 +35,68 @@ def summary(rows: Sequence[Row]) -> str:
     )
     if best.memory is not None and baseline.memory is not None:
         sentence += f", peak memory {size(best.memory.peak_bytes)} ({change(best, baseline)})"
-    if not best.record.trial.recipe.same_picture:
-        sentence += ". It changes the picture: compare the pictures before you trust it"
+    if best.judgement is not None and best.judgement.gate is Gate.PASSED:
+        sentence += f". Its pictures pass: {best.judgement.reason}"
+    elif not best.record.trial.recipe.same_picture or best.judgement is not None:
+        sentence += ". Its quality is not proven: compare the pictures before you trust it"
     return sentence + "." + tail
+
+
+def _told(rows: Sequence[Row]) -> str:
+    """What else must be said: recipes that failed on quality, by name, and those that could not be measured."""
+    told = "".join(f" {r.recipe} fails on quality: {r.reason}." for r in rows if r.failed_quality)
+    unclear = sum(1 for r in rows if r.judgement is not None and r.judgement.gate is Gate.UNCLEAR)
+    if unclear:
+        told += f" The quality of {unclear} of {len(rows)} recipes is unclear; the table says why."
+    failed = sum(1 for r in rows if r.record.outcome is not Outcome.MEASURED)
+    told += f" {failed} of {len(rows)} recipes could not be measured; the table says why." if failed else ""
+    return told
+
+
+def noise_floor(baseline: Row) -> str:
+    """One line about how close the baseline is to itself; empty without a quality pass."""
+    floor, reached = baseline.floor, baseline.noise_floor
+    if floor is None:
+        return ""
+    if reached is None:
+        return f"no noise floor: {floor.reason}"
+    if reached.num_identical == reached.num_pictures:
+        said = "identical pictures"
+    else:
+        said = "" if reached.ssim is None else f"SSIM {reached.ssim.point:.3f}"
+        if reached.psnr_db is not None and reached.worst_psnr_db is not None:
+            said += f", PSNR {reached.psnr_db.point:.1f} dB, worst {reached.worst_psnr_db:.1f}"
+        if reached.clip_kept is not None:
+            said += f", CLIP margin kept {100 * reached.clip_kept.point:.0f} %"
+    return (
+        f"noise floor, the baseline against itself ({floor.recipe}, {reached.num_pictures} pictures): {said}"
+    )
 
 
 def fidelity(row: Row) -> str:
     """The pictures against the baseline's: "45.2, 38.1" (mean and worst PSNR, dB) or "identical".
 
-    Empty without a quality pass.
+    Empty without a quality pass, and for the baseline itself.
     """
     found = row.fidelity
-    if found is None:
+    if found is None or row.is_baseline:
         return ""
     if found.psnr_db is None:
         return "identical" if found.num_identical == found.num_pictures else "not comparable"
     return f"{found.psnr_db.point:.1f}, {found.worst_psnr_db:.1f}"
+
+
+def clip_kept(row: Row) -> str:
+    """ "97 %": share of the baseline's CLIP margin that is kept; empty without a scorer, and for the baseline."""
+    found = row.fidelity
+    if found is None or found.clip_kept is None or row.is_baseline:
+        return ""
+    return f"{100 * found.clip_kept.point:.0f} %"
+
+
+def quality(row: Row) -> str:
+    """ "passed", "failed", "unclear", or empty where nothing was judged."""
+    return "" if row.judgement is None else row.judgement.gate.value
 
 
 def change(row: Row, baseline: Row) -> str:

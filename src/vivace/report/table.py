@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vivace.report.rows import Row, shared_warnings
-from vivace.report.summary import fidelity, plus_minus, ratio, seconds, size
-from vivace.spec.record import Outcome
+from vivace.report.summary import clip_kept, fidelity, plus_minus, quality, ratio, seconds, size
+from vivace.stats import Gate
 
 FORMATS = ("table", "json", "csv", "md")
 _COLUMNS = (
@@ -22,15 +22,18 @@ _COLUMNS = (
     ("s/image", True),
     ("speed-up", True),
     ("verdict", True),
-    ("PSNR dB, worst", True),
+    ("quality", True),
+    ("SSIM", False),
+    ("PSNR dB, worst", False),
+    ("CLIP kept", False),
     ("steps", False),
     ("vae", False),
     ("peak memory", True),
     ("first call", False),
     ("n", False),
 )
-_WIDE = 130  # characters from which all columns are shown
-_PIPE_WIDTH = 160  # when standard output is a file or a pipe
+_WIDE = 150  # characters from which all columns are shown
+_PIPE_WIDTH = 180  # when standard output is a file or a pipe
 
 
 def render(rows: Sequence[Row], format_: str) -> str:
@@ -52,14 +55,14 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for i in shown:
         heading = _COLUMNS[i][0]
-        left = heading in {"recipe", "verdict"}
+        left = heading in {"recipe", "verdict", "quality"}
         table.add_column(
             heading, justify="left" if left else "right", no_wrap=heading != "recipe", overflow="fold"
         )
     shared = shared_warnings(rows)
     for row in rows:
         cells = _cells(row)
-        style = None if row.outcome is Outcome.MEASURED else "dim"
+        style = "dim" if row.latency is None else "red" if row.failed_quality else None
         table.add_row(
             *[Text(cells[i]) for i in shown], style=style
         )  # Text: a recipe's brackets are no markup
@@ -71,13 +74,19 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 
 def _cells(row: Row) -> list[str]:
     if row.latency is None:
-        return [row.recipe, "-", "-", row.outcome.value, "-", "-", "-", "-", "-", "-"]
+        return [row.recipe, "-", "-", row.outcome.value, *["-"] * (len(_COLUMNS) - 4)]
+    found = row.fidelity
     return [
         row.recipe,
         plus_minus(row.latency.median),
         "1" if row.is_baseline else ratio(row.speedup) if row.speedup else "-",
-        "baseline" if row.is_baseline else (row.verdict.value if row.verdict else "-"),
+        _verdict(row),
+        quality(row) or "-",
+        f"{found.ssim.point:.3f}"
+        if found is not None and found.ssim is not None and not row.is_baseline
+        else "-",
         fidelity(row) or "-",
+        clip_kept(row) or "-",
         seconds(row.stages_s["steps"]),
         seconds(row.stages_s["vae"]),
         size(row.memory.peak_bytes) if row.memory else "-",
@@ -86,9 +95,18 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
+def _verdict(row: Row) -> str:
+    if row.failed_quality:
+        return row.outcome.value
+    return "baseline" if row.is_baseline else (row.verdict.value if row.verdict else "-")
+
+
 def _note(row: Row, shared: Sequence[str] = ()) -> str:
     """Why there is no figure, or what to know before believing it."""
-    return row.reason or "; ".join(w for w in row.warnings if w not in shared)
+    said = [row.reason] if row.reason else []
+    if row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
+        said.append(f"quality unclear: {row.judgement.reason}")
+    return "; ".join([*said, *(w for w in row.warnings if w not in shared)])
 
 
 def _markdown(rows: Sequence[Row]) -> str:
@@ -103,9 +121,10 @@ def _markdown(rows: Sequence[Row]) -> str:
 
 _CSV_FIELDS = (
     "model", "recipe", "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s", "max_s", "n",
-    "speedup", "speedup_low", "speedup_high", "verdict", "psnr_db", "worst_psnr_db", "ssim", "text_s", "steps_s",
-    "vae_s", "other_s", "first_call_s", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "device",
-    "device_name", "warnings",
+    "speedup", "speedup_low", "speedup_high", "verdict", "quality", "quality_reason", "num_pictures", "num_identical",
+    "psnr_db", "worst_psnr_db", "ssim", "clip_score", "clip_kept", "clip_kept_low", "clip_kept_high",
+    "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits", "text_s", "steps_s", "vae_s", "other_s",
+    "first_call_s", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "device", "device_name", "warnings",
 )  # fmt: skip
 
 
@@ -150,17 +169,29 @@ def _csv_row(row: Row) -> dict[str, object]:
             "speedup_high": row.speedup.high,
             "verdict": row.verdict.value if row.verdict else None,
         }
-    if row.fidelity is not None:
-        psnr, ssim = row.fidelity.psnr_db, row.fidelity.ssim
-        found |= {
-            "psnr_db": None if psnr is None else psnr.point,
-            "worst_psnr_db": row.fidelity.worst_psnr_db,
-            "ssim": None if ssim is None else ssim.point,
-        }
+    found |= _csv_quality(row)
     if row.memory is not None:
         found |= {
             "model_bytes": row.memory.model_bytes,
             "peak_bytes": row.memory.peak_bytes,
             "weights_bytes": row.memory.weights_bytes,
         }
+    return found
+
+
+def _csv_quality(row: Row) -> dict[str, object]:
+    found: dict[str, object] = {}
+    if row.judgement is not None:
+        found |= {"quality": row.judgement.gate.value, "quality_reason": row.judgement.reason}
+    if row.fidelity is not None:
+        for name in ("num_pictures", "num_identical", "worst_psnr_db"):
+            found[name] = getattr(row.fidelity, name)
+        for name in ("psnr_db", "ssim", "clip_score", "clip_kept", "clip_similarity", "lpips"):
+            interval = getattr(row.fidelity, name)
+            found[name] = None if interval is None else interval.point
+        for name in ("sharpness", "colourfulness", "entropy_bits"):
+            if name in row.fidelity.alone:
+                found[name] = row.fidelity.alone[name].mean
+        kept = row.fidelity.clip_kept
+        found |= {} if kept is None else {"clip_kept_low": kept.low, "clip_kept_high": kept.high}
     return found

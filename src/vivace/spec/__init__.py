@@ -1,7 +1,7 @@
 """The seven nouns, as frozen data with a JSON round trip. Nothing here imports torch."""
 
 from vivace.spec.environment import Environment
-from vivace.spec.figures import PictureFigures
+from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.model import Model
 from vivace.spec.recipe import Recipe, TechniqueCall, parse_recipe
 from vivace.spec.record import Memory, Outcome, Picture, Record, Round, Sample
@@ -25,12 +25,15 @@ __all__ = [
     "Component",
     "Effect",
     "Environment",
+    "FiguresKey",
     "Machine",
     "Memory",
     "Model",
+    "NoiseFloor",
     "Outcome",
     "Picture",
     "PictureFigures",
+    "QualityPass",
     "Recipe",
     "Record",
     "Round",

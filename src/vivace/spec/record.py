@@ -20,6 +20,8 @@ class Outcome(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     CRASHED = "crashed"
     TIMED_OUT = "timed_out"
+    FAILED_QUALITY = "failed_quality"
+    """Never stored: a measured row reads so when its pictures fail the limits in force."""
 
     @property
     def is_final(self) -> bool:

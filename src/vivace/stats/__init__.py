@@ -1,5 +1,6 @@
 """Pure statistics on numbers: intervals, ratios, verdicts, the stopping rule. numpy only."""
 
+from vivace.stats.gate import Gate, gate
 from vivace.stats.intervals import Interval, median_interval
 from vivace.stats.paired import mean_interval
 from vivace.stats.ratios import speedup
@@ -8,9 +9,11 @@ from vivace.stats.verdicts import ONE_ROUND_MARGIN, Verdict, verdict
 
 __all__ = [
     "ONE_ROUND_MARGIN",
+    "Gate",
     "Interval",
     "Verdict",
     "enough_samples",
+    "gate",
     "is_steady",
     "mean_interval",
     "median_interval",

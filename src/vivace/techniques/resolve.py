@@ -37,7 +37,7 @@ def resolve(text: str) -> Recipe:
         (call for call, _ in calls), key=lambda c: (registry.TECHNIQUES[c.name].stage, c.targets, c.name)
     )
     return Recipe(
-        text="+".join(_print(call) for call in ordered) or BASELINE,
+        text="+".join(text_of(call) for call in ordered) or BASELINE,
         techniques=tuple(ordered),
         same_picture=all(registry.TECHNIQUES[call.name].same_picture for call in ordered),
     )
@@ -212,7 +212,7 @@ def _check_slots(text: str, calls: list[tuple[TechniqueCall, ParsedTechnique]]) 
             other = owners.setdefault((slot, target), (call, parsed))
             if other[1] is not parsed:
                 raise RecipeError(
-                    f"{_print(other[0])} and {_print(call)} both set the {slot} of {target}; keep one"
+                    f"{text_of(other[0])} and {text_of(call)} both set the {slot} of {target}; keep one"
                     + (", or give them different targets with @" if call.targets else ""),
                     text,
                     parsed.start,
@@ -220,7 +220,7 @@ def _check_slots(text: str, calls: list[tuple[TechniqueCall, ParsedTechnique]]) 
                 )
 
 
-def _print(call: TechniqueCall) -> str:
+def text_of(call: TechniqueCall) -> str:
     """Full name; knobs that differ from their default, the first by position; targets if not the default."""
     technique = registry.TECHNIQUES[call.name]
     arguments: list[tuple[str | None, KnobValue]] = []

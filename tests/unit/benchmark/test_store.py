@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tests.make import make_environment, make_round, make_trial
 from vivace.benchmark.store import Store, picture_path, save_picture
 from vivace.errors import StoreError
-from vivace.spec.figures import PictureFigures
+from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
 
 
 def test_rounds_come_back_as_they_were(tmp_path: Path) -> None:
@@ -33,31 +34,69 @@ def test_rounds_come_back_as_they_were(tmp_path: Path) -> None:
         assert store.runs()[0].keys == (key,)
 
 
-def test_figures_come_back_by_picture_and_reference(tmp_path: Path) -> None:
+def test_figures_come_back_by_what_they_depend_on(tmp_path: Path) -> None:
+    key = FiguresKey(sha256="a" * 64, reference="b" * 64, prompt="a cat", scorer="clip@1")
     row = PictureFigures(
-        sha256="a" * 64, reference="b" * 64, alone={"sharpness": 1.5}, against={"psnr_db": 40.0, "ssim": 0.99}
+        **key.model_dump(), alone={"sharpness": 1.5}, against={"psnr_db": 40.0, "ssim": 0.99}
     )
+    other = row.model_copy(update={"prompt": "a dog", "alone": {"sharpness": 1.5, "clip_score": 9.0}})
     with Store.create(tmp_path) as store:
         store.add_figures([row])
-        store.add_figures([row])
+        store.add_figures([row, other])
     with Store.read_only(tmp_path) as store:
-        assert store.figures() == {("a" * 64, "b" * 64): row}
+        assert store.figures() == {key: row, other.key: other}
+        assert key != other.key
 
 
-def test_a_store_of_the_first_format_goes_on(tmp_path: Path) -> None:
+def test_the_noise_floor_and_the_scorer_come_back(tmp_path: Path) -> None:
+    trial, environment = make_trial("baseline"), make_environment()
+    key = trial.key(environment)
+    floor = NoiseFloor(recipe="attention(math)", pictures=make_round(0).pictures)
+    with Store.create(tmp_path) as store:
+        store.start_run("x", [trial], environment, scorer="clip@1")
+        assert store.noise_floor(key) is None
+        store.set_noise_floor(key, floor)
+        store.append(key, make_round(0))
+        record = store.record(key)
+        assert record is not None
+        run = store.run_of([record])
+        assert run is not None
+        found = store.quality_pass(run)
+    assert (found.scorer, found.floor) == ("clip@1", floor)
+
+
+def _as_version_1(connection: sqlite3.Connection) -> None:
+    connection.execute("DROP TABLE figures")
+
+
+def _as_version_2(connection: sqlite3.Connection) -> None:
+    connection.execute("DROP TABLE figures")
+    connection.execute("CREATE TABLE figures (sha256 TEXT, reference TEXT, row TEXT) STRICT")
+    connection.execute("INSERT INTO figures VALUES ('a', 'b', '{}')")
+
+
+@pytest.mark.parametrize(("version", "make_old"), [(1, _as_version_1), (2, _as_version_2)])
+def test_a_store_of_an_earlier_format_goes_on(
+    tmp_path: Path, version: int, make_old: Callable[[sqlite3.Connection], None]
+) -> None:
     trial, environment = make_trial("baseline"), make_environment()
     with Store.create(tmp_path) as store:
         store.start_run("x", [trial], environment)
         store.append(trial.key(environment), make_round(0))
     with sqlite3.connect(tmp_path / "records.sqlite") as connection:
-        connection.execute("DROP TABLE figures")
-        connection.execute("PRAGMA user_version = 1")
+        connection.execute("DROP TABLE noise_floors")
+        connection.execute("ALTER TABLE runs DROP COLUMN scorer")
+        make_old(connection)
+        connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
     with Store.read_only(tmp_path) as store:
-        assert store.figures() == {}
+        assert store.quality_pass(store.runs()[0]) == QualityPass()
         assert store.record(trial.key(environment)) is not None
     with Store.create(tmp_path) as store:
         assert store.figures() == {}
+        store.start_run("y", [trial], environment, scorer="clip@1")
+        store.set_noise_floor("k", NoiseFloor(recipe="attention(math)", reason="no"))
+        assert [run.scorer for run in store.runs()] == [None, "clip@1"]
         assert store.record(trial.key(environment)) is not None
 
 

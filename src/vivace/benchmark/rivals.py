@@ -1,0 +1,47 @@
+"""Fewer plain steps: the rival of every step cache, measured beside it."""
+
+from __future__ import annotations
+
+from vivace.errors import RecipeError
+from vivace.spec.recipe import Recipe
+from vivace.spec.technique import Stage
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.resolve import resolve, text_of
+
+# Of the steps that the cache's recipe takes. A cache that saves less than a quarter of the work is hardly worth its
+# place, and one that saves more than half has to beat half the steps first.
+_SHARES = (0.75, 0.5)
+
+
+def with_rivals(recipes: list[Recipe], num_inference_steps: int) -> list[Recipe]:
+    """The recipes, each that holds a step cache followed by the same without it and with fewer steps.
+
+    Args:
+        num_inference_steps: the workload's, for recipes that do not set steps themselves.
+    """
+    found: dict[str, Recipe] = {}
+    for recipe in recipes:
+        found.setdefault(recipe.text, recipe)
+        for rival in _rivals(recipe, num_inference_steps):
+            found.setdefault(rival.text, rival)
+    return list(found.values())
+
+
+def _rivals(recipe: Recipe, num_inference_steps: int) -> list[Recipe]:
+    kept = [call for call in recipe.techniques if TECHNIQUES[call.name].stage is not Stage.CACHE]
+    if len(kept) == len(recipe.techniques):
+        return []
+    steps = num_inference_steps
+    for call in kept:
+        if call.name == "steps":
+            steps = int(str(call.knobs["steps"]))
+    rest = [text_of(call) for call in kept if call.name != "steps"]
+    rivals = []
+    for share in _SHARES:
+        fewer = round(share * steps)
+        if 1 <= fewer < steps:
+            try:
+                rivals.append(resolve("+".join([*rest, f"steps({fewer})"])))
+            except RecipeError:
+                continue  # something else in the recipe sets the steps
+    return rivals

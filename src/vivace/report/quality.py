@@ -1,0 +1,261 @@
+"""Quality beside speed: how close a recipe's pictures are to the baseline's, and whether that is close enough.
+
+Everything here is derived from stored figures of single pictures when records are read, so limits can change later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vivace.spec.figures import FiguresKey, PictureFigures, QualityPass
+from vivace.spec.limits import Limits
+from vivace.spec.record import Picture, Record
+from vivace.stats import Gate, Interval, gate, mean_interval
+
+Place = tuple[str, int]  # prompt, seed
+ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A figure of pictures alone: its mean, and the mean of the paired differences to the baseline's pictures."""
+
+    mean: float
+    difference: Interval
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How close pictures are to the baseline's of the same prompts and seeds.
+
+    Means over all pictures, an identical one counting as SSIM 1, similarity 100 and LPIPS 0; `psnr_db` is the mean
+    over those that differ, None if none does. `clip_kept` is the share of the baseline's CLIP margin that is kept
+    (see spec.limits), paired by prompt and seed; None without a scorer. `alone` holds sharpness, colourfulness,
+    entropy_bits and clip_score.
+    """
+
+    num_pictures: int
+    num_identical: int
+    psnr_db: Interval | None
+    worst_psnr_db: float | None
+    ssim: Interval | None
+    clip_score: Interval | None = None
+    clip_similarity: Interval | None = None
+    clip_kept: Interval | None = None
+    lpips: Interval | None = None
+    alone: Mapping[str, Compared] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"num_pictures": self.num_pictures, "num_identical": self.num_identical}
+        found["worst_psnr_db"] = self.worst_psnr_db
+        for name in ("psnr_db", "ssim", "clip_score", "clip_similarity", "clip_kept", "lpips"):
+            found[name] = interval_json(getattr(self, name))
+        found["alone"] = {
+            name: {"mean": c.mean, "difference": interval_json(c.difference)}
+            for name, c in self.alone.items()
+        }
+        return found
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the gate says of a recipe, and why in words."""
+
+    gate: Gate
+    reason: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The figures of one record's pictures, and of the baseline's of the same prompts and seeds."""
+
+    places: tuple[Place, ...]
+    figures: tuple[PictureFigures, ...]
+    references: tuple[PictureFigures, ...]
+
+
+def see(pictures: Sequence[Picture], baseline: Record, found: QualityPass) -> Seen:
+    """The stored figures of some pictures, paired with the baseline's; what has no figures is left out."""
+    references = {(p.prompt, p.seed): p.sha256 for p in baseline.rounds[0].pictures}
+    places, rows, originals = [], [], []
+    for picture in pictures:
+        sha = references.get((picture.prompt, picture.seed))
+        if sha is None:
+            continue
+        row = _lookup(found.figures, picture.sha256, sha, picture.prompt, found.scorer)
+        original = _lookup(found.figures, sha, sha, picture.prompt, found.scorer)
+        if row is not None and original is not None:
+            places.append((picture.prompt, picture.seed))
+            rows.append(row)
+            originals.append(original)
+    return Seen(tuple(places), tuple(rows), tuple(originals))
+
+
+def fidelity(seen: Seen) -> Fidelity | None:
+    """None if there are no figures."""
+    if not seen.figures:
+        return None
+    rows = seen.figures
+    psnr = [f.against["psnr_db"] for f in rows if "psnr_db" in f.against]
+    return Fidelity(
+        num_pictures=len(rows),
+        num_identical=sum(1 for f in rows if f.is_identical),
+        psnr_db=mean_interval(psnr) if psnr else None,
+        worst_psnr_db=min(psnr, default=None),
+        ssim=_mean(rows, "ssim", identical=1.0),
+        clip_score=_mean_alone(rows, "clip_score"),
+        clip_similarity=_mean(rows, "clip_similarity", identical=100.0),
+        clip_kept=_clip_kept(seen),
+        lpips=_mean(rows, "lpips", identical=0.0),
+        alone={name: found for name in ALONE if (found := _compared(seen, name)) is not None},
+    )
+
+
+def judge(
+    record: Record, baseline: Record, found: Fidelity | None, floor: Fidelity | None, limits: Limits
+) -> Judgement | None:
+    """The gate's verdict on a recipe; None where no quality pass was made and no picture is broken.
+
+    Broken pictures (black, flat, noise) fail any recipe. A recipe made wholly of `same_picture` techniques is held to
+    fidelity, though never to more than the baseline reaches against itself (`floor`); any other to the CLIP margin.
+    """
+    broken = broken_pictures(record, baseline)
+    if broken is not None:
+        return Judgement(Gate.FAILED, broken)
+    if found is None:
+        return None
+    if record.trial.recipe.same_picture:
+        return _judge_fidelity(found, floor, limits)
+    return _judge_clip(found, limits)
+
+
+def broken_pictures(record: Record, baseline: Record) -> str | None:
+    """ "2 of 6 pictures are no pictures (black)", or None if all may be.
+
+    What the baseline draws as broken, a safety checker's black frame say, is not held against other recipes.
+    """
+    pictures = record.rounds[0].pictures
+    excused = set()
+    if record is not baseline:
+        excused = {(p.prompt, p.seed) for p in baseline.rounds[0].pictures if p.faults}
+    bad = [p for p in pictures if p.faults and (p.prompt, p.seed) not in excused]
+    if not bad:
+        return None
+    kinds = ", ".join(sorted({fault for p in bad for fault in p.faults}))
+    return f"{len(bad)} of {len(pictures)} pictures are no pictures ({kinds})"
+
+
+def _judge_fidelity(found: Fidelity, floor: Fidelity | None, limits: Limits) -> Judgement:
+    if found.num_identical == found.num_pictures:
+        return Judgement(Gate.PASSED, "all pictures are identical to the baseline's")
+    said: list[Judgement] = []
+    for name, label, unit, value, minimum, reached in (
+        ("ssim", "SSIM", "", found.ssim, limits.ssim, floor.ssim if floor else None),
+        ("psnr_db", "PSNR", " dB", found.psnr_db, limits.psnr_db, floor.psnr_db if floor else None),
+    ):
+        if minimum is None:
+            continue
+        if value is None:
+            said.append(Judgement(Gate.UNCLEAR, f"no {label} could be computed"))
+            continue
+        relaxed = ""
+        if reached is not None and reached.low is not None and reached.low < minimum:
+            minimum, relaxed = reached.low, ", as much as the baseline reaches against itself"
+        digits = 3 if name == "ssim" else 1
+        said.append(_held(value, minimum, label, digits, unit, relaxed))
+    return _worst(said, "no limit on fidelity is in force")
+
+
+def _judge_clip(found: Fidelity, limits: Limits) -> Judgement:
+    if limits.clip is None:
+        return Judgement(Gate.UNCLEAR, "no limit on CLIP's margin is in force")
+    if found.num_identical == found.num_pictures:
+        return Judgement(Gate.PASSED, "all pictures are identical to the baseline's")
+    if found.clip_kept is None:
+        reason = (
+            "no CLIP model scored the pictures"
+            if found.clip_score is None
+            else "CLIP cannot tell the baseline's pictures from others'"
+        )
+        return Judgement(Gate.UNCLEAR, reason)
+    return _held(_percent(found.clip_kept), 100 * limits.clip, "CLIP margin kept", 0, " %", "")
+
+
+def _held(value: Interval, minimum: float, label: str, digits: int, unit: str, relaxed: str) -> Judgement:
+    verdict = gate(value, minimum)
+    text = f"{label} {value.point:.{digits}f}"
+    if value.low is None or value.high is None:
+        return Judgement(verdict, f"{text}{unit}: too few pictures for an interval")
+    text += f" [{value.low:.{digits}f}, {value.high:.{digits}f}]{unit}"
+    wanted = f"at least {minimum:.{digits}f}{unit} was wanted{relaxed}"
+    if verdict is Gate.UNCLEAR:
+        return Judgement(verdict, f"{text}: too few pictures to decide, {wanted}")
+    return Judgement(verdict, f"{text}; {wanted}" if verdict is Gate.PASSED else f"{text}: {wanted}")
+
+
+def _worst(said: Sequence[Judgement], otherwise: str) -> Judgement:
+    for verdict in (Gate.FAILED, Gate.UNCLEAR, Gate.PASSED):
+        of_it = [j.reason for j in said if j.gate is verdict]
+        if of_it:
+            return Judgement(verdict, "; ".join(of_it))
+    return Judgement(Gate.UNCLEAR, otherwise)
+
+
+def _compared(seen: Seen, name: str) -> Compared | None:
+    pairs = [
+        (f.alone[name], r.alone[name])
+        for f, r in zip(seen.figures, seen.references, strict=True)
+        if name in f.alone and name in r.alone
+    ]
+    if not pairs:
+        return None
+    return Compared(sum(a for a, _ in pairs) / len(pairs), mean_interval([a - b for a, b in pairs]))
+
+
+def _clip_kept(seen: Seen) -> Interval | None:
+    """1 - (drop of the score, paired) / (the baseline's margin), the margin taken as exact."""
+    pairs = [
+        (f.alone["clip_score"], r.alone["clip_score"], r.alone["clip_score_of_others"])
+        for f, r in zip(seen.figures, seen.references, strict=True)
+        if "clip_score" in f.alone and "clip_score_of_others" in r.alone
+    ]
+    if not pairs:
+        return None
+    margin = sum(own - others for _, own, others in pairs) / len(pairs)
+    if margin <= 0:
+        return None
+    return mean_interval([1 - (own - score) / margin for score, own, _ in pairs])
+
+
+def _lookup(
+    figures: Mapping[FiguresKey, PictureFigures], sha256: str, reference: str, prompt: str, scorer: str | None
+) -> PictureFigures | None:
+    return figures.get(FiguresKey(sha256=sha256, reference=reference, prompt=prompt, scorer=scorer))
+
+
+def _mean(rows: Sequence[PictureFigures], name: str, *, identical: float) -> Interval | None:
+    values = [identical if f.is_identical else f.against.get(name) for f in rows]
+    known = [v for v in values if v is not None]
+    seen = any(name in f.against for f in rows) or all(f.is_identical for f in rows)
+    return mean_interval(known) if known and seen else None
+
+
+def _mean_alone(rows: Sequence[PictureFigures], name: str) -> Interval | None:
+    known = [f.alone[name] for f in rows if name in f.alone]
+    return mean_interval(known) if known else None
+
+
+def _percent(interval: Interval) -> Interval:
+    low, high = interval.low, interval.high
+    return Interval(
+        100 * interval.point, None if low is None else 100 * low, None if high is None else 100 * high
+    )
+
+
+def interval_json(interval: Interval | None) -> dict[str, Any] | None:
+    if interval is None:
+        return None
+    low, high = interval.low, interval.high
+    return {"mean": interval.point, "ci95": None if low is None or high is None else [low, high]}

@@ -1,0 +1,151 @@
+"""The quality pass through real workers: CLIP scores, the noise floor, several models in one command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vivace
+from tests.unit.cli.test_commands import QUICK
+from tests.unit.cli.test_commands import vivace as run
+from tinyworld import clip
+from vivace.benchmark import Plan
+from vivace.benchmark.store import Store
+from vivace.errors import UnknownModel
+from vivace.models.prompts import PROMPT_SETS
+from vivace.report.rows import rows_of
+
+PLAN = Plan(rounds=1, repeats=1, max_warmup=1)
+
+
+@pytest.fixture(scope="module")
+def scorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained CLIP model: its scores mean nothing, but they are those of a real one's code."""
+    folder = tmp_path_factory.mktemp("scorer") / "clip"
+    clip.save(folder, clip.build())
+    return folder
+
+
+def test_pictures_are_scored_against_their_prompts_and_the_baseline(tmp_path: Path, scorer: Path) -> None:
+    prompts = ["a red circle", "a blue square"]
+    records = vivace.bench(
+        "tiny-sd", ["baseline", "steps(1)"], prompts=prompts, num_inference_steps=2, plan=PLAN, store=tmp_path,
+        scorer=str(scorer), device="cpu",
+    )  # fmt: skip
+    with Store.read_only(tmp_path) as store:
+        run_ = store.run_of(records)
+        assert run_ is not None
+        baseline, other = rows_of(records, store.quality_pass(run_))
+        folder = store.folder / "pictures"
+    assert run_.scorer is not None
+    assert run_.scorer.startswith(f"{scorer}@")
+    from PIL import Image
+
+    from vivace.benchmark.store import picture_path
+    from vivace.measure.scorer import ClipScorer
+
+    judge = ClipScorer(scorer)
+    pictures = [Image.open(picture_path(folder, f.sha256)) for f in other.figures]
+    originals = [Image.open(picture_path(folder, f.reference)) for f in other.figures]
+    expected = judge.scores(pictures, prompts)
+    assert [f.alone["clip_score"] for f in other.figures] == pytest.approx(expected, abs=1e-3)
+    alike = judge.similarities(pictures, originals)
+    assert [f.against["clip_similarity"] for f in other.figures] == pytest.approx(alike, abs=1e-3)
+    others = PROMPT_SETS["real"]
+    mean = sum(judge.scores([originals[0]] * len(others), others)) / len(others)
+    assert baseline.figures[0].alone["clip_score_of_others"] == pytest.approx(mean, abs=1e-3)
+
+
+def test_the_noise_floor_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+
+    class Listening:
+        def __getattr__(self, name: str) -> Any:
+            if name == "end_quality":
+                return lambda num_scored, num_drawn, seconds: told.append((num_scored, num_drawn))
+            return lambda *args: None
+
+    def bench(recipes: list[str]) -> list[Any]:
+        return vivace.bench(
+            "tiny-sd", recipes, num_inference_steps=2, plan=PLAN, store=tmp_path, device="cpu",
+            progress=Listening(),
+        )  # fmt: skip
+
+    records = bench(["baseline", "tiny_vae"])
+    bench(["baseline", "tiny_vae"])
+    assert told[0][1] == 3
+    assert told[0][0] in (6, 7, 8, 9), "two recipes of three pictures, and what the floor drew otherwise"
+    assert told[1] == (0, 0)
+    with Store.read_only(tmp_path) as store:
+        floor = store.noise_floor(records[0].trial.key(records[0].environment))
+    assert floor is not None
+    assert (floor.recipe, floor.reason, len(floor.pictures)) == ("attention(math)", None, 3)
+
+
+def test_a_baseline_that_sets_its_attention_gets_another_harmless_change(tmp_path: Path) -> None:
+    records = vivace.bench(
+        "tiny-sd", ["attention(math)"], num_inference_steps=1, plan=PLAN, store=tmp_path, device="cpu"
+    )
+    with Store.read_only(tmp_path) as store:
+        floor = store.noise_floor(records[0].trial.key(records[0].environment))
+    assert floor is not None
+    assert floor.recipe == "channels_last+attention(math)"
+
+
+def test_without_quality_nothing_is_drawn_or_scored(tmp_path: Path) -> None:
+    records = vivace.bench(
+        "tiny-sd", ["baseline"], num_inference_steps=1, plan=PLAN, store=tmp_path, quality=False, device="cpu"
+    )
+    with Store.read_only(tmp_path) as store:
+        assert store.figures() == {}
+        assert store.noise_floor(records[0].trial.key(records[0].environment)) is None
+
+
+def test_a_wrong_scorer_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModel, match="no scorer 'nonsense'"):
+        vivace.bench("tiny-sd", ["baseline"], store=tmp_path / "s", scorer="nonsense")
+    assert not (tmp_path / "s").exists()
+
+
+def test_two_models_in_one_command_make_two_tables_and_one_page(tmp_path: Path) -> None:
+    folder = Path(vivace.__file__).parent / "models/weights/tiny-sd"
+    models = ["--model", "tiny-sd", "--model", str(folder)]
+    done = run(
+        tmp_path, "bench", *models, "--recipe", "baseline", "--recipe", "steps:1", *QUICK,
+        "--height", "128", "--width", "128",
+    )  # fmt: skip
+    tables = [line for line in done.stdout.splitlines() if line in ("tiny-sd", str(folder))]
+    assert tables == ["tiny-sd", str(folder)]
+    assert done.stdout.count("steps(1)") >= 2
+    again = run(tmp_path, "bench", *models, "--recipe", "baseline", *QUICK, "--height", "128", "--width", "128",
+                "--format", "json")  # fmt: skip
+    assert [row["model"] for row in json.loads(again.stdout)] == ["tiny-sd", str(folder)]
+    run(tmp_path, "report", "-o", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('class="run"') >= 2
+
+
+def test_limits_decide_the_exit_code(tmp_path: Path) -> None:
+    recipes = ["--recipe", "baseline", "--recipe", "int4", "--seeds", "2"]
+    strict = run(tmp_path, "bench", *recipes, *QUICK, "--min-quality", "ssim=1", code=1)
+    assert "fails on quality: SSIM" in strict.stderr
+    assert "failed_quality" in strict.stdout
+    lenient = run(tmp_path, "bench", *recipes, *QUICK, "--min-quality", "ssim=0.1")
+    assert "failed_quality" not in lenient.stdout
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("0.9", "not NAME=VALUE"),
+        ("colour=1", "NAME of ssim, psnr_db, clip"),
+        ("clip=good", "neither a number nor off"),
+        ("ssim=2", "less than or equal to 1"),
+        ("clip=nan", "finite number"),
+    ],
+)
+def test_wrong_limits(tmp_path: Path, value: str, said: str) -> None:
+    done = run(tmp_path, "bench", "--recipe", "baseline", "--min-quality", value, code=2)
+    assert said in done.stderr
+    assert not (tmp_path / ".vivace").exists()

@@ -1,0 +1,78 @@
+"""Fewer plain steps stand beside every cache."""
+
+import pytest
+
+from vivace.benchmark.prepare import prepare
+from vivace.benchmark.rivals import with_rivals
+from vivace.errors import UsageError, WorkloadError
+from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
+from vivace.techniques.resolve import resolve
+
+
+def texts(recipes: list[str], steps: int = 28) -> list[str]:
+    return [recipe.text for recipe in with_rivals([resolve(r) for r in recipes], steps)]
+
+
+def test_a_cache_brings_fewer_steps_and_nothing_else_does() -> None:
+    assert texts(["baseline", "fbcache(0.1)", "tiny_vae"]) == [
+        "baseline", "first_block_cache(0.1)", "steps(21)", "steps(14)", "tiny_vae",
+    ]  # fmt: skip
+
+
+def test_the_rival_keeps_all_but_the_cache() -> None:
+    assert texts(["bf16+fbcache(0.1)+tiny_vae@vae+steps(20)"]) == [
+        "tiny_vae+dtype(bf16)+first_block_cache(0.1)+steps(20)",
+        "tiny_vae+dtype(bf16)+steps(15)",
+        "tiny_vae+dtype(bf16)+steps(10)",
+    ]
+
+
+def test_rivals_are_measured_once() -> None:
+    assert texts(["fbcache(0.1)", "fbcache(0.2)", "steps(14)"]) == [
+        "first_block_cache(0.1)", "steps(21)", "steps(14)", "first_block_cache(0.2)",
+    ]  # fmt: skip
+
+
+def test_few_steps_leave_few_rivals() -> None:
+    assert texts(["fbcache(0.1)"], steps=4) == ["first_block_cache(0.1)", "steps(3)", "steps(2)"]
+    assert texts(["fbcache(0.1)"], steps=1) == ["first_block_cache(0.1)"]
+
+
+def test_rivals_can_be_declined() -> None:
+    recipes = ["baseline", "fbcache(0.1)"]
+    assert len(prepare("tiny-sd", recipes).recipes) == 4
+    assert [r.text for r in prepare("tiny-sd", recipes, rivals=False).recipes] == [
+        "baseline",
+        "first_block_cache(0.1)",
+    ]
+
+
+@pytest.mark.parametrize("name", PROMPT_SETS)
+def test_a_prompt_set_is_thirteen_prompts_at_three_seeds(name: str) -> None:
+    workload = prepare("tiny-sd", ["baseline"], prompt_set=name).workload
+    assert len(set(workload.prompts)) == 13
+    assert len(workload.seeds) == NUM_SEEDS
+    assert len(prepare("tiny-sd", ["baseline"], prompt_set=name, num_seeds=1).workload.seeds) == 1
+
+
+def test_the_prompt_set_of_the_tiny_world_says_what_it_means() -> None:
+    """Each prompt is one that the verifier can read, so that calibrations speak of it."""
+    from tinyworld.captions import parse
+
+    said = [parse(prompt) for prompt in PROMPT_SETS["tinyworld"]]
+    assert all(thing.colour and thing.shape for d in said for thing in d.things)
+    assert {thing.colour for d in said for thing in d.things} == {
+        "red", "green", "blue", "yellow", "purple", "orange", "pink", "cyan",
+    }  # fmt: skip
+    assert len({thing.shape for d in said for thing in d.things}) == 6
+    assert {d.relation for d in said} >= {"left of", "right of", "above", "below"}
+    assert {d.kind for d in said} >= {"striped", "checkered", "gradient"}
+
+
+def test_wrong_prompt_sets_are_named() -> None:
+    with pytest.raises(UsageError, match="did you mean 'tinyworld'"):
+        prepare("tiny-sd", ["baseline"], prompt_set="tinyword")
+    with pytest.raises(UsageError, match="give one of them"):
+        prepare("tiny-sd", ["baseline"], prompt_set="real", prompts=["a cat"])
+    with pytest.raises(WorkloadError, match="at least one seed"):
+        prepare("tiny-sd", ["baseline"], prompt_set="real", num_seeds=0)

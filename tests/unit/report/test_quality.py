@@ -1,0 +1,224 @@
+"""Fidelity and the gate, derived from figures of single pictures."""
+
+import pytest
+
+from tests.make import make_record, make_round
+from vivace.report.quality import Judgement, broken_pictures
+from vivace.report.rows import Row, rows_of
+from vivace.report.summary import fidelity, noise_floor, summary
+from vivace.report.table import render
+from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
+from vivace.spec.limits import Limits
+from vivace.spec.record import Outcome, Picture, Record
+from vivace.stats import Gate
+
+SCORER = "clip@1"
+OWN, OTHERS = 30.0, 10.0  # CLIP scores of the baseline's pictures: a margin of 20
+NUM = 12
+
+
+def sha(recipe: str, index: int) -> str:
+    return f"{recipe}-{index}"
+
+
+def drawn(recipe: str, identical: int = 0, seconds: float = 1.0) -> Record:
+    """A record of NUM pictures, the first of them the baseline's own."""
+    pictures = tuple(
+        Picture(index=i, prompt=f"prompt {i}", seed=0, sha256=sha("baseline" if i < identical else recipe, i))
+        for i in range(NUM)
+    )
+    times = (seconds, 1.01 * seconds, 0.99 * seconds)
+    rounds = [make_round(i, times).model_copy(update={"pictures": pictures}) for i in range(2)]
+    return make_record(recipe, *rounds)
+
+
+def figures_of(
+    record: Record, ssim: list[float] | None = None, kept: list[float] | None = None
+) -> list[PictureFigures]:
+    """A row for each picture: its SSIM, and its CLIP score as a share of the baseline's margin."""
+    found = []
+    for i, picture in enumerate(record.rounds[0].pictures):
+        reference = sha("baseline", i)
+        key = FiguresKey(sha256=picture.sha256, reference=reference, prompt=picture.prompt, scorer=SCORER)
+        alone = {"sharpness": 5.0 + i, "clip_score": OWN}
+        against = {}
+        if key.is_reference:
+            alone["clip_score_of_others"] = OTHERS
+        else:
+            against = {"psnr_db": 20.0 + i, "ssim": (ssim or [0.9] * NUM)[i]}
+            alone = {"sharpness": 4.0 + i, "clip_score": OTHERS + (OWN - OTHERS) * (kept or [1.0] * NUM)[i]}
+        found.append(PictureFigures(**key.model_dump(), alone=alone, against=against))
+    return found
+
+
+def row_of(
+    other: Record,
+    figures: list[PictureFigures],
+    limits: Limits | None = None,
+    floor: NoiseFloor | None = None,
+) -> Row:
+    base = drawn("baseline", seconds=2.0)
+    known = {f.key: f for f in [*figures_of(base), *figures]}
+    return rows_of([base, other], QualityPass(known, SCORER, floor), limits or Limits(ssim=0.8, clip=0.9))[1]
+
+
+def said(row: Row) -> Judgement:
+    assert row.judgement is not None
+    return row.judgement
+
+
+def test_fidelity_counts_the_identical_apart() -> None:
+    other = drawn("bf16", identical=NUM - 2)
+    row = row_of(other, figures_of(other, ssim=[0.4] * NUM))
+    assert row.fidelity is not None
+    assert (row.fidelity.num_pictures, row.fidelity.num_identical) == (NUM, NUM - 2)
+    assert fidelity(row) == "30.5, 30.0", "PSNR of the two that differ"
+    assert row.fidelity.ssim is not None
+    assert row.fidelity.ssim.point == pytest.approx((NUM - 2 + 0.8) / NUM), "an identical picture counts as 1"
+
+
+def test_paired_differences_of_figures_without_a_reference() -> None:
+    other = drawn("tiny_vae")
+    row = row_of(other, figures_of(other))
+    assert row.fidelity is not None
+    sharpness = row.fidelity.alone["sharpness"]
+    assert sharpness.mean == pytest.approx(4 + (NUM - 1) / 2)
+    assert (sharpness.difference.point, sharpness.difference.low, sharpness.difference.high) == (-1, -1, -1)
+
+
+def test_a_recipe_of_the_same_picture_is_held_to_fidelity() -> None:
+    other = drawn("bf16")
+    good = row_of(other, figures_of(other, ssim=[0.95, 0.9] * 6, kept=[0.1] * NUM))
+    assert said(good).gate is Gate.PASSED, "CLIP is not asked"
+    bad = row_of(other, figures_of(other, ssim=[0.5, 0.4] * 6))
+    assert said(bad).gate is Gate.FAILED
+    assert bad.outcome is Outcome.FAILED_QUALITY
+    assert said(bad).reason.startswith("SSIM 0.450 [")
+    assert "at least 0.800 was wanted" in said(bad).reason
+
+
+def test_another_is_held_to_the_clip_margin() -> None:
+    other = drawn("steps(8)")
+    good = row_of(other, figures_of(other, ssim=[0.1] * NUM, kept=[1.02, 0.97] * 6))
+    assert said(good).gate is Gate.PASSED, "another picture, as good"
+    bad = row_of(other, figures_of(other, kept=[0.4, 0.9] * 6))
+    assert said(bad).gate is Gate.FAILED
+    assert bad.to_json()["outcome"] == "failed_quality"
+    assert bad.to_json()["quality"]["reason"].startswith("CLIP margin kept 65 [")
+    assert bad.to_json()["fidelity"]["clip_kept"]["mean"] == pytest.approx(0.65)
+
+
+def test_few_pictures_never_pass() -> None:
+    other = drawn("steps(8)")
+    wide = row_of(other, figures_of(other, kept=[1.2, 0.7] * 6))
+    assert said(wide).gate is Gate.UNCLEAR
+    assert "too few pictures to decide" in said(wide).reason
+    assert wide.outcome is Outcome.MEASURED
+    round_ = other.rounds[0].model_copy(update={"pictures": other.rounds[0].pictures[:2]})
+    two = other.model_copy(update={"rounds": (round_,)})
+    assert said(row_of(two, figures_of(two))).gate is Gate.UNCLEAR
+
+
+def test_no_recipe_is_held_to_more_than_the_baseline_reaches_itself() -> None:
+    other = drawn("bf16")
+    figures = figures_of(other, ssim=[0.6, 0.62] * 6)
+    assert said(row_of(other, figures)).gate is Gate.FAILED
+    again = drawn("attention(math)")
+    floor = NoiseFloor(recipe="attention(math)", pictures=again.rounds[0].pictures)
+    row = row_of(other, figures + figures_of(again, ssim=[0.55, 0.65] * 6), floor=floor)
+    assert said(row).gate is Gate.PASSED
+    assert "as much as the baseline reaches against itself" in said(row).reason
+
+
+def test_the_noise_floor_is_said() -> None:
+    base, again = drawn("baseline"), drawn("attention(math)")
+    floor = NoiseFloor(recipe="attention(math)", pictures=again.rounds[0].pictures)
+    known = {f.key: f for f in [*figures_of(base), *figures_of(again, ssim=[0.9] * NUM)]}
+    (row,) = rows_of([base], QualityPass(known, SCORER, floor))
+    assert noise_floor(row) == (
+        "noise floor, the baseline against itself (attention(math), 12 pictures): "
+        "SSIM 0.900, PSNR 25.5 dB, worst 20.0, CLIP margin kept 100 %"
+    )
+    nothing = NoiseFloor(recipe="baseline", reason="out of memory: 80 GB were wanted")
+    (row,) = rows_of([base], QualityPass(known, SCORER, nothing))
+    assert noise_floor(row) == "no noise floor: out of memory: 80 GB were wanted"
+
+
+def test_a_broken_picture_fails_whatever_the_figures() -> None:
+    other = drawn("steps(8)")
+    pictures = list(other.rounds[0].pictures)
+    pictures[3] = pictures[3].model_copy(update={"faults": ("black",)})
+    broken = make_record(
+        "steps(8)", other.rounds[0].model_copy(update={"pictures": tuple(pictures)}), other.rounds[1]
+    )
+    row = row_of(broken, figures_of(broken))
+    assert said(row).reason == "1 of 12 pictures are no pictures (black)"
+    assert row.failed_quality
+
+
+def test_what_the_baseline_draws_black_is_not_held_against_others() -> None:
+    base = drawn("baseline")
+    black = [p.model_copy(update={"faults": ("black",)}) for p in base.rounds[0].pictures[:1]]
+    pictures = (*black, *base.rounds[0].pictures[1:])
+    base = base.model_copy(update={"rounds": (base.rounds[0].model_copy(update={"pictures": pictures}),)})
+    same = base.model_copy()
+    assert broken_pictures(same, base) is None
+    assert broken_pictures(base, base) == "1 of 12 pictures are no pictures (black)"
+
+
+def test_without_a_scorer_another_picture_is_never_passed() -> None:
+    base, other = drawn("baseline"), drawn("steps(8)")
+    bare = [
+        f.model_copy(update={"scorer": None, "alone": {"sharpness": 1.0}})
+        for f in [*figures_of(base), *figures_of(other, ssim=[0.99] * NUM)]
+    ]
+    row = rows_of([base, other], QualityPass({f.key: f for f in bare}))[1]
+    assert said(row) == Judgement(Gate.UNCLEAR, "no CLIP model scored the pictures")
+
+
+def test_a_scorer_that_cannot_tell_the_baseline_decides_nothing() -> None:
+    base, other = drawn("baseline"), drawn("steps(8)")
+    blind = [
+        f.model_copy(update={"alone": f.alone | {"clip_score_of_others": OWN + 1}}) for f in figures_of(base)
+    ]
+    row = rows_of([base, other], QualityPass({f.key: f for f in [*blind, *figures_of(other)]}, SCORER))[1]
+    assert said(row).gate is Gate.UNCLEAR
+    assert "cannot tell" in said(row).reason
+
+
+def test_limits_can_be_changed_and_switched_off() -> None:
+    other = drawn("bf16")
+    figures = figures_of(other, ssim=[0.85, 0.86] * 6)
+    assert said(row_of(other, figures)).gate is Gate.PASSED
+    assert said(row_of(other, figures, Limits(ssim=0.99))).gate is Gate.FAILED
+    assert said(row_of(other, figures, Limits(ssim=None, psnr_db=40.0))).gate is Gate.FAILED
+    assert said(row_of(other, figures, Limits(ssim=None))).gate is Gate.UNCLEAR, "nothing was asked"
+
+
+def test_a_failed_recipe_is_never_called_fastest() -> None:
+    base = drawn("baseline", seconds=2.0)
+    greedy, good = drawn("steps(1)", seconds=0.1), drawn("tiny_vae", seconds=1.0)
+    known = [*figures_of(base), *figures_of(greedy, kept=[0.1, 0.2] * 6), *figures_of(good)]
+    rows = rows_of([base, greedy, good], QualityPass({f.key: f for f in known}, SCORER), Limits())
+    told = summary(rows)
+    assert told.startswith("tiny_vae is the fastest: 2.00x")
+    assert "Its pictures pass: CLIP margin kept 100 [100, 100] %" in told
+    assert "steps(1) fails on quality: CLIP margin kept 15 [" in told
+    assert "No recipe whose pictures pass was faster" in summary(rows[:2])
+    assert "failed_quality" in render(rows, "table")
+    assert "failed_quality" in render(rows, "csv")
+
+
+def test_identical_pictures_are_called_so() -> None:
+    same = drawn("channels_last", identical=NUM)
+    row = row_of(same, figures_of(same))
+    assert fidelity(row) == "identical"
+    assert said(row) == Judgement(Gate.PASSED, "all pictures are identical to the baseline's")
+
+
+def test_without_a_quality_pass_there_is_no_judgement() -> None:
+    row = rows_of([drawn("baseline"), drawn("steps(8)")])[1]
+    assert row.fidelity is None
+    assert row.judgement is None
+    assert fidelity(row) == ""
+    assert row.to_json()["quality"] is None
