@@ -6,12 +6,13 @@ import contextlib
 import errno
 import logging
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported
 
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EFBIG}
 
 
 def cached(repo: str, revision: str | None, files: Sequence[str]) -> Path | None:
@@ -29,8 +30,11 @@ def cached(repo: str, revision: str | None, files: Sequence[str]) -> Path | None
     return Path(folder)
 
 
-def fetch(repo: str, revision: str | None, files: Sequence[str]) -> Path:
+def fetch(repo: str, revision: str | None, files: Sequence[str], *, bars: bool = False) -> Path:
     """Fetch those of the files that the repository has; a folder in the cache, named by the commit.
+
+    Args:
+        bars: show the client's progress bars if there is a terminal.
 
     Raises:
         UnknownModel: there is no such repository or revision.
@@ -38,7 +42,7 @@ def fetch(repo: str, revision: str | None, files: Sequence[str]) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    with _explained(repo, revision):
+    with _explained(repo, revision), _bars(bars and sys.stderr.isatty()):
         return Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
 
 
@@ -46,7 +50,7 @@ def check_room(repo: str, folder: Path, files: Sequence[str]) -> None:
     """Raises Unsupported if the disk cannot take the files that `folder`, made by `fetch`, still lacks."""
     from huggingface_hub import snapshot_download
 
-    with _explained(repo, folder.name):
+    with _explained(repo, folder.name), _bars(False):
         wanted = snapshot_download(repo, revision=folder.name, allow_patterns=list(files), dry_run=True)
     needed = sum(file.file_size or 0 for file in wanted if file.will_download)
     free = shutil.disk_usage(folder).free
@@ -55,6 +59,25 @@ def check_room(repo: str, folder: Path, files: Sequence[str]) -> None:
             f"{repo} needs {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free where it goes; free some, or set "
             "HF_HOME to a folder on a larger disk"
         )
+
+
+@contextlib.contextmanager
+def _bars(shown: bool) -> Iterator[None]:
+    """Without bars unless wanted: the client draws some of its own into files and pipes too."""
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    if shown or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 @contextlib.contextmanager
@@ -103,7 +126,8 @@ def _failures() -> tuple[type[Exception], ...]:
 
     # The base of errors of whichever HTTP library this version of the client uses.
     transport: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
-    return (transport, OSError, ValueError, RuntimeError, LookupError, TypeError, AssertionError)
+    not_understood = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
+    return (transport, OSError, RuntimeError, *not_understood)
 
 
 def _unreachable(repo: str, hub: str, error: BaseException) -> str:

@@ -135,6 +135,6 @@ def _on_the_hub(repo: str, revision: str | None, download: bool) -> Path:
     folder = hub.fetch(repo, revision, _SMALL)
     if _is_clip(folder):
         hub.check_room(repo, folder, _FILES)
-        folder = hub.fetch(repo, folder.name, _FILES)
+        folder = hub.fetch(repo, folder.name, _FILES, bars=True)
     _check(folder, called)
     return folder
