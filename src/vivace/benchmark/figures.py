@@ -45,7 +45,12 @@ def keys_of(records: Sequence[Record], floor: NoiseFloor | None, scorer: str | N
 
 
 def add_figures(
-    records: Sequence[Record], store: Store, launcher: Launcher, scorer: FoundScorer | None, device: str
+    records: Sequence[Record],
+    store: Store,
+    launcher: Launcher,
+    scorer: FoundScorer | None,
+    device: str,
+    lpips: bool = False,
 ) -> int:
     """Compute and store the figures that are not stored yet; returns how many pictures that were.
 
@@ -53,7 +58,8 @@ def add_figures(
     """
     known = store.figures()
     floor = store.noise_floor(records[0].trial.key(records[0].environment)) if records else None
-    todo = [key for key in keys_of(records, floor, scorer.id if scorer else None) if key not in known]
+    wanted = keys_of(records, floor, scorer.id if scorer else None)
+    todo = [key for key in wanted if key not in known or (lpips and _lacks_lpips(known[key]))]
     for start in range(0, len(todo), _AT_ONCE):
         keys = [key.model_dump(mode="json") for key in todo[start : start + _AT_ONCE]]
         request = {
@@ -62,10 +68,15 @@ def add_figures(
             "keys": keys,
             "scorer": None if scorer is None else {"folder": str(scorer.folder), "others": scorer.prompt_set},
             "device": device,
+            "lpips": lpips,
         }
         found = _ask(launcher, request, "the quality pass failed")
         store.add_figures([PictureFigures.model_validate(row) for row in found["figures"]])
     return len(todo)
+
+
+def _lacks_lpips(row: PictureFigures) -> bool:
+    return "psnr_db" in row.against and "lpips" not in row.against
 
 
 def draw_noise_floor(baseline: Record, store: Store, launcher: Launcher, threads: int | None) -> int:
@@ -114,7 +125,11 @@ def draw_pictures(trial: Trial, number: int, pictures: Path) -> dict[str, Any]:
 
 
 def compute_figures(
-    pictures: Path, keys: Iterable[FiguresKey], scorer: dict[str, str] | None, device: str
+    pictures: Path,
+    keys: Iterable[FiguresKey],
+    scorer: dict[str, str] | None,
+    device: str,
+    lpips: bool = False,
 ) -> list[PictureFigures]:
     """In the worker: figures of the pictures below the folder `pictures`. Pictures that are gone are left out.
 
@@ -133,6 +148,8 @@ def compute_figures(
             found.append(_of_pixels(key, *(pixels(Image.open(path)) for path in paths)))
     if scorer is not None:
         _add_scores(found, pictures, Path(scorer["folder"]), PROMPT_SETS[scorer["others"]], device)
+    if lpips:
+        _add_lpips(found, pictures, device)
     return found
 
 
@@ -177,6 +194,20 @@ def _add_scores(
             row.alone["clip_score_of_others"] = 100 * float(np.mean(theirs))
         elif not row.is_identical:
             row.against["clip_similarity"] = 100 * float(seen[row.sha256] @ seen[row.reference])
+
+
+def _add_lpips(rows: list[PictureFigures], pictures: Path, device: str) -> None:
+    """LPIPS of the pictures that differ from a reference of the same size, written into the rows' own mappings."""
+    from PIL import Image
+
+    from vivace.measure.lpips import Lpips
+    from vivace.measure.quality import pixels
+
+    network = Lpips(device)
+    for row in rows:
+        if "psnr_db" in row.against:
+            pair = [pixels(Image.open(picture_path(pictures, sha))) for sha in (row.sha256, row.reference)]
+            (row.against["lpips"],) = network.distances(pair[:1], pair[1:])
 
 
 def _ask(launcher: Launcher, request: dict[str, Any], failed: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from vivace.benchmark.prepare import Prepared, default_threads, prepare
 from vivace.benchmark.runner import Progress, Silent, ask_environment, run_trials
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.errors import UnknownModel, Unsupported
+from vivace.measure.lpips import check as check_lpips
 from vivace.models.scorers import FoundScorer, find_scorer
 from vivace.spec.record import Record
 from vivace.spec.trial import Trial
@@ -41,6 +42,7 @@ def bench(
     rerun: bool = False,
     quality: bool = True,
     scorer: str | None = "auto",
+    lpips: bool = False,
     rivals: bool = True,
     progress: Progress | None = None,
     command: str | None = None,
@@ -62,6 +64,7 @@ def bench(
         quality: after all timing, compute figures of the pictures, alone and against the baseline's.
         scorer: the CLIP model that scores them: "auto" (the model's own, or the usual one if it is on this machine),
             None for none, or what `vivace.models.scorers.find_scorer` understands.
+        lpips: also compute LPIPS; its weights must be there (see `vivace.measure.lpips`).
         rivals: beside each step cache also measure the same recipe with fewer plain steps instead.
         command: the command line to note beside the run; None for the equivalent `vivace bench`.
         worker: the command line that starts a worker process.
@@ -84,6 +87,8 @@ def bench(
         rivals=rivals,
     )
     scores = _scorer(scorer, prepared) if quality else None
+    if lpips and quality:
+        check_lpips()
     plan = plan or Plan()
     if plan.threads is None:
         plan = plan.model_copy(update={"threads": default_threads(prepared.found)})
@@ -107,7 +112,7 @@ def bench(
         if quality and records:
             start = time.perf_counter()
             num_drawn = draw_noise_floor(records[0], opened, launcher, plan.threads)
-            num_scored = add_figures(records, opened, launcher, scores, environment.device)
+            num_scored = add_figures(records, opened, launcher, scores, environment.device, lpips)
             (progress or Silent()).end_quality(num_scored, num_drawn, time.perf_counter() - start)
         return records
 

@@ -7,7 +7,7 @@ A forked child starts in milliseconds and shares the imported libraries; a paren
 fork. CUDA does not survive a fork, so there each round is a process of its own.
 
 Requests: {"kind": "environment", "device": ..., "threads": ...}
-          {"kind": "figures", "pictures": FOLDER, "keys": [...], "scorer": ..., "device": ...}
+          {"kind": "figures", "pictures": FOLDER, "keys": [...], "scorer": ..., "device": ..., "lpips": ...}
           {"kind": "pictures", "trial": ..., "number": n, "pictures": FOLDER, "threads": ...}
           {"kind": "race", "device": ..., "threads": ..., "model": ..., "recipes": [...]}
           {"kind": "round", "trial": ..., "round": k, "plan": ..., "pictures": FOLDER, "log": FILE, "threads": ...}
@@ -118,7 +118,9 @@ def serve(request: dict[str, Any], events: TextIO) -> None:
         from vivace.benchmark.figures import compute_figures
 
         keys = [FiguresKey.model_validate(key) for key in request["keys"]]
-        rows = compute_figures(Path(request["pictures"]), keys, request["scorer"], request["device"])
+        rows = compute_figures(
+            Path(request["pictures"]), keys, request["scorer"], request["device"], request["lpips"]
+        )
         value = {"figures": [row.model_dump(mode="json") for row in rows]}
     elif request["kind"] == "pictures":
         from vivace.benchmark.figures import draw_pictures

@@ -104,6 +104,7 @@ def parse_repeats(context: click.Context, parameter: click.Parameter, value: str
     metavar="NAME",
     help="CLIP model for quality: embedded, a folder, org/name on the hub, or none; auto: the model's own.",
 )
+@click.option("--lpips", is_flag=True, help="Also compute LPIPS; AlexNet's weights must be there.")
 @click.option(
     "--rivals/--no-rivals",
     default=True,
@@ -140,6 +141,7 @@ def bench(
     quality: bool,
     limits: Limits | None,
     scorer: str,
+    lpips: bool,
     rivals: bool,
     format_: str,
 ) -> int:
@@ -188,6 +190,7 @@ def bench(
                     rerun=rerun,
                     quality=quality,
                     scorer=None if scorer == "none" else scorer,
+                    lpips=lpips,
                     progress=for_this_terminal(),
                     command=options.command_line(),
                     launcher=launcher,

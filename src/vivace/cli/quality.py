@@ -20,9 +20,16 @@ COMPARISON_FAILED = 1
 @click.option(
     "--prompts", type=click.Path(path_type=Path), help="Text file: line k is picture k's prompt, by name."
 )
-@click.option("--scorer", type=click.Path(path_type=Path), help="Folder of a CLIP model, for CLIP's figures.")
+@click.option(
+    "--scorer",
+    metavar="NAME",
+    help="CLIP model for CLIP's figures: embedded, a folder, or org/name on the hub, fetched if need be.",
+)
+@click.option("--lpips", is_flag=True, help="Also compute LPIPS; AlexNet's weights must be there.")
 @options.as_json
-def quality(dir_a: Path, dir_b: Path, prompts: Path | None, scorer: Path | None, as_json: bool) -> int:
+def quality(
+    dir_a: Path, dir_b: Path, prompts: Path | None, scorer: str | None, lpips: bool, as_json: bool
+) -> int:
     """Compare two folders of pictures, made by anything; DIR_A is the reference.
 
     Pictures are paired by their names. Differences carry a 95 % interval over the pairs. Exit code 1 if DIR_B holds
@@ -34,14 +41,16 @@ def quality(dir_a: Path, dir_b: Path, prompts: Path | None, scorer: Path | None,
         vivace quality a b
     """
     from vivace.measure.folders import compare, pair
+    from vivace.models.scorers import find_scorer
 
     if prompts is not None and scorer is None:
-        raise UsageError("--prompts is for the CLIP score; name a CLIP model with --scorer FOLDER")
+        raise UsageError("--prompts is for the CLIP score; name a CLIP model with --scorer NAME")
     names, alone_in = pair(dir_a, dir_b)
     lines = options.read_prompts(prompts) if prompts is not None else None
     if lines is not None and len(lines) != len(names):
         raise UsageError(f"--prompts {prompts}: {len(lines)} prompts for {len(names)} pairs of pictures")
-    found = compare(dir_a, dir_b, names, lines, scorer)
+    folder = find_scorer(scorer).folder if scorer is not None else None
+    found = compare(dir_a, dir_b, names, lines, folder, lpips)
     found["unpaired"] = alone_in
     if as_json:
         click.echo(json.dumps(found, indent=2))

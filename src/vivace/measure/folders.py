@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UsageError
+from vivace.measure.lpips import Lpips
 from vivace.measure.quality import faults, paired_metrics, picture_metrics, pixels
 from vivace.measure.scorer import ClipScorer
 from vivace.stats.intervals import Interval
@@ -13,7 +14,7 @@ from vivace.stats.paired import mean_interval
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score")
-AGAINST = ("psnr_db", "ssim", "clip_similarity")
+AGAINST = ("psnr_db", "ssim", "clip_similarity", "lpips")
 
 
 def pair(dir_a: Path, dir_b: Path) -> tuple[list[str], list[str]]:
@@ -37,16 +38,24 @@ def pair(dir_a: Path, dir_b: Path) -> tuple[list[str], list[str]]:
 
 
 def compare(
-    dir_a: Path, dir_b: Path, names: list[str], prompts: list[str] | None, scorer: Path | None
+    dir_a: Path,
+    dir_b: Path,
+    names: list[str],
+    prompts: list[str] | None,
+    scorer: Path | None,
+    lpips: bool = False,
 ) -> dict[str, Any]:
     """Figures of every pair, and of each metric: both means, and the mean difference or value with its interval."""
     pairs: list[dict[str, Any]] = []
+    network = Lpips() if lpips else None
     for name in names:
         a, b = (pixels(_open(folder / name)) for folder in (dir_a, dir_b))
         row: dict[str, Any] = {"name": name, "faults_a": faults(a), "faults_b": faults(b)}
         row["a"], row["b"] = picture_metrics(a), picture_metrics(b)
         try:
             row["against"] = paired_metrics(b, a)
+            if network is not None:
+                (row["against"]["lpips"],) = network.distances([b], [a])
         except ValueError as error:
             row["against"], row["reason"] = {}, str(error)
         pairs.append(row)

@@ -24,13 +24,20 @@ class ClipScorer:
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         import torch
-        from transformers import CLIPModel, CLIPProcessor
+        from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
 
         try:
             model = CLIPModel.from_pretrained(
                 str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
             )
-            processor = CLIPProcessor.from_pretrained(str(folder), local_files_only=True)
+            # trust_remote_code=False said aloud: unsaid, transformers asks on the terminal and waits.
+            # By PIL whether or not torchvision is there: the two resize differently, and scores must compare.
+            images = AutoImageProcessor.from_pretrained(
+                str(folder), local_files_only=True, backend="pil", trust_remote_code=False
+            )
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
             said = str(error).strip().splitlines()
             raise UnknownModel(
@@ -38,7 +45,8 @@ class ClipScorer:
                 "config.json, model.safetensors, preprocessor_config.json and the tokenizer's files"
             ) from error
         self._model = model.eval().requires_grad_(False).to(device)
-        self._processor = processor
+        self._images = images
+        self._tokenizer = tokenizer
         self._device = device
 
     def scores(self, pictures: Sequence[Any], prompts: Sequence[str]) -> list[float]:
@@ -51,12 +59,15 @@ class ClipScorer:
 
     def embed_prompts(self, prompts: Sequence[str]) -> NDArray[np.float64]:
         """(N, width) unit vectors. Prompts longer than the model reads are cut, as CLIP's own use cuts them."""
-        text = self._processor(text=list(prompts), return_tensors="pt", padding=True, truncation=True)
+        longest = self._model.config.text_config.max_position_embeddings
+        text = self._tokenizer(
+            list(prompts), return_tensors="pt", padding=True, truncation=True, max_length=longest
+        )
         return self._unit(self._model.get_text_features, text)
 
     def embed_pictures(self, pictures: Sequence[Any]) -> NDArray[np.float64]:
         """(N, width) unit vectors of PIL pictures."""
-        inputs = self._processor(images=[p.convert("RGB") for p in pictures], return_tensors="pt")
+        inputs = self._images(images=[p.convert("RGB") for p in pictures], return_tensors="pt")
         return self._unit(self._model.get_image_features, inputs)
 
     def _unit(self, embed: Callable[..., Any], inputs: Any) -> NDArray[np.float64]:

@@ -1,0 +1,247 @@
+"""How good the quality gate is: what it says of good and of ruined recipes, seeing 39 pictures, against the truth.
+
+    python -m tinyworld.calibrate_gate draw --model tiny-sd --out build/gate       pictures and the verifier's truth
+    python -m tinyworld.calibrate_gate judge --out build/gate --scorer tiny-clip --record results/quality-gate.json
+
+The truth is the exact verifier's accuracy (everything right) over held-out captions; the gate never sees it, nor those
+captions: it sees the 13 prompts of the prompt set "tinyworld" at 3 seeds, as `vivace bench --prompt-set tinyworld`
+draws them. A recipe whose accuracy falls by 10 points or more is ruined, one that falls by under 2 is good; what lies
+between counts for neither. Recipes that are drawn already are skipped, so a run that is cut off goes on.
+
+Pictures are drawn in batches, each from its own seed. A step cache then decides for a batch together.
+"""
+
+import argparse
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+import vivace
+from tinyworld import evaluate
+from vivace.benchmark.figures import compute_figures, keys_of
+from vivace.benchmark.prepare import prepare
+from vivace.benchmark.store import save_picture
+from vivace.errors import VivaceError
+from vivace.measure.environment import environment
+from vivace.measure.quality import faults, pixels
+from vivace.models.scorers import find_scorer
+from vivace.report.rows import rows_of
+from vivace.runtime.session import Session
+from vivace.spec.environment import Environment
+from vivace.spec.figures import QualityPass
+from vivace.spec.limits import Limits
+from vivace.spec.record import Outcome, Picture, Record, Round
+from vivace.spec.trial import Trial
+
+PROMPT_SET = "tinyworld"
+RUINED, GOOD = 0.10, 0.02  # falls of accuracy
+BATCH, CACHE_BATCH = 125, 13
+
+_COMMON = (
+    "baseline", "bf16", "fp32", "channels_last", "attention(math)", "int8", "int4", "tiny_vae",
+    "bf16+int8+tiny_vae", "int4+tiny_vae",
+)  # fmt: skip
+_SD = (
+    *(f"steps({n})" for n in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20)),
+    *(f"guidance({g})" for g in (0, 1.5, 2.5, 3, 5, 6, 8, 10, 14, 20)),
+    *(f"cfg_cutoff({c})" for c in (0.1, 0.2, 0.4, 0.6, 0.8)),
+    *(f"scheduler({s})" for s in ("dpmpp_2m", "euler", "ddim", "unipc")),
+    *(f"scheduler(dpmpp_2m)+steps({n})" for n in (1, 2, 4, 6, 8, 12, 20)),
+    *(f"scheduler(euler)+steps({n})" for n in (2, 4, 8)),
+    "tiny_vae+steps(20)+cfg_cutoff(0.4)", "tiny_vae+steps(3)", "int4+steps(4)", "cfg_cutoff(0.2)+steps(6)",
+)  # fmt: skip
+_FLUX = (
+    *(f"steps({n})" for n in (1, 2, 3, 4, 5, 6, 8, 10, 14, 21)),
+    *(f"guidance({g})" for g in (0, 0.5, 1, 1.5, 2, 2.5, 5, 6)),
+    *(f"first_block_cache({t})" for t in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.8, 1.5, 3.0)),
+    *(f"first_block_cache(hits={h})" for h in (0.3, 0.5, 0.65, 0.8, 0.9)),
+    "first_block_cache(0.1)+int8+tiny_vae", "first_block_cache(0.3)+tiny_vae", "tiny_vae+steps(14)",
+    "tiny_vae+steps(3)", "int4+steps(4)", "int4+guidance(0)",
+)  # fmt: skip
+_SCHNELL = ("steps(1)", "steps(2)", "steps(3)", "steps(8)", "tiny_vae+steps(2)", "int8+steps(3)")
+RECIPES = {
+    "tiny-sd": (*_COMMON, *_SD),
+    "tiny-flux": (*_COMMON, *_FLUX),
+    "tiny-flux-schnell": (*_COMMON, *_SCHNELL),
+}
+
+
+def draw_recipe(
+    trial: Trial, device: str, captions: Sequence[str], scorer: evaluate.Scorer, pictures: Path
+) -> dict[str, Any]:
+    """One recipe's 39 pictures, saved, and the verifier's accuracies over the captions."""
+    session = vivace.load(trial.model.name, trial.recipe.text, device=device)
+    is_cached = "cache" in trial.recipe.text
+    batch = CACHE_BATCH if is_cached else BATCH
+    tasks = list(trial.workload.pictures())
+    seen = draw(session, [t[1] for t in tasks], [t[2] for t in tasks], batch)
+    kept = []
+    for (index, prompt, seed), picture in zip(tasks, seen, strict=True):
+        png = io.BytesIO()
+        Image.fromarray(picture).save(png, format="PNG")
+        sha256 = save_picture(pictures, png.getvalue())
+        found = tuple(faults(pixels(picture)))
+        kept.append(Picture(index=index, prompt=prompt, seed=seed, sha256=sha256, faults=found))
+    seeds = [evaluate.PICTURE_SEED + k for k in range(len(captions))]
+    accuracies = scorer(draw(session, captions, seeds, batch), captions)
+    evidence = session.evidence()
+    reason = session.refuted(dict(evidence) | {"attention_kernels": []}) if is_cached else None
+    return {
+        "pictures": [picture.model_dump(mode="json") for picture in kept],
+        "accuracies": accuracies,
+        "evidence": evidence,
+        "reason": reason,
+    }
+
+
+def draw(session: Session, prompts: Sequence[str], seeds: Sequence[int], batch: int) -> NDArray[np.uint8]:
+    """(N, H, W, 3) pictures, each from its own seed. What is not finite is black, as PIL would make it."""
+    made = []
+    for start in range(0, len(prompts), batch):
+        some = list(prompts[start : start + batch])
+        generators = [torch.Generator("cpu").manual_seed(s) for s in seeds[start : start + batch]]
+        images = session(some, generator=generators, output_type="np").images
+        made.append(np.round(np.nan_to_num(images) * 255).clip(0, 255).astype(np.uint8))
+    return np.concatenate(made)
+
+
+def draw_all(args: argparse.Namespace) -> None:
+    scorer = evaluate.Scorer(args.workers)
+    captions = evaluate.held_out_captions(args.captions)
+    recipes = RECIPES[args.model][:: args.every] if args.every > 1 else RECIPES[args.model]
+    wanted = args.recipes or recipes
+    prepared = prepare(args.model, ["baseline", *wanted], prompt_set=PROMPT_SET, rivals=False)
+    folder = args.out / args.model
+    folder.mkdir(parents=True, exist_ok=True)
+    for recipe in prepared.recipes:
+        trial = Trial(
+            model=prepared.found.model, recipe=recipe, workload=prepared.workload, device=args.device
+        )
+        path = folder / f"{recipe.digest()[:16]}.json"
+        if path.exists():
+            continue
+        try:
+            row = draw_recipe(trial, args.device, captions, scorer, args.out / "pictures")
+        except VivaceError as error:
+            row = {"reason": str(error)}
+        row |= {
+            "trial": trial.model_dump(mode="json"),
+            "environment": environment(args.device).model_dump(mode="json"),
+            "captions": len(captions),
+        }
+        path.write_text(json.dumps(row) + "\n")
+        right = row["accuracies"]["everything"]["accuracy"] if "accuracies" in row else None
+        print(args.model, recipe.text, row["reason"] if right is None else f"{right:.3f}", flush=True)
+
+
+def judge_all(args: argparse.Namespace) -> None:
+    """What the gate says of every recipe, as the report would, and how often it is right."""
+    limits = Limits() if args.limits is None else Limits(**json.loads(args.limits))
+    scorer = find_scorer(args.scorer)
+    rows: list[dict[str, Any]] = []
+    for folder in sorted(p for p in args.out.iterdir() if p.is_dir() and p.name in RECIPES):
+        rows += judge_model(folder, args.out / "pictures", scorer.id, scorer.folder, limits)
+    result = {"limits": limits.model_dump(mode="json"), "scorer": scorer.id, **tally(rows), "rows": rows}
+    for row in sorted(rows, key=lambda row: row["fall"]):
+        print(f"{row['model']:18} {row['recipe']:48} {100 * row['fall']:6.1f}  {row['gate']:8} {row['why']}")
+    print({key: value for key, value in result.items() if key != "rows"})
+    if args.record:
+        args.record.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def judge_model(
+    folder: Path, pictures: Path, scorer_id: str, scorer: Path, limits: Limits
+) -> list[dict[str, Any]]:
+    drawn = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    drawn = [row for row in drawn if row["reason"] is None]
+    drawn.sort(key=lambda row: row["trial"]["recipe"]["text"] != "baseline")
+    records = [_record(row) for row in drawn]
+    keys = keys_of(records, None, scorer_id)
+    request = {"folder": str(scorer), "others": PROMPT_SET}
+    figures = {row.key: row for row in compute_figures(pictures, keys, request, "cpu")}
+    best = drawn[0]["accuracies"]["everything"]["accuracy"]
+    found = []
+    for stored, row in zip(
+        drawn[1:], rows_of(records, QualityPass(figures, scorer_id), limits)[1:], strict=True
+    ):
+        assert row.judgement is not None
+        assert row.fidelity is not None
+        accuracy = stored["accuracies"]["everything"]["accuracy"]
+        found.append(
+            {
+                "model": row.model,
+                "recipe": row.recipe,
+                "same_picture": row.record.trial.recipe.same_picture,
+                "accuracy": accuracy,
+                "fall": round(best - accuracy, 4),
+                "gate": row.judgement.gate.value,
+                "why": row.judgement.reason,
+                "fidelity": row.fidelity.to_json(),
+                "evidence": stored["evidence"],
+                "captions": stored["captions"],
+                "device": stored["environment"]["device_name"],
+            }
+        )
+    return found
+
+
+def tally(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many of the ruined the gate failed, and of the good it passed."""
+    ruined = [row for row in rows if row["fall"] >= RUINED]
+    good = [row for row in rows if row["fall"] < GOOD]
+    return {
+        "num_recipes": len(rows),
+        "num_ruined": len(ruined),
+        "num_caught": sum(row["gate"] == "failed" for row in ruined),
+        "num_good": len(good),
+        "num_passed": sum(row["gate"] == "passed" for row in good),
+    }
+
+
+def _record(row: dict[str, Any]) -> Record:
+    drawn = Round(
+        index=0,
+        outcome=Outcome.MEASURED,
+        started_at="",
+        pictures=tuple(Picture.model_validate(picture) for picture in row["pictures"]),
+    )
+    return Record(
+        trial=Trial.model_validate(row["trial"]),
+        environment=Environment.model_validate(row["environment"]),
+        rounds=(drawn,),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = parser.add_subparsers(required=True)
+    part = parts.add_parser("draw")
+    part.add_argument("--model", choices=RECIPES, required=True)
+    part.add_argument("--recipes", nargs="*", help="instead of the model's own list")
+    part.add_argument("--every", type=int, default=1, help="only every n-th of the list")
+    part.add_argument("--captions", type=int, default=500)
+    part.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    part.add_argument("--workers", type=int, default=1)
+    part.set_defaults(run=draw_all)
+    part = parts.add_parser("judge")
+    part.add_argument("--scorer", default="tiny-clip")
+    part.add_argument("--limits", help='JSON, e.g. {"clip": 0.9}; default: the product\'s')
+    part.add_argument("--record", type=Path)
+    part.set_defaults(run=judge_all)
+    for part in parts.choices.values():
+        part.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()
