@@ -84,6 +84,12 @@ def test_a_model_is_as_large_as_all_that_it_loads(flux_family: Path) -> None:
     assert differ == ["transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"]
 
 
+def test_of_a_replaced_component_no_file_is_left(own_copy: Path) -> None:
+    (own_copy / "tiny-flux" / "transformer" / "more.safetensors").write_bytes(b"a second shard of the base's")
+    assert "transformer/more.safetensors" in find_model("tiny-flux").files
+    assert "transformer/more.safetensors" not in find_model("tiny-flux-schnell").files
+
+
 @pytest.mark.parametrize(
     ("file", "changed"),
     [
