@@ -41,6 +41,8 @@ def prepare(
     width: int | None = None,
     num_inference_steps: int | None = None,
     guidance_scale: float | None = None,
+    batch: int = 1,
+    text: str = "prompts",
     rivals: bool = True,
 ) -> Prepared:
     """Check everything that can be checked before a process starts. The arguments are those of `vivace.bench`.
@@ -53,8 +55,8 @@ def prepare(
             "no recipe given; the first --recipe is the baseline that the others are compared with"
         )
     resolved: dict[str, Recipe] = {}
-    for text in recipes:
-        recipe = resolve(text)
+    for written in recipes:
+        recipe = resolve(written)
         resolved.setdefault(recipe.text, recipe)
     found = find_model(model)
     entry = found.entry
@@ -75,7 +77,10 @@ def prepare(
     }
     numbers = found.defaults | {name: value for name, value in given.items() if value is not None}
     try:
-        workload = Workload(prompts=chosen, seeds=tuple(range(seed, seed + num_seeds)), **numbers)
+        seeds = tuple(range(seed, seed + num_seeds))
+        workload = Workload.model_validate(
+            {"prompts": chosen, "seeds": seeds, "batch": batch, "text": text, **numbers}
+        )
     except ValidationError as error:
         problem = error.errors()[0]
         flag = "--" + "-".join(str(part) for part in problem["loc"][:1]).replace("_", "-")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from vivace.measure.quality import faults, pixels
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
+from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session, session_of
 from vivace.spec.record import Outcome, Picture, Round, Sample
 from vivace.spec.technique import component_of
@@ -27,6 +28,7 @@ from vivace.spec.trial import Trial
 from vivace.stats.stopping import enough_samples, is_steady
 
 Report = Callable[[dict[str, Any]], None]
+Call = Sequence[tuple[int, str, int]]  # index, prompt and seed of each picture that is drawn together
 _TRACE_STEPS = 2
 _MAX_RECOMPILES = 3
 
@@ -60,7 +62,8 @@ def draw_untimed(trial: Trial, number: int, pictures: Path) -> tuple[Picture, ..
     """
     measurement = _Measurement(trial, Plan(), lambda event: None)
     session = measurement.load_and_apply(MemoryMeter(trial.device))
-    measurement.keep_pictures(session, list(trial.workload.pictures())[:number], pictures)
+    calls = trial.workload.calls()
+    measurement.keep_pictures(session, calls[: -(-number // trial.workload.batch)], pictures)
     drawn: tuple[Picture, ...] = measurement.results["pictures"]
     return drawn
 
@@ -101,12 +104,14 @@ class _Measurement:
         meter = MemoryMeter(self._trial.device)
         session = self.load_and_apply(meter)
         timer = PipelineTimer(session.pipe, self._trial.device)
-        tasks = list(self._trial.workload.pictures())
+        calls = self._trial.workload.calls()
+        said = self._said(session)
 
         def timed(k: int) -> Sample:
-            index, prompt, seed = tasks[k % len(tasks)]
-            output, sample = timer.time_call(lambda: _draw(session, prompt, seed), index)
-            self._drawn.setdefault(index, output.images[0])
+            call = calls[k % len(calls)]
+            given = said(call)  # encoded before the window opens, if at all
+            output, sample = timer.time_call(lambda: _draw(session, call, given), call[0][0])
+            self._keep(call, output)
             return sample
 
         self._warm_up(timed)
@@ -115,12 +120,12 @@ class _Measurement:
         self.results["memory"] = meter.read()
         evidence: dict[str, Any] = dict(session.evidence())
         if pictures is not None:
-            self.keep_pictures(session, tasks, pictures)
+            self.keep_pictures(session, calls, pictures)
         self._report({"event": "phase", "phase": "evidence"})
         evidence["attention_kernels"] = attention_kernels(
             component_of(session.pipe, "denoiser"),
             lambda: _draw(
-                session, tasks[0][1], tasks[0][2], num_inference_steps=_TRACE_STEPS, output_type="latent"
+                session, calls[0], said(calls[0]), num_inference_steps=_TRACE_STEPS, output_type="latent"
             ),
         )
         self.results["evidence"] = evidence
@@ -203,26 +208,53 @@ class _Measurement:
             enough_samples(times) or (spent_s >= self._plan.max_seconds and len(times) >= 3)
         )
 
-    def keep_pictures(self, session: Session, tasks: list[tuple[int, str, int]], folder: Path) -> None:
+    def keep_pictures(self, session: Session, calls: Sequence[Call], folder: Path) -> None:
         """Pictures of the timed calls are kept; those that were not reached are drawn now, untimed."""
-        kept: list[Picture] = []
-        for index, prompt, seed in tasks:
-            self._report({"event": "phase", "phase": "pictures", "done": len(kept), "of": len(tasks)})
-            if index not in self._drawn:
-                self._drawn[index] = _draw(session, prompt, seed).images[0]
-            png = io.BytesIO()
-            self._drawn[index].save(png, format="PNG")
-            sha256 = save_picture(folder, png.getvalue())
-            found = tuple(faults(pixels(self._drawn[index])))
-            kept.append(Picture(index=index, prompt=prompt, seed=seed, sha256=sha256, faults=found))
-        self.results["pictures"] = tuple(kept)
+        kept: dict[int, Picture] = {}
+        said = self._said(session)
+        num_pictures = len({index for call in calls for index, _, _ in call})
+        for call in calls:
+            self._report({"event": "phase", "phase": "pictures", "done": len(kept), "of": num_pictures})
+            if any(index not in self._drawn for index, _, _ in call):
+                self._keep(call, _draw(session, call, said(call)))
+            for index, prompt, seed in call:
+                png = io.BytesIO()
+                self._drawn[index].save(png, format="PNG")
+                sha256 = save_picture(folder, png.getvalue())
+                found = tuple(faults(pixels(self._drawn[index])))
+                kept[index] = Picture(index=index, prompt=prompt, seed=seed, sha256=sha256, faults=found)
+        self.results["pictures"] = tuple(kept[index] for index in sorted(kept))
+
+    def _keep(self, call: Call, output: Any) -> None:
+        """The first drawing of a picture counts."""
+        for (index, _, _), image in zip(call, output.images, strict=True):
+            self._drawn.setdefault(index, image)
+
+    def _said(self, session: Session) -> Callable[[Call], dict[str, Any]]:
+        """How a call is told its prompts: in words, or as embeddings that were made before."""
+        if self._trial.workload.text == "prompts":
+            return in_words
+        known: dict[tuple[int, ...], dict[str, Any]] = {}
+
+        def encoded(call: Call) -> dict[str, Any]:
+            key = tuple(index for index, _, _ in call)
+            if key not in known:
+                known[key] = encode(session, [prompt for _, prompt, _ in call])
+            return known[key]
+
+        return encoded
 
 
-def _draw(session: Session, prompt: str, seed: int, **call: Any) -> Any:
-    """One picture, alone, with its own generator. The noise is drawn on the CPU, so that devices agree on it."""
+def in_words(call: Call) -> dict[str, Any]:
+    return {"prompt": call[0][1] if len(call) == 1 else [prompt for _, prompt, _ in call]}
+
+
+def _draw(session: Session, call: Call, said: dict[str, Any], **told: Any) -> Any:
+    """Each picture with its own generator. The noise is drawn on the CPU, so that devices agree on it."""
     import torch
 
-    return session(prompt, generator=torch.Generator("cpu").manual_seed(seed), **call)
+    generators = [torch.Generator("cpu").manual_seed(seed) for _, _, seed in call]
+    return session(**said, generator=generators[0] if len(call) == 1 else generators, **told)
 
 
 def _num_graphs() -> int:

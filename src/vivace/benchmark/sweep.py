@@ -36,6 +36,8 @@ def bench(
     width: int | None = None,
     num_inference_steps: int | None = None,
     guidance_scale: float | None = None,
+    batch: int = 1,
+    text: str = "prompts",
     plan: Plan | None = None,
     device: str = "auto",
     store: str | Path = DEFAULT_STORE,
@@ -60,6 +62,8 @@ def bench(
         prompts: None for the model's own.
         prompt_set: instead, a set of thirteen prompts: "tinyworld" or "real".
         seed, num_seeds: each prompt is drawn at seed, seed + 1, ...; None for one seed, for three of a prompt set.
+        batch: pictures drawn in one call; times are a picture's share.
+        text: "prompts", or "embeddings" to leave the text encoders out of the measured call.
         plan: rounds, repeats, time limits.
         quality: after all timing, compute figures of the pictures, alone and against the baseline's.
         scorer: the CLIP model that scores them: "auto" (the model's own, or the usual one if it is on this machine),
@@ -84,6 +88,8 @@ def bench(
         width=width,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
+        batch=batch,
+        text=text,
         rivals=rivals,
     )
     scores = _scorer(scorer, prepared) if quality else None

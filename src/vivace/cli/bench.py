@@ -27,6 +27,14 @@ def parse_repeats(context: click.Context, parameter: click.Parameter, value: str
     return int(value)
 
 
+def parse_batches(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Whole numbers, separated by commas."""
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 4096 for part in parts):
+        raise click.BadParameter(f"{value!r} is not whole numbers from 1 to 4096, separated by commas.")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
 @click.command()
 @click.option(
     "--model",
@@ -57,6 +65,22 @@ def parse_repeats(context: click.Context, parameter: click.Parameter, value: str
     help="Seeds for each prompt; default: 1, of a prompt set 3.",
 )
 @options.workload
+@click.option(
+    "--batch",
+    "batches",
+    callback=parse_batches,
+    default="1",
+    show_default=True,
+    metavar="N[,N...]",
+    help="Pictures drawn in one call; several make a table each. Times are a picture's share.",
+)
+@click.option(
+    "--text",
+    type=click.Choice(["prompts", "embeddings"]),
+    default="prompts",
+    show_default=True,
+    help="embeddings: encode the prompts before the measured call.",
+)
 @click.option(
     "--repeats",
     callback=parse_repeats,
@@ -130,6 +154,8 @@ def bench(
     width: int | None,
     num_inference_steps: int | None,
     guidance_scale: float | None,
+    batches: tuple[int, ...],
+    text: str,
     repeats: int | None,
     rounds: int,
     warmup: int,
@@ -172,17 +198,20 @@ def bench(
         "width": width,
         "num_inference_steps": num_inference_steps,
         "guidance_scale": guidance_scale,
+        "text": text,
         "rivals": rivals,
     }
+    tables = [(model, batch) for model in dict.fromkeys(models) for batch in batches]
     found: list[list[Record]] = []
-    for model in dict.fromkeys(models):
-        prepare(model, recipes, **question)  # all is checked before any is measured
+    for model, batch in tables:
+        prepare(model, recipes, batch=batch, **question)  # all is checked before any is measured
     try:
         with start_launcher(device) as launcher:
-            for model in dict.fromkeys(models):
+            for model, batch in tables:
                 records = run_bench(
                     model,
                     recipes,
+                    batch=batch,
                     **question,
                     plan=plan,
                     device=device,
@@ -233,7 +262,8 @@ def show(
         click.echo(render(rows, format_), nl=False)
     for table in tables if format_ == "table" else ():
         if len(tables) > 1:
-            click.echo(f"{table[0].model}")
+            batch = table[0].record.trial.workload.batch
+            click.echo(table[0].model + (f", batch {batch}" if batch > 1 else ""))
         if console.is_terminal:
             print_table(table, console)
         else:

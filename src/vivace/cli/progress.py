@@ -38,6 +38,7 @@ class _Counting:
         self.done = 0
         self.started = 0.0
         self.label = ""
+        self.batch = 1
 
     def begin_counting(self, trials: list[Trial], plan: Plan, num_kept: int) -> None:
         self.trials = trials
@@ -57,6 +58,7 @@ class _Counting:
 
     def start_counting(self, index: int, round_index: int) -> None:
         self.label = self.trials[index].recipe.text
+        self.batch = self.trials[index].workload.batch
         if self.plan.rounds > 1:
             self.label += f"  round {round_index + 1}/{self.plan.rounds}"
 
@@ -83,7 +85,7 @@ class PlainProgress(_Counting):
     def end_round(self, index: int, round_: Round) -> None:
         self.done += 1
         left = self.left(0.0) if self.done < self.total else ""
-        line = f"[{self.done}/{self.total}] {self.label}: {result(round_)}"
+        line = f"[{self.done}/{self.total}] {self.label}: {result(round_, self.batch)}"
         click.echo(line + (f"  ({left})" if left else ""), err=True)
 
     def end(self) -> None: ...
@@ -134,7 +136,7 @@ class TerminalProgress(_Counting):
     def end_round(self, index: int, round_: Round) -> None:
         self.done += 1
         style = "green" if round_.outcome is Outcome.MEASURED else "yellow"
-        line = Text.assemble((f"{self.label}  ", "bold"), (result(round_), style))
+        line = Text.assemble((f"{self.label}  ", "bold"), (result(round_, self.batch), style))
         self._bar.console.print(line)
         self._show("", 0.0)
 
@@ -171,11 +173,11 @@ def for_this_terminal() -> PlainProgress | TerminalProgress:
     return TerminalProgress() if sys.stderr.isatty() else PlainProgress()
 
 
-def result(round_: Round) -> str:
+def result(round_: Round, batch: int = 1) -> str:
     """A finished round in a few words."""
     if round_.outcome is not Outcome.MEASURED:
         return f"{round_.outcome.value}: {round_.reason}"
-    times = sorted(s.total_s for s in round_.samples)
+    times = sorted(s.total_s / batch for s in round_.samples)
     return f"{seconds(times[len(times) // 2])} an image, {len(times)} samples"
 
 

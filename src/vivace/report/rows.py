@@ -16,7 +16,7 @@ from vivace.stats import ONE_ROUND_MARGIN, Gate, Interval, Verdict, median_inter
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds for one call of the whole pipeline, over the samples of all rounds.
+    """Seconds for one picture, over the samples of all rounds: a call's time over its batch.
 
     `p90_s` needs at least 20 samples and `p99_s` at least 200; below that they are None.
     """
@@ -38,7 +38,8 @@ class Latency:
 class Row:
     """One trial, ready to be shown. Figures are None unless the outcome is `measured`.
 
-    `speedup` compares with the baseline row (the first); None for the baseline itself. `stages_s` are medians.
+    `speedup` compares with the baseline row (the first); None for the baseline itself. `stages_s` are medians, seconds
+    a picture.
     """
 
     record: Record
@@ -113,7 +114,9 @@ class Row:
             "same_picture": record.trial.recipe.same_picture,
             "outcome": self.outcome.value,
             "reason": self.reason,
+            "batch": record.trial.workload.batch,
             "latency": None if self.latency is None else _latency_json(self.latency),
+            "images_per_s": None if self.latency is None else 1 / self.latency.median.point,
             "stages": self.stages_s or None,
             "num_denoiser_calls": self.num_denoiser_calls,
             "first_call_s": self.first_call_s,
@@ -203,11 +206,12 @@ def _row(record: Record, baseline: dict[int, tuple[float, ...]] | None, *, is_ba
     if baseline and shared and not is_baseline:
         ratio = speedup([baseline[i] for i in shared], [samples[i] for i in shared])
     timed = [s for r in record.rounds for s in r.samples]
+    batch = record.trial.workload.batch
     return Row(
         record=record,
         is_baseline=is_baseline,
         latency=_latency(tuple(samples.values())),
-        stages_s={k: statistics.median(s.stages_s[k] for s in timed) for k in timed[0].stages_s},
+        stages_s={k: statistics.median(s.stages_s[k] / batch for s in timed) for k in timed[0].stages_s},
         num_denoiser_calls=round(statistics.median(s.num_denoiser_calls for s in timed)),
         first_call_s=record.rounds[0].first_call_s,
         load_s=record.rounds[0].load_s,
@@ -218,10 +222,11 @@ def _row(record: Record, baseline: dict[int, tuple[float, ...]] | None, *, is_ba
 
 
 def _samples(record: Record) -> dict[int, tuple[float, ...]]:
-    """Seconds by round; empty unless the whole record was measured."""
+    """Seconds a picture, by round; empty unless the whole record was measured."""
     if record.outcome is not Outcome.MEASURED:
         return {}
-    return {r.index: tuple(s.total_s for s in r.samples) for r in record.rounds if r.samples}
+    batch = record.trial.workload.batch
+    return {r.index: tuple(s.total_s / batch for s in r.samples) for r in record.rounds if r.samples}
 
 
 def _latency(samples: tuple[tuple[float, ...], ...]) -> Latency:

@@ -30,7 +30,10 @@ class Outcome(StrEnum):
 
 
 class Sample(Spec):
-    """One timed call of the whole pipeline, seconds. `stages_s` sums to `total_s` (keys: text, steps, vae, other)."""
+    """One timed call of the whole pipeline, seconds. `stages_s` sums to `total_s` (keys: text, steps, vae, other).
+
+    The call draws the workload's `batch` of pictures; `picture` is the first of them.
+    """
 
     picture: int
     total_s: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -16,8 +17,12 @@ MAX_PIXEL_STEPS = 10**11
 class Workload(Spec):
     """Everything that is fixed while recipes are compared.
 
-    Picture k of a prompt is drawn alone, with its own generator, seeded `seeds[k]`. Steps and guidance are the
-    baseline's; a recipe may change them.
+    Picture k of a prompt is drawn with its own generator, seeded `seeds[k]`, and alone unless `batch` says otherwise.
+    Steps and guidance are the baseline's; a recipe may change them.
+
+    batch: pictures drawn in one call, each from its own seed. The last call of a round trip through the pictures is
+        filled up from the start, so that every call has the same shape.
+    text: `prompts`, with the text encoders inside the measured call, or `embeddings`, encoded before it.
     """
 
     prompts: tuple[str, ...] = Field(min_length=1)
@@ -26,6 +31,8 @@ class Workload(Spec):
     width: int = Field(gt=0)
     num_inference_steps: int = Field(ge=1, le=1000)
     guidance_scale: float = Field(ge=0, le=100)
+    batch: int = Field(default=1, ge=1, le=4096)
+    text: Literal["prompts", "embeddings"] = "prompts"
 
     @field_validator("seeds")
     @classmethod
@@ -53,3 +60,11 @@ class Workload(Spec):
             for prompt in self.prompts:
                 yield index, prompt, seed
                 index += 1
+
+    def calls(self) -> list[list[tuple[int, str, int]]]:
+        """The pictures in drawing order, `batch` at a time, the last call filled up from the start."""
+        pictures = list(self.pictures())
+        return [
+            [pictures[(start + k) % len(pictures)] for k in range(self.batch)]
+            for start in range(0, len(pictures), self.batch)
+        ]

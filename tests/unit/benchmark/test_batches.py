@@ -1,0 +1,107 @@
+"""Several pictures in one call, and prompts that were encoded before it."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vivace
+from tests.unit.cli.test_commands import QUICK
+from tests.unit.cli.test_commands import vivace as run
+from vivace.benchmark import Plan
+from vivace.benchmark.prepare import prepare
+from vivace.benchmark.store import picture_path
+from vivace.errors import WorkloadError
+from vivace.report.rows import rows_of
+from vivace.runtime.embeddings import encode
+from vivace.spec.record import Record
+from vivace.spec.workload import Workload
+
+PLAN = Plan(rounds=1, repeats=3, max_warmup=1)
+PROMPTS = ["a red circle", "a blue square", "a green star"]
+
+
+def workload(batch: int, num_prompts: int = 3) -> Workload:
+    return Workload(
+        prompts=tuple(f"prompt {k}" for k in range(num_prompts)), seeds=(0,), height=128, width=128,
+        num_inference_steps=2, guidance_scale=4.0, batch=batch,
+    )  # fmt: skip
+
+
+def test_every_call_has_the_same_shape_and_every_picture_its_turn() -> None:
+    assert [[index for index, _, _ in call] for call in workload(2).calls()] == [[0, 1], [2, 0]]
+    assert [[index for index, _, _ in call] for call in workload(1).calls()] == [[0], [1], [2]]
+    assert [[index for index, _, _ in call] for call in workload(7).calls()] == [[0, 1, 2, 0, 1, 2, 0]]
+
+
+def bench(store: Path, batch: int = 1, text: str = "prompts") -> Record:
+    (record,) = vivace.bench(
+        "tiny-sd", ["baseline"], prompts=PROMPTS, num_inference_steps=2, batch=batch, text=text, plan=PLAN,
+        store=store, device="cpu", quality=False,
+    )  # fmt: skip
+    return record
+
+
+def pictures(record: Record, store: Path) -> list[np.ndarray]:
+    paths = [picture_path(store / "pictures", p.sha256) for p in record.rounds[0].pictures]
+    return [np.asarray(Image.open(io.BytesIO(path.read_bytes())), dtype=int) for path in paths]
+
+
+def test_a_batch_draws_the_same_pictures_and_its_times_are_a_pictures_share(tmp_path: Path) -> None:
+    alone, together = bench(tmp_path), bench(tmp_path, batch=2)
+    assert [p.prompt for p in together.rounds[0].pictures] == PROMPTS
+    for a, b in zip(pictures(alone, tmp_path), pictures(together, tmp_path), strict=True):
+        assert abs(a - b).max() <= 2
+    (row,) = rows_of([together])
+    assert row.latency is not None
+    medians = sorted(s.total_s for s in together.rounds[0].samples)
+    assert row.latency.median.point == pytest.approx(medians[1] / 2)
+    assert sum(row.stages_s.values()) <= row.latency.max_s * 1.05
+    found = row.to_json()
+    assert found["batch"] == 2
+    assert found["images_per_s"] == pytest.approx(2 / medians[1])
+    assert alone.trial.key(alone.environment) != together.trial.key(together.environment)
+
+
+def test_embeddings_leave_the_text_encoder_out(tmp_path: Path) -> None:
+    words, embedded = bench(tmp_path), bench(tmp_path, text="embeddings")
+    for a, b in zip(pictures(words, tmp_path), pictures(embedded, tmp_path), strict=True):
+        assert (a == b).all()
+
+    def text_s(record: Record) -> float:
+        return min(sample.stages_s["text"] for sample in record.rounds[0].samples)
+
+    assert text_s(embedded) < text_s(words) / 3
+
+
+def test_embeddings_follow_the_guidance_that_is_in_force() -> None:
+    session = vivace.load("tiny-sd", "guidance(0)+steps(1)", device="cpu")
+    assert set(encode(session, PROMPTS)) == {"prompt_embeds"}
+    session = vivace.load("tiny-sd", "steps(1)", device="cpu")
+    said = encode(session, PROMPTS)
+    assert set(said) == {"prompt_embeds", "negative_prompt_embeds"}
+    assert said["prompt_embeds"].shape[0] == 3
+    drawn = session(**said, generator=[torch.Generator().manual_seed(0)] * 3).images
+    assert len(drawn) == 3
+
+
+def test_several_batches_make_several_tables(tmp_path: Path) -> None:
+    done = run(
+        tmp_path, "bench", "--recipe", "baseline", "--batch", "1,2,2", "--no-quality", *QUICK
+    ).stdout.splitlines()
+    assert [line for line in done if line.startswith("tiny-sd")] == ["tiny-sd", "tiny-sd, batch 2"]
+
+
+@pytest.mark.parametrize("value", ["0", "1,,2", "many", "-1", "5000"])
+def test_wrong_batches(tmp_path: Path, value: str) -> None:
+    done = run(tmp_path, "bench", "--recipe", "baseline", f"--batch={value}", code=2)
+    assert "whole numbers from 1 to 4096" in done.stderr
+    assert not (tmp_path / ".vivace").exists()
+
+
+def test_wrong_text_from_python() -> None:
+    with pytest.raises(WorkloadError, match="--text 'tokens'"):
+        prepare("tiny-sd", ["baseline"], text="tokens")
