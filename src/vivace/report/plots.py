@@ -38,6 +38,7 @@ class Fall:
 
     number: int
     recipe: str
+    failed: bool
     bar: Bar
     joint: float | None
     leaves: float | None
@@ -51,6 +52,7 @@ class Breakdown:
 
     number: int
     recipe: str
+    failed: bool
     bars: tuple[Bar, ...]
     figures: tuple[tuple[str, str], ...]
 
@@ -63,11 +65,15 @@ class Tick:
 
 @dataclass(frozen=True)
 class Point:
-    """A recipe in the scatter, pixels. `low` and `high` are the ends of its interval, None without one."""
+    """A recipe in the scatter, pixels. `low` and `high` are the ends of its interval, None without one.
+
+    `kind` is the mark's shape and colour; `failed` on quality leaves it hollow, whatever its kind.
+    """
 
     number: int
     recipe: str
     kind: Literal["baseline", "same", "changed"]
+    failed: bool
     x: float
     y: float
     low: float | None
@@ -105,14 +111,20 @@ def waterfall(rows: Sequence[Row]) -> tuple[Fall, ...]:
     scale = 100 / max(median.point for _, _, median in measured)
     number, row, before = measured[0]
     end = round(before.point * scale, 2)
-    falls = [Fall(number, row.recipe, Bar("total", 0, end), None, end, "", seconds(before.point))]
+    falls = [
+        Fall(
+            number, row.recipe, row.failed_quality, Bar("total", 0, end), None, end, "", seconds(before.point)
+        )
+    ]
     for number, row, after in measured[1:]:
         start, end = round(before.point * scale, 2), round(after.point * scale, 2)
         bar = Bar(_change_kind(before, after), min(start, end), round(abs(end - start), 2))
-        falls.append(Fall(number, row.recipe, bar, start, end, _change(before, after), seconds(after.point)))
+        change, time = _change(before, after), seconds(after.point)
+        falls.append(Fall(number, row.recipe, row.failed_quality, bar, start, end, change, time))
         before = after
     end = round(before.point * scale, 2)
-    falls.append(Fall(number, row.recipe, Bar("total", 0, end), end, None, "", seconds(before.point)))
+    total = Bar("total", 0, end)
+    falls.append(Fall(number, row.recipe, row.failed_quality, total, end, None, "", seconds(before.point)))
     return tuple(falls)
 
 
@@ -155,7 +167,7 @@ def breakdowns(rows: Sequence[Row]) -> tuple[Breakdown, ...]:
             bars.append(Bar(stage if stage in STAGES else "other", round(start, 2), round(width, 2)))
             start += width
         figures = tuple((stage, seconds(row.stages_s[stage])) for stage in stages)
-        found.append(Breakdown(number, row.recipe, tuple(bars), figures))
+        found.append(Breakdown(number, row.recipe, row.failed_quality, tuple(bars), figures))
     return tuple(found)
 
 
@@ -199,6 +211,7 @@ def scatter(rows: Sequence[Row], width: int, height: int) -> Scatter | None:
             else "same"
             if row.record.trial.recipe.same_picture
             else "changed",
+            failed=row.failed_quality,
             x=x,
             y=y,
             low=span[0] if span else None,

@@ -8,7 +8,7 @@ import pytest
 from tests.make import make_record, make_round
 from vivace.report import Row, rows_of
 from vivace.report.plots import breakdowns, scatter, waterfall
-from vivace.spec.record import Outcome, Record
+from vivace.spec.record import Outcome, Picture, Record
 
 
 def timed(recipe: str, seconds: float, peak_bytes: int = 450_000_000, spread: float = 0.01) -> Record:
@@ -22,6 +22,13 @@ def timed(recipe: str, seconds: float, peak_bytes: int = 450_000_000, spread: fl
 
 def failed(recipe: str) -> Record:
     return make_record(recipe, make_round(0, outcome=Outcome.UNSUPPORTED, reason="not here"))
+
+
+def black(record: Record) -> Record:
+    """The record, having drawn nothing but black."""
+    picture = Picture(index=0, prompt="a fox", seed=0, sha256="0" * 64, faults=("black",))
+    rounds = tuple(r.model_copy(update={"pictures": (picture,)}) for r in record.rounds)
+    return record.model_copy(update={"rounds": rounds})
 
 
 def rows(*records: Record) -> list[Row]:
@@ -95,6 +102,21 @@ def test_the_scatter_puts_faster_left_and_lighter_low() -> None:
     assert fast.low < fast.x < fast.high
     assert found.starts_at_zero
     assert (found.x_unit, found.y_unit) == ("s", "MB")
+
+
+def test_rows_that_fail_on_quality_are_marked_in_every_chart() -> None:
+    greedy = black(timed("steps(1)", 0.1))
+    found = rows(timed("baseline", 2.0), greedy, timed("tiny_vae", 1.0), black(timed("bf16", 0.5)))
+    points = scatter(found, 600, 400)
+    assert points is not None
+    assert [(p.kind, p.failed) for p in points.points] == [
+        ("baseline", False),
+        ("changed", True),
+        ("changed", False),
+        ("same", True),
+    ]
+    assert [f.failed for f in waterfall(found)] == [False, True, False, True, True]
+    assert [b.failed for b in breakdowns(found)] == [False, True, False, True]
 
 
 def test_ticks_are_where_their_label_says() -> None:
