@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from PIL import Image
 
+from vivace.report.grid import Grid, ReadPicture, grid
 from vivace.report.plots import Breakdown, Fall, Scatter, breakdowns, scatter, waterfall
+from vivace.report.quality import Fidelity, broken_pictures
 from vivace.report.rows import Row, shared_warnings
-from vivace.report.summary import fidelity, seconds, size, summary
-from vivace.spec.record import Picture
-from vivace.stats import Interval
+from vivace.report.summary import noise_floor, seconds, size, summary
+from vivace.stats import Gate, Interval
 
-ReadPicture = Callable[[str], bytes | None]
-
-MAX_EMBEDDED_SIDE = 512  # pixels; a larger picture is embedded as a thumbnail, so that the file can be mailed
-THUMBNAIL_SIDE = 384
-_SMALL_SIDE = 160  # pictures up to this side are shown in narrow columns, near their own size
+MAX_PICTURE_BYTES = 12_000_000  # of all embedded pictures together, so that the file can be mailed
 _BRIEF = 60  # characters
 _SEAM = re.compile(r"(?<=\+)(?=[A-Za-z])|(?<=[^\s])(?=@)")
 _SCATTER_SIZES = (("wide", 660, 380), ("narrow", 340, 320))
@@ -47,40 +42,25 @@ class Section:
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table. `warnings` leaves out those that every measured row shares."""
+    """One row of the table.
+
+    `quality` is the gate's verdict and the shortest evidence for it, `doubt` the whole reason unless it passed.
+    `warnings` and `doubt` leave out what several rows share and is said once below the table.
+    """
 
     number: int
     row: Row
+    quality: tuple[str, str] | None
+    doubt: str | None
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A picture in the grid, or why there is none."""
+class Figures:
+    """All figures of the quality pass: a heading a column, and the recipes' cells under them."""
 
-    uri: str | None
-    width: int
-    height: int
-    title: str
-    note: str | None
-
-
-@dataclass(frozen=True)
-class GridRow:
-    prompt: str
-    seed: int
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The same prompt and seed across a row, one recipe a column, the baseline first."""
-
-    columns: tuple[Line, ...]
-    rows: tuple[GridRow, ...]
-    without: tuple[Line, ...]
-    is_small: bool
-    has_thumbnails: bool
+    headings: tuple[str, ...]
+    rows: tuple[tuple[Line, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -97,8 +77,10 @@ class _View:
     command: str
     is_tiny: bool
     lines: tuple[Line, ...]
+    figures: Figures | None
     shared_warnings: tuple[str, ...]
     memory_note: str | None
+    quality_notes: tuple[str, ...]
     falls: tuple[Fall, ...]
     breakdowns: tuple[Breakdown, ...]
     scatters: tuple[tuple[str, Scatter], ...]
@@ -127,7 +109,9 @@ def render_page(sections: Sequence[Section], read_picture: ReadPicture) -> str:
     policy = (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    views = [_view(f"run-{i}", s, read_picture) for i, s in enumerate(sections, 1) if s.rows]
+    filled = [s for s in sections if s.rows]
+    max_bytes = MAX_PICTURE_BYTES // max(1, len(filled))
+    views = [_view(f"run-{i}", s, read_picture, max_bytes) for i, s in enumerate(filled, 1)]
     # Only our own two texts are exempt from escaping: the style sheet, whose bytes are hashed, and the policy.
     return (
         _environment()
@@ -146,7 +130,6 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "seconds": seconds,
-        "fidelity": fidelity,
         "size": size,
         "between_s": _between_s,
         "ratio": lambda interval: f"{interval.point:.2f}×",
@@ -158,13 +141,12 @@ def _environment() -> Environment:
     return environment
 
 
-def _view(id_: str, section: Section, read_picture: ReadPicture) -> _View:
+def _view(id_: str, section: Section, read_picture: ReadPicture, max_bytes: int) -> _View:
     rows = section.rows
     record = rows[0].record
     shared = tuple(shared_warnings(rows))
-    lines = tuple(
-        Line(i, row, tuple(w for w in row.warnings if w not in shared)) for i, row in enumerate(rows, 1)
-    )
+    doubts = _shared_doubts(rows)
+    lines = tuple(_line(i, row, rows[0], shared, doubts) for i, row in enumerate(rows, 1))
     scatters = [(name, scatter(rows, width, height)) for name, width, height in _SCATTER_SIZES]
     return _View(
         id=id_,
@@ -177,15 +159,137 @@ def _view(id_: str, section: Section, read_picture: ReadPicture) -> _View:
         command=section.command,
         is_tiny=rows[0].model.startswith("tiny-"),
         lines=lines,
+        figures=_figures(lines),
         shared_warnings=shared,
         memory_note=_memory_note(rows),
+        quality_notes=_quality_notes(rows),
         falls=waterfall(rows),
         breakdowns=breakdowns(rows),
         scatters=tuple((name, found) for name, found in scatters if found is not None),
         unplotted=tuple(line for line in lines if line.row.latency is None),
-        grid=_grid(lines, read_picture),
+        grid=grid(rows, read_picture, max_bytes),
         facts=_facts(rows[0]),
     )
+
+
+def _line(
+    number: int, row: Row, baseline: Row, warnings: Sequence[str], doubts: Mapping[str, Sequence[int]]
+) -> Line:
+    judged = row.judgement if row.latency is not None else None
+    doubt = None if judged is None or judged.gate is Gate.PASSED else judged.reason
+    return Line(
+        number,
+        row,
+        quality=None if judged is None else (judged.gate.value, _evidence(row, baseline)),
+        doubt=None if doubt in doubts and not row.failed_quality else doubt,
+        warnings=tuple(w for w in row.warnings if w not in warnings),
+    )
+
+
+def _shared_doubts(rows: Sequence[Row]) -> dict[str, list[int]]:
+    """Why quality is unclear, where more than one row says the same, and the rows' numbers."""
+    found: dict[str, list[int]] = {}
+    for number, row in enumerate(rows, 1):
+        if row.latency is not None and row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
+            found.setdefault(row.judgement.reason, []).append(number)
+    return {reason: numbers for reason, numbers in found.items() if len(numbers) > 1}
+
+
+def _evidence(row: Row, baseline: Row) -> str:
+    """What the verdict on quality stands on, as short as it can be said: "SSIM 0.994", "CLIP kept 97 % [95, 99]"."""
+    found, limits = row.fidelity, row.limits
+    if broken_pictures(row.record, baseline.record) is not None:
+        return "broken pictures"
+    if found is None:
+        return ""
+    if found.num_identical == found.num_pictures:
+        return "identical"
+    if not row.record.trial.recipe.same_picture:
+        return "no CLIP score" if found.clip_kept is None else f"CLIP kept {_percent(found.clip_kept)}"
+    parts = []
+    if found.ssim is not None and (limits.ssim is not None or limits.psnr_db is None):
+        parts.append(f"SSIM {found.ssim.point:.3f}")
+    if found.psnr_db is not None and limits.psnr_db is not None:
+        parts.append(f"PSNR {found.psnr_db.point:.1f} dB")
+    return ", ".join(parts)
+
+
+def _figures(lines: Sequence[Line]) -> Figures | None:
+    """Figures that no recipe has get no column; None without a quality pass."""
+    found = [(line, line.row.fidelity) for line in lines if line.row.fidelity is not None]
+    cells = [(line, _figure_cells(fidelity, line.row.is_baseline)) for line, fidelity in found]
+    headings = [h for h in (cells[0][1] if cells else ()) if any(c[h] != "–" for _, c in cells)]
+    if not headings:
+        return None
+    return Figures(
+        tuple(headings), tuple((line, tuple(figures[h] for h in headings)) for line, figures in cells)
+    )
+
+
+def _figure_cells(found: Fidelity, is_baseline: bool) -> dict[str, str]:
+    """Means by heading; of figures of pictures alone also the change against the baseline."""
+    missing = "–"
+
+    def mean(interval: Interval | None, digits: int) -> str:
+        return missing if is_baseline or interval is None else f"{interval.point:.{digits}f}"
+
+    cells = {
+        "identical": missing if is_baseline else f"{found.num_identical} of {found.num_pictures}",
+        "SSIM": mean(found.ssim, 3),
+        "PSNR, worst": missing
+        if found.psnr_db is None or is_baseline
+        else f"{found.psnr_db.point:.1f}, {found.worst_psnr_db:.1f} dB",
+        "LPIPS": mean(found.lpips, 3),
+        "CLIP kept": missing if found.clip_kept is None or is_baseline else _percent(found.clip_kept),
+        "CLIP similarity": mean(found.clip_similarity, 1),
+    }
+    for name, heading, digits in (
+        ("clip_score", "CLIP score", 1),
+        ("sharpness", "sharpness", 0),
+        ("colourfulness", "colourfulness", 1),
+        ("entropy_bits", "entropy, bits", 2),
+    ):
+        compared = found.alone.get(name)
+        cells[heading] = missing if compared is None else f"{compared.mean:.{digits}f}"
+        if compared is not None and not is_baseline:
+            change = round(compared.difference.point, digits) + 0.0  # no "−0.0"
+            cells[heading] += f" ({change:+.{digits}f})".replace("-", "−")
+    return cells
+
+
+def _percent(interval: Interval) -> str:
+    """ "97 % [95, 99]" of a share, with spaces that do not break but between the two."""
+    text = f"{100 * interval.point:.0f}\u00a0%"
+    if interval.low is None or interval.high is None:
+        return text
+    return f"{text} [{100 * interval.low:.0f},\u00a0{100 * interval.high:.0f}]"
+
+
+def _quality_notes(rows: Sequence[Row]) -> tuple[str, ...]:
+    """What quality was held to, why it is unclear, and how close the baseline is to itself; empty without a pass."""
+    notes = []
+    for reason, numbers in _shared_doubts(rows).items():
+        listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+        notes.append(f"The quality of {listed} is unclear: {reason}.")
+    if any(row.judgement is not None for row in rows[1:]):
+        limits = rows[0].limits
+        held = [
+            f"a mean {text}"
+            for limit, text in (
+                (limits.ssim, f"SSIM of at least {limits.ssim}"),
+                (limits.psnr_db, f"PSNR of at least {limits.psnr_db} dB"),
+            )
+            if limit is not None
+        ]
+        clip = None if limits.clip is None else f"{100 * limits.clip:g} % of the baseline’s CLIP margin"
+        notes.append(
+            (f"Quality passes with {' and '.join(held)}" if held else "Quality is held to no likeness")
+            + (f"; recipes that change the picture must instead keep {clip}" if clip else "")
+            + ". A broken picture (black, flat, noise) fails any recipe."
+        )
+    if floor := noise_floor(rows[0]):
+        notes.append(f"{floor[0].upper()}{floor[1:]}.")
+    return tuple(notes)
 
 
 def _workload(rows: Sequence[Row]) -> str:
@@ -198,6 +302,10 @@ def _workload(rows: Sequence[Row]) -> str:
         f"guidance {workload.guidance_scale:g}",
         _count(max(len(r.record.rounds) for r in rows), "round"),
     ]
+    if workload.batch > 1:
+        parts.append(f"{workload.batch} pictures a call")
+    if workload.text == "embeddings":
+        parts.append("prompts encoded beforehand")
     if counts:
         low, high = min(counts), max(counts)
         parts.append(_count(low, "timed call") if low == high else f"{low} to {high} timed calls")
@@ -243,81 +351,6 @@ def _memory_note(rows: Sequence[Row]) -> str | None:
             f"{before} were there before the model was loaded."
         )
     return "Memory is what PyTorch had allocated on the device; the driver and its context hold some more."
-
-
-def _grid(lines: Sequence[Line], read_picture: ReadPicture) -> Grid:
-    pictures = {line.number: _pictures(line.row) for line in lines}
-    columns = tuple(line for line in lines if pictures[line.number])
-    places = sorted({place for found in pictures.values() for place in found})
-    embedded: dict[str, Cell] = {}
-    rows = []
-    for place in places:
-        cells = []
-        for line in columns:
-            picture = pictures[line.number].get(place)
-            if picture is None:
-                cells.append(Cell(None, 0, 0, "", "not drawn"))
-                continue
-            if picture.sha256 not in embedded:
-                embedded[picture.sha256] = _embed(read_picture(picture.sha256))
-            cells.append(
-                _captioned(embedded[picture.sha256], line, picture, pictures[lines[0].number].get(place))
-            )
-        _, prompt, seed = place
-        rows.append(GridRow(prompt, seed, tuple(cells)))
-    sides = [max(c.width, c.height) for c in embedded.values()]
-    return Grid(
-        columns=columns,
-        rows=tuple(rows),
-        without=tuple(line for line in lines if not pictures[line.number]),
-        is_small=max(sides, default=0) <= _SMALL_SIDE,
-        has_thumbnails=any(c.title == "thumbnail" for c in embedded.values()),
-    )
-
-
-def _pictures(row: Row) -> dict[tuple[int, str, int], Picture]:
-    """By index, prompt and seed: only pictures of the same words and noise stand side by side.
-
-    A retried trial may have drawn its pictures in a later round than the first.
-    """
-    found = next((r.pictures for r in row.record.rounds if r.pictures), ())
-    return {(p.index, p.prompt, p.seed): p for p in found}
-
-
-def _captioned(cell: Cell, line: Line, picture: Picture, reference: Picture | None) -> Cell:
-    title = f"{line.row.recipe}: {picture.prompt} (seed {picture.seed})"
-    note = cell.note
-    if note is None and not line.row.is_baseline and reference and reference.sha256 == picture.sha256:
-        note = "identical to the baseline's"
-    return Cell(cell.uri, cell.width, cell.height, title, note)
-
-
-def _embed(png: bytes | None) -> Cell:
-    """The picture as a data URI: byte for byte, or a thumbnail of a large one."""
-    if png is None:
-        return Cell(None, 0, 0, "", "the picture's file is missing")
-    try:
-        with Image.open(io.BytesIO(png), formats=("PNG",)) as image:
-            width, height = image.size
-            if max(width, height) <= MAX_EMBEDDED_SIDE:
-                image.verify()
-                return Cell(_data_uri("png", png), width, height, "", None)
-            small = image.convert("RGB")
-        small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
-        out = io.BytesIO()
-        small.save(out, "WEBP", quality=85, method=4)
-        return Cell(_data_uri("webp", out.getvalue()), small.width, small.height, "thumbnail", None)
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        Image.DecompressionBombError,
-    ):  # what Pillow raises for a broken PNG
-        return Cell(None, 0, 0, "", "the picture's file is damaged")
-
-
-def _data_uri(kind: str, content: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _between_s(interval: Interval) -> str | None:

@@ -6,7 +6,8 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 import pytest
@@ -14,38 +15,83 @@ from PIL import Image
 
 from tests.make import make_record, make_round
 from vivace.report import rows_of, summary
-from vivace.report.page import THUMBNAIL_SIDE, Section, render_page
+from vivace.report.grid import THUMBNAIL_SIDE
+from vivace.report.page import Section, render_page
+from vivace.report.summary import noise_floor
+from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
+from vivace.spec.limits import Limits
 from vivace.spec.record import Outcome, Picture, Record
 
 HOSTILE = """<script>alert(1)</script> "double" 'single' & <img src=x onerror=alert(2)>"""
 COMMAND = "vivace bench --model tiny-sd --recipe 'steps(10)'"
 
 
+VOID = {"meta", "img", "wbr", "input", "br"}
+
+
+@dataclass
+class Element:
+    tag: str
+    attributes: dict[str, str]
+    text: str = ""
+    children: list["Element"] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator["Element"]:
+        for child in self.children:
+            yield child
+            yield from child
+
+    def all(self, tag: str, class_: str = "") -> list["Element"]:
+        return [e for e in self if e.tag == tag and (not class_ or class_ in e.classes)]
+
+    @property
+    def classes(self) -> list[str]:
+        return self.attributes.get("class", "").split()
+
+
 class Page(HTMLParser):
-    """A rendered page: its elements with their attributes, and the text of each kind of element."""
+    """A rendered page: its elements with their attributes, and the text of each of them."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.html = html
+        self.root = Element("", {})
         self.elements: list[tuple[str, dict[str, str]]] = []
-        self.text = ""
-        self._open: list[str] = []
+        self._open = [self.root]
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {k: v or "" for k, v in attrs}))
-        self._open.append(tag)
+        element = Element(tag, {k: v or "" for k, v in attrs})
+        self.elements.append((tag, element.attributes))
+        self._open[-1].children.append(element)
+        if tag not in VOID:
+            self._open.append(element)
 
     def handle_endtag(self, tag: str) -> None:
-        while self._open and self._open.pop() != tag:
-            pass
+        if tag not in VOID:
+            assert self._open.pop().tag == tag, f"</{tag}> closes nothing"
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self._open:
-            self.text += data
+        if self._open[-1].tag != "style":
+            for element in self._open:
+                element.text += data
 
     def all(self, tag: str) -> list[dict[str, str]]:
         return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def text(self) -> str:
+        return self.root.text
+
+    @property
+    def results(self) -> list[dict[str, Element]]:
+        """The lines of the results' table: cells by what a phone labels them with, and `recipe`."""
+        (table,) = self.root.all("table", "results")
+        lines = table.all("tbody")[0].all("tr")
+        return [
+            {c.attributes.get("data-label", "recipe" if c.tag == "th" else "#"): c for c in line.children}
+            for line in lines
+        ]
 
     @property
     def policy(self) -> str:
@@ -112,7 +158,7 @@ def test_hostile_text_is_shown_as_text() -> None:
     assert "<script" not in page.html.lower()
     assert not page.all("script")
     assert {i["src"][:22] for i in page.all("img")} == {"data:image/png;base64,"}
-    assert all(set(i) == {"src", "width", "height", "alt", "title"} for i in page.all("img"))
+    assert all(set(i) == {"class", "src", "width", "height", "alt", "title"} for i in page.all("img"))
     # device, prompt, recipe, warning, reason and command are all there to read
     assert page.text.count(HOSTILE) >= 6
 
@@ -159,7 +205,7 @@ def test_the_first_column_of_the_pictures_is_the_baseline() -> None:
         with_prompt(faster(), "a fox", shas["steps(10)"]),
     ]
     page = Page(render_page([section(*records)], pictures.get))
-    first, second = page.all("img")
+    first, second = (i for i in page.all("img") if i["class"] == "picture")
     assert first["alt"] == first["title"] == "baseline: a fox (seed 0)"
     assert second["alt"] == "steps(10): a fox (seed 0)"
     # small pictures are embedded byte for byte
@@ -169,9 +215,9 @@ def test_the_first_column_of_the_pictures_is_the_baseline() -> None:
 
 def test_a_picture_of_the_same_bytes_is_called_identical() -> None:
     same = [with_prompt(make_record("baseline"), "a fox"), with_prompt(faster("channels_last"), "a fox")]
-    assert render(*same, picture=png()).text.count("identical to the baseline's") == 1
+    assert render(*same, picture=png()).text.count("identical to the baseline’s") == 1
     other = [same[0], with_prompt(faster("channels_last"), "a fox", "b" * 64)]
-    assert "identical to" not in render(*other, picture=png()).text
+    assert "identical to" not in Page(render_page([section(*other)], coloured)).text
 
 
 @pytest.mark.parametrize("size", [(1024, 1024), (513, 96)])
@@ -188,10 +234,10 @@ def test_large_pictures_become_thumbnails(size: tuple[int, int]) -> None:
 
 def test_a_missing_and_a_damaged_picture_leave_a_note() -> None:
     record = with_prompt(make_record("baseline"), "a fox")
-    assert "the picture's file is missing" in render(record).text
+    assert "the picture’s file is missing" in render(record).text
     for damaged in (b"", b"no picture", png()[:40], png(600, 600)[:200]):
         page = render(record, picture=damaged)
-        assert "the picture's file is damaged" in page.text
+        assert "the picture’s file is damaged" in page.text
         assert not page.all("img")
 
 
@@ -309,20 +355,259 @@ def test_a_report_needs_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_pictures_distance_from_the_baseline_is_said() -> None:
-    from vivace.spec.figures import PictureFigures
+SCORER = "clip@1"
+NUM = 8  # pictures of a judged record
 
-    base, other = make_record("baseline", make_round(0)), make_record("tiny_vae", make_round(0))
-    found = {}
-    for picture in base.rounds[0].pictures:
-        row = PictureFigures(
-            sha256=picture.sha256,
-            reference=picture.sha256,
-            alone={"sharpness": 1.0},
-            against={"psnr_db": 33.25},
+
+def drawn(recipe: str, identical: int = 0, black: int = 0) -> Record:
+    """A record of NUM pictures, of which the first are the baseline's, and the last black."""
+    pictures = tuple(
+        Picture(
+            index=i,
+            prompt=f"prompt {i}",
+            seed=0,
+            sha256=f"{'baseline' if i < identical else recipe} {i}",
+            faults=("black",) if i >= NUM - black else (),
         )
-        found[picture.sha256, picture.sha256] = row
-    html = render_page([Section(COMMAND, "2026-01-01", tuple(rows_of([base, other], found)))], lambda _: None)
-    assert Page(html).text.count("PSNR 33.2 dB, worst 33.2") == 1, "the baseline has no distance from itself"
-    plain = render_page([Section(COMMAND, "2026-01-01", tuple(rows_of([base, other])))], lambda _: None)
-    assert "PSNR" not in plain
+        for i in range(NUM)
+    )
+    times = (1.0, 1.01, 0.99) if recipe == "baseline" else (0.5, 0.51, 0.49)
+    return make_record(recipe, make_round(0, times=times).model_copy(update={"pictures": pictures}))
+
+
+def figures(record: Record, ssim: float = 0.9, kept: float | None = None) -> list[PictureFigures]:
+    """Every picture's SSIM, and its CLIP score as a share of the baseline's margin; both vary a little."""
+    found = []
+    for i, picture in enumerate(record.rounds[0].pictures):
+        reference, jitter = f"baseline {i}", 0.01 * (-1) ** i
+        is_reference = picture.sha256 == reference
+        alone = {"sharpness": 5.0}
+        if kept is not None:
+            alone["clip_score"] = 30.0 if is_reference else 10 + 20 * (kept + jitter)
+            alone |= {"clip_score_of_others": 10.0} if is_reference else {}
+        against = {} if is_reference else {"psnr_db": 33.25 - i, "ssim": ssim + jitter}
+        found.append(
+            PictureFigures(
+                sha256=picture.sha256,
+                reference=reference,
+                prompt=picture.prompt,
+                scorer=SCORER,
+                alone=alone,
+                against=against,
+            )
+        )
+    return found
+
+
+def coloured(sha256: str) -> bytes:
+    """Another picture for each recipe."""
+    return png(64, 64, f"#{sum(sha256.encode()) % 256:02x}4080")
+
+
+def judged(
+    *drawings: tuple[Record, list[PictureFigures]],
+    limits: Limits | None = None,
+    floor: NoiseFloor | None = None,
+) -> Section:
+    known = {f.key: f for _, found in drawings for f in found}
+    quality = QualityPass(known, SCORER, floor)
+    return Section(
+        COMMAND, "2026-01-01", tuple(rows_of([r for r, _ in drawings], quality, limits or Limits()))
+    )
+
+
+def with_quality() -> Section:
+    """One recipe for each thing that can be said of quality."""
+    base, bf16, int4 = drawn("baseline"), drawn("bf16"), drawn("int4")
+    greedy, few, good = drawn("steps(1)"), drawn("steps(12)"), drawn("tiny_vae")
+    same, broken = drawn("channels_last", identical=NUM), drawn("steps(20)", black=2)
+    return judged(
+        (base, figures(base, kept=1.0)),
+        (bf16, figures(bf16, ssim=0.98, kept=1.0)),
+        (int4, figures(int4, ssim=0.4, kept=1.0)),
+        (greedy, figures(greedy, kept=0.3)),
+        (few, figures(few, kept=0.952)),
+        (good, figures(good, kept=1.0)),
+        (same, figures(same, kept=1.0)),
+        (broken, figures(broken, kept=1.0)),
+    )
+
+
+def test_quality_stands_beside_speed_with_its_evidence() -> None:
+    page = Page(render_page([with_quality()], coloured))
+    said = [line["quality"].text.replace("\u00a0", " ") for line in page.results]
+    assert said == [
+        "–",
+        "passedSSIM 0.980",
+        "failedSSIM 0.400",
+        "failedCLIP kept 30 % [29, 31]",
+        "unclearCLIP kept 95 % [94, 96]",
+        "passedCLIP kept 100 % [99, 101]",
+        "passedidentical",
+        "failedbroken pictures",
+    ]
+
+
+def test_a_row_that_fails_on_quality_is_never_called_faster_but_keeps_its_times() -> None:
+    section = with_quality()
+    page = Page(render_page([section], coloured))
+    for row, line in zip(section.rows, page.results, strict=True):
+        if row.failed_quality:
+            assert line["verdict"].text == "failed quality"
+            assert line["verdict"].all("span", "verdict-failed")
+            assert line["speed-up"].text.startswith("2.00×")
+            assert line["s/image"].text.startswith("0.500 s")
+        else:
+            assert line["verdict"].text == ("baseline" if row.is_baseline else "faster")
+    assert sum(row.failed_quality for row in section.rows) == 3
+
+
+def test_why_a_row_does_not_pass_stands_under_its_recipe() -> None:
+    section = with_quality()
+    for row, line in zip(section.rows, Page(render_page([section], coloured)).results, strict=True):
+        notes = [n.text for n in line["recipe"].all("span", "note") if "uality" in n.text]
+        judgement = row.judgement
+        if judgement is None or judgement.gate == "passed":
+            assert notes == []
+        else:
+            start = "Failed quality" if row.failed_quality else "Quality unclear"
+            assert notes == [f"{start}: {judgement.reason}"]
+
+
+def test_a_doubt_that_several_rows_share_is_said_once() -> None:
+    pair = [drawn("baseline"), drawn("steps(8)"), drawn("bf16"), drawn("tiny_vae")]
+    page = Page(render_page([judged(*((r, figures(r)) for r in pair))], coloured))
+    assert page.text.count("no CLIP model scored the pictures") == 1
+    assert "The quality of 2 and 4 is unclear: no CLIP model scored the pictures." in page.text
+    assert [line["quality"].text for line in page.results][1::2] == ["unclearno CLIP score"] * 2
+
+
+def test_the_limits_and_the_noise_floor_are_said_once_below_the_table() -> None:
+    base, other, again = drawn("baseline"), drawn("bf16"), drawn("attention(math)")
+    floor = NoiseFloor(recipe="attention(math)", pictures=again.rounds[0].pictures)
+    section = judged(
+        (base, figures(base) + figures(again, ssim=0.95)),
+        (other, figures(other)),
+        floor=floor,
+        limits=Limits(ssim=0.8, psnr_db=20, clip=0.9),
+    )
+    page = Page(render_page([section], coloured))
+    notes = "".join(e.text for e in page.root.all("div", "footnotes"))
+    assert "a mean SSIM of at least 0.8 and a mean PSNR of at least 20.0 dB" in notes
+    assert "keep 90 % of the baseline’s CLIP margin" in notes
+    assert noise_floor(section.rows[0])[1:] in notes
+    assert page.text.count("the baseline against itself") == 1
+    assert page.results[1]["quality"].text == "passedSSIM 0.900, PSNR 29.8 dB"
+    without = Page(render_page([judged((base, []), (other, []))], coloured))
+    assert "Quality passes" not in without.text
+    assert [line["quality"].text for line in without.results] == ["–", "–"]
+
+
+def test_every_line_of_the_results_is_as_wide_as_its_heading() -> None:
+    base = drawn("baseline")
+    section = judged((base, figures(base)), (failed("steps(9)", Outcome.CRASHED, "signal 9"), []))
+    page = Page(render_page([section, with_quality()], coloured))
+    for table in page.root.all("table"):
+        widths = {
+            sum(int(c.attributes.get("colspan", "1")) for c in line.children) for line in table.all("tr")
+        }
+        assert len(widths) == 1
+    for line in page.root.all("table", "results")[1].all("tbody")[0].all("tr"):
+        assert all("data-label" in cell.attributes for cell in line.children[2:]), "phones need labels"
+
+
+def test_all_figures_are_there_to_read() -> None:
+    base, other = drawn("baseline"), drawn("tiny_vae")
+    page = Page(render_page([judged((base, figures(base)), (other, figures(other)))], coloured))
+    (table,) = page.root.all("table", "picture-figures")
+    headings, *lines = [[c.text for c in line.children] for line in table.all("tr")]
+    assert dict(zip(headings, lines[1], strict=True)) == {
+        "#": "2",
+        "recipe": "tiny_vae",
+        "identical": "0 of 8",
+        "SSIM": "0.900",
+        "PSNR, worst": "29.8, 26.2 dB",
+        "sharpness": "5 (+0)",
+    }
+    assert lines[0][2:] == ["–", "–", "–", "5"], "the baseline has no distance from itself"
+    without = Page(render_page([judged((base, []), (other, []))], coloured))
+    assert not without.root.all("table", "picture-figures")
+
+
+def test_a_hollow_mark_means_failed_quality_and_nothing_else() -> None:
+    section = with_quality()
+    page = Page(render_page([section], coloured))
+    for chart in page.root.all("svg", "scatter"):
+        marks = chart.all("path", "mark")
+        assert ["hollow" in m.classes for m in marks] == [r.failed_quality for r in section.rows]
+        same = [r.record.trial.recipe.same_picture for r in section.rows]
+        shapes = [m.attributes["d"] for m in marks]
+        assert len(set(shapes)) == 2
+        assert [s == shapes[0] for s in shapes] == same, "a changed picture has a shape of its own"
+    (key,) = page.root.all("ol", "key")
+    assert ["failed quality" in e.text for e in key.all("li")] == [r.failed_quality for r in section.rows]
+    assert "hollow: failed quality" in page.text
+    passed = render(make_record("baseline"), faster())
+    assert "hollow" not in passed.text
+    assert not passed.root.all("path", "hollow")
+
+
+def test_differences_are_switched_on_by_a_checkbox_without_a_script() -> None:
+    base, other, same = drawn("baseline"), drawn("tiny_vae"), drawn("channels_last", identical=NUM)
+    section = judged((base, figures(base)), (other, figures(other)), (same, figures(same)))
+    page = Page(render_page([section, section], coloured))
+    sections = page.root.all("section", "pictures")
+    assert len(sections) == 2, "a switch for each"
+    for pictures in sections:
+        (switch,) = pictures.all("input")
+        assert switch.attributes["type"] == "checkbox"
+        (label,) = pictures.all("label")
+        assert switch in label.children
+        assert "4 times as bright" in label.text
+        assert len(pictures.all("img", "difference")) == NUM
+        assert all(
+            i.attributes["alt"].startswith("Difference of tiny_vae")
+            for i in pictures.all("img", "difference")
+        )
+        assert [m.text for m in pictures.all("span", "difference")] == ["identical"] * NUM
+    assert ".pictures:has(.differences:checked) .compared .picture { display: none; }" in page.html
+    alone = Page(render_page([judged((base, figures(base)), (same, figures(same)))], coloured))
+    assert not alone.root.all("input"), "nothing differs"
+
+
+def test_the_order_of_the_pictures_is_said() -> None:
+    base, other = drawn("baseline"), drawn("tiny_vae")
+    page = Page(render_page([judged((base, figures(base)), (other, figures(other)))], coloured))
+    (pictures,) = page.root.all("section", "pictures")
+    assert "Worst first: ordered by what the recipe lost." in pictures.text
+    prompts = [e.all("bdi")[0].text for e in pictures.all("th") if e.attributes["scope"] == "rowgroup"]
+    assert prompts == [f"prompt {i}" for i in (1, 3, 5, 7, 0, 2, 4, 6)], "SSIM 0.89 before 0.91"
+
+
+def test_the_pictures_of_a_page_share_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, other = drawn("baseline"), drawn("tiny_vae")
+    section = judged((base, figures(base)), (other, figures(other)))
+    one = Page(render_page([section], coloured))
+    spent = sum(len(i["src"]) for i in one.all("img"))
+    monkeypatch.setattr("vivace.report.page.MAX_PICTURE_BYTES", spent)
+    two = Page(render_page([section, section], coloured))
+    assert sum(len(i["src"]) for i in two.all("img")) <= spent
+    assert "The worst 4 of 8" in two.text
+
+
+def test_the_list_of_runs_gives_each_ones_verdict() -> None:
+    sections = [with_quality(), section(make_record("baseline"), faster())]
+    page = Page(render_page(sections, coloured))
+    (contents,) = page.root.all("ol", "contents")
+    for item, shown in zip(contents.all("li"), sections, strict=True):
+        assert item.all("p")[0].text == summary(shown.rows)
+    assert "fails on quality" in contents.all("li")[0].text
+    assert "fails on quality" not in contents.all("li")[1].text
+
+
+def test_batches_and_prompts_encoded_beforehand_are_said() -> None:
+    plain = make_record("baseline")
+    assert "a call ·" not in render(plain).text
+    workload = plain.trial.workload.model_copy(update={"batch": 4, "text": "embeddings"})
+    batched = plain.model_copy(update={"trial": plain.trial.model_copy(update={"workload": workload})})
+    assert "4 pictures a call · prompts encoded beforehand · 3 timed calls" in render(batched).text
