@@ -48,7 +48,7 @@ class Stage:
 STAGES = (
     # First call: the VAE alone decides how soon the teacher starts, so only the small scorer runs beside it.
     Stage("vae-16", "train_vae", "vae-16", 2.2, ("--channels", "16")),
-    Stage("clip", "train_clip", "tiny-clip", 2.5, ("--scenes", "150000"), gpu=1),
+    Stage("clip", "train_clip", "tiny-clip", 2.5, ("--scenes", "100000"), gpu=1),
     Stage(
         "flux-teacher", "train_flux", "tiny-flux-teacher", 4.7, ("--stage", "teacher", "--scenes", "200000")
     ),

@@ -105,3 +105,21 @@ def test_the_folder_loads_plainly_and_scores_as_in_training(toy, tmp_path):
     assert torch.allclose(scored, own, atol=2e-2), (
         "fp16 weights and the shorter padding change next to nothing"
     )
+
+
+def test_every_caption_comes_with_mistakes_of_several_kinds():
+    kinds = set()
+    for right, *wrongs in train_clip.caption_sets(scenes.sample(200, 9), 1):
+        assert len(wrongs) == len(set(wrongs)) == train_clip.WRONG
+        was = captions.parse(right)
+        for wrong in wrongs:
+            said = captions.parse(wrong)
+            assert said != was
+            kinds |= {name for name in ("relation", "position") if getattr(said, name) != getattr(was, name)}
+            kinds |= {
+                name
+                for a, b in zip(said.things, was.things, strict=True)
+                for name in ("colour", "shape")
+                if getattr(a, name) != getattr(b, name)
+            }
+    assert kinds == set(captions.MISTAKES)
