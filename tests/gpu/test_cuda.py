@@ -136,3 +136,13 @@ def test_faults_on_cuda_are_typed_and_harm_no_other_trial(
         )
     outcomes = [r.outcome for r in records]
     assert outcomes == [Outcome.MEASURED, Outcome.OUT_OF_MEMORY, Outcome.CRASHED, Outcome.MEASURED]
+
+
+def test_the_largest_batch_is_found_and_measured(tmp_path: Path) -> None:
+    records = vivace.bench(
+        "tiny-sd", ["baseline"], batch="max", num_inference_steps=1, height=512, width=512,
+        plan=Plan(rounds=1, repeats=1, max_warmup=1), store=tmp_path, quality=False,
+    )  # fmt: skip
+    workload = records[0].trial.workload
+    assert records[0].outcome is Outcome.MEASURED
+    assert workload.batch > 16

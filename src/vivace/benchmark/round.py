@@ -68,6 +68,21 @@ def draw_untimed(trial: Trial, number: int, pictures: Path) -> tuple[Picture, ..
     return drawn
 
 
+def open_trial(trial: Trial) -> Session:
+    """The trial's model with its recipe applied, for calls that are not measured.
+
+    Raises:
+        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
+    """
+    return _Measurement(trial, Plan(), lambda event: None).load_and_apply(MemoryMeter(trial.device))
+
+
+def try_call(session: Session, call: Call, text: str) -> None:
+    """One step and the decoding."""
+    said = in_words(call) if text == "prompts" else encode(session, [prompt for _, prompt, _ in call])
+    _draw(session, call, said, num_inference_steps=1)
+
+
 def explain(error: Exception) -> tuple[Outcome, str]:
     import torch
 

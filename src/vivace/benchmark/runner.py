@@ -16,6 +16,8 @@ from vivace.spec.environment import Environment
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.trial import Trial
 
+_ASK_TIMEOUT_S = 600.0
+
 
 class Progress(Protocol):
     """What a terminal or a log is told while trials run. `index` counts trials, the baseline is 0."""
@@ -54,8 +56,27 @@ def ask_race(
     return {name: float(value) for name, value in _ask(launcher, request).items()}
 
 
+def ask_largest_batch(launcher: Launcher, trial: Trial, threads: int | None) -> int:
+    """The largest batch of the trial's recipe that fits the GPU.
+
+    Raises:
+        Unsupported: on a CPU, or not even one picture fits.
+    """
+    if trial.device != "cuda":
+        raise Unsupported(
+            "--batch max needs a GPU: a CPU's memory has no hard end, and batches do not make it faster; give numbers"
+        )
+    request = {"kind": "largest_batch", "trial": trial.model_dump(mode="json"), "threads": threads}
+    found = int(_ask(launcher, request)["batch"])
+    if found == 0:
+        raise Unsupported(
+            f"not even one picture of {trial.model.name} fits this GPU with {trial.recipe.text}"
+        )
+    return found
+
+
 def _ask(launcher: Launcher, request: dict[str, Any]) -> dict[str, Any]:
-    ending = launcher.run(request, timeout_s=300)
+    ending = launcher.run(request, timeout_s=_ASK_TIMEOUT_S)
     if ending.value is None:
         raise WorkerError(f"the worker process failed: {last_line(ending.log) or ending}")
     if "error" in ending.value:

@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 from vivace.benchmark.figures import add_figures, draw_noise_floor
 from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.plan import Plan
 from vivace.benchmark.prepare import Prepared, default_threads, prepare
-from vivace.benchmark.runner import Progress, Silent, ask_environment, run_trials
+from vivace.benchmark.runner import Progress, Silent, ask_environment, ask_largest_batch, run_trials
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.errors import UnknownModel, Unsupported
 from vivace.measure.lpips import check as check_lpips
@@ -36,7 +37,7 @@ def bench(
     width: int | None = None,
     num_inference_steps: int | None = None,
     guidance_scale: float | None = None,
-    batch: int = 1,
+    batch: int | Literal["max"] = 1,
     text: str = "prompts",
     plan: Plan | None = None,
     device: str = "auto",
@@ -62,7 +63,8 @@ def bench(
         prompts: None for the model's own.
         prompt_set: instead, a set of thirteen prompts: "tinyworld" or "real".
         seed, num_seeds: each prompt is drawn at seed, seed + 1, ...; None for one seed, for three of a prompt set.
-        batch: pictures drawn in one call; times are a picture's share.
+        batch: pictures drawn in one call, "max" for as many as fit the GPU with the baseline; times are a picture's
+            share.
         text: "prompts", or "embeddings" to leave the text encoders out of the measured call.
         plan: rounds, repeats, time limits.
         quality: after all timing, compute figures of the pictures, alone and against the baseline's.
@@ -88,7 +90,7 @@ def bench(
         width=width,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
-        batch=batch,
+        batch=1 if batch == "max" else batch,
         text=text,
         rivals=rivals,
     )
@@ -112,6 +114,10 @@ def bench(
             )
             for recipe in prepared.recipes
         ]
+        if batch == "max":
+            most = {"batch": ask_largest_batch(launcher, trials[0], plan.threads)}
+            workload = prepared.workload.model_copy(update=most)
+            trials = [trial.model_copy(update={"workload": workload}) for trial in trials]
         line = command or _command(model, prepared)
         opened.start_run(line, trials, environment, scores.id if scores else None)
         records = run_trials(trials, environment, plan, opened, launcher, rerun=rerun, progress=progress)

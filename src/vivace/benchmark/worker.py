@@ -9,6 +9,7 @@ fork. CUDA does not survive a fork, so there each round is a process of its own.
 Requests: {"kind": "environment", "device": ..., "threads": ...}
           {"kind": "figures", "pictures": FOLDER, "keys": [...], "scorer": ..., "device": ..., "lpips": ...}
           {"kind": "pictures", "trial": ..., "number": n, "pictures": FOLDER, "threads": ...}
+          {"kind": "largest_batch", "trial": ..., "threads": ...}
           {"kind": "race", "device": ..., "threads": ..., "model": ..., "recipes": [...]}
           {"kind": "round", "trial": ..., "round": k, "plan": ..., "pictures": FOLDER, "log": FILE, "threads": ...}
 Events:   {"event": "ready"}, {"event": "started", "pid": ...}, {"event": "phase", ...}, {"event": "sample", ...},
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vivace.benchmark.plan import Plan
-from vivace.errors import Unsupported
+from vivace.errors import Unsupported, VivaceError
 from vivace.spec.figures import FiguresKey
 from vivace.spec.trial import Trial
 
@@ -127,6 +128,14 @@ def serve(request: dict[str, Any], events: TextIO) -> None:
 
         trial = Trial.model_validate(request["trial"])
         value = draw_pictures(trial, request["number"], Path(request["pictures"]))
+    elif request["kind"] == "largest_batch":
+        from vivace.benchmark.fitting import largest_batch
+
+        trial = Trial.model_validate(request["trial"])
+        try:
+            value = {"batch": largest_batch(trial, lambda event: say(events, event))}
+        except VivaceError as error:
+            value = {"error": str(error)}
     else:
         value = ask_machine(request)
     say(events, {"event": "result", "value": value})

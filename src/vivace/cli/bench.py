@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -27,12 +27,22 @@ def parse_repeats(context: click.Context, parameter: click.Parameter, value: str
     return int(value)
 
 
-def parse_batches(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    """Whole numbers, separated by commas."""
-    parts = [part.strip() for part in value.split(",")]
-    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 4096 for part in parts):
-        raise click.BadParameter(f"{value!r} is not whole numbers from 1 to 4096, separated by commas.")
-    return tuple(dict.fromkeys(int(part) for part in parts))
+Batch = int | Literal["max"]
+
+
+def parse_batches(context: click.Context, parameter: click.Parameter, value: str) -> tuple[Batch, ...]:
+    """Whole numbers or `max`, separated by commas."""
+    found: dict[Batch, None] = {}
+    for part in (text.strip() for text in value.split(",")):
+        if part == "max":
+            found["max"] = None
+        elif part.isascii() and part.isdigit() and 1 <= int(part) <= 4096:
+            found[int(part)] = None
+        else:
+            raise click.BadParameter(
+                f"{value!r} is not whole numbers from 1 to 4096 or max, separated by commas."
+            )
+    return tuple(found)
 
 
 @click.command()
@@ -72,7 +82,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     default="1",
     show_default=True,
     metavar="N[,N...]",
-    help="Pictures drawn in one call; several make a table each. Times are a picture's share.",
+    help="Pictures drawn in one call, max for as many as fit the GPU; several make a table each.",
 )
 @click.option(
     "--text",
@@ -154,7 +164,7 @@ def bench(
     width: int | None,
     num_inference_steps: int | None,
     guidance_scale: float | None,
-    batches: tuple[int, ...],
+    batches: tuple[Batch, ...],
     text: str,
     repeats: int | None,
     rounds: int,
@@ -204,7 +214,9 @@ def bench(
     tables = [(model, batch) for model in dict.fromkeys(models) for batch in batches]
     found: list[list[Record]] = []
     for model, batch in tables:
-        prepare(model, recipes, batch=batch, **question)  # all is checked before any is measured
+        prepare(
+            model, recipes, batch=1 if batch == "max" else batch, **question
+        )  # all is checked before any is measured
     try:
         with start_launcher(device) as launcher:
             for model, batch in tables:

@@ -12,6 +12,7 @@ import vivace
 from tests.unit.cli.test_commands import QUICK
 from tests.unit.cli.test_commands import vivace as run
 from vivace.benchmark import Plan
+from vivace.benchmark.fitting import largest
 from vivace.benchmark.prepare import prepare
 from vivace.benchmark.store import picture_path
 from vivace.errors import WorkloadError
@@ -95,10 +96,30 @@ def test_several_batches_make_several_tables(tmp_path: Path) -> None:
     assert [line for line in done if line.startswith("tiny-sd")] == ["tiny-sd", "tiny-sd, batch 2"]
 
 
+@pytest.mark.parametrize("most", [0, 1, 2, 3, 7, 63, 64, 65, 1000, 4096, 9999])
+def test_the_largest_batch_is_found_in_few_tries(most: int) -> None:
+    tried: list[int] = []
+
+    def fits(batch: int) -> bool:
+        assert batch not in tried
+        tried.append(batch)
+        return batch <= most
+
+    found = largest(fits)
+    assert found <= min(most, 4096)
+    assert min(most, 4096) - found <= max(0, found // 16)
+    assert len(tried) <= 18
+
+
+def test_the_largest_batch_is_a_gpus_question(tmp_path: Path) -> None:
+    done = run(tmp_path, "bench", "--recipe", "baseline", "--batch", "max", "--device", "cpu", code=3)
+    assert "--batch max needs a GPU" in done.stderr
+
+
 @pytest.mark.parametrize("value", ["0", "1,,2", "many", "-1", "5000"])
 def test_wrong_batches(tmp_path: Path, value: str) -> None:
     done = run(tmp_path, "bench", "--recipe", "baseline", f"--batch={value}", code=2)
-    assert "whole numbers from 1 to 4096" in done.stderr
+    assert "whole numbers from 1 to 4096 or max" in done.stderr
     assert not (tmp_path / ".vivace").exists()
 
 
