@@ -8,7 +8,8 @@ A page can be mailed, so it shows the rows that matter most. What a recipe lost 
 
 and the rows are ordered by turns: first every recipe's worst picture, then every recipe's second worst, and so on;
 within a turn the greatest loss first. Sorting by loss alone would fill the page with the worst cases of the one
-recipe that is hopeless anyway. Pictures without a loss, or without figures, follow in the order of drawing.
+recipe that is hopeless anyway. Pictures without figures, or whose SSIM would print as 1.000, have lost nothing; rows
+of them follow in the order of drawing.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ Place = tuple[int, str, int]  # index, prompt, seed
 MAX_ROWS = 12
 MAX_EMBEDDED_SIDE = 512  # pixels; a larger picture is embedded as a thumbnail
 THUMBNAIL_SIDE = 384
+_LEAST_LOSS = 0.0005
 AMPLIFIED = 4  # differences are shown this many times as bright
 _SMALL_SIDE = 160  # pictures up to this side are shown in narrow columns, near their own size
 
@@ -156,7 +158,7 @@ def _losses(
             originals.get((reference.sha256, reference.sha256, picture.prompt)),
             margin,
         )
-        if loss > 0:
+        if loss > _LEAST_LOSS:
             found[place] = loss
     return found
 

@@ -144,6 +144,14 @@ def test_a_scorer_that_cannot_tell_the_baseline_orders_nothing() -> None:
     assert order(grid(rows([base, other], known), lambda _: png(), PLENTY)) == [1, 0]
 
 
+def test_a_loss_that_would_not_be_printed_is_none() -> None:
+    base, other = drawn("baseline", 3), drawn("bf16", 3)
+    known = figures(base, ssim=[1.0] * 3) + figures(other, ssim=[0.9999, 0.9998, 0.9997])
+    found = grid(rows([base, other], known), by_recipe, PLENTY)
+    assert order(found) == [0, 1, 2]
+    assert {row.cells[1].note for row in found.rows} == {"SSIM 1.000"}
+
+
 def test_a_broken_picture_is_worst_unless_the_baseline_draws_it_broken_too() -> None:
     base, other = drawn("baseline", 4, black=(1,)), drawn("tiny_vae", 4, black=(1, 2))
     known = figures(base, ssim=[1.0] * 4) + figures(other, ssim=[0.9, 0.9, 0.99, 0.3])
