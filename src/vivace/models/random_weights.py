@@ -1,0 +1,196 @@
+"""Random weights with which activations stay in a trained model's range, however deep the network.
+
+Every weight is drawn from N(0, gain^2 / fan_in), so that an input of unit second moment gives an output of gain^2. The
+tables below say where the gain is not 1. Three thoughts are behind them:
+
+- After an activation function the second moment is no longer 1 (SiLU: 0.356); the next layer makes up for it.
+- A residual stream gains the variance of each of its n branches. The last layer of every branch is scaled by
+  1 / sqrt(n), so the stream leaves with about twice the variance it came with: 57 blocks deep as well as 2.
+- A UNet's output is its input's noise, plus a little that depends on text and time. That is what the best denoiser of
+  Gaussian pictures does, and without it the latents would end 15 times too large for any VAE.
+
+Biases are small, norms' weights near 1, and neither exactly: a kernel that forgets them shall show. Moments are those
+of N(0, 1); attention's output is smaller than its inputs, since it averages over many tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+_BIAS = 0.02
+_NORM_SPREAD = 0.1
+# What makes up for an activation function: 1 / sqrt of the second moment of f(z), z ~ N(0, 1).
+_SILU, _GELU, _RELU = 0.3558**-0.5, 0.4252**-0.5, 0.5**-0.5
+_SINUSOID = 0.5**-0.5
+"""A timestep's embedding is sines and cosines: second moment 1/2."""
+_MODULATION = 0.5
+"""Standard deviation of adaLN's shift, scale and gate: a trained FLUX's are of that order."""
+_MODULATED = (1 + _MODULATION**2) + _MODULATION**2
+"""Second moment of norm(x) * (1 + scale) + shift."""
+_SIGMA_MAX = 14.6
+"""Noise at the first step of Stable Diffusion's schedule, in standard deviations of its latents."""
+_CARRIED = 1 - 1 / _SIGMA_MAX
+"""How much of the noise a UNet returns: taking this away sigma_max times leaves latents of unit variance."""
+_OWN_OUTPUT = 0.1
+"""The rest of a UNet's output, which a single step from sigma_max multiplies by as much."""
+
+Rules = list[tuple[str, float]]
+
+
+def fill(module: Any, generator: Any) -> None:
+    """Fill every parameter of a component in place, in the order of their names' appearance.
+
+    Args:
+        module: UNet2DConditionModel, FluxTransformer2DModel, AutoencoderKL, AutoencoderTiny, CLIPTextModel (with
+            projection or not) or T5EncoderModel.
+        generator: a torch.Generator on the module's device.
+    """
+    kind = type(module).__name__
+    gains = [(re.compile(pattern), gain) for pattern, gain in _RULES[kind](module)]
+    embeddings = {id(child.weight) for child in module.modules() if type(child).__name__ == "Embedding"}
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 1:
+            is_bias = name.endswith("bias")
+            parameter.normal_(
+                0.0 if is_bias else 1.0, _BIAS if is_bias else _NORM_SPREAD, generator=generator
+            )
+            continue
+        gain = next((gain for pattern, gain in gains if pattern.search(name)), 1.0)
+        fan_in = 1 if id(parameter) in embeddings else parameter[0].numel()
+        parameter.normal_(0.0, gain / math.sqrt(fan_in), generator=generator)
+    if kind == "UNet2DConditionModel":
+        _carry_noise_through(module)
+    if kind == "AutoencoderTiny":
+        module.decoder.layers[-1].bias += 0.5  # the grey between black and white
+
+
+def _unet(unet: Any) -> Rules:
+    config = unet.config
+    layers = config.transformer_layers_per_block
+    inner = 3 * (layers if isinstance(layers, int) else max(layers))  # self-attention, cross-attention, MLP
+    branches = _count(unet, "ResnetBlock2D") + _count(unet, "Transformer2DModel")
+    embedded = 2 if config.addition_embed_type is not None else 1  # summed: time, and text with sizes
+    return [
+        (r"(time|add)_embedding\.linear_1", _SINUSOID),
+        (r"(time|add)_embedding\.linear_2", _SILU / math.sqrt(embedded)),
+        (r"time_emb_proj", _SILU),
+        (r"conv1\.", _SILU),
+        (r"conv2\.", _SILU / math.sqrt(branches)),
+        # The inner stream arrives with twice its variance.
+        (r"attentions\.\d+\.proj_out", math.sqrt(0.5 / branches)),
+        (r"to_out\.0", 1 / math.sqrt(inner)),
+        (r"ff\.net\.2", _GELU / math.sqrt(inner)),
+        (r"^conv_out", _OWN_OUTPUT * _SILU),
+    ]
+
+
+def _carry_noise_through(unet: Any) -> None:
+    """Let +x and -x of each latent channel pass from the first convolution to the last.
+
+    The way is the outermost skip connection, which the last ResNet block mixes in and the last normalisation scales
+    to unit variance. There silu(x) - silu(-x) = x undoes the activation function.
+    """
+    channels = unet.config.in_channels
+    carried = 2 * channels
+    last = unet.up_blocks[-1].resnets[-1]
+    # What comes over the skip connection stands behind what comes from below.
+    skip = last.conv_shortcut.weight.shape[1] - unet.conv_in.weight.shape[0]
+    silenced = [unet.conv_in, last.conv2, last.conv_shortcut]
+    silenced += [block.proj_out for block in list(getattr(unet.up_blocks[-1], "attentions", []))[-1:]]
+    for layer in silenced:
+        layer.weight[:carried] = 0.0
+        layer.bias[:carried] = 0.0
+    middle = (unet.conv_in.kernel_size[0] // 2, unet.conv_out.kernel_size[0] // 2)
+    unet.conv_norm_out.weight[:carried] = 1.0
+    for channel in range(channels):
+        for row, sign in ((channel, 1.0), (channels + channel, -1.0)):
+            unet.conv_in.weight[row, channel, middle[0], middle[0]] = sign
+            last.conv_shortcut.weight[row, skip + row, 0, 0] = 1.0
+            if channel < unet.conv_out.weight.shape[0]:
+                unet.conv_out.weight[channel, row, middle[1], middle[1]] = sign * _CARRIED
+
+
+def _flux(transformer: Any) -> Rules:
+    config = transformer.config
+    branches = 2 * config.num_layers + config.num_single_layers
+    # Each branch is multiplied by its gate.
+    last = 1 / (_MODULATION * math.sqrt(branches))
+    embedded = 3 if config.guidance_embeds else 2  # summed: time, guidance, pooled text
+    return [
+        (r"(timestep|guidance)_embedder\.linear_1", _SINUSOID),
+        (r"_embedder\.linear_2", _SILU / math.sqrt(embedded)),
+        (r"norm(1|1_context|_out)?\.linear", _MODULATION * _SILU),
+        (r"ff(_context)?\.net\.2", _GELU * last),
+        (r"to_out\.0|to_add_out", last),
+        # Four fifths of its input come from the MLP; the rest is attention, far smaller.
+        (r"single_transformer_blocks\.\d+\.proj_out", math.sqrt(5 / 4) * _GELU * last),
+        (r"to_[qkv]\.|add_[qkv]_proj|ff(_context)?\.net\.0|proj_mlp|^proj_out", _MODULATED**-0.5),
+    ]
+
+
+def _vae(vae: Any) -> Rules:
+    config = vae.config
+    branches = {part: _count(getattr(vae, part), "ResnetBlock2D") + 1 for part in ("encoder", "decoder")}
+    if config.latents_std is not None:
+        squares = [s**2 + m**2 for s, m in zip(config.latents_std, config.latents_mean, strict=True)]
+        latents = math.sqrt(sum(squares) / len(squares))
+    else:
+        latents = 1 / config.scaling_factor
+    first = r"post_quant_conv" if config.use_post_quant_conv else r"decoder\.conv_in"
+    return [
+        (first, 1 / latents),
+        (r"conv1\.", _SILU),
+        *(
+            (rf"{part}.*(conv2\.|to_out\.0)", _SILU / math.sqrt(branches[part]))
+            for part in ("encoder", "decoder")
+        ),
+        (r"encoder\.conv_out", _SILU),
+        (r"decoder\.conv_out", 0.5 * _SILU),  # a picture lies between -1 and 1
+    ]
+
+
+def _tiny_vae(vae: Any) -> Rules:
+    branches = max(_count(part, "AutoencoderTinyBlock") for part in (vae.encoder, vae.decoder))
+    last = len(vae.decoder.layers) - 1
+    return [
+        # No norms here: ReLU halves what a gain of sqrt(2) has doubled, except at the end of a branch.
+        (r"conv\.4\.", 1 / math.sqrt(branches)),
+        (rf"decoder\.layers\.{last}\.", 0.2),  # a picture lies between 0 and 1
+        (r"", _RELU),
+    ]
+
+
+def _clip(encoder: Any) -> Rules:
+    branches = 2 * encoder.config.num_hidden_layers
+    return [
+        (r"(token|position)_embedding", math.sqrt(0.5)),  # their sum has unit variance
+        (r"out_proj", 1 / math.sqrt(branches)),
+        (r"fc2", _GELU / math.sqrt(branches)),
+    ]
+
+
+def _t5(encoder: Any) -> Rules:
+    branches = 2 * encoder.config.num_layers
+    return [
+        (r"SelfAttention\.q\.", encoder.config.d_kv**-0.5),  # T5 does not divide its logits by sqrt(d_kv)
+        (r"SelfAttention\.o\.", 1 / math.sqrt(branches)),
+        (r"\.wo\.", _GELU / math.sqrt(branches)),
+    ]
+
+
+def _count(module: Any, class_name: str) -> int:
+    return sum(type(child).__name__ == class_name for child in module.modules())
+
+
+_RULES: dict[str, Callable[[Any], Rules]] = {
+    "UNet2DConditionModel": _unet,
+    "FluxTransformer2DModel": _flux,
+    "AutoencoderKL": _vae,
+    "AutoencoderTiny": _tiny_vae,
+    "CLIPTextModel": _clip,
+    "CLIPTextModelWithProjection": _clip,
+    "T5EncoderModel": _t5,
+}

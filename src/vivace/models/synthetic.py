@@ -1,0 +1,145 @@
+"""Pipelines of a published architecture with random weights: speed and memory at full size without a download.
+
+A component is constructed without memory, then each parameter is allocated once, on the target device and in the
+target dtype, and filled there (`vivace.models.random_weights`): 12 B parameters never pass through the host. What a
+module computes for itself when it is constructed (position ids) is kept, not drawn.
+
+The pictures show nothing. Shapes, kernels, memory and the range of activations are the published model's, so times are
+too; whatever depends on what was learnt (thresholds of caches, quality) is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from vivace.errors import UnknownModel, nearest
+from vivace.models.architectures import ARCHITECTURES, Architecture, Component
+from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.load import quiet
+from vivace.models.random_weights import fill
+
+
+def build(architecture: Architecture | str, device: str, dtype: Any, seed: int = 0) -> Any:
+    """The diffusers pipeline of an architecture, in evaluation mode and without gradients.
+
+    Args:
+        architecture: one of `ARCHITECTURES` or its name, or one changed with `Architecture.changed`.
+        device: "cpu", "cuda", "cuda:1", ...
+        dtype: a torch dtype, for every component.
+        seed: the same seed gives the same weights on the same kind of device in the same dtype.
+
+    Returns:
+        A pipeline of `architecture.pipeline`'s class, its progress bar off.
+
+    Raises:
+        UnknownModel: there is no architecture of that name.
+    """
+    if isinstance(architecture, str):
+        architecture = _named(architecture)
+    with quiet():
+        import diffusers
+    parts: dict[str, Any] = {}
+    for name, component in architecture.components.items():
+        parts[name] = build_component(component, device, dtype, seed, name)
+        if name in architecture.text_lengths:
+            length = architecture.text_lengths[name]
+            parts[name.replace("text_encoder", "tokenizer")] = tokenizer_for(parts[name].config, length)
+    scheduler = getattr(diffusers, architecture.scheduler.class_name)(**architecture.scheduler.config)
+    pipe = getattr(diffusers, architecture.pipeline)(scheduler=scheduler, **parts, **architecture.arguments)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def build_component(
+    component: Component, device: str, dtype: Any, seed: int = 0, name: str | None = None
+) -> Any:
+    """One module with random weights, in evaluation mode and without gradients; see `build`.
+
+    Args:
+        name: what it is in its pipeline ("unet"): two components of one class and one seed differ by it.
+    """
+    import torch
+
+    module = on_meta(component)
+    _allocate(module, device, dtype)
+    generator = torch.Generator(device)
+    generator.manual_seed(_seed_of(seed, name or component.class_name))
+    with torch.no_grad():
+        fill(module, generator)
+    return module
+
+
+def on_meta(component: Component) -> Any:
+    """The module with its parameters on the meta device, in fp32: to count parameters and FLOPs. Takes no memory.
+
+    Its buffers are real, on the CPU.
+    """
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False), _random_numbers_kept():
+        module = _construct(component)
+    if hasattr(module, "tie_weights"):
+        # A tensor that two modules share has been replaced in each of them.
+        module.tie_weights()
+    return module.eval().requires_grad_(False)
+
+
+def num_parameters(component: Component) -> int:
+    """Parameters of a component, shared ones once."""
+    return sum(parameter.numel() for parameter in on_meta(component).parameters())
+
+
+def _named(name: str) -> Architecture:
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise UnknownModel(
+            f"no architecture '{name[:200]}'{nearest(name, ARCHITECTURES)} (there are {known})"
+        )
+    return ARCHITECTURES[name]
+
+
+def _construct(component: Component) -> Any:
+    if component.library == "transformers":
+        import transformers
+
+        kind = getattr(transformers, component.class_name)
+        return kind(kind.config_class(**component.config))
+    import diffusers
+
+    return getattr(diffusers, component.class_name)(**component.config)
+
+
+def _allocate(module: Any, device: str, dtype: Any) -> None:
+    """Uninitialised memory for parameters, shared ones once; buffers keep their values."""
+    import torch
+
+    allocated: dict[int, Any] = {}
+    for child in module.modules():
+        for name, parameter in child.named_parameters(recurse=False):
+            if id(parameter) not in allocated:
+                empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+                # Kept beside its successor, lest its id be given to another.
+                allocated[id(parameter)] = (parameter, torch.nn.Parameter(empty, requires_grad=False))
+            setattr(child, name, allocated[id(parameter)][1])
+        for name, buffer in child.named_buffers(recurse=False):
+            kind = dtype if buffer.is_floating_point() else buffer.dtype
+            setattr(child, name, buffer.to(device, kind))
+
+
+def _seed_of(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big")
+
+
+@contextlib.contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Constructors may draw from the global generator; the caller's numbers stay what they would have been."""
+    import torch
+
+    state = torch.random.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(state)

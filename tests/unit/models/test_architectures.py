@@ -1,0 +1,127 @@
+"""The published architectures: complete, accepted by their classes, and of the published size."""
+
+import diffusers
+import pytest
+
+from vivace.models.architectures import (
+    ARCHITECTURES,
+    CLIP_L,
+    FLUX_DEV,
+    FLUX_SCHNELL,
+    FLUX_VAE,
+    LCM_SDXL_UNET,
+    OPEN_CLIP_BIGG,
+    SD15_UNET,
+    SD15_VAE,
+    SDXL_UNET,
+    SDXL_VAE,
+    T5_XXL,
+    TAEF1,
+    TAESD,
+    Architecture,
+    Component,
+)
+from vivace.models.synthetic import num_parameters, on_meta
+
+
+def test_every_model_of_the_studies_has_an_architecture() -> None:
+    assert set(ARCHITECTURES) == {
+        "sd15",
+        "sdxl",
+        "sdxl-turbo",
+        "sdxl-lightning-2step",
+        "sdxl-lightning-4step",
+        "hyper-sdxl-4step",
+        "lcm-sdxl",
+        "pony",
+        "playground",
+        "flux-dev",
+        "flux-schnell",
+    }
+
+
+@pytest.mark.parametrize(
+    ("component", "millions"),
+    [
+        (SD15_UNET, 859.5),
+        (SDXL_UNET, 2567.5),
+        (LCM_SDXL_UNET, 2567.5),
+        (FLUX_DEV, 11901.4),
+        (FLUX_SCHNELL, 11891.2),
+        (CLIP_L, 123.1),
+        (OPEN_CLIP_BIGG, 694.7),
+        (T5_XXL, 4762.3),
+    ],
+    ids=lambda value: value.class_name if isinstance(value, Component) else None,
+)
+def test_parameters_are_as_many_as_published(component: Component, millions: float) -> None:
+    assert num_parameters(component) / 1e6 == pytest.approx(millions, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("vae", "millions"), [(SD15_VAE, 49.5), (SDXL_VAE, 49.5), (FLUX_VAE, 49.5), (TAESD, 1.22), (TAEF1, 1.23)]
+)
+def test_decoders_are_as_large_as_published(vae: Component, millions: float) -> None:
+    decoder = on_meta(vae).decoder
+    assert sum(p.numel() for p in decoder.parameters()) / 1e6 == pytest.approx(millions, rel=0.005)
+
+
+def test_the_guidance_embeddings_are_where_they_were_published() -> None:
+    # FLUX.1-dev's is a two-layer MLP from 256 to 3072, LCM-SDXL's one layer from 256 to 320 without a bias.
+    assert num_parameters(FLUX_DEV) - num_parameters(FLUX_SCHNELL) == 256 * 3072 + 3072 * 3072 + 2 * 3072
+    assert num_parameters(LCM_SDXL_UNET) - num_parameters(SDXL_UNET) == 256 * 320
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=lambda a: a.name)
+def test_configs_name_only_what_their_classes_know(architecture: Architecture) -> None:
+    for component in [architecture.scheduler, architecture.tiny_vae, *architecture.components.values()]:
+        if component.library == "diffusers":
+            # Unknown arguments would be swallowed by the config and change nothing.
+            known = getattr(diffusers, component.class_name)._get_init_keys(
+                getattr(diffusers, component.class_name)
+            )
+            assert set(component.config) <= set(known)
+    assert hasattr(diffusers, architecture.pipeline)
+    assert architecture.denoiser in architecture.components
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=lambda a: a.name)
+def test_they_are_plain_data(architecture: Architecture) -> None:
+    assert Architecture.model_validate_json(architecture.model_dump_json()) == architecture
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "timesteps"),
+    [
+        ("sdxl", 4, [751.0, 501.0, 251.0, 1.0]),
+        ("sdxl-turbo", 1, [999.0]),
+        ("sdxl-turbo", 4, [999.0, 749.0, 499.0, 249.0]),
+        ("sdxl-lightning-2step", 2, [999.0, 499.0]),
+        ("sdxl-lightning-4step", 4, [999.0, 749.0, 499.0, 249.0]),
+        ("hyper-sdxl-4step", 4, [999, 749, 499, 249]),
+        ("lcm-sdxl", 4, [999, 759, 499, 259]),
+    ],
+)
+def test_few_step_models_start_where_they_were_trained_to(
+    name: str, steps: int, timesteps: list[float]
+) -> None:
+    wanted = ARCHITECTURES[name].scheduler
+    scheduler = getattr(diffusers, wanted.class_name)(**wanted.config)
+    scheduler.set_timesteps(steps)
+    assert scheduler.timesteps.tolist() == timesteps
+
+
+def test_playground_knows_its_latents_statistics() -> None:
+    vae = on_meta(ARCHITECTURES["playground"].components["vae"])
+    assert len(vae.config.latents_mean) == len(vae.config.latents_std) == vae.config.latent_channels
+    assert vae.config.scaling_factor == 0.5
+
+
+def test_a_changed_architecture_leaves_the_published_one_alone() -> None:
+    before = ARCHITECTURES["sdxl"].digest()
+    changed = ARCHITECTURES["sdxl"].changed(unet={"layers_per_block": 1})
+    assert changed.components["unet"].config["layers_per_block"] == 1
+    assert changed.components["unet"].config["cross_attention_dim"] == 2048
+    assert ARCHITECTURES["sdxl"].digest() == before
+    with pytest.raises(ValueError, match="has no transformer; it has unet, vae"):
+        changed.changed(transformer={})

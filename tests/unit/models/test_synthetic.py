@@ -1,0 +1,347 @@
+"""Pipelines with random weights: narrow versions of the published architectures, at their full depth."""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from vivace.errors import UnknownModel
+from vivace.models.architectures import ARCHITECTURES, TAEF1, TAESD, Architecture, Component
+from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.synthetic import build, build_component, on_meta
+
+SIDE = 128
+PROMPT = "a red circle above a blue square"
+_CLIP: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "projection_dim": 64,
+    "vocab_size": 1000,
+}
+_VAE: dict[str, Any] = {"block_out_channels": [32, 32, 64, 64]}
+
+
+def narrow(name: str) -> Architecture:
+    """The same blocks in the same number, with a tenth of the channels and less."""
+    architecture = ARCHITECTURES[name]
+    configs: dict[str, Any] = {"vae": _VAE, "text_encoder": _CLIP}
+    if architecture.pipeline == "StableDiffusionPipeline":
+        configs["unet"] = {"block_out_channels": [64, 64, 128, 128], "cross_attention_dim": 64}
+    elif architecture.pipeline == "StableDiffusionXLPipeline":
+        configs["text_encoder_2"] = _CLIP
+        configs["unet"] = {
+            "block_out_channels": [64, 64, 128],
+            "attention_head_dim": [2, 2, 4],
+            "cross_attention_dim": 128,
+            "addition_time_embed_dim": 32,
+            "projection_class_embeddings_input_dim": 64 + 6 * 32,
+        }
+    else:
+        configs["text_encoder_2"] = {
+            "d_model": 128,
+            "d_kv": 16,
+            "d_ff": 320,
+            "num_heads": 8,
+            "vocab_size": 1000,
+        }
+        configs["transformer"] = {
+            "attention_head_dim": 32,
+            "num_attention_heads": 4,
+            "joint_attention_dim": 128,
+            "pooled_projection_dim": 64,
+            "axes_dims_rope": [8, 12, 12],
+        }
+    return architecture.changed(**configs)
+
+
+@pytest.fixture(scope="module", params=["sd15", "sdxl", "flux-dev"])
+def drawn(request: pytest.FixtureRequest) -> tuple[Any, dict[str, list[float]], torch.Tensor, torch.Tensor]:
+    """A pipeline of each class; the variance of every norm's input while it drew; its latents and its picture."""
+    pipe = build(narrow(request.param), "cpu", torch.float32)
+    variances: dict[str, list[float]] = {}
+    latents: list[torch.Tensor] = []
+
+    def keep(_: Any, __: int, ___: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        latents.append(tensors["latents"])
+        return {}
+
+    steps = 2 if request.param == "flux-dev" else 4
+    with watched(pipe, variances):
+        picture = draw(pipe, num_inference_steps=steps, callback_on_step_end=keep, output_type="pt")
+    return pipe, variances, latents[-1], picture
+
+
+@contextlib.contextmanager
+def watched(pipe: Any, variances: dict[str, list[float]]) -> Iterator[None]:
+    """Note the variance of each norm's input, over the whole tensor."""
+
+    def note(into: list[float]) -> Any:
+        return lambda _, args: into.append(float(args[0].var()))
+
+    handles = [
+        module.register_forward_pre_hook(note(variances.setdefault(f"{part}.{name}", [])))
+        for part, component in pipe.components.items()
+        if isinstance(component, torch.nn.Module)
+        for name, module in component.named_modules()
+        if type(module).__name__ in ("LayerNorm", "GroupNorm", "RMSNorm", "T5LayerNorm")
+    ]
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+def draw(pipe: Any, prompt: str = PROMPT, **call: Any) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    images: torch.Tensor = pipe(prompt, height=SIDE, width=SIDE, generator=generator, **call).images
+    return images
+
+
+def test_each_pipeline_draws_something(drawn: Any) -> None:
+    _, _, latents, picture = drawn
+    assert torch.isfinite(latents).all()
+    assert 0.3 < latents.std() < 3, "what the VAE was made to decode"
+    assert picture.shape == (1, 3, SIDE, SIDE)
+    assert torch.isfinite(picture).all()
+    assert picture.std() > 0.05
+    assert ((picture == 0) | (picture == 1)).float().mean() < 0.2, "hardly any pixel is clipped"
+
+
+def test_every_norm_sees_an_input_of_unit_order_however_deep(drawn: Any) -> None:
+    pipe, variances, _, _ = drawn
+    part, at_least = {
+        "StableDiffusionPipeline": ("unet", 100),
+        "StableDiffusionXLPipeline": ("unet", 250),
+        "FluxPipeline": ("transformer", 200),
+    }[type(pipe).__name__]
+    assert sum(name.startswith(part) for name in variances) > at_least
+    for name, seen in variances.items():
+        if name.startswith("vae.encoder"):
+            continue
+        assert seen, f"{name} never ran"
+        assert min(seen) > 0.05, name
+        assert max(seen) < 20, name
+
+
+def test_flux_s_residual_stream_does_not_explode() -> None:
+    """19 double and 38 single blocks, each of which adds to the stream."""
+    module = build_component(narrow("flux-dev").components["transformer"], "cpu", torch.float32)
+    blocks = [*module.transformer_blocks, *module.single_transformer_blocks]
+    streams: list[float] = []
+    for block in blocks:
+        block.register_forward_hook(lambda _, __, out: streams.append(float(out[1].var())))
+    n = torch.randn(1, 64, 64, generator=torch.Generator().manual_seed(0))
+    out = module(
+        hidden_states=n,
+        encoder_hidden_states=torch.randn(1, 32, 128, generator=torch.Generator().manual_seed(1)),
+        pooled_projections=torch.randn(1, 64, generator=torch.Generator().manual_seed(2)),
+        timestep=torch.tensor([0.5]),
+        guidance=torch.tensor([3.5]),
+        img_ids=torch.zeros(64, 3),
+        txt_ids=torch.zeros(32, 3),
+    ).sample
+    assert len(streams) == 57
+    assert 1.0 < streams[-1] / streams[0] < 4
+    assert all(after < 1.5 * before for before, after in itertools.pairwise(streams))
+    assert 0.3 < out.std() < 3
+
+
+def test_what_steers_attention_and_blocks_is_of_unit_order() -> None:
+    architecture = narrow("flux-dev")
+    transformer = build_component(architecture.components["transformer"], "cpu", torch.float32)
+    embed = transformer.time_text_embed
+    pooled = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    told = embed(torch.linspace(0, 1000, 64), torch.linspace(1000, 6000, 64), pooled)
+    assert 0.5 < told.var() < 2
+    for block in (*transformer.transformer_blocks, *transformer.single_transformer_blocks):
+        norm = block.norm1 if hasattr(block, "norm1") else block.norm
+        assert 0.3 < norm.linear(torch.nn.functional.silu(told)).std() < 0.8, "shift, scale and gate"
+    t5 = build_component(architecture.components["text_encoder_2"], "cpu", torch.float32)
+    tokens = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
+    for block in t5.encoder.block:
+        attention = block.layer[0].SelfAttention
+        query, key = (layer(tokens).view(64, 8, 16).transpose(0, 1) for layer in (attention.q, attention.k))
+        assert 0.5 < (query @ key.transpose(1, 2)).std() < 2, "logits"
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("sdxl-turbo", {"num_inference_steps": 1, "guidance_scale": 0.0}),
+        ("sdxl-lightning-2step", {"num_inference_steps": 2, "guidance_scale": 0.0}),
+        ("hyper-sdxl-4step", {"num_inference_steps": 4, "guidance_scale": 0.0}),
+        ("lcm-sdxl", {"num_inference_steps": 4, "guidance_scale": 8.0}),
+        ("pony", {"num_inference_steps": 6}),
+        ("playground", {"num_inference_steps": 6}),
+    ],
+)
+def test_latents_end_in_range_under_every_scheduler(name: str, call: dict[str, Any]) -> None:
+    # Shallow: what is tried here is the scheduler.
+    few = {"layers_per_block": 1, "transformer_layers_per_block": [1, 1, 2]}
+    pipe = build(narrow(name).changed(unet=few), "cpu", torch.float32)
+    latents = draw(pipe, output_type="latent", **call)
+    assert torch.isfinite(latents).all()
+    assert 0.15 < latents.std() < 3
+
+
+def test_a_unet_returns_its_noise_and_still_hears_the_prompt() -> None:
+    pipe = build(narrow("sd15").changed(unet={"layers_per_block": 1}), "cpu", torch.float32)
+    noise = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(0))
+    said = [pipe.encode_prompt(text, "cpu", 1, False)[0] for text in (PROMPT, "a yellow star")]
+    out = [pipe.unet(noise, 500, encoder_hidden_states=words).sample for words in said]
+    assert torch.corrcoef(torch.stack([noise.flatten(), out[0].flatten()]))[0, 1] > 0.95
+    assert 1e-3 < float((out[0] - out[1]).std()) < 0.3
+
+
+@pytest.mark.parametrize("name", ["sd15", "sdxl", "flux-dev"])
+def test_a_seed_gives_the_same_weights_whatever_else_ran(name: str) -> None:
+    architecture = narrow(name)
+    first = build(architecture, "cpu", torch.float32, seed=3)
+    torch.manual_seed(99)
+    before = torch.random.get_rng_state()
+    again = build(architecture, "cpu", torch.float32, seed=3)
+    assert torch.equal(torch.random.get_rng_state(), before), "nobody else's random numbers are used up"
+    for part in architecture.components:
+        theirs = getattr(again, part).state_dict()
+        for key, value in getattr(first, part).state_dict().items():
+            assert torch.equal(value, theirs[key]), f"{part}.{key}"
+    alone = build_component(
+        architecture.components["text_encoder"], "cpu", torch.float32, seed=3, name="text_encoder"
+    )
+    for key, value in first.text_encoder.state_dict().items():
+        assert torch.equal(value, alone.state_dict()[key]), "a component does not depend on the others"
+
+
+def test_seeds_and_components_differ() -> None:
+    component = narrow("sdxl").components["text_encoder"]
+    weights = [
+        build_component(component, "cpu", torch.float32, seed, name).embeddings.token_embedding.weight
+        for seed, name in ((0, "text_encoder"), (1, "text_encoder"), (0, "text_encoder_2"))
+    ]
+    assert not torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_dtype_is_kept_and_nothing_overflows(dtype: torch.dtype) -> None:
+    pipe = build(narrow("flux-dev").changed(vae={"layers_per_block": 1}), "cpu", dtype)
+    for part in ("transformer", "vae", "text_encoder", "text_encoder_2"):
+        module = getattr(pipe, part)
+        assert {p.dtype for p in module.parameters()} == {dtype}
+        assert not any(p.requires_grad for p in module.parameters())
+        assert not any(m.training for m in module.modules()), "T5's dropout would change every picture"
+    ids = pipe.tokenizer(PROMPT, padding="max_length", return_tensors="pt").input_ids
+    assert torch.isfinite(pipe.text_encoder(ids).pooler_output).all()
+
+
+def test_what_modules_compute_themselves_is_right() -> None:
+    architecture = narrow("flux-dev")
+    clip = build_component(architecture.components["text_encoder"], "cpu", torch.bfloat16)
+    assert torch.equal(clip.embeddings.position_ids, torch.arange(77)[None])
+    t5 = build_component(architecture.components["text_encoder_2"], "cpu", torch.bfloat16)
+    assert t5.shared.weight is t5.encoder.embed_tokens.weight
+    assert float(t5.shared.weight.float().std()) == pytest.approx(1, rel=0.01), (
+        "an embedding, not a layer of 1000 inputs"
+    )
+    for module in (clip, t5):
+        assert all(tensor.device.type == "cpu" for tensor in (*module.parameters(), *module.buffers()))
+
+
+def test_biases_and_norms_are_neither_zero_nor_one() -> None:
+    """A kernel that forgets one of them must not give the same picture."""
+    unet = build_component(narrow("sd15").components["unet"], "cpu", torch.float32)
+    for name, parameter in unet.named_parameters():
+        if parameter.dim() == 1:
+            assert parameter.std() > 0, name
+            assert abs(float(parameter.mean()) - (0 if name.endswith("bias") else 1)) < 0.1, name
+
+
+def test_nothing_is_allocated_on_meta() -> None:
+    transformer = on_meta(ARCHITECTURES["flux-dev"].components["transformer"])
+    assert {parameter.device.type for parameter in transformer.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("component", [TAESD, TAEF1], ids=["taesd", "taef1"])
+def test_tiny_vaes_decode(component: Component) -> None:
+    vae = build_component(component, "cpu", torch.float32)
+    noise = torch.randn(1, vae.config.latent_channels, 16, 16, generator=torch.Generator().manual_seed(0))
+    picture = vae.decode(noise).sample
+    assert picture.shape == (1, 3, 128, 128)
+    assert 0.1 < picture.std() < 1
+    assert abs(float(picture.mean())) < 0.5
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownModel, match="did you mean 'flux-dev'"):
+        build("flux-def", "cpu", torch.float32)
+
+
+class TestTokenizers:
+    """They stand in for CLIP's and T5's."""
+
+    @pytest.fixture
+    def clip(self) -> Any:
+        return tokenizer_for(on_meta(ARCHITECTURES["sdxl"].components["text_encoder_2"]).config, 77)
+
+    @pytest.fixture
+    def t5(self) -> Any:
+        return tokenizer_for(on_meta(ARCHITECTURES["flux-dev"].components["text_encoder_2"]).config, 512)
+
+    def test_clip_s_ids_stand_where_they_should(self, clip: Any) -> None:
+        out = clip([PROMPT, ""], padding="max_length", max_length=77, truncation=True, return_tensors="pt")
+        assert out.input_ids.shape == out.attention_mask.shape == (2, 77)
+        assert out.input_ids[0, 0] == 49406
+        # Encoders read the pooled vector at the first place of the highest id.
+        assert out.input_ids.argmax(-1).tolist() == [int(n) - 1 for n in out.attention_mask.sum(-1)]
+        assert out.input_ids[1].tolist() == [49406] + [49407] * 76
+        assert out.input_ids.max() == 49407
+
+    def test_t5_s_ids_stand_where_they_should(self, t5: Any) -> None:
+        out = t5(PROMPT, padding="max_length", max_length=256, truncation=True, return_tensors="pt")
+        words = int(out.attention_mask.sum()) - 1
+        assert out.input_ids.shape == (1, 256)
+        assert out.input_ids[0, words] == 1
+        assert out.input_ids[0, words + 1 :].eq(0).all()
+        assert out.input_ids[0, :words].min() > 2
+
+    def test_ids_are_spread_over_the_vocabulary_and_never_outside(self, clip: Any, t5: Any) -> None:
+        text = " ".join(f"{a}{b}{c}" for a in "bcdfgh" for b in "aeiou" for c in "klmnprst")
+        for tokenizer, size in ((clip, 49408), (t5, 32128)):
+            ids = tokenizer(text).input_ids[0][1:-1]
+            assert len(set(ids)) > 0.98 * len(ids)
+            assert 0 <= min(ids) < 0.05 * size
+            assert 0.9 * size < max(ids) < size
+
+    def test_the_same_words_are_the_same_ids(self, clip: Any) -> None:
+        a, b = clip(["A red circle", "a red  square"]).input_ids
+        assert a[:3] == b[:3]
+        assert a[3:] != b[3:]
+
+    def test_long_prompts_are_cut_and_end_all_the_same(self, clip: Any) -> None:
+        text = "word " * 500
+        assert len(clip(text, padding="longest").input_ids[0]) == 502
+        cut = clip(text, padding="max_length", truncation=True).input_ids[0]
+        assert len(cut) == 77
+        assert cut[-1] == 49407
+
+    def test_any_text_has_ids(self, clip: Any) -> None:
+        for text in ("", "  \n", "кошка 猫 🐈", "\x00", "1234", "under_score", "x" * 1000):
+            ids = clip(text).input_ids[0]
+            assert all(0 <= i < 49408 for i in ids)
+
+    def test_a_prompt_is_about_as_many_tokens_as_published_tokenizers_make(self, clip: Any) -> None:
+        text = "a cinematic photograph of an astronaut riding a horse through a misty forest at dawn, 35mm, detailed"
+        words = len(text.split())
+        assert words < len(clip(text).input_ids[0]) - 2 < 2 * words
+
+
+def test_pipelines_take_long_prompts_and_batches() -> None:
+    shallow = {"layers_per_block": 1, "transformer_layers_per_block": [1, 1, 1]}
+    pipe = build(narrow("sdxl").changed(unet=shallow), "cpu", torch.float32)
+    latents = draw(pipe, [PROMPT, "many words " * 100], num_inference_steps=1, output_type="latent")
+    assert latents.shape == (2, 4, 16, 16)
+    assert math.isfinite(float(latents.sum()))
