@@ -1,0 +1,143 @@
+"""Floating-point operations of one forward pass, counted while it runs; on meta tensors nothing is computed.
+
+1 multiply-add is 2 FLOP. Only matrix products, convolutions and attention are counted, as everywhere in this field:
+the rest is bound by memory. Attention is counted in full even where a causal mask hides half of it.
+
+PyTorch's FlopCounterMode alone cannot tell attention from GEMMs: on meta tensors attention falls apart into the
+same `bmm` into which `linear` turns on transposed inputs (three layers of every VAE), and the CPU's flash kernel it
+does not count at all. So attention is counted where it is called, from the shapes of its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOP by kind: matrix products of linear layers, convolutions, and attention's own two products."""
+
+    gemm: int
+    conv: int
+    attention: int
+
+    @property
+    def total(self) -> int:
+        return self.gemm + self.conv + self.attention
+
+
+def count_flops(call: Callable[[], Any]) -> Flops:
+    """Run `call` once, without gradients, and count."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False)
+    attention = _attention_mode(counter.get_total_flops)
+    with torch.no_grad(), counter, attention:
+        call()
+    by_operator = counter.get_flop_counts().get("Global", {})
+    conv = sum(flop for operator, flop in by_operator.items() if "convolution" in str(operator))
+    gemm = counter.get_total_flops() - conv - attention.counted_below
+    return Flops(gemm, conv, attention.flop)
+
+
+def count_denoiser(
+    denoiser: Any, *, height: int, width: int, text_length: int, batch: int = 1, vae_factor: int = 8
+) -> Flops:
+    """One call of a UNet2DConditionModel or FluxTransformer2DModel, that is one step.
+
+    Args:
+        denoiser: the module, on any device; on "meta" this takes seconds and no memory.
+        height, width: of the picture, in pixels.
+        text_length: tokens of the prompt that the denoiser attends to.
+        batch: rows of the call; classifier-free guidance of one picture makes 2.
+        vae_factor: pixels a latent cell is wide.
+    """
+    cells = (height // vae_factor, width // vae_factor)
+    make = _flux_inputs if hasattr(denoiser.config, "joint_attention_dim") else _unet_inputs
+    inputs = make(denoiser, cells, text_length, batch)
+    return count_flops(lambda: denoiser(**inputs))
+
+
+def count_vae_decode(vae: Any, *, height: int, width: int, batch: int = 1, vae_factor: int = 8) -> Flops:
+    """Latents to a picture of `height` x `width` pixels; AutoencoderKL and AutoencoderTiny."""
+    like = next(vae.parameters())
+    latents = like.new_zeros(batch, vae.config.latent_channels, height // vae_factor, width // vae_factor)
+    return count_flops(lambda: vae.decode(latents))
+
+
+def count_text_encoder(encoder: Any, *, length: int, batch: int = 1) -> Flops:
+    """A CLIP or T5 text encoder on prompts of `length` tokens, padding included."""
+    import torch
+
+    ids = next(encoder.parameters()).new_zeros(batch, length, dtype=torch.long)
+    return count_flops(lambda: encoder(ids))
+
+
+def _unet_inputs(unet: Any, cells: tuple[int, int], text_length: int, batch: int) -> dict[str, Any]:
+    config = unet.config
+    zeros = next(unet.parameters()).new_zeros
+    inputs: dict[str, Any] = {
+        "sample": zeros(batch, config.in_channels, *cells),
+        "timestep": zeros(batch),
+        "encoder_hidden_states": zeros(batch, text_length, config.cross_attention_dim),
+    }
+    if config.addition_embed_type == "text_time":
+        # SDXL's conditions: the pooled text, and six numbers on sizes and crops.
+        pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
+        inputs["added_cond_kwargs"] = {"text_embeds": zeros(batch, pooled), "time_ids": zeros(batch, 6)}
+    if config.time_cond_proj_dim:
+        inputs["timestep_cond"] = zeros(batch, config.time_cond_proj_dim)
+    return inputs
+
+
+def _flux_inputs(transformer: Any, cells: tuple[int, int], text_length: int, batch: int) -> dict[str, Any]:
+    config = transformer.config
+    zeros = next(transformer.parameters()).new_zeros
+    tokens = (cells[0] // 2) * (cells[1] // 2)  # the pipeline packs 2x2 cells in one token
+    return {
+        "hidden_states": zeros(batch, tokens, config.in_channels),
+        "encoder_hidden_states": zeros(batch, text_length, config.joint_attention_dim),
+        "pooled_projections": zeros(batch, config.pooled_projection_dim),
+        "timestep": zeros(batch),
+        "img_ids": zeros(tokens, 3),
+        "txt_ids": zeros(text_length, 3),
+        "guidance": zeros(batch) if config.guidance_embeds else None,
+    }
+
+
+def _attention_mode(total: Callable[[], int]) -> Any:
+    """A mode that counts attention from its inputs, and what `total` rose by meanwhile (`counted_below`)."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    fused = {torch.nn.functional.scaled_dot_product_attention}
+    # Attention written out multiplies two tensors of (batch, heads, tokens, channels); linear layers never do.
+    products = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
+
+    class CountAttention(TorchFunctionMode):  # type: ignore[misc]
+        flop = 0
+        counted_below = 0
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if func in fused:
+                query, key, value = (
+                    args[i] if i < len(args) else kwargs[n] for i, n in enumerate(("query", "key", "value"))
+                )
+                flop = 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+            elif func in products and args[0].dim() == 4 and args[1].dim() == 4:
+                flop = 2 * args[0].numel() * args[1].shape[-1]
+            else:
+                return func(*args, **kwargs)
+            before = total()
+            result = func(*args, **kwargs)
+            self.flop += flop
+            self.counted_below += total() - before
+            return result
+
+    return CountAttention()

@@ -1,0 +1,130 @@
+"""FLOP by component at the native size, on meta tensors."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from vivace.measure.flops import Flops, count_denoiser, count_flops, count_text_encoder, count_vae_decode
+from vivace.models.architectures import (
+    CLIP_L,
+    FLUX_DEV,
+    FLUX_SCHNELL,
+    FLUX_VAE,
+    LCM_SDXL_UNET,
+    OPEN_CLIP_BIGG,
+    SD15_UNET,
+    SD15_VAE,
+    SDXL_UNET,
+    SDXL_VAE,
+    T5_XXL,
+    TAEF1,
+    TAESD,
+    Component,
+)
+from vivace.models.synthetic import on_meta
+
+TERA = 1e12
+WANTED = 0.005
+
+
+def check(flops: Flops, total: float, gemm: float, conv: float, attention: float) -> None:
+    """Within half a per cent of the total, kinds as well."""
+    assert flops.total / TERA == pytest.approx(total, rel=WANTED)
+    for kind, wanted in (("gemm", gemm), ("conv", conv), ("attention", attention)):
+        assert getattr(flops, kind) / TERA == pytest.approx(wanted, rel=WANTED, abs=WANTED * total), kind
+
+
+@pytest.mark.parametrize(
+    ("component", "side", "text_length", "total", "gemm", "conv", "attention"),
+    [
+        (FLUX_DEV, 1024, 512, 74.385, 59.512, 0.0, 14.872),
+        (FLUX_SCHNELL, 1024, 256, 69.467, 56.201, 0.0, 13.266),
+        (SDXL_UNET, 1024, 77, 6.761, 4.354, 1.623, 0.784),
+        (LCM_SDXL_UNET, 1024, 77, 6.761, 4.354, 1.623, 0.784),
+        (SD15_UNET, 512, 77, 0.803, 0.233, 0.444, 0.126),
+    ],
+    ids=["flux-dev", "flux-schnell", "sdxl", "lcm-sdxl", "sd15"],
+)
+def test_one_step(
+    component: Component,
+    side: int,
+    text_length: int,
+    total: float,
+    gemm: float,
+    conv: float,
+    attention: float,
+) -> None:
+    flops = count_denoiser(on_meta(component), height=side, width=side, text_length=text_length)
+    check(flops, total, gemm, conv, attention)
+
+
+@pytest.mark.parametrize(
+    ("component", "side", "total", "gemm", "conv", "attention"),
+    [(SDXL_UNET, 1024, 13.523, 8.708, 3.246, 1.568), (SD15_UNET, 512, 1.607, 0.466, 0.888, 0.252)],
+    ids=["sdxl", "sd15"],
+)
+def test_guidance_is_a_batch_of_two(
+    component: Component, side: int, total: float, gemm: float, conv: float, attention: float
+) -> None:
+    flops = count_denoiser(on_meta(component), height=side, width=side, text_length=77, batch=2)
+    check(flops, total, gemm, conv, attention)
+
+
+@pytest.mark.parametrize(
+    ("component", "side", "total", "gemm", "conv", "attention"),
+    [
+        (FLUX_VAE, 1024, 10.47, 0.03, 9.89, 0.55),
+        (SDXL_VAE, 1024, 10.47, 0.03, 9.89, 0.55),
+        (SD15_VAE, 512, 2.515, 0.009, 2.472, 0.034),
+        (TAEF1, 1024, 0.566, 0.0, 0.566, 0.0),
+        (TAESD, 512, 0.141, 0.0, 0.141, 0.0),
+    ],
+    ids=["flux", "sdxl", "sd15", "taef1", "taesd"],
+)
+def test_decoding(
+    component: Component, side: int, total: float, gemm: float, conv: float, attention: float
+) -> None:
+    check(count_vae_decode(on_meta(component), height=side, width=side), total, gemm, conv, attention)
+
+
+@pytest.mark.parametrize(
+    ("component", "length", "total"),
+    [(CLIP_L, 77, 0.0133), (OPEN_CLIP_BIGG, 77, 0.0979), (T5_XXL, 512, 4.845), (T5_XXL, 256, 2.397)],
+    ids=["clip-l", "open-clip-bigg", "t5-512", "t5-256"],
+)
+def test_text_encoders(component: Component, length: int, total: float) -> None:
+    config = component.config
+    heads = config.get("num_attention_heads") or config["num_heads"]
+    layers = config.get("num_hidden_layers") or config["num_layers"]
+    width = heads * (config.get("d_kv") or config["hidden_size"] // heads)
+    attention = 4 * layers * length**2 * width / TERA
+    flops = count_text_encoder(on_meta(component), length=length)
+    check(flops, total, total - attention, 0.0, attention)
+    assert flops.attention / TERA == pytest.approx(attention), "CLIP's and T5's are no GEMMs"
+
+
+class Heads(torch.nn.Module):
+    """One attention, and one linear layer that PyTorch turns into `bmm`: its input is transposed."""
+
+    def __init__(self, written_out: bool) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+        self.written_out = written_out
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x.transpose(1, 2))
+        heads = x.unflatten(-1, (4, 4)).transpose(1, 2)
+        if self.written_out:
+            return (heads @ heads.transpose(-1, -2)).softmax(-1) @ heads
+        return torch.nn.functional.scaled_dot_product_attention(heads, heads, value=heads)
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_attention_is_told_from_linear_layers(device: str, written_out: bool) -> None:
+    x: Any = torch.zeros(3, 16, 10, device=device)
+    heads = Heads(written_out).to(device)
+    flops = count_flops(lambda: heads(x))
+    assert flops == Flops(gemm=2 * 3 * 10 * 16 * 16, conv=0, attention=2 * 2 * 3 * 10 * 10 * 16)
+    assert flops.total == flops.gemm + flops.attention
