@@ -51,9 +51,9 @@ class _Counting:
 
     def end_quality(self, num_scored: int, num_drawn: int, seconds_: float) -> None:
         if num_scored or num_drawn:
-            floor = f" ({num_drawn} of them drawn for the noise floor)" if num_drawn else ""
+            drawn = f"{num_drawn} pictures drawn for the noise floor, " if num_drawn else ""
             click.echo(
-                f"quality of {num_scored} pictures{floor}: {seconds(seconds_)}, after all timing", err=True
+                f"quality pass: {drawn}{num_scored} compared, {seconds(seconds_)}, after all timing", err=True
             )
 
     def start_counting(self, index: int, round_index: int) -> None:

@@ -29,23 +29,26 @@ def report(store: Path, output: Path, limits: Limits | None) -> int:
 
 def write_page(store: Path, output: Path, limits: Limits | None = None) -> Path:
     """Write the page of all runs in a store, whole or not at all; returns its path."""
-    from vivace.benchmark.store import Store
+    from itertools import groupby
+
+    from vivace.benchmark.store import Run, Store
     from vivace.errors import StoreError
     from vivace.report.page import Section, render_page
     from vivace.report.rows import rows_of
     from vivace.spec.limits import DEFAULT_LIMITS
 
     with Store.read_only(store) as opened:
-        sections = []
-        shown: set[tuple[str, ...]] = set()
+        runs: dict[tuple[str, ...], Run] = {}
         for run in reversed(opened.runs()):
-            if run.keys in shown:
-                continue  # the same run repeated or resumed
-            shown.add(run.keys)
-            records = [record for record in map(opened.record, run.keys) if record is not None]
-            if records:
-                rows = rows_of(records, opened.quality_pass(run), limits or DEFAULT_LIMITS)
-                sections.append(Section(run.command, run.started_at, tuple(rows)))
+            runs.setdefault(run.keys, run)  # a run repeated or resumed is shown once, where it was last
+        sections = []
+        # The newest command first; several models or batches of one command in its own order.
+        for _, group in groupby(runs.values(), key=lambda run: run.command):
+            for run in reversed(list(group)):
+                records = [record for record in map(opened.record, run.keys) if record is not None]
+                if records:
+                    rows = rows_of(records, opened.quality_pass(run), limits or DEFAULT_LIMITS)
+                    sections.append(Section(run.command, run.started_at, tuple(rows)))
         if not sections:
             raise StoreError(f"the store {store} holds no finished round yet; run `vivace bench` to the end")
 

@@ -6,7 +6,7 @@ Everything here is derived from stored figures of single pictures when records a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vivace.spec.figures import FiguresKey, PictureFigures, QualityPass
@@ -61,10 +61,11 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the gate says of a recipe, and why in words."""
+    """What the gate says of a recipe, why in words, and what decided: `ssim`, `psnr_db`, `clip` or `broken`."""
 
     gate: Gate
     reason: str
+    figure: str | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def judge(
     """
     broken = broken_pictures(record, baseline)
     if broken is not None:
-        return Judgement(Gate.FAILED, broken)
+        return Judgement(Gate.FAILED, broken, "broken")
     if found is None:
         return None
     if record.trial.recipe.same_picture:
@@ -164,7 +165,7 @@ def _judge_fidelity(found: Fidelity, floor: Fidelity | None, limits: Limits) -> 
         if reached is not None and reached.low is not None and reached.low < minimum:
             minimum, relaxed = reached.low, ", as much as the baseline reaches against itself"
         digits = 3 if name == "ssim" else 1
-        said.append(_held(value, minimum, label, digits, unit, relaxed))
+        said.append(replace(_held(value, minimum, label, digits, unit, relaxed), figure=name))
     return _worst(said, "no limit on fidelity is in force")
 
 
@@ -180,7 +181,8 @@ def _judge_clip(found: Fidelity, limits: Limits) -> Judgement:
             else "CLIP cannot tell the baseline's pictures from others'"
         )
         return Judgement(Gate.UNCLEAR, reason)
-    return _held(_percent(found.clip_kept), 100 * limits.clip, "CLIP margin kept", 0, " %", "")
+    held = _held(_percent(found.clip_kept), 100 * limits.clip, "CLIP margin kept", 0, " %", "")
+    return replace(held, figure="clip")
 
 
 def _held(value: Interval, minimum: float, label: str, digits: int, unit: str, relaxed: str) -> Judgement:
@@ -197,9 +199,9 @@ def _held(value: Interval, minimum: float, label: str, digits: int, unit: str, r
 
 def _worst(said: Sequence[Judgement], otherwise: str) -> Judgement:
     for verdict in (Gate.FAILED, Gate.UNCLEAR, Gate.PASSED):
-        of_it = [j.reason for j in said if j.gate is verdict]
+        of_it = [j for j in said if j.gate is verdict]
         if of_it:
-            return Judgement(verdict, "; ".join(of_it))
+            return Judgement(verdict, "; ".join(j.reason for j in of_it), of_it[0].figure)
     return Judgement(Gate.UNCLEAR, otherwise)
 
 

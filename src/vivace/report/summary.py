@@ -8,6 +8,8 @@ from vivace.report.rows import Row
 from vivace.spec.record import Outcome
 from vivace.stats import Gate, Interval, Verdict
 
+_MOST_NAMED = 4
+
 
 def summary(rows: Sequence[Row]) -> str:
     """What the table says, in words that claim no more than its intervals allow."""
@@ -20,36 +22,56 @@ def summary(rows: Sequence[Row]) -> str:
     faster = [
         r for r in rows[1:] if r.verdict is Verdict.FASTER and r.speedup is not None and not r.failed_quality
     ]
+    trusted = [r for r in faster if r.judgement is not None and r.judgement.gate is Gate.PASSED]
     if not faster:
         if len(rows) == 1:
             return f"{seconds(baseline.latency.median.point)} an image with {baseline.recipe}." + tail
         held = any(r.failed_quality and r.verdict is Verdict.FASTER for r in rows)
         kind = "recipe whose pictures pass" if held else "recipe"
         return f"No {kind} was faster than {baseline.recipe} beyond the noise of this measurement." + tail
-    best = max(faster, key=lambda r: r.speedup.point if r.speedup else 0.0)
+    best = max(trusted or faster, key=_gain)
     assert best.speedup is not None
     assert best.latency is not None
+    said = (
+        "is the fastest"
+        if trusted or best.judgement is None
+        else "was the fastest, but its quality is not proven"
+    )
     sentence = (
-        f"{best.recipe} is the fastest: {ratio(best.speedup)} the speed of {baseline.recipe}, "
+        f"{best.recipe} {said}: {ratio(best.speedup)} the speed of {baseline.recipe}, "
         f"{seconds(best.latency.median.point)} an image instead of {seconds(baseline.latency.median.point)}"
     )
     if best.memory is not None and baseline.memory is not None:
         sentence += f", peak memory {size(best.memory.peak_bytes)} ({change(best, baseline)})"
-    if best.judgement is not None and best.judgement.gate is Gate.PASSED:
+    if trusted and best.judgement is not None:
         sentence += f". Its pictures pass: {best.judgement.reason}"
-    elif not best.record.trial.recipe.same_picture or best.judgement is not None:
-        sentence += ". Its quality is not proven: compare the pictures before you trust it"
+        doubtful = max((r for r in faster if r not in trusted), key=_gain, default=best)
+        if _gain(doubtful) > _gain(best) and doubtful.speedup is not None:
+            more = f"{doubtful.recipe} was faster still, {ratio(doubtful.speedup)}"
+            sentence += f". {more}, but its quality is not proven"
+    elif best.judgement is not None or not best.record.trial.recipe.same_picture:
+        sentence += ". Compare the pictures before you trust it"
     return sentence + "." + tail
 
 
+def _gain(row: Row) -> float:
+    return row.speedup.point if row.speedup is not None else 0.0
+
+
 def _told(rows: Sequence[Row]) -> str:
-    """What else must be said: recipes that failed on quality, by name, and those that could not be measured."""
-    told = "".join(f" {r.recipe} fails on quality: {r.reason}." for r in rows if r.failed_quality)
+    """What else must be said: the recipes that failed on quality, by name, and how many are unclear or unmeasured."""
+    told = ""
+    failed = [r.recipe for r in rows if r.failed_quality]
+    if failed:
+        named = ", ".join(failed[:_MOST_NAMED])
+        rest = f" and {len(failed) - _MOST_NAMED} more" if len(failed) > _MOST_NAMED else ""
+        verb = "fails" if len(failed) == 1 else "fail"
+        told += f" {named}{rest} {verb} on quality; the table says why."
     unclear = sum(1 for r in rows if r.judgement is not None and r.judgement.gate is Gate.UNCLEAR)
     if unclear:
         told += f" The quality of {unclear} of {len(rows)} recipes is unclear; the table says why."
-    failed = sum(1 for r in rows if r.record.outcome is not Outcome.MEASURED)
-    told += f" {failed} of {len(rows)} recipes could not be measured; the table says why." if failed else ""
+    missing = sum(1 for r in rows if r.record.outcome is not Outcome.MEASURED)
+    told += f" {missing} of {len(rows)} recipes could not be measured; the table says why." if missing else ""
     return told
 
 

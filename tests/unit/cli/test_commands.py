@@ -117,7 +117,7 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
     assert rows[0]["quality"]["noise_floor"]["fidelity"]["ssim"]["mean"] > 0.99
     assert rows[1]["quality"]["verdict"] == "unclear", "no scorer, and another VAE"
     assert all(f["alone"]["sharpness"] > 0 for row in rows[:2] for f in row["figures"])
-    assert "quality of 6 pictures" in done.stderr
+    assert "quality pass: 3 pictures drawn for the noise floor, " in done.stderr
     assert rows[0]["speedup"] is None
     assert rows[1]["speedup"]["ratio"] > 0
     assert rows[1]["speedup"]["ci95"][0] <= rows[1]["speedup"]["ratio"] <= rows[1]["speedup"]["ci95"][1]
@@ -131,7 +131,7 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
 
     again = vivace(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "csv", code=4)
     assert "3 of 3 rounds are measured already" in again.stderr
-    assert "quality of" not in again.stderr, "figures are kept too"
+    assert "quality pass" not in again.stderr, "figures are kept too"
     table = list(csv.DictReader(io.StringIO(again.stdout)))
     assert [r["recipe"] for r in table] == [r["recipe"] for r in rows]
     assert float(table[0]["median_s"]) == rows[0]["latency"]["median_s"], "nothing was measured again"

@@ -601,7 +601,7 @@ def test_the_list_of_runs_gives_each_ones_verdict() -> None:
     (contents,) = page.root.all("ol", "contents")
     for item, shown in zip(contents.all("li"), sections, strict=True):
         assert item.all("p")[0].text == summary(shown.rows)
-    assert "fails on quality" in contents.all("li")[0].text
+    assert "fail on quality" in contents.all("li")[0].text
     assert "fails on quality" not in contents.all("li")[1].text
 
 

@@ -62,6 +62,14 @@ def row_of(
     return rows_of([base, other], QualityPass(known, SCORER, floor), limits or Limits(ssim=0.8, clip=0.9))[1]
 
 
+def test_the_figure_that_decided_is_named() -> None:
+    other, steps = drawn("bf16"), drawn("steps(8)")
+    assert said(row_of(other, figures_of(other))).figure == "ssim"
+    assert said(row_of(steps, figures_of(steps))).figure == "clip"
+    strict = Limits(ssim=0.5, psnr_db=40)
+    assert said(row_of(other, figures_of(other), strict)).figure == "psnr_db"
+
+
 def said(row: Row) -> Judgement:
     assert row.judgement is not None
     return row.judgement
@@ -203,10 +211,31 @@ def test_a_failed_recipe_is_never_called_fastest() -> None:
     told = summary(rows)
     assert told.startswith("tiny_vae is the fastest: 2.00x")
     assert "Its pictures pass: CLIP margin kept 100 [100, 100] %" in told
-    assert "steps(1) fails on quality: CLIP margin kept 15 [" in told
+    assert "steps(1) fails on quality; the table says why." in told
     assert "No recipe whose pictures pass was faster" in summary(rows[:2])
     assert "failed_quality" in render(rows, "table")
     assert "failed_quality" in render(rows, "csv")
+
+
+def test_an_unproven_recipe_is_not_headlined_before_a_proven_one() -> None:
+    base = drawn("baseline", seconds=2.0)
+    doubtful, good = drawn("steps(8)", seconds=0.5), drawn("tiny_vae", seconds=1.0)
+    known = [*figures_of(base), *figures_of(doubtful, kept=[1.2, 0.6] * 6), *figures_of(good)]
+    rows = rows_of([base, doubtful, good], QualityPass({f.key: f for f in known}, SCORER), Limits())
+    told = summary(rows)
+    assert told.startswith("tiny_vae is the fastest: 2.00x")
+    assert "steps(8) was faster still, 4.00x [" in told
+    alone = summary(rows[:2])
+    assert alone.startswith("steps(8) was the fastest, but its quality is not proven: 4.00x")
+    assert "Compare the pictures before you trust it." in alone
+
+
+def test_the_headline_names_a_few_that_fail_and_counts_the_rest() -> None:
+    base = drawn("baseline", seconds=2.0)
+    greedy = [drawn(f"steps({n})", seconds=0.1) for n in range(1, 7)]
+    known = [f for r in greedy for f in figures_of(r, kept=[0.1, 0.2] * 6)]
+    rows = rows_of([base, *greedy], QualityPass({f.key: f for f in [*figures_of(base), *known]}, SCORER))
+    assert "steps(1), steps(2), steps(3), steps(4) and 2 more fail on quality" in summary(rows)
 
 
 def test_identical_pictures_are_called_so() -> None:
