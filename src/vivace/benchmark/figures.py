@@ -50,6 +50,7 @@ def add_figures(
     launcher: Launcher,
     scorer: FoundScorer | None,
     device: str,
+    threads: int | None,
     lpips: bool = False,
 ) -> int:
     """Compute and store the figures that are not stored yet; returns how many pictures that were.
@@ -69,6 +70,7 @@ def add_figures(
             "scorer": None if scorer is None else {"folder": str(scorer.folder), "others": scorer.prompt_set},
             "device": device,
             "lpips": lpips,
+            "threads": threads,
         }
         found = _ask(launcher, request, "the quality pass failed")
         store.add_figures([PictureFigures.model_validate(row) for row in found["figures"]])

@@ -124,7 +124,9 @@ def bench(
         if quality and records:
             start = time.perf_counter()
             num_drawn = draw_noise_floor(records[0], opened, launcher, plan.threads)
-            num_scored = add_figures(records, opened, launcher, scores, environment.device, lpips)
+            num_scored = add_figures(
+                records, opened, launcher, scores, environment.device, plan.threads, lpips
+            )
             (progress or Silent()).end_quality(num_scored, num_drawn, time.perf_counter() - start)
         return records
 

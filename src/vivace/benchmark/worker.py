@@ -7,7 +7,8 @@ A forked child starts in milliseconds and shares the imported libraries; a paren
 fork. CUDA does not survive a fork, so there each round is a process of its own.
 
 Requests: {"kind": "environment", "device": ..., "threads": ...}
-          {"kind": "figures", "pictures": FOLDER, "keys": [...], "scorer": ..., "device": ..., "lpips": ...}
+          {"kind": "figures", "pictures": FOLDER, "keys": [...], "scorer": ..., "device": ..., "lpips": ...,
+           "threads": ...}
           {"kind": "pictures", "trial": ..., "number": n, "pictures": FOLDER, "threads": ...}
           {"kind": "largest_batch", "trial": ..., "threads": ...}
           {"kind": "race", "device": ..., "threads": ..., "model": ..., "recipes": [...]}
