@@ -44,7 +44,7 @@ def measure_round(trial: Trial, index: int, plan: Plan, pictures: Path, report: 
     started = datetime.now(UTC).isoformat(timespec="seconds")
     measurement = _Measurement(trial, plan, report)
     try:
-        measurement.run(pictures if index == 0 else None)
+        measurement.run(pictures if index == 0 and not trial.model.is_synthetic else None)
         outcome, reason = Outcome.MEASURED, measurement.refuted()
         if reason is not None:
             outcome = Outcome.NO_EFFECT

@@ -94,6 +94,7 @@ def bench(
         text=text,
         rivals=rivals,
     )
+    quality = quality and not prepared.found.model.is_synthetic  # its pictures show nothing
     scores = _scorer(scorer, prepared) if quality else None
     if lpips and quality:
         check_lpips()

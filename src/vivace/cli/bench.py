@@ -273,7 +273,7 @@ def show(
     if format_ != "table":
         click.echo(render(rows, format_), nl=False)
     for table in tables if format_ == "table" else ():
-        if len(tables) > 1:
+        if len(tables) > 1 or table[0].record.trial.model.is_synthetic:
             batch = table[0].record.trial.workload.batch
             click.echo(table[0].model + (f", batch {batch}" if batch > 1 else ""))
         if console.is_terminal:

@@ -13,6 +13,8 @@ from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.record import Memory, Outcome, Record
 from vivace.stats import ONE_ROUND_MARGIN, Gate, Interval, Verdict, median_interval, speedup, verdict
 
+RANDOM_WEIGHTS = "random weights: times and memory are the architecture's, there are no pictures to judge"
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -96,6 +98,8 @@ class Row:
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know before believing the row."""
         found = list(self.record.rounds[0].warnings)
+        if self.record.trial.model.is_synthetic:
+            found.insert(0, RANDOM_WEIGHTS)
         if len(self.record.rounds) == 1 and self.record.outcome is Outcome.MEASURED:
             found.append(
                 f"one round only: differences under {100 * ONE_ROUND_MARGIN:.0f} % cannot be told from drift"

@@ -49,6 +49,8 @@ def summary(rows: Sequence[Row]) -> str:
         if _gain(doubtful) > _gain(best) and doubtful.speedup is not None:
             more = f"{doubtful.recipe} was faster still, {ratio(doubtful.speedup)}"
             sentence += f". {more}, but its quality is not proven"
+    elif best.record.trial.model.is_synthetic:
+        sentence += ". Random weights: what it does to pictures is not known"
     elif best.judgement is not None or not best.record.trial.recipe.same_picture:
         sentence += ". Compare the pictures before you trust it"
     return sentence + "." + tail

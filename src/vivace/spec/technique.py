@@ -70,12 +70,14 @@ class Target:
 
     `pipe` is None when only the machine is judged (`vivace techniques`). `defaults` are the call's defaults
     (steps, guidance, size) as far as known. `load_tiny_vae` gives the tiny VAE of this model, or None.
+    `has_random_weights` says that nothing was learnt: what adapts to the content has nothing to adapt to.
     """
 
     machine: Machine
     pipe: Any = None
     defaults: dict[str, Any] = field(default_factory=dict)
     load_tiny_vae: Callable[[], Any] | None = None
+    has_random_weights: bool = False
     components: tuple[Component, ...] = ()
 
     def module(self, component: Component) -> Any:

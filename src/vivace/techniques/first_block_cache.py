@@ -64,6 +64,11 @@ class FirstBlockCache(Technique):
             return f"{type(denoiser).__name__} has no chain of transformer blocks that could be cached"
         if denoiser.is_cache_enabled:
             return "the denoiser has a step cache already; only one at a time can work"
+        if target.has_random_weights and self.hits is None:
+            return (
+                "with random weights a threshold says nothing: how much the first block's residual changes from step "
+                "to step is learnt; give a fixed schedule, first_block_cache(hits=0.5)"
+            )
         return None
 
     def apply(self, target: Target) -> Effect:

@@ -148,3 +148,17 @@ def test_narrow_terminals_keep_the_figures_that_matter() -> None:
         for always in ("s/image", "speed-up", "peak memory", "faster", "attention(cudnn): no | kernel, here"):
             assert always in text
         assert max(map(len, text.splitlines())) <= width
+
+
+def test_random_weights_are_said_in_every_row() -> None:
+    def synthetic(recipe: str, seconds: tuple[float, ...]) -> Record:
+        record = make_record(recipe, make_round(0, seconds), make_round(1, seconds))
+        model = record.trial.model.model_copy(update={"name": "synthetic:flux-dev", "source": "synthetic"})
+        return record.model_copy(update={"trial": record.trial.model_copy(update={"model": model})})
+
+    rows = rows_of([synthetic("baseline", SLOW), synthetic("steps(12)", FAST)])
+    assert all(row.warnings[0].startswith("random weights:") for row in rows)
+    assert shared_warnings(rows)[0].startswith("random weights:")
+    assert summary(rows).endswith("Random weights: what it does to pictures is not known.")
+    table = list(csv.DictReader(io.StringIO(render(rows, "csv"))))
+    assert all("random weights" in row["warnings"] for row in table)

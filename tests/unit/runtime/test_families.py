@@ -17,6 +17,9 @@ from diffusers import (
 
 import vivace
 from vivace.errors import Unsupported
+from vivace.measure.machine import this_machine
+from vivace.spec.technique import Target
+from vivace.techniques.first_block_cache import FirstBlockCache
 
 
 def vae(channels: int) -> AutoencoderKL:
@@ -197,3 +200,11 @@ def test_one_step_cache_at_a_time(flux: Any) -> None:
 def test_unets_have_nothing_for_a_first_block_cache(sdxl: Any) -> None:
     with pytest.raises(Unsupported, match="no chain of transformer blocks"):
         vivace.apply(sdxl, "fbcache")
+
+
+def test_random_weights_take_a_fixed_schedule_only(flux: Any) -> None:
+    target = Target(machine=this_machine("cpu"), pipe=flux, components=("denoiser",), has_random_weights=True)
+    reason = FirstBlockCache(threshold=0.1).unsupported(target)
+    assert reason is not None
+    assert "first_block_cache(hits=0.5)" in reason
+    assert FirstBlockCache(hits=0.5).unsupported(target) is None
