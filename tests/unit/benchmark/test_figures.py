@@ -129,7 +129,8 @@ def test_two_models_in_one_command_make_two_tables_and_one_page(tmp_path: Path) 
 def test_limits_decide_the_exit_code(tmp_path: Path) -> None:
     recipes = ["--recipe", "baseline", "--recipe", "int4", "--seeds", "2"]
     strict = run(tmp_path, "bench", *recipes, *QUICK, "--min-quality", "ssim=1", code=1)
-    assert "fails on quality: SSIM" in strict.stderr
+    assert "quantize(int4) fails on quality" in strict.stderr
+    assert "quantize(int4): SSIM 0." in strict.stdout
     assert "failed_quality" in strict.stdout
     lenient = run(tmp_path, "bench", *recipes, *QUICK, "--min-quality", "ssim=0.1")
     assert "failed_quality" not in lenient.stdout

@@ -165,6 +165,8 @@ def test_an_interrupted_bench_keeps_its_rounds(tmp_path: Path) -> None:
         "--recipe",
         "steps(4)",
         *QUICK,
+        "--repeats",
+        "10",  # long enough that a busy machine gets to send the signal in time
     ]
     process = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
