@@ -84,7 +84,7 @@ def weights_bytes(pipe: Any) -> int:
         if module is None:
             continue
         for tensor in [*module.parameters(), *module.buffers()]:
-            for part in _plain_tensors(tensor):
+            for part in plain_tensors(tensor):
                 storage = part.untyped_storage()
                 if storage.data_ptr() not in seen:
                     seen.add(storage.data_ptr())
@@ -92,10 +92,10 @@ def weights_bytes(pipe: Any) -> int:
     return total
 
 
-def _plain_tensors(tensor: Any) -> list[Any]:
+def plain_tensors(tensor: Any) -> list[Any]:
     """The tensors that a quantised weight (a tensor subclass) really holds."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return [tensor]
     names = flatten()[0]
-    return [part for name in names for part in _plain_tensors(getattr(tensor, name))]
+    return [part for name in names for part in plain_tensors(getattr(tensor, name))]
