@@ -13,6 +13,7 @@ from vivace.cli.demo import demo
 from vivace.cli.doctor import doctor
 from vivace.cli.generate import generate
 from vivace.cli.models import models
+from vivace.cli.plan import plan
 from vivace.cli.quality import quality
 from vivace.cli.report import report
 from vivace.cli.techniques import techniques
@@ -34,7 +35,7 @@ def app() -> None:
     """
 
 
-for command in (generate, bench, report, quality, models, techniques, doctor, demo):
+for command in (plan, generate, bench, report, quality, models, techniques, doctor, demo):
     app.add_command(command)
 
 

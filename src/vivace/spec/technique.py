@@ -71,6 +71,8 @@ class Target:
     `pipe` is None when only the machine is judged (`vivace techniques`). `defaults` are the call's defaults
     (steps, guidance, size) as far as known. `load_tiny_vae` gives the tiny VAE of this model, or None.
     `has_random_weights` says that nothing was learnt: what adapts to the content has nothing to adapt to.
+    `has_data` is False where the pipeline has shapes alone (its tensors lie on the meta device), to predict what memory
+    it takes: whatever looks at values or compiles is then left out, and what it would hold is held.
     """
 
     machine: Machine
@@ -78,6 +80,7 @@ class Target:
     defaults: dict[str, Any] = field(default_factory=dict)
     load_tiny_vae: Callable[[], Any] | None = None
     has_random_weights: bool = False
+    has_data: bool = True
     components: tuple[Component, ...] = ()
 
     def module(self, component: Component) -> Any:
@@ -133,6 +136,8 @@ class Technique(BaseModel, ABC):
     targetable: ClassVar[tuple[Component, ...]] = ()
     """Components that the technique can be aimed at; empty: it concerns the call as a whole."""
     default_targets: ClassVar[tuple[Component, ...]] = ()
+    when_memory_is_short: ClassVar[tuple[str, ...]] = ()
+    """Recipes of this technique alone that are worth trying where memory is short, the most harmless first."""
 
     @abstractmethod
     def unsupported(self, target: Target) -> str | None:

@@ -64,7 +64,8 @@ class Attention(Technique):
             "flash": SDPBackend.FLASH_ATTENTION,
             "cudnn": SDPBackend.CUDNN_ATTENTION,
         }
-        chosen = _default_choice(target.module("denoiser"))
+        # PyTorch's own choice depends on a real device.
+        chosen = _default_choice(target.module("denoiser")) if target.has_data else "unknown"
         if chosen == self.backend:
             raise NoEffect(f"PyTorch already picks {self.backend} attention here", already_so=True)
         wanted = _OPERATORS[self.backend]

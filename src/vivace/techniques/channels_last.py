@@ -24,6 +24,7 @@ class ChannelsLast(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
+    when_memory_is_short: ClassVar[tuple[str, ...]] = ("channels_last@vae",)
 
     def unsupported(self, target: Target) -> str | None:
         return None

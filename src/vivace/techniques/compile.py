@@ -53,8 +53,9 @@ class Compile(Technique):
         for component, module in target.modules().items():
             # A pipeline calls vae.decode, never vae.forward: the decoder is what it spends its time in.
             part = module.decoder if component == "vae" else module
-            compiled = torch.compile(part.forward, backend=self.backend, **options)
-            part.forward = _own_outputs(compiled) if graphs else compiled
+            if target.has_data:  # without, the eager call stands for the compiled one
+                compiled = torch.compile(part.forward, backend=self.backend, **options)
+                part.forward = _own_outputs(compiled) if graphs else compiled
             changed[f"{component}.compiled"] = self.backend if not options else f"{self.backend}, {self.mode}"
         if not changed:
             raise NoEffect(f"this pipeline has none of {', '.join(target.components)}")

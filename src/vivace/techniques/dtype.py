@@ -26,6 +26,7 @@ class Dtype(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
     default_targets: ClassVar[tuple[Component, ...]] = COMPONENTS
+    when_memory_is_short: ClassVar[tuple[str, ...]] = ("dtype(bf16)", "dtype(fp16)")
 
     dtype: Literal["fp32", "fp16", "bf16"] = knob(tune=["fp16", "bf16"], about="fp32, fp16 or bf16")
 

@@ -90,7 +90,9 @@ class FirstBlockCache(Technique):
         def decide(residual: Any) -> bool:
             nonlocal step
             is_first = hook.state_manager.get_state().head_block_residual is None
-            if self.hits is None:
+            if not target.has_data:
+                compute = True  # nothing to compare; a computed step stores all that the cache can hold
+            elif self.hits is None:
                 compute = bool(by_threshold(residual))
             else:
                 step = 0 if is_first else step + 1

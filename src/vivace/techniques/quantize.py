@@ -26,6 +26,10 @@ class Quantize(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "text_encoder", "text_encoder_2")
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    when_memory_is_short: ClassVar[tuple[str, ...]] = (
+        "quantize(int8)",
+        "quantize(int8)@denoiser,text_encoder_2",
+    )
 
     scheme: Literal["int8", "int4"] = knob(
         tune=["int8"], about="int8: a scale per output row; int4: a scale per 32 weights"

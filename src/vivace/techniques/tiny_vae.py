@@ -23,6 +23,7 @@ class TinyVae(Technique):
     same_picture: ClassVar[bool] = False
     targetable: ClassVar[tuple[Component, ...]] = ("vae",)
     default_targets: ClassVar[tuple[Component, ...]] = ("vae",)
+    when_memory_is_short: ClassVar[tuple[str, ...]] = ("tiny_vae",)
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is not None and target.load_tiny_vae is None:

@@ -1,0 +1,174 @@
+"""vivace plan"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from vivace.cli import options
+
+if TYPE_CHECKING:
+    from vivace.runtime.fit import Change
+    from vivace.runtime.prediction import Prediction
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--recipe", default="baseline", show_default=True, metavar="R", help="The recipe to predict for."
+)
+@click.option("--height", type=click.IntRange(1, 16384), help="Pixels; default: the model's own.")
+@click.option("--width", type=click.IntRange(1, 16384), help="Pixels; default: the model's own.")
+@click.option(
+    "--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Pictures of one call."
+)
+@click.option(
+    "--text",
+    type=click.Choice(["prompts", "embeddings"]),
+    default="prompts",
+    show_default=True,
+    help="Text encoders inside the call, or prompts encoded before it.",
+)
+@click.option(
+    "--card",
+    type=click.FloatRange(0.1, 10_000),
+    metavar="GB",
+    help="Say what to change to fit a card of that size; default: this machine's GPU, if there is one.",
+)
+@options.as_json
+def plan(
+    model: str,
+    recipe: str,
+    height: int | None,
+    width: int | None,
+    batch: int,
+    text: Literal["prompts", "embeddings"],
+    card: float | None,
+    as_json: bool,
+) -> int:
+    """Predict the memory that MODEL takes on a GPU, and which cards it fits; nothing is loaded.
+
+    MODEL is an architecture (flux-dev, synthetic:flux-dev), a catalogue name, or a folder in diffusers' format.
+
+    \b
+        vivace plan sdxl --recipe "bf16+tiny_vae" --card 8
+    """
+    from vivace.techniques.resolve import resolve
+
+    resolved = resolve(recipe)  # before anything heavy is imported
+
+    from vivace.models.weightless import find_weightless
+    from vivace.runtime.fit import changes, fits
+    from vivace.runtime.prediction import predict
+
+    found = find_weightless(model)
+    predicted = predict(found, resolved, height=height, width=width, batch=batch, text=text)
+    card_bytes, card_name = (card * 1e9, f"{card:g} GB") if card is not None else _own_card()
+    steps: list[Change] = []
+    if card_bytes is not None and not fits(predicted, card_bytes):
+        steps = changes(
+            found, resolved, predicted, card_bytes, lambda what: click.echo(f"trying {what}", err=True)
+        )
+    if as_json:
+        click.echo(json.dumps(_facts(predicted, card_bytes, steps), indent=2))
+        return 0
+    _print(predicted)
+    if card_bytes is not None:
+        _print_card(predicted, card_bytes, card_name, steps)
+    return 0
+
+
+def _own_card() -> tuple[float | None, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None, ""
+    return float(
+        torch.cuda.get_device_properties(0).total_memory
+    ), f"this machine's {torch.cuda.get_device_name(0)}"
+
+
+def _facts(predicted: Prediction, card_bytes: float | None, steps: list[Change]) -> dict[str, Any]:
+    from vivace.runtime.fit import CARDS_GB, RESERVE_BYTES, fits
+
+    return predicted.model_dump(mode="json") | {
+        "reserve_bytes": RESERVE_BYTES,
+        "fits": {str(gb): fits(predicted, gb * 1e9) for gb in CARDS_GB},
+        "card_bytes": None if card_bytes is None else round(card_bytes),
+        "fits_card": None if card_bytes is None else fits(predicted, card_bytes),
+        "changes": [
+            {"change": step.what, "fits_card": card_bytes is not None and fits(step.prediction, card_bytes)}
+            | step.prediction.model_dump(
+                mode="json",
+                include={"recipe", "height", "width", "batch", "model_bytes", "peak_bytes", "loading_bytes"},
+            )
+            for step in steps
+        ],
+    }
+
+
+def _print(predicted: Prediction) -> None:
+    from vivace.report.summary import size
+    from vivace.runtime.fit import CARDS_GB, RESERVE_BYTES, fits
+
+    click.echo(
+        f"{predicted.model}, {predicted.recipe}, {predicted.width}x{predicted.height}, batch {predicted.batch}: "
+        f"predicted, nothing was loaded\n"
+    )
+    rows = [("component", "class", "parameters", "dtype", "memory")]
+    rows += [
+        (c.name, c.class_name, f"{c.num_parameters / 1e6:,.1f} M", c.dtype, size(c.num_bytes))
+        for c in predicted.components
+    ]
+    widths = [max(len(row[k]) for row in rows) for k in range(5)]
+    for row in rows:
+        cells = [
+            cell.rjust(widths[k]) if k in (2, 4) else cell.ljust(widths[k]) for k, cell in enumerate(row)
+        ]
+        click.echo("  ".join(cells).rstrip())
+    stages = ", ".join(f"{name} {size(held)}" for name, held in predicted.stages.items())
+    click.echo(f"\nmodel    {size(predicted.model_bytes)}")
+    click.echo(f"peak     {size(predicted.peak_bytes)}, in stage {predicted.peak_stage} ({stages})")
+    click.echo(f"loading  {size(predicted.loading_bytes)}, the recipe's own work included")
+    click.echo(
+        f"beside   about {size(predicted.beyond_allocator_bytes)} for the CUDA context, which no allocator counts"
+    )
+    good = [gb for gb in CARDS_GB if fits(predicted, gb * 1e9)]
+    bad = [gb for gb in CARDS_GB if gb not in good]
+    click.echo(
+        f"\nfits     {_cards(good)} (with {size(RESERVE_BYTES)} kept free for the context and for gaps)"
+        + (f"; not {_cards(bad)}" if bad else "")
+    )
+
+
+def _cards(sizes: list[int]) -> str:
+    return f"cards of {', '.join(map(str, sizes))} GB" if sizes else "none of the usual cards"
+
+
+def _print_card(predicted: Prediction, card_bytes: float, name: str, steps: list[Change]) -> None:
+    from vivace.report.summary import size
+    from vivace.runtime.fit import fits
+
+    if fits(predicted, card_bytes):
+        click.echo(f"\nIt fits {name}.")
+        return
+    click.echo(f"\nIt does not fit {name}. What lowers the peak, each on top of the one before:")
+    for step in steps:
+        after = step.prediction
+        verdict = "fits" if fits(after, card_bytes) else "does not fit yet"
+        click.echo(
+            f"  {step.what}: peak {size(after.peak_bytes)}, loading {size(after.loading_bytes)}: {verdict}"
+        )
+    last = steps[-1].prediction if steps else predicted
+    if fits(last, card_bytes):
+        size_flags = f" --height {last.height} --width {last.width} --batch {last.batch}"
+        click.echo(f"So: --recipe '{last.recipe}'{size_flags}")
+    elif last.loading_bytes >= last.peak_bytes:
+        click.echo(
+            f"Nothing that vivace has makes it fit: the model is loaded at full precision before a recipe shrinks it, "
+            f"which takes {size(last.loading_bytes)}."
+        )
+    else:
+        click.echo("Nothing that vivace has makes it fit.")

@@ -1,0 +1,120 @@
+"""Which cards a prediction fits, and what to change for one that it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
+from vivace.models.weightless import Weightless
+from vivace.runtime.prediction import Prediction, predict
+from vivace.spec.recipe import Recipe
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.resolve import resolve, text_of
+
+CARDS_GB = (8, 12, 16, 24, 40, 48, 80, 141)
+RESERVE_BYTES = 1_000_000_000
+"""Kept free on every card: the CUDA context, which no allocator counts, and gaps between blocks. An assumption."""
+_WORTH_IT = 0.99
+"""A change that leaves more than this share of the peak is none."""
+_SMALLEST = 256
+"""Pixels a side below which no smaller picture is proposed."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One step towards fitting, on top of those before it."""
+
+    what: str
+    prediction: Prediction
+
+
+def fits(prediction: Prediction, card_bytes: float) -> bool:
+    """Loading and call, with the reserve. A card of N GB counts as N * 10**9 bytes: all have that much."""
+    return prediction.needed_bytes + RESERVE_BYTES <= card_bytes
+
+
+def changes(
+    model: Weightless, recipe: Recipe, now: Prediction, card_bytes: float, tell: Callable[[str], None]
+) -> list[Change]:
+    """What lowers the peak, the most harmless first, until it fits: recipes, then the batch, then the size.
+
+    Each stands on those before it; what does not lower the peak is left out. The last one may still not fit.
+
+    Args:
+        tell: called with each thing that is tried, which takes seconds.
+    """
+    found: list[Change] = []
+
+    def attempt(
+        what: str,
+        recipe: Recipe,
+        height: int | None = None,
+        width: int | None = None,
+        batch: int | None = None,
+    ) -> Prediction | None:
+        tell(what)
+        try:
+            after = predict(
+                model,
+                recipe,
+                height=height or now.height,
+                width=width or now.width,
+                batch=batch or now.batch,
+                text=now.text,
+            )
+        except (NoEffect, Unsupported, WorkloadError):
+            return None
+        if after.peak_bytes > _WORTH_IT * now.peak_bytes:
+            return None
+        found.append(Change(what, after))
+        return after
+
+    for extra in _worth_trying():
+        if fits(now, card_bytes):
+            return found
+        changed = _with(recipe, extra)
+        if changed is None or changed.text == recipe.text:
+            continue
+        after = attempt(extra, changed)
+        if after is not None:
+            now, recipe = after, changed
+    while not fits(now, card_bytes) and now.batch > 1:
+        after = attempt(f"batch {now.batch // 2}", recipe, batch=now.batch // 2)
+        if after is None:
+            break
+        now = after
+    for height, width in _smaller(now.height, now.width):
+        if fits(now, card_bytes):
+            break
+        now = attempt(f"{width}x{height} pixels", recipe, height=height, width=width) or now
+    return found
+
+
+def _worth_trying() -> list[str]:
+    """What techniques propose where memory is short: first those that keep the picture, then by stage."""
+    ordered = sorted(TECHNIQUES.values(), key=lambda technique: (not technique.same_picture, technique.stage))
+    return [recipe for technique in ordered for recipe in technique.when_memory_is_short]
+
+
+def _with(recipe: Recipe, extra: str) -> Recipe | None:
+    """The recipe with something in the place of what owns the same slot; None if the two do not go together."""
+    added = resolve(extra).techniques
+    taken = {(TECHNIQUES[call.name].owns, target) for call in added for target in call.targets}
+    kept = [
+        call
+        for call in recipe.techniques
+        if not any((TECHNIQUES[call.name].owns, target) in taken for target in call.targets)
+    ]
+    try:
+        return resolve("+".join(text_of(call) for call in (*kept, *added)))
+    except RecipeError:
+        return None
+
+
+def _smaller(height: int, width: int) -> Iterator[tuple[int, int]]:
+    """Three quarters and half of each side, in steps of 64 pixels."""
+    for share in (0.75, 0.5):
+        smaller = tuple(max(64, int(share * side) // 64 * 64) for side in (height, width))
+        if min(smaller) >= _SMALLEST:
+            yield smaller[0], smaller[1]

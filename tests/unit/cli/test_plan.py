@@ -1,0 +1,65 @@
+"""vivace plan, in this process."""
+
+import json
+import sys
+
+import pytest
+
+from vivace.cli import main
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["vivace", "plan", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def test_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "tiny-sd", "--recipe", "tiny_vae", "--card", "8") == 0
+    shown = capsys.readouterr().out
+    assert "predicted, nothing was loaded" in shown
+    assert "UNet2DConditionModel" in shown
+    assert "AutoencoderTiny" in shown
+    assert "cards of 8, 12, 16, 24, 40, 48, 80, 141 GB (with 1.00 GB kept free" in shown
+    assert "It fits 8 GB." in shown
+
+
+def test_json_has_components_and_what_to_change(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "tiny-sd", "--card", "1.05", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    unet = next(c for c in found["components"] if c["name"] == "unet")
+    assert unet["num_parameters"] == pytest.approx(4.8e6, rel=0.01)
+    assert unet["num_bytes"] == pytest.approx(2 * 4.8e6, rel=0.05)
+    assert found["model_bytes"] < found["stages"]["denoiser"] < found["peak_bytes"]
+    assert found["peak_bytes"] == found["stages"][found["peak_stage"]]
+    assert (found["fits"]["8"], found["fits_card"], found["card_bytes"]) == (True, False, 1_050_000_000)
+    assert found["changes"][-1]["fits_card"]
+    assert found["changes"][-1]["peak_bytes"] < found["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("flux-dve",), 2, "no model 'flux-dve' to plan; did you mean 'flux-dev'"),
+        (("tiny-sd", "--recipe", "tiny_vea"), 2, "did you mean 'tiny_vae'"),
+        (("tiny-sd", "--height", "100"), 2, "--height 100: tiny-sd draws multiples of"),
+        (("tiny-sd", "--batch", "0"), 2, "--batch"),
+        (("tiny-sd", "--card", "-1"), 2, "--card"),
+        (("tiny-sd", "--recipe", "fp16"), 3, "every targeted component is fp16 already"),
+        (("tiny-sd", "--recipe", "first_block_cache"), 3, "no chain of transformer blocks"),
+    ],
+)
+def test_mistakes(
+    arguments: tuple[str, ...],
+    code: int,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, *arguments) == code
+    shown = capsys.readouterr().err
+    assert says in shown
+    assert "Traceback" not in shown

@@ -1,0 +1,160 @@
+"""Predictions against what was measured and published, and against models that are really loaded here."""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.make import make_trial
+from vivace.errors import UnknownModel, Unsupported, WorkloadError
+from vivace.measure.footprint import CUBLAS_WORKSPACE
+from vivace.measure.memory import weights_bytes
+from vivace.models import find_model, load_pipeline
+from vivace.models.weightless import find_weightless
+from vivace.runtime.fit import RESERVE_BYTES, changes, fits
+from vivace.runtime.prediction import Prediction, predict, predict_trial
+from vivace.runtime.session import session_of
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.resolve import resolve
+
+GIB = 2**30
+# One H200, PyTorch 2.11.0+cu130, cuDNN 9.19, diffusers 0.42.1, 2026-11-20: the public stack with random weights, eager,
+# batch 1, native size, prompt embeddings given, without text encoders (docs/memory.md). GiB after loading (FLUX.1-dev)
+# or after the calls (UNets: cuBLAS's workspace is in it), and at the peak.
+PUBLISHED = [
+    ("flux-dev", "baseline", 22.36699914932251, 24.744956493377686),
+    ("sdxl", "baseline", 5.077349662780762, 10.006784915924072),
+    ("sdxl", "channels_last", 5.079852104187012, 8.750895023345947),
+    ("sd15", "baseline", 1.8127522468566895, 2.409029960632324),
+    ("sd15", "channels_last", 1.811638355255127, 2.24971342086792),
+]
+
+
+@functools.cache
+def of(model: str, recipe: str = "baseline", **given: Any) -> Prediction:
+    return predict(find_weightless(model), resolve(recipe), **given)
+
+
+@pytest.mark.parametrize(("model", "recipe", "model_gib", "peak_gib"), PUBLISHED)
+def test_published_figures(model: str, recipe: str, model_gib: float, peak_gib: float) -> None:
+    found = of(model, recipe, text="embeddings")
+    encoders = sum(c.num_bytes for c in found.components if c.name.startswith("text_encoder"))
+    weights = found.model_bytes - encoders + CUBLAS_WORKSPACE
+    peak = found.peak_bytes - encoders
+    print(f"{model} {recipe}: {weights / GIB:.3f} of {model_gib:.3f}, {peak / GIB:.3f} of {peak_gib:.3f} GiB")
+    assert weights == pytest.approx(model_gib * GIB, rel=0.03)
+    assert peak == pytest.approx(peak_gib * GIB, rel=0.10)
+    assert found.peak_stage == "vae"
+
+
+@pytest.mark.parametrize("recipe", ["baseline", "tiny_vae", "quantize(int8)", "quantize(int4)"])
+def test_weights_are_those_of_the_model_when_it_is_loaded(recipe: str) -> None:
+    """fp32 on both sides: that is what a CPU runs. Blocks of 512 bytes are 5 % of so small a model at most."""
+    wanted = "dtype(fp32)" if recipe == "baseline" else f"dtype(fp32)+{recipe}"
+    predicted = of("tiny-sd", wanted)
+    found = find_model("tiny-sd")
+    session = session_of(load_pipeline(found, "cpu"), found, resolve(recipe), "cpu")
+    real = weights_bytes(session.pipe)
+    assert real <= sum(c.num_bytes for c in predicted.components) < 1.05 * real
+    for component in predicted.components:
+        module = getattr(session.pipe, component.name)
+        assert component.num_parameters == sum(p.numel() for p in module.parameters())
+        assert component.class_name == type(module).__name__
+    if "int" in recipe:
+        (unet,) = (c for c in predicted.components if c.name == "unet")
+        assert "int8" in unet.dtype
+
+
+def test_what_the_recipe_does_shows_in_the_stage_that_it_concerns() -> None:
+    base = of("tiny-sd")
+    assert set(base.stages) == {"text encoders", "between", "denoiser", "vae"}
+    assert of("tiny-sd", "guidance(1)").stages["denoiser"] < base.stages["denoiser"], "half the batch"
+    math = of("tiny-sd", "attention(math)")
+    assert math.stages["denoiser"] > base.stages["denoiser"], "score matrices"
+    assert math.stages["vae"] == base.stages["vae"]
+    tiny = of("tiny-sd", "tiny_vae")
+    assert tiny.stages["vae"] < base.stages["vae"]
+    assert tiny.model_bytes < base.model_bytes <= tiny.loading_bytes, "it is loaded before it is exchanged"
+    assert of("tiny-sd", "compile").peak_bytes == base.peak_bytes, "the eager call stands for it"
+    embedded = of("tiny-sd", text="embeddings")
+    assert embedded.stages["text encoders"] < base.stages["text encoders"], "only handed through"
+    assert embedded.model_bytes == base.model_bytes
+    four = of("tiny-sd", batch=4)
+    assert four.peak_bytes - four.model_bytes - CUBLAS_WORKSPACE == pytest.approx(
+        4 * (base.peak_bytes - base.model_bytes - CUBLAS_WORKSPACE), rel=0.1
+    )
+    assert of("tiny-sd", height=256).peak_bytes > base.peak_bytes
+
+
+def test_nothing_is_computed_and_the_random_numbers_stay() -> None:
+    state = torch.random.get_rng_state()
+    pipe = find_weightless("tiny-sd").build()
+    devices = {t.device.type for c in ("unet", "vae", "text_encoder") for t in getattr(pipe, c).parameters()}
+    assert devices == {"meta"}
+    of.__wrapped__("tiny-sd")
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
+    found = find_model("tiny-sd")
+    for name, path in found.files.items():
+        if path.suffix != ".safetensors":
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, tmp_path / name)
+    mine, theirs = of.__wrapped__(str(tmp_path)), of("tiny-sd")
+    assert (mine.model_bytes, mine.peak_bytes) == (theirs.model_bytes, theirs.peak_bytes)
+    index = tmp_path / "model_index.json"
+    content = json.loads(index.read_text())
+    index.write_text(json.dumps(content | {"unet": ["my_module", "Evil"]}))
+    with pytest.raises(UnknownModel, match="vivace runs no code from models"):
+        of.__wrapped__(str(tmp_path))
+    index.write_text(json.dumps(content))
+    (tmp_path / "unet" / "config.json").write_text("[]")
+    with pytest.raises(UnknownModel, match=r"unet .* cannot be built"):
+        of.__wrapped__(str(tmp_path))
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="--width 130: tiny-sd draws multiples of"):
+        of("tiny-sd", width=130)
+    with pytest.raises(UnknownModel, match="did you mean 'flux-dev'"):
+        of("synthetic:flux-dve")
+    assert find_weightless("playground").build_tiny_vae is None, "its latents have statistics of their own"
+    assert find_weightless(" Synthetic:SDXL ").build_tiny_vae is not None
+    with pytest.raises(Unsupported, match="no chain of transformer blocks"):
+        of("tiny-sd", "first_block_cache")
+
+
+def test_a_trial_is_predicted_as_it_would_be_measured() -> None:
+    trial = make_trial("tiny_vae")
+    assert predict_trial(trial) == of("tiny-sd", "tiny_vae")
+
+
+def test_what_techniques_propose_is_a_recipe_of_theirs_alone() -> None:
+    proposed = {name: technique.when_memory_is_short for name, technique in TECHNIQUES.items()}
+    assert any(proposed.values())
+    for name, recipes in proposed.items():
+        for recipe in recipes:
+            assert [call.name for call in resolve(recipe).techniques] == [name]
+
+
+def test_changes_come_in_order_of_harmlessness_and_each_lowers_the_peak() -> None:
+    model, recipe = find_weightless("tiny-sd"), resolve("dtype(fp32)")
+    now = predict(model, recipe, batch=2)
+    assert fits(now, now.needed_bytes + RESERVE_BYTES)
+    assert not fits(now, now.needed_bytes + RESERVE_BYTES - 1)
+    tried: list[str] = []
+    found = changes(model, recipe, now, RESERVE_BYTES, tried.append)
+    assert not fits(found[-1].prediction, RESERVE_BYTES), "nothing fits a card of nothing"
+    kinds = [change.what for change in found]
+    assert kinds[0] == "dtype(bf16)"
+    assert kinds.index("tiny_vae") < kinds.index("batch 1"), "recipes before the workload"
+    peaks = [now.peak_bytes, *(change.prediction.peak_bytes for change in found)]
+    assert peaks == sorted(peaks, reverse=True)
+    assert "fp32" not in found[-1].prediction.recipe, "one dtype takes the other's place"
+    first = changes(model, recipe, now, now.needed_bytes + RESERVE_BYTES - 1, tried.append)
+    assert [change.what for change in first] == ["dtype(bf16)"], "no more than is needed"
