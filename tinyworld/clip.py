@@ -17,7 +17,8 @@ WIDTH, LAYERS, HEADS = 128, 3, 4
 def build() -> CLIPModel:
     """1.35 M parameters: text of 32 tokens, pictures of 16x16 patches.
 
-    With patches of 16 pixels, which hold a third of an object, shapes were told apart in 64 % of cases after 3,900 steps.
+    With patches of 16 pixels, which hold a third of an object, shapes were told apart in 64 % of cases after 3,900
+    steps.
     """
     words = tokenizer.build()
     tower = {
