@@ -5,6 +5,7 @@
     │   ├── RecipeError             a recipe does not parse, or names what does not exist
     │   └── WorkloadError           prompts, sizes, steps, ... that cannot be drawn
     ├── UnknownModel                2: no such model here
+    ├── UnusableModel               3: what is there is no model, or a damaged one
     ├── Unsupported                 3: this machine, model or library cannot do what was asked
     ├── NoEffect                    3: a technique that changed nothing
     ├── StoreError                  3: the store is not ours, read-only, full or damaged
@@ -61,6 +62,10 @@ class UnknownModel(VivaceError):
     """No model of that name, and no such folder."""
 
     exit_code = 2
+
+
+class UnusableModel(VivaceError):
+    """There is something of that name, but no whole pipeline in safetensors that draws pictures from text."""
 
 
 class Unsupported(VivaceError):

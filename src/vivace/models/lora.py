@@ -1,0 +1,65 @@
+"""Merge a LoRA into a denoiser's weights: W + (alpha / rank) B A, so that it costs nothing at each step.
+
+Any layout that diffusers converts (its own, kohya's, PEFT's); the PEFT library is not needed. The sum is made in fp32
+and rounded once.
+
+Source: Hu et al., LoRA, arXiv 2106.09685.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import UnusableModel
+
+
+def merge(pipe: Any, path: Path) -> int:
+    """Merge the LoRA in `path` into the UNet or transformer of `pipe`; how many of its layers were changed.
+
+    Raises:
+        UnusableModel: the file holds something else than a LoRA of this denoiser.
+    """
+    import torch
+
+    name = "unet" if getattr(pipe, "unet", None) is not None else "transformer"
+    denoiser = getattr(pipe, name)
+    layers, alphas = _read(pipe, path, name, denoiser)
+    modules = dict(denoiser.named_modules())
+    if not layers or any(len(pair) != 2 for pair in layers.values()) or not layers.keys() <= modules.keys():
+        strange = next((layer for layer in layers if layer not in modules), "no layer")
+        raise UnusableModel(f"{path} is no LoRA of this {name} ({strange}); copy or download it again")
+    with torch.no_grad():
+        for layer, pair in layers.items():
+            weight = modules[layer].weight
+            down, up = (pair[key].to(weight.device, torch.float32) for key in ("down", "up"))
+            rank = down.shape[0]
+            delta = (up.flatten(1) @ down.flatten(1)).reshape(weight.shape)  # 1x1 and 3x3 convolutions too
+            scale = alphas.get(layer, rank) / rank
+            weight.copy_((weight.float() + scale * delta).to(weight.dtype))
+    return len(layers)
+
+
+def _read(
+    pipe: Any, path: Path, name: str, denoiser: Any
+) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+    """The pairs of matrices, and alphas where they are not the rank, by the names of the denoiser's modules."""
+    from diffusers.utils import convert_unet_state_dict_to_peft
+    from safetensors.torch import load_file
+
+    found = type(pipe).lora_state_dict(load_file(path), unet_config=denoiser.config)
+    state, alphas = found if isinstance(found, tuple) else (found, None)
+    strange = next((key for key in state if not key.startswith(f"{name}.")), None)
+    if strange is not None:
+        raise UnusableModel(f"{path} changes more than the {name} ({strange}), which vivace does not merge")
+    # Alphas are named for their layer, or for one of its matrices; then they are renamed like it.
+    scales = {key.removesuffix(".alpha"): float(alpha) for key, alpha in (alphas or {}).items()}
+    layers: dict[str, dict[str, Any]] = defaultdict(dict)
+    for key, value in convert_unet_state_dict_to_peft(state).items():
+        layer, _, role = key.removeprefix(f"{name}.").partition(".lora_")
+        layers[layer]["down" if role.startswith("A") else "up"] = value
+    renamed = convert_unet_state_dict_to_peft(scales)
+    return dict(layers), {
+        key.removeprefix(f"{name}.").partition(".lora_")[0]: alpha for key, alpha in renamed.items()
+    }
