@@ -1,13 +1,16 @@
 """A server on this machine that answers as the Hugging Face hub does, for what its client asks when it fetches a model.
 
 GET /api/models/REPO/revision/REV    the commit
-GET /api/models/REPO/tree/COMMIT     the files
-HEAD and GET /REPO/resolve/COMMIT/FILE, small files at once, large ones after a redirect to /cdn/
+GET /api/models/REPO/tree/COMMIT     the files, those below folders too
+HEAD and GET /REPO/resolve/COMMIT/FILE, small files at once, large ones after a redirect to /cdn/; ranges too
 """
 
 import hashlib
 import json
+import os
+import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,14 +18,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+_COMMIT = re.compile("[0-9a-f]{40}")
+_SMALL = {".json", ".txt"}
+
 
 @dataclass
 class Repository:
-    """`refuse` is what every file is answered with; `claims` are sizes that the server states falsely."""
+    """Folders by branch, tag or commit.
+
+    refuse: what every file is answered with.
+    claims: sizes that the server states falsely.
+    cuts: connections that break after so many bytes of a file, each time that it is asked for.
+    """
 
     revisions: dict[str, Path]
     refuse: tuple[int, str] | None = None
     claims: dict[str, int] = field(default_factory=dict)
+    cuts: dict[str, int] = field(default_factory=dict)
 
     def commit(self, revision: str) -> str | None:
         if revision in map(commit_of, self.revisions):
@@ -34,7 +46,8 @@ class Repository:
 
 
 def commit_of(revision: str) -> str:
-    return hashlib.sha1(revision.encode()).hexdigest()
+    """The commit of a branch or tag; a commit is its own."""
+    return revision if _COMMIT.fullmatch(revision) else hashlib.sha1(revision.encode()).hexdigest()
 
 
 @dataclass
@@ -42,9 +55,16 @@ class Hub:
     url: str
     repositories: dict[str, Repository] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
-    """Paths of all requests, files as "FILE"."""
+    """Paths of all requests; of those for files the file's name in its repository alone."""
+    sent: Counter[str] = field(default_factory=Counter)
+    """Bytes of each file that were sent."""
     answer: tuple[int, dict[str, str], bytes] | None = None
     """What everything is answered with, if set."""
+
+    @property
+    def files(self) -> set[str]:
+        """Names of the files that were asked for."""
+        return {name for name in self.asked if not name.startswith("/")}
 
 
 @contextmanager
@@ -62,6 +82,13 @@ def serve() -> Iterator[Hub]:
         thread.join()
 
 
+def client_of(hub: Hub | str, home: Path, **variables: str) -> dict[str, str]:
+    """The environment of a process whose client asks this hub and keeps its cache in `home`."""
+    theirs = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    url = hub if isinstance(hub, str) else hub.url
+    return theirs | {"HF_ENDPOINT": url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"} | variables
+
+
 class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._route()
@@ -73,7 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub: Hub = self.server.hub  # type: ignore[attr-defined]
         path = self.path.partition("?")[0]
         parts = path.strip("/").split("/")
-        hub.asked.append(parts[-1] if "resolve" in parts or parts[0] == "cdn" else path)
+        file = "/".join(parts[4:]) if parts[0] == "cdn" or "resolve" in parts else ""
+        hub.asked.append(file or path)
         if hub.answer is not None:
             self._send(*hub.answer)
             return
@@ -93,9 +121,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == "revision":
             self._json({"id": name, "sha": commit, "private": False, "tags": [], "siblings": []})
         elif kind == "tree":
-            self._json([_entry(path) for path in sorted(repository.folder(commit).iterdir())])
+            self._json(_tree(repository.folder(commit)))
         else:
-            self._file(name, repository, commit, parts[-1], kind == "cdn")
+            self._file(name, repository, commit, file, kind == "cdn")
 
     def _file(self, name: str, repository: Repository, commit: str, file: str, from_cdn: bool) -> None:
         if repository.refuse is not None:
@@ -108,14 +136,33 @@ class _Handler(BaseHTTPRequestHandler):
             return
         content = path.read_bytes()
         headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
-        if path.suffix == ".json" or from_cdn:
-            self._send(200, {} if from_cdn else headers, content)
+        if path.suffix in _SMALL or from_cdn:
+            self._content(file, content, {} if from_cdn else headers, repository.cuts.get(file))
             return
         headers["X-Linked-Etag"] = headers["ETag"]
         headers["X-Linked-Size"] = str(repository.claims.get(file, len(content)))
         # Another host, as the hub's content network is.
         cdn = f"http://localhost:{self.server.server_address[1]}/cdn"
         self._send(302, headers | {"Location": f"{cdn}/{name}/{commit}/{file}"})
+
+    def _content(self, file: str, content: bytes, headers: dict[str, str], cut: int | None) -> None:
+        status, start = 200, 0
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if wanted:
+            status, start = 206, int(wanted.group(1))
+            headers |= {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+        rest = content[start:]
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(rest)))
+        self.end_headers()
+        if self.command == "GET":
+            sent = rest if cut is None else rest[:cut]
+            self.wfile.write(sent)
+            self.server.hub.sent[file] += len(sent)  # type: ignore[attr-defined]
+            if len(sent) < len(rest):
+                self.close_connection = True
 
     def _json(self, content: Any) -> None:
         self._send(200, {"Content-Type": "application/json"}, json.dumps(content).encode())
@@ -133,6 +180,13 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-def _entry(path: Path) -> dict[str, Any]:
-    oid = hashlib.sha1(path.read_bytes()).hexdigest()
-    return {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": oid}
+def _tree(folder: Path) -> list[dict[str, Any]]:
+    entries = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        oid = hashlib.sha1(path.read_bytes() if path.is_file() else name.encode()).hexdigest()
+        if path.is_file():
+            entries.append({"type": "file", "path": name, "size": path.stat().st_size, "oid": oid})
+        else:
+            entries.append({"type": "directory", "path": name, "oid": oid})
+    return entries

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from vivace.benchmark.rivals import with_rivals
 from vivace.errors import UsageError, WorkloadError, nearest
-from vivace.models.find import Found, find_model
+from vivace.models.find import Found, find_model, obtain
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.spec.recipe import Recipe
 from vivace.spec.workload import MAX_PIXEL_STEPS, Workload
@@ -48,7 +48,7 @@ def prepare(
     """Check everything that can be checked before a process starts. The arguments are those of `vivace.bench`.
 
     Raises:
-        UnknownModel, RecipeError, WorkloadError: see `vivace.errors`.
+        UnknownModel, UnusableModel, Unsupported, RecipeError, WorkloadError: see `vivace.errors`.
     """
     if not recipes:
         raise UsageError(
@@ -89,7 +89,7 @@ def prepare(
     wanted = list(resolved.values())
     if rivals:
         wanted = with_rivals(wanted, workload.num_inference_steps)
-    return Prepared(found, tuple(wanted), workload)
+    return Prepared(obtain(found), tuple(wanted), workload)
 
 
 def _of_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def check_size(found: Found, workload: Workload) -> None:
 def default_threads(found: Found) -> int:
     """CPU threads to draw with: the catalogue's, or as many as there are physical cores. Fixed, since it shows in
     the last bits of a picture."""
-    if found.entry is not None:
+    if found.entry is not None and found.entry.threads is not None:
         return found.entry.threads
     import psutil
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from vivace.cli import options
+
+if TYPE_CHECKING:
+    from vivace.models.entry import Entry
 
 
 @click.command()
@@ -20,7 +24,7 @@ from vivace.cli import options
 )
 @options.as_json
 def models(wanted: tuple[str, Path] | None, as_json: bool) -> int:
-    """List the models that vivace knows by name, or export one.
+    """List the models that vivace knows by name, or export one that ships with it.
 
     \b
         vivace models --export tiny-sd my-model
@@ -29,24 +33,49 @@ def models(wanted: tuple[str, Path] | None, as_json: bool) -> int:
         return _export(*wanted, as_json)
 
     from vivace.models.catalogue import CATALOGUE
-    from vivace.models.files import num_bytes
-    from vivace.models.find import find_model
-    from vivace.report.summary import size
 
-    sizes = {name: num_bytes(find_model(name).files) for name in CATALOGUE}
+    sizes = {entry.name: _num_bytes(entry) for entry in CATALOGUE.values()}
     if as_json:
         rows = [entry.model_dump(mode="json") | {"bytes": sizes[entry.name]} for entry in CATALOGUE.values()]
         click.echo(json.dumps(rows, indent=2))
         return 0
     for entry in CATALOGUE.values():
-        shared = f", shared in part with {entry.base}" if entry.base is not None else ""
+        steps = "1 step" if entry.num_inference_steps == 1 else f"{entry.num_inference_steps} steps"
+        guidance = f"guidance {entry.guidance_scale:g}" if entry.guidance_scale > 1 else "no guidance"
         click.echo(f"{entry.name}  {entry.summary}")
-        click.echo(
-            f"    {entry.width}x{entry.height}, {entry.num_inference_steps} steps, guidance {entry.guidance_scale:g}, "
-            f"{size(sizes[entry.name])}{shared}, {entry.licence}, shipped with vivace"
-        )
-    click.echo("\nAny folder with a model_index.json works too: --model path/to/folder")
+        click.echo(f"    {entry.width}x{entry.height}, {steps}, {guidance}; {entry.licence}")
+        click.echo(f"    {_where(entry, sizes[entry.name])}")
+    click.echo(
+        "\nOther models: --model org/repo or org/repo@revision on the Hugging Face hub, a folder with a "
+        "model_index.json,\nor a .safetensors file of SD 1.5, SDXL or FLUX.1"
+    )
     return 0
+
+
+def _num_bytes(entry: Entry) -> int | None:
+    """Of an embedded model's files, or of what is fetched; None if nobody knows."""
+    from vivace.models.entry import Hub
+    from vivace.models.files import num_bytes
+    from vivace.models.find import find_model
+
+    if isinstance(entry.origin, Hub):
+        return entry.origin.download_bytes
+    return num_bytes(find_model(entry.name).files)
+
+
+def _where(entry: Entry, num_bytes: int | None) -> str:
+    """Where its weights come from, and how large they are."""
+    from vivace.models.entry import Hub
+    from vivace.report.summary import size
+
+    how_large = "" if num_bytes is None else f"{size(num_bytes)} "
+    if isinstance(entry.origin, Hub):
+        others = [*entry.origin.parts.values(), *([entry.origin.lora] if entry.origin.lora else [])]
+        repositories = " and ".join([entry.origin.repo, *(part.repo for part in others)])
+        gated = ", gated: ask for access there first" if entry.gated else ""
+        return f"{how_large}from {repositories}{gated}"
+    shared = f", shared in part with {entry.origin.base}" if entry.origin.base is not None else ""
+    return f"{how_large}shipped with vivace{shared}"
 
 
 def _export(name: str, destination: Path, as_json: bool) -> int:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _MAX_PROMPT_BYTES = 10_000_000
 
-model = click.option("--model", default="tiny-sd", show_default=True, help="Catalogue name or folder.")
+model = click.option(
+    "--model", default="tiny-sd", show_default=True, help="Catalogue name, org/repo[@revision], folder, file."
+)
 device = click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),

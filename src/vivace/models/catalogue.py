@@ -1,38 +1,96 @@
-"""The catalogue: one entry a model, data not code."""
+"""The catalogue: one entry a model, data not code.
+
+Revisions are pinned, so that a name means the same weights for everybody. Sizes, steps, guidance and schedulers are
+those of the models' own cards and of diffusers' documentation; where a card gives several, the comment says which was
+taken.
+
+SDXL's VAE overflows in fp16. Its config says so (force_upcast), and the pipeline then decodes in fp32: that is the
+picture as published, and what all SDXL models here do. It costs time and about 4 GB at 1024x1024. Many people put
+madebyollin/sdxl-vae-fp16-fix in its place, which decodes in fp16, to slightly other pixels; as another set of weights
+it is no part of a baseline.
+"""
 
 from __future__ import annotations
 
-from vivace.spec.base import Spec
+from vivace.models.entry import Embedded, Entry, Hub, Part, Sampler
+from vivace.models.prompts import PROMPT_SETS
+
+_VAE_FILES = ("config.json", "diffusion_pytorch_model.safetensors")
+_TAESD = Part(repo="madebyollin/taesd", revision="614f76814bbe30edbe2e627ace1c2234c81a2c0e", files=_VAE_FILES)
+_TAESDXL = Part(
+    repo="madebyollin/taesdxl", revision="b20258aaef75ef61e659c1e0f14f251cf0ad153e", files=_VAE_FILES
+)
+_TAEF1 = Part(repo="madebyollin/taef1", revision="b1b2d00e9e440cfbf3dedb34266864da86016ceb", files=_VAE_FILES)
+
+_RAIL = "CreativeML Open RAIL++-M"
+_HALF_SDXL_BYTES = 6_940_000_000  # UNet 5.14 GB, text encoders 0.25 and 1.39, VAE 0.17
 
 
-class Entry(Spec):
-    """How a model is meant to be run by those who published it: what `baseline` stands for.
+def _sdxl_base(**parts: object) -> Hub:
+    """SDXL 1.0 with something in the place of its own."""
+    common = {
+        "repo": "stabilityai/stable-diffusion-xl-base-1.0",
+        "revision": "462165984030d82259a11f4367a4eed129e94a7b",
+        "variants": ("fp16",),
+        "tiny_vae": _TAESDXL,
+        "download_bytes": _HALF_SDXL_BYTES,
+    }
+    return Hub.model_validate(common | parts)
 
-    `folder`, `base` and `tiny_vae` are folders in diffusers' format below models/weights, `scorer` is one in
-    transformers'. With a `base`, `folder` holds only the components in which the model differs from it. `threads` is
-    the number of CPU threads with which it draws; a picture depends on it in its last bits, so it is fixed.
-    `size_multiple` is what height and width must be a multiple of, in pixels. `max_sequence_length` is the number of
-    tokens that a FluxPipeline must be told; it pads prompts to 512 by itself. `scorer` is the CLIP model that scores
-    the pictures.
+
+def _sdxl(name: str, summary: str, **own: object) -> Entry:
+    """An entry of SDXL's architecture: SDXL's own figures, changed by `own`."""
+    common = {
+        "licence": _RAIL,
+        "origin": _sdxl_base(),
+        "pipeline": "StableDiffusionXLPipeline",
+        "height": 1024,
+        "width": 1024,
+        "size_multiple": 8,
+        "max_size": 2048,
+        "num_inference_steps": 50,
+        "guidance_scale": 5.0,
+        "cuda_dtype": "fp16",
+        "prompts": PROMPT_SETS["real"][:3],
+        "prompt_set": "real",
+    }
+    return Entry.model_validate({"name": name, "summary": summary} | common | own)
+
+
+def _lightning(num_steps: int) -> Entry:
+    """Its card: Euler with trailing spacing, guidance off, as many steps as the checkpoint is named for.
+
+    The UNet, not the LoRA: the card says that it draws better, and merged they cost the same.
     """
+    unet = Part(
+        repo="ByteDance/SDXL-Lightning",
+        revision="c9a24f48e1c025556787b0c58dd67a091ece2e44",
+        files=(f"sdxl_lightning_{num_steps}step_unet.safetensors",),
+    )
+    return _sdxl(
+        f"sdxl-lightning-{num_steps}step",
+        f"SDXL, distilled adversarially to {num_steps} steps",
+        origin=_sdxl_base(parts={"unet": unet}),
+        scheduler=Sampler(class_name="EulerDiscreteScheduler", overrides={"timestep_spacing": "trailing"}),
+        num_inference_steps=num_steps,
+        guidance_scale=0.0,
+    )
 
-    name: str
-    summary: str
-    licence: str
-    folder: str
-    tiny_vae: str | None
-    height: int
-    width: int
-    size_multiple: int
-    max_size: int
-    num_inference_steps: int
-    guidance_scale: float
-    cuda_dtype: str
-    threads: int
-    prompts: tuple[str, ...]
-    base: str | None = None
-    max_sequence_length: int | None = None
-    scorer: str | None = None
+
+def _flux(name: str, summary: str, repo: str, revision: str, **own: object) -> Entry:
+    common = {
+        "origin": Hub(repo=repo, revision=revision, tiny_vae=_TAEF1, download_bytes=33_740_000_000),
+        "pipeline": "FluxPipeline",
+        "height": 1024,
+        "width": 1024,
+        "size_multiple": 16,
+        "max_size": 2048,
+        "cuda_dtype": "bf16",
+        "prompts": PROMPT_SETS["real"][:3],
+        "prompt_set": "real",
+        "gated": True,
+    }
+    return Entry.model_validate({"name": name, "summary": summary} | common | own)
 
 
 CATALOGUE: dict[str, Entry] = {
@@ -42,8 +100,8 @@ CATALOGUE: dict[str, Entry] = {
             name="tiny-sd",
             summary="Stable Diffusion's architecture, small: coloured shapes on plain backgrounds",
             licence="Apache-2.0",
-            folder="tiny-sd",
-            tiny_vae="tiny-sd-tiny-vae",
+            origin=Embedded(folder="tiny-sd", tiny_vae="tiny-sd-tiny-vae"),
+            pipeline="StableDiffusionPipeline",
             height=128,
             width=128,
             size_multiple=32,
@@ -57,6 +115,141 @@ CATALOGUE: dict[str, Entry] = {
                 "a large green triangle on a white background",
                 "a small yellow star left of a purple diamond",
             ),
+            prompt_set="tinyworld",
+        ),
+        Entry(
+            name="sd15",
+            summary="Stable Diffusion 1.5",
+            licence="CreativeML OpenRAIL-M",
+            origin=Hub(
+                repo="stable-diffusion-v1-5/stable-diffusion-v1-5",
+                revision="451f4fe16113bff5a5d2269ed5ad43b0592e9a14",
+                variants=("fp16",),
+                # A classifier that blackens pictures: no part of the model, and 1.2 GB.
+                without=("safety_checker", "feature_extractor"),
+                tiny_vae=_TAESD,
+                download_bytes=2_130_000_000,
+            ),
+            pipeline="StableDiffusionPipeline",
+            height=512,
+            width=512,
+            size_multiple=8,
+            max_size=2048,
+            num_inference_steps=50,
+            guidance_scale=7.5,
+            cuda_dtype="fp16",
+            prompts=PROMPT_SETS["real"][:3],
+            prompt_set="real",
+        ),
+        _sdxl("sdxl", "Stable Diffusion XL 1.0"),
+        # Its repository's scheduler is the one to use: ancestral Euler with trailing spacing. The card draws with one
+        # step, and says 1 to 4.
+        _sdxl(
+            "sdxl-turbo",
+            "SDXL, distilled adversarially to 1 to 4 steps at 512x512",
+            licence="Stability AI Non-Commercial Research Community",
+            origin=Hub(
+                repo="stabilityai/sdxl-turbo",
+                revision="71153311d3dbb46851df1931d3ca6e939de83304",
+                variants=("fp16",),
+                tiny_vae=_TAESDXL,
+                download_bytes=_HALF_SDXL_BYTES,
+            ),
+            height=512,
+            width=512,
+            num_inference_steps=1,
+            guidance_scale=0.0,
+        ),
+        _lightning(2),
+        _lightning(4),
+        # Its card: DDIM with trailing spacing for the checkpoints of 2, 4 and 8 steps, guidance off. There is no UNet
+        # of four steps, only a LoRA.
+        _sdxl(
+            "hyper-sdxl-4step",
+            "SDXL with Hyper-SD's LoRA of 4 steps merged in",
+            origin=_sdxl_base(
+                lora=Part(
+                    repo="ByteDance/Hyper-SD",
+                    revision="bc08d970a87c74c71209491d64e3525845698863",
+                    files=("Hyper-SDXL-4steps-lora.safetensors",),
+                ),
+                download_bytes=_HALF_SDXL_BYTES + 790_000_000,
+            ),
+            scheduler=Sampler(class_name="DDIMScheduler", overrides={"timestep_spacing": "trailing"}),
+            num_inference_steps=4,
+            guidance_scale=0.0,
+        ),
+        # Guidance is an input of this UNet, not a second call: 8 is diffusers' documentation's, from the range that it
+        # was distilled with (3 to 13); its card has 1 to 2.
+        _sdxl(
+            "lcm-sdxl",
+            "SDXL, distilled to a latent consistency model of 2 to 8 steps",
+            origin=_sdxl_base(
+                parts={
+                    "unet": Part(
+                        repo="latent-consistency/lcm-sdxl",
+                        revision="843cb4058e2bb79edc70a6d8002e1a96feddfd14",
+                        files=("config.json", "diffusion_pytorch_model.fp16.safetensors"),
+                    )
+                }
+            ),
+            scheduler=Sampler(class_name="LCMScheduler"),
+            num_inference_steps=4,
+            guidance_scale=8.0,
+        ),
+        # "Clip skip 2" is what its author asks for, counted from 1: the last layer but one. SDXL pipelines take that
+        # one by themselves, so in diffusers' count it is 0. Ancestral Euler and 25 steps are the author's too, who
+        # names no guidance; 7 is usual. The repository is the best known of those in diffusers' format; the author
+        # published a single file elsewhere.
+        _sdxl(
+            "pony",
+            "Pony Diffusion V6 XL, a finetune of SDXL; likes prompts that begin with score_9, score_8_up, ...",
+            licence="Fair AI Public 1.0-SD, modified",
+            origin=Hub(
+                repo="kitty7779/ponyDiffusionV6XL",
+                revision="b0b14dd9f27190bdff916493e0bef66471f9764a",
+                tiny_vae=_TAESDXL,
+                download_bytes=_HALF_SDXL_BYTES,
+            ),
+            scheduler=Sampler(class_name="EulerAncestralDiscreteScheduler"),
+            num_inference_steps=25,
+            guidance_scale=7.0,
+            clip_skip=0,
+        ),
+        # The repository's scheduler (EDMDPMSolverMultistepScheduler) and the latents' mean and deviation, which its
+        # VAE's config gives, are what the pipeline needs; SDXL's tiny VAE knows nothing of the latter.
+        _sdxl(
+            "playground",
+            "Playground v2.5, SDXL's architecture trained with EDM's noise",
+            licence="Playground v2.5 Community",
+            origin=Hub(
+                repo="playgroundai/playground-v2.5-1024px-aesthetic",
+                revision="1e032f13f2fe6db2dc49947dbdbd196e753de573",
+                variants=("fp16",),
+                download_bytes=_HALF_SDXL_BYTES,
+            ),
+            guidance_scale=3.0,
+        ),
+        # The card draws with 50 steps, the pipeline's own default is 28.
+        _flux(
+            "flux-dev",
+            "FLUX.1 [dev], 12 B parameters, guidance distilled into the transformer",
+            "black-forest-labs/FLUX.1-dev",
+            "3de623fc3c33e44ffbe2bad470d0f45bccf2eb21",
+            licence="FLUX.1 [dev] Non-Commercial",
+            num_inference_steps=28,
+            guidance_scale=3.5,
+            max_sequence_length=512,
+        ),
+        _flux(
+            "flux-schnell",
+            "FLUX.1 [schnell], distilled to 1 to 4 steps",
+            "black-forest-labs/FLUX.1-schnell",
+            "741f7c3ce8b383c54771c7003378a50191e9efe9",
+            licence="Apache-2.0",
+            num_inference_steps=4,
+            guidance_scale=0.0,
+            max_sequence_length=256,
         ),
     )
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vivace.errors import OutputError, UnknownModel, nearest
 from vivace.models.catalogue import CATALOGUE
+from vivace.models.entry import Embedded
 from vivace.models.files import component_class, num_bytes
 from vivace.models.find import Found, find_model
 
@@ -51,9 +52,11 @@ def export(name: str, destination: Path) -> Exported:
         UnknownModel: no model of that name ships with vivace.
         OutputError: the folder has something in it, or cannot be written.
     """
-    if name.strip().lower() not in CATALOGUE:
+    embedded = [entry.name for entry in CATALOGUE.values() if isinstance(entry.origin, Embedded)]
+    if name.strip().lower() not in embedded:
         raise UnknownModel(
-            f"no model '{name[:200]}' ships with vivace{nearest(name, CATALOGUE)} (there are {', '.join(CATALOGUE)})"
+            f"no model '{name[:200]}' ships with vivace{nearest(name, embedded)} (there are {', '.join(embedded)}; "
+            "what lies on the Hugging Face hub `hf download` copies into a folder)"
         )
     found = find_model(name)
     files = found.files
@@ -78,7 +81,7 @@ def export(name: str, destination: Path) -> Exported:
 def _write_index(found: Found, path: Path) -> None:
     """Name the classes of the model's own components where they are not the base's."""
     index = json.loads(path.read_text())
-    classes = {folder.name: ["diffusers", component_class(folder)] for folder in found.components}
+    classes = {name: ["diffusers", component_class(path)] for name, path in found.components.items()}
     if index | classes != index:
         path.write_text(json.dumps(index | classes, indent=2, sort_keys=True) + "\n")
 

@@ -1,141 +1,218 @@
-"""From what the user typed to a model: a catalogue name or a local folder in diffusers' format."""
+"""From what the user typed to a model: a catalogue name, a repository of the hub, a folder, a single file."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import UnknownModel, nearest
-from vivace.models.catalogue import CATALOGUE, Entry
+from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
+from vivace.models import remote
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.entry import Embedded, Entry, Hub, Part
 from vivace.models.files import files_of, fingerprint
+from vivace.models.headers import check_whole
+from vivace.models.pipelines import call_of, defaults_of, read_config
+from vivace.models.remote import Download
+from vivace.models.repository import INDEX, check_no_code, choose, read_index
+from vivace.models.single_file import contents_of
 from vivace.spec.model import Model
 
 WEIGHTS = Path(__file__).parent / "weights"
-# Steps and guidance of the pipelines' own __call__, by class.
-_CLASS_DEFAULTS: dict[str, tuple[int, float]] = {
-    "StableDiffusionPipeline": (50, 7.5),
-    "StableDiffusionXLPipeline": (50, 5.0),
-    "FluxPipeline": (28, 3.5),
-}
-_FLUX_SEQUENCE_LENGTH = 512  # FluxPipeline's own max_sequence_length
+_REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
+_REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # never "..": it names a file in the cache
 
 
 @dataclass(frozen=True)
 class Found:
-    """A model that exists: its identity, its folder, and its catalogue entry if it has one.
+    """A model that exists: its identity, its files, and its catalogue entry if it has one.
 
-    `folder` holds the model_index.json; `components` are folders elsewhere that stand in for its subfolders of the
-    same names.
+    folder: holds the model_index.json.
+    entry: for a single file, that of the model whose configuration it borrows.
+    components: what stands in for the folder's own components, by name: a folder with a config.json, or a
+        .safetensors file.
+    checkpoint: a single file that holds all weights; `folder` then gives configuration and tokenizers only.
+    lora: merged into the denoiser.
+    variant: of the folder's weights, as diffusers calls it ("fp16").
+    without: components of the folder that are not loaded.
+    weights: the safetensors files that are loaded.
+    downloads: what has to be fetched first; `obtain` does.
+    lacks: which weights are missing, in words; a folder without them can be planned, not drawn with.
     """
 
     model: Model
     folder: Path
     entry: Entry | None
-    components: tuple[Path, ...] = ()
+    components: Mapping[str, Path] = field(default_factory=dict)
+    checkpoint: Path | None = None
+    lora: Path | None = None
+    variant: str | None = None
+    without: tuple[str, ...] = ()
+    weights: tuple[Path, ...] = ()
+    downloads: tuple[Download, ...] = ()
+    lacks: str | None = None
 
     @property
     def files(self) -> dict[str, Path]:
-        """Every file by its name in the whole model ("transformer/config.json")."""
-        return files_of(self.folder, self.components)
+        """Every file of an embedded model or a folder by its name in the whole model ("transformer/config.json")."""
+        return files_of(self.folder, self.components.values())
 
     @property
-    def tiny_vae(self) -> Path | None:
-        return WEIGHTS / self.entry.tiny_vae if self.entry is not None and self.entry.tiny_vae else None
+    def tiny_vae(self) -> Path | Part | None:
+        """Where the tiny VAE for this model's latents is: a folder, or files on the hub."""
+        if self.entry is None or self.entry.origin.tiny_vae is None:
+            return None
+        tiny = self.entry.origin.tiny_vae
+        return WEIGHTS / tiny if isinstance(tiny, str) else tiny
+
+    @property
+    def pipeline(self) -> str:
+        """The pipeline's class in diffusers."""
+        return self.entry.pipeline if self.entry else str(read_config(self.folder / INDEX)["_class_name"])
 
     @property
     def defaults(self) -> dict[str, Any]:
         """The call's defaults as published: height, width, num_inference_steps, guidance_scale."""
         if self.entry is None:
-            return _defaults_of_folder(self.folder)
+            return defaults_of(self.folder, self.pipeline)
         keys = ("height", "width", "num_inference_steps", "guidance_scale")
         return {key: getattr(self.entry, key) for key in keys}
 
     @property
     def call(self) -> dict[str, Any]:
-        """Arguments that the pipeline's call needs beside a workload's: max_sequence_length, or none."""
+        """Arguments that the pipeline's call needs beside a workload's: max_sequence_length, clip_skip, or none."""
         if self.entry is None:
-            return _call_of_folder(self.folder)
-        length = self.entry.max_sequence_length
-        return {} if length is None else {"max_sequence_length": length}
+            return call_of(self.folder, self.pipeline)
+        given = {key: getattr(self.entry, key) for key in ("max_sequence_length", "clip_skip")}
+        return {key: value for key, value in given.items() if value is not None}
 
 
-def find_model(name: str) -> Found:
-    """A catalogue name, or the path of a folder that holds a model_index.json.
+def find_model(name: str, *, download: bool = True) -> Found:
+    """Find a model; of one on the hub at most the small files are fetched.
+
+    Args:
+        name: a catalogue name; `org/repo`, perhaps with `@` and a branch, tag or commit; the path of a folder in
+            diffusers' format; the path of a .safetensors file of a whole SD 1.5, SDXL or FLUX.1 model.
+        download: False looks at the hub's cache alone.
 
     Raises:
-        UnknownModel: neither exists, or the folder is not a diffusers pipeline.
+        UnknownModel: there is nothing of that name.
+        UnusableModel: there is, and it is no whole pipeline in safetensors that draws from text.
+        Unsupported: it cannot be had here and now: no such repository, no network, no permission, no room.
     """
-    entry = CATALOGUE.get(name.strip().lower())
+    text = name.strip()
+    # A source with a prefix of its own (`synthetic:NAME`) is told apart here, before names are looked up.
+    entry = CATALOGUE.get(text.lower())
     if entry is not None:
-        folder = WEIGHTS / (entry.base or entry.folder)
-        own = (WEIGHTS / entry.folder).iterdir() if entry.base is not None else ()
-        components = tuple(sorted(path for path in own if path.is_dir()))
-        revision = fingerprint(files_of(folder, components))
-        return Found(Model(name=entry.name, source="embedded", revision=revision), folder, entry, components)
-    folder = Path(name).expanduser()
+        if isinstance(entry.origin, Embedded):
+            return _embedded(entry, entry.origin)
+        return _on_the_hub(entry.name, entry, entry.origin, download)
+    path = Path(name).expanduser()
     try:
-        is_folder = folder.is_dir()
+        is_folder, is_file = bool(text) and path.is_dir(), path.is_file()
     except (OSError, ValueError):  # too long, or a NUL byte
-        is_folder = False
-    if not is_folder:
-        raise UnknownModel(
-            f"no model '{name[:200]}'{nearest(name, CATALOGUE)} "
-            f"(in the catalogue: {', '.join(CATALOGUE)}; or give a folder with a model_index.json)"
+        is_folder = is_file = False
+    if is_folder:
+        return _in_folder(path)
+    if is_file:
+        return _in_file(path, download)
+    repo, at, revision = text.partition("@")
+    if _REPOSITORY.fullmatch(repo) and (not at or _REVISION.fullmatch(revision)):
+        origin = Hub(repo=repo, revision=revision or None)
+        return _on_the_hub(text, None, origin, download)
+    raise UnknownModel(
+        f"no model '{name[:200]}'{nearest(name, CATALOGUE)} (in the catalogue: {', '.join(CATALOGUE)}; or give "
+        "org/repo of the Hugging Face hub, a folder with a model_index.json, or a .safetensors file)"
+    )
+
+
+def obtain(found: Found) -> Found:
+    """The model with all its weights on this machine, each file whole as far as its header tells.
+
+    Raises:
+        UnusableModel: weights are missing, damaged or cut short.
+        Unsupported: weights cannot be fetched here and now.
+    """
+    if found.downloads:
+        remote.fetch(found.downloads)
+        found = find_model(found.model.name, download=False)
+    if found.lacks is not None:
+        raise UnusableModel(found.lacks)
+    check_whole(found.weights)
+    return found
+
+
+def _embedded(entry: Entry, origin: Embedded) -> Found:
+    folder = WEIGHTS / (origin.base or origin.folder)
+    own = sorted((WEIGHTS / origin.folder).iterdir()) if origin.base is not None else []
+    components = {path.name: path for path in own if path.is_dir()}
+    files = files_of(folder, components.values())
+    model = Model(name=entry.name, source="embedded", revision=fingerprint(files))
+    weights = tuple(path for path in files.values() if path.suffix == ".safetensors")
+    return Found(model, folder, entry, components, weights=weights)
+
+
+def _on_the_hub(name: str, entry: Entry | None, origin: Hub, download: bool) -> Found:
+    located = remote.locate(origin, download=download)
+    return Found(
+        model=Model(name=name, source="hub", revision=located.revision),
+        folder=located.folder,
+        entry=entry,
+        components=located.parts,
+        lora=located.lora,
+        variant=located.variant,
+        without=origin.without,
+        weights=located.weights,
+        downloads=located.downloads,
+    )
+
+
+def _in_folder(path: Path) -> Found:
+    folder = path.resolve()
+    if not (folder / INDEX).is_file():
+        single = sorted(folder.glob("*.safetensors"))
+        advice = f"; or give a single file such as {single[0]}" if single else ""
+        raise UnusableModel(
+            f"{path} has no {INDEX}; give the folder that pipe.save_pretrained(...) wrote{advice}"
         )
-    _check_folder(folder)
-    resolved = folder.resolve()
-    revision = fingerprint(files_of(resolved))
-    return Found(Model(name=str(resolved), source="folder", revision=revision), resolved, None)
+    files = files_of(folder)
+    chosen = choose(read_index(folder, str(path)), files, str(path))
+    check_no_code(folder, chosen.small, str(path))
+    model = Model(name=str(folder), source="folder", revision=fingerprint(files))
+    weights = tuple(files[name] for name in chosen.weights)
+    return Found(model, folder, None, variant=chosen.variant, weights=weights, lacks=chosen.lacks)
 
 
-def _defaults_of_folder(folder: Path) -> dict[str, Any]:
-    """A folder's native size from its configs; steps and guidance are its pipeline class's own."""
-    class_name = _config(folder / "model_index.json").get("_class_name")
-    steps, guidance = _CLASS_DEFAULTS.get(str(class_name), _CLASS_DEFAULTS["StableDiffusionPipeline"])
-    denoiser = _config(folder / "unet" / "config.json") or _config(folder / "transformer" / "config.json")
-    cells, vae = denoiser.get("sample_size"), _config(folder / "vae" / "config.json")
-    levels, pixels = vae.get("block_out_channels"), vae.get("sample_size")
-    factor = 2 ** (len(levels) - 1) if isinstance(levels, list) and levels else 8
-    # Transformers of the FLUX kind state no size, and their pipelines draw 128 cells a side; the VAE knows better.
-    unstated = pixels if isinstance(pixels, int) else 128 * factor
-    side = cells * factor if isinstance(cells, int) else unstated
-    return {"height": side, "width": side, "num_inference_steps": steps, "guidance_scale": guidance}
-
-
-def _call_of_folder(folder: Path) -> dict[str, Any]:
-    """A FluxPipeline pads prompts to 512 tokens; its T5's tokenizer says if fewer are meant."""
-    if _config(folder / "model_index.json").get("_class_name") != "FluxPipeline":
-        return {}
-    length = _config(folder / "tokenizer_2" / "tokenizer_config.json").get("model_max_length")
-    if not isinstance(length, int) or length >= _FLUX_SEQUENCE_LENGTH:
-        return {}
-    return {"max_sequence_length": length}
-
-
-def _config(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty if there is none that can be read."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _check_folder(folder: Path) -> None:
-    index = folder / "model_index.json"
-    if not index.is_file():
-        raise UnknownModel(
-            f"{folder} has no model_index.json; give the folder that pipe.save_pretrained(...) wrote"
+def _in_file(path: Path, download: bool) -> Found:
+    file = path.resolve()
+    if file.suffix != ".safetensors":
+        raise UnusableModel(f"{path} is no .safetensors file; vivace loads no pickles, nor other formats")
+    contents = contents_of(file)
+    entry = CATALOGUE[contents.entry]
+    assert isinstance(entry.origin, Hub)
+    model = Model(name=str(file), source="file", revision=fingerprint({file.name: file}))
+    if contents.component is not None:
+        # The others are the catalogue's model's own.
+        located = remote.locate(entry.origin, download=download, elsewhere=(contents.component,))
+        return Found(
+            model=model,
+            folder=located.folder,
+            entry=entry,
+            components={contents.component: file},
+            variant=located.variant,
+            without=entry.origin.without,
+            weights=(*located.weights, file),
+            downloads=located.downloads,
         )
-    try:
-        content = json.loads(index.read_text())
-        class_name = content["_class_name"]
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
-        raise UnknownModel(f"{index} is not a diffusers pipeline's index: {error}") from None
-    if not isinstance(class_name, str):
-        # A list here names a Python file to import from the folder.
-        raise UnknownModel(
-            f"{index} asks for code of its own ({class_name}); vivace runs no code from models"
-        )
+    folder = file.parent
+    if not (folder / INDEX).is_file():
+        try:
+            folder = remote.locate(entry.origin, download=download, config_only=True).folder
+        except Unsupported as error:
+            raise Unsupported(
+                f"{path} holds weights only; its configuration and tokenizers, a few MB, are those of {entry.name}, "
+                f"and {error}. Or put the file into a folder that has them beside a {INDEX}"
+            ) from error
+    return Found(model, folder, entry, checkpoint=file, without=entry.origin.without, weights=(file,))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vivace.errors import UnknownModel, Unsupported
+from vivace.errors import UnknownModel, Unsupported, VivaceError
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EFBIG}
 
@@ -37,8 +37,8 @@ def fetch(repo: str, revision: str | None, files: Sequence[str], *, bars: bool =
         bars: show the client's progress bars if there is a terminal.
 
     Raises:
-        UnknownModel: there is no such repository or revision.
-        Unsupported: no network, no permission, no room.
+        UnknownModel: no repository can have that name.
+        Unsupported: no such repository or revision, no network, no permission, no room.
     """
     from huggingface_hub import snapshot_download
 
@@ -46,14 +46,36 @@ def fetch(repo: str, revision: str | None, files: Sequence[str], *, bars: bool =
         return Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
 
 
-def check_room(repo: str, folder: Path, files: Sequence[str]) -> None:
-    """Raises Unsupported if the disk cannot take the files that `folder`, made by `fetch`, still lacks."""
-    from huggingface_hub import snapshot_download
+def names(repo: str, folder: Path, *, download: bool = True) -> tuple[str, ...]:
+    """The names of all files that the repository has at the commit that `folder`, made by `fetch`, is named for.
 
-    with _explained(repo, folder.name), _bars(False):
-        wanted = snapshot_download(repo, revision=folder.name, allow_patterns=list(files), dry_run=True)
-    needed = sum(file.file_size or 0 for file in wanted if file.will_download)
-    free = shutil.disk_usage(folder).free
+    Without a network, and without what the client noted of an earlier listing, those that lie in `folder`.
+
+    Raises:
+        Unsupported: see `fetch`.
+    """
+    from huggingface_hub import HfApi, get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+    from huggingface_hub.hf_api import RepoFile
+
+    with contextlib.suppress(CachedRepoTreeNotFoundError):
+        return tuple(file.path for file in get_cached_repo_tree(repo, revision=folder.name))
+    if not download:
+        return tuple(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    with _explained(repo, folder.name):
+        tree = HfApi().list_repo_tree(repo, revision=folder.name, recursive=True)
+        return tuple(file.path for file in tree if isinstance(file, RepoFile))
+
+
+def check_room(repo: str, revision: str, files: Sequence[str]) -> None:
+    """Raises Unsupported if the disk cannot take those of the files that are not in the cache yet."""
+    from huggingface_hub import constants, snapshot_download
+
+    with _explained(repo, revision), _bars(False):
+        wanted = snapshot_download(repo, revision=revision, allow_patterns=list(files), dry_run=True)
+        needed = sum(file.file_size or 0 for file in wanted if file.will_download)
+        cache = Path(constants.HF_HUB_CACHE).expanduser().absolute()
+        free = shutil.disk_usage(next(path for path in (cache, *cache.parents) if path.exists())).free
     if needed > free:
         raise Unsupported(
             f"{repo} needs {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free where it goes; free some, or set "
@@ -83,41 +105,45 @@ def _bars(shown: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _explained(repo: str, revision: str | None) -> Iterator[None]:
     """The client's many ways to fail, each as one of ours; its own log is silent meanwhile."""
-    from huggingface_hub import constants, errors
-
-    hub = constants.ENDPOINT
     log = logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
         yield
-    except errors.HFValidationError as error:
-        raise UnknownModel(f"no repository '{repo}': {error}") from error
-    except errors.GatedRepoError as error:
-        raise Unsupported(
-            f"{repo} is gated: ask for access at {hub}/{repo}, then log in with `hf auth login` or set HF_TOKEN"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise UnknownModel(
-            f"no folder '{repo}' here, and no repository of that name on {hub}; check the spelling, or log in with "
-            "`hf auth login` or HF_TOKEN if it is private"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise UnknownModel(
-            f"{repo} has no revision '{revision}'; give a branch, tag or commit of it, or none for the main one"
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        # The client looked into its cache after the network had failed; the cause says how.
-        raise Unsupported(_unreachable(repo, hub, error.__cause__ or error)) from error
     except _failures() as error:
-        if isinstance(error, OSError) and error.errno in _DISK:
-            raise Unsupported(
-                f"{repo} cannot be stored: {error.filename or constants.HF_HUB_CACHE}: {error.strerror}; make room, or "
-                "set HF_HOME to another folder"
-            ) from error
-        raise Unsupported(_unreachable(repo, hub, error)) from error
+        raise _explanation(repo, revision, error) from error
     finally:
         log.setLevel(level)
+
+
+def _explanation(repo: str, revision: str | None, error: BaseException) -> VivaceError:
+    from huggingface_hub import constants, errors
+
+    hub = constants.ENDPOINT
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.DryRunError) and error.__cause__:
+        # The client looked into its cache after the network had failed; the cause says how.
+        return _explanation(repo, revision, error.__cause__)
+    if isinstance(error, errors.HFValidationError):
+        return UnknownModel(f"no repository '{repo}': {error}")
+    if isinstance(error, errors.GatedRepoError):
+        return Unsupported(
+            f"{repo} is gated: ask for access at {hub}/{repo}, then log in with `hf auth login` or set HF_TOKEN"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return Unsupported(
+            f"no folder '{repo}' here, and no repository of that name on {hub}; check the spelling, or log in with "
+            "`hf auth login` or HF_TOKEN if it is private"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return Unsupported(
+            f"{repo} has no revision '{revision}'; give a branch, tag or commit of it, or none for the main one"
+        )
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return Unsupported(
+            f"{repo} cannot be stored: {error.filename or constants.HF_HUB_CACHE}: {error.strerror}; make room, or "
+            "set HF_HOME to another folder"
+        )
+    return Unsupported(_unreachable(repo, hub, error))
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -1,4 +1,4 @@
-"""Load a pipeline from its folder: safetensors only, never remote code, nothing from the network."""
+"""Load a pipeline from files on this machine: safetensors only, never code from models."""
 
 from __future__ import annotations
 
@@ -8,68 +8,66 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import UnknownModel
+from vivace.errors import UnusableModel
+from vivace.models.entry import Part, Sampler
 from vivace.models.files import component_class
-from vivace.models.find import Found
+from vivace.models.find import Found, obtain
+from vivace.models.headers import check_whole, main_dtype
+from vivace.models.lora import merge
+from vivace.models.pipelines import read_config
+from vivace.models.remote import fetch_part
+from vivace.models.repository import INDEX, components_of
 
 # Read by diffusers when it is imported; closes custom-pipeline loading before every branch.
 os.environ.setdefault("DIFFUSERS_DISABLE_REMOTE_CODE", "1")
+
+_UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError)
 
 
 def load_pipeline(found: Found, device: str) -> Any:
     """The diffusers pipeline as published, on `device` ("cpu" or "cuda"), in evaluation mode.
 
-    CPUs run fp32, whatever the weights are stored in; a GPU runs the catalogue's precision.
+    CPUs run fp32, whatever the weights are stored in; a GPU runs the catalogue's precision, or, for other models, the
+    one that the weights are stored in.
 
     Raises:
-        UnknownModel: the folder's files cannot be read as a pipeline.
+        UnusableModel: the files cannot be read as a pipeline.
+        Unsupported: what is missing of it cannot be fetched.
     """
     import torch
 
-    dtype = torch.float32
-    if device == "cuda":
-        names = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-        dtype = names[found.entry.cuda_dtype] if found.entry is not None else torch.float16
-    with quiet():
-        from diffusers import DiffusionPipeline
-
-        try:
-            own = {component.name: _load_component(component, dtype) for component in found.components}
-            pipe = DiffusionPipeline.from_pretrained(
-                str(found.folder), dtype=dtype, local_files_only=True, use_safetensors=True, **own
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as error:
-            reason = str(error).strip().splitlines()
-            raise UnknownModel(
-                f"{found.folder} does not load as a diffusers pipeline: {reason[0] if reason else error!r}"
-            ) from error
+    found = obtain(found)
+    dtype = getattr(
+        torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[_precision(found, device)]
+    )
+    with quiet(), _explained(found):
+        pipe = _from_files(found, dtype)
+        if found.entry is not None and found.entry.scheduler is not None:
+            _set_scheduler(pipe, found.entry.scheduler)
     for component in pipe.components.values():
         if isinstance(component, torch.nn.Module):
-            # One precision for all: transformers and diffusers disagree on what fp16 files on disk mean.
-            if any(p.is_floating_point() and p.dtype != dtype for p in component.parameters()):
-                component.to(dtype)
+            _convert(component, dtype)
             component.eval().requires_grad_(False)
+    if getattr(pipe, "watermark", None) is not None:
+        pipe.watermark = None  # SDXL's draws one wherever that library happens to be installed
     pipe.to(device)
+    if found.lora is not None:
+        with quiet(), _explained(found):
+            merge(pipe, found.lora)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-def _load_component(folder: Path, dtype: Any) -> Any:
-    """A model by the class that its config names, which must be one of diffusers' own: no code from folders."""
-    import diffusers
+def load_tiny_vae(source: Path | Part) -> Any:
+    """An AutoencoderTiny from a folder, or from the hub; fp32, on the CPU.
 
-    name = component_class(folder)
-    kind = getattr(diffusers, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)):
-        raise ValueError(f"{folder / 'config.json'} names {name!r}, which is no model class of diffusers")
-    model: Any = kind
-    return model.from_pretrained(str(folder), dtype=dtype, local_files_only=True, use_safetensors=True)
-
-
-def load_tiny_vae(folder: Path) -> Any:
-    """An AutoencoderTiny from a folder, fp32, on the CPU."""
+    Raises:
+        Unsupported: it is not on this machine and cannot be fetched.
+    """
     import torch
 
+    folder = source if isinstance(source, Path) else fetch_part(source)
+    check_whole(folder.glob("*.safetensors"))
     with quiet():
         from diffusers import AutoencoderTiny
 
@@ -77,6 +75,104 @@ def load_tiny_vae(folder: Path) -> Any:
             str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
         )
     return vae.eval().requires_grad_(False)
+
+
+def _from_files(found: Found, dtype: Any) -> Any:
+    import diffusers
+
+    given: dict[str, Any] = dict.fromkeys(found.without)
+    if "safety_checker" in found.without:
+        given["requires_safety_checker"] = False
+    for name, path in found.components.items():
+        given[name] = _load_component(found, name, path, dtype)
+    if found.checkpoint is not None:
+        kind = getattr(diffusers, found.pipeline)
+        return kind.from_single_file(
+            str(found.checkpoint), config=str(found.folder), dtype=dtype, local_files_only=True, **given
+        )
+    return diffusers.DiffusionPipeline.from_pretrained(
+        str(found.folder),
+        dtype=dtype,
+        variant=found.variant,
+        local_files_only=True,
+        use_safetensors=True,
+        **given,
+    )
+
+
+def _load_component(found: Found, name: str, path: Path, dtype: Any) -> Any:
+    """A model from its folder or from a single file, of a class that must be one of diffusers' own."""
+    import diffusers
+
+    if path.is_dir():
+        class_name = component_class(path)
+        where = path / "config.json"
+    else:
+        class_name = components_of(read_config(found.folder / INDEX))[name][1]
+        where = found.folder / INDEX
+    kind = getattr(diffusers, class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)):
+        raise ValueError(f"{where} names {class_name!r}, which is no model class of diffusers")
+    model: Any = kind
+    if path.is_file():
+        return model.from_single_file(
+            str(path), config=str(found.folder), subfolder=name, dtype=dtype, local_files_only=True
+        )
+    variant = "fp16" if any(path.glob("*.fp16.safetensors")) else None
+    return model.from_pretrained(
+        str(path), dtype=dtype, variant=variant, local_files_only=True, use_safetensors=True
+    )
+
+
+def _set_scheduler(pipe: Any, scheduler: Sampler) -> None:
+    import diffusers
+
+    kind = getattr(diffusers, scheduler.class_name)
+    pipe.register_modules(scheduler=kind.from_config(pipe.scheduler.config, **scheduler.overrides))
+
+
+@contextlib.contextmanager
+def _explained(found: Found) -> Iterator[None]:
+    """What the libraries raise for files that they cannot read, as one of ours; too little memory stays what it is."""
+    import torch
+
+    try:
+        yield
+    except _UNREADABLE as error:
+        reason = (str(error).strip().splitlines() or [repr(error)])[0]
+        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in reason:
+            raise
+        raise UnusableModel(f"{found.model.name} does not load as a {found.pipeline}: {reason}") from error
+
+
+def _precision(found: Found, device: str) -> str:
+    if device != "cuda":
+        return "fp32"
+    if found.entry is not None:
+        return found.entry.cuda_dtype
+    largest = max(found.weights, key=lambda path: path.stat().st_size)
+    stored = main_dtype(largest)
+    if stored in ("F16", "BF16"):
+        return {"F16": "fp16", "BF16": "bf16"}[stored]
+    # UNets are made to run in fp16; transformers and their T5 overflow in it.
+    return "bf16" if "transformer" in components_of(read_config(found.folder / INDEX)) else "fp16"
+
+
+def _convert(component: Any, dtype: Any) -> None:
+    """One precision for all: libraries disagree on what fp16 files on disk mean.
+
+    But for parts that overflow in less than fp32 by their authors' own word (T5's output projections in fp16).
+    """
+    import torch
+
+    kept: list[str] = []
+    if dtype != torch.float32:
+        for attribute in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"):
+            kept += getattr(component, attribute, None) or ()
+    for name, parameter in component.named_parameters():
+        is_kept = parameter.dtype == torch.float32 and any(part in name for part in kept)
+        if parameter.is_floating_point() and parameter.dtype != dtype and not is_kept:
+            parameter.data = parameter.data.to(dtype)
 
 
 @contextlib.contextmanager

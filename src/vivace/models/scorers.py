@@ -134,7 +134,7 @@ def _on_the_hub(repo: str, revision: str | None, download: bool) -> Path:
     # The small files first: they tell whether the weights, often gigabytes, are worth fetching.
     folder = hub.fetch(repo, revision, _SMALL)
     if _is_clip(folder):
-        hub.check_room(repo, folder, _FILES)
+        hub.check_room(repo, folder.name, _FILES)
         folder = hub.fetch(repo, folder.name, _FILES, bars=True)
     _check(folder, called)
     return folder

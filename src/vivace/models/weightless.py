@@ -119,7 +119,7 @@ def _of_folder(name: str, found: Found) -> Weightless:
             raise UnknownModel(f"{found.folder} does not make a {kind.__name__}: {error}") from error
 
     def build_tiny() -> Any:
-        assert tiny is not None
+        assert isinstance(tiny, Path)  # of a folder or an embedded model
         return _in_dtype(_component(_json(tiny / "config.json"), "diffusers", "AutoencoderTiny"), "fp32")
 
     return Weightless(

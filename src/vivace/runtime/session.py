@@ -17,15 +17,16 @@ from vivace.techniques.resolve import instantiate, resolve
 
 
 def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session:
-    """Load a model by catalogue name or folder and apply a recipe.
+    """Load a model by name, repository, folder or file, and apply a recipe.
 
     Args:
-        model: e.g. "tiny-sd", or the path of a folder that holds a model_index.json.
+        model: e.g. "tiny-sd", "sdxl", "org/repo@revision" on the Hugging Face hub, the path of a folder that holds a
+            model_index.json, or of a .safetensors file.
         recipe: e.g. "bf16+cfg_cutoff(0.4)"; "baseline" is the model as published.
         device: "auto" (a GPU if there is one), "cpu" or "cuda".
 
     Raises:
-        UnknownModel, RecipeError, Unsupported, NoEffect: see `vivace.errors`.
+        UnknownModel, UnusableModel, RecipeError, Unsupported, NoEffect: see `vivace.errors`.
     """
     resolved = resolve(recipe)
     found = find_model(model)

@@ -8,13 +8,15 @@ from vivace.spec.base import Spec
 
 
 class Model(Spec):
-    """A catalogue entry, a local folder in diffusers' format, or an architecture with random weights.
+    """A catalogue entry, a repository of the Hugging Face hub, a folder, a single file, or an architecture with random
+    weights.
 
-    `revision` fingerprints the weights, so that two rows of one name but of different weights never merge.
+    `revision` identifies the weights, so that two rows of one name but of different weights never merge: the commits of
+    the repositories that they come from, or a fingerprint of local files.
     """
 
     name: str
-    source: Literal["embedded", "folder", "synthetic"]
+    source: Literal["embedded", "hub", "folder", "file", "synthetic"]
     revision: str
 
     @property

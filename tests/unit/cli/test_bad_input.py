@@ -28,6 +28,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.tex").write_text("...")
     (tmp_path / "file").write_text("x")
+    (tmp_path / "weights.safetensors").write_bytes(b"")
 
 
 BENCH = ("bench", "--recipe", "baseline")
@@ -37,10 +38,14 @@ BENCH = ("bench", "--recipe", "baseline")
     ("arguments", "code", "says"),
     [
         (("bench", "--model", "tiny-ds", "--recipe", "baseline"), 2, "did you mean 'tiny-sd'"),
-        (("generate", "x", "--model", "stabilityai/sdxl"), 2, "no model 'stabilityai/sdxl'"),
-        (("generate", "x", "--model", "not-a-model"), 2, "has no model_index.json"),
-        (("generate", "x", "--model", "broken-model"), 2, "is not a diffusers pipeline's index"),
-        (("generate", "x", "--model", "code-model"), 2, "runs no code from models"),
+        (("generate", "x", "--model", "sxdl"), 2, "did you mean 'sdxl'"),
+        (("generate", "x", "--model", "org/model"), 3, "HF_HUB_OFFLINE forbids the network"),
+        (("generate", "x", "--model", "org/model@../x"), 2, "no model 'org/model@../x'"),
+        (("generate", "x", "--model", "not-a-model"), 3, "has no model_index.json"),
+        (("generate", "x", "--model", "broken-model"), 3, "is not a diffusers pipeline's index"),
+        (("generate", "x", "--model", "code-model"), 3, "runs no code from models"),
+        (("generate", "x", "--model", "file"), 3, "is no .safetensors file"),
+        (("generate", "x", "--model", "weights.safetensors"), 3, "weights.safetensors is empty"),
         (("generate", "x", "--model", "a\0b"), 2, "no model"),
         (("generate", "x", "--model", "m" * 5000), 2, "no model"),
         (("bench", "--recipe", "tiny_vea"), 2, "did you mean 'tiny_vae'"),

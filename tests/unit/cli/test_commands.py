@@ -193,9 +193,9 @@ def test_an_interrupted_bench_keeps_its_rounds(tmp_path: Path) -> None:
 
 
 def test_listings_as_json(tmp_path: Path) -> None:
-    (model,) = json.loads(vivace(tmp_path, "models", "--json").stdout)
-    assert model["name"] == "tiny-sd"
-    assert model["bytes"] < 20_000_000
+    models = {m["name"]: m for m in json.loads(vivace(tmp_path, "models", "--json").stdout)}
+    assert models["tiny-sd"]["bytes"] < 20_000_000
+    assert models["sdxl"]["origin"]["repo"] == "stabilityai/stable-diffusion-xl-base-1.0"
     techniques = {t["name"]: t for t in json.loads(vivace(tmp_path, "techniques", "--json").stdout)}
     assert techniques["compile"]["knobs"][0]["name"] == "mode"
     reasons = {s["recipe"]: s["unsupported"] for s in techniques["attention"]["here"]}

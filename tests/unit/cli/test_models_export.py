@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vivace.cli import main
-from vivace.models import CATALOGUE, find, find_model
+from vivace.models import CATALOGUE, Embedded, catalogue, find, find_model
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -110,13 +110,13 @@ def test_sizes_in_the_list_are_those_of_whole_models(
         (weights / name).write_bytes(bytes(size))
     sd = CATALOGUE["tiny-sd"]
     monkeypatch.setattr(find, "WEIGHTS", weights)
-    monkeypatch.delitem(CATALOGUE, "tiny-sd")
-    monkeypatch.setitem(CATALOGUE, "flux", sd.model_copy(update={"name": "flux", "folder": "flux"}))
-    fast = {"name": "fast", "folder": "fast", "base": "flux"}
-    monkeypatch.setitem(CATALOGUE, "fast", sd.model_copy(update=fast))
+    origins = {"flux": Embedded(folder="flux"), "fast": Embedded(folder="fast", base="flux")}
+    entries = {name: sd.model_copy(update={"name": name, "origin": where}) for name, where in origins.items()}
+    monkeypatch.setattr(catalogue, "CATALOGUE", entries)
+    monkeypatch.setattr(find, "CATALOGUE", entries)
     assert run(monkeypatch) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert "3.50 MB, Apache-2.0" in lines[1]
-    assert "1.50 MB, shared in part with flux, Apache-2.0" in lines[3]
+    assert lines[2] == "    3.50 MB shipped with vivace"
+    assert lines[5] == "    1.50 MB shipped with vivace, shared in part with flux"
     assert run(monkeypatch, "--json") == 0
     assert [row["bytes"] for row in json.loads(capfd.readouterr().out)] == [3_500_000, 1_500_000]

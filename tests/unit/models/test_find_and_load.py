@@ -1,17 +1,24 @@
 """Models by name and by folder."""
 
+import inspect
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
+import diffusers
 import pytest
 import torch
 
 import vivace
 from vivace.benchmark import Plan
-from vivace.errors import UnknownModel
-from vivace.models import CATALOGUE, find_model, load_pipeline
+from vivace.benchmark.prepare import prepare
+from vivace.errors import UnknownModel, UnusableModel
+from vivace.models import CATALOGUE, Embedded, find_model, load_pipeline
 from vivace.models.find import WEIGHTS
+from vivace.models.pipelines import TEXT_TO_IMAGE
+from vivace.models.prompts import PROMPT_SETS
 from vivace.spec.record import Outcome
 
 
@@ -63,10 +70,31 @@ def test_other_weights_are_another_model(folder: Path) -> None:
     assert find_model(str(folder)).model.revision != before.revision
 
 
-def test_truncated_weights_are_explained(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (lambda whole: whole[:-1], r"is cut short: [\d,]+ bytes, not [\d,]+; copy or download it again"),
+        (lambda whole: whole[:1000], "is cut short: 1,000 bytes, less than its header"),
+        (lambda whole: whole + b"x", "has more in it than its header says"),
+        (lambda whole: b"", "is empty"),
+        (
+            lambda whole: b"version https://git-lfs.github.com/spec/v1",
+            "is no safetensors file, or a damaged one",
+        ),
+        (lambda whole: whole[:8] + b"[" + whole[9:], "is no safetensors file, or a damaged one"),
+    ],
+)
+def test_damaged_weights_are_named_before_anything_is_loaded(folder: Path, content: Any, says: str) -> None:
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(UnknownModel, match="does not load as a diffusers pipeline"):
+    weights.write_bytes(content(weights.read_bytes()))
+    with pytest.raises(UnusableModel, match=r"unet/diffusion_pytorch_model\.safetensors " + says):
+        prepare(str(folder), ["baseline"])
+
+
+def test_weights_of_another_network_are_explained(folder: Path) -> None:
+    config = folder / "unet" / "config.json"
+    config.write_text(config.read_text().replace('"cross_attention_dim": ', '"cross_attention_dim": 1'))
+    with pytest.raises(UnusableModel, match=r"my model does not load as a StableDiffusionPipeline: "):
         load_pipeline(find_model(str(folder)), "cpu")
 
 
@@ -74,7 +102,12 @@ def test_pickles_are_never_loaded(folder: Path) -> None:
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
     torch.save({}, weights.with_suffix(".bin"))
     weights.unlink()
-    with pytest.raises(UnknownModel, match="does not load"):
+    with pytest.raises(
+        UnusableModel, match=r"no safetensors for its unet, only diffusion_pytorch_model\.bin"
+    ):
+        prepare(str(folder), ["baseline"])
+    weights.with_suffix(".bin").unlink()
+    with pytest.raises(UnusableModel, match="has no weights for its unet"):
         load_pipeline(find_model(str(folder)), "cpu")
 
 
@@ -82,16 +115,102 @@ def test_code_of_a_model_is_never_run(folder: Path, tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     (folder / "pipe.py").write_text(f"open({str(marker)!r}, 'w')\nclass Evil: pass\n")
     index = json.loads((folder / "model_index.json").read_text())
-    index["unet"] = ["pipe", "Evil"]
-    (folder / "model_index.json").write_text(json.dumps(index))
-    with pytest.raises(UnknownModel):
+    (folder / "model_index.json").write_text(json.dumps(index | {"unet": ["pipe", "Evil"]}))
+    with pytest.raises(UnusableModel, match=r"code of its own \(pipe.py for its unet\)"):
+        find_model(str(folder))
+    (folder / "pipe.py").rename(folder / "unet" / "pipe.py")
+    with pytest.raises(UnusableModel, match="code of its own"):
+        find_model(str(folder))
+    (folder / "unet" / "pipe.py").rename(folder / "pipeline.py")
+    with pytest.raises(UnusableModel):
         load_pipeline(find_model(str(folder)), "cpu")
+    (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": ["pipeline", "Evil"]}))
+    with pytest.raises(UnusableModel, match="runs no code from models"):
+        find_model(str(folder))
+    (folder / "model_index.json").write_text(json.dumps(index))
+    config = folder / "text_encoder" / "config.json"
+    own = {"auto_map": {"AutoModel": "pipeline.Evil"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | own))
+    with pytest.raises(UnusableModel, match=r"auto_map in text_encoder/config.json"):
+        find_model(str(folder))
     assert not marker.exists()
 
 
+def test_folders_that_are_no_model(folder: Path, tmp_path: Path) -> None:
+    index = folder / "model_index.json"
+    text = index.read_text()
+    for content, says in (
+        ("{", "is not a diffusers pipeline's index"),
+        ("[]", "is not a diffusers pipeline's index"),
+        (
+            text.replace("StableDiffusionPipeline", "StableVideoDiffusionPipeline"),
+            "does not draw pictures from text",
+        ),
+        (
+            text.replace("StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline"),
+            "does not draw pictures from",
+        ),
+    ):
+        index.write_text(content)
+        with pytest.raises(UnusableModel, match=says):
+            find_model(str(folder))
+    index.unlink()
+    with pytest.raises(
+        UnusableModel, match=r"has no model_index.json; give the folder that pipe.save_pretrained"
+    ):
+        find_model(str(folder))
+    (folder / "whole.safetensors").write_bytes(b"")
+    with pytest.raises(UnusableModel, match=r"or give a single file such as .*whole\.safetensors"):
+        find_model(str(folder))
+
+
+def test_a_folder_with_one_variant_alone(folder: Path) -> None:
+    expected = load_pipeline(find_model(str(folder)), "cpu")
+    for path in list(folder.rglob("*.safetensors")):
+        path.rename(path.with_suffix(".fp16.safetensors"))
+    pipe = load_pipeline(find_model(str(folder)), "cpu")
+    assert torch.equal(pipe.unet.conv_in.weight, expected.unet.conv_in.weight)
+    assert pipe.dtype == torch.float32
+
+
+def test_mistyped_names() -> None:
+    for name, says in (
+        ("sxdl", "no model 'sxdl'; did you mean 'sdxl'"),
+        ("flux_dev", "did you mean 'flux-dev'"),
+        ("./nowhere", "no model './nowhere'"),
+        ("org/model@", "no model"),
+        ("org/model/unet", "no model"),
+        ("-a/b", "no model"),
+        ("", "in the catalogue: tiny-sd, sd15, sdxl"),
+        ("a\0b", "no model"),
+    ):
+        with pytest.raises(UnknownModel, match=re.escape(says)):
+            find_model(name)
+
+
 def test_the_catalogue_is_complete() -> None:
-    for entry in CATALOGUE.values():
-        assert (WEIGHTS / entry.folder / "model_index.json").is_file()
-        assert entry.tiny_vae is None or (WEIGHTS / entry.tiny_vae / "config.json").is_file()
+    names = ["tiny-sd", "sd15", "sdxl", "sdxl-turbo", "sdxl-lightning-2step", "sdxl-lightning-4step"]
+    names += ["hyper-sdxl-4step", "lcm-sdxl", "pony", "playground", "flux-dev", "flux-schnell"]
+    assert set(names) <= set(CATALOGUE)
+    for name, entry in CATALOGUE.items():
+        assert entry.name == name
         assert entry.height % entry.size_multiple == entry.width % entry.size_multiple == 0
-        assert entry.prompts
+        assert max(entry.height, entry.width) <= entry.max_size
+        assert entry.pipeline in TEXT_TO_IMAGE
+        assert set(entry.prompts) <= set(PROMPT_SETS[entry.prompt_set]), "what its scorer's prompt set knows"
+        if entry.scheduler is not None:
+            kind = getattr(diffusers, entry.scheduler.class_name)
+            assert set(entry.scheduler.overrides) <= set(inspect.signature(kind).parameters)
+        if isinstance(entry.origin, Embedded):
+            assert (WEIGHTS / entry.origin.folder / "model_index.json").is_file()
+            assert (
+                entry.origin.tiny_vae is None or (WEIGHTS / entry.origin.tiny_vae / "config.json").is_file()
+            )
+            continue
+        parts = [*entry.origin.parts.values(), entry.origin.lora, entry.origin.tiny_vae]
+        revisions = [entry.origin.revision, *(part.revision for part in parts if part)]
+        assert all(re.fullmatch("[0-9a-f]{40}", revision or "") for revision in revisions), "pinned"
+        assert {
+            file for part in parts if part for file in part.files if file.endswith((".bin", ".pt"))
+        } == set()
+        assert entry.origin.download_bytes is not None

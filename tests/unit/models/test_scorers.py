@@ -1,12 +1,10 @@
 """Scorers by name, by folder, and from a hub on this machine, asked by the hub's own client."""
 
 import json
-import os
 import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.hub_server import Hub, Repository, commit_of, serve
+from tests.hub_server import Hub, Repository, client_of, commit_of, serve
 from tinyworld import clip
 from vivace.errors import UnknownModel
 from vivace.measure.scorer import ClipScorer
@@ -60,27 +58,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def hub(made: Path) -> Iterator[Hub]:
-    with serve() as hub:
-        hub.repositories["org/clip"] = Repository({"main": made})
-        yield hub
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """The client's cache."""
-    return tmp_path / "home"
+def hub(hub: Hub, made: Path) -> Hub:
+    hub.repositories["org/clip"] = Repository({"main": made})
+    return hub
 
 
 def ask(name: str, hub: Hub | str, home: Path, download: bool = True, **variables: str) -> dict[str, Any]:
     """find_scorer in a process of its own: the client reads its environment when it is imported."""
-    theirs = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    url = hub if isinstance(hub, str) else hub.url
     done = subprocess.run(
         [sys.executable, "-c", ASK, name, str(download)],
-        env=theirs
-        | {"HF_ENDPOINT": url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"}
-        | variables,
+        env=client_of(hub, home, **variables),
         capture_output=True,
         text=True,
         timeout=60,
@@ -96,7 +83,7 @@ def test_a_repository_becomes_a_scorer(hub: Hub, home: Path, made: Path) -> None
     assert found["name"] == "org/clip"
     folder = Path(found["folder"])
     assert {path.name for path in folder.iterdir()} == FILES
-    assert {name for name in hub.asked if not name.startswith("/")} == FILES
+    assert hub.files == FILES
     picture = Image.new("RGB", (64, 64), "red")
     fetched, original = ClipScorer(folder), ClipScorer(made)
     assert fetched.scores([picture], ["a red circle"]) == original.scores([picture], ["a red circle"])
@@ -140,7 +127,7 @@ def test_revisions(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
     commit = ask(f"org/clip@{commit_of('main')}", hub, home)
     assert commit["folder"] == main["folder"]
     missing = ask("org/clip@v2", hub, home)
-    assert missing["code"] == 2
+    assert missing["code"] == 3
     assert "org/clip has no revision 'v2'" in missing["message"]
 
 
@@ -151,7 +138,7 @@ def test_repositories_that_cannot_be_had(hub: Hub, home: Path, made: Path, tmp_p
         "org/forbidden": Repository({"main": made}, refuse=(403, "")),
     }
     for name, code, says in (
-        ("org/nothing", 2, f"no folder 'org/nothing' here, and no repository of that name on {hub.url}"),
+        ("org/nothing", 3, f"no folder 'org/nothing' here, and no repository of that name on {hub.url}"),
         ("org/gated", 3, f"org/gated is gated: ask for access at {hub.url}/org/gated, then log in"),
         ("org/asked", 3, "org/asked is gated"),
         ("org/forbidden", 3, "forbids access to org/forbidden; give your token the right to read it"),

@@ -14,7 +14,7 @@ from diffusers import AutoencoderTiny
 import vivace
 from tinyworld import flux, networks
 from vivace.benchmark.prepare import prepare
-from vivace.errors import UnknownModel
+from vivace.errors import UnusableModel
 from vivace.models import CATALOGUE, find, find_model, load_pipeline
 
 PROMPT = "a red circle above a blue square"
@@ -119,7 +119,7 @@ def test_only_diffusers_own_model_classes_are_loaded(own_copy: Path, name: objec
     marker = own_copy / "ran"
     (folder / "evil.py").write_text(f"open({os.fspath(marker)!r}, 'w')\nclass Evil: pass\n")
     set_class(folder, name)
-    with pytest.raises(UnknownModel, match=r"config\.json names"):
+    with pytest.raises(UnusableModel, match=r"config\.json names"):
         load_pipeline(find_model("tiny-flux-schnell"), "cpu")
     assert not marker.exists()
 
@@ -127,5 +127,5 @@ def test_only_diffusers_own_model_classes_are_loaded(own_copy: Path, name: objec
 def test_truncated_components_are_explained(own_copy: Path) -> None:
     weights = own_copy / "tiny-flux-schnell" / "transformer" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(UnknownModel, match="does not load as a diffusers pipeline"):
+    with pytest.raises(UnusableModel, match="is cut short"):
         load_pipeline(find_model("tiny-flux-schnell"), "cpu")

@@ -1,0 +1,117 @@
+"""Pipelines of diffusers that draw from text alone, and what they draw with unless told: from their own configuration.
+
+Read without torch and without diffusers, which take seconds to import.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+# Steps and guidance of each class's own __call__; a test compares them with the installed diffusers. None: it has no
+# such argument, or no number as its default.
+TEXT_TO_IMAGE: dict[str, tuple[int, float | None]] = {
+    "AmusedPipeline": (12, 10.0),
+    "AuraFlowPipeline": (50, 3.5),
+    "BriaFiboPipeline": (30, 5.0),
+    "BriaPipeline": (30, 5.0),
+    "ChromaPipeline": (35, 5.0),
+    "CogView3PlusPipeline": (50, 5.0),
+    "CogView4Pipeline": (50, 5.0),
+    "Cosmos2TextToImagePipeline": (35, 7.0),
+    "ErnieImagePipeline": (50, 4.0),
+    "Flux2KleinPipeline": (50, 4.0),
+    "Flux2Pipeline": (50, 4.0),
+    "FluxPipeline": (28, 3.5),
+    "GlmImagePipeline": (50, 1.5),
+    "HiDreamImagePipeline": (50, 5.0),
+    "HunyuanDiTPAGPipeline": (50, 5.0),
+    "HunyuanDiTPipeline": (50, 5.0),
+    "HunyuanImagePipeline": (50, None),
+    "IFPipeline": (100, 7.0),
+    "Ideogram4Pipeline": (48, None),
+    "Kandinsky3Pipeline": (25, 3.0),
+    "Kandinsky5T2IPipeline": (50, 3.5),
+    "KandinskyCombinedPipeline": (100, 4.0),
+    "KandinskyV22CombinedPipeline": (100, 4.0),
+    "Krea2Pipeline": (28, 4.5),
+    "LatentConsistencyModelPipeline": (4, 8.5),
+    "LongCatImagePipeline": (50, 4.5),
+    "Lumina2Pipeline": (30, 4.0),
+    "LuminaPipeline": (30, 4.0),
+    "NucleusMoEImagePipeline": (50, 4.0),
+    "OmniGenPipeline": (50, 2.5),
+    "OvisImagePipeline": (50, 5.0),
+    "PRXPipeline": (28, 4.0),
+    "PRXPixelPipeline": (28, 4.0),
+    "PixArtAlphaPipeline": (20, 4.5),
+    "PixArtSigmaPAGPipeline": (20, 4.5),
+    "PixArtSigmaPipeline": (20, 4.5),
+    "QwenImage21Pipeline": (40, None),
+    "QwenImagePipeline": (50, None),
+    "SanaPAGPipeline": (20, 4.5),
+    "SanaPipeline": (20, 4.5),
+    "SanaSprintPipeline": (2, 4.5),
+    "StableCascadeCombinedPipeline": (12, None),
+    "StableDiffusion3PAGPipeline": (28, 7.0),
+    "StableDiffusion3Pipeline": (28, 7.0),
+    "StableDiffusionPAGPipeline": (50, 7.5),
+    "StableDiffusionPipeline": (50, 7.5),
+    "StableDiffusionSAGPipeline": (50, 7.5),
+    "StableDiffusionXLPAGPipeline": (50, 5.0),
+    "StableDiffusionXLPipeline": (50, 5.0),
+    "WuerstchenCombinedPipeline": (12, None),
+    "ZImagePipeline": (50, 5.0),
+}
+_FLUX_SEQUENCE_LENGTH = 512  # FluxPipeline's own max_sequence_length
+_NATIVE_CELLS = 128  # latent cells a side of transformers that state no size
+# Trained at another size than their configuration says.
+_SIDES = {"AuraFlowPipeline": 1024, "StableCascadeCombinedPipeline": 1024, "WuerstchenCombinedPipeline": 512}
+
+
+def defaults_of(folder: Path, class_name: str) -> dict[str, Any]:
+    """height, width, num_inference_steps and guidance_scale of a pipeline in a folder.
+
+    Its native size is its configuration's; steps and guidance are its class's own.
+    """
+    steps, guidance = TEXT_TO_IMAGE[class_name]
+    side = _SIDES.get(class_name) or _side(folder)
+    return {
+        "height": side,
+        "width": side,
+        "num_inference_steps": steps,
+        "guidance_scale": 1.0 if guidance is None else guidance,  # 1 is none
+    }
+
+
+def call_of(folder: Path, class_name: str) -> dict[str, Any]:
+    """A FluxPipeline pads prompts to 512 tokens; its T5's tokenizer says if fewer are meant."""
+    if class_name != "FluxPipeline":
+        return {}
+    length = read_config(folder / "tokenizer_2" / "tokenizer_config.json").get("model_max_length")
+    if not isinstance(length, int) or length >= _FLUX_SEQUENCE_LENGTH:
+        return {}
+    return {"max_sequence_length": length}
+
+
+def _side(folder: Path) -> int:
+    denoiser = read_config(folder / "unet" / "config.json") or read_config(
+        folder / "transformer" / "config.json"
+    )
+    vae = read_config(folder / "vae" / "config.json")
+    cells, pixels = denoiser.get("sample_size"), vae.get("sample_size")
+    levels = vae.get("block_out_channels") or vae.get("encoder_block_out_channels")
+    factor = 2 ** (len(levels) - 1) if isinstance(levels, list) and levels else 8
+    # Transformers of the FLUX kind state no size, and their pipelines draw 128 cells a side; the VAE knows better.
+    unstated = pixels if isinstance(pixels, int) else _NATIVE_CELLS * factor
+    return cells * factor if isinstance(cells, int) else unstated
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty if there is none that can be read."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

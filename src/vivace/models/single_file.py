@@ -1,0 +1,104 @@
+"""A checkpoint in one .safetensors file, in its authors' own layout: which model it is, told by its tensors' names.
+
+Such a file has weights but neither configuration nor tokenizers; those are the catalogue's model's of the same family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import UnusableModel
+from vivace.models.headers import read_header
+
+_UNET = "model.diffusion_model."
+_FLUX_BLOCK = "double_blocks.0.img_attn.norm.key_norm.scale"
+_UNDERSTOOD = "single files of SD 1.5, SDXL and FLUX.1 are understood"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint holds.
+
+    entry: the catalogue's name of the model whose configuration fits.
+    component: the one component that it holds; None for a whole pipeline.
+    """
+
+    entry: str
+    component: str | None = None
+
+
+def contents_of(path: Path) -> Contents:
+    """What a checkpoint holds, from its header alone.
+
+    Raises:
+        UnusableModel: it is damaged, or nothing that can be drawn with.
+    """
+    tensors = read_header(path)
+    if any(part in name for name in tensors for part in ("lora_", ".lora.", "lokr_", "hada_w")):
+        raise UnusableModel(f"{path} is a LoRA, which changes a model and is none; {_UNDERSTOOD}")
+    if any(name.endswith("scaled_fp8") for name in tensors):
+        raise UnusableModel(f"{path} has scaled fp8 weights, which diffusers does not read; {_UNDERSTOOD}")
+    for prefix in ("", _UNET):
+        if prefix + _FLUX_BLOCK in tensors:
+            return _flux(path, tensors, prefix)
+    is_whole = any(name.startswith("first_stage_model.") for name in tensors)
+    first = tensors.get(f"{_UNET}input_blocks.0.0.weight")
+    if first is not None and is_whole:
+        return _unet(path, tensors, first)
+    raise UnusableModel(f"{path} is {_otherwise(tensors)}; {_UNDERSTOOD}")
+
+
+def _unet(path: Path, tensors: dict[str, Any], first: dict[str, Any]) -> Contents:
+    num_channels = first["shape"][1]
+    if num_channels != 4:
+        kind = {9: "an inpainting model", 8: "a model that edits pictures"}.get(
+            num_channels, "another kind of model"
+        )
+        raise UnusableModel(f"{path} is {kind}, which draws from more than text; {_UNDERSTOOD}")
+    if "conditioner.embedders.1.model.positional_embedding" in tensors:
+        return Contents("playground" if "edm_mean" in tensors else "sdxl")
+    if "conditioner.embedders.0.model.positional_embedding" in tensors:
+        raise UnusableModel(
+            f"{path} is SDXL's refiner, which refines pictures that another model drew; {_UNDERSTOOD}"
+        )
+    if "cond_stage_model.transformer.text_model.embeddings.position_embedding.weight" in tensors:
+        return Contents("sd15")
+    if "cond_stage_model.model.positional_embedding" in tensors:
+        raise UnusableModel(
+            f"{path} is of SD 2's family; give it as a folder in diffusers' format: {_UNDERSTOOD}"
+        )
+    raise UnusableModel(f"{path} has no text encoder that vivace knows; {_UNDERSTOOD}")
+
+
+def _flux(path: Path, tensors: dict[str, Any], prefix: str) -> Contents:
+    num_inputs = tensors[f"{prefix}img_in.weight"]["shape"][1] if f"{prefix}img_in.weight" in tensors else 0
+    if num_inputs != 64:
+        raise UnusableModel(f"{path} is a relative of FLUX.1 that draws from more than text; {_UNDERSTOOD}")
+    entry = "flux-dev" if f"{prefix}guidance_in.in_layer.weight" in tensors else "flux-schnell"
+    has = {
+        part
+        for part in ("text_encoders.clip_l.", "text_encoders.t5xxl.", "vae.")
+        if _any_below(tensors, part)
+    }
+    if len(has) == 3:
+        return Contents(entry)
+    return Contents(entry, "transformer")
+
+
+def _any_below(tensors: dict[str, Any], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in tensors)
+
+
+def _otherwise(tensors: dict[str, Any]) -> str:
+    """What a file is that is no whole model."""
+    if _any_below(tensors, _UNET):
+        return "a UNet without its VAE and text encoders"
+    if _any_below(tensors, "down_blocks.") or _any_below(tensors, "transformer_blocks."):
+        return "one component in diffusers' layout; give the folder of the whole pipeline"
+    if _any_below(tensors, "decoder.") or _any_below(tensors, "first_stage_model."):
+        return "a VAE alone"
+    if _any_below(tensors, "text_model.") or _any_below(tensors, "encoder.block."):
+        return "a text encoder alone"
+    return "no model that vivace knows"
