@@ -1,0 +1,211 @@
+"""Families beyond the seeds': found, loaded, drawn and measured; techniques say in words what they cannot do there."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import (
+    AutoencoderDC,
+    DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    PixArtSigmaPipeline,
+    PixArtTransformer2DModel,
+    SanaPipeline,
+    SanaTransformer2DModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+)
+from transformers import CLIPTextModelWithProjection, Gemma2Config, Gemma2Model
+
+import vivace
+from tests import shrunken
+from tests.hub_server import Hub, Repository
+from tinyworld import flux
+from vivace.benchmark import Plan
+from vivace.benchmark.prepare import prepare
+from vivace.models import find_model, load_pipeline
+from vivace.models.pipelines import TEXT_TO_IMAGE
+from vivace.spec.record import Outcome
+
+
+def pixart() -> Any:
+    text = flux.build_t5()
+    transformer = PixArtTransformer2DModel(
+        sample_size=32,  # the smallest whose aspect ratios the pipeline knows
+        num_layers=2,
+        patch_size=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        caption_channels=text.config.d_model,
+        cross_attention_dim=16,
+        in_channels=4,
+        out_channels=8,
+        use_additional_conditions=False,
+    )
+    return PixArtSigmaPipeline(
+        shrunken.tokenizer(), text, shrunken.vae(), transformer, DPMSolverMultistepScheduler()
+    )
+
+
+def sd3() -> Any:
+    text = flux.build_t5()
+    transformer = SD3Transformer2DModel(
+        sample_size=8,
+        patch_size=1,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        joint_attention_dim=text.config.d_model,
+        caption_projection_dim=32,
+        pooled_projection_dim=64,
+    )
+    clips = [shrunken.text_encoder(CLIPTextModelWithProjection) for _ in range(2)]
+    return StableDiffusion3Pipeline(
+        transformer,
+        FlowMatchEulerDiscreteScheduler(shift=3.0),
+        shrunken.vae(shift_factor=0.06),
+        clips[0],
+        shrunken.tokenizer(),
+        clips[1],
+        shrunken.tokenizer(),
+        text,
+        shrunken.tokenizer(),
+    )
+
+
+def sana() -> Any:
+    transformer = SanaTransformer2DModel(
+        patch_size=1,
+        in_channels=4,
+        out_channels=4,
+        num_layers=1,
+        num_attention_heads=2,
+        attention_head_dim=4,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=4,
+        cross_attention_dim=8,
+        caption_channels=8,
+        sample_size=16,
+    )
+    vae = AutoencoderDC(
+        in_channels=3,
+        latent_channels=4,
+        attention_head_dim=2,
+        encoder_block_types=("ResBlock", "EfficientViTBlock"),
+        decoder_block_types=("ResBlock", "EfficientViTBlock"),
+        encoder_block_out_channels=(8, 8),
+        decoder_block_out_channels=(8, 8),
+        encoder_qkv_multiscales=((), (5,)),
+        decoder_qkv_multiscales=((), (5,)),
+        encoder_layers_per_block=(1, 1),
+        decoder_layers_per_block=[1, 1],
+        downsample_block_type="conv",
+        upsample_block_type="interpolate",
+        decoder_norm_types="rms_norm",
+        decoder_act_fns="silu",
+        scaling_factor=0.41407,
+    )
+    words = shrunken.tokenizer()
+    text = Gemma2Config(
+        vocab_size=len(words),
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=4,
+    )
+    return SanaPipeline(
+        words, Gemma2Model(text), vae, transformer, FlowMatchEulerDiscreteScheduler(shift=3.0)
+    )
+
+
+FAMILIES = {"pixart": pixart, "sd3": sd3, "sana": sana}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    torch.manual_seed(0)
+    made = tmp_path_factory.mktemp("families")
+    return {name: shrunken.save(build().to("cpu"), made / name) for name, build in FAMILIES.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "steps", "guidance"),
+    [("pixart", 256, 20, 4.5), ("sd3", 64, 28, 7.0), ("sana", 32, 20, 4.5)],
+)
+def test_it_is_drawn_as_its_own_pipeline_draws(
+    folders: dict[str, Path], name: str, side: int, steps: int, guidance: float
+) -> None:
+    workload = prepare(str(folders[name]), ["baseline"]).workload
+    assert (workload.height, workload.width, workload.num_inference_steps) == (side, side, steps)
+    assert workload.guidance_scale == guidance
+    pipe = load_pipeline(find_model(str(folders[name])), "cpu")
+    call: dict[str, Any] = {"num_inference_steps": 2, "output_type": "np", "height": side, "width": side}
+    if name == "sana":
+        call |= {"use_resolution_binning": False, "complex_human_instruction": None}
+    plain = np.asarray(pipe("a red circle", generator=torch.Generator().manual_seed(0), **call).images)
+    session = vivace.load(str(folders[name]), device="cpu")
+    ours = session("a red circle", generator=torch.Generator().manual_seed(0), **call)
+    assert np.allclose(np.asarray(ours.images), plain, atol=1e-4)
+
+
+def test_it_comes_from_a_hub_too(client: Hub, folders: dict[str, Path]) -> None:
+    client.repositories["org/pixart"] = Repository({"main": folders["pixart"]})
+    pipe = load_pipeline(find_model("org/pixart"), "cpu")
+    assert type(pipe).__name__ == "PixArtSigmaPipeline"
+
+
+@pytest.mark.parametrize("name", ["pixart", "sd3"])
+def test_what_techniques_cannot_do_there_is_said_in_words(
+    folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    recipes = [
+        "baseline",
+        "bf16@denoiser",
+        "int8",
+        "tiny_vae",
+        "fbcache(hits=0.5)",
+        "steps(1)",
+    ]
+    plan = Plan(rounds=1, repeats=1, max_warmup=1, threads=1)
+    records = vivace.bench(
+        str(folders[name]),
+        recipes,
+        prompts=["a red circle"],
+        num_inference_steps=2,
+        plan=plan,
+        store=tmp_path / "store",
+        quality=False,
+        rivals=False,
+        device="cpu",
+    )
+    outcomes = {record.trial.recipe.text: (record.outcome, record.reason) for record in records}
+    assert outcomes["baseline"][0] is Outcome.MEASURED, outcomes
+    assert outcomes["steps(1)"][0] is Outcome.MEASURED
+    assert outcomes["tiny_vae"] == (
+        Outcome.UNSUPPORTED,
+        "tiny_vae: no tiny VAE is known for this model's latents",
+    )
+    known = {Outcome.MEASURED, Outcome.UNSUPPORTED, Outcome.NO_EFFECT}
+    assert {outcome for outcome, _ in outcomes.values()} <= known, outcomes
+    assert all(reason for outcome, reason in outcomes.values() if outcome is not Outcome.MEASURED)
+
+
+def test_defaults_are_those_of_the_installed_pipelines() -> None:
+    for name, (steps, guidance) in TEXT_TO_IMAGE.items():
+        parameters = inspect.signature(getattr(diffusers, name).__call__).parameters
+        assert "prompt" in parameters
+        assert parameters["num_inference_steps"].default == steps, name
+        theirs = parameters["guidance_scale"].default if "guidance_scale" in parameters else None
+        assert theirs == guidance, name
+        needed = [
+            p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
+        assert {p.name for p in needed} <= {"self", "prompt"}, name

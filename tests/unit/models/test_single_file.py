@@ -1,0 +1,221 @@
+"""Whole models in one .safetensors file, in their authors' layout."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+from safetensors.torch import save_file
+
+import vivace
+from tests import shrunken
+from tests.hub_server import Hub, Repository
+from tests.original_layout import save_sd15, save_sdxl
+from tinyworld import flux
+from vivace.benchmark.prepare import prepare
+from vivace.errors import Unsupported, UnusableModel
+from vivace.models import CATALOGUE, find_model, load_pipeline
+from vivace.models.single_file import contents_of
+
+
+def draw(model: str) -> np.ndarray:
+    session = vivace.load(model, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    call = {"height": 64, "width": 64, "num_inference_steps": 2, "guidance_scale": 4.0, "output_type": "np"}
+    return np.asarray(session("a red circle", generator=generator, **call).images)
+
+
+@pytest.fixture
+def pipe() -> Any:
+    return shrunken.sd15()
+
+
+@pytest.fixture
+def folder(pipe: Any, tmp_path: Path) -> Path:
+    return shrunken.save(pipe, tmp_path / "folder")
+
+
+@pytest.fixture
+def served(client: Hub, folder: Path) -> Hub:
+    """SD 1.5's repository, which has the configuration."""
+    revision = str(CATALOGUE["sd15"].origin.revision)  # type: ignore[union-attr]
+    client.repositories["stable-diffusion-v1-5/stable-diffusion-v1-5"] = Repository({revision: folder})
+    return client
+
+
+def test_it_draws_what_the_folder_draws(served: Hub, pipe: Any, folder: Path, tmp_path: Path) -> None:
+    file = save_sd15(pipe, tmp_path / "model.safetensors")
+    found = find_model(str(file))
+    assert (found.model.name, found.model.source) == (str(file), "file")
+    assert found.defaults == find_model("sd15").defaults
+    assert np.allclose(draw(str(file)), draw(str(folder)), atol=1e-5), "sums are rounded in another order"
+    assert {name for name in served.files if name.endswith(".safetensors")} == set(), "configuration alone"
+
+
+def test_configuration_beside_the_file_needs_no_hub(pipe: Any, folder: Path, tmp_path: Path) -> None:
+    file = save_sd15(pipe, folder / "model.safetensors", dtype=torch.float16)
+    loaded = load_pipeline(find_model(str(file)), "cpu")
+    assert loaded.dtype == loaded.vae.dtype == loaded.text_encoder.dtype == torch.float32
+    for name in ("unet", "vae", "text_encoder"):
+        ours, theirs = getattr(loaded, name).state_dict(), getattr(pipe, name).state_dict()
+        assert all(torch.equal(ours[key], theirs[key].half().float()) for key in theirs if theirs[key].dim())
+
+
+def test_sdxl_with_its_two_text_encoders(tmp_path: Path) -> None:
+    levels = {
+        "block_out_channels": (16, 32, 32),
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        "attention_head_dim": (2, 4, 4),
+        "transformer_layers_per_block": (1, 1, 2),
+    }
+    pipe = shrunken.sdxl(unet=shrunken.sdxl_unet(**levels))
+    folder = shrunken.save(pipe, tmp_path / "folder")
+    found = find_model(str(save_sdxl(pipe, folder / "model.safetensors")))
+    assert found.entry is CATALOGUE["sdxl"]
+    loaded = load_pipeline(found, "cpu")
+    for name in ("unet", "vae", "text_encoder", "text_encoder_2"):
+        ours, theirs = getattr(loaded, name).state_dict(), getattr(pipe, name).state_dict()
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs), name
+
+
+def test_without_the_configuration(client: Hub, pipe: Any, tmp_path: Path) -> None:
+    file = save_sd15(pipe, tmp_path / "model.safetensors")
+    with pytest.raises(Unsupported) as caught:
+        find_model(str(file))
+    assert "holds weights only; its configuration and tokenizers, a few MB, are those of sd15" in str(
+        caught.value
+    )
+    assert "put the file into a folder that has them" in str(caught.value)
+
+
+def test_other_weights_are_another_model(served: Hub, pipe: Any, tmp_path: Path) -> None:
+    file = save_sd15(pipe, tmp_path / "model.safetensors")
+    before = find_model(str(file)).model.revision
+    pipe.unet.conv_out.weight.data += 1
+    assert find_model(str(save_sd15(pipe, file))).model.revision != before
+
+
+def test_a_damaged_file(served: Hub, pipe: Any, tmp_path: Path) -> None:
+    file = save_sd15(pipe, tmp_path / "model.safetensors")
+    whole = file.read_bytes()
+    for content, says in (
+        (whole[:-10], "is cut short"),
+        (b"PK\x03\x04" + whole[:500], "is no safetensors file"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(UnusableModel, match=f"model.safetensors {says}") as caught:
+            prepare(str(file), ["baseline"])
+        assert caught.value.exit_code == 3
+
+
+def test_other_formats(tmp_path: Path) -> None:
+    for name in ("model.ckpt", "model.pt", "model.gguf"):
+        (tmp_path / name).write_bytes(b"...")
+        with pytest.raises(UnusableModel, match=r"is no \.safetensors file; vivace loads no pickles"):
+            find_model(str(tmp_path / name))
+
+
+TEXT = "cond_stage_model.transformer.text_model.embeddings.position_embedding.weight"
+SDXL_TEXT = "conditioner.embedders.1.model.positional_embedding"
+UNET = "model.diffusion_model.input_blocks.0.0.weight"
+VAE = "first_stage_model.decoder.conv_in.weight"
+FLUX = "double_blocks.0.img_attn.norm.key_norm.scale"
+PREFIX = "model.diffusion_model."
+ENCODERS = {"text_encoders.clip_l.x": (1,), "text_encoders.t5xxl.x": (1,), "vae.x": (1,)}
+
+
+def header(path: Path, shapes: dict[str, tuple[int, ...]]) -> Path:
+    save_file({name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shapes", "entry", "component"),
+    [
+        ({TEXT: (1,), UNET: (8, 4, 3, 3), VAE: (1,)}, "sd15", None),
+        ({SDXL_TEXT: (1,), UNET: (8, 4, 3, 3), VAE: (1,)}, "sdxl", None),
+        ({SDXL_TEXT: (1,), UNET: (8, 4, 3, 3), VAE: (1,), "edm_mean": (4,)}, "playground", None),
+        (
+            {FLUX: (1,), "img_in.weight": (8, 64), "guidance_in.in_layer.weight": (1,)},
+            "flux-dev",
+            "transformer",
+        ),
+        ({FLUX: (1,), "img_in.weight": (8, 64)}, "flux-schnell", "transformer"),
+        ({PREFIX + FLUX: (1,), PREFIX + "img_in.weight": (8, 64), **ENCODERS}, "flux-schnell", None),
+    ],
+)
+def test_the_model_is_told_by_its_tensors(
+    shapes: dict[str, tuple[int, ...]], entry: str, component: str | None, tmp_path: Path
+) -> None:
+    contents = contents_of(header(tmp_path / "model.safetensors", shapes))
+    assert (contents.entry, contents.component) == (entry, component)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "says"),
+    [
+        ({"lora_unet_down_blocks_0.lora_down.weight": (1,)}, "is a LoRA, which changes a model and is none"),
+        ({"unet.x.lora_A.weight": (1,)}, "is a LoRA"),
+        (
+            {TEXT: (1,), UNET: (8, 9, 3, 3), VAE: (1,)},
+            "is an inpainting model, which draws from more than text",
+        ),
+        ({TEXT: (1,), UNET: (8, 8, 3, 3), VAE: (1,)}, "is a model that edits pictures"),
+        ({UNET: (8, 4, 3, 3)}, "is a UNet without its VAE and text encoders"),
+        (
+            {"conditioner.embedders.0.model.positional_embedding": (1,), UNET: (8, 4, 3, 3), VAE: (1,)},
+            "refiner",
+        ),
+        (
+            {"cond_stage_model.model.positional_embedding": (1,), UNET: (8, 4, 3, 3), VAE: (1,)},
+            "SD 2's family",
+        ),
+        ({FLUX: (1,), "img_in.weight": (8, 384)}, "a relative of FLUX.1 that draws from more than text"),
+        (
+            {"down_blocks.0.resnets.0.conv1.weight": (1,)},
+            "one component in diffusers' layout; give the folder",
+        ),
+        ({"decoder.conv_in.weight": (1,)}, "is a VAE alone"),
+        ({"text_model.embeddings.token_embedding.weight": (1,)}, "is a text encoder alone"),
+        ({"scaled_fp8": (1,), FLUX: (1,)}, "scaled fp8 weights"),
+        (
+            {"x": (1,)},
+            "is no model that vivace knows; single files of SD 1.5, SDXL and FLUX.1 are understood",
+        ),
+    ],
+)
+def test_what_is_no_whole_model(shapes: dict[str, tuple[int, ...]], says: str, tmp_path: Path) -> None:
+    with pytest.raises(UnusableModel, match=re.escape(says)):
+        contents_of(header(tmp_path / "model.safetensors", shapes))
+
+
+def test_a_flux_transformer_alone_takes_the_rest_from_the_hub(
+    client: Hub, flux_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Path(shutil.copytree(flux_weights / flux.FOLDER, tmp_path / "base"))
+    revision = str(CATALOGUE["flux-dev"].origin.revision)  # type: ignore[union-attr]
+    client.repositories["black-forest-labs/FLUX.1-dev"] = Repository({revision: base})
+    shapes = {FLUX: (1,), "img_in.weight": (8, 64), "guidance_in.in_layer.weight": (1,)}
+    file = header(tmp_path / "flux1-dev.safetensors", shapes)
+    transformer = load_pipeline(find_model(str(base)), "cpu").transformer
+    asked: list[Any] = []
+
+    def from_single_file(path: str, **given: Any) -> Any:
+        # diffusers converts transformers of FLUX's true width alone, which is too large for a test.
+        asked.append((path, given["config"], given["subfolder"]))
+        return transformer
+
+    monkeypatch.setattr(FluxTransformer2DModel, "from_single_file", from_single_file)
+    found = find_model(str(file))
+    pipe = load_pipeline(found, "cpu")
+    assert asked == [(str(file), str(found.folder), "transformer")]
+    assert (found.folder / "transformer" / "config.json").is_file()
+    assert pipe.transformer is transformer
+    assert find_model(str(file)).defaults["num_inference_steps"] == 28
+    assert not {name for name in client.files if name.startswith("transformer/diffusion")}, "not its weights"
