@@ -27,6 +27,7 @@ class Fault(Technique):
         "raise",
         "oom",
         "huge",
+        "cuda_oom",
         "exit",
         "kill",
         "garbage",

@@ -270,6 +270,15 @@ class Loop:
             value.copy_(mean)
 
 
+def avoid_broken_attention() -> None:
+    """Keep cuDNN's attention out of training.
+
+    Its backward gives NaN for some lengths with a mask (https://github.com/pytorch/pytorch/issues/196678); nothing is
+    lost at these sizes.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def compiled(function: Callable[..., Any], args: argparse.Namespace) -> Callable[..., Any]:
     """torch.compile on a GPU unless it was declined; as it is on a CPU, where compiling costs more than it saves."""
     if args.no_compile or args.device == "cpu":

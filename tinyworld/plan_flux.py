@@ -48,9 +48,9 @@ class Stage:
 STAGES = (
     # First call: the VAE alone decides how soon the teacher starts, so only the small scorer runs beside it.
     Stage("vae-16", "train_vae", "vae-16", 2.2, ("--channels", "16")),
-    Stage("clip", "train_clip", "tiny-clip", 2.5, ("--scenes", "100000"), gpu=1),
+    Stage("clip", "train_clip", "tiny-clip", 4.0, ("--scenes", "100000"), gpu=1),
     Stage(
-        "flux-teacher", "train_flux", "tiny-flux-teacher", 4.7, ("--stage", "teacher", "--scenes", "200000")
+        "flux-teacher", "train_flux", "tiny-flux-teacher", 5.5, ("--stage", "teacher", "--scenes", "200000")
     ),
     # Second call.
     Stage(
@@ -70,6 +70,7 @@ STAGES = (
         4.0,
         ("--channels", "16"),
         after=("flux-teacher",),
+        least_s=200.0,  # beside the student there would be too little of the GPU for either
         gpu=1,
     ),
 )

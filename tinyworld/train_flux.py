@@ -118,12 +118,15 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
+    loop.avoid_broken_attention()
     name, batch = f"flux-{args.stage}", args.batch or 512
     labels = scenes.sample(args.scenes, POOL_SEED)
     ids = token_pool(labels, POOL_SEED + 1)
     transformer = flux.build_transformer().to(args.device).train()
     if args.stage == "teacher":
         clip, t5 = flux.build_clip_text().to(args.device).train(), flux.build_t5().to(args.device).train()
+        # Its bias is learned and shared by the whole batch, which the fused kernels' backward is not made for.
+        t5.set_attn_implementation("eager")
         flux.start_gently(transformer)
         if args.start_from:
             for model, found in zip((clip, t5), flux.load_text(args.start_from, args.device), strict=True):

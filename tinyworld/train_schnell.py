@@ -103,6 +103,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
+    loop.avoid_broken_attention()
     ids = token_ids(args.trajectories)
     folder = args.out / flux.FOLDER
     teacher, clip, t5 = (
