@@ -49,28 +49,29 @@ STAGES = (
     # First call: the VAE alone decides how soon the teacher starts, so only the small scorer runs beside it.
     Stage("vae-16", "train_vae", "vae-16", 2.2, ("--channels", "16")),
     Stage("clip", "train_clip", "tiny-clip", 4.0, ("--scenes", "100000"), gpu=1),
-    Stage(
-        "flux-teacher", "train_flux", "tiny-flux-teacher", 5.5, ("--stage", "teacher", "--scenes", "200000")
-    ),
     # Second call.
+    Stage("t5", "train_t5", "t5", 0.7, ("--scenes", "100000")),
+    Stage(
+        "flux-teacher", "train_flux", "tiny-flux-teacher", 4.7, ("--stage", "teacher", "--scenes", "200000")
+    ),
     Stage(
         "flux-student",
         "train_flux",
         "tiny-flux",
         2.2,
         ("--stage", "student", "--scenes", "150000"),
-        after=("flux-teacher",),
         least_s=120.0,
     ),
-    Stage("flux-schnell", "train_schnell", "tiny-flux-schnell", 3.5, after=("flux-teacher",), least_s=240.0),
+    # Third call.
+    Stage("flux-schnell", "train_schnell", "tiny-flux-schnell", 3.5, after=("flux-student",), least_s=240.0),
     Stage(
         "tiny-vae-16",
         "train_tiny_vae",
         "tiny-flux-tiny-vae",
         4.0,
         ("--channels", "16"),
-        after=("flux-teacher",),
-        least_s=200.0,  # beside the student there would be too little of the GPU for either
+        after=("flux-student",),
+        least_s=200.0,
         gpu=1,
     ),
 )
@@ -93,6 +94,7 @@ class Plan:
     common: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = STAGES
     gpus: int = 1
+    start_from: Path | None = None  # an earlier teacher's folder, for T5 and teacher to train on from
     running: list[Running] = field(default_factory=list)
     tries: dict[str, int] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
@@ -160,6 +162,8 @@ class Plan:
         command = [sys.executable, "-m", f"tinyworld.{stage.module}", "--out", str(self.out)]
         command += ["--minutes", str(stage.minutes), "--stop-s", f"{self.left_s:.0f}"]
         command += ["--squeeze", str(SQUEEZE), *stage.arguments, *self.common]
+        if self.start_from and stage.name in ("t5", "flux-teacher"):
+            command += ["--start-from", str(self.start_from)]
         if tries:  # whatever failed, this way it is most likely to pass
             command += ["--no-compile", "--no-graph"]
         environment = dict(os.environ)
@@ -190,10 +194,18 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=595.0, help="when the machine ends this process")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--common", default="", help="arguments for every training, in one string")
+    parser.add_argument("--start-from", type=Path, help="an earlier teacher's folder, to train on from")
     args = parser.parse_args()
     if args.carried:
         carry.unpack(args.carried, args.out)
-    plan = Plan(args.out, args.bring, args.limit_s, tuple(args.common.split()), gpus=args.gpus)
+    plan = Plan(
+        args.out,
+        args.bring,
+        args.limit_s,
+        tuple(args.common.split()),
+        gpus=args.gpus,
+        start_from=args.start_from,
+    )
     sys.exit(0 if plan.run() else 4)
 
 

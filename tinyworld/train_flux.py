@@ -4,9 +4,10 @@
     python -m tinyworld.train_flux --stage student --out build/flux --minutes 2.2
 
 Both are rectified flows: latents mixed with noise at level sigma, x = (1 - sigma) picture + sigma noise, and the
-transformer predicts the velocity noise - picture. The teacher learns with both text encoders, a tenth of its captions
-empty, its guidance input held at 1. The student starts as the teacher and learns to give in one forward, told the
-scale w, what the teacher gives in two: v(empty) + w (v(caption) - v(empty)); its text encoders stay the teacher's.
+transformer predicts the velocity noise - picture. The teacher learns with both text encoders (its T5 can already read,
+see `train_t5`), a tenth of its captions empty, its guidance input held at 1. The student starts as the teacher and
+learns to give in one forward, told the scale w, what the teacher gives in two: v(empty) + w (v(caption) - v(empty));
+its text encoders stay the teacher's.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tinyworld import flux, loop, networks, scenes
+from tinyworld import flux, loop, networks, scenes, train_t5
 from tinyworld.train_sd import empty_caption, latent_pool, pick_captions, token_pool
 from tinyworld.train_vae import load
 
@@ -114,7 +115,9 @@ def packed_pool(vae, labels: scenes.Labels, device: str) -> Tensor:
 def main() -> None:
     parser = loop.arguments(__doc__)
     parser.add_argument("--stage", choices=("teacher", "student"), required=True)
-    parser.add_argument("--start-from", type=Path, help="a finished folder of this stage to train on from")
+    parser.add_argument(
+        "--start-from", type=Path, help="a finished folder of this stage to train on from, but for its T5"
+    )
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
@@ -122,39 +125,48 @@ def main() -> None:
     name, batch = f"flux-{args.stage}", args.batch or 512
     labels = scenes.sample(args.scenes, POOL_SEED)
     ids = token_pool(labels, POOL_SEED + 1)
-    transformer = flux.build_transformer().to(args.device).train()
+    clip, t5, transformer = (
+        build().to(args.device).train()
+        for build in (flux.build_clip_text, flux.build_t5, flux.build_transformer)
+    )
+    flux.keep_times_exact(transformer)
     if args.stage == "teacher":
-        clip, t5 = flux.build_clip_text().to(args.device).train(), flux.build_t5().to(args.device).train()
         # Its bias is learned and shared by the whole batch, which the fused kernels' backward is not made for.
         t5.set_attn_implementation("eager")
-        flux.start_gently(transformer)
-        if args.start_from:
-            for model, found in zip((clip, t5), flux.load_text(args.start_from, args.device), strict=True):
-                model.load_state_dict(found.state_dict())
         loss: FlowLoss = TeacherLoss(transformer, clip, t5, ids, args, batch)
         modules = {"transformer": transformer, "clip": clip, "t5": t5}
-        rate, warm_up, ema = 8e-4, 500, 0.9995
+        rate, warm_up, ema = (5e-4 if args.start_from else 8e-4), 500, 0.9995
     else:
-        folder = args.out / flux.TEACHER_FOLDER
-        loop.wait_for(folder, name, args.stop_s)
-        clip, t5 = flux.load_text(folder, args.device)
-        teacher = flux.load_transformer(folder, args.device).eval().requires_grad_(False)
-        transformer.load_state_dict(teacher.state_dict())
+        teacher = flux.build_transformer().to(args.device)
         flux.keep_times_exact(teacher)
+        for module in (clip, t5, teacher):
+            module.eval().requires_grad_(False)
         loss = StudentLoss(transformer, teacher, clip, t5, ids, args, batch)
         modules = {"transformer": transformer}
         rate, warm_up, ema = 3e-4, 100, 0.998
-    if args.start_from:
-        transformer.load_state_dict(flux.load_transformer(args.start_from, args.device).state_dict())
-    flux.keep_times_exact(transformer)
-    source = args.out / networks.vae_name(flux.CHANNELS)
-    if args.device != "cpu" and not source.exists():
+    if args.device != "cpu":  # on noise, while the models that it waits for are still in training
         loss.compile_now()
         for module in modules.values():
             module.zero_grad(set_to_none=True)
+    source = args.out / networks.vae_name(flux.CHANNELS)
     loop.wait_for(source, name, args.stop_s)
     vae = load(source, args.device).eval()
     loss.latents = packed_pool(vae, labels, args.device)
+    if args.stage == "teacher":
+        loop.wait_for(args.out / train_t5.FOLDER, name, args.stop_s)
+        flux.start_gently(transformer)
+        if args.start_from:
+            transformer.load_state_dict(flux.load_transformer(args.start_from, args.device).state_dict())
+            clip.load_state_dict(flux.load_text(args.start_from, args.device)[0].state_dict())
+        t5.load_state_dict(train_t5.load(args.out / train_t5.FOLDER).state_dict())
+    else:
+        folder = args.out / flux.TEACHER_FOLDER
+        loop.wait_for(folder, name, args.stop_s)
+        for model, found in zip((clip, t5), flux.load_text(folder, args.device), strict=True):
+            model.load_state_dict(found.state_dict())
+        teacher.load_state_dict(flux.load_transformer(folder, args.device).state_dict())
+        start = flux.load_transformer(args.start_from, args.device) if args.start_from else teacher
+        transformer.load_state_dict(start.state_dict())
     print(f"{name}  {len(labels)} latents, std {loss.latents[:4096].float().std().item():.3f}", flush=True)
     training = loop.Loop(
         name,

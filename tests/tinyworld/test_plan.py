@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.tinyworld.test_training import small_training
-from tinyworld import carry, clip, flux, loop, networks, plan_flux
+from tinyworld import carry, clip, flux, loop, networks, plan_flux, train_t5
 
 
 def finish(out, name, finished=True):
@@ -123,7 +123,7 @@ def test_the_limit_is_kept_and_what_there_is_is_brought(tmp_path, monkeypatch, c
     assert (tmp_path / "back" / "one.log").exists()
 
 
-def test_the_plan_fits_two_calls():
+def test_the_plan_fits_three_calls():
     names = [stage.name for stage in plan_flux.STAGES]
     minutes = {stage.name: stage.minutes for stage in plan_flux.STAGES}
     assert all(need in names for stage in plan_flux.STAGES for need in stage.after)
@@ -133,14 +133,37 @@ def test_the_plan_fits_two_calls():
     assert made == {
         "vae-16": networks.vae_name(flux.CHANNELS),
         "clip": clip.FOLDER,
+        "t5": train_t5.FOLDER,
         "flux-teacher": flux.TEACHER_FOLDER,
         "flux-student": flux.FOLDER,
         "flux-schnell": flux.SCHNELL_FOLDER,
         "tiny-vae-16": networks.TINY_VAE_FOLDERS[flux.CHANNELS],
     }
     usable = 595 - plan_flux.STOP_MARGIN_S
-    import_s, captions_s, compile_s, pool_s = 15, 20, 60, 30  # as docs/tinyworld.md assumes
-    first_s = import_s + compile_s + pool_s + 60 * (minutes["vae-16"] + minutes["flux-teacher"])
-    second_s = import_s + captions_s + compile_s + 60 * (minutes["flux-student"] + minutes["flux-schnell"])
-    assert first_s <= usable
-    assert second_s + 2 * pool_s <= usable
+    start_s = 70  # imports, captions, compiling and the latents, as measured
+    assert start_s + 60 * minutes["clip"] <= usable
+    assert start_s + 60 * (minutes["flux-teacher"] + minutes["flux-student"]) <= usable
+    assert start_s + 60 * max(minutes["flux-schnell"], minutes["tiny-vae-16"]) <= usable
+
+
+def test_an_earlier_teacher_is_trained_on(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        plan_flux.subprocess, "Popen", lambda command, **_: seen.append(command) or FinishedProcess()
+    )
+    made = plan_flux.Plan(tmp_path / "out", tmp_path / "bring", 595.0, start_from=tmp_path / "old")
+    made.out.mkdir()
+    for stage in plan_flux.STAGES:
+        made._start(stage, 0)
+    made._collect()
+    told = {
+        stage.name: "--start-from" in command for stage, command in zip(plan_flux.STAGES, seen, strict=True)
+    }
+    assert {name for name, on in told.items() if on} == {"t5", "flux-teacher"}
+
+
+class FinishedProcess:
+    returncode = 0
+
+    def poll(self) -> int:
+        return 0

@@ -20,6 +20,7 @@ from tinyworld import (
     train_flux,
     train_schnell,
     train_sd,
+    train_t5,
     train_tiny_vae,
     train_vae,
 )  # fmt: skip
@@ -180,6 +181,7 @@ def test_the_stages_of_the_flux_family_fit_together(tmp_path, train):
 
     train(train_vae, "--channels", "16", "--steps", "1")
     train(train_tiny_vae, "--channels", "16", "--steps", "1")
+    train(train_t5)
     # A stop at once: the teacher's checkpoint is kept, and its folder does not pass for the finished one.
     train(train_flux, "--stage", "teacher", "--steps", "1000", "--stop-s", "0")
     assert (tmp_path / f"{flux.TEACHER_FOLDER}.so-far").exists()
