@@ -75,6 +75,9 @@ STAGES = (
         gpu=1,
     ),
 )
+STUDENT = "flux-student"
+SPENT = ("t5", "flux-teacher")
+"""Stages whose models nothing asks for any more once the student's folder is there."""
 
 
 @dataclass
@@ -106,8 +109,12 @@ class Plan:
 
     def finished(self, name: str) -> bool:
         stage = next(stage for stage in self.stages if stage.name == name)
-        running = any(run.stage is stage for run in self.running)
-        return not running and carry.is_finished(self.out, name) and (self.out / stage.makes).exists()
+        if any(run.stage is stage for run in self.running) or not carry.is_finished(self.out, name):
+            return False
+        return (name in SPENT and self._student_is_there()) or (self.out / stage.makes).exists()
+
+    def _student_is_there(self) -> bool:
+        return any(stage.name == STUDENT and (self.out / stage.makes).exists() for stage in self.stages)
 
     def run(self) -> bool:
         """Whether all stages are finished now."""
@@ -175,8 +182,8 @@ class Plan:
         self._say(f"{stage.name} starts")
 
     def _bring(self) -> None:
-        # Once the student is finished, nothing asks for the teacher any more.
-        leave = frozenset({"tiny-flux-teacher"} if (self.out / "tiny-flux").exists() else ())
+        folders = frozenset(stage.makes for stage in self.stages if stage.name in SPENT)
+        leave = folders if self._student_is_there() else frozenset()
         size = carry.pack(self.out, self.bring, leave)
         self._say(f"{size / 2**20:.1f} MiB to bring")
 

@@ -1,6 +1,6 @@
-"""The tables of docs/tinyworld.md, made from the records.
+"""The tables and the plot of docs/tinyworld.md, made from the records.
 
-python -m tinyworld.table            writes them into the page
+python -m tinyworld.table            writes them
 """
 
 import json
@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tinyworld import plot
+
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "results/tinyworld-sd.json"
 FLUX_RECORD = ROOT / "results/tinyworld-flux.json"
 PAGE = ROOT / "docs/tinyworld.md"
+CACHE_PLOT = ROOT / "docs/images/tiny-flux-cache.svg"
 
 _MODELS = {
     "vae": "VAE, round trips",
@@ -95,9 +98,19 @@ def cache(record: dict[str, Any]) -> str:
     return _markdown(["threshold", "steps reused (%)", "PSNR to no cache (dB)", "everything (%)"], rows)
 
 
+def _run_name(run: dict[str, Any], runs: list[dict[str, Any]]) -> str:
+    alike = [other for other in runs if other["name"] == run["name"]]
+    return f"{run['name']}, run {alike.index(run) + 1}" if len(alike) > 1 else run["name"]
+
+
 def training(record: dict[str, Any]) -> str:
     rows = [
-        [run["name"], f"{run['steps']:,}", f"{run['seconds']:.0f}", f"{run['planned_s']:.0f}"]
+        [
+            _run_name(run, record["training"]),
+            f"{run['steps']:,}",
+            f"{run['seconds']:.0f}",
+            f"{run['planned_s']:.0f}",
+        ]
         for run in record["training"]
     ]
     return _markdown(["training", "steps", "seconds", "seconds its schedule was made for"], rows)
@@ -120,8 +133,8 @@ def filled(page: str, record: dict[str, Any], tables: dict[str, Callable[..., st
 
 def main() -> None:
     for path, tables in ((RECORD, TABLES), (FLUX_RECORD, FLUX_TABLES)):
-        if path.exists():  # the FLUX family's comes with its weights
-            PAGE.write_text(filled(PAGE.read_text(), json.loads(path.read_text()), tables))
+        PAGE.write_text(filled(PAGE.read_text(), json.loads(path.read_text()), tables))
+    CACHE_PLOT.write_text(plot.cache_plot(json.loads(FLUX_RECORD.read_text())))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,26 @@ _RAIL = "CreativeML Open RAIL++-M"
 _HALF_SDXL_BYTES = 6_940_000_000  # UNet 5.14 GB, text encoders 0.25 and 1.39, VAE 0.17
 
 
+def _tiny(name: str, summary: str, **own: object) -> Entry:
+    """A model that ships with vivace; docs/tinyworld.md says how it was made and how well it draws."""
+    common = {
+        "licence": "Apache-2.0",
+        "height": 128,
+        "width": 128,
+        "max_size": 512,
+        "cuda_dtype": "fp16",
+        "threads": 1,
+        "prompts": (
+            "a red circle above a blue square",
+            "a large green triangle on a white background",
+            "a small yellow star left of a purple diamond",
+        ),
+        "prompt_set": "tinyworld",
+        "scorer": "tiny-clip",
+    }
+    return Entry.model_validate({"name": name, "summary": summary} | common | own)
+
+
 def _sdxl_base(**parts: object) -> Hub:
     """SDXL 1.0 with something in the place of its own."""
     common = {
@@ -96,26 +116,34 @@ def _flux(name: str, summary: str, repo: str, revision: str, **own: object) -> E
 CATALOGUE: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry(
-            name="tiny-sd",
-            summary="Stable Diffusion's architecture, small: coloured shapes on plain backgrounds",
-            licence="Apache-2.0",
+        _tiny(
+            "tiny-sd",
+            "Stable Diffusion's architecture, small: coloured shapes on plain backgrounds",
             origin=Embedded(folder="tiny-sd", tiny_vae="tiny-sd-tiny-vae"),
             pipeline="StableDiffusionPipeline",
-            height=128,
-            width=128,
             size_multiple=32,
-            max_size=512,
             num_inference_steps=25,
             guidance_scale=4.0,
-            cuda_dtype="fp16",
-            threads=1,
-            prompts=(
-                "a red circle above a blue square",
-                "a large green triangle on a white background",
-                "a small yellow star left of a purple diamond",
-            ),
-            prompt_set="tinyworld",
+        ),
+        _tiny(
+            "tiny-flux",
+            "FLUX.1-dev's architecture, small: the same shapes, guidance distilled",
+            origin=Embedded(folder="tiny-flux", tiny_vae="tiny-flux-tiny-vae"),
+            pipeline="FluxPipeline",
+            size_multiple=16,
+            num_inference_steps=28,
+            guidance_scale=3.5,
+            max_sequence_length=32,
+        ),
+        _tiny(
+            "tiny-flux-schnell",
+            "FLUX.1-schnell's architecture, small: tiny-flux distilled to 4 steps",
+            origin=Embedded(folder="tiny-flux-schnell", base="tiny-flux", tiny_vae="tiny-flux-tiny-vae"),
+            pipeline="FluxPipeline",
+            size_multiple=16,
+            num_inference_steps=4,
+            guidance_scale=0.0,
+            max_sequence_length=32,
         ),
         Entry(
             name="sd15",

@@ -181,7 +181,7 @@ def test_mistyped_names() -> None:
         ("org/model@", "no model"),
         ("org/model/unet", "no model"),
         ("-a/b", "no model"),
-        ("", "in the catalogue: tiny-sd, sd15, sdxl"),
+        ("", "in the catalogue: tiny-sd, tiny-flux, tiny-flux-schnell, sd15, sdxl"),
         ("a\0b", "no model"),
     ):
         with pytest.raises(UnknownModel, match=re.escape(says)):
@@ -189,7 +189,16 @@ def test_mistyped_names() -> None:
 
 
 def test_the_catalogue_is_complete() -> None:
-    names = ["tiny-sd", "sd15", "sdxl", "sdxl-turbo", "sdxl-lightning-2step", "sdxl-lightning-4step"]
+    names = [
+        "tiny-sd",
+        "tiny-flux",
+        "tiny-flux-schnell",
+        "sd15",
+        "sdxl",
+        "sdxl-turbo",
+        "sdxl-lightning-2step",
+        "sdxl-lightning-4step",
+    ]
     names += ["hyper-sdxl-4step", "lcm-sdxl", "pony", "playground", "flux-dev", "flux-schnell"]
     assert set(names) <= set(CATALOGUE)
     for name, entry in CATALOGUE.items():
@@ -202,7 +211,10 @@ def test_the_catalogue_is_complete() -> None:
             kind = getattr(diffusers, entry.scheduler.class_name)
             assert set(entry.scheduler.overrides) <= set(inspect.signature(kind).parameters)
         if isinstance(entry.origin, Embedded):
-            assert (WEIGHTS / entry.origin.folder / "model_index.json").is_file()
+            assert (WEIGHTS / entry.origin.folder).is_dir()
+            assert (WEIGHTS / (entry.origin.base or entry.origin.folder) / "model_index.json").is_file()
+            assert entry.scorer is not None
+            assert (WEIGHTS / entry.scorer / "model.safetensors").is_file()
             assert (
                 entry.origin.tiny_vae is None or (WEIGHTS / entry.origin.tiny_vae / "config.json").is_file()
             )
