@@ -113,6 +113,7 @@ class Row:
         record = self.record
         return {
             "model": self.model,
+            "source": record.trial.model.source,
             "recipe": self.recipe,
             "is_baseline": self.is_baseline,
             "same_picture": record.trial.recipe.same_picture,

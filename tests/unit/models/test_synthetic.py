@@ -9,54 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.narrow import SIDE, narrow
 from vivace.errors import UnknownModel
-from vivace.models.architectures import ARCHITECTURES, TAEF1, TAESD, Architecture, Component
+from vivace.models.architectures import ARCHITECTURES, TAEF1, TAESD, Component
 from vivace.models.hashed_tokenizer import tokenizer_for
 from vivace.models.synthetic import build, build_component, on_meta
 
-SIDE = 128
 PROMPT = "a red circle above a blue square"
-_CLIP: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 256,
-    "num_attention_heads": 4,
-    "projection_dim": 64,
-    "vocab_size": 1000,
-}
-_VAE: dict[str, Any] = {"block_out_channels": [32, 32, 64, 64]}
-
-
-def narrow(name: str) -> Architecture:
-    """The same blocks in the same number, with a tenth of the channels and less."""
-    architecture = ARCHITECTURES[name]
-    configs: dict[str, Any] = {"vae": _VAE, "text_encoder": _CLIP}
-    if architecture.pipeline == "StableDiffusionPipeline":
-        configs["unet"] = {"block_out_channels": [64, 64, 128, 128], "cross_attention_dim": 64}
-    elif architecture.pipeline == "StableDiffusionXLPipeline":
-        configs["text_encoder_2"] = _CLIP
-        configs["unet"] = {
-            "block_out_channels": [64, 64, 128],
-            "attention_head_dim": [2, 2, 4],
-            "cross_attention_dim": 128,
-            "addition_time_embed_dim": 32,
-            "projection_class_embeddings_input_dim": 64 + 6 * 32,
-        }
-    else:
-        configs["text_encoder_2"] = {
-            "d_model": 128,
-            "d_kv": 16,
-            "d_ff": 320,
-            "num_heads": 8,
-            "vocab_size": 1000,
-        }
-        configs["transformer"] = {
-            "attention_head_dim": 32,
-            "num_attention_heads": 4,
-            "joint_attention_dim": 128,
-            "pooled_projection_dim": 64,
-            "axes_dims_rope": [8, 12, 12],
-        }
-    return architecture.changed(**configs)
 
 
 @pytest.fixture(scope="module", params=["sd15", "sdxl", "flux-dev"])
