@@ -3,9 +3,14 @@
 Run as a script it is a worker process whose every architecture is small.
 """
 
+import functools
 import sys
 from typing import Any
 
+import pytest
+import torch
+
+from vivace.benchmark import sweep
 from vivace.models.architectures import ARCHITECTURES, Architecture
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry
@@ -92,6 +97,16 @@ def small_models() -> tuple[dict[str, Architecture], dict[str, Entry]]:
         for name in ARCHITECTURES
     }
     return {name: small(name) for name in ARCHITECTURES}, entries
+
+
+def make_all_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every architecture small, in this process and in the workers that it starts."""
+    architectures, entries = small_models()
+    for name in architectures:
+        monkeypatch.setitem(ARCHITECTURES, name, architectures[name])
+        monkeypatch.setitem(CATALOGUE, name, entries[name])
+    monkeypatch.setattr(sweep, "start_launcher", functools.partial(sweep.start_launcher, worker=COMMAND))
+    torch.set_num_threads(1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """`synthetic:NAME` wherever a model can be named: found, loaded, benched, reported, refused in words."""
 
 import csv
-import functools
 import io
 import json
 import sys
@@ -14,8 +13,8 @@ import pytest
 import torch
 
 import vivace
-from tests.narrow import COMMAND, SIDE, small_models
-from vivace.benchmark import Plan, Store, prepare, sweep
+from tests.narrow import SIDE, make_all_small
+from vivace.benchmark import Plan, Store, prepare
 from vivace.cli import main
 from vivace.errors import UnknownModel, Unsupported, UsageError
 from vivace.models import CATALOGUE, find_model, load_pipeline
@@ -32,14 +31,7 @@ QUICK = ["--repeats", "1", "--rounds", "1", "--warmup", "1", "--device", "cpu", 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every architecture small, in this process and in the workers that it starts."""
-    architectures, entries = small_models()
-    for name in architectures:
-        monkeypatch.setitem(ARCHITECTURES, name, architectures[name])
-        monkeypatch.setitem(CATALOGUE, name, entries[name])
-    started = functools.partial(sweep.start_launcher, worker=COMMAND)
-    monkeypatch.setattr(sweep, "start_launcher", started)
-    torch.set_num_threads(1)
+    make_all_small(monkeypatch)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
