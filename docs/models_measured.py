@@ -53,13 +53,13 @@ def page(record: Path, note: str) -> str:
     lines += ["", *notes, *([""] if notes else [])]
     lines.append(
         "The interval is of the calls that were timed, not of what another process or day would give. *Built in*: "
-        "random weights, filled where they run; reading real ones from a disk takes longer. *First call*: with whatever "
-        "is compiled on the way."
+        "random weights, filled where they run; reading real ones from a disk takes longer. *First call*: with "
+        "whatever is compiled on the way."
     )
     if predicted:
         lines.append(
-            "*Peak by plan*: what [`vivace plan`](memory.md) predicts, and its error; compiled components count as eager "
-            "ones."
+            "*Peak by plan*: what [`vivace plan`](memory.md) predicts, and its error; compiled components count as "
+            "eager ones."
         )
     lines.append(f"\nMade by `python -m benchmarks.every_model` ([record](../results/{record.name})).")
     return "\n".join(lines) + "\n"
