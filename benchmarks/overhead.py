@@ -5,8 +5,8 @@
 Plain is what anybody would write: a diffusers pipeline, random embeddings on the device, `inference_mode`, a clock with
 the device synchronised on both sides; its compiled case is `denoiser.compile()`. vivace is what a row of `vivace bench
 --text embeddings` stands on: a Session, its timer with the marks inside, noise drawn on the CPU. Both have the same
-random weights, size, steps, guidance and scheduler, in a pipeline each. Turns are plain, vivace, vivace, plain, ...; every
-pair gives one ratio. Needs memory for two pipelines (FLUX.1-dev: about 60 GB).
+random weights, size, steps, guidance and scheduler, in a pipeline each. Turns are plain, vivace, vivace, plain, ...;
+every pair gives one ratio. Needs memory for two pipelines (FLUX.1-dev: about 60 GB).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import click
 
 from benchmarks.command import run
 from vivace.benchmark.round import draw, open_trial
+from vivace.benchmark.worker import import_all
 from vivace.errors import StoreError, UnknownModel, nearest
 from vivace.measure.environment import environment
 from vivace.measure.machine import choose_device
@@ -147,6 +148,7 @@ def overhead(
                 f"--only {name[:80]}: no such architecture{nearest(name, ARCHITECTURES)} (there are {known})"
             )
     known_cases = read_cases(record)
+    import_all()
     chosen = choose_device(device)
     here = environment(chosen)
     _check_device(known_cases, here, record)

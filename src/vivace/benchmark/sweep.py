@@ -94,7 +94,7 @@ def bench(
         text=text,
         rivals=rivals,
     )
-    check_judged(prepared.found, *quality_flags(scorer, lpips))
+    check_judged(prepared.found, *(quality_flags(scorer, lpips) if quality else ()))
     quality = quality and not prepared.found.model.is_synthetic  # its pictures show nothing
     scores = _scorer(scorer, prepared) if quality else None
     if lpips and quality:

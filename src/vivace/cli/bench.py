@@ -231,8 +231,8 @@ def bench(
         # All is checked before any is measured.
         prepared = prepare(model, recipes, batch=1 if batch == "max" else batch, **question)
         flags = ["--min-quality"] if limits is not None else []
-        flags += quality_flags(None if scorer == "none" else scorer, lpips)
-        check_judged(prepared.found, *(flags if quality else flags[:1]))
+        flags += quality_flags(None if scorer == "none" else scorer, lpips) if quality else []
+        check_judged(prepared.found, *flags)
     try:
         with start_launcher(device) as launcher:
             for model, batch in tables:

@@ -231,6 +231,23 @@ def test_the_same_from_python(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--lpips: synthetic:sd15 has random weights"):
         vivace.bench("synthetic:sd15", ["baseline"], lpips=True, plan=Plan(rounds=1), store=tmp_path / "s")
 
+    class Asked(Exception):
+        pass
+
+    class Launcher:
+        def run(self, *_: object, **__: object) -> None:
+            raise Asked
+
+    with pytest.raises(Asked):  # it would have started: without a quality pass nothing of pictures is asked
+        vivace.bench(
+            "synthetic:sd15",
+            ["baseline"],
+            lpips=True,
+            quality=False,
+            store=tmp_path / "s",
+            launcher=Launcher(),  # type: ignore[arg-type]
+        )
+
 
 @pytest.mark.usefixtures("small")
 def test_generate_draws_and_says_that_it_shows_nothing(
