@@ -254,8 +254,10 @@ def test_generate_draws_and_says_that_it_shows_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(monkeypatch, "generate", PROMPT, "--model", "synthetic:sd15", "--device", "cpu") == 0
+    long = "red ship " * 60
+    assert run(monkeypatch, "generate", long, "--model", "synthetic:sd15", "--device", "cpu") == 0
     done = capfd.readouterr()
+    assert "the prompt has 122 tokens; the model reads the first 77" in done.err, "two words, start, end"
     assert (tmp_path / done.out.strip()).is_file()
     assert "synthetic:sd15 has random weights: its pictures show nothing" in done.err
 
