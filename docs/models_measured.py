@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.every_model import plan_file, read_records
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
-from vivace.report.rows import Row, rows_of
+from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS, Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.environment import Environment
 from vivace.spec.recipe import BASELINE
@@ -48,14 +48,15 @@ def page(record: Path, note: str) -> str:
     for rows in _tables(records):
         for number, row in enumerate(rows):
             lines.append(f"| {' | '.join(_cells(row, number == 0, predicted))} |")
-            if row.latency is None:
-                notes.append(f"- {_plain(row.model)}, `{row.recipe}`: {row.outcome.value}: {row.reason}")
+            notes += _notes(row)
     lines += ["", *notes, *([""] if notes else [])]
     lines.append(
         "The interval is of the calls that were timed, not of what another process or day would give. *Built in*: "
         "random weights, filled where they run; reading real ones from a disk takes longer. *First call*: with "
         "whatever is compiled on the way."
     )
+    if any(len(record.rounds) == 1 for record in records.values()):
+        lines.append(f"\nWith {ONE_ROUND}.")
     if predicted:
         lines.append(
             "*Peak by plan*: what [`vivace plan`](memory.md) predicts, and its error; compiled components count as "
@@ -129,12 +130,23 @@ def _conditions(environment: Environment) -> str:
 
 def _workload(rows: Sequence[Row]) -> str:
     """How often and with what: the range over all rows."""
-    texts = sorted({row.record.trial.workload.text for row in rows})
-    batches = sorted({row.record.trial.workload.batch for row in rows})
+    workloads = [row.record.trial.workload for row in rows]
+    told = {"prompts": "text encoders inside the call", "embeddings": "prompts encoded before the call"}
+    texts = " or ".join(sorted({told[workload.text] for workload in workloads}))
     rounds = _range([len(row.record.rounds) for row in rows])
     calls = _range([row.latency.n for row in rows if row.latency is not None])
-    batch = ", ".join(map(str, batches))
-    return f"batch {batch}, {' or '.join(texts)} in; processes a recipe: {rounds}, timed calls: {calls}"
+    return (
+        f"batch {_range([w.batch for w in workloads])}; {texts}; rounds (processes) a recipe: {rounds}; "
+        f"timed calls a recipe: {calls}"
+    )
+
+
+def _notes(row: Row) -> list[str]:
+    """What a reader must know before believing the row; that its weights are random stands above the table."""
+    where = f"- {_plain(row.model)}, `{row.recipe}`: "
+    if row.latency is None:
+        return [f"{where}{row.outcome.value}: {row.reason}"]
+    return [f"{where}{warning}" for warning in row.warnings if warning not in (RANDOM_WEIGHTS, ONE_ROUND)]
 
 
 def _range(numbers: Sequence[int]) -> str:

@@ -31,7 +31,7 @@ def record(tmp_path: Path) -> Path:
         case("flux-dev", "compile", failed),
         case("sdxl", "compile", fast),
         case("sdxl", "baseline", make_round(0)),
-        case("sdxl-turbo", "baseline", fast),
+        case("sdxl-turbo", "baseline", fast.model_copy(update={"steady": False})),
     ]
     path = tmp_path / "every-model.json"
     write_records(path, {(one.trial.model.name, one.trial.recipe.text): one for one in cases})
@@ -66,7 +66,10 @@ def test_every_case_has_a_row_with_its_figures_or_its_reason(record: Path) -> No
     assert "**random weights**" in page
     assert "- Test GPU; torch 2.13.0; vivace" in page
     assert page.count("Test GPU") == 1
-    assert "timed calls: 3" in page
+    assert "rounds (processes) a recipe: 1; timed calls a recipe: 3" in page
+    assert page.count("differences under 10 % cannot be told from drift") == 1, "once for all rows"
+    assert "- sdxl-turbo, `baseline`: the warm-up ended before the times were steady" in page
+    assert page.count("random weights: times") == 0, "it stands above the table"
 
 
 def test_predictions_stand_beside_where_they_were_made(record: Path) -> None:
