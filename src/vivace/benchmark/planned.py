@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from vivace.benchmark.launcher import Launcher, last_line
-from vivace.errors import VivaceError
+from vivace.errors import VivaceError, WorkerError
 from vivace.report.summary import size
 from vivace.spec.environment import Environment
 from vivace.spec.record import Memory, Outcome, Record
 from vivace.spec.technique import Machine
 from vivace.spec.trial import Trial
 
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 120.0  # a trial; most take two or three seconds
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,13 @@ def plan_again(records: Sequence[Record], launcher: Launcher) -> list[Planned]:
         "trials": [record.trial.model_dump(mode="json") for record, _ in found],
         "environment": found[0][0].environment.model_dump(mode="json"),
     }
-    ending = launcher.run(request, _TIMEOUT_S)
+    timeout_s = _TIMEOUT_S * len(found)
+    try:
+        ending = launcher.run(request, timeout_s)
+    except WorkerError as error:  # what has been measured is shown all the same
+        return [Planned(record, memory, reason=str(error)) for record, memory in found]
     if ending.value is None:
-        why = (
-            f"{_TIMEOUT_S:g} s were not enough" if ending.timed_out else last_line(ending.log) or str(ending)
-        )
+        why = f"{timeout_s:g} s were not enough" if ending.timed_out else last_line(ending.log) or str(ending)
         return [Planned(record, memory, reason=why) for record, memory in found]
     answers = ending.value["predictions"]
     return [Planned(record, memory, **said) for (record, memory), said in zip(found, answers, strict=True)]

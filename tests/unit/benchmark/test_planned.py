@@ -13,6 +13,7 @@ from vivace.benchmark.launcher import Ending
 from vivace.benchmark.planned import machine_of, plan_again
 from vivace.benchmark.sweep import start_launcher
 from vivace.cli import main
+from vivace.errors import WorkerError
 from vivace.runtime.prediction import predict_trial
 from vivace.spec.model import Model
 from vivace.spec.record import Memory, Outcome, Record, Round
@@ -83,11 +84,18 @@ def test_records_of_a_cpu_are_left_alone() -> None:
 def test_a_prediction_that_fails_says_why_and_harms_nothing() -> None:
     record = on_a_gpu(make_record("baseline"))
     for ending, why in (
-        (Ending(None, timed_out=True), "no prediction: 300 s were not enough"),
+        (Ending(None, timed_out=True), "no prediction: 120 s were not enough"),
         (Ending(None, status=1, log="...\nMemoryError\n"), "no prediction: MemoryError"),
     ):
         (found,) = plan_again([record], _Fake(ending))  # type: ignore[arg-type]
         assert str(found).endswith(why)
+
+    class Broken:
+        def run(self, *_: object) -> Ending:
+            raise WorkerError("the worker process did not start: no room")
+
+    (found,) = plan_again([record], Broken())  # type: ignore[arg-type]
+    assert str(found).endswith("no prediction: the worker process did not start: no room")
 
 
 def test_techniques_are_told_of_the_gpu_that_measured() -> None:
