@@ -1,4 +1,5 @@
-"""Generate what comes from the code or from records: docs/techniques.md, docs/cli.md, and the README's table.
+"""Generate what comes from the code or from records: docs/techniques.md, docs/cli.md, docs/models-measured.md once its
+record exists, and the README's table.
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import click
 
+from benchmarks import every_model
+from docs import models_measured
 from vivace.cli import app
 from vivace.report.summary import plus_minus, ratio, size
 from vivace.stats import Interval
@@ -116,11 +119,17 @@ def readme() -> str:
     return before + TABLE_START + "\n" + "\n".join(lines) + "\n" + TABLE_END + after
 
 
+def models_measured_page() -> str:
+    return models_measured.page(every_model.RECORD, NOTE)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/techniques.md": techniques_page,
     "docs/cli.md": cli_page,
     "README.md": readme,
 }
+if every_model.RECORD.exists():
+    PAGES["docs/models-measured.md"] = models_measured_page
 
 
 def main() -> int:

@@ -102,6 +102,22 @@ def _of_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ...]:
     return PROMPT_SETS[name]
 
 
+def check_judged(found: Found, *flags: str) -> None:
+    """Refuse questions about the pictures of a model whose pictures show nothing.
+
+    Args:
+        flags: that ask such questions, as typed; none is fine.
+
+    Raises:
+        UsageError: naming the first of them.
+    """
+    if flags and found.model.is_synthetic and found.entry is not None:
+        raise UsageError(
+            f"{flags[0]}: {found.model.name} has random weights, so its pictures show nothing and are not judged; "
+            f"leave {flags[0]} out, or measure {found.entry.name}"
+        )
+
+
 def check_size(found: Found, workload: Workload) -> None:
     """Refuse sizes that the model cannot draw.
 

@@ -80,7 +80,7 @@ def open_trial(trial: Trial) -> Session:
 def try_call(session: Session, call: Call, text: str) -> None:
     """One step and the decoding."""
     said = in_words(call) if text == "prompts" else encode(session, [prompt for _, prompt, _ in call])
-    _draw(session, call, said, num_inference_steps=1)
+    draw(session, call, said, num_inference_steps=1)
 
 
 def explain(error: Exception) -> tuple[Outcome, str]:
@@ -125,7 +125,7 @@ class _Measurement:
         def timed(k: int) -> Sample:
             call = calls[k % len(calls)]
             given = said(call)  # encoded before the window opens, if at all
-            output, sample = timer.time_call(lambda: _draw(session, call, given), call[0][0])
+            output, sample = timer.time_call(lambda: draw(session, call, given), call[0][0])
             self._keep(call, output)
             return sample
 
@@ -139,7 +139,7 @@ class _Measurement:
         self._report({"event": "phase", "phase": "evidence"})
         evidence["attention_kernels"] = attention_kernels(
             component_of(session.pipe, "denoiser"),
-            lambda: _draw(
+            lambda: draw(
                 session, calls[0], said(calls[0]), num_inference_steps=_TRACE_STEPS, output_type="latent"
             ),
         )
@@ -231,7 +231,7 @@ class _Measurement:
         for call in calls:
             self._report({"event": "phase", "phase": "pictures", "done": len(kept), "of": num_pictures})
             if any(index not in self._drawn for index, _, _ in call):
-                self._keep(call, _draw(session, call, said(call)))
+                self._keep(call, draw(session, call, said(call)))
             for index, prompt, seed in call:
                 png = io.BytesIO()
                 self._drawn[index].save(png, format="PNG")
@@ -264,7 +264,7 @@ def in_words(call: Call) -> dict[str, Any]:
     return {"prompt": call[0][1] if len(call) == 1 else [prompt for _, prompt, _ in call]}
 
 
-def _draw(session: Session, call: Call, said: dict[str, Any], **told: Any) -> Any:
+def draw(session: Session, call: Call, said: dict[str, Any], **told: Any) -> Any:
     """Each picture with its own generator. The noise is drawn on the CPU, so that devices agree on it."""
     import torch
 

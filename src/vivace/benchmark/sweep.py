@@ -13,7 +13,7 @@ from typing import Literal
 from vivace.benchmark.figures import add_figures, draw_noise_floor
 from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.plan import Plan
-from vivace.benchmark.prepare import Prepared, default_threads, prepare
+from vivace.benchmark.prepare import Prepared, check_judged, default_threads, prepare
 from vivace.benchmark.runner import Progress, Silent, ask_environment, ask_largest_batch, run_trials
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.errors import UnknownModel, Unsupported
@@ -58,7 +58,7 @@ def bench(
     hangs or runs out of memory becomes an outcome of its row and leaves the others alone.
 
     Args:
-        model: a catalogue name or a folder.
+        model: what `vivace.load` takes; of `synthetic:NAME` no quality is computed, its pictures show nothing.
         recipes: e.g. ["baseline", "tiny_vae+steps(20)"]; recipes that mean the same are measured once.
         prompts: None for the model's own.
         prompt_set: instead, a set of thirteen prompts: "tinyworld" or "real".
@@ -94,6 +94,7 @@ def bench(
         text=text,
         rivals=rivals,
     )
+    check_judged(prepared.found, *(quality_flags(scorer, lpips) if quality else ()))
     quality = quality and not prepared.found.model.is_synthetic  # its pictures show nothing
     scores = _scorer(scorer, prepared) if quality else None
     if lpips and quality:
@@ -130,6 +131,11 @@ def bench(
             )
             (progress or Silent()).end_quality(num_scored, num_drawn, time.perf_counter() - start)
         return records
+
+
+def quality_flags(scorer: str | None, lpips: bool) -> list[str]:
+    """What of the arguments asks for figures of pictures in so many words."""
+    return (["--scorer"] if scorer not in (None, "auto") else []) + (["--lpips"] if lpips else [])
 
 
 def _scorer(name: str | None, prepared: Prepared) -> FoundScorer | None:

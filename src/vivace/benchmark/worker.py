@@ -11,6 +11,7 @@ Requests: {"kind": "environment", "device": ..., "threads": ...}
            "threads": ...}
           {"kind": "pictures", "trial": ..., "number": n, "pictures": FOLDER, "threads": ...}
           {"kind": "largest_batch", "trial": ..., "threads": ...}
+          {"kind": "predictions", "trials": [...], "environment": ...}
           {"kind": "race", "device": ..., "threads": ..., "model": ..., "recipes": [...]}
           {"kind": "round", "trial": ..., "round": k, "plan": ..., "pictures": FOLDER, "log": FILE, "threads": ...}
 Events:   {"event": "ready"}, {"event": "started", "pid": ...}, {"event": "phase", ...}, {"event": "sample", ...},
@@ -29,6 +30,7 @@ from typing import Any, TextIO
 
 from vivace.benchmark.plan import Plan
 from vivace.errors import Unsupported, VivaceError
+from vivace.spec.environment import Environment
 from vivace.spec.figures import FiguresKey
 from vivace.spec.trial import Trial
 
@@ -137,6 +139,11 @@ def serve(request: dict[str, Any], events: TextIO) -> None:
             value = {"batch": largest_batch(trial, lambda event: say(events, event))}
         except VivaceError as error:
             value = {"error": str(error)}
+    elif request["kind"] == "predictions":
+        from vivace.benchmark.planned import predict_all
+
+        trials = [Trial.model_validate(trial) for trial in request["trials"]]
+        value = {"predictions": predict_all(trials, Environment.model_validate(request["environment"]))}
     else:
         value = ask_machine(request)
     say(events, {"event": "result", "value": value})

@@ -52,7 +52,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     multiple=True,
     default=("tiny-sd",),
     show_default=True,
-    help="Catalogue name or folder; repeat for more.",
+    help="Catalogue name, synthetic:NAME, org/repo[@revision], folder, file; repeat for more.",
 )
 @click.option(
     "--recipe",
@@ -146,6 +146,13 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     help="Beside each step cache also measure fewer plain steps.",
 )
 @click.option(
+    "--plan/--no-plan",
+    "beside_plan",
+    default=True,
+    show_default=True,
+    help="After all timing on a GPU, say how far off `vivace plan` would have been; takes seconds.",
+)
+@click.option(
     "--format",
     "format_",
     type=click.Choice(["table", "json", "csv", "md"]),
@@ -179,6 +186,7 @@ def bench(
     scorer: str,
     lpips: bool,
     rivals: bool,
+    beside_plan: bool,
     format_: str,
 ) -> int:
     """Measure recipes on a model and compare them with the first.
@@ -189,13 +197,19 @@ def bench(
     Pictures are held to the baseline's: a recipe that is worse beyond the limits and the noise reads failed_quality
     and is never called the fastest. With --min-quality exit code 1 says that one failed.
 
+    A synthetic:NAME has the architecture of NAME and random weights: its times and memory are NAME's, its pictures
+    show nothing and are not judged.
+
     \b
         vivace bench --recipe baseline --recipe tiny_vae --recipe tiny_vae+steps:20
         vivace bench --recipe baseline --recipe steps:8 --prompt-set tinyworld --min-quality clip=0.98
+        vivace bench --model synthetic:flux-dev --recipe baseline --recipe compile --text embeddings
     """
     from vivace.benchmark import Plan, prepare
     from vivace.benchmark import bench as run_bench
-    from vivace.benchmark.sweep import start_launcher
+    from vivace.benchmark.planned import plan_again
+    from vivace.benchmark.prepare import check_judged
+    from vivace.benchmark.sweep import quality_flags, start_launcher
     from vivace.cli.progress import for_this_terminal
 
     plan = Plan(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads)
@@ -214,12 +228,15 @@ def bench(
     tables = [(model, batch) for model in dict.fromkeys(models) for batch in batches]
     found: list[list[Record]] = []
     for model, batch in tables:
-        prepare(
-            model, recipes, batch=1 if batch == "max" else batch, **question
-        )  # all is checked before any is measured
+        # All is checked before any is measured.
+        prepared = prepare(model, recipes, batch=1 if batch == "max" else batch, **question)
+        flags = ["--min-quality"] if limits is not None else []
+        flags += quality_flags(None if scorer == "none" else scorer, lpips) if quality else []
+        check_judged(prepared.found, *flags)
     try:
         with start_launcher(device) as launcher:
             for model, batch in tables:
+                progress = for_this_terminal()
                 records = run_bench(
                     model,
                     recipes,
@@ -232,11 +249,14 @@ def bench(
                     quality=quality,
                     scorer=None if scorer == "none" else scorer,
                     lpips=lpips,
-                    progress=for_this_terminal(),
+                    progress=progress,
                     command=options.command_line(),
                     launcher=launcher,
                 )
                 found.append(records)
+                if beside_plan and progress.done:
+                    for line in plan_again(records, launcher):
+                        click.echo(str(line), err=True)
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished rounds are kept. The same command goes on from here:", err=True)
         click.echo(f"  {options.command_line()}", err=True)

@@ -95,6 +95,10 @@ def generate(
     )
     for warning in [*session.warnings, *truncation(session.pipe, prompt)]:
         click.echo(f"note: {warning}", err=True)
+    if prepared.found.model.is_synthetic:
+        click.echo(
+            f"note: {prepared.found.model.name} has random weights: its pictures show nothing", err=True
+        )
     silence_diffusers()  # it would print every token that it cuts off
     for index, text, picture_seed in workload.pictures():
         picture = session(text, generator=torch.Generator("cpu").manual_seed(picture_seed)).images[0]

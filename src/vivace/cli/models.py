@@ -33,10 +33,19 @@ def models(wanted: tuple[str, Path] | None, as_json: bool) -> int:
         return _export(*wanted, as_json)
 
     from vivace.models.catalogue import CATALOGUE
+    from vivace.models.find import SYNTHETIC, synthetic_names
 
     sizes = {entry.name: _num_bytes(entry) for entry in CATALOGUE.values()}
     if as_json:
-        rows = [entry.model_dump(mode="json") | {"bytes": sizes[entry.name]} for entry in CATALOGUE.values()]
+        names = synthetic_names()
+        rows = [
+            entry.model_dump(mode="json")
+            | {
+                "bytes": sizes[entry.name],
+                "synthetic": SYNTHETIC + entry.name if entry.name in names else None,
+            }
+            for entry in CATALOGUE.values()
+        ]
         click.echo(json.dumps(rows, indent=2))
         return 0
     for entry in CATALOGUE.values():
@@ -48,6 +57,10 @@ def models(wanted: tuple[str, Path] | None, as_json: bool) -> int:
     click.echo(
         "\nOther models: --model org/repo or org/repo@revision on the Hugging Face hub, a folder with a "
         "model_index.json,\nor a .safetensors file of SD 1.5, SDXL or FLUX.1"
+    )
+    click.echo(
+        f"\nWithout a download: --model {SYNTHETIC}NAME builds NAME's architecture with random weights, for times and "
+        f"memory;\nits pictures show nothing. NAME: {', '.join(synthetic_names())}"
     )
     return 0
 

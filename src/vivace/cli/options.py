@@ -19,7 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MAX_PROMPT_BYTES = 10_000_000
 
 model = click.option(
-    "--model", default="tiny-sd", show_default=True, help="Catalogue name, org/repo[@revision], folder, file."
+    "--model",
+    default="tiny-sd",
+    show_default=True,
+    help="Catalogue name, synthetic:NAME, org/repo[@revision], folder, file.",
 )
 device = click.option(
     "--device",

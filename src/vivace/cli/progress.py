@@ -27,6 +27,8 @@ _PHASE_STARTS = {
     "evidence": 0.97,
 }
 
+_WORTH_TELLING_S = 1.0  # of loading
+
 
 class _Counting:
     """What both kinds of progress know: the trials, how many rounds there are and which one is running."""
@@ -178,7 +180,10 @@ def result(round_: Round, batch: int = 1) -> str:
     if round_.outcome is not Outcome.MEASURED:
         return f"{round_.outcome.value}: {round_.reason}"
     times = sorted(s.total_s / batch for s in round_.samples)
-    return f"{seconds(times[len(times) // 2])} an image, {len(times)} samples"
+    said = f"{seconds(times[len(times) // 2])} an image, {len(times)} samples"
+    if round_.load_s is not None and round_.load_s >= _WORTH_TELLING_S:
+        said += f", loaded in {seconds(round_.load_s)}"
+    return said
 
 
 def _clock(value_s: float) -> str:

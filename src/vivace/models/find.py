@@ -1,7 +1,8 @@
-"""From what the user typed to a model: a catalogue name, a repository of the hub, a folder, a single file."""
+"""From what the user typed to a model: a catalogue name, an architecture, a repository of the hub, a folder, a file."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.models import remote
+from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded, Entry, Hub, Part
 from vivace.models.files import files_of, fingerprint
@@ -21,6 +23,7 @@ from vivace.models.single_file import contents_of
 from vivace.spec.model import Model
 
 WEIGHTS = Path(__file__).parent / "weights"
+SYNTHETIC = "synthetic:"
 _REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # never "..": it names a file in the cache
 
@@ -29,7 +32,7 @@ _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # never "..": it n
 class Found:
     """A model that exists: its identity, its files, and its catalogue entry if it has one.
 
-    folder: holds the model_index.json.
+    folder: holds the model_index.json; None where there are no files.
     entry: for a single file, that of the model whose configuration it borrows.
     components: what stands in for the folder's own components, by name: a folder with a config.json, or a
         .safetensors file.
@@ -40,10 +43,11 @@ class Found:
     weights: the safetensors files that are loaded.
     downloads: what has to be fetched first; `obtain` does.
     lacks: which weights are missing, in words; a folder without them can be planned, not drawn with.
+    architecture: instead of files: the model is built from it with random weights.
     """
 
     model: Model
-    folder: Path
+    folder: Path | None
     entry: Entry | None
     components: Mapping[str, Path] = field(default_factory=dict)
     checkpoint: Path | None = None
@@ -53,29 +57,36 @@ class Found:
     weights: tuple[Path, ...] = ()
     downloads: tuple[Download, ...] = ()
     lacks: str | None = None
+    architecture: Architecture | None = None
 
     @property
     def files(self) -> dict[str, Path]:
         """Every file of an embedded model or a folder by its name in the whole model ("transformer/config.json")."""
-        return files_of(self.folder, self.components.values())
+        return {} if self.folder is None else files_of(self.folder, self.components.values())
 
     @property
-    def tiny_vae(self) -> Path | Part | None:
-        """Where the tiny VAE for this model's latents is: a folder, or files on the hub."""
+    def tiny_vae(self) -> Path | Part | Component | None:
+        """Where the tiny VAE for this model's latents is: a folder, files on the hub, or what it is built from."""
         if self.entry is None or self.entry.origin.tiny_vae is None:
             return None
+        if self.architecture is not None:
+            return self.architecture.tiny_vae
         tiny = self.entry.origin.tiny_vae
         return WEIGHTS / tiny if isinstance(tiny, str) else tiny
 
     @property
     def pipeline(self) -> str:
         """The pipeline's class in diffusers."""
-        return self.entry.pipeline if self.entry else str(read_config(self.folder / INDEX)["_class_name"])
+        if self.entry is not None:
+            return self.entry.pipeline
+        assert self.folder is not None
+        return str(read_config(self.folder / INDEX)["_class_name"])
 
     @property
     def defaults(self) -> dict[str, Any]:
         """The call's defaults as published: height, width, num_inference_steps, guidance_scale."""
         if self.entry is None:
+            assert self.folder is not None
             return defaults_of(self.folder, self.pipeline)
         keys = ("height", "width", "num_inference_steps", "guidance_scale")
         return {key: getattr(self.entry, key) for key in keys}
@@ -84,6 +95,7 @@ class Found:
     def call(self) -> dict[str, Any]:
         """Arguments that the pipeline's call needs beside a workload's: max_sequence_length, clip_skip, or none."""
         if self.entry is None:
+            assert self.folder is not None
             return call_of(self.folder, self.pipeline)
         given = {key: getattr(self.entry, key) for key in ("max_sequence_length", "clip_skip")}
         return {key: value for key, value in given.items() if value is not None}
@@ -93,8 +105,9 @@ def find_model(name: str, *, download: bool = True) -> Found:
     """Find a model; of one on the hub at most the small files are fetched.
 
     Args:
-        name: a catalogue name; `org/repo`, perhaps with `@` and a branch, tag or commit; the path of a folder in
-            diffusers' format; the path of a .safetensors file of a whole SD 1.5, SDXL or FLUX.1 model.
+        name: a catalogue name; `synthetic:` and a catalogue name, for its architecture with random weights; `org/repo`,
+            perhaps with `@` and a branch, tag or commit; the path of a folder in diffusers' format; the path of a
+            .safetensors file of a whole SD 1.5, SDXL or FLUX.1 model.
         download: False looks at the hub's cache alone.
 
     Raises:
@@ -103,7 +116,8 @@ def find_model(name: str, *, download: bool = True) -> Found:
         Unsupported: it cannot be had here and now: no such repository, no network, no permission, no room.
     """
     text = name.strip()
-    # A source with a prefix of its own (`synthetic:NAME`) is told apart here, before names are looked up.
+    if text.lower().startswith(SYNTHETIC):
+        return _synthetic(text[len(SYNTHETIC) :].strip().lower())
     entry = CATALOGUE.get(text.lower())
     if entry is not None:
         if isinstance(entry.origin, Embedded):
@@ -124,7 +138,8 @@ def find_model(name: str, *, download: bool = True) -> Found:
         return _on_the_hub(text, None, origin, download)
     raise UnknownModel(
         f"no model '{name[:200]}'{nearest(name, CATALOGUE)} (in the catalogue: {', '.join(CATALOGUE)}; or give "
-        "org/repo of the Hugging Face hub, a folder with a model_index.json, or a .safetensors file)"
+        "org/repo of the Hugging Face hub, a folder with a model_index.json, a .safetensors file, or synthetic:NAME "
+        "for random weights)"
     )
 
 
@@ -142,6 +157,24 @@ def obtain(found: Found) -> Found:
         raise UnusableModel(found.lacks)
     check_whole(found.weights)
     return found
+
+
+def synthetic_names() -> list[str]:
+    """What `synthetic:` can be followed by: models of the catalogue whose architecture is published."""
+    return [name for name in CATALOGUE if name in ARCHITECTURES]
+
+
+def _synthetic(name: str) -> Found:
+    known = synthetic_names()
+    if name not in known:
+        problem = f"no architecture '{name[:200]}' to give random weights{nearest(name, known)}"
+        if name in CATALOGUE:
+            problem = f"{name} ships with its weights, so there is no {SYNTHETIC}{name}; give '{name}' alone"
+        raise UnknownModel(f"{problem} ({SYNTHETIC} takes one of {', '.join(known)})")
+    architecture = ARCHITECTURES[name]
+    revision = hashlib.sha256(architecture.model_dump_json().encode()).hexdigest()[:16]
+    model = Model(name=SYNTHETIC + name, source="synthetic", revision=revision)
+    return Found(model, None, CATALOGUE[name], architecture=architecture)
 
 
 def _embedded(entry: Entry, origin: Embedded) -> Found:

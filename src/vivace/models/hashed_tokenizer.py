@@ -17,7 +17,8 @@ _PIECES = re.compile(r"[^\W\d_]{1,6}|\d|[^\w\s]|_")
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a call returns: `input_ids` and `attention_mask`, (prompts, tokens), tensors or lists."""
+    """What a call returns: `input_ids` and `attention_mask`, (prompts, tokens), tensors or lists; flat lists of one
+    prompt that was not in a list, as transformers has it."""
 
     input_ids: Any
     attention_mask: Any
@@ -62,7 +63,7 @@ class HashedTokenizer:
             import torch
 
             return Tokens(torch.tensor(rows), torch.tensor(mask))
-        return Tokens(rows, mask)
+        return Tokens(rows[0], mask[0]) if isinstance(text, str) else Tokens(rows, mask)
 
     def tokenize(self, text: str) -> list[str]:
         return _PIECES.findall(text.lower())

@@ -1,4 +1,5 @@
-"""Load a pipeline from files on this machine: safetensors only, never code from models."""
+"""Load a pipeline from files on this machine (safetensors only, never code from models), or build it from an
+architecture."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import UnusableModel
+from vivace.errors import Unsupported, UnusableModel
+from vivace.models.architectures import Architecture, Component
 from vivace.models.entry import Part, Sampler
 from vivace.models.files import component_class
 from vivace.models.find import Found, obtain
@@ -32,7 +34,7 @@ def load_pipeline(found: Found, device: str) -> Any:
 
     Raises:
         UnusableModel: the files cannot be read as a pipeline.
-        Unsupported: what is missing of it cannot be fetched.
+        Unsupported: what is missing of it cannot be fetched; random weights do not fit a CPU's memory.
     """
     import torch
 
@@ -40,6 +42,8 @@ def load_pipeline(found: Found, device: str) -> Any:
     dtype = getattr(
         torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[_precision(found, device)]
     )
+    if found.architecture is not None:
+        return _built(found.model.name, found.architecture, device, dtype)
     with quiet(), _explained(found):
         pipe = _from_files(found, dtype)
         if found.entry is not None and found.entry.scheduler is not None:
@@ -58,14 +62,18 @@ def load_pipeline(found: Found, device: str) -> Any:
     return pipe
 
 
-def load_tiny_vae(source: Path | Part) -> Any:
-    """An AutoencoderTiny from a folder, or from the hub; fp32, on the CPU.
+def load_tiny_vae(source: Path | Part | Component) -> Any:
+    """An AutoencoderTiny from a folder, from the hub, or with random weights; fp32, on the CPU.
 
     Raises:
         Unsupported: it is not on this machine and cannot be fetched.
     """
     import torch
 
+    if isinstance(source, Component):
+        from vivace.models.synthetic import build_component
+
+        return build_component(source, "cpu", torch.float32)
     folder = source if isinstance(source, Path) else fetch_part(source)
     check_whole(folder.glob("*.safetensors"))
     with quiet():
@@ -77,9 +85,34 @@ def load_tiny_vae(source: Path | Part) -> Any:
     return vae.eval().requires_grad_(False)
 
 
+def _built(name: str, architecture: Architecture, device: str, dtype: Any) -> Any:
+    """With random weights, where it will run and as it will run: nothing is converted or moved afterwards."""
+    from vivace.models.synthetic import build
+
+    if device == "cpu":
+        _check_room(name, architecture, dtype)
+    return build(architecture, device, dtype)
+
+
+def _check_room(name: str, architecture: Architecture, dtype: Any) -> None:
+    """A machine that swaps is lost for minutes, and a system that kills says no word."""
+    import psutil
+
+    from vivace.models.synthetic import num_parameters
+
+    number = sum(num_parameters(component) for component in architecture.components.values())
+    wanted, free = number * dtype.itemsize, psutil.virtual_memory().available
+    if wanted > free:
+        raise Unsupported(
+            f"{name} takes {wanted / 1e9:.1f} GB on a CPU, which runs fp32, and {free / 1e9:.1f} GB are free; run it "
+            f"on a GPU, or take a smaller model"
+        )
+
+
 def _from_files(found: Found, dtype: Any) -> Any:
     import diffusers
 
+    assert found.folder is not None
     given: dict[str, Any] = dict.fromkeys(found.without)
     if "safety_checker" in found.without:
         given["requires_safety_checker"] = False
@@ -104,6 +137,7 @@ def _load_component(found: Found, name: str, path: Path, dtype: Any) -> Any:
     """A model from its folder or from a single file, of a class that must be one of diffusers' own."""
     import diffusers
 
+    assert found.folder is not None
     if path.is_dir():
         class_name = component_class(path)
         where = path / "config.json"
@@ -150,6 +184,7 @@ def _precision(found: Found, device: str) -> str:
         return "fp32"
     if found.entry is not None:
         return found.entry.cuda_dtype
+    assert found.folder is not None
     largest = max(found.weights, key=lambda path: path.stat().st_size)
     stored = main_dtype(largest)
     if stored in ("F16", "BF16"):

@@ -15,11 +15,9 @@ from typing import Any, cast
 from vivace.errors import UnknownModel, nearest
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component, Library
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.find import Found, find_model
+from vivace.models.find import SYNTHETIC, Found, find_model
 from vivace.models.hashed_tokenizer import tokenizer_for
 from vivace.models.synthetic import on_meta
-
-SYNTHETIC = "synthetic:"
 
 
 @dataclass(frozen=True)

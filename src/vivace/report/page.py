@@ -76,6 +76,7 @@ class _View:
     workload: str
     command: str
     is_tiny: bool
+    is_synthetic: bool
     lines: tuple[Line, ...]
     figures: Figures | None
     shared_warnings: tuple[str, ...]
@@ -158,6 +159,7 @@ def _view(id_: str, section: Section, read_picture: ReadPicture, max_bytes: int)
         workload=_workload(rows),
         command=section.command,
         is_tiny=rows[0].model.startswith("tiny-"),
+        is_synthetic=record.trial.model.is_synthetic,
         lines=lines,
         figures=_figures(lines),
         shared_warnings=shared,

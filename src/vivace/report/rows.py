@@ -14,6 +14,7 @@ from vivace.spec.record import Memory, Outcome, Record
 from vivace.stats import ONE_ROUND_MARGIN, Gate, Interval, Verdict, median_interval, speedup, verdict
 
 RANDOM_WEIGHTS = "random weights: times and memory are the architecture's, there are no pictures to judge"
+ONE_ROUND = f"one round only: differences under {100 * ONE_ROUND_MARGIN:.0f} % cannot be told from drift"
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,7 @@ class Row:
         if self.record.trial.model.is_synthetic:
             found.insert(0, RANDOM_WEIGHTS)
         if len(self.record.rounds) == 1 and self.record.outcome is Outcome.MEASURED:
-            found.append(
-                f"one round only: differences under {100 * ONE_ROUND_MARGIN:.0f} % cannot be told from drift"
-            )
+            found.append(ONE_ROUND)
         if any(r.steady is False and r.outcome is Outcome.MEASURED for r in self.record.rounds):
             found.append("the warm-up ended before the times were steady")
         return tuple(found)
@@ -113,6 +112,7 @@ class Row:
         record = self.record
         return {
             "model": self.model,
+            "source": record.trial.model.source,
             "recipe": self.recipe,
             "is_baseline": self.is_baseline,
             "same_picture": record.trial.recipe.same_picture,

@@ -32,11 +32,11 @@ def summary(rows: Sequence[Row]) -> str:
     best = max(trusted or faster, key=_gain)
     assert best.speedup is not None
     assert best.latency is not None
-    said = (
-        "is the fastest"
-        if trusted or best.judgement is None
-        else "was the fastest, but its quality is not proven"
-    )
+    said = "is the fastest"
+    if best.record.trial.model.is_synthetic:
+        said = "was the fastest"
+    elif not trusted and best.judgement is not None:
+        said = "was the fastest, but its quality is not proven"
     sentence = (
         f"{best.recipe} {said}: {ratio(best.speedup)} the speed of {baseline.recipe}, "
         f"{seconds(best.latency.median.point)} an image instead of {seconds(baseline.latency.median.point)}"

@@ -120,9 +120,9 @@ def _markdown(rows: Sequence[Row]) -> str:
 
 
 _CSV_FIELDS = (
-    "model", "recipe", "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s", "max_s", "n",
-    "speedup", "speedup_low", "speedup_high", "verdict", "quality", "quality_reason", "num_pictures", "num_identical",
-    "psnr_db", "worst_psnr_db", "ssim", "clip_score", "clip_kept", "clip_kept_low", "clip_kept_high",
+    "model", "source", "recipe", "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s",
+    "max_s", "n", "speedup", "speedup_low", "speedup_high", "verdict", "quality", "quality_reason", "num_pictures",
+    "num_identical", "psnr_db", "worst_psnr_db", "ssim", "clip_score", "clip_kept", "clip_kept_low", "clip_kept_high",
     "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits", "text_s", "steps_s", "vae_s", "other_s",
     "first_call_s", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "device", "device_name", "warnings",
 )  # fmt: skip
@@ -141,6 +141,7 @@ def _csv_row(row: Row) -> dict[str, object]:
     environment = row.record.environment
     found: dict[str, object] = {
         "model": row.model,
+        "source": row.record.trial.model.source,
         "recipe": row.recipe,
         "outcome": row.outcome.value,
         "reason": row.reason,

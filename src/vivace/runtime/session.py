@@ -20,8 +20,8 @@ def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session
     """Load a model by name, repository, folder or file, and apply a recipe.
 
     Args:
-        model: e.g. "tiny-sd", "sdxl", "org/repo@revision" on the Hugging Face hub, the path of a folder that holds a
-            model_index.json, or of a .safetensors file.
+        model: e.g. "tiny-sd", "sdxl", "synthetic:sdxl" (its architecture with random weights), "org/repo@revision" on
+            the Hugging Face hub, the path of a folder that holds a model_index.json, or of a .safetensors file.
         recipe: e.g. "bf16+cfg_cutoff(0.4)"; "baseline" is the model as published.
         device: "auto" (a GPU if there is one), "cpu" or "cuda".
 
@@ -51,6 +51,7 @@ def session_of(
         pipe=pipe,
         defaults=_signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
         load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
+        has_random_weights=found.model.is_synthetic,
     )
     session = Session(pipe, recipe, target)
     draw_noise_in_fp32(pipe)

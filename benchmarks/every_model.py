@@ -1,0 +1,217 @@
+"""Measure every model of the catalogue, with random weights, as its entry says: native size, steps, guidance.
+
+    python -m benchmarks.every_model --limit-s 500      measure what the record lacks, until the time is over
+    python -m benchmarks.every_model --plan             beside the record: what `vivace plan` says; needs no GPU
+
+Each model is one `vivace.bench` of all recipes. Its records are added to one file, a JSON list, as soon as it is done;
+the same command goes on with the next model. docs/models-measured.md is made from that file (`make docs`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import ValidationError
+
+import vivace
+from benchmarks.command import run
+from vivace.benchmark import Plan, planned, sweep
+from vivace.cli.progress import for_this_terminal
+from vivace.errors import StoreError, UnknownModel, nearest
+from vivace.models.find import SYNTHETIC, synthetic_names
+from vivace.report.rows import Row, rows_of
+from vivace.report.summary import plus_minus, ratio, seconds, size
+from vivace.spec.record import Outcome, Record
+from vivace.techniques.resolve import resolve
+
+RECORD = Path(__file__).parents[1] / "results" / "every-model.json"
+RECIPES = ("baseline", "compile")
+FIRST = ("sd15", "sdxl", "flux-schnell", "flux-dev", "sdxl-turbo", "sdxl-lightning-4step", "lcm-sdxl")
+"""What most people ask for, the cheap before the dear; the rest follows in the catalogue's order."""
+MEASURED_IN_PART = 4
+
+Key = tuple[str, str]  # model, recipe
+
+
+@click.command("every_model")
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
+@click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True)
+@click.option("--limit-s", type=click.FloatRange(min=0), help="Start no further model after so many seconds.")
+@click.option("--only", multiple=True, metavar="NAME", help="This model; repeat for more. Default: all.")
+@click.option(
+    "--recipe", "recipes", multiple=True, default=RECIPES, show_default=True, help="The baseline first."
+)
+@click.option("--text", type=click.Choice(["prompts", "embeddings"]), default="prompts", show_default=True)
+@click.option("--rounds", type=click.IntRange(1, 100), default=1, show_default=True)
+@click.option("--repeats", type=click.IntRange(1, 1000), default=5, show_default=True, help="Calls a round.")
+@click.option("--warmup", type=click.IntRange(1, 100), default=3, show_default=True, help="Calls before.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds a round."
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--plan", "only_plan", is_flag=True, help="Measure nothing; predict the record's memory.")
+def every_model(
+    record: Path,
+    store: Path,
+    limit_s: float | None,
+    only: Sequence[str],
+    recipes: Sequence[str],
+    text: str,
+    rounds: int,
+    repeats: int,
+    warmup: int,
+    timeout: float,
+    device: str,
+    only_plan: bool,
+) -> int:
+    """Measure every model of the catalogue with random weights, one line a case; resumable."""
+    names = _chosen(only)
+    wanted = list(dict.fromkeys(resolve(recipe).text for recipe in recipes))
+    records = read_records(record)
+    if only_plan:
+        return _predict(records, record)
+    plan = Plan(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
+    started = time.monotonic()
+    left = []
+    with sweep.start_launcher(device) as launcher:
+        for name in names:
+            model = SYNTHETIC + name
+            missing = [recipe for recipe in wanted if not _is_done(records, (model, recipe))]
+            if not missing:
+                click.echo(f"{model}: in the record already")
+                continue
+            if limit_s is not None and time.monotonic() - started >= limit_s:
+                left.append(name)
+                continue
+            measured = vivace.bench(
+                model,
+                missing,
+                text=text,
+                plan=plan,
+                device=device,
+                store=store,
+                quality=False,
+                rivals=False,
+                progress=for_this_terminal(),
+                launcher=launcher,
+            )
+            records = _with(records, measured, record)
+            write_records(record, records)
+            for row in rows_of([records[key] for recipe in wanted if (key := (model, recipe)) in records]):
+                click.echo(line(row))
+    if left:
+        click.echo(f"{limit_s:g} s are over; the same command goes on with {', '.join(left)}", err=True)
+    asked = [records[key] for name in names for r in wanted if (key := (SYNTHETIC + name, r)) in records]
+    return 0 if all(found.outcome is Outcome.MEASURED for found in asked) else MEASURED_IN_PART
+
+
+def line(row: Row) -> str:
+    """A case in one line."""
+    case = f"{row.model} {row.recipe}"
+    if row.latency is None:
+        return f"{case}: {row.outcome.value}: {row.reason}"
+    said = [f"{plus_minus(row.latency.median)} an image"]
+    if row.speedup is not None:
+        said.append(ratio(row.speedup))
+    if row.memory is not None:
+        said.append(f"peak {size(row.memory.peak_bytes)}")
+    if row.load_s is not None and row.first_call_s is not None:
+        said.append(f"built in {seconds(row.load_s)}, first call {seconds(row.first_call_s)}")
+    return f"{case}: {', '.join(said)}"
+
+
+def read_records(path: Path) -> dict[Key, Record]:
+    """The record's cases in its order; none if there is no such file.
+
+    Raises:
+        StoreError: it is not a list of Records.
+    """
+    if not path.exists():
+        return {}
+    try:
+        found = [Record.model_validate(item) for item in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError, ValidationError) as error:
+        why = str(error).splitlines()[0]
+        raise StoreError(f"{path} is no record of this script ({why}); give --record another file") from error
+    return {(one.trial.model.name, one.trial.recipe.text): one for one in found}
+
+
+def write_records(path: Path, records: dict[Key, Record]) -> None:
+    """A JSON list, a line a case; whole or not at all."""
+    lines = ",\n".join(record.model_dump_json() for record in records.values())
+    _write(path, f"[\n{lines}\n]\n")
+
+
+def plan_file(path: Path) -> Path:
+    """Where the predictions that go with a record lie."""
+    return path.with_name(f"{path.stem}-plan.json")
+
+
+def _chosen(only: Sequence[str]) -> list[str]:
+    known = synthetic_names()
+    ordered = [name for name in FIRST if name in known]
+    ordered += [name for name in known if name not in ordered]
+    for name in only:
+        if name not in known:
+            raise UnknownModel(
+                f"--only {name[:80]}: no such architecture{nearest(name, known)} (there are {', '.join(known)})"
+            )
+    return [name for name in ordered if name in only or not only]
+
+
+def _is_done(records: dict[Key, Record], key: Key) -> bool:
+    """Measured, or failed in a way that would repeat itself; what crashed or timed out is tried again."""
+    return key in records and records[key].outcome.is_final
+
+
+def _with(records: dict[Key, Record], measured: Sequence[Record], path: Path) -> dict[Key, Record]:
+    """The record with new cases in it, which must be of the same device: rows are compared with each other."""
+    for new in measured:
+        for old in records.values():
+            if old.environment.device_name != new.environment.device_name:
+                raise StoreError(
+                    f"{path} was made on {old.environment.device_name}, and this is {new.environment.device_name}; "
+                    f"give --record another file"
+                )
+    return records | {(new.trial.model.name, new.trial.recipe.text): new for new in measured}
+
+
+def _predict(records: dict[Key, Record], path: Path) -> int:
+    with sweep.start_launcher("cpu") as launcher:
+        found = planned.plan_again(list(records.values()), launcher)
+    rows: list[dict[str, Any]] = []
+    for one in found:
+        trial = one.record.trial
+        click.echo(f"{trial.model.name}: {one}")
+        rows.append(
+            {
+                "model": trial.model.name,
+                "recipe": trial.recipe.text,
+                "model_bytes": one.model_bytes,
+                "peak_bytes": one.peak_bytes,
+                "peak_stage": one.peak_stage,
+                "reason": one.reason,
+            }
+        )
+    if not rows:
+        click.echo(f"{path} holds nothing that was measured on a GPU", err=True)
+        return 0
+    _write(plan_file(path), json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text)
+    os.replace(part, path)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(every_model))

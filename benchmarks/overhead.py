@@ -1,0 +1,317 @@
+"""What vivace's harness costs: its timed calls beside a plain script's, by turns in one process on one GPU.
+
+    python -m benchmarks.overhead --limit-s 500
+
+Plain is what anybody would write: a diffusers pipeline, random embeddings on the device, `inference_mode`, a clock with
+the device synchronised on both sides; its compiled case is `denoiser.compile()`. vivace is what a row of `vivace bench
+--text embeddings` stands on: a Session, its timer with the marks inside, noise drawn on the CPU. Both have the same
+random weights, size, steps, guidance and scheduler, in a pipeline each. Turns are plain, vivace, vivace, plain, ...;
+every pair gives one ratio. Needs memory for two pipelines (FLUX.1-dev: about 60 GB).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.command import run
+from vivace.benchmark.round import draw, open_trial
+from vivace.benchmark.worker import import_all
+from vivace.errors import StoreError, UnknownModel, nearest
+from vivace.measure.environment import environment
+from vivace.measure.machine import choose_device
+from vivace.measure.timer import PipelineTimer
+from vivace.models.architectures import ARCHITECTURES, Architecture
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import SYNTHETIC, find_model
+from vivace.models.synthetic import build
+from vivace.report.summary import seconds
+from vivace.runtime.embeddings import encode
+from vivace.spec.environment import Environment
+from vivace.spec.recipe import BASELINE
+from vivace.spec.trial import Trial
+from vivace.spec.workload import Workload
+from vivace.stats import mean_interval
+from vivace.techniques.resolve import resolve
+
+RECORD = Path(__file__).parents[1] / "results" / "overhead.jsonl"
+MODELS = ("sd15", "sdxl", "flux-dev")
+MODES = ("eager", "compiled")
+FAILED_IN_PART = 4
+_PROMPT = "a red circle above a blue square"
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+Timed = Callable[[], float]
+"""One call; returns its seconds."""
+Key = tuple[str, str, str]  # model, mode, output
+
+
+def plain(name: str, device: str, backend: str | None, output: str) -> Timed:
+    """The plain script. Nothing of vivace is in it but the weights that it builds.
+
+    Args:
+        backend: torch.compile's, or None for eager.
+        output: the pipeline's output_type.
+    """
+    import torch
+
+    entry = CATALOGUE[name]
+    dtype = getattr(torch, _DTYPES[entry.cuda_dtype]) if device == "cuda" else torch.float32
+    pipe = build(_without_text_encoders(ARCHITECTURES[name]), device, dtype)
+    call = _embeddings(ARCHITECTURES[name], device, dtype) | {
+        "height": entry.height,
+        "width": entry.width,
+        "num_inference_steps": entry.num_inference_steps,
+        "guidance_scale": entry.guidance_scale,
+        "output_type": output,
+    }
+    if backend is not None:
+        (pipe.transformer if hasattr(pipe, "transformer") else pipe.unet).compile(backend=backend)
+
+    def once() -> float:
+        with torch.inference_mode():
+            _synchronise(device)
+            start = time.perf_counter()
+            pipe(**call)
+            _synchronise(device)
+            return time.perf_counter() - start
+
+    return once
+
+
+def harness(name: str, device: str, backend: str | None, output: str) -> Timed:
+    """The same call as a row of `vivace bench` times it; arguments as of `plain`."""
+    entry = CATALOGUE[name]
+    recipe = BASELINE if backend is None else f"compile(backend={backend})"
+    trial = Trial(
+        model=find_model(SYNTHETIC + name).model,
+        recipe=resolve(recipe),
+        workload=Workload(
+            prompts=(_PROMPT,),
+            seeds=(0,),
+            height=entry.height,
+            width=entry.width,
+            num_inference_steps=entry.num_inference_steps,
+            guidance_scale=entry.guidance_scale,
+            text="embeddings",
+        ),
+        device=device,
+    )
+    session = open_trial(trial)
+    timer = PipelineTimer(session.pipe, device)
+    (call,) = trial.workload.calls()
+    given = encode(session, [_PROMPT])
+
+    def once() -> float:
+        _, sample = timer.time_call(lambda: draw(session, call, given, output_type=output), 0)
+        return sample.total_s
+
+    return once
+
+
+@click.command("overhead")
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
+@click.option("--limit-s", type=click.FloatRange(min=0), help="Start no further case after so many seconds.")
+@click.option("--only", multiple=True, default=MODELS, show_default=True, metavar="NAME", help="This model.")
+@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, default=MODES, show_default=True)
+@click.option("--pairs", type=click.IntRange(1, 1000), default=5, show_default=True)
+@click.option(
+    "--warmup", type=click.IntRange(1, 100), default=3, show_default=True, help="Calls of each before."
+)
+@click.option("--output", type=click.Choice(["pil", "pt"]), default="pil", show_default=True)
+@click.option("--backend", default="inductor", show_default=True, help="torch.compile's.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+def overhead(
+    record: Path,
+    limit_s: float | None,
+    only: Sequence[str],
+    modes: Sequence[str],
+    pairs: int,
+    warmup: int,
+    output: str,
+    backend: str,
+    device: str,
+) -> int:
+    """The harness's calls beside a plain script's, one line a case; resumable."""
+    for name in only:
+        if name not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise UnknownModel(
+                f"--only {name[:80]}: no such architecture{nearest(name, ARCHITECTURES)} (there are {known})"
+            )
+    known_cases = read_cases(record)
+    import_all()
+    chosen = choose_device(device)
+    here = environment(chosen)
+    _check_device(known_cases, here, record)
+    started = time.monotonic()
+    failed, left = 0, []
+    for name in dict.fromkeys(only):
+        for mode in dict.fromkeys(modes):
+            if (name, mode, output) in known_cases:
+                click.echo(f"{line(known_cases[name, mode, output])} (in the record already)")
+            elif limit_s is not None and time.monotonic() - started >= limit_s:
+                left.append(f"{name} {mode}")
+            else:
+                click.echo(f"{name} {mode}: building, warming up", err=True)
+                try:
+                    case = measure(
+                        name, mode, output, chosen, backend if mode == "compiled" else None, pairs, warmup
+                    )
+                except RuntimeError as error:  # out of memory, or a compiler that gave up: the others go on
+                    click.echo(f"{name} {mode}: failed: {(str(error).splitlines() or [repr(error)])[0]}")
+                    failed += 1
+                else:
+                    _append(record, case | {"environment": here.model_dump(mode="json")})
+                    click.echo(line(case))
+                _forget(chosen)
+    if left:
+        click.echo(f"{limit_s:g} s are over; the same command goes on with {', '.join(left)}", err=True)
+    return FAILED_IN_PART if failed else 0
+
+
+def measure(
+    name: str, mode: str, output: str, device: str, backend: str | None, pairs: int, warmup: int
+) -> dict[str, Any]:
+    """One case: both sides warmed up, then timed by turns, seconds."""
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    sides = {"plain": plain(name, device, backend, output), "vivace": harness(name, device, backend, output)}
+    first = {side: once() for side, once in sides.items()}
+    for _ in range(warmup - 1):
+        for once in sides.values():
+            once()
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for pair in range(pairs):
+        for side in ("plain", "vivace") if pair % 2 == 0 else ("vivace", "plain"):
+            times[side].append(sides[side]())
+    entry = CATALOGUE[name]
+    return {
+        "model": SYNTHETIC + name,
+        "mode": mode,
+        "output": output,
+        "backend": backend,
+        "height": entry.height,
+        "width": entry.width,
+        "num_inference_steps": entry.num_inference_steps,
+        "guidance_scale": entry.guidance_scale,
+        "started_at": started,
+        "first_call_s": first,
+        "plain_s": times["plain"],
+        "vivace_s": times["vivace"],
+    }
+
+
+def ratios(case: dict[str, Any]) -> list[float]:
+    """vivace's time over the plain script's, pair by pair."""
+    return [ours / theirs for ours, theirs in zip(case["vivace_s"], case["plain_s"], strict=True)]
+
+
+def line(case: dict[str, Any]) -> str:
+    """A case in one line; the interval is that of the mean over the pairs."""
+    found = mean_interval(ratios(case))
+    between = "" if found.low is None else f" [{found.low:.4f}, {found.high:.4f}]"
+    middle = {side: sorted(case[side])[len(case[side]) // 2] for side in ("plain_s", "vivace_s")}
+    return (
+        f"{case['model'].removeprefix(SYNTHETIC)} {case['mode']}: plain {seconds(middle['plain_s'])}, "
+        f"vivace {seconds(middle['vivace_s'])}, ratio {found.point:.4f}{between} over {len(case['plain_s'])} pairs"
+    )
+
+
+def read_cases(path: Path) -> dict[Key, dict[str, Any]]:
+    """The record's cases; none if there is no such file.
+
+    Raises:
+        StoreError: it holds something else.
+    """
+    if not path.exists():
+        return {}
+    try:
+        found = [json.loads(text) for text in path.read_text().splitlines() if text.strip()]
+        for case in found:
+            line(case)
+            Environment.model_validate(case["environment"])
+        return {(case["model"].removeprefix(SYNTHETIC), case["mode"], case["output"]): case for case in found}
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError) as error:
+        why = str(error).splitlines()[0]
+        raise StoreError(f"{path} is no record of this script ({why}); give --record another file") from error
+
+
+def _without_text_encoders(architecture: Architecture) -> Architecture:
+    kept = {name: part for name, part in architecture.components.items() if "text_encoder" not in name}
+    absent = [name for name in architecture.components if name not in kept]
+    absent += [name.replace("text_encoder", "tokenizer") for name in absent]
+    return architecture.model_copy(
+        update={"components": kept, "arguments": architecture.arguments | dict.fromkeys(absent)}
+    )
+
+
+def _embeddings(architecture: Architecture, device: str, dtype: Any) -> dict[str, Any]:
+    """Random embeddings of one prompt, of the shapes that the pipeline's own text encoders give."""
+    import torch
+
+    def random(*shape: int) -> Any:
+        return torch.randn(shape, device=device, dtype=dtype)
+
+    parts = architecture.components
+    clip = parts["text_encoder"].config
+    length = max(architecture.text_lengths.values())
+    if architecture.pipeline == "FluxPipeline":
+        width = parts["text_encoder_2"].config["d_model"]
+        return {
+            "prompt_embeds": random(1, length, width),
+            "pooled_prompt_embeds": random(1, clip["hidden_size"]),
+        }
+    width = parts["unet"].config["cross_attention_dim"]
+    found = {name: random(1, length, width) for name in ("prompt_embeds", "negative_prompt_embeds")}
+    if "text_encoder_2" in parts:
+        pooled = parts["text_encoder_2"].config["projection_dim"]
+        found |= {
+            name: random(1, pooled) for name in ("pooled_prompt_embeds", "negative_pooled_prompt_embeds")
+        }
+    return found
+
+
+def _synchronise(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def _forget(device: str) -> None:
+    """Memory and graphs of a case that is done."""
+    import torch
+
+    torch._dynamo.reset()
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _check_device(cases: dict[Key, dict[str, Any]], here: Environment, path: Path) -> None:
+    for case in cases.values():
+        there = case["environment"]["device_name"]
+        if there != here.device_name:
+            raise StoreError(
+                f"{path} was made on {there}, and this is {here.device_name}; give --record another file"
+            )
+
+
+def _append(path: Path, case: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(case) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(overhead))

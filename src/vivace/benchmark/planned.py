@@ -1,0 +1,106 @@
+"""What `vivace plan` would have said of each trial, held beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vivace.benchmark.launcher import Launcher, last_line
+from vivace.errors import VivaceError, WorkerError
+from vivace.report.summary import size
+from vivace.spec.environment import Environment
+from vivace.spec.record import Memory, Outcome, Record
+from vivace.spec.technique import Machine
+from vivace.spec.trial import Trial
+
+_TIMEOUT_S = 120.0  # a trial; most take two or three seconds
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One record's memory, bytes: as measured (the round with the largest peak) and as predicted.
+
+    model_bytes, peak_bytes, peak_stage: of the prediction; None where there is none, and `reason` says why.
+    """
+
+    record: Record
+    measured: Memory
+    model_bytes: int | None = None
+    peak_bytes: int | None = None
+    peak_stage: str | None = None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        """ "plan, tiny_vae: model 5.4 GB (measured 5.4 GB, -0.1 %), peak 8.1 GB (measured 8.2 GB, -1.2 %) in vae"."""
+        recipe = self.record.trial.recipe.text
+        if self.model_bytes is None or self.peak_bytes is None:
+            return f"plan, {recipe}: no prediction: {self.reason}"
+        model = _beside(self.model_bytes, self.measured.model_bytes)
+        peak = _beside(self.peak_bytes, self.measured.peak_bytes)
+        return f"plan, {recipe}: model {model}, peak {peak}, in stage {self.peak_stage}"
+
+
+def plan_again(records: Sequence[Record], launcher: Launcher) -> list[Planned]:
+    """Predict the memory of every trial that was measured on a GPU, in one process of its own.
+
+    To be called after all timing: it takes seconds, and no GPU. What a CPU's resident set would be is not predicted, so
+    of records of a CPU there is nothing to say.
+    """
+    found = [(record, memory) for record in records if (memory := _measured(record)) is not None]
+    if not found:
+        return []
+    request = {
+        "kind": "predictions",
+        "trials": [record.trial.model_dump(mode="json") for record, _ in found],
+        "environment": found[0][0].environment.model_dump(mode="json"),
+    }
+    timeout_s = _TIMEOUT_S * len(found)
+    try:
+        ending = launcher.run(request, timeout_s)
+    except WorkerError as error:  # what has been measured is shown all the same
+        return [Planned(record, memory, reason=str(error)) for record, memory in found]
+    if ending.value is None:
+        why = f"{timeout_s:g} s were not enough" if ending.timed_out else last_line(ending.log) or str(ending)
+        return [Planned(record, memory, reason=why) for record, memory in found]
+    answers = ending.value["predictions"]
+    return [Planned(record, memory, **said) for (record, memory), said in zip(found, answers, strict=True)]
+
+
+def predict_all(trials: Sequence[Trial], environment: Environment) -> list[dict[str, Any]]:
+    """In the worker: the fields of a `Planned` that are not measured, for each trial."""
+    from vivace.runtime.prediction import predict_trial
+
+    machine = machine_of(environment)
+    found: list[dict[str, Any]] = []
+    for trial in trials:
+        try:
+            predicted = predict_trial(trial, machine)
+        except VivaceError as error:
+            found.append({"reason": str(error)})
+        else:
+            found.append(predicted.model_dump(include={"model_bytes", "peak_bytes", "peak_stage"}))
+    return found
+
+
+def machine_of(environment: Environment) -> Machine:
+    """The GPU that a record was made on, for techniques to judge."""
+    capability = None
+    if environment.device_capability is not None:
+        major, minor = environment.device_capability.split(".")
+        capability = (int(major), int(minor))
+    return Machine(
+        device=environment.device, device_name=environment.device_name, capability=capability, compiler=None
+    )
+
+
+def _measured(record: Record) -> Memory | None:
+    if record.environment.device != "cuda" or record.outcome is not Outcome.MEASURED:
+        return None
+    return max((r.memory for r in record.rounds if r.memory), key=lambda m: m.peak_bytes, default=None)
+
+
+def _beside(predicted: int, measured: int) -> str:
+    # No "-0.0 %".
+    error = round(100 * (predicted / measured - 1), 1) + 0.0
+    return f"{size(predicted)} (measured {size(measured)}, {error:+.1f} %)"

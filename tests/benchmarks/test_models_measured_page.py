@@ -1,0 +1,86 @@
+"""The page of all models, made of a record: figures where there are some, reasons where there are none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import every_model
+from benchmarks.every_model import plan_file, write_records
+from docs import generate, models_measured
+from tests.make import make_record, make_round
+from vivace.models.find import find_model
+from vivace.spec.record import Outcome, Record, Round
+
+
+def case(name: str, recipe: str, *rounds: Round) -> Record:
+    record = make_record(recipe, *rounds)
+    found = find_model(f"synthetic:{name}")
+    workload = record.trial.workload.model_copy(update=found.defaults)
+    trial = record.trial.model_copy(update={"model": found.model, "workload": workload, "device": "cuda"})
+    environment = record.environment.model_copy(update={"device": "cuda", "device_name": "Test GPU"})
+    return record.model_copy(update={"trial": trial, "environment": environment})
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    fast = make_round(0, (0.5, 0.51, 0.49))
+    failed = make_round(0, outcome=Outcome.OUT_OF_MEMORY, reason="the allocation failed")
+    cases = [
+        case("flux-dev", "baseline", make_round(0)),
+        case("flux-dev", "compile", failed),
+        case("sdxl", "compile", fast),
+        case("sdxl", "baseline", make_round(0)),
+        case("sdxl-turbo", "baseline", fast.model_copy(update={"steady": False})),
+    ]
+    path = tmp_path / "every-model.json"
+    write_records(path, {(one.trial.model.name, one.trial.recipe.text): one for one in cases})
+    return path
+
+
+def rows_in(page: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if "|" in line[:1]
+    ]
+
+
+def test_every_case_has_a_row_with_its_figures_or_its_reason(record: Path) -> None:
+    page = models_measured.page(record, generate.NOTE)
+    headings, _, *rows = rows_in(page)
+    assert {len(row) for row in [headings, *rows]} == {len(headings)}, "no row is short"
+    assert [(row[0], row[3]) for row in rows] == [
+        ("sdxl", "`baseline`"),
+        ("", "`compile`"),
+        ("sdxl-turbo", "`baseline`"),
+        ("flux-dev", "`baseline`"),
+        ("", "`compile`"),
+    ]
+    assert rows[0][1:3] == ["1024x1024", "50 steps, guidance 5"]
+    assert rows[0][4].startswith("1.00 s ±")
+    assert rows[0][5] == "1"
+    assert rows[1][5].startswith("2.00x [")
+    assert rows[1][6:] == ["400 MB", "450 MB", "1.50 s", "0.200 s"]
+    assert rows[2][2] == "1 step, none"
+    assert rows[4][4:] == ["out_of_memory", "-", "-", "-", "-", "-"]
+    assert "- flux-dev, `compile`: out_of_memory: the allocation failed" in page
+    assert "**random weights**" in page
+    assert "- Test GPU; torch 2.13.0; vivace" in page
+    assert page.count("Test GPU") == 1
+    assert "rounds (processes) a recipe: 1; timed calls a recipe: 3" in page
+    assert page.count("differences under 10 % cannot be told from drift") == 1, "once for all rows"
+    assert "- sdxl-turbo, `baseline`: the warm-up ended before the times were steady" in page
+    assert page.count("random weights: times") == 0, "it stands above the table"
+
+
+def test_predictions_stand_beside_where_they_were_made(record: Path) -> None:
+    said = {"model": "synthetic:sdxl", "recipe": "compile", "peak_bytes": 459_000_000, "reason": None}
+    plan_file(record).write_text(json.dumps([said]))
+    headings, _, *rows = rows_in(models_measured.page(record, generate.NOTE))
+    assert headings[-1] == "peak by plan"
+    assert [row[-1] for row in rows] == ["-", "459 MB, +2.0 %", "-", "-", "-"]
+    assert {len(row) for row in rows} == {len(headings)}
+
+
+def test_the_page_is_generated_where_there_is_a_record_and_only_there() -> None:
+    assert ("docs/models-measured.md" in generate.PAGES) == every_model.RECORD.exists()
+    assert (generate.DOCS / "models-measured.md").exists() == every_model.RECORD.exists()

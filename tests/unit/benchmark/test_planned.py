@@ -1,0 +1,137 @@
+"""What plan would have said, beside what a GPU measured."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.make import make_record, make_round
+from vivace.benchmark import planned
+from vivace.benchmark.launcher import Ending
+from vivace.benchmark.planned import machine_of, plan_again
+from vivace.benchmark.sweep import start_launcher
+from vivace.cli import main
+from vivace.errors import WorkerError
+from vivace.runtime.prediction import predict_trial
+from vivace.spec.model import Model
+from vivace.spec.record import Memory, Outcome, Record, Round
+
+
+def on_a_gpu(record: Record, model: str = "tiny-sd", model_bytes: int = 1, peak_bytes: int = 1) -> Record:
+    """The same record as a GPU would have made it, with that memory in its second round and less in the first."""
+    environment = record.environment.model_copy(
+        update={"device": "cuda", "device_name": "a test GPU", "device_capability": "9.0"}
+    )
+    trial = record.trial.model_copy(
+        update={"device": "cuda", "model": Model(name=model, source="embedded", revision="0" * 16)}
+    )
+
+    def memory(share: float) -> Memory:
+        return Memory(
+            kind="device memory allocated",
+            before_bytes=0,
+            model_bytes=round(share * model_bytes),
+            peak_bytes=round(share * peak_bytes),
+            weights_bytes=1,
+        )
+
+    rounds: list[Round] = [
+        round_.model_copy(update={"memory": memory(share)})
+        for round_, share in zip(record.rounds, (0.9, 1.0), strict=False)
+    ]
+    return record.model_copy(update={"environment": environment, "trial": trial, "rounds": tuple(rounds)})
+
+
+class _Fake:
+    """A launcher that answers as told, and counts how often it was asked."""
+
+    def __init__(self, ending: Ending) -> None:
+        self.ending = ending
+        self.requests: list[dict[str, Any]] = []
+
+    def run(self, request: dict[str, Any], timeout_s: float) -> Ending:
+        self.requests.append(request)
+        return self.ending
+
+
+def test_each_measured_record_is_held_beside_its_prediction() -> None:
+    predicted = predict_trial(make_record("tiny_vae").trial)
+    measured = {"model_bytes": predicted.model_bytes, "peak_bytes": round(predicted.peak_bytes / 1.25)}
+    fine = on_a_gpu(make_record("tiny_vae", make_round(0), make_round(1)), **measured)
+    crashed = on_a_gpu(make_record("bf16", make_round(0, outcome=Outcome.CRASHED, reason="it did")))
+    elsewhere = on_a_gpu(make_record("baseline", make_round(0), make_round(1)), model="org/repo")
+    with start_launcher("cpu") as launcher:
+        found = plan_again([fine, crashed, elsewhere], launcher)
+    assert [one.record for one in found] == [fine, elsewhere], "what was not measured has nothing beside it"
+    assert found[0].model_bytes == predicted.model_bytes
+    assert found[0].peak_bytes == predicted.peak_bytes
+    line = str(found[0])
+    assert line.startswith("plan, tiny_vae: model ")
+    assert line.count("measured") == 2
+    assert ", +0.0 %), peak" in line
+    assert line.endswith(f", +25.0 %), in stage {predicted.peak_stage}")
+    assert str(found[1]).startswith("plan, baseline: no prediction: no model 'org/repo' to plan")
+
+
+def test_records_of_a_cpu_are_left_alone() -> None:
+    fake = _Fake(Ending({"predictions": []}))
+    assert plan_again([make_record("baseline")], fake) == []  # type: ignore[arg-type]
+    assert fake.requests == [], "no process is started for it"
+
+
+def test_a_prediction_that_fails_says_why_and_harms_nothing() -> None:
+    record = on_a_gpu(make_record("baseline"))
+    for ending, why in (
+        (Ending(None, timed_out=True), "no prediction: 120 s were not enough"),
+        (Ending(None, status=1, log="...\nMemoryError\n"), "no prediction: MemoryError"),
+    ):
+        (found,) = plan_again([record], _Fake(ending))  # type: ignore[arg-type]
+        assert str(found).endswith(why)
+
+    class Broken:
+        def run(self, *_: object) -> Ending:
+            raise WorkerError("the worker process did not start: no room")
+
+    (found,) = plan_again([record], Broken())  # type: ignore[arg-type]
+    assert str(found).endswith("no prediction: the worker process did not start: no room")
+
+
+def test_techniques_are_told_of_the_gpu_that_measured() -> None:
+    machine = machine_of(on_a_gpu(make_record("baseline")).environment)
+    assert (machine.device, machine.device_name, machine.capability) == ("cuda", "a test GPU", (9, 0))
+
+
+def test_bench_says_it_after_measuring_and_not_when_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[int] = []
+
+    def fake(records: Sequence[Record], launcher: object) -> list[str]:
+        asked.append(len(records))
+        return ["plan, baseline: model and peak"]
+
+    monkeypatch.setattr(planned, "plan_again", fake)
+    command = [
+        "bench",
+        "--recipe",
+        "baseline",
+        "--num-inference-steps",
+        "1",
+        "--rounds",
+        "1",
+        "--repeats",
+        "1",
+    ]
+    command += ["--warmup", "1", "--no-quality", "--device", "cpu"]
+    for flags, is_said in (([], True), ([], False), (["--rerun", "--no-plan"], False)):
+        monkeypatch.setattr(sys, "argv", ["vivace", *command, *flags])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 0
+        done = capfd.readouterr()
+        assert ("plan, baseline: model and peak" in done.err) == is_said
+        assert asked == [1], "not again where nothing was measured, nor where it was declined"
+        assert "plan," not in done.out

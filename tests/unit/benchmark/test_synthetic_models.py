@@ -1,0 +1,271 @@
+"""`synthetic:NAME` wherever a model can be named: found, loaded, benched, reported, refused in words."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import vivace
+from tests.narrow import SIDE, make_all_small
+from vivace.benchmark import Plan, Store, prepare
+from vivace.cli import main
+from vivace.errors import UnknownModel, Unsupported, UsageError
+from vivace.models import CATALOGUE, find_model, load_pipeline
+from vivace.models.architectures import ARCHITECTURES, TAEF1
+from vivace.models.find import synthetic_names
+from vivace.report.rows import rows_of
+from vivace.report.table import render
+from vivace.runtime.session import Session
+from vivace.spec.record import Outcome, Record
+
+PROMPT = "a red circle above a blue square"
+QUICK = ["--repeats", "1", "--rounds", "1", "--warmup", "1", "--device", "cpu", "--no-rivals"]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_all_small(monkeypatch)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["vivace", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def load(model: str, recipe: str = "baseline") -> Session:
+    return vivace.load(model, recipe, device="cpu")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_model_is_run_as_its_catalogue_entry_says(name: str) -> None:
+    found, entry = find_model(f" Synthetic:{name.upper()} "), CATALOGUE[name]
+    assert found.model.name == f"synthetic:{name}"
+    assert found.model.is_synthetic
+    assert found.defaults == {
+        "height": entry.height,
+        "width": entry.width,
+        "num_inference_steps": entry.num_inference_steps,
+        "guidance_scale": entry.guidance_scale,
+    }
+    assert found.call.get("max_sequence_length") == {"flux-dev": 512, "flux-schnell": 256}.get(name)
+    assert found.pipeline == ARCHITECTURES[name].pipeline == entry.pipeline
+    scheduler = ARCHITECTURES[name].scheduler
+    if entry.scheduler is not None:
+        assert scheduler.class_name == entry.scheduler.class_name
+        assert entry.scheduler.overrides.items() <= scheduler.config.items()
+    assert (found.tiny_vae is None) == (name == "playground"), "its latents have statistics of their own"
+    workload = prepare(f"synthetic:{name}", ["baseline"]).workload
+    assert (workload.height, workload.num_inference_steps) == (entry.height, entry.num_inference_steps)
+
+
+def test_every_name_has_a_revision_of_its_own_that_stays() -> None:
+    revisions = {name: find_model(f"synthetic:{name}").model.revision for name in synthetic_names()}
+    assert len(set(revisions.values())) == len(revisions)
+    assert revisions == {name: find_model(f"synthetic:{name}").model.revision for name in revisions}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("synthetic:flux-dve", "did you mean 'flux-dev'? (synthetic: takes one of sd15, sdxl,"),
+        ("synthetic:", "no architecture '' to give random weights"),
+        ("synthetic:tiny-sd", "tiny-sd ships with its weights"),
+        ("synthetic:org/repo", "synthetic: takes one of"),
+        ("synthetic:" + "x" * 5000, "synthetic: takes one of"),
+        ("sxdl:nothing", "or synthetic:NAME for random weights"),
+    ],
+)
+def test_a_wrong_name_is_told_the_right_ones(name: str, says: str) -> None:
+    with pytest.raises(UnknownModel) as caught:
+        find_model(name)
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < 900
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("name", "recipe", "scheduler", "spacing"),
+    [
+        ("sdxl", "baseline", "EulerDiscreteScheduler", "leading"),
+        ("sdxl-lightning-2step", "tiny_vae", "EulerDiscreteScheduler", "trailing"),
+        ("hyper-sdxl-4step", "bf16@denoiser", "DDIMScheduler", "trailing"),
+        ("lcm-sdxl", "baseline", "LCMScheduler", "leading"),
+        ("pony", "baseline", "EulerAncestralDiscreteScheduler", "leading"),
+        ("flux-schnell", "tiny_vae", "FlowMatchEulerDiscreteScheduler", None),
+    ],
+)
+def test_load_builds_it_and_it_draws(name: str, recipe: str, scheduler: str, spacing: str | None) -> None:
+    session = load(f"synthetic:{name}", recipe)
+    pipe = session.pipe
+    assert type(pipe.scheduler).__name__ == scheduler
+    assert pipe.scheduler.config.get("timestep_spacing") == spacing
+    for module in (pipe.vae, pipe.text_encoder):
+        assert not module.training
+        assert {p.dtype for p in module.parameters()} == {torch.float32}, "CPUs run fp32"
+        assert not any(p.requires_grad for p in module.parameters())
+    if recipe == "tiny_vae":
+        assert type(pipe.vae).__name__ == "AutoencoderTiny"
+    picture = session(PROMPT, generator=torch.Generator().manual_seed(0), output_type="pt").images
+    assert picture.shape == (1, 3, SIDE, SIDE)
+    assert torch.isfinite(picture).all()
+
+
+@pytest.mark.usefixtures("small")
+def test_two_loads_have_the_same_weights_and_a_gpu_runs_the_catalogue_s_precision() -> None:
+    found = find_model("synthetic:sd15")
+    first, second = (load_pipeline(found, "cpu") for _ in range(2))
+    for key, value in first.unet.state_dict().items():
+        assert torch.equal(value, second.unet.state_dict()[key]), key
+    # No GPU here: "meta" stands for one; what matters is that the dtype is not a CPU's.
+    built: list[Any] = []
+
+    def build(architecture: Any, device: str, dtype: Any) -> Any:
+        built.append((architecture.name, device, dtype))
+        return first
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vivace.models.synthetic.build", build)
+        load_pipeline(found, "cuda")
+        load_pipeline(find_model("synthetic:flux-dev"), "cuda")
+    assert built == [("sd15", "cuda", torch.float16), ("flux-dev", "cuda", torch.bfloat16)]
+
+
+def test_the_tiny_vae_is_the_published_architecture() -> None:
+    assert find_model("synthetic:flux-dev").tiny_vae == TAEF1
+
+
+def test_what_does_not_fit_a_cpu_is_refused_before_it_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8_000_000_000))
+    with pytest.raises(Unsupported, match=r"flux-dev takes 67\.\d GB on a CPU.* 8\.0 GB are free"):
+        load("synthetic:flux-dev")
+
+
+@pytest.fixture
+def benched(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> tuple[str, str]:
+    """What `vivace bench` said of two recipes: standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    command = ["bench", "--model", "synthetic:sd15", "--recipe", "baseline", "--recipe", "tiny_vae", *QUICK]
+    assert run(monkeypatch, *command) == 0
+    done = capfd.readouterr()
+    return done.out, done.err
+
+
+def test_bench_says_random_weights_wherever_it_says_anything(
+    benched: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, err = benched
+    assert out.startswith("synthetic:sd15\n")
+    assert "note, all rows: random weights: times and memory are the architecture's" in err
+    assert "quality pass" not in err
+    assert "plan," not in err, "a CPU's resident set is not predicted"
+    with Store.read_only(tmp_path / ".vivace") as store:
+        stored = [store.record(key) for key in store.runs()[0].keys]
+    found = rows_of([record for record in stored if record is not None])
+    said = {format_: render(found, format_) for format_ in ("json", "csv", "md", "table")}
+    rows = json.loads(said["json"])
+    assert [row["source"] for row in rows] == ["synthetic", "synthetic"]
+    assert all("random weights" in row["warnings"][0] for row in rows)
+    assert all(row["load_s"] > 0 for row in rows)
+    assert not any(row["pictures"] or row["quality"] or row["fidelity"] for row in rows)
+    assert [row["recipe"] for row in rows] == ["baseline", "tiny_vae"]
+    table = list(csv.DictReader(io.StringIO(said["csv"])))
+    assert all(row["source"] == "synthetic" and "random weights" in row["warnings"] for row in table)
+    assert said["md"].count("random weights") == 2
+    assert run(monkeypatch, "report") == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "Random weights: times and memory are the architecture’s" in page
+    assert "<img" not in page
+    assert not list((tmp_path / ".vivace" / "pictures").rglob("*.png"))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_threshold_on_random_weights_gives_way_to_a_fixed_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["bench", "--model", "synthetic:flux-dev", "--num-inference-steps", "3", *QUICK]
+    command += ["--recipe", "baseline", "--recipe", "fbcache:0.1", "--recipe", "fbcache(hits=0.5)"]
+    assert run(monkeypatch, *command) == 4, "part of the trials failed"
+    done = capfd.readouterr()
+    said = " ".join(done.out.split())
+    assert "with random weights a threshold says nothing" in said
+    assert "give a fixed schedule, first_block_cache(hits=0.5)" in said
+    with Store.read_only(tmp_path / ".vivace") as store:
+        records = [store.record(key) for key in store.runs()[0].keys]
+    outcomes = [record.outcome for record in records if record is not None]
+    assert outcomes == [Outcome.MEASURED, Outcome.UNSUPPORTED, Outcome.MEASURED]
+    assert isinstance(records[2], Record)
+    assert records[2].rounds[0].evidence["cache_hit_rate"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    "flags", [("--min-quality", "clip=0.9"), ("--scorer", "embedded"), ("--lpips",)], ids=lambda f: f[0]
+)
+def test_questions_about_its_pictures_are_refused(
+    flags: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["bench", "--model", "tiny-sd", "--model", "synthetic:sdxl", "--recipe", "baseline"]
+    assert run(monkeypatch, *command, *flags) == 2
+    err = capfd.readouterr().err
+    assert f"{flags[0]}: synthetic:sdxl has random weights, so its pictures show nothing" in err
+    assert "measure sdxl" in err
+    assert not (tmp_path / ".vivace").exists(), "before anything was measured"
+
+
+def test_the_same_from_python(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--lpips: synthetic:sd15 has random weights"):
+        vivace.bench("synthetic:sd15", ["baseline"], lpips=True, plan=Plan(rounds=1), store=tmp_path / "s")
+
+    class Asked(Exception):
+        pass
+
+    class Launcher:
+        def run(self, *_: object, **__: object) -> None:
+            raise Asked
+
+    with pytest.raises(Asked):  # it would have started: without a quality pass nothing of pictures is asked
+        vivace.bench(
+            "synthetic:sd15",
+            ["baseline"],
+            lpips=True,
+            quality=False,
+            store=tmp_path / "s",
+            launcher=Launcher(),  # type: ignore[arg-type]
+        )
+
+
+@pytest.mark.usefixtures("small")
+def test_generate_draws_and_says_that_it_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    long = "red ship " * 60
+    assert run(monkeypatch, "generate", long, "--model", "synthetic:sd15", "--device", "cpu") == 0
+    done = capfd.readouterr()
+    assert "the prompt has 122 tokens; the model reads the first 77" in done.err, "two words, start, end"
+    assert (tmp_path / done.out.strip()).is_file()
+    assert "synthetic:sd15 has random weights: its pictures show nothing" in done.err
+
+
+def test_models_tells_of_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "models") == 0
+    assert "--model synthetic:NAME builds NAME's architecture" in capfd.readouterr().out
+    assert run(monkeypatch, "models", "--json") == 0
+    told = {row["name"]: row["synthetic"] for row in json.loads(capfd.readouterr().out)}
+    assert told["flux-dev"] == "synthetic:flux-dev"
+    assert told["tiny-sd"] is None
