@@ -31,6 +31,8 @@ class Stage(IntEnum):
     """A part is exchanged: a tiny VAE."""
     PRECISION = 20
     """dtype, before quantisation looks at the weights."""
+    FUSE = 25
+    """Layers are merged into one; before quantisation, since quantised weights cannot be."""
     QUANTIZE = 30
     """Weights are replaced by quantised ones."""
     LAYOUT = 40

@@ -9,6 +9,7 @@ from vivace.techniques.channels_last import ChannelsLast
 from vivace.techniques.compile import Compile
 from vivace.techniques.dtype import Dtype
 from vivace.techniques.first_block_cache import FirstBlockCache
+from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.guidance import Guidance
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
@@ -20,6 +21,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
     for technique in (
         TinyVae,
         Dtype,
+        FuseQkv,
         Quantize,
         ChannelsLast,
         FirstBlockCache,
