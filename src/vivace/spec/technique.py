@@ -43,7 +43,7 @@ class Stage(IntEnum):
     KERNEL = 60
     """Kernel choice by contexts around the (perhaps compiled) forward."""
     SCHEDULE = 70
-    """Scheduler, steps, guidance."""
+    """What concerns the call: scheduler, steps, guidance, its prompts."""
 
 
 @dataclass(frozen=True)

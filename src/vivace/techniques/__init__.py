@@ -11,6 +11,7 @@ from vivace.techniques.dtype import Dtype
 from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.guidance import Guidance
+from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
 from vivace.techniques.steps import Steps
@@ -31,6 +32,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Steps,
         Guidance,
         CfgCutoff,
+        PromptCache,
     )
 }
 

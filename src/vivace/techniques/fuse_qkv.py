@@ -50,7 +50,9 @@ class FuseQkv(Technique):
                         "take adapters off first, or aim it elsewhere with @"
                     )
                 if any(_is_quantised(layer) for layer in _separate(attention)):
-                    return f"the {component}'s projections are quantised already, and quantised weights cannot be merged"
+                    return (
+                        f"the {component}'s projections are quantised, and quantised weights cannot be merged"
+                    )
         return None
 
     def apply(self, target: Target) -> Effect:
