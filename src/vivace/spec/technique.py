@@ -37,6 +37,8 @@ class Stage(IntEnum):
     """Weights are replaced by quantised ones."""
     LAYOUT = 40
     """Memory formats; after quantisation, which may create new weights."""
+    SPLIT = 43
+    """A part's work is cut into smaller pieces: tiles, slices."""
     CACHE = 45
     """Hooks that skip work between steps; before compiling, so that the graph is traced with them."""
     COMPILE = 50

@@ -16,6 +16,8 @@ from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
 from vivace.techniques.steps import Steps
 from vivace.techniques.tiny_vae import TinyVae
+from vivace.techniques.vae_slicing import VaeSlicing
+from vivace.techniques.vae_tiling import VaeTiling
 
 TECHNIQUES: dict[str, type[Technique]] = {
     technique.name: technique
@@ -25,6 +27,8 @@ TECHNIQUES: dict[str, type[Technique]] = {
         FuseQkv,
         Quantize,
         ChannelsLast,
+        VaeSlicing,
+        VaeTiling,
         FirstBlockCache,
         Compile,
         Attention,

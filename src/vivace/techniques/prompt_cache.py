@@ -8,8 +8,8 @@ Costs: the embeddings that are kept (FLUX: 4 MB a prompt in bf16). With `free_en
 Needs: a pipeline with an `encode_prompt`. `free_encoders` needs a GPU: on a CPU there is nowhere to go.
 Source: diffusers, "Reduce memory usage" (prompt embeddings computed ahead); seen in most serving systems.
 
-A hit needs the same arguments of `encode_prompt` (prompts and negative prompts, pictures per prompt, guidance on or off,
-sequence length, clip skip, LoRA scale, device) and the same encoders (dtype, adapters, added tokens); the weights
+A hit needs the same arguments of `encode_prompt` (prompts and negative prompts, pictures per prompt, guidance on or
+off, sequence length, clip skip, LoRA scale, device) and the same encoders (dtype, adapters, added tokens); the weights
 themselves are taken to be final. Embeddings that the caller brings pass through. A bench repeats its prompts on
 purpose, so its timed calls hit, as calls with new prompts would not: the record counts both.
 """
