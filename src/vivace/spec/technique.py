@@ -114,6 +114,7 @@ class Effect:
     step_end: called after each denoising step as diffusers' `callback_on_step_end`, returns its kwargs.
     step_end_inputs: tensors that `step_end` wants to see and change.
     contexts: entered around one component's forward.
+    around: entered around the whole call, and left at its end: for settings of the process, which must not outlive it.
     evidence: called after a run; what was seen to happen, for the Record.
     refuted: given the evidence of a run, why the technique had no effect after all, or None.
     """
@@ -123,6 +124,7 @@ class Effect:
     step_end: Callable[[Any, int, Any, dict[str, Any]], dict[str, Any]] | None = None
     step_end_inputs: tuple[str, ...] = ()
     contexts: dict[Component, CallContext] = field(default_factory=dict)
+    around: CallContext | None = None
     evidence: Callable[[], dict[str, int | float | str]] | None = None
     refuted: Callable[[dict[str, Any]], str | None] | None = None
 

@@ -11,10 +11,12 @@ from vivace.techniques.dtype import Dtype
 from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.guidance import Guidance
+from vivace.techniques.inference_mode import InferenceMode
 from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
 from vivace.techniques.steps import Steps
+from vivace.techniques.tf32 import Tf32
 from vivace.techniques.tiny_vae import TinyVae
 from vivace.techniques.vae_slicing import VaeSlicing
 from vivace.techniques.vae_tiling import VaeTiling
@@ -32,11 +34,13 @@ TECHNIQUES: dict[str, type[Technique]] = {
         FirstBlockCache,
         Compile,
         Attention,
+        Tf32,
         Scheduler,
         Steps,
         Guidance,
         CfgCutoff,
         PromptCache,
+        InferenceMode,
     )
 }
 
