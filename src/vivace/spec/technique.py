@@ -42,6 +42,8 @@ class Stage(IntEnum):
     CACHE = 45
     """Hooks that skip work between steps; before compiling, so that the graph is traced with them."""
     COMPILE = 50
+    RECORD = 55
+    """The (perhaps compiled) forward is recorded, to be replayed."""
     KERNEL = 60
     """Kernel choice by contexts around the (perhaps compiled) forward."""
     SCHEDULE = 70

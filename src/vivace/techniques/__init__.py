@@ -7,6 +7,7 @@ from vivace.techniques.attention import Attention
 from vivace.techniques.cfg_cutoff import CfgCutoff
 from vivace.techniques.channels_last import ChannelsLast
 from vivace.techniques.compile import Compile
+from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.dtype import Dtype
 from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.fuse_qkv import FuseQkv
@@ -33,6 +34,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         VaeTiling,
         FirstBlockCache,
         Compile,
+        CudaGraph,
         Attention,
         Tf32,
         Scheduler,
