@@ -116,3 +116,25 @@ def test_tf32_of_a_model_in_fp16_has_nothing_to_do() -> None:
     with pytest.raises(NoEffect, match="nothing computes in fp32"):
         load("tf32")
     assert load("tf32+steps(3)").warnings
+
+
+# layerwise_casting
+
+
+@pytest.mark.parametrize("recipe", ["", "+cuda_graph", "+inference_mode", "+fuse_qkv+channels_last"])
+def test_weights_in_fp8_take_half_of_fp16(recipe: str) -> None:
+    plain = load("baseline")
+    before = torch.cuda.memory_allocated()
+    stored = load(f"layerwise_casting{recipe}")
+    draw(stored)
+    num = stored.evidence()["denoiser.parameters_in_fp8_now"]
+    assert num > 4_000_000
+    assert psnr(draw(stored, num_inference_steps=6), draw(plain, num_inference_steps=6)) > 22
+    assert torch.cuda.memory_allocated() > before, "beside the plain one"
+    assert sum(p.numel() for p in stored.pipe.unet.parameters() if p.element_size() == 1) == num
+
+
+def test_text_encoders_in_fp8_on_flux() -> None:
+    reference = on_gpu("flux", "baseline", torch.bfloat16)
+    stored = on_gpu("flux", "layerwise_casting@denoiser,text_encoder,text_encoder_2", torch.bfloat16)
+    assert psnr(draw(stored), draw(reference)) > 25

@@ -32,7 +32,7 @@ figure contains it."""
 ANY_GPU = Machine(device="cuda", device_name="a GPU", capability=None, compiler=None)
 _STEPS = 2
 """Every step takes the same memory; the second one has what the first left behind."""
-_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
 
 
 class ComponentBytes(Spec):

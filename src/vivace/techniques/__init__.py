@@ -13,6 +13,7 @@ from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.guidance import Guidance
 from vivace.techniques.inference_mode import InferenceMode
+from vivace.techniques.layerwise_casting import LayerwiseCasting
 from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
@@ -29,6 +30,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Dtype,
         FuseQkv,
         Quantize,
+        LayerwiseCasting,
         ChannelsLast,
         VaeSlicing,
         VaeTiling,
