@@ -1,5 +1,6 @@
 """Techniques that only a CUDA device can show: graphs, TF32, offloading. `python -m pytest -m gpu tests/gpu`."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -124,13 +125,11 @@ def test_tf32_of_a_model_in_fp16_has_nothing_to_do() -> None:
 @pytest.mark.parametrize("recipe", ["", "+cuda_graph", "+inference_mode", "+fuse_qkv+channels_last"])
 def test_weights_in_fp8_take_half_of_fp16(recipe: str) -> None:
     plain = load("baseline")
-    before = torch.cuda.memory_allocated()
     stored = load(f"layerwise_casting{recipe}")
     draw(stored)
     num = stored.evidence()["denoiser.parameters_in_fp8_now"]
     assert num > 4_000_000
     assert psnr(draw(stored, num_inference_steps=6), draw(plain, num_inference_steps=6)) > 22
-    assert torch.cuda.memory_allocated() > before, "beside the plain one"
     assert sum(p.numel() for p in stored.pipe.unet.parameters() if p.element_size() == 1) == num
 
 
@@ -138,3 +137,81 @@ def test_text_encoders_in_fp8_on_flux() -> None:
     reference = on_gpu("flux", "baseline", torch.bfloat16)
     stored = on_gpu("flux", "layerwise_casting@denoiser,text_encoder,text_encoder_2", torch.bfloat16)
     assert psnr(draw(stored), draw(reference)) > 25
+
+
+# offload
+
+
+@pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_offloaded_weights_draw_the_same_picture(family: str, mode: str) -> None:
+    reference = draw(on_gpu(family, "baseline"))
+    moved = on_gpu(family, f"offload({mode})")
+    for _ in range(2):
+        assert psnr(draw(moved), reference) > 60
+    assert moved.refuted({}) is None
+    assert moved.evidence()["weights_on_gpu_after_run_bytes"] == 0
+
+
+@pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
+def test_offloading_takes_the_weights_off_the_gpu(mode: str) -> None:
+    before = torch.cuda.memory_allocated()
+    plain = load("baseline")
+    held = torch.cuda.memory_allocated() - before
+    del plain
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    moved = load(f"offload({mode})")
+    assert torch.cuda.memory_allocated() - before < 0.1 * held
+    draw(moved)
+    gc.collect()
+    # Beside cuBLAS' workspace.
+    assert torch.cuda.memory_allocated() - before < 0.1 * held + 64 * 2**20
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "bf16",
+        "tiny_vae",
+        "prompt_cache",
+        "inference_mode",
+        "fuse_qkv+channels_last",
+        "vae_tiling(32)+vae_slicing",
+        "cfg_cutoff(0.5)",
+        "layerwise_casting",
+        "int8",
+        "compile",
+        "fp32+tf32",
+    ],
+)
+@pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
+def test_offloading_composes(recipe: str, mode: str) -> None:
+    if mode == "sequential" and recipe in {"int8", "compile"}:
+        with pytest.raises(Unsupported, match="group can do that"):
+            load(f"{recipe}+offload({mode})")
+        return
+    reference = draw(load(recipe))
+    both = load(f"{recipe}+offload({mode})")
+    for _ in range(2):
+        assert psnr(draw(both), reference) > 35
+
+
+def test_offloading_does_not_go_with_graphs() -> None:
+    for recipe in ("cuda_graph", "compile(reduce-overhead)"):
+        with pytest.raises(Unsupported, match="replays CUDA graphs"):
+            load(f"{recipe}+offload(model)")
+
+
+# prompt_cache
+
+
+@pytest.mark.parametrize("family", ["sd", "sdxl", "flux"])
+def test_freed_text_encoders_come_back_for_new_prompts(family: str) -> None:
+    reference, freed = on_gpu(family, "baseline"), on_gpu(family, "prompt_cache(free_encoders=True)")
+    for prompt in ("a red circle", "a star", "a red circle"):
+        assert np.array_equal(draw(freed, prompt), draw(reference, prompt))
+        assert freed.pipe.text_encoder.device.type == "cpu"
+    found = freed.evidence()
+    assert (found["prompt_cache_hits"], found["prompt_cache_misses"]) == (1, 2)
+    assert found["text_encoders_freed"] == 2 * (1 if family == "sd" else 2)

@@ -121,13 +121,14 @@ def _predict(
     footprint = Footprint()
     footprint.hold(tensor for module in _networks(pipe).values() for tensor in _tensors(module))
     footprint.stage = "loading"
+    loaded = footprint.held
     footprint.start_peak()
     target = Target(machine, pipe, defaults, model.build_tiny_vae, has_data=False)
     with footprint.following():
         session = Session(pipe, recipe, target)
     gc.collect()  # modules that were exchanged may lie in cycles
     draw_noise_in_fp32(pipe)
-    loading = max(footprint.peak[0], footprint.held)
+    loading = max(loaded, footprint.peak[0], footprint.held)
     model_bytes = footprint.held
     components = tuple(_component(footprint, *item) for item in _networks(pipe).items())
     _without_values(pipe)

@@ -48,6 +48,8 @@ class Stage(IntEnum):
     """Kernel choice by contexts around the (perhaps compiled) forward."""
     SCHEDULE = 70
     """What concerns the call: scheduler, steps, guidance, its prompts."""
+    OFFLOAD = 90
+    """Where weights wait; last, since whatever looks at weights wants them where they work."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.guidance import Guidance
 from vivace.techniques.inference_mode import InferenceMode
 from vivace.techniques.layerwise_casting import LayerwiseCasting
+from vivace.techniques.offload import Offload
 from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
@@ -45,6 +46,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         CfgCutoff,
         PromptCache,
         InferenceMode,
+        Offload,
     )
 }
 

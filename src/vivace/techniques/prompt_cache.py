@@ -75,6 +75,7 @@ class PromptCache(Technique):
                     shelf.put_away()
 
         setattr(encode_once, _MARK, True)
+        encode_once.moves_encoders = self.free_encoders  # type: ignore[attr-defined]  # for whoever would move them
         pipe.encode_prompt = encode_once
 
         def evidence() -> dict[str, int | float | str]:
