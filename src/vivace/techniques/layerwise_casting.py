@@ -26,10 +26,6 @@ class LayerwiseCasting(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "text_encoder", "text_encoder_2")
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    when_memory_is_short: ClassVar[tuple[str, ...]] = (
-        "layerwise_casting",
-        "layerwise_casting@denoiser,text_encoder_2",
-    )
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

@@ -35,7 +35,6 @@ class PromptCache(Technique):
     stage: ClassVar[Stage] = Stage.SCHEDULE
     owns: ClassVar[str] = "text encoding"
     same_picture: ClassVar[bool] = True
-    when_memory_is_short: ClassVar[tuple[str, ...]] = ("prompt_cache(free_encoders=True)",)
 
     keep: int = knob(
         32, ge=1, le=4096, tune=[32], about="calls whose embeddings are kept, the latest used ones"
