@@ -88,8 +88,8 @@ class PromptCache(Technique):
         def refuted(_: dict[str, Any]) -> str | None:
             if shelf is not None and cache.misses and not shelf.num_put_away:
                 return "the text encoders were not freed: something else moves them already"
-            if cache.passed_through and not cache.hits + cache.misses:
-                return "every call brought its own embeddings, so there was nothing to keep"
+            if cache.passed_through and not cache.hits:
+                return "the calls brought their own embeddings, so there was nothing to keep"
             if cache.misses > 1 and not cache.hits:
                 return f"none of {cache.misses} calls repeated a prompt"
             return None

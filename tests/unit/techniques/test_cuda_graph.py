@@ -78,7 +78,6 @@ def test_the_callers_tensors_are_neither_kept_nor_changed() -> None:
         ((torch.ones(2, 3),), {"flag": {"scale": 0.5}}),
         ((torch.ones(2, 3),), {"flag": object()}),
     ],
-    ids=str,
 )
 def test_another_kind_of_arguments_is_recorded_anew(other: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
     made = replayed(lambda x, y=None, flag=None: x * 2)

@@ -131,7 +131,7 @@ def test_embeddings_of_the_caller_pass_through() -> None:
     assert counts(kept) == (0, 1, 1)
     own = session("sd", "prompt_cache")
     draw(own, None, **given)
-    assert "brought its own embeddings" in (own.refuted({}) or "")
+    assert "brought their own embeddings" in (own.refuted({}) or "")
 
 
 def test_prompts_that_never_repeat_refute_it() -> None:
