@@ -86,8 +86,9 @@ def weights_bytes(pipe: Any) -> int:
         for tensor in [*module.parameters(), *module.buffers()]:
             for part in plain_tensors(tensor):
                 storage = part.untyped_storage()
-                if storage.data_ptr() not in seen:
-                    seen.add(storage.data_ptr())
+                # By the storage's own address: tensors without data (offloaded ones) have no address of data.
+                if storage._cdata not in seen:
+                    seen.add(storage._cdata)
                     total += storage.nbytes()
     return total
 

@@ -53,7 +53,7 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
     given = {
         k: v for k, v in wanted.items() if k in accepted and not (k == "max_sequence_length" and v is None)
     }
-    with torch.no_grad():
+    with torch.no_grad(), session.surroundings():
         found = pipe.encode_prompt(**given)
     names = _NAMES.get(len(found)) if isinstance(found, tuple) else None
     if names is None:

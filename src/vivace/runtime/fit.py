@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
 from vivace.models.weightless import Weightless
 from vivace.runtime.prediction import Prediction, predict
-from vivace.spec.recipe import Recipe
+from vivace.spec.recipe import Recipe, TechniqueCall
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import resolve, text_of
 
@@ -100,16 +100,16 @@ def _worth_trying() -> list[str]:
 def _with(recipe: Recipe, extra: str) -> Recipe | None:
     """The recipe with something in the place of what owns the same slot; None if the two do not go together."""
     added = resolve(extra).techniques
-    taken = {(TECHNIQUES[call.name].owns, target) for call in added for target in call.targets}
-    kept = [
-        call
-        for call in recipe.techniques
-        if not any((TECHNIQUES[call.name].owns, target) in taken for target in call.targets)
-    ]
+    taken = {slot for call in added for slot in _slots(call)}
+    kept = [call for call in recipe.techniques if not taken & _slots(call)]
     try:
         return resolve("+".join(text_of(call) for call in (*kept, *added)))
     except RecipeError:
         return None
+
+
+def _slots(call: TechniqueCall) -> set[tuple[str, str]]:
+    return {(TECHNIQUES[call.name].owns, target) for target in call.targets or ("the call",)}
 
 
 def _smaller(height: int, width: int) -> Iterator[tuple[int, int]]:

@@ -32,7 +32,7 @@ figure contains it."""
 ANY_GPU = Machine(device="cuda", device_name="a GPU", capability=None, compiler=None)
 _STEPS = 2
 """Every step takes the same memory; the second one has what the first left behind."""
-_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
 
 
 class ComponentBytes(Spec):
@@ -121,13 +121,14 @@ def _predict(
     footprint = Footprint()
     footprint.hold(tensor for module in _networks(pipe).values() for tensor in _tensors(module))
     footprint.stage = "loading"
+    loaded = footprint.held
     footprint.start_peak()
     target = Target(machine, pipe, defaults, model.build_tiny_vae, has_data=False)
     with footprint.following():
         session = Session(pipe, recipe, target)
     gc.collect()  # modules that were exchanged may lie in cycles
     draw_noise_in_fp32(pipe)
-    loading = max(footprint.peak[0], footprint.held)
+    loading = max(loaded, footprint.peak[0], footprint.held)
     model_bytes = footprint.held
     components = tuple(_component(footprint, *item) for item in _networks(pipe).items())
     _without_values(pipe)

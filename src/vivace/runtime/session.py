@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 from vivace.errors import NoEffect, Unsupported
@@ -128,7 +129,20 @@ class Session:
         by_position = set(list(accepted)[: len(args)])
         call = {k: v for k, v in self._defaults.items() if k in accepted and k not in by_position}
         call |= kwargs
-        return self.pipe(*args, **self._with_step_end(call))
+        with self.surroundings():
+            return self.pipe(*args, **self._with_step_end(call))
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        """What techniques set for the whole process while the pipeline works, and set back after it.
+
+        A call enters them by itself; they are for whoever calls a part of the pipeline alone.
+        """
+        with ExitStack() as stack:
+            for _, effect in self._applied:
+                if effect.around is not None:
+                    stack.enter_context(effect.around())
+            yield
 
     def evidence(self) -> dict[str, int | float | str]:
         """What was seen to happen in the calls so far."""

@@ -31,17 +31,25 @@ class Stage(IntEnum):
     """A part is exchanged: a tiny VAE."""
     PRECISION = 20
     """dtype, before quantisation looks at the weights."""
+    FUSE = 25
+    """Layers are merged into one; before quantisation, since quantised weights cannot be."""
     QUANTIZE = 30
     """Weights are replaced by quantised ones."""
     LAYOUT = 40
     """Memory formats; after quantisation, which may create new weights."""
+    SPLIT = 43
+    """A part's work is cut into smaller pieces: tiles, slices."""
     CACHE = 45
     """Hooks that skip work between steps; before compiling, so that the graph is traced with them."""
     COMPILE = 50
+    RECORD = 55
+    """The (perhaps compiled) forward is recorded, to be replayed."""
     KERNEL = 60
     """Kernel choice by contexts around the (perhaps compiled) forward."""
     SCHEDULE = 70
-    """Scheduler, steps, guidance."""
+    """What concerns the call: scheduler, steps, guidance, its prompts."""
+    OFFLOAD = 90
+    """Where weights wait; last, since whatever looks at weights wants them where they work."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,7 @@ class Effect:
     step_end: called after each denoising step as diffusers' `callback_on_step_end`, returns its kwargs.
     step_end_inputs: tensors that `step_end` wants to see and change.
     contexts: entered around one component's forward.
+    around: entered around the whole call, and left at its end: for settings of the process, which must not outlive it.
     evidence: called after a run; what was seen to happen, for the Record.
     refuted: given the evidence of a run, why the technique had no effect after all, or None.
     """
@@ -119,6 +128,7 @@ class Effect:
     step_end: Callable[[Any, int, Any, dict[str, Any]], dict[str, Any]] | None = None
     step_end_inputs: tuple[str, ...] = ()
     contexts: dict[Component, CallContext] = field(default_factory=dict)
+    around: CallContext | None = None
     evidence: Callable[[], dict[str, int | float | str]] | None = None
     refuted: Callable[[dict[str, Any]], str | None] | None = None
 

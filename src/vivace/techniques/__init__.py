@@ -7,28 +7,46 @@ from vivace.techniques.attention import Attention
 from vivace.techniques.cfg_cutoff import CfgCutoff
 from vivace.techniques.channels_last import ChannelsLast
 from vivace.techniques.compile import Compile
+from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.dtype import Dtype
 from vivace.techniques.first_block_cache import FirstBlockCache
+from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.guidance import Guidance
+from vivace.techniques.inference_mode import InferenceMode
+from vivace.techniques.layerwise_casting import LayerwiseCasting
+from vivace.techniques.offload import Offload
+from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
 from vivace.techniques.steps import Steps
+from vivace.techniques.tf32 import Tf32
 from vivace.techniques.tiny_vae import TinyVae
+from vivace.techniques.vae_slicing import VaeSlicing
+from vivace.techniques.vae_tiling import VaeTiling
 
 TECHNIQUES: dict[str, type[Technique]] = {
     technique.name: technique
     for technique in (
         TinyVae,
         Dtype,
+        FuseQkv,
         Quantize,
+        LayerwiseCasting,
         ChannelsLast,
+        VaeSlicing,
+        VaeTiling,
         FirstBlockCache,
         Compile,
+        CudaGraph,
         Attention,
+        Tf32,
         Scheduler,
         Steps,
         Guidance,
         CfgCutoff,
+        PromptCache,
+        InferenceMode,
+        Offload,
     )
 }
 

@@ -73,6 +73,7 @@ def _own_outputs(compiled: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
         return tree_map_only(torch.Tensor, torch.clone, compiled(*args, **kwargs))
 
+    forward.replays_graphs = True  # type: ignore[attr-defined]  # for whoever would record or move it
     return forward
 
 

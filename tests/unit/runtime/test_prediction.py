@@ -152,7 +152,15 @@ def test_changes_come_in_order_of_harmlessness_and_each_lowers_the_peak() -> Non
     assert not fits(found[-1].prediction, RESERVE_BYTES), "nothing fits a card of nothing"
     kinds = [change.what for change in found]
     assert kinds[0] == "dtype(bf16)"
-    assert kinds.index("tiny_vae") < kinds.index("batch 1"), "recipes before the workload"
+    wanted = ["vae_slicing", "offload(model)", "offload(group)", "tiny_vae"]
+    assert [what for what in kinds if what in wanted] == wanted, "what keeps the picture comes first"
+    assert "offload(model)" not in found[-1].prediction.recipe, (
+        "one way of offloading takes the other's place"
+    )
+    many = changes(model, recipe, predict(model, recipe, batch=8), RESERVE_BYTES, tried.append)
+    assert [change.what for change in many][-2:] == ["offload(group)", "batch 4"], (
+        "recipes before the workload"
+    )
     peaks = [now.peak_bytes, *(change.prediction.peak_bytes for change in found)]
     assert peaks == sorted(peaks, reverse=True)
     assert "fp32" not in found[-1].prediction.recipe, "one dtype takes the other's place"

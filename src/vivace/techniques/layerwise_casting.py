@@ -1,0 +1,101 @@
+"""Weights stored in fp8, widened layer by layer when they are used.
+
+Why: half the memory of fp16 on any device that can cast, with or without tensor cores for fp8. It needs nothing but
+    diffusers.
+Costs: rounding to 3 bits of mantissa (e4m3) without scales: weights below 0.016 lose bits one by one, and those below
+    0.001 become zero. int8 with a scale per row is nearer to the original at the same size. Each layer is widened and
+    narrowed again in each call, so it is slower, and `compile` gains little: its graph breaks at each layer.
+Needs: Linear and convolution layers. Norms (in FLUX with the modulation that belongs to them, a quarter of its
+    weights), embeddings, and what a model's authors keep in fp32 (T5's output projections) stay as they are.
+Source: diffusers, `enable_layerwise_casting`; Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from vivace.errors import NoEffect
+from vivace.spec.technique import Component, Effect, Stage, Target, Technique
+
+
+class LayerwiseCasting(Technique):
+    name: ClassVar[str] = "layerwise_casting"
+    summary: ClassVar[str] = "weights stored in fp8, widened when they are used"
+    stage: ClassVar[Stage] = Stage.QUANTIZE
+    owns: ClassVar[str] = "weights"
+    same_picture: ClassVar[bool] = True
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "text_encoder", "text_encoder_2")
+    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+
+    def unsupported(self, target: Target) -> str | None:
+        if target.pipe is None:
+            return None
+        for component, module in target.modules().items():
+            if any(hasattr(parameter, "__tensor_flatten__") for parameter in module.parameters()):
+                return f"the {component}'s weights are quantised already, and cannot be stored as fp8 on top of it"
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        import torch
+        from diffusers.hooks import apply_layerwise_casting
+
+        stored = torch.float8_e4m3fn
+        changed: dict[str, int | float | str] = {}
+        num_before = 0
+        for component, module in target.modules().items():
+            before = _num_stored(module, stored)
+            num_before += before
+            if before:
+                continue
+            apply_layerwise_casting(
+                module,
+                storage_dtype=stored,
+                compute_dtype=module.dtype,
+                skip_modules_pattern=_kept(module),
+                # A text encoder's dtype is that of its embeddings, and pipelines make the latents of that dtype.
+                skip_modules_classes=(torch.nn.Embedding,),
+            )
+            num = _num_stored(module, stored)
+            if num:
+                changed[f"{component}.parameters_in_fp8"] = num
+                changed[f"{component}.parameters_left_alone"] = (
+                    sum(parameter.numel() for parameter in module.parameters()) - num
+                )
+        if not changed:
+            if num_before:
+                raise NoEffect("the weights are stored in fp8 already", already_so=True)
+            raise NoEffect("no Linear or convolution layer to store in fp8")
+        modules = target.modules()
+
+        def evidence() -> dict[str, int | float | str]:
+            return {
+                f"{c}.parameters_in_fp8_now": _num_stored(module, stored) for c, module in modules.items()
+            }
+
+        def refuted(_: dict[str, Any]) -> str | None:
+            lost = [
+                component
+                for component, module in modules.items()
+                if f"{component}.parameters_in_fp8" in changed and not _num_stored(module, stored)
+            ]
+            return f"nothing of {', '.join(lost)} is stored in fp8 any more" if lost else None
+
+        return Effect(changed=changed, evidence=evidence, refuted=refuted)
+
+
+def _kept(module: Any) -> tuple[str, ...]:
+    """Patterns of layers that keep their precision: diffusers' own, and what the model's authors say.
+
+    T5 casts what goes into its output projections to the dtype that it finds their weights in.
+    """
+    from diffusers.hooks.layerwise_casting import DEFAULT_SKIP_MODULES_PATTERN
+
+    own = [
+        getattr(module, name, None) or ()
+        for name in ("_keep_in_fp32_modules", "_skip_layerwise_casting_patterns")
+    ]
+    return (*DEFAULT_SKIP_MODULES_PATTERN, *own[0], *own[1])
+
+
+def _num_stored(module: Any, dtype: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.dtype == dtype)

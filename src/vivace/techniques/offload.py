@@ -1,0 +1,229 @@
+"""Weights wait in the host's memory and visit the GPU while they are needed.
+
+Why: the parts of a pipeline work one after the other, and most of the weights wait at any time. `model` keeps one part
+    on the GPU at a time (FLUX: the transformer without its T5), `sequential` and `group` one layer at a time, so that
+    little more than activations has to fit.
+Costs: the way over PCIe. `model` moves each part once a call. `sequential` and `group` move all of a part's weights
+    each time it is called: FLUX's transformer is 24 GB in bf16, in every step. `group` with `stream` fetches the next
+    layers while one computes, and pins a copy of all weights in the host's memory.
+Needs: a GPU, and host memory for the whole model. vivace loads a model onto the GPU before it applies a recipe, so it
+    has to fit there once. A recorded step reads weights at fixed places, so graphs do not go with it; nor do compiled
+    or quantised parts with `sequential`.
+Source: accelerate, `cpu_offload_with_hook` and `cpu_offload`; diffusers, `enable_group_offload`; Rajbhandari et al.,
+    ZeRO-Infinity, arXiv 2104.07857.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from vivace.errors import NoEffect
+from vivace.spec.technique import COMPONENTS, Effect, Stage, Target, Technique, component_of, knob
+
+
+class Offload(Technique):
+    name: ClassVar[str] = "offload"
+    summary: ClassVar[str] = "weights wait in the host's memory"
+    stage: ClassVar[Stage] = Stage.OFFLOAD
+    owns: ClassVar[str] = "placement of the weights"
+    same_picture: ClassVar[bool] = True
+    when_memory_is_short: ClassVar[tuple[str, ...]] = ("offload(model)", "offload(group)")
+
+    mode: Literal["model", "sequential", "group"] = knob(
+        tune=["model", "group"], about="model: part by part; sequential and group: layer by layer"
+    )
+    stream: bool = knob(
+        False, tune=[False, True], about="group only: the next layers are fetched while one computes"
+    )
+
+    @model_validator(mode="after")
+    def _stream_belongs_to_group(self) -> Self:
+        if self.stream and self.mode != "group":
+            raise ValueError(f"stream belongs to group, not to {self.mode}")
+        return self
+
+    def unsupported(self, target: Target) -> str | None:
+        if not target.machine.is_cuda:
+            return "on a CPU the weights are in the host's memory already, and there is no GPU to keep free"
+        if target.pipe is None:
+            return None
+        if getattr(getattr(target.pipe, "encode_prompt", None), "moves_encoders", False):
+            return "the text encoders are moved with each prompt already; leave that out, offloading frees them as well"
+        for component, module in _parts(target.pipe).items():
+            inner = [module, *([module.decoder] if component == "vae" and hasattr(module, "decoder") else [])]
+            if any(getattr(part.forward, "replays_graphs", False) for part in inner):
+                return f"the {component} replays CUDA graphs, which read its weights at fixed places"
+            if self.mode != "sequential":
+                continue
+            if any(hasattr(part.forward, "_torchdynamo_orig_callable") for part in inner):
+                return f"the {component} is compiled, and sequential exchanges its layers' weights; group can do that"
+            if any(hasattr(weight, "__tensor_flatten__") for weight in module.parameters()):
+                return f"the {component} is quantised, and sequential moves plain weights only; group can do that"
+        if self.stream and not target.has_data:
+            return (
+                "how many layers are fetched ahead is decided while it runs, so its memory cannot be predicted; "
+                "predict offload(group), and add the next layer's weights"
+            )
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        pipe = target.pipe
+        parts = _parts(pipe)
+        if any(_is_offloaded(module) for module in parts.values()):
+            raise NoEffect("something moves the pipeline's weights already", already_so=True)
+        total = sum(_bytes(module) for module in parts.values())
+        if target.has_data:
+            _enable(pipe, self.mode, self.stream, pipe.device)
+        else:
+            _pretend(pipe, parts, by_layer=self.mode != "model")
+
+        def evidence() -> dict[str, int | float | str]:
+            return {"weights_on_gpu_after_run_bytes": sum(_bytes(m, "cuda") for m in parts.values())}
+
+        def refuted(_: dict[str, Any]) -> str | None:
+            if total and int(evidence()["weights_on_gpu_after_run_bytes"]) == total:
+                return "all weights were on the GPU after the run"
+            return None
+
+        return Effect(
+            changed={"offloaded_components": len(parts), "offloaded_bytes": total},
+            evidence=evidence,
+            refuted=refuted,
+        )
+
+
+def _parts(pipe: Any) -> dict[str, Any]:
+    found = {component: component_of(pipe, component) for component in COMPONENTS}
+    return {component: module for component, module in found.items() if module is not None}
+
+
+def _enable(pipe: Any, mode: str, stream: bool, device: Any) -> None:
+    import torch
+
+    if mode == "model":
+        pipe.enable_model_cpu_offload(device=device)
+    elif mode == "sequential":
+        pipe.enable_sequential_cpu_offload(device=device)
+    else:
+        host = torch.device("cpu")
+        pipe.to(host, silence_dtype_warnings=True)
+        pipe.enable_group_offload(device, host, offload_type="leaf_level", use_stream=stream)
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _is_offloaded(module: Any) -> bool:
+    from diffusers.hooks.group_offloading import _is_group_offload_enabled
+
+    return hasattr(module, "_hf_hook") or bool(_is_group_offload_enabled(module))
+
+
+def _bytes(module: Any, device: str | None = None) -> int:
+    """Bytes of a module's parameters, on one kind of device only if given."""
+    return sum(
+        parameter.numel() * parameter.element_size()
+        for parameter in module.parameters()
+        if device is None or parameter.device.type == device
+    )
+
+
+# Without data (see `Target.has_data`) nothing can be moved. Away, a tensor is one number of the host's memory that
+# claims the whole shape; back, it is a tensor without data again, for whoever counts what the device would hold.
+
+
+def _pretend(pipe: Any, parts: dict[str, Any], by_layer: bool) -> None:
+    """Let modules come and go as the real thing would, attached by accelerate's own hooks."""
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    class Visit(ModelHook):  # type: ignore[misc]
+        """Comes when its module is called; goes after it, or, if it stays, when the next part of the pipeline comes."""
+
+        def __init__(self, shelf: _Shelf, before: Visit | None, stays: bool) -> None:
+            self.execution_device = "meta"  # where pipelines then make their tensors
+            self.shelf = shelf
+            self.before = before
+            self.stays = stays
+
+        def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.before is not None:
+                self.before.shelf.put_away()
+            self.shelf.bring_back()
+            return args, kwargs
+
+        def post_forward(self, module: Any, output: Any) -> Any:
+            if not self.stays:
+                self.shelf.put_away()
+            return output
+
+    order = pipe.model_cpu_offload_seq.split("->")
+    named = {"denoiser": "unet" if getattr(pipe, "unet", None) is not None else "transformer"}
+    before: Visit | None = None
+    for part in sorted(parts, key=lambda component: order.index(named.get(component, component))):
+        module = parts[part]
+        if not by_layer:
+            before = Visit(_Shelf(list(module.modules())), before, stays=True)
+            add_hook_to_module(module, before)
+            continue
+        for layer in module.modules():
+            if layer is not module and (layer._parameters or layer._buffers):
+                add_hook_to_module(layer, Visit(_Shelf([layer]), None, stays=False))
+        add_hook_to_module(module, Visit(_Shelf([module]), None, stays=False))
+
+
+class _Shelf:
+    """The tensors that some modules hold themselves; they start away."""
+
+    def __init__(self, modules: list[Any]) -> None:
+        self._places = [
+            (held, name)
+            for module in modules
+            for held in (module._parameters, module._buffers)
+            for name, tensor in held.items()
+            if tensor is not None
+        ]
+        self._strides = {place: held[name].stride() for place, (held, name) in enumerate(self._places)}
+        self._is_away = False
+        self.put_away()
+
+    def put_away(self) -> None:
+        if not self._is_away:
+            self._exchange(lambda tensor, strides: tensor.new_empty(1, device="cpu").expand(tensor.shape))
+        self._is_away = True
+
+    def bring_back(self) -> None:
+        if self._is_away:
+            self._exchange(
+                lambda tensor, strides: (
+                    tensor.new_empty_strided(tensor.shape, strides, device="meta")
+                    if strides
+                    else tensor.new_empty(tensor.shape, device="meta")
+                )
+            )
+        self._is_away = False
+
+    def _exchange(self, make: Any) -> None:
+        import torch
+
+        made: dict[int, Any] = {}  # what two modules share, they go on sharing
+        for place, (held, name) in enumerate(self._places):
+            old = held[name]
+            if id(old) not in made:
+                new = _mapped(old, make, self._strides[place])
+                made[id(old)] = (
+                    torch.nn.Parameter(new, requires_grad=False)
+                    if isinstance(old, torch.nn.Parameter)
+                    else new
+                )
+            held[name] = made[id(old)]
+
+
+def _mapped(tensor: Any, make: Any, strides: tuple[int, ...] | None) -> Any:
+    """`make` of a tensor, or of each tensor that a quantised weight holds."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return make(tensor, strides)
+    names, context = flatten()
+    inner = {name: _mapped(getattr(tensor, name), make, None) for name in names}
+    return type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())

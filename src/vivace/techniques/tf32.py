@@ -1,0 +1,99 @@
+"""fp32 matrix products and convolutions on tensor cores, their inputs rounded to TF32.
+
+Why: tensor cores do not compute in fp32. With inputs rounded to 10 bits of mantissa (fp32's range, fp16's precision,
+    sums still in fp32) they do: 156 TFLOP/s against 19.5 by the A100's data sheet. The weights stay in fp32.
+Costs: rounding, about that of fp16 without its overflows. bf16 and fp16 are faster still and halve the memory.
+Needs: an NVIDIA GPU of compute capability 8.0, and something that computes in fp32: a recipe with fp32, or a VAE that
+    overflows in fp16 and is therefore run in fp32 (SDXL's).
+Source: NVIDIA, A100 Tensor Core GPU architecture; PyTorch, "Numerical accuracy" and "CUDA semantics" notes.
+
+PyTorch allows TF32 for convolutions by default, for matrix products it does not. The setting belongs to the whole
+process, so it holds during a call and is set back after it. It is made by `allow_tf32`: after the newer
+`fp32_precision` alone, PyTorch refuses to answer the older question, which its own compiler asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from vivace.errors import NoEffect
+from vivace.spec.technique import COMPONENTS, Effect, Stage, Target, Technique, component_of
+
+
+class Tf32(Technique):
+    name: ClassVar[str] = "tf32"
+    summary: ClassVar[str] = "fp32 products and convolutions on tensor cores"
+    stage: ClassVar[Stage] = Stage.KERNEL
+    owns: ClassVar[str] = "fp32 arithmetic"
+    same_picture: ClassVar[bool] = True
+
+    def unsupported(self, target: Target) -> str | None:
+        machine = target.machine
+        if not machine.is_cuda:
+            return "TF32 is a mode of NVIDIA's tensor cores, and a CPU has none"
+        if machine.capability is not None and machine.capability < (8, 0):
+            return f"TF32 needs an NVIDIA GPU of compute capability 8.0; {machine.device_name} has less"
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        changed: dict[str, int | float | str] = {
+            f"{component}.fp32_layers": num
+            for component in COMPONENTS
+            if (num := _num_fp32_layers(target.pipe, component_of(target.pipe, component)))
+        }
+        if not changed:
+            raise NoEffect("nothing computes in fp32, so there is nothing to round to TF32", already_so=True)
+        if _flags() == (True, True):
+            raise NoEffect("PyTorch is told to use TF32 already", already_so=True)
+        seen = {"tf32_denoiser_calls": 0}
+
+        def look(module: Any, args: Any) -> None:
+            seen["tf32_denoiser_calls"] += _flags() == (True, True)
+
+        target.module("denoiser").register_forward_pre_hook(look)
+        return Effect(changed=changed, around=_allowed, evidence=lambda: dict(seen))
+
+
+@contextmanager
+def _allowed() -> Iterator[None]:
+    before = _flags()
+    _set_flags(True, True)
+    try:
+        yield
+    finally:
+        _set_flags(*before)
+
+
+def _flags() -> tuple[bool, bool]:
+    """Whether TF32 is allowed for matrix products, and for convolutions."""
+    from torch import backends
+
+    return bool(backends.cuda.matmul.allow_tf32), bool(backends.cudnn.allow_tf32)
+
+
+def _set_flags(products: bool, convolutions: bool) -> None:
+    from torch import backends
+
+    backends.cuda.matmul.allow_tf32 = products
+    backends.cudnn.allow_tf32 = convolutions
+
+
+def _num_fp32_layers(pipe: Any, module: Any) -> int:
+    import torch
+
+    if module is None:
+        return 0
+    kinds = (torch.nn.Linear, torch.nn.Conv2d)
+    layers = [part for part in module.modules() if isinstance(part, kinds)]
+    # SDXL's pipelines run an fp16 VAE in fp32 if its configuration says that it overflows.
+    is_vae = module is getattr(pipe, "vae", None)
+    if (
+        is_vae
+        and hasattr(type(pipe), "upcast_vae")
+        and module.config.get("force_upcast")
+        and module.dtype == torch.float16
+    ):
+        return len(layers)
+    return sum(1 for layer in layers if layer.weight.dtype == torch.float32)

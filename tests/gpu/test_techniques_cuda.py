@@ -1,0 +1,217 @@
+"""Techniques that only a CUDA device can show: graphs, TF32, offloading. `python -m pytest -m gpu tests/gpu`."""
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests.families import build, draw, psnr
+from vivace.errors import NoEffect, Unsupported
+
+pytestmark = pytest.mark.gpu
+
+
+def load(recipe: str) -> Any:
+    return vivace.load("tiny-sd", recipe, device="cuda")
+
+
+def on_gpu(family: str, recipe: str, dtype: torch.dtype = torch.float32) -> Any:
+    return vivace.apply(build(family).to("cuda", dtype), recipe)
+
+
+# cuda_graph
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_replayed_steps_draw_what_eager_ones_draw(family: str) -> None:
+    reference = on_gpu(family, "baseline")
+    recorded = on_gpu(family, "cuda_graph")
+    for _ in range(2):
+        for call in ({}, {"height": 96}, {"seed": 5}):
+            assert psnr(draw(recorded, **call), draw(reference, **call)) > 60  # type: ignore[arg-type]
+    found = recorded.evidence()
+    assert found["cuda_graphs_recorded"] == 2, "one for each size"
+    assert found["cuda_graph_replays"] == 18
+    assert recorded.refuted({}) is None
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "scheduler(pndm)+guidance(1)",  # keeps earlier outputs
+        "scheduler(dpmpp_2m)",
+        "cfg_cutoff(0.5)",  # two batch sizes
+        "guidance(1)",
+        "fp32",
+        "bf16+channels_last",
+        "fuse_qkv",
+        "int8",
+        "compile",
+        "attention(efficient)",
+        "inference_mode",
+    ],
+)
+def test_replayed_steps_compose(recipe: str) -> None:
+    call = {"num_inference_steps": 6}
+    reference = draw(load(recipe), **call)
+    recorded = load(f"cuda_graph+{recipe}")
+    for _ in range(2):
+        assert psnr(draw(recorded, **call), reference) > 35
+    assert recorded.evidence()["cuda_graphs_recorded"] == (2 if "cutoff" in recipe else 1)
+    assert recorded.refuted({}) is None
+
+
+def test_batches_and_results_that_the_caller_keeps() -> None:
+    recorded, reference = load("cuda_graph"), load("baseline")
+    kept = [draw(recorded, ["a red circle", "a star"], seed=k) for k in (0, 7)]
+    for k, pictures in zip((0, 7), kept, strict=True):
+        assert psnr(pictures, draw(reference, ["a red circle", "a star"], seed=k)) > 40
+
+
+def test_graphs_that_were_forgotten_are_recorded_again() -> None:
+    recorded, reference = load("cuda_graph(1)"), load("baseline")
+    for height in (64, 96, 64):
+        assert psnr(draw(recorded, height=height), draw(reference, height=height)) > 40
+    assert recorded.evidence()["cuda_graphs_recorded"] == 3
+
+
+def test_what_cannot_be_recorded_is_refused_in_words() -> None:
+    with pytest.raises(Unsupported, match="keep one of both"):
+        load("compile(reduce-overhead)+cuda_graph")
+    made = load("cuda_graph")
+    forward = made.pipe.unet.conv_in.forward
+
+    def reads_back(x: torch.Tensor) -> torch.Tensor:
+        assert float(x.sum()) < float("inf")
+        return forward(x)
+
+    made.pipe.unet.conv_in.forward = reads_back
+    with pytest.raises(Unsupported, match="cannot be recorded"):
+        draw(made)
+
+
+# tf32
+
+
+def test_tf32_rounds_and_is_set_back() -> None:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    reference = draw(load("fp32"))
+    rounded = load("fp32+tf32")
+    picture = draw(rounded)
+    assert not np.array_equal(picture, reference)
+    assert psnr(picture, reference) > 30
+    assert rounded.evidence() == {"tf32_denoiser_calls": 3}
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+    assert np.array_equal(draw(load("fp32")), reference), "the next trial never notices"
+
+
+def test_tf32_composes_with_compile() -> None:
+    picture = draw(load("fp32+tf32+compile"))
+    assert psnr(picture, draw(load("fp32"))) > 30
+
+
+def test_tf32_of_a_model_in_fp16_has_nothing_to_do() -> None:
+    with pytest.raises(NoEffect, match="nothing computes in fp32"):
+        load("tf32")
+    assert load("tf32+steps(3)").warnings
+
+
+# layerwise_casting
+
+
+@pytest.mark.parametrize("recipe", ["", "+cuda_graph", "+inference_mode", "+fuse_qkv+channels_last"])
+def test_weights_in_fp8_take_half_of_fp16(recipe: str) -> None:
+    plain = load("baseline")
+    stored = load(f"layerwise_casting{recipe}")
+    draw(stored)
+    num = stored.evidence()["denoiser.parameters_in_fp8_now"]
+    assert num > 4_000_000
+    assert psnr(draw(stored, num_inference_steps=6), draw(plain, num_inference_steps=6)) > 22
+    assert sum(p.numel() for p in stored.pipe.unet.parameters() if p.element_size() == 1) == num
+
+
+def test_text_encoders_in_fp8_on_flux() -> None:
+    reference = on_gpu("flux", "baseline", torch.bfloat16)
+    stored = on_gpu("flux", "layerwise_casting@denoiser,text_encoder,text_encoder_2", torch.bfloat16)
+    assert psnr(draw(stored), draw(reference)) > 25
+
+
+# offload
+
+
+@pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_offloaded_weights_draw_the_same_picture(family: str, mode: str) -> None:
+    reference = draw(on_gpu(family, "baseline"))
+    moved = on_gpu(family, f"offload({mode})")
+    for _ in range(2):
+        assert psnr(draw(moved), reference) > 60
+    assert moved.refuted({}) is None
+    assert moved.evidence()["weights_on_gpu_after_run_bytes"] == 0
+
+
+@pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
+def test_offloading_takes_the_weights_off_the_gpu(mode: str) -> None:
+    before = torch.cuda.memory_allocated()
+    plain = load("baseline")
+    held = torch.cuda.memory_allocated() - before
+    del plain
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    moved = load(f"offload({mode})")
+    assert torch.cuda.memory_allocated() - before < 0.1 * held
+    draw(moved)
+    gc.collect()
+    # Beside cuBLAS' workspace.
+    assert torch.cuda.memory_allocated() - before < 0.1 * held + 64 * 2**20
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "bf16",
+        "tiny_vae",
+        "prompt_cache",
+        "inference_mode",
+        "fuse_qkv+channels_last",
+        "vae_tiling(32)+vae_slicing",
+        "cfg_cutoff(0.5)",
+        "layerwise_casting",
+        "int8",
+        "compile",
+        "fp32+tf32",
+    ],
+)
+@pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
+def test_offloading_composes(recipe: str, mode: str) -> None:
+    if mode == "sequential" and recipe in {"int8", "compile"}:
+        with pytest.raises(Unsupported, match="group can do that"):
+            load(f"{recipe}+offload({mode})")
+        return
+    reference = draw(load(recipe))
+    both = load(f"{recipe}+offload({mode})")
+    for _ in range(2):
+        assert psnr(draw(both), reference) > 35
+
+
+def test_offloading_does_not_go_with_graphs() -> None:
+    for recipe in ("cuda_graph", "compile(reduce-overhead)"):
+        with pytest.raises(Unsupported, match="replays CUDA graphs"):
+            load(f"{recipe}+offload(model)")
+
+
+# prompt_cache
+
+
+@pytest.mark.parametrize("family", ["sd", "sdxl", "flux"])
+def test_freed_text_encoders_come_back_for_new_prompts(family: str) -> None:
+    reference, freed = on_gpu(family, "baseline"), on_gpu(family, "prompt_cache(free_encoders=True)")
+    for prompt in ("a red circle", "a star", "a red circle"):
+        assert np.array_equal(draw(freed, prompt), draw(reference, prompt))
+        assert freed.pipe.text_encoder.device.type == "cpu"
+    found = freed.evidence()
+    assert (found["prompt_cache_hits"], found["prompt_cache_misses"]) == (1, 2)
+    assert found["text_encoders_freed"] == 2 * (1 if family == "sd" else 2)

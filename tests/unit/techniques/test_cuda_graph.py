@@ -1,0 +1,182 @@
+"""The bookkeeping of recorded steps, with a recorder that runs on a CPU: it repeats the work into the same memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
+from torch.utils._pytree import tree_leaves
+
+import vivace
+from tests.families import FAMILIES, build, draw, psnr
+from vivace.errors import Unsupported
+from vivace.models.weightless import find_weightless
+from vivace.runtime.prediction import predict
+from vivace.spec.technique import Machine, Target
+from vivace.techniques import cuda_graph
+from vivace.techniques.cuda_graph import CudaGraph, Replayed
+from vivace.techniques.resolve import resolve
+
+GPU = Machine("cuda", "a GPU", (9, 0), None)
+
+
+def record(work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    """Like a CUDA graph, it knows no arguments and writes its outputs where they were the first time."""
+    outputs = work()
+    kept = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    for leaf in kept:
+        leaf.fill_(float("nan"))  # a recording computes nothing
+
+    def replay() -> None:
+        fresh = [leaf for leaf in tree_leaves(work()) if isinstance(leaf, torch.Tensor)]
+        for old, new in zip(kept, fresh, strict=True):
+            old.copy_(new)
+
+    return replay, outputs
+
+
+def replayed(function: Callable[..., Any], max_graphs: int = 4) -> Replayed:
+    return Replayed(function, torch.device("cpu"), record, max_graphs)
+
+
+def counts(made: Replayed) -> tuple[int, int]:
+    return made.num_recorded, made.num_replays
+
+
+def test_new_values_go_in_and_earlier_results_stay() -> None:
+    made = replayed(lambda x, *, extra: (x + extra["y"], {"z": x * 2}))
+    results = [made(torch.full((2, 3), float(k)), extra={"y": torch.tensor(10.0)}) for k in range(3)]
+    for k, (total, rest) in enumerate(results):
+        assert (total == k + 10).all(), "not overwritten by later calls"
+        assert (rest["z"] == 2 * k).all()
+    assert counts(made) == (1, 3)
+
+
+def test_the_callers_tensors_are_neither_kept_nor_changed() -> None:
+    made = replayed(lambda x: x.add_(1))
+    mine = torch.zeros(3)
+    result = made(mine)
+    assert (mine == 0).all()
+    result.fill_(7)
+    assert (made(mine) == 1).all()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ((torch.ones(3, 2),), {}),
+        ((torch.ones(2, 3, dtype=torch.float64),), {}),
+        ((torch.ones(3, 2).T,), {}),
+        ((torch.ones(2, 3), torch.ones(1)), {}),
+        ((), {"x": torch.ones(2, 3)}),
+        ((torch.ones(2, 3),), {"flag": True}),
+        ((torch.ones(2, 3),), {"flag": 1}),
+        ((torch.ones(2, 3),), {"flag": 1.0}),
+        ((torch.ones(2, 3),), {"flag": "text"}),
+        ((torch.ones(2, 3),), {"flag": {"scale": 1.0}}),
+        ((torch.ones(2, 3),), {"flag": {"scale": 0.5}}),
+        ((torch.ones(2, 3),), {"flag": object()}),
+    ],
+)
+def test_another_kind_of_arguments_is_recorded_anew(other: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    made = replayed(lambda x, y=None, flag=None: x * 2)
+    for _ in range(2):
+        made(torch.ones(2, 3))
+        args, kwargs = other
+        made(*args, **kwargs)
+    assert counts(made) == (2, 4)
+
+
+def test_inference_mode_has_graphs_of_its_own() -> None:
+    made = replayed(lambda x: x + 1)
+    with torch.inference_mode():
+        made(torch.ones(2))
+    assert (made(torch.ones(2)) == 2).all()
+    with torch.inference_mode():
+        assert (made(torch.zeros(2)) == 1).all()
+    assert counts(made) == (2, 3)
+
+
+def test_only_the_latest_used_are_kept() -> None:
+    made = replayed(lambda x: x + 1, max_graphs=2)
+    for size in (1, 2, 1, 3, 1, 2):
+        assert made(torch.zeros(size)).shape == (size,)
+    assert counts(made) == (4, 6), "2 was forgotten for 3, 1 was not"
+
+
+def test_outputs_of_diffusers_and_things_that_are_no_tensors() -> None:
+    made = replayed(lambda x: (UNet2DConditionOutput(sample=x + 1), None, "word"))
+    for k in range(2):
+        output, nothing, word = made(torch.full((2,), float(k)))
+        assert (output.sample == k + 1).all()
+        assert (nothing, word) == (None, "word")
+
+
+def test_what_cannot_be_recorded_is_recorded_again_next_time() -> None:
+    def refuse(work: Callable[[], Any]) -> Any:
+        raise Unsupported("no")
+
+    made = Replayed(lambda x: x, torch.device("cpu"), refuse, 4)
+    for _ in range(2):
+        with pytest.raises(Unsupported):
+            made(torch.ones(1))
+    assert counts(made) == (0, 0)
+
+
+def apply(pipe: Any, monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> Any:
+    monkeypatch.setattr(cuda_graph, "_cuda_recorder", lambda: record)
+    return CudaGraph(**knobs).apply(Target(machine=GPU, pipe=pipe, components=("denoiser",)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pictures_of_recorded_steps(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = build(family)
+    reference = draw(vivace.apply(pipe)), draw(vivace.apply(pipe), height=96)
+    effect = apply(pipe, monkeypatch)
+    session = vivace.apply(pipe)
+    for _ in range(2):
+        assert psnr(draw(session), reference[0]) > 90
+        assert psnr(draw(session, height=96), reference[1]) > 90
+    assert effect.evidence() == {"cuda_graphs_recorded": 2, "cuda_graph_replays": 12}
+    assert effect.refuted({}) is None
+
+
+@pytest.mark.parametrize("recipe", ["scheduler(pndm)", "scheduler(heun)", "cfg_cutoff(0.5)", "guidance(1)"])
+def test_schedulers_and_guidance(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = draw(vivace.apply(build("sd"), recipe), num_inference_steps=4)
+    pipe = build("sd")
+    session = vivace.apply(pipe, recipe)
+    effect = apply(pipe, monkeypatch)
+    for _ in range(2):
+        assert psnr(draw(session, num_inference_steps=4), reference) > 90
+    assert effect.evidence()["cuda_graphs_recorded"] == (2 if "cutoff" in recipe else 1)
+
+
+def test_graphs_that_are_never_used_twice_refute_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = build("sd")
+    effect = apply(pipe, monkeypatch, max_graphs=1)
+    for size in (64, 72):
+        draw(vivace.apply(pipe), height=size, num_inference_steps=1)
+    assert effect.refuted({}) == "none of 2 graphs was used twice: every step had other arguments"
+
+
+def test_what_cannot_be_recorded_is_said_in_words() -> None:
+    with pytest.raises(Unsupported, match="and there is none"):
+        vivace.load("tiny-sd", "cuda_graph")
+    pipe = build("flux")
+    vivace.apply(pipe, "fbcache(0.1)")
+    target = Target(machine=GPU, pipe=pipe, components=("denoiser",))
+    assert "step cache decides on the CPU" in (CudaGraph().unsupported(target) or "")
+    pipe = build("sd")
+    target = Target(machine=GPU, pipe=pipe, components=("denoiser",))
+    assert CudaGraph().unsupported(target) is None
+    pipe.unet.forward = lambda: None
+    pipe.unet.forward.replays_graphs = True
+    assert "keep one of both" in (CudaGraph().unsupported(target) or "")
+    with pytest.raises(Unsupported, match=r"own memory pool .* cannot be predicted"):
+        predict(find_weightless("tiny-sd"), resolve("cuda_graph"))
+
+
+def test_it_is_recorded_after_compiling_whatever_the_targets() -> None:
+    assert resolve("cuda_graph+compile@denoiser,vae").text == "compile@denoiser,vae+cuda_graph"

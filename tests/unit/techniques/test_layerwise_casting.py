@@ -1,0 +1,108 @@
+"""Weights stored in fp8 and widened when they are used."""
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests.families import FAMILIES, build, draw, psnr, session
+from vivace.errors import NoEffect, RecipeError, Unsupported
+from vivace.measure.memory import weights_bytes
+from vivace.models.weightless import find_weightless
+from vivace.runtime.prediction import predict
+from vivace.techniques.resolve import resolve
+
+FP8 = torch.float8_e4m3fn
+TARGETS = [
+    *(("sd", "denoiser"), ("sd", "text_encoder")),
+    *(("sdxl", "denoiser"), ("sdxl", "text_encoder"), ("sdxl", "text_encoder_2")),
+    *(("flux", "denoiser"), ("flux", "text_encoder"), ("flux", "text_encoder_2")),
+]
+
+
+def num_fp8(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.dtype == FP8)
+
+
+@pytest.mark.parametrize(("family", "component"), TARGETS)
+def test_the_picture_stays_near_and_the_weights_shrink(family: str, component: str) -> None:
+    pipe = build(family)
+    before = weights_bytes(pipe)
+    reference = draw(vivace.apply(pipe))
+    stored = vivace.apply(pipe, f"layerwise_casting@{component}")
+    num = stored.effects[f"layerwise_casting@{component}"][f"{component}.parameters_in_fp8"]
+    assert weights_bytes(pipe) == before - 3 * int(num), "a byte instead of four"
+    for _ in range(2):
+        assert psnr(draw(stored), reference) > 30
+    assert weights_bytes(pipe) == before - 3 * int(num), "and it stays so"
+    assert stored.evidence() == {f"{component}.parameters_in_fp8_now": num}
+    assert stored.refuted({}) is None
+
+
+def test_what_must_keep_its_precision_does() -> None:
+    pipe = build("flux")
+    vivace.apply(pipe, "layerwise_casting@denoiser,text_encoder,text_encoder_2")
+    t5 = pipe.text_encoder_2
+    assert t5.dtype == torch.float32, "what pipelines take for the dtype of the latents"
+    assert {p.dtype for n, p in t5.named_parameters() if ".wo." in n or "shared" in n} == {torch.float32}
+    assert num_fp8(t5) > 0
+    assert pipe.transformer.dtype == torch.float32
+    for module in (pipe.transformer, t5, pipe.text_encoder):
+        assert all(p.dtype != FP8 for n, p in module.named_parameters() if "norm" in n)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "bf16",
+        "channels_last",
+        "fuse_qkv",
+        "inference_mode",
+        "prompt_cache",
+        "int8@text_encoder",
+        "vae_slicing",
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_composes(family: str, recipe: str) -> None:
+    alone, both = session(family, "layerwise_casting"), session(family, f"layerwise_casting+{recipe}")
+    assert psnr(draw(both), draw(alone)) > (25 if recipe == "bf16" else 35)
+    assert num_fp8(both.pipe.unet if family != "flux" else both.pipe.transformer) > 0
+
+
+def test_it_composes_with_compile_and_a_step_cache() -> None:
+    alone = draw(session("flux", "layerwise_casting"))
+    assert psnr(draw(session("flux", "layerwise_casting+compile(backend=eager)")), alone) > 60
+    cached = session("flux", "layerwise_casting+fbcache(hits=0.5)")
+    assert np.isfinite(draw(cached)).all()
+    assert cached.evidence()["cache_hit_rate"] == pytest.approx(1 / 3)
+
+
+def test_a_run_that_widens_them_for_good_refutes_it() -> None:
+    stored = session("sd", "layerwise_casting")
+    stored.pipe.unet.to(torch.float32)
+    assert "nothing of denoiser is stored in fp8 any more" in (stored.refuted({}) or "")
+
+
+def test_what_it_cannot_do_is_said_in_words() -> None:
+    pipe = session("sd", "layerwise_casting").pipe
+    with pytest.raises(NoEffect, match="in fp8 already") as caught:
+        vivace.apply(pipe, "layerwise_casting")
+    assert caught.value.already_so
+    with pytest.raises(Unsupported, match="quantised already"):
+        vivace.apply(session("sd", "int8").pipe, "layerwise_casting")
+    with pytest.raises(RecipeError, match="both set the weights of denoiser"):
+        resolve("int8+layerwise_casting")
+    with pytest.raises(RecipeError, match="cannot be aimed at vae"):
+        resolve("layerwise_casting@vae")
+
+
+def test_its_memory_is_predicted() -> None:
+    model = find_weightless("flux-dev")
+    plain, stored = (
+        predict(model, resolve(recipe), text="embeddings") for recipe in ("baseline", "layerwise_casting")
+    )
+    before, after = (next(c for c in p.components if c.name == "transformer") for p in (plain, stored))
+    assert after.dtype == "fp8, bf16", "most bytes first"
+    assert 0.6 < after.num_bytes / before.num_bytes < 0.68, "modulation, a quarter of it, stays in bf16"
+    assert stored.peak_bytes < plain.peak_bytes - 0.9 * (before.num_bytes - after.num_bytes)

@@ -1,0 +1,153 @@
+"""Weights that wait in the host's memory: the same hooks with the CPU in the GPU's place, and what is predicted."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests.families import FAMILIES, build, draw, psnr, session
+from vivace.errors import NoEffect, RecipeError, Unsupported
+from vivace.measure.memory import weights_bytes
+from vivace.models.weightless import find_weightless
+from vivace.runtime.prediction import Prediction, predict
+from vivace.spec.technique import Machine
+from vivace.techniques import offload
+from vivace.techniques.offload import Offload
+from vivace.techniques.resolve import resolve
+
+GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
+CPU = torch.device("cpu")
+MODES = ("model", "sequential", "group")
+
+
+@pytest.fixture
+def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    enable = offload._enable
+
+    def on_cpu(pipe: Any, mode: str, stream: bool, device: Any) -> None:
+        if mode != "sequential":
+            enable(pipe, mode, stream, CPU)
+            return
+        from accelerate import cpu_offload
+
+        # diffusers would name the device "cpu:0", which accelerate takes for another one than "cpu".
+        for module in offload._parts(pipe).values():
+            cpu_offload(module, CPU, offload_buffers=len(module._parameters) > 0)
+
+    monkeypatch.setattr(offload, "_enable", on_cpu)
+    monkeypatch.setattr("vivace.runtime.session.this_machine", lambda device: GPU)
+
+
+@pytest.mark.usefixtures("_cpu_as_gpu")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_picture_stays(family: str, mode: str) -> None:
+    reference = draw(session(family))
+    pipe = build(family)
+    total = weights_bytes(pipe)
+    moved = vivace.apply(pipe, f"offload({mode})")
+    for _ in range(2):
+        assert np.array_equal(draw(moved), reference)
+    if (family, mode) != ("flux", "sequential"):  # accelerate unties T5's two views of its embeddings
+        assert weights_bytes(pipe) == total, "wherever they are"
+    (effect,) = moved.effects.values()
+    assert effect["offloaded_components"] == (3 if family == "sd" else 4)
+    assert 0.99 * total <= int(effect["offloaded_bytes"]) <= total
+    assert moved.evidence() == {"weights_on_gpu_after_run_bytes": 0}
+    assert moved.refuted({}) is None
+
+
+COMPOSING = {
+    "sd": [
+        "bf16",
+        "int8",
+        "channels_last",
+        "prompt_cache",
+        "inference_mode",
+        "vae_tiling(32)+vae_slicing",
+        "cfg_cutoff(0.5)",
+        "attention(math)",
+        "compile(backend=eager)",
+    ],
+    "sdxl": ["fuse_qkv", "layerwise_casting@denoiser,text_encoder_2"],
+    "flux": ["fbcache(hits=0.5)", "layerwise_casting+fuse_qkv", "bf16@denoiser"],
+}
+
+
+@pytest.mark.usefixtures("_cpu_as_gpu")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in COMPOSING.items() for r in recipes])
+def test_it_composes(family: str, recipe: str, mode: str) -> None:
+    if mode == "sequential" and recipe.startswith(("int8", "compile")):
+        with pytest.raises(Unsupported, match="group can do that"):
+            session(family, f"{recipe}+offload(sequential)")
+        return
+    reference = draw(session(family, recipe))
+    both = session(family, f"{recipe}+offload({mode})")
+    for _ in range(2):
+        assert psnr(draw(both), reference) > 60
+
+
+@pytest.mark.usefixtures("_cpu_as_gpu")
+def test_what_it_does_not_go_with_is_said_in_words() -> None:
+    with pytest.raises(Unsupported, match="leave that out, offloading frees them as well"):
+        session("sd", "prompt_cache(free_encoders=True)+offload(model)")
+    pipe = build("sd")
+    pipe.unet.forward = lambda: None
+    pipe.unet.forward.replays_graphs = True
+    with pytest.raises(Unsupported, match="the denoiser replays CUDA graphs"):
+        vivace.apply(pipe, "offload(model)")
+    for mode in ("model", "group"):
+        pipe = session("sd", f"offload({mode})").pipe
+        with pytest.raises(NoEffect, match="moves the pipeline's weights already"):
+            vivace.apply(pipe, "offload(group)")
+
+
+def test_it_needs_a_gpu_and_stream_needs_group() -> None:
+    with pytest.raises(Unsupported, match="in the host's memory already"):
+        vivace.load("tiny-sd", "offload(model)")
+    with pytest.raises(RecipeError, match="stream belongs to group, not to model"):
+        resolve("offload(model, stream=True)")
+
+
+def test_weights_that_never_left_refute_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "_bytes", lambda module, device=None: 10)
+    monkeypatch.setattr(offload, "_enable", lambda *given: None)
+    from vivace.spec.technique import Target
+
+    effect = Offload(mode="model").apply(Target(machine=GPU, pipe=build("sd")))
+    assert effect.refuted is not None
+    assert effect.refuted({}) == "all weights were on the GPU after the run"
+
+
+def of(recipe: str, name: str = "flux-dev") -> Prediction:
+    return predict(find_weightless(name), resolve(recipe))
+
+
+def test_its_memory_is_predicted() -> None:
+    plain, model, group = (of(recipe) for recipe in ("baseline", "offload(model)", "offload(group)"))
+    size = {c.name: c.num_bytes for c in plain.components}
+    assert model.model_bytes == group.model_bytes == 0
+    assert model.loading_bytes == group.loading_bytes == plain.model_bytes, "it is loaded onto the GPU first"
+    assert [c.num_parameters for c in model.components] == [c.num_parameters for c in plain.components]
+    # One part at a time: what is saved in each stage is what the others weigh.
+    rest = sum(size.values()) - size["transformer"]
+    assert plain.stages["denoiser"] - model.stages["denoiser"] == pytest.approx(rest, rel=0.01)
+    rest = sum(size.values()) - size["vae"]
+    assert plain.stages["vae"] - model.stages["vae"] == pytest.approx(rest, rel=0.01)
+    assert model.stages["text encoders"] > size["text_encoder_2"], "T5 works alone"
+    # One layer at a time: activations and the largest layer.
+    assert plain.stages["denoiser"] - group.stages["denoiser"] > 0.98 * sum(size.values())
+    with pytest.raises(Unsupported, match="fetched ahead is decided while it runs"):
+        of("offload(group, stream=True)", "tiny-sd")
+
+
+@pytest.mark.parametrize("recipe", ["int8+channels_last", "layerwise_casting", "bf16+fuse_qkv+vae_slicing"])
+def test_it_is_predicted_with_others(recipe: str) -> None:
+    alone, both = of(recipe, "tiny-sd"), of(f"{recipe}+offload(model)", "tiny-sd")
+    assert both.model_bytes == 0
+    assert both.peak_bytes < alone.peak_bytes
+    assert both.loading_bytes >= alone.model_bytes
+    assert [c.dtype for c in both.components] == [c.dtype for c in alone.components]

@@ -1,0 +1,214 @@
+"""Prompts that were encoded before: the same pictures bit for bit, whatever the encoder call depends on."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests.families import FAMILIES, build, draw, session
+from vivace.errors import NoEffect, Unsupported
+from vivace.models.weightless import find_weightless
+from vivace.runtime.prediction import predict
+from vivace.spec.technique import Machine, Target, component_of
+from vivace.techniques.prompt_cache import PromptCache
+from vivace.techniques.resolve import resolve
+
+GPU = Machine("cuda", "a GPU", (9, 0), None)
+
+
+def counts(session: Any) -> tuple[int, int, int]:
+    found = session.evidence()
+    return tuple(found[f"prompt_cache_{name}"] for name in ("hits", "misses", "passed_through"))  # type: ignore[return-value]
+
+
+def count_encodings(pipe: Any) -> list[str]:
+    seen: list[str] = []
+    for name in ("text_encoder", "text_encoder_2"):
+        encoder = component_of(pipe, name)  # type: ignore[arg-type]
+        if encoder is not None:
+            encoder.register_forward_hook(lambda *_, name=name: seen.append(name))
+    return seen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_pictures_bit_for_bit_and_no_encoder_runs_twice(family: str) -> None:
+    plain, kept = session(family), session(family, "prompt_cache")
+    seen = count_encodings(kept.pipe)
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        ("a red circle", {}),
+        ("a blue square", {"seed": 3}),
+        (["a red circle", "a star"], {}),
+    ]
+    references = [draw(plain, prompt, **call) for prompt, call in calls]
+    encoded: list[int] = []
+    for _ in range(2):
+        for (prompt, call), reference in zip(calls, references, strict=True):
+            assert np.array_equal(draw(kept, prompt, **call), reference)
+        encoded.append(len(seen))
+    assert encoded[0] > 0
+    assert encoded[1] == encoded[0], "the second time nothing was encoded"
+    assert counts(kept) == (3, 3, 0)
+    assert kept.refuted({}) is None
+
+
+# Each changes the embeddings, so each must miss and draw what it draws without the cache.
+CHANGES: dict[str, list[dict[str, Any]]] = {
+    "sd": [
+        {"negative_prompt": "a blue square"},
+        {"guidance_scale": 1.0},
+        {"num_images_per_prompt": 2},
+    ],
+    "sdxl": [
+        {"prompt_2": "a blue square"},
+        {"negative_prompt": "a blue square"},
+        {"negative_prompt_2": "a star"},
+        {"guidance_scale": 1.0},
+        {"num_images_per_prompt": 2},
+        {"clip_skip": 1},
+    ],
+    "flux": [
+        {"prompt_2": "a blue square"},
+        {"max_sequence_length": 16},
+        {"num_images_per_prompt": 2},
+        {"negative_prompt": "a star", "true_cfg_scale": 2.0},
+    ],
+}
+
+
+@pytest.mark.parametrize(("family", "change"), [(f, c) for f, changes in CHANGES.items() for c in changes])
+def test_whatever_the_encoders_depend_on_is_part_of_the_key(family: str, change: dict[str, Any]) -> None:
+    plain, kept = session(family), session(family, "prompt_cache")
+    draw(kept)
+    misses = counts(kept)[1]
+    for _ in range(2):
+        assert np.array_equal(draw(kept, **change), draw(plain, **change))
+    assert counts(kept)[1] == misses + 1
+    assert np.array_equal(draw(kept), draw(plain)), "and the first is still what it was"
+
+
+def test_other_weights_tokens_or_adapters_are_other_encoders() -> None:
+    kept = session("sd", "prompt_cache")
+    draw(kept)
+    kept.pipe.text_encoder.to(torch.bfloat16)
+    kept.pipe.unet.to(torch.bfloat16)
+    kept.pipe.vae.to(torch.bfloat16)
+    draw(kept)
+    kept.pipe.tokenizer.add_tokens(["<new>"])
+    draw(kept)
+    assert counts(kept) == (0, 3, 0)
+
+
+def test_what_is_kept_cannot_be_changed_by_whoever_got_it() -> None:
+    kept = session("sd", "prompt_cache")
+    reference = draw(kept)
+
+    def spoil(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        tensors["prompt_embeds"].zero_()
+        return {}
+
+    draw(kept, callback_on_step_end=spoil, callback_on_step_end_tensor_inputs=["prompt_embeds"])
+    for embeddings in kept.pipe.encode_prompt("a red circle", kept.pipe.device, 1, True):
+        embeddings.zero_()
+    assert np.array_equal(draw(kept), reference)
+
+
+def test_only_the_latest_used_are_kept() -> None:
+    kept = session("sd", "prompt_cache(2)")
+    for prompt in ("one", "two", "one", "three", "one", "two"):
+        draw(kept, prompt, num_inference_steps=1)
+    assert counts(kept) == (2, 4, 0), "two was forgotten for three, one was not"
+
+
+def test_embeddings_of_the_caller_pass_through() -> None:
+    kept = session("sd", "prompt_cache")
+    with torch.no_grad():
+        words, nothing = kept.pipe.encode_prompt("a red circle", kept.pipe.device, 1, True)
+    given = {"prompt_embeds": words, "negative_prompt_embeds": nothing}
+    picture = draw(kept, None, **given)
+    assert np.array_equal(picture, draw(session("sd")))
+    assert counts(kept) == (0, 1, 1)
+    own = session("sd", "prompt_cache")
+    draw(own, None, **given)
+    assert "brought their own embeddings" in (own.refuted({}) or "")
+
+
+def test_prompts_that_never_repeat_refute_it() -> None:
+    kept = session("sd", "prompt_cache")
+    draw(kept, "one", num_inference_steps=1)
+    assert kept.refuted({}) is None, "one call cannot repeat anything"
+    draw(kept, "two", num_inference_steps=1)
+    assert kept.refuted({}) == "prompt_cache: none of 2 calls repeated a prompt"
+
+
+@pytest.mark.parametrize(
+    "recipe", ["bf16", "int8@text_encoder", "cfg_cutoff(0.5)", "compile(backend=eager)@text_encoder"]
+)
+def test_it_composes(recipe: str) -> None:
+    alone, both = session("sd", recipe), session("sd", f"prompt_cache+{recipe}")
+    reference = draw(alone)
+    for _ in range(2):
+        assert np.array_equal(draw(both), reference)
+    assert counts(both) == (1, 1, 0)
+
+
+def test_what_it_cannot_do_is_said_in_words() -> None:
+    with pytest.raises(Unsupported, match="in the host's memory already; leave free_encoders out"):
+        vivace.load("tiny-sd", "prompt_cache(free_encoders=True)")
+    pipe = build("sd")
+    vivace.apply(pipe, "prompt_cache")
+    with pytest.raises(NoEffect, match="keeps its prompts already"):
+        vivace.apply(pipe, "prompt_cache")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_freed_encoders_come_back_when_they_are_needed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The moves themselves, watched: on a CPU they lead nowhere, but who moves when is the same."""
+    pipe = build(family)
+    moves: list[str] = []
+    monkeypatch.setattr(
+        "vivace.techniques.prompt_cache._move",
+        lambda module, device: moves.append(
+            f"{type(module).__name__} {'away' if device == 'cpu' else 'back'}"
+        ),
+    )
+    monkeypatch.setattr("vivace.techniques.prompt_cache._is_managed", lambda module: False)
+    effect = PromptCache(free_encoders=True).apply(Target(machine=GPU, pipe=pipe))
+    encoders = [e for n in ("text_encoder", "text_encoder_2") if (e := component_of(pipe, n)) is not None]  # type: ignore[arg-type]
+    names = [type(encoder).__name__ for encoder in encoders]
+    plain = vivace.apply(pipe)
+    draw(plain, "one")
+    assert moves == [f"{name} away" for name in names]
+    draw(plain, "one")
+    assert len(moves) == len(names), "a hit needs no encoder"
+    draw(plain, "two")
+    assert sorted(moves[len(names) :]) == sorted(
+        f"{name} {where}" for name in names for where in ("back", "away")
+    )
+    assert effect.evidence is not None
+    assert effect.evidence()["text_encoders_freed"] == 2 * len(names)
+    assert effect.changed["freed_text_encoders"] == len(names)
+
+
+def test_encoders_that_something_else_moves_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = build("sd")
+    pipe.text_encoder._hf_hook = object()  # as accelerate's offloading marks its modules
+    effect = PromptCache(free_encoders=True).apply(Target(machine=GPU, pipe=pipe))
+    with torch.no_grad():
+        pipe.encode_prompt("a red circle", pipe.device, 1, True)
+    assert effect.refuted is not None
+    assert "something else moves them" in (effect.refuted({}) or "")
+
+
+def test_its_memory_is_predicted() -> None:
+    model = find_weightless("flux-dev")
+    plain, kept, freed = (
+        predict(model, resolve(recipe))
+        for recipe in ("baseline", "prompt_cache", "prompt_cache(free_encoders=True)")
+    )
+    (t5,) = (c for c in plain.components if c.name == "text_encoder_2")
+    assert kept.peak_bytes == pytest.approx(plain.peak_bytes, rel=0.001)
+    assert plain.stages["denoiser"] - freed.stages["denoiser"] > 0.99 * t5.num_bytes
+    assert freed.stages["text encoders"] == plain.stages["text encoders"], "it is there while it works"
+    assert freed.model_bytes == plain.model_bytes
