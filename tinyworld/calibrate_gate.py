@@ -2,6 +2,7 @@
 
     python -m tinyworld.calibrate_gate draw --model tiny-sd --out build/gate       pictures and the verifier's truth
     python -m tinyworld.calibrate_gate judge --out build/gate --scorer tiny-clip --record results/quality-gate.json
+    python -m tinyworld.calibrate_gate table                                       writes it into docs/quality.md
 
 The truth is the exact verifier's accuracy (everything right) over held-out captions; the gate never sees it, nor those
 captions: it sees the 13 prompts of the prompt set "tinyworld" at 3 seeds, as `vivace bench --prompt-set tinyworld`
@@ -40,6 +41,8 @@ from vivace.spec.limits import Limits
 from vivace.spec.record import Outcome, Picture, Record, Round
 from vivace.spec.trial import Trial
 
+ROOT = Path(__file__).parents[1]
+RECORD, PAGE = ROOT / "results/quality-gate.json", ROOT / "docs/quality.md"
 PROMPT_SET = "tinyworld"
 RUINED, GOOD = 0.10, 0.02  # falls of accuracy
 BATCH, CACHE_BATCH = 125, 13
@@ -52,7 +55,7 @@ _SD = (
     *(f"steps({n})" for n in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20)),
     *(f"guidance({g})" for g in (0, 1.5, 2.5, 3, 5, 6, 8, 10, 14, 20)),
     *(f"cfg_cutoff({c})" for c in (0.1, 0.2, 0.4, 0.6, 0.8)),
-    *(f"scheduler({s})" for s in ("dpmpp_2m", "euler", "ddim", "unipc")),
+    *(f"scheduler({s})" for s in ("dpmpp_2m", "euler", "unipc")),
     *(f"scheduler(dpmpp_2m)+steps({n})" for n in (1, 2, 4, 6, 8, 12, 20)),
     *(f"scheduler(euler)+steps({n})" for n in (2, 4, 8)),
     "tiny_vae+steps(20)+cfg_cutoff(0.4)", "tiny_vae+steps(3)", "int4+steps(4)", "cfg_cutoff(0.2)+steps(6)",
@@ -143,8 +146,8 @@ def draw_all(args: argparse.Namespace) -> None:
 
 def judge_all(args: argparse.Namespace) -> None:
     """What the gate says of every recipe, as the report would, and how often it is right."""
-    limits = Limits() if args.limits is None else Limits(**json.loads(args.limits))
     scorer = find_scorer(args.scorer)
+    limits = (Limits() if args.limits is None else Limits(**json.loads(args.limits))).for_scorer(scorer.id)
     rows: list[dict[str, Any]] = []
     for folder in sorted(p for p in args.out.iterdir() if p.is_dir() and p.name in RECIPES):
         rows += judge_model(folder, args.out / "pictures", scorer.id, scorer.folder, limits)
@@ -160,7 +163,8 @@ def judge_model(
     folder: Path, pictures: Path, scorer_id: str, scorer: Path, limits: Limits
 ) -> list[dict[str, Any]]:
     drawn = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    drawn = [row for row in drawn if row["reason"] is None]
+    listed = {prepared.text for prepared in prepare(folder.name, ["baseline", *RECIPES[folder.name]]).recipes}
+    drawn = [row for row in drawn if row["reason"] is None and row["trial"]["recipe"]["text"] in listed]
     drawn.sort(key=lambda row: row["trial"]["recipe"]["text"] != "baseline")
     records = [_record(row) for row in drawn]
     keys = keys_of(records, None, scorer_id)
@@ -205,6 +209,44 @@ def tally(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def summary_table(result: dict[str, Any]) -> str:
+    """By kind of recipe, what the gate said of it."""
+    lines = ["| recipes | number | failed | unclear | passed |", "| --- | --- | --- | --- | --- |"]
+    kinds = (
+        ("ruined: fell by 10 points or more", RUINED, float("inf")),
+        ("between: fell by 2 to 10 points", GOOD, RUINED),
+        ("good: fell by under 2 points", float("-inf"), GOOD),
+    )
+    for name, low, high in kinds:
+        verdicts = [row["gate"] for row in result["rows"] if low <= row["fall"] < high]
+        counts = [verdicts.count(verdict) for verdict in ("failed", "unclear", "passed")]
+        lines.append(f"| {name} | {len(verdicts)} | " + " | ".join(map(str, counts)) + " |")
+    caught = result["num_caught"] / result["num_ruined"]
+    passed = result["num_passed"] / result["num_good"]
+    said = f"Of the ruined, {100 * caught:.1f} % fail, and of the good, {100 * passed:.1f} % pass"
+    return "\n".join([*lines, "", f"{said} (scorer `{result['scorer']}`)."])
+
+
+def rows_table(result: dict[str, Any]) -> str:
+    lines = ["| model | recipe | fall, points | gate | why |", "| --- | --- | --- | --- | --- |"]
+    for row in sorted(result["rows"], key=lambda row: row["fall"]):
+        cells = [row["model"], f"`{row['recipe']}`", f"{100 * row['fall']:.1f}", row["gate"], row["why"]]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def filled(page: str, result: dict[str, Any]) -> str:
+    """The page with its two tables made of the record."""
+    for name, make in (("gate summary", summary_table), ("gate rows", rows_table)):
+        before, rest = page.split(f"<!-- {name} -->\n")
+        page = f"{before}<!-- {name} -->\n{make(result)}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
+    return page
+
+
+def write_tables(args: argparse.Namespace) -> None:
+    PAGE.write_text(filled(PAGE.read_text(), json.loads(RECORD.read_text())))
+
+
 def _record(row: dict[str, Any]) -> Record:
     drawn = Round(
         index=0,
@@ -239,6 +281,7 @@ def main() -> None:
     part.set_defaults(run=judge_all)
     for part in parts.choices.values():
         part.add_argument("--out", type=Path, required=True)
+    parts.add_parser("table").set_defaults(run=write_tables)
     args = parser.parse_args()
     args.run(args)
 

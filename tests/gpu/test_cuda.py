@@ -144,5 +144,5 @@ def test_the_largest_batch_is_found_and_measured(tmp_path: Path) -> None:
         plan=Plan(rounds=1, repeats=1, max_warmup=1), store=tmp_path, quality=False,
     )  # fmt: skip
     workload = records[0].trial.workload
-    assert records[0].outcome is Outcome.MEASURED
+    assert records[0].outcome is Outcome.MEASURED, (workload.batch, records[0].reason)
     assert workload.batch > 16

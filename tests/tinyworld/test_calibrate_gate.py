@@ -9,6 +9,7 @@ import pytest
 
 from tinyworld import calibrate_gate, clip, evaluate
 from vivace.models.prompts import PROMPT_SETS
+from vivace.spec.limits import Limits
 from vivace.techniques.resolve import resolve
 
 
@@ -35,6 +36,22 @@ def test_the_recipes_exist_and_differ(model: str) -> None:
     recipes = [resolve(text).text for text in calibrate_gate.RECIPES[model]]
     assert len(set(recipes)) == len(recipes)
     assert recipes[0] == "baseline"
+
+
+def test_the_committed_gate_catches_the_ruined_and_passes_the_good() -> None:
+    result = json.loads(calibrate_gate.RECORD.read_text())
+    rows = result["rows"]
+    assert {key: result[key] for key in calibrate_gate.tally(rows)} == calibrate_gate.tally(rows)
+    assert result["num_caught"] >= 0.95 * result["num_ruined"]
+    assert result["num_passed"] >= 0.95 * result["num_good"]
+    for model in ("tiny-sd", "tiny-flux"):
+        assert sum(row["model"] == model for row in rows) >= 40
+    assert {row["captions"] for row in rows} == {500}
+    assert Limits().for_scorer(result["scorer"]).model_dump(mode="json") == result["limits"], (
+        "the product's own"
+    )
+    page = calibrate_gate.PAGE.read_text()
+    assert calibrate_gate.filled(page, result) == page, "run python -m tinyworld.calibrate_gate table"
 
 
 def test_there_are_recipes_enough_of_both_families() -> None:

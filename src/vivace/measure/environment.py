@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -102,11 +103,17 @@ def _gpu_conditions() -> dict[str, float | str]:
     return found
 
 
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
 def _driver() -> str | None:
+    """ "580.159.04", which the closed and the open module write at different places of their version line."""
     try:
-        return Path("/proc/driver/nvidia/version").read_text().split("Module", 1)[1].split()[0]
+        line = DRIVER.read_text().splitlines()[0]
     except (OSError, IndexError):
         return None
+    found = re.search(r"\b\d+\.\d+(\.\d+)*\b", line)
+    return found[0] if found else None
 
 
 def _libraries() -> dict[str, str]:

@@ -283,11 +283,15 @@ def _quality_notes(rows: Sequence[Row]) -> tuple[str, ...]:
             )
             if limit is not None
         ]
-        clip = None if limits.clip is None else f"{100 * limits.clip:g} % of the baseline’s CLIP margin"
+        clip = (
+            f"{100 * limits.clip:g} % of the baseline’s CLIP margin"
+            if isinstance(limits.clip, float)
+            else None
+        )
         notes.append(
             (f"Quality passes with {' and '.join(held)}" if held else "Quality is held to no likeness")
             + (f"; recipes that change the picture must instead keep {clip}" if clip else "")
-            + ". A broken picture (black, flat, noise) fails any recipe."
+            + ". A black or noisy picture, or many flat ones, fail any recipe."
         )
     if floor := noise_floor(rows[0]):
         notes.append(f"{floor[0].upper()}{floor[1:]}.")

@@ -15,6 +15,11 @@ from vivace.spec.record import Picture, Record
 from vivace.stats import Gate, Interval, gate, mean_interval
 
 Place = tuple[str, int]  # prompt, seed
+CLIP_CAP = 0.2
+"""No single picture counts for less than 80 % or more than 120 % at the gate: how many pictures suffered tells more
+than how much one of them did, and one that is lost in 39 should not hide behind the others' scatter."""
+MAX_FLAT_SHARE = 0.05
+"""Beyond this share of flat pictures a recipe is broken. A model may leave an object out of one picture in many."""
 ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score")
 
 
@@ -32,8 +37,9 @@ class Fidelity:
 
     Means over all pictures, an identical one counting as SSIM 1, similarity 100 and LPIPS 0; `psnr_db` is the mean
     over those that differ, None if none does. `clip_kept` is the share of the baseline's CLIP margin that is kept
-    (see spec.limits), paired by prompt and seed; None without a scorer. `alone` holds sharpness, colourfulness,
-    entropy_bits and clip_score.
+    (see spec.limits), paired by prompt and seed; None without a scorer. `clip_bounds` is what the gate holds against
+    the limit: likewise, but with each picture capped (CLIP_CAP), and with a 90 % interval, so that either end is 95 %
+    sure. `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
     """
 
     num_pictures: int
@@ -44,6 +50,7 @@ class Fidelity:
     clip_score: Interval | None = None
     clip_similarity: Interval | None = None
     clip_kept: Interval | None = None
+    clip_bounds: Interval | None = None
     lpips: Interval | None = None
     alone: Mapping[str, Compared] = field(default_factory=dict)
 
@@ -52,6 +59,7 @@ class Fidelity:
         found["worst_psnr_db"] = self.worst_psnr_db
         for name in ("psnr_db", "ssim", "clip_score", "clip_similarity", "clip_kept", "lpips"):
             found[name] = interval_json(getattr(self, name))
+        found["clip_bounds"] = interval_json(self.clip_bounds, "ci90")
         found["alone"] = {
             name: {"mean": c.mean, "difference": interval_json(c.difference)}
             for name, c in self.alone.items()
@@ -98,7 +106,7 @@ def fidelity(seen: Seen) -> Fidelity | None:
     """None if there are no figures."""
     if not seen.figures:
         return None
-    rows = seen.figures
+    rows, kept = seen.figures, _clip_kept(seen)
     psnr = [f.against["psnr_db"] for f in rows if "psnr_db" in f.against]
     return Fidelity(
         num_pictures=len(rows),
@@ -108,7 +116,10 @@ def fidelity(seen: Seen) -> Fidelity | None:
         ssim=_mean(rows, "ssim", identical=1.0),
         clip_score=_mean_alone(rows, "clip_score"),
         clip_similarity=_mean(rows, "clip_similarity", identical=100.0),
-        clip_kept=_clip_kept(seen),
+        clip_kept=mean_interval(kept) if kept else None,
+        clip_bounds=mean_interval([min(max(k, 1 - CLIP_CAP), 1 + CLIP_CAP) for k in kept], 0.9)
+        if kept
+        else None,
         lpips=_mean(rows, "lpips", identical=0.0),
         alone={name: found for name in ALONE if (found := _compared(seen, name)) is not None},
     )
@@ -133,7 +144,7 @@ def judge(
 
 
 def broken_pictures(record: Record, baseline: Record) -> str | None:
-    """ "2 of 6 pictures are no pictures (black)", or None if all may be.
+    """ "2 of 6 pictures are no pictures (black)", or None if all may be, but for a few flat ones.
 
     What the baseline draws as broken, a safety checker's black frame say, is not held against other recipes.
     """
@@ -142,7 +153,7 @@ def broken_pictures(record: Record, baseline: Record) -> str | None:
     if record is not baseline:
         excused = {(p.prompt, p.seed) for p in baseline.rounds[0].pictures if p.faults}
     bad = [p for p in pictures if p.faults and (p.prompt, p.seed) not in excused]
-    if not bad:
+    if all(p.faults == ("flat",) for p in bad) and len(bad) <= MAX_FLAT_SHARE * len(pictures):
         return None
     kinds = ", ".join(sorted({fault for p in bad for fault in p.faults}))
     return f"{len(bad)} of {len(pictures)} pictures are no pictures ({kinds})"
@@ -170,19 +181,35 @@ def _judge_fidelity(found: Fidelity, floor: Fidelity | None, limits: Limits) -> 
 
 
 def _judge_clip(found: Fidelity, limits: Limits) -> Judgement:
-    if limits.clip is None:
+    minimum = limits.for_scorer(None).clip
+    if not isinstance(minimum, float):
         return Judgement(Gate.UNCLEAR, "no limit on CLIP's margin is in force")
     if found.num_identical == found.num_pictures:
         return Judgement(Gate.PASSED, "all pictures are identical to the baseline's")
-    if found.clip_kept is None:
+    if found.clip_kept is None or found.clip_bounds is None:
         reason = (
             "no CLIP model scored the pictures"
             if found.clip_score is None
             else "CLIP cannot tell the baseline's pictures from others'"
         )
         return Judgement(Gate.UNCLEAR, reason)
-    held = _held(_percent(found.clip_kept), 100 * limits.clip, "CLIP margin kept", 0, " %", "")
-    return replace(held, figure="clip")
+    bounds = found.clip_bounds
+    text, wanted = (
+        f"CLIP margin kept {100 * found.clip_kept.point:.1f} %",
+        f"at least {100 * minimum:g} % was wanted",
+    )
+    if bounds.low is None or bounds.high is None:
+        return Judgement(Gate.UNCLEAR, f"{text}: too few pictures for an interval", "clip")
+    verdict = gate(bounds, minimum)
+    if verdict is Gate.FAILED:
+        said = f"{text}, 95 % sure below {100 * bounds.high:.1f}: {wanted}"
+    elif verdict is Gate.PASSED:
+        said = f"{text}, 95 % sure above {100 * bounds.low:.1f}; {wanted}"
+    else:
+        said = (
+            f"{text} [{100 * bounds.low:.1f}, {100 * bounds.high:.1f}]: too few pictures to decide, {wanted}"
+        )
+    return Judgement(verdict, said, "clip")
 
 
 def _held(value: Interval, minimum: float, label: str, digits: int, unit: str, relaxed: str) -> Judgement:
@@ -216,19 +243,18 @@ def _compared(seen: Seen, name: str) -> Compared | None:
     return Compared(sum(a for a, _ in pairs) / len(pairs), mean_interval([a - b for a, b in pairs]))
 
 
-def _clip_kept(seen: Seen) -> Interval | None:
-    """1 - (drop of the score, paired) / (the baseline's margin), the margin taken as exact."""
+def _clip_kept(seen: Seen) -> list[float]:
+    """Of each picture 1 - (drop of the score, paired) / (the baseline's margin), the margin taken as exact.
+
+    Empty without scores, and if the baseline's pictures have no margin.
+    """
     pairs = [
         (f.alone["clip_score"], r.alone["clip_score"], r.alone["clip_score_of_others"])
         for f, r in zip(seen.figures, seen.references, strict=True)
         if "clip_score" in f.alone and "clip_score_of_others" in r.alone
     ]
-    if not pairs:
-        return None
-    margin = sum(own - others for _, own, others in pairs) / len(pairs)
-    if margin <= 0:
-        return None
-    return mean_interval([1 - (own - score) / margin for score, own, _ in pairs])
+    margin = sum(own - others for _, own, others in pairs) / max(1, len(pairs))
+    return [1 - (own - score) / margin for score, own, _ in pairs] if margin > 0 else []
 
 
 def _lookup(
@@ -249,15 +275,8 @@ def _mean_alone(rows: Sequence[PictureFigures], name: str) -> Interval | None:
     return mean_interval(known) if known else None
 
 
-def _percent(interval: Interval) -> Interval:
-    low, high = interval.low, interval.high
-    return Interval(
-        100 * interval.point, None if low is None else 100 * low, None if high is None else 100 * high
-    )
-
-
-def interval_json(interval: Interval | None) -> dict[str, Any] | None:
+def interval_json(interval: Interval | None, name: str = "ci95") -> dict[str, Any] | None:
     if interval is None:
         return None
     low, high = interval.low, interval.high
-    return {"mean": interval.point, "ci95": None if low is None or high is None else [low, high]}
+    return {"mean": interval.point, name: None if low is None or high is None else [low, high]}

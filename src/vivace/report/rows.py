@@ -171,6 +171,7 @@ def rows_of(
         quality: what the quality pass left behind, as the store keeps it.
         limits: what the pictures are held to.
     """
+    limits = limits.for_scorer(quality.scorer)
     baseline = _samples(records[0]) if records else None
     rows = [_row(record, baseline, is_baseline=i == 0) for i, record in enumerate(records)]
     return [_judged(row, records[0], quality, limits) for row in rows]

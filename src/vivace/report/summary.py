@@ -91,7 +91,7 @@ def noise_floor(baseline: Row) -> str:
         if reached.psnr_db is not None and reached.worst_psnr_db is not None:
             said += f", PSNR {reached.psnr_db.point:.1f} dB, worst {reached.worst_psnr_db:.1f}"
         if reached.clip_kept is not None:
-            said += f", CLIP margin kept {100 * reached.clip_kept.point:.0f} %"
+            said += f", CLIP margin kept {100 * reached.clip_kept.point:.1f} %"
     return (
         f"noise floor, the baseline against itself ({floor.recipe}, {reached.num_pictures} pictures): {said}"
     )
@@ -111,11 +111,11 @@ def fidelity(row: Row) -> str:
 
 
 def clip_kept(row: Row) -> str:
-    """ "97 %": share of the baseline's CLIP margin that is kept; empty without a scorer, and for the baseline."""
+    """ "97.1 %": share of the baseline's CLIP margin that is kept; empty without a scorer, and for the baseline."""
     found = row.fidelity
     if found is None or found.clip_kept is None or row.is_baseline:
         return ""
-    return f"{100 * found.clip_kept.point:.0f} %"
+    return f"{100 * found.clip_kept.point:.1f} %"
 
 
 def quality(row: Row) -> str:

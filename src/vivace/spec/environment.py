@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import field_validator
+
 from vivace.spec.base import Spec
 
 
@@ -22,3 +24,9 @@ class Environment(Spec):
     memory_bytes: int
     libraries: dict[str, str]
     variables: dict[str, str]
+
+    @field_validator("driver")
+    @classmethod
+    def _driver_is_a_version(cls, value: str | None) -> str | None:
+        # The first records from open kernel modules hold another word of their version line: "for".
+        return value if value is not None and value[:1].isdigit() else None

@@ -89,6 +89,10 @@ class Scheduler(Technique):
         if self.spacing != "as_published":
             overrides["timestep_spacing"] = self.spacing
         before = target.pipe.scheduler
+        # DDIM, DDPM and LCM clip the predicted picture to -1..1 unless told otherwise. Pixels fit in there, latents
+        # do not, and a scheduler whose class knows no clipping has no say in its configuration.
+        if "clip_sample" in _parameters(class_name) and "clip_sample" not in before.config:
+            overrides["clip_sample"] = False
         after = getattr(diffusers, class_name).from_config(before.config, **overrides)
         if type(after) is type(before) and all(before.config.get(k) == v for k, v in overrides.items()):
             raise NoEffect(f"{class_name} with these settings is the model's own scheduler", already_so=True)

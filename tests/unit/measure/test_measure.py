@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,3 +118,21 @@ def test_dtypes_are_measured() -> None:
     times = probe_dtypes("cpu")
     assert all(ms > 0 for ms in times.values())
     assert slow_dtypes({"fp32": 1.0, "bf16": 1.1, "fp16": 12.0}) == {"fp16": 12.0}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Feb 27 12:00:00 UTC 2026",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build",
+    ],
+)
+def test_the_driver_is_read_from_either_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    from vivace.measure import environment
+
+    monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
+    assert environment._driver() is None
+    (tmp_path / "version").write_text(f"{line}\nGCC version: 13.3.0\n")
+    assert environment._driver() == "580.159.04"

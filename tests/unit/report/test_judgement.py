@@ -112,13 +112,36 @@ def test_another_is_held_to_the_clip_margin() -> None:
     bad = row_of(other, figures_of(other, kept=[0.4, 0.9] * 6))
     assert said(bad).gate is Gate.FAILED
     assert bad.to_json()["outcome"] == "failed_quality"
-    assert bad.to_json()["quality"]["reason"].startswith("CLIP margin kept 65 [")
+    assert bad.to_json()["quality"]["reason"].startswith("CLIP margin kept 65.0 %, 95 % sure below 8")
     assert bad.to_json()["fidelity"]["clip_kept"]["mean"] == pytest.approx(0.65)
+    assert bad.to_json()["fidelity"]["clip_bounds"]["mean"] == pytest.approx((0.8 + 0.9) / 2), "capped"
+
+
+def test_one_lost_picture_neither_fails_a_recipe_nor_hides() -> None:
+    other = drawn("steps(8)")
+    one_lost = row_of(other, figures_of(other, kept=[0.0, *[1.0] * (NUM - 1)]), Limits(clip=0.99))
+    assert said(one_lost).gate is Gate.UNCLEAR
+    assert said(one_lost).reason.startswith("CLIP margin kept 91.7 % [95.0, 100.0]: too few pictures")
+    half_lost = row_of(other, figures_of(other, kept=[0.5, 1.0] * 6), Limits(clip=0.99))
+    assert said(half_lost).gate is Gate.FAILED
+
+
+def test_the_limit_is_the_scorers_own() -> None:
+    base, other = drawn("baseline"), drawn("steps(8)")
+    rows = [*figures_of(base), *figures_of(other, kept=[0.97] * NUM)]
+    for scorer, verdict, limit in (
+        ("tiny-clip@1", Gate.FAILED, 0.99),
+        ("openai/clip-vit-large-patch14@1", Gate.PASSED, 0.95),
+    ):
+        known = [f.model_copy(update={"scorer": scorer}) for f in rows]
+        row = rows_of([base, other], QualityPass({f.key: f for f in known}, scorer))[1]
+        assert said(row).gate is verdict
+        assert row.to_json()["quality"]["limits"]["clip"] == limit
 
 
 def test_few_pictures_never_pass() -> None:
     other = drawn("steps(8)")
-    wide = row_of(other, figures_of(other, kept=[1.2, 0.7] * 6))
+    wide = row_of(other, figures_of(other, kept=[1.1, 0.7] * 6))
     assert said(wide).gate is Gate.UNCLEAR
     assert "too few pictures to decide" in said(wide).reason
     assert wide.outcome is Outcome.MEASURED
@@ -145,7 +168,7 @@ def test_the_noise_floor_is_said() -> None:
     (row,) = rows_of([base], QualityPass(known, SCORER, floor))
     assert noise_floor(row) == (
         "noise floor, the baseline against itself (attention(math), 12 pictures): "
-        "SSIM 0.900, PSNR 25.5 dB, worst 20.0, CLIP margin kept 100 %"
+        "SSIM 0.900, PSNR 25.5 dB, worst 20.0, CLIP margin kept 100.0 %"
     )
     nothing = NoiseFloor(recipe="baseline", reason="out of memory: 80 GB were wanted")
     (row,) = rows_of([base], QualityPass(known, SCORER, nothing))
@@ -162,6 +185,29 @@ def test_a_broken_picture_fails_whatever_the_figures() -> None:
     row = row_of(broken, figures_of(broken))
     assert said(row).reason == "1 of 12 pictures are no pictures (black)"
     assert row.failed_quality
+
+
+def with_faults(record: Record, *faults: tuple[str, ...]) -> Record:
+    """The record, its first pictures marked."""
+    pictures = list(record.rounds[0].pictures)
+    for k, found in enumerate(faults):
+        pictures[k] = pictures[k].model_copy(update={"faults": found})
+    return record.model_copy(
+        update={"rounds": (record.rounds[0].model_copy(update={"pictures": tuple(pictures)}),)}
+    )
+
+
+def test_a_flat_picture_among_many_is_left_to_clip() -> None:
+    base = drawn("baseline")
+    assert broken_pictures(with_faults(drawn("steps(8)"), ("flat",)), base) == (
+        "1 of 12 pictures are no pictures (flat)"
+    )
+    many = drawn("steps(8)")
+    round_ = many.rounds[0].model_copy(update={"pictures": many.rounds[0].pictures * 4})
+    many = many.model_copy(update={"rounds": (round_,)})
+    assert broken_pictures(with_faults(many, ("flat",), ("flat",)), base) is None, "2 of 48"
+    assert broken_pictures(with_faults(many, ("black",)), base) is not None, "a model never means that"
+    assert broken_pictures(with_faults(many, ("flat",), ("flat",), ("flat",)), base) is not None
 
 
 def test_what_the_baseline_draws_black_is_not_held_against_others() -> None:
@@ -210,7 +256,7 @@ def test_a_failed_recipe_is_never_called_fastest() -> None:
     rows = rows_of([base, greedy, good], QualityPass({f.key: f for f in known}, SCORER), Limits())
     told = summary(rows)
     assert told.startswith("tiny_vae is the fastest: 2.00x")
-    assert "Its pictures pass: CLIP margin kept 100 [100, 100] %" in told
+    assert "Its pictures pass: CLIP margin kept 100.0 %, 95 % sure above 100.0" in told
     assert "steps(1) fails on quality; the table says why." in told
     assert "No recipe whose pictures pass was faster" in summary(rows[:2])
     assert "failed_quality" in render(rows, "table")
