@@ -27,7 +27,7 @@ def cache_plot(record: dict[str, Any]) -> str:
     thresholds = [f"{row['threshold']:g}" for row in rows]
     panels = (
         Panel("steps reused", "%", [100 * row["hit_rate"] for row in rows], 100, "#0b5fa5"),
-        Panel("PSNR to no cache", "dB", [row["psnr_db"] for row in rows], 70, "#a5360b", "same"),
+        Panel("PSNR to no cache", "dB", [row["psnr_db"] for row in rows], 80, "#a5360b", "the same pictures"),
     )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
@@ -61,9 +61,7 @@ def _panel(panel: Panel, thresholds: Sequence[str], left: int) -> list[str]:
         x = at(index, 0)[0]
         parts.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{threshold}</text>')
         if value is None:
-            parts.append(
-                f'<text x="{x}" y="{TOP - 2}" text-anchor="middle" fill="{panel.colour}">{panel.none_says}</text>'
-            )
+            parts.append(f'<text x="{x + 6}" y="{TOP + 14}" fill="{panel.colour}">{panel.none_says}</text>')
     middle = left + PANEL_WIDTH / 2
     parts.append(f'<text x="{middle}" y="{bottom + 42}" text-anchor="middle" fill="#555555">threshold</text>')
     return parts
