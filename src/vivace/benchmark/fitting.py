@@ -29,10 +29,18 @@ def largest(fits: Callable[[int], bool], limit: int = LARGEST) -> int:
     return good
 
 
+def settled(batch: int, holds: Callable[[int], bool]) -> int:
+    """The batch, made smaller by a sixteenth at a time until it holds; 0 if not even one picture does."""
+    while batch and not holds(batch):
+        batch -= max(1, batch // 16)
+    return batch
+
+
 def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None]) -> int:
     """In the worker, on a GPU: load the trial's model and recipe once and try calls of one step and the decoding.
 
-    The denoiser needs the same memory at every step.
+    The denoiser needs the same memory at every step. What fits once into emptied memory need not fit again into what the
+    first call has split up, so the batch that is found must hold for three calls in a row, as a measurement makes them.
     """
     import gc
 
@@ -42,16 +50,17 @@ def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None]) -> int
 
     session = open_trial(trial)
 
-    def fits(batch: int) -> bool:
+    def fits(batch: int, calls: int = 1) -> bool:
         report({"event": "phase", "phase": "batch", "done": batch})
         torch.cuda.empty_cache()
         call = trial.workload.model_copy(update={"batch": batch}).calls()[0]
         try:
-            try_call(session, call, trial.workload.text)
+            for _ in range(calls):
+                try_call(session, call, trial.workload.text)
         except torch.OutOfMemoryError:
             # The traceback holds the tensors of the failed call.
             gc.collect()
             return False
         return True
 
-    return largest(fits)
+    return settled(largest(fits), lambda batch: fits(batch, calls=3))

@@ -12,7 +12,7 @@ import vivace
 from tests.unit.cli.test_commands import QUICK
 from tests.unit.cli.test_commands import vivace as run
 from vivace.benchmark import Plan
-from vivace.benchmark.fitting import largest
+from vivace.benchmark.fitting import largest, settled
 from vivace.benchmark.prepare import prepare
 from vivace.benchmark.store import picture_path
 from vivace.errors import WorkloadError
@@ -109,6 +109,15 @@ def test_the_largest_batch_is_found_in_few_tries(most: int) -> None:
     assert found <= min(most, 4096)
     assert min(most, 4096) - found <= max(0, found // 16)
     assert len(tried) <= 18
+
+
+@pytest.mark.parametrize(
+    ("found", "holds"), [(64, 64), (64, 60), (64, 1), (1000, 990), (3, 2), (1, 0), (0, 0)]
+)
+def test_a_batch_that_fits_once_must_fit_again(found: int, holds: int) -> None:
+    batch = settled(found, lambda batch: batch <= holds)
+    assert batch <= holds
+    assert holds - batch <= max(0, found // 16)
 
 
 def test_the_largest_batch_is_a_gpus_question(tmp_path: Path) -> None:
