@@ -39,8 +39,9 @@ def settled(batch: int, holds: Callable[[int], bool]) -> int:
 def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None]) -> int:
     """In the worker, on a GPU: load the trial's model and recipe once and try calls of one step and the decoding.
 
-    The denoiser needs the same memory at every step. What fits once into emptied memory need not fit again into what the
-    first call has split up, so the batch that is found must hold for three calls in a row, as a measurement makes them.
+    The denoiser needs the same memory at every step. What fits once into emptied memory need not fit again into what
+    the first call has split up, so the batch that is found must hold for three calls in a row, as a measurement makes
+    them.
     """
     import gc
 
