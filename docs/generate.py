@@ -102,7 +102,15 @@ def readme() -> str:
     before, rest = text.split(TABLE_START, 1)
     _, after = rest.split(TABLE_END, 1)
     rows = json.loads((DOCS.parent / "results" / "demo-cpu.json").read_text())
-    headings = ("recipe", "s/image", "speed-up [95 % interval]", "verdict", "PSNR dB, worst", "peak memory")
+    headings = (
+        "recipe",
+        "s/image",
+        "speed-up [95 % interval]",
+        "verdict",
+        "quality",
+        "PSNR dB, worst",
+        "peak memory",
+    )
     lines = [f"| {' | '.join(headings)} |", "|" + " --- |" * len(headings)]
     for row in rows:
         latency, speedup = row["latency"], row["speedup"]
@@ -110,11 +118,12 @@ def readme() -> str:
         gain = "1" if speedup is None else ratio(Interval(speedup["ratio"], *speedup["ci95"]))
         verdict = "baseline" if speedup is None else speedup["verdict"]
         peak = size(row["memory"]["peak_bytes"])
+        judged = (row["quality"] or {}).get("verdict") or "-"
         picture = "-"
         if speedup is not None and row["fidelity"] is not None:
             picture = f"{row['fidelity']['psnr_db']['mean']:.1f}, {row['fidelity']['worst_psnr_db']:.1f}"
         lines.append(
-            f"| `{row['recipe']}` | {plus_minus(median)} | {gain} | {verdict} | {picture} | {peak} |"
+            f"| `{row['recipe']}` | {plus_minus(median)} | {gain} | {verdict} | {judged} | {picture} | {peak} |"
         )
     return before + TABLE_START + "\n" + "\n".join(lines) + "\n" + TABLE_END + after
 

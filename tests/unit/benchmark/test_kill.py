@@ -133,7 +133,9 @@ def kill_benches(folder: Path, kills: int, seed: int) -> None:
             store, kept = folder / f"s{kill + 1}", {}
     done = subprocess.run([*COMMAND, "--store", str(store)], capture_output=True, text=True, check=True)
     rows = json.loads(done.stdout)
-    assert [row["outcome"] for row in rows] == ["measured"] * len(RECIPES)
+    # What one or two steps draw is no picture anyway, so the gate may fail it; measured it is.
+    assert {row["outcome"] for row in rows} <= {"measured", "failed_quality"}
+    assert all(row["latency"]["n"] == PLAN.rounds for row in rows)
     assert all(row["rounds"] == PLAN.rounds for row in rows)
     after = _rows(store)
     assert len(after) == len(RECIPES) * PLAN.rounds
