@@ -1,0 +1,186 @@
+"""Which recipes are drawn: every legal pair, and seeded random recipes, from what the techniques declare."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vivace.errors import RecipeError
+from vivace.spec.recipe import TechniqueCall
+from vivace.spec.technique import Component, Machine, Target
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.resolve import instantiate, resolve, text_of
+
+STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # what is enough for a picture
+MODELS = tuple(STEPS)
+NUM_RANDOM = 300
+SEED = 20
+EXACT = frozenset(
+    {
+        "channels_last",
+        "fuse_qkv",
+        "inference_mode",
+        "prompt_cache",
+        "vae_slicing",
+        "compile",
+        "cuda_graph",
+    }
+)
+"""Techniques that compute the same in fp32 but for the order of sums."""
+
+# Where what is worth tuning for real models says nothing about a small one, or does not come first.
+_SUITED: dict[tuple[str, str], list[Any]] = {
+    ("vae_tiling", "tile"): [64],
+    ("vae_tiling", "overlap"): [None],
+    ("compile", "mode"): ["default"],
+    ("compile", "backend"): ["eager"],  # inductor's own compile time is for the tests of compile
+    ("first_block_cache", "threshold"): [0.3, 0.2],
+    ("guidance", "scale"): [3.0, 1.0, 5.0],
+    ("steps", "steps"): [12, 20],
+    ("dtype", "dtype"): ["bf16", "fp16"],
+    ("attention", "backend"): ["math", "flash"],  # flash is what a CPU takes by itself, which changes nothing
+}
+_OF_FLOW_MODELS: dict[tuple[str, str], list[Any]] = {
+    ("scheduler", "sampler"): ["flow_euler"],  # its own family, which for FLUX is this one alone
+    ("scheduler", "karras"): [True],
+}
+_MACHINE = Machine("cpu", "CPU", None, "c++")
+
+Kind = Literal["single", "pair", "random"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One recipe on one model. `names` are its techniques as paired or drawn."""
+
+    kind: Kind
+    model: str
+    recipe: str
+    names: tuple[str, ...]
+
+
+def worth_tuning(name: str, knob: str, model: str) -> list[Any]:
+    """The values that a knob is given, the first of them in pairs: those worth tuning, else its default alone."""
+    if model == "tiny-flux" and (name, knob) in _OF_FLOW_MODELS:
+        return _OF_FLOW_MODELS[name, knob]
+    if (name, knob) in _SUITED:
+        return _SUITED[name, knob]
+    field = TECHNIQUES[name].model_fields[knob]
+    extra = field.json_schema_extra
+    assert isinstance(extra, dict)
+    tune = list(extra["tune"])  # type: ignore[arg-type]
+    if field.is_required():
+        return tune
+    return [field.default, *(value for value in tune if value != field.default)]
+
+
+def written(name: str, knobs: dict[str, Any], targets: tuple[str, ...] = ()) -> str:
+    """A technique in recipe notation; no targets: its default ones."""
+    call = TechniqueCall(name=name, knobs=knobs, targets=targets or tuple(TECHNIQUES[name].default_targets))
+    return text_of(call)
+
+
+def plain(name: str, model: str, targets: tuple[str, ...] = ()) -> str:
+    """A technique with the first value of each knob."""
+    knobs = {knob: worth_tuning(name, knob, model)[0] for knob in TECHNIQUES[name].model_fields}
+    return written(name, knobs, targets)
+
+
+def is_legal(recipe: str) -> bool:
+    try:
+        resolve(recipe)
+    except RecipeError:
+        return False
+    return True
+
+
+def pair(first: str, second: str, model: str) -> str | None:
+    """Both techniques where they go by default, or, if they own the same slot there, on different components.
+
+    None: they refuse each other by declaration.
+    """
+    recipe = f"{plain(first, model)}+{plain(second, model)}"
+    if is_legal(recipe):
+        return resolve(recipe).text
+    for a, b in itertools.product(TECHNIQUES[first].targetable, TECHNIQUES[second].targetable):
+        # A second text encoder the embedded UNet has not.
+        if a != b and "text_encoder_2" not in (a, b):
+            recipe = f"{plain(first, model, (a,))}+{plain(second, model, (b,))}"
+            if is_legal(recipe):
+                return resolve(recipe).text
+    return None
+
+
+def legal_pairs() -> list[Case]:
+    """Every unordered pair on each model, each technique with itself on different components too."""
+    return [
+        Case("pair", model, recipe, (first, second))
+        for model in MODELS
+        for first, second in itertools.combinations_with_replacement(TECHNIQUES, 2)
+        if (recipe := pair(first, second, model)) is not None
+    ]
+
+
+def refusing_pairs() -> list[tuple[str, str]]:
+    """The pairs (of different techniques) that own the same slot wherever both can be aimed."""
+    return [
+        (first, second)
+        for first, second in itertools.combinations(TECHNIQUES, 2)
+        if all(pair(first, second, model) is None for model in MODELS)
+    ]
+
+
+def random_recipes(count: int = NUM_RANDOM, seed: int = SEED) -> list[Case]:
+    """Legal recipes of 3 to 6 techniques, by turns of each model, all different.
+
+    Drawn from what neither a CPU nor the model refuses in a technique alone, so that nearly all of them can run; how
+    techniques refuse company is the pairs' subject.
+    """
+    rng = random.Random(seed)
+    found: dict[tuple[str, str], Case] = {}
+    while len(found) < count:
+        model = MODELS[len(found) % len(MODELS)]
+        names = rng.sample(sorted(TECHNIQUES), rng.randint(3, 6))
+        parts = [_random_call(name, model, rng) for name in names]
+        if None in parts or not is_legal(recipe := "+".join(part for part in parts if part)):
+            continue
+        text = resolve(recipe).text
+        found.setdefault((model, text), Case("random", model, text, tuple(sorted(names))))
+    return list(found.values())
+
+
+def _random_call(name: str, model: str, rng: random.Random) -> str | None:
+    """One technique with random knobs, in a third of the cases on random targets; None if it cannot work alone."""
+    technique = TECHNIQUES[name]
+    knobs = {knob: rng.choice(worth_tuning(name, knob, model)) for knob in technique.model_fields}
+    targets: tuple[Component, ...] = technique.default_targets
+    if technique.targetable and rng.random() < 1 / 3:
+        chosen = rng.sample(technique.targetable, rng.randint(1, len(technique.targetable)))
+        targets = tuple(c for c in technique.targetable if c in chosen)
+    recipe = written(name, knobs, targets)
+    return recipe if is_legal(recipe) and works_alone(recipe, model) else None
+
+
+@functools.cache
+def works_alone(recipe: str, model: str) -> bool:
+    (call,) = resolve(recipe).techniques
+    target = _target(model)
+    target.components = call.targets  # type: ignore[assignment]
+    return bool(target.modules() or not call.targets) and instantiate(call).unsupported(target) is None
+
+
+@functools.cache
+def _target(model: str) -> Target:
+    from vivace.models import find_model, load_pipeline
+
+    return Target(machine=_MACHINE, pipe=load_pipeline(find_model(model), "cpu"), load_tiny_vae=lambda: None)
+
+
+def members(case: Case) -> list[Case]:
+    """A recipe's techniques, each alone, with its own knobs and targets."""
+    return [
+        Case("single", case.model, text_of(call), (call.name,)) for call in resolve(case.recipe).techniques
+    ]

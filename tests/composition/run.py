@@ -1,0 +1,257 @@
+"""Draw every legal pair and the seeded random recipes on the embedded models, one forked process each.
+
+    python -m tests.composition.run --out results/composition-cpu.json --limit-s 600
+
+The record is written anew after each recipe, one line each; the same command goes on where it stopped, and tries again
+what crashed or timed out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import click
+
+from tests.composition.recipes import (
+    EXACT,
+    MODELS,
+    NUM_RANDOM,
+    SEED,
+    STEPS,
+    Case,
+    legal_pairs,
+    members,
+    random_recipes,
+)
+from tests.composition.worker import COMMAND, EQUAL_DB
+from vivace.benchmark.launcher import Launcher, last_line
+from vivace.spec.recipe import BASELINE
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.resolve import resolve
+
+RECORD = Path(__file__).parents[2] / "results" / "composition-cpu.json"
+TIMEOUT_S = 120.0
+STATED = ("measured", "unsupported", "no_effect")
+EXACT_LEAST_DB = 40.0
+WORST_MEMBER_DB = 6.0
+REPEAT_LEAST_DB = 60.0
+"""Between two calls with the same noise, whatever the recipe."""
+
+Row = dict[str, Any]
+
+
+class Drawer:
+    """Draws cases one at a time; a context manager that owns the worker process and the references."""
+
+    def __init__(self) -> None:
+        self._launcher = Launcher(fork=True, command=COMMAND)
+        self._folder = tempfile.TemporaryDirectory()
+        self._references: set[str] = set()
+
+    def __enter__(self) -> Drawer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._launcher.close()
+        self._folder.cleanup()
+
+    def draw(self, case: Case, timeout_s: float = TIMEOUT_S) -> Row:
+        """A row: the case, `outcome`, `reason`, `psnr_db` to the baseline in fp32, `faults`, and `wall_s`.
+
+        Raises:
+            RuntimeError: the baseline itself cannot be drawn.
+        """
+        if case.model not in self._references:
+            said = self._request(case.model, BASELINE, True, TIMEOUT_S)
+            if said["outcome"] != "measured" or said["faults"]:
+                raise RuntimeError(f"{case.model} draws no baseline: {said}")
+            self._references.add(case.model)
+        started = time.monotonic()
+        said = self._request(case.model, case.recipe, False, timeout_s)
+        return asdict(case) | said | {"wall_s": round(time.monotonic() - started, 2)}
+
+    def _request(self, model: str, recipe: str, is_reference: bool, timeout_s: float) -> Row:
+        request = {
+            "model": model,
+            "recipe": recipe,
+            "steps": STEPS[model],
+            "reference": str(Path(self._folder.name) / f"{model}.npy"),
+            "is_reference": is_reference,
+            "threads": 1,
+        }
+        ending = self._launcher.run(request, timeout_s)
+        if ending.value is not None:
+            return ending.value
+        if ending.timed_out:
+            return _failed("timed_out", f"no picture in {timeout_s:g} s")
+        how = f"signal {ending.signal}" if ending.signal else f"exit status {ending.status}"
+        return _failed("crashed", f"{how}: {last_line(ending.log) or 'no message'}")
+
+
+def _failed(outcome: str, reason: str) -> Row:
+    return {
+        "outcome": outcome,
+        "reason": reason,
+        "warnings": [],
+        "psnr_db": None,
+        "repeat_psnr_db": None,
+        "faults": [],
+    }
+
+
+def complaint(row: Row, singles: dict[tuple[str, str], Row]) -> str | None:
+    """What a row breaks of the rules of composition, or None.
+
+    Args:
+        row: of a pair or a random recipe.
+        singles: by (model, recipe), at least its members.
+    """
+    if row["outcome"] not in STATED:
+        return f"{row['outcome']}: {row['reason']}"
+    if row["outcome"] != "measured":
+        return None if row["reason"] else f"{row['outcome']} without a reason"
+    if row["faults"]:
+        return f"the picture is {', '.join(row['faults'])}"
+    if row["repeat_psnr_db"] < REPEAT_LEAST_DB:
+        return f"a second call with the same noise is {row['repeat_psnr_db']} dB from the first"
+    if not resolve(row["recipe"]).same_picture:
+        return None
+    psnr_db = row["psnr_db"]
+    if set(row["names"]) <= EXACT:
+        return None if psnr_db >= EXACT_LEAST_DB else f"exact techniques, but {psnr_db} dB to the reference"
+    worst_db = EQUAL_DB
+    for member in members(Case(row["kind"], row["model"], row["recipe"], tuple(row["names"]))):
+        alone = singles[member.model, member.recipe]["psnr_db"]
+        worst_db = min(worst_db, EQUAL_DB if alone is None else alone)
+    # Members that are nearly equal to the reference may not forbid the rounding that exact ones are allowed.
+    least_db = min(worst_db - WORST_MEMBER_DB, EXACT_LEAST_DB)
+    return (
+        None if psnr_db >= least_db else f"{psnr_db} dB to the reference, its worst member alone {worst_db}"
+    )
+
+
+def in_order() -> list[Case]:
+    """All of it in a seeded order, four pairs for one random recipe, so that a stopped run holds some of everything."""
+    rng = random.Random(SEED)
+    pairs, recipes = legal_pairs(), random_recipes()
+    rng.shuffle(pairs)
+    mixed: list[Case] = []
+    while pairs or recipes:
+        mixed += [*pairs[:4], *recipes[:1]]
+        pairs, recipes = pairs[4:], recipes[1:]
+    return mixed
+
+
+def sample(num_pairs: int, num_random: int, seed: int = SEED) -> list[Case]:
+    """A seeded part of the whole in which every technique appears, pairs first."""
+    rng = random.Random(seed)
+    pairs, recipes = legal_pairs(), random_recipes()
+    rng.shuffle(pairs)
+    chosen: list[Case] = []
+    missing = set(TECHNIQUES)
+    # First those that bring the most techniques not seen yet, by turns of each model.
+    while missing:
+        model = MODELS[len(chosen) % len(MODELS)]
+        best = max((c for c in pairs if c.model == model), key=lambda case: len(missing & set(case.names)))
+        chosen.append(best)
+        missing -= set(best.names)
+    rest = [case for case in pairs if case not in chosen]
+    assert len(chosen) <= num_pairs
+    return [*chosen, *rest[: num_pairs - len(chosen)], *rng.sample(recipes, num_random)]
+
+
+def with_members(cases: Iterable[Case]) -> list[Case]:
+    """Each case behind the members alone that it is compared with, each of them once."""
+    found: dict[tuple[str, str, str], Case] = {}
+    for case in cases:
+        # What changes the picture anyway is compared with nothing.
+        alone = members(case) if resolve(case.recipe).same_picture and not set(case.names) <= EXACT else []
+        for one in (*alone, case):
+            found.setdefault((one.kind, one.model, one.recipe), one)
+    return list(found.values())
+
+
+def read(path: Path) -> Row:
+    """A record: `conditions` (what it was drawn with) and `rows`."""
+    return json.loads(path.read_text()) if path.exists() else {"conditions": conditions(), "rows": []}
+
+
+def conditions() -> Row:
+    from importlib.metadata import version
+
+    return {
+        "device": "cpu",
+        "threads": 1,
+        "steps": STEPS,
+        "seed": SEED,
+        "pairs": len(legal_pairs()),
+        "random": NUM_RANDOM,
+        "libraries": {name: version(name) for name in ("torch", "diffusers", "transformers", "torchao")},
+    }
+
+
+def write(path: Path, record: Row) -> None:
+    """The whole file anew under another name, then renamed: a killed run leaves the older one."""
+    rows = ",\n".join(json.dumps(row) for row in record["rows"])
+    text = f'{{"conditions": {json.dumps(record["conditions"])},\n"rows": [\n{rows}\n]}}\n'
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
+@click.command("composition")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
+@click.option(
+    "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
+)
+def main(out: Path, limit_s: float | None) -> None:
+    """Draw what the record lacks, one line a recipe. Exit 1 if a row breaks the rules, 4 if recipes are left."""
+    record = read(out)
+    if record["conditions"] != conditions():
+        raise click.UsageError(f"{out} was drawn with {record['conditions']}; give another --out")
+    wanted = {(case.kind, case.model, case.recipe): case for case in with_members(in_order())}
+    known = {(row["kind"], row["model"], row["recipe"]): row for row in record["rows"]}
+    rows = {key: row for key, row in known.items() if key in wanted and row["outcome"] in STATED}
+    started = time.monotonic()
+    left = [case for key, case in wanted.items() if key not in rows]
+    with Drawer() as drawer:
+        while left and (limit_s is None or time.monotonic() - started < limit_s):
+            case = left.pop(0)
+            row = drawer.draw(case)
+            rows[case.kind, case.model, case.recipe] = row
+            write(out, {"conditions": record["conditions"], "rows": list(rows.values())})
+            told = row["reason"] or f"{row['psnr_db']} dB"
+            click.echo(
+                f"{case.kind} {case.model} {case.recipe}: {row['outcome']}: {told} ({row['wall_s']} s)"
+            )
+    broken = complaints(list(rows.values()))
+    for recipe, why in broken:
+        click.echo(f"{recipe}: {why}", err=True)
+    click.echo(f"{len(rows)} in the record, {len(left)} left", err=True)
+    sys.exit(1 if broken else 4 if left else 0)
+
+
+def complaints(rows: list[Row]) -> list[tuple[str, str]]:
+    """("MODEL RECIPE", what is wrong) of each pair and random recipe that breaks a rule."""
+    singles = {(row["model"], row["recipe"]): row for row in rows if row["kind"] == "single"}
+    return [
+        (f"{row['model']} {row['recipe']}", why)
+        for row in rows
+        if row["kind"] != "single" and (why := complaint(row, singles)) is not None
+    ]
+
+
+if __name__ == "__main__":
+    main()

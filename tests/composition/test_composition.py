@@ -1,0 +1,121 @@
+"""A seeded part of what `make soak` draws as a whole: pairs and random recipes compose, or say why not."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from docs.composition import page
+from tests.composition.recipes import (
+    MODELS,
+    NUM_RANDOM,
+    Case,
+    is_legal,
+    legal_pairs,
+    pair,
+    random_recipes,
+)
+from tests.composition.run import Drawer, complaint, complaints, read, sample, with_members, write
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.resolve import resolve
+
+PAIRS, RANDOM = 25, 15
+CASES = sample(PAIRS, RANDOM)
+
+
+@pytest.fixture(scope="module")
+def drawer() -> Iterator[Drawer]:
+    with Drawer() as found:
+        yield found
+
+
+def test_the_sample_holds_every_technique_and_both_models() -> None:
+    assert len(CASES) == PAIRS + RANDOM
+    assert {name for case in CASES for name in case.names} == set(TECHNIQUES)
+    assert {case.model for case in CASES} == set(MODELS)
+
+
+def test_random_recipes_are_legal_different_and_the_same_each_time() -> None:
+    recipes = random_recipes()
+    assert recipes == random_recipes()
+    assert len({(case.model, case.recipe) for case in recipes}) == NUM_RANDOM
+    for case in recipes:
+        assert resolve(case.recipe).text == case.recipe
+        assert 3 <= len(resolve(case.recipe).techniques) <= 6
+
+
+def test_pairs_are_all_that_is_legal() -> None:
+    pairs = legal_pairs()
+    assert all(is_legal(case.recipe) for case in pairs)
+    assert {case.names for case in pairs} >= {("dtype", "compile"), ("quantize", "quantize")}
+    assert pair("steps", "steps", "tiny-sd") is None, "one slot, and nothing to aim at"
+
+
+# All in one test: the members alone, which recipes share, are drawn once.
+@pytest.mark.timeout(900)
+def test_they_compose_or_say_why_not(drawer: Drawer) -> None:
+    rows = [drawer.draw(case) for case in with_members(CASES)]
+    assert complaints(rows) == []
+    assert sum(row["outcome"] == "measured" for row in rows) > len(rows) / 2, "it draws, it does not refuse"
+
+
+def row(recipe: str, names: tuple[str, ...], **changed: object) -> dict[str, object]:
+    plain = {
+        "outcome": "measured",
+        "reason": None,
+        "warnings": [],
+        "psnr_db": 60.0,
+        "repeat_psnr_db": 200.0,
+        "faults": [],
+    }
+    return plain | {"kind": "pair", "model": "tiny-sd", "recipe": recipe, "names": names} | changed
+
+
+def test_what_breaks_the_rules_is_named() -> None:
+    exact, names = "channels_last+inference_mode", ("channels_last", "inference_mode")
+    assert complaint(row(exact, names), {}) is None
+    assert "39.0 dB" in str(complaint(row(exact, names, psnr_db=39.0), {}))
+    assert complaint(row(exact, names, outcome="crashed", reason="signal 11"), {}) == "crashed: signal 11"
+    assert "without a reason" in str(complaint(row(exact, names, outcome="no_effect"), {}))
+    assert "second call" in str(complaint(row(exact, names, repeat_psnr_db=20.0), {}))
+    assert "black" in str(complaint(row(exact, names, faults=["black"]), {}))
+
+    rounded, names = "dtype(bf16)+quantize(int8)", ("dtype", "quantize")
+    singles = {
+        ("tiny-sd", "dtype(bf16)"): row("dtype(bf16)", ("dtype",), psnr_db=35.0),
+        ("tiny-sd", "quantize(int8)"): row("quantize(int8)", ("quantize",), psnr_db=30.0),
+    }
+    assert complaint(row(rounded, names, psnr_db=24.5), singles) is None
+    assert "worst member alone 30.0" in str(complaint(row(rounded, names, psnr_db=23.5), singles))
+
+    free = "dtype(bf16)+steps(12)"
+    assert complaint(row(free, ("dtype", "steps"), psnr_db=5.0), {}) is None, "another picture by right"
+
+
+def test_a_hanging_recipe_is_ended(drawer: Drawer) -> None:
+    case = Case("pair", "tiny-sd", "steps(1000)+inference_mode", ("steps", "inference_mode"))
+    assert drawer.draw(case, timeout_s=1.0)["outcome"] == "timed_out"
+    assert drawer.draw(Case("single", "tiny-sd", "steps(2)", ("steps",)))["outcome"] == "measured", "goes on"
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "composition.json"
+    record = read(path)
+    record["rows"].append(row("steps(2)", ("steps",)) | {"names": ["steps"]})
+    write(path, record)
+    assert read(path) == record
+
+
+def test_the_page_counts_what_the_record_holds(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "composition.json"
+    record = read(path)
+    record["rows"] += [
+        row("channels_last+steps(12)", ("channels_last", "steps")),
+        row("steps(12)+tf32", ("tf32", "steps"), outcome="unsupported", reason="tf32: a CPU has none"),
+        row("channels_last+inference_mode", ("channels_last", "inference_mode"), psnr_db=9.0),
+    ]
+    write(path, record)
+    said = page(path, "a note\n")
+    assert f"3 of {len(legal_pairs())} legal pairs" in said
+    assert f"0 of {NUM_RANDOM} random recipes" in said
+    assert "- u tf32: a CPU has none (tiny-sd; 1 pair)" in said
+    assert "tiny-sd channels_last+inference_mode`: exact techniques, but 9.0 dB" in said

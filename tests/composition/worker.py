@@ -1,0 +1,108 @@
+"""A worker whose requests are drawings: one recipe on one embedded model, in a forked process of its own.
+
+Requests: {"model": ..., "recipe": ..., "steps": n, "reference": FILE, "is_reference": bool, "log": FILE,
+           "threads": ...}
+Result:   {"outcome": measured | unsupported | no_effect, "reason": ..., "warnings": [...], "psnr_db": ...,
+           "repeat_psnr_db": ..., "faults": [...]}; what else goes wrong ends the process.
+"""
+
+import os
+import sys
+from typing import Any, TextIO
+
+COMMAND = (sys.executable, __file__)
+
+PROMPTS = ["a red circle above a blue square", "a green triangle"]
+"""Two, since a batch is what slicing needs; neighbours in a batch must not change each other either."""
+EQUAL_DB = 200.0
+"""Stands for equal pictures, whose PSNR is infinite."""
+
+
+def draw(model: str, recipe: str, steps: int, reference: str, is_reference: bool) -> dict[str, Any]:
+    """Draw twice with the same noise, and compare the second time with the reference and with the first.
+
+    Twice, because caches, hooks and schedules must start anew with each call, and because a prompt is only found
+    in a cache the second time.
+
+    Args:
+        reference: a .npy file of float32 (N, H, W, 3) in 0 .. 1; written if `is_reference`, else read.
+    """
+    import numpy as np
+    import torch
+
+    from vivace.errors import NoEffect, Unsupported
+    from vivace.measure.quality import faults, pixels
+    from vivace.models import find_model, load_pipeline
+    from vivace.runtime.session import session_of
+    from vivace.techniques.resolve import resolve
+
+    found = find_model(model)
+    try:
+        session = session_of(
+            load_pipeline(found, "cpu"), found, resolve(recipe), "cpu", {"num_inference_steps": steps}
+        )
+        pictures = []
+        for _ in range(2):
+            noise = [torch.Generator().manual_seed(k) for k in range(len(PROMPTS))]
+            pictures.append(np.asarray(session(PROMPTS, generator=noise, output_type="np").images))
+    except Unsupported as error:
+        return _refused("unsupported", str(error))
+    except NoEffect as error:
+        return _refused("no_effect", str(error))
+    if is_reference:
+        np.save(reference, pictures[1])
+    reason = session.refuted(session.evidence())
+    return {
+        "outcome": "measured" if reason is None else "no_effect",
+        "reason": reason,
+        "warnings": session.warnings,
+        "psnr_db": _psnr_db(pictures[1], np.load(reference)),
+        "repeat_psnr_db": _psnr_db(pictures[1], pictures[0]),
+        "faults": sorted({fault for picture in pictures[1] for fault in faults(pixels(picture))}),
+    }
+
+
+def _refused(outcome: str, reason: str) -> dict[str, Any]:
+    return {
+        "outcome": outcome,
+        "reason": reason,
+        "warnings": [],
+        "psnr_db": None,
+        "repeat_psnr_db": None,
+        "faults": [],
+    }
+
+
+def _psnr_db(pictures: Any, others: Any) -> float | None:
+    """Of the worse picture; None if one is not finite, which is a fault."""
+    import numpy as np
+
+    if not (np.isfinite(pictures).all() and np.isfinite(others).all()):
+        return None
+    error = float(np.mean((pictures.astype(np.float64) - others) ** 2, axis=(1, 2, 3)).max())
+    return EQUAL_DB if error == 0 else round(min(EQUAL_DB, -10 * float(np.log10(error))), 2)
+
+
+def serve(request: dict[str, Any], events: TextIO) -> None:
+    import torch
+
+    from vivace.benchmark.worker import say
+
+    log = os.open(request.pop("log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(request.pop("threads"))
+    say(events, {"event": "result", "value": draw(**request)})
+
+
+if __name__ == "__main__":
+    # Imported once, before the forks: in each child the compiler's front end alone takes seconds.
+    import torch._dynamo
+    import torchmetrics
+
+    from vivace.benchmark import worker
+    from vivace.runtime import session
+
+    del torch, torchmetrics, session
+    worker.serve = serve
+    worker.main()
