@@ -1,11 +1,9 @@
-"""One small pipeline of each family, whole: real classes, random weights, prompts in words. For tests of recipes."""
+"""One small pipeline of each family, whole, for prompts in words. For tests of recipes."""
 
 from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
-from transformers import T5Config, T5EncoderModel
 
 import vivace
 from tests import shrunken
@@ -15,58 +13,15 @@ FAMILIES = ("sd", "sdxl", "flux")
 
 
 def build(family: str) -> Any:
-    """A pipeline on the CPU in fp32. `sd` is the embedded tiny-sd, the others are random but always the same."""
-    if family == "sd":
-        return load_pipeline(find_model("tiny-sd"), "cpu")
-    pipe = shrunken.sdxl() if family == "sdxl" else flux()
+    """A pipeline on the CPU in fp32. `sd` and `flux` are the embedded ones, `sdxl` is random but always the same."""
+    if family != "sdxl":
+        return load_pipeline(find_model(f"tiny-{family}"), "cpu")
+    pipe = shrunken.sdxl()
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             part.eval().requires_grad_(False)
     pipe.set_progress_bar_config(disable=True)
     return pipe
-
-
-def flux() -> FluxPipeline:
-    torch.manual_seed(0)
-    words = shrunken.tokenizer()
-    text_encoder = shrunken.text_encoder()
-    t5 = T5EncoderModel(
-        T5Config(
-            vocab_size=len(words),
-            d_model=64,
-            d_kv=32,
-            num_heads=2,
-            d_ff=64,
-            num_layers=2,
-            pad_token_id=words.pad_token_id,
-            eos_token_id=words.eos_token_id,
-        )
-    )
-    transformer = FluxTransformer2DModel(
-        in_channels=16,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=32,
-        num_attention_heads=2,
-        joint_attention_dim=64,
-        pooled_projection_dim=32,
-        guidance_embeds=True,
-        axes_dims_rope=(8, 12, 12),
-    )
-    vae = AutoencoderKL(
-        block_out_channels=(16, 32),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-        norm_num_groups=4,
-        sample_size=32,
-        force_upcast=False,
-        shift_factor=0.0,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
-    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
-    return FluxPipeline(scheduler, vae, text_encoder, words, t5, words, transformer)
 
 
 def session(family: str, recipe: str = "baseline") -> Any:

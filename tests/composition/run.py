@@ -33,7 +33,7 @@ from tests.composition.recipes import (
     members,
     random_recipes,
 )
-from tests.composition.worker import COMMAND, EQUAL_DB
+from tests.composition.worker import COMMAND, EQUAL_DB, without_picture
 from vivace.benchmark.launcher import Launcher, last_line
 from vivace.spec.recipe import BASELINE
 from vivace.techniques import TECHNIQUES
@@ -95,20 +95,9 @@ class Drawer:
         if ending.value is not None:
             return ending.value
         if ending.timed_out:
-            return _failed("timed_out", f"no picture in {timeout_s:g} s")
+            return without_picture("timed_out", f"no picture in {timeout_s:g} s")
         how = f"signal {ending.signal}" if ending.signal else f"exit status {ending.status}"
-        return _failed("crashed", f"{how}: {last_line(ending.log) or 'no message'}")
-
-
-def _failed(outcome: str, reason: str) -> Row:
-    return {
-        "outcome": outcome,
-        "reason": reason,
-        "warnings": [],
-        "psnr_db": None,
-        "repeat_psnr_db": None,
-        "faults": [],
-    }
+        return without_picture("crashed", f"{how}: {last_line(ending.log) or 'no message'}")
 
 
 def complaint(row: Row, singles: dict[tuple[str, str], Row]) -> str | None:

@@ -46,9 +46,9 @@ def draw(model: str, recipe: str, steps: int, reference: str, is_reference: bool
             noise = [torch.Generator().manual_seed(k) for k in range(len(PROMPTS))]
             pictures.append(np.asarray(session(PROMPTS, generator=noise, output_type="np").images))
     except Unsupported as error:
-        return _refused("unsupported", str(error))
+        return without_picture("unsupported", str(error))
     except NoEffect as error:
-        return _refused("no_effect", str(error))
+        return without_picture("no_effect", str(error))
     if is_reference:
         np.save(reference, pictures[1])
     reason = session.refuted(session.evidence())
@@ -62,7 +62,8 @@ def draw(model: str, recipe: str, steps: int, reference: str, is_reference: bool
     }
 
 
-def _refused(outcome: str, reason: str) -> dict[str, Any]:
+def without_picture(outcome: str, reason: str) -> dict[str, Any]:
+    """A row of what drew nothing that could be compared."""
     return {
         "outcome": outcome,
         "reason": reason,

@@ -194,21 +194,19 @@ def _judge_clip(found: Fidelity, limits: Limits) -> Judgement:
         )
         return Judgement(Gate.UNCLEAR, reason)
     bounds = found.clip_bounds
-    text, wanted = (
-        f"CLIP margin kept {100 * found.clip_kept.point:.1f} %",
-        f"at least {100 * minimum:g} % was wanted",
-    )
+    kept = f"CLIP margin kept {100 * found.clip_kept.point:.1f} %"
+    # Beside its interval stands the capped mean, or the mean could lie outside.
+    capped = f"CLIP margin kept {100 * bounds.point:.1f} %, single pictures capped"
+    wanted = f"at least {100 * minimum:g} % was wanted"
     if bounds.low is None or bounds.high is None:
-        return Judgement(Gate.UNCLEAR, f"{text}: too few pictures for an interval", "clip")
+        return Judgement(Gate.UNCLEAR, f"{kept}: too few pictures for an interval", "clip")
     verdict = gate(bounds, minimum)
     if verdict is Gate.FAILED:
-        said = f"{text}, 95 % sure below {100 * bounds.high:.1f}: {wanted}"
+        said = f"{kept}, 95 % sure below {100 * bounds.high:.1f}: {wanted}"
     elif verdict is Gate.PASSED:
-        said = f"{text}, 95 % sure above {100 * bounds.low:.1f}; {wanted}"
+        said = f"{capped}, 95 % sure above {100 * bounds.low:.1f}; {wanted}"
     else:
-        said = (
-            f"{text} [{100 * bounds.low:.1f}, {100 * bounds.high:.1f}]: too few pictures to decide, {wanted}"
-        )
+        said = f"{capped} [{100 * bounds.low:.1f}, {100 * bounds.high:.1f}]: too few pictures to decide, {wanted}"
     return Judgement(verdict, said, "clip")
 
 

@@ -11,7 +11,7 @@ from vivace.spec.base import Spec
 CLIP_LIMITS = {"tiny-clip": 0.99}
 """Scorers whose limit was calibrated against the truth."""
 CLIP_LIMIT = 0.95
-"""Of all other scorers: a real CLIP's scores scatter far more from picture to picture."""
+"""Of all other scorers: a guess on the wide side, since nothing tells the truth about photographs."""
 
 
 class Limits(Spec):

@@ -121,7 +121,9 @@ def test_one_lost_picture_neither_fails_a_recipe_nor_hides() -> None:
     other = drawn("steps(8)")
     one_lost = row_of(other, figures_of(other, kept=[0.0, *[1.0] * (NUM - 1)]), Limits(clip=0.99))
     assert said(one_lost).gate is Gate.UNCLEAR
-    assert said(one_lost).reason.startswith("CLIP margin kept 91.7 % [95.0, 100.0]: too few pictures")
+    assert said(one_lost).reason.startswith(
+        "CLIP margin kept 98.3 %, single pictures capped [95.0, 100.0]: too few"
+    )
     half_lost = row_of(other, figures_of(other, kept=[0.5, 1.0] * 6), Limits(clip=0.99))
     assert said(half_lost).gate is Gate.FAILED
 
@@ -256,7 +258,9 @@ def test_a_failed_recipe_is_never_called_fastest() -> None:
     rows = rows_of([base, greedy, good], QualityPass({f.key: f for f in known}, SCORER), Limits())
     told = summary(rows)
     assert told.startswith("tiny_vae is the fastest: 2.00x")
-    assert "Its pictures pass: CLIP margin kept 100.0 %, 95 % sure above 100.0" in told
+    assert (
+        "Its pictures pass: CLIP margin kept 100.0 %, single pictures capped, 95 % sure above 100.0" in told
+    )
     assert "steps(1) fails on quality; the table says why." in told
     assert "No recipe whose pictures pass was faster" in summary(rows[:2])
     assert "failed_quality" in render(rows, "table")
