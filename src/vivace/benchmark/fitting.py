@@ -10,22 +10,43 @@ from vivace.spec.trial import Trial
 LARGEST = 4096
 
 
-def largest(fits: Callable[[int], bool], limit: int = LARGEST) -> int:
+def largest(fits: Callable[[int], bool], guess: Callable[[], int] | None = None, limit: int = LARGEST) -> int:
     """The largest batch that fits, 0 if not even one picture does.
 
-    Doubles until it does not fit, then halves the gap until it is under a sixteenth: batches of 61 and 63 pictures
-    take the same time a picture, and each try costs a call.
+    Tries what is guessed, or doubles until it does not fit; then halves the gap until it is under a sixteenth: batches
+    of 61 and 63 pictures take the same time a picture, and each try costs a call.
+
+    Args:
+        guess: asked once two pictures have fitted.
     """
-    good, bad = 0, 1
-    while bad <= limit and fits(bad):
-        good, bad = bad, 2 * bad
-    bad = min(bad, limit + 1)
-    while good and bad - good > max(1, good // 16):
-        middle = (good + bad) // 2
-        if fits(middle):
-            good = middle
+    good, bad = 0, limit + 1
+
+    def try_batch(batch: int) -> bool:
+        nonlocal good, bad
+        if fits(batch):
+            good = batch
         else:
-            bad = middle
+            bad = batch
+        return good == batch
+
+    def is_open() -> bool:
+        return bad - good > max(1, good // 16)
+
+    if not (try_batch(1) and try_batch(2)):
+        return good
+    step = good
+    if guess is not None:
+        near = min(max(guess(), good + 1), limit)
+        step = max(1, near // 16)
+        found = try_batch(near)
+        while not found and is_open():
+            found = try_batch(max(bad - step, good + 1))
+            step *= 2
+    while bad > limit and is_open():
+        try_batch(min(good + step, limit))
+        step *= 2
+    while is_open():
+        try_batch((good + bad) // 2)
     return good
 
 
@@ -50,10 +71,12 @@ def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None]) -> int
     from vivace.benchmark.round import open_trial, try_call
 
     session = open_trial(trial)
+    peaks: dict[int, int] = {}
 
     def fits(batch: int, calls: int = 1) -> bool:
         report({"event": "phase", "phase": "batch", "done": batch})
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
         call = trial.workload.model_copy(update={"batch": batch}).calls()[0]
         try:
             for _ in range(calls):
@@ -62,6 +85,15 @@ def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None]) -> int
             # The traceback holds the tensors of the failed call.
             gc.collect()
             return False
+        peaks[batch] = torch.cuda.max_memory_allocated()
         return True
 
-    return settled(largest(fits), lambda batch: fits(batch, calls=3))
+    def guess() -> int:
+        """Memory grows by the same amount with each picture, and pieces of it lie unused between others."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        each = max(1, peaks[2] - peaks[1])
+        return int(1 + (free + torch.cuda.memory_reserved() - peaks[1]) * 0.95 / each)
+
+    return settled(largest(fits, guess), lambda batch: fits(batch, calls=3))

@@ -204,10 +204,21 @@ def _cuda_recorder() -> Record:
             with torch.cuda.graph(graph, pool=pool):
                 outputs = work()
         except torch.OutOfMemoryError:
+            _end_recording_of_noise()
             raise
         except RuntimeError as error:
+            _end_recording_of_noise()
             reason = (str(error).strip().splitlines() or [repr(error)])[0]
             raise Unsupported(f"cuda_graph: the denoiser's step cannot be recorded: {reason}") from error
         return graph.replay, outputs
 
     return record
+
+
+def _end_recording_of_noise() -> None:
+    """A recording that fails leaves the device's generator believing that it goes on, and every later draw of random
+    numbers fails (torch 2.11). A clone of its state has seen no recording."""
+    import torch
+
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())

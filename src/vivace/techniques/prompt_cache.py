@@ -192,7 +192,7 @@ class _Shelf:
         self._has_data = has_data
         self._homes: dict[int, Any] = {}
         for encoder in encoders:
-            encoder.register_forward_pre_hook(self._bring_back)
+            encoder.register_forward_pre_hook(self._bring_back, with_kwargs=True)
 
     def put_away(self) -> None:
         for encoder in self._encoders:
@@ -205,10 +205,20 @@ class _Shelf:
             else:
                 _empty(encoder)
 
-    def _bring_back(self, encoder: Any, args: Any) -> None:
+    def _bring_back(self, encoder: Any, args: Any, kwargs: Any) -> Any:
         home = self._homes.pop(id(encoder), None)
-        if home is not None:
-            _move(encoder, home)
+        if home is None:
+            return None
+        _move(encoder, home)
+        # SDXL and FLUX put the words where they find the encoder, which was the host's memory.
+        return _on(home, (args, kwargs))
+
+
+def _on(device: Any, tensors: Any) -> Any:
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), tensors)
 
 
 def _move(module: Any, device: Any) -> None:

@@ -111,6 +111,27 @@ def test_the_largest_batch_is_found_in_few_tries(most: int) -> None:
     assert len(tried) <= 18
 
 
+@pytest.mark.parametrize("most", [2, 3, 7, 63, 64, 65, 1000, 4096, 9999])
+@pytest.mark.parametrize(
+    ("factor", "num_tries"), [(0.0, 18), (0.5, 13), (0.95, 7), (1.0, 6), (1.05, 7), (3.0, 12)]
+)
+def test_a_good_guess_saves_tries_and_a_bad_one_does_no_harm(
+    most: int, factor: float, num_tries: int
+) -> None:
+    tried: list[int] = []
+
+    def fits(batch: int) -> bool:
+        assert batch not in tried
+        assert 1 <= batch <= 4096
+        tried.append(batch)
+        return batch <= most
+
+    found = largest(fits, lambda: int(factor * most))
+    assert found <= min(most, 4096)
+    assert min(most, 4096) - found <= max(0, found // 16)
+    assert len(tried) <= num_tries
+
+
 @pytest.mark.parametrize(
     ("found", "holds"), [(64, 64), (64, 60), (64, 1), (1000, 990), (3, 2), (1, 0), (0, 0)]
 )
