@@ -44,7 +44,7 @@ def open_session(
 
 
 def waits_on_host(recipe: Recipe) -> bool:
-    """Whether the recipe takes the model from the host's memory, so that it need not fit the GPU as it was published."""
+    """Whether the recipe takes the model from the host's memory, so that it need not fit the GPU at first."""
     return any(TECHNIQUES[call.name].from_host for call in recipe.techniques)
 
 

@@ -79,8 +79,8 @@ class Target:
     `pipe` is None when only the machine is judged (`vivace techniques`). `defaults` are the call's defaults
     (steps, guidance, size) as far as known. `load_tiny_vae` gives the tiny VAE of this model, or None.
     `has_random_weights` says that nothing was learnt: what adapts to the content has nothing to adapt to.
-    `waits` says that the pipeline is in the host's memory still, to be brought to the device; `home` is then the kind of
-    device that weights are left on: "cpu" if a later technique moves them when they are needed.
+    `waits` says that the pipeline is in the host's memory still, to be brought to the device; `home` is then where
+    weights are left: on the "cpu" if a later technique moves them when they are needed.
     `has_data` is False where the pipeline has shapes alone (its tensors lie on the meta device), to predict what memory
     it takes: whatever looks at values or compiles is then left out, and what it would hold is held.
     """

@@ -6,7 +6,7 @@ Why: the parts of a pipeline work one after the other, and most of the weights w
 Costs: the way over PCIe. `model` moves each part once a call. `sequential` and `group` move all of a part's weights
     each time it is called: FLUX's transformer is 24 GB in bf16, in every step. `group` with `stream` fetches the next
     layers while one computes, and pins a copy of all weights in the host's memory.
-Needs: a GPU, and host memory for the whole model; it is loaded there, so it need never fit the GPU. A recorded step reads
+Needs: a GPU, and host memory for the whole model; it is loaded there and need never fit the GPU. A recorded step reads
     weights at fixed places, so graphs do not go with it; nor do compiled or quantised parts with `sequential`.
 Source: accelerate, `cpu_offload_with_hook` and `cpu_offload`; diffusers, `enable_group_offload`; Rajbhandari et al.,
     ZeRO-Infinity, arXiv 2104.07857.
