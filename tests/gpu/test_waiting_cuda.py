@@ -36,7 +36,8 @@ def test_the_gpu_never_holds_the_whole_model(model: str, recipe: str) -> None:
     assert peak < (0.2 if "offload" in recipe else 0.95) * whole
     predicted = predict(find_weightless(model), resolve(recipe)).loading_bytes
     print(f"{model} {recipe}: whole {whole}, peak while loading {peak}, predicted {predicted}")
-    assert abs(peak - predicted) < 0.1 * whole
+    # Small layers: what converting one takes is a larger share than in any real model.
+    assert -0.03 * whole < predicted - peak < 0.15 * whole
     assert draw(session).std() > 0.01
 
 
