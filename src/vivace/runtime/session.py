@@ -144,9 +144,9 @@ class Session:
                     stack.enter_context(effect.around())
             yield
 
-    def evidence(self) -> dict[str, int | float | str]:
+    def evidence(self) -> dict[str, int | float | str | list[str]]:
         """What was seen to happen in the calls so far."""
-        found: dict[str, int | float | str] = {}
+        found: dict[str, int | float | str | list[str]] = {}
         for _, effect in self._applied:
             if effect.evidence is not None:
                 found |= effect.evidence()

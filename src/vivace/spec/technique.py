@@ -8,7 +8,7 @@ It says in words why it is unsupported, and `apply` says what really changed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -129,7 +129,7 @@ class Effect:
     step_end_inputs: tuple[str, ...] = ()
     contexts: dict[Component, CallContext] = field(default_factory=dict)
     around: CallContext | None = None
-    evidence: Callable[[], dict[str, int | float | str]] | None = None
+    evidence: Callable[[], Mapping[str, int | float | str | list[str]]] | None = None
     refuted: Callable[[dict[str, Any]], str | None] | None = None
 
 

@@ -1,89 +1,167 @@
-"""Linear weights in fewer bits (weight-only): int8 with a scale per output row, int4 with one per 32 weights.
+"""Weights in fewer bits; in some schemes the products too.
 
-Why: half the memory of fp16 (int8) for the quantised layers; where reading weights is the limit, less to read.
-Costs: rounding of the weights to 255 or 15 levels, and the work of widening them again in front of each product:
-    without `compile` it is slower, not faster. Convolutions keep their precision. int4 is kept unpacked, one weight a
-    byte, the form that runs on any device: it costs int8's memory and int4's quality.
-Needs: torchao; int4 leaves alone layers whose inputs are no multiple of 32.
-Source: torchao, Int8WeightOnlyConfig and IntxWeightOnlyConfig; Dettmers et al., LLM.int8(), arXiv 2208.07339.
+Why: half (8 bits) or a quarter (4 bits) of the memory of fp16 for the layers that are quantised. Where reading weights
+    is the limit there is less to read; where products are, `int8_dynamic`, `fp8`, `int4_gemm` multiply in fewer bits.
+Costs: rounding. Schemes that store in fewer bits and compute as before widen the weights in front of each product:
+    without `compile` they are slower, not faster. The model is there in full precision first.
+Needs: torchao, which comes with vivace. `fp8` wants a GPU of compute capability 8.9 or later, and bf16 for a scale per
+    row. Layers that a scheme cannot take are left alone; the evidence names them and says why.
+Source: torchao; Dettmers et al., LLM.int8(), arXiv 2208.07339; Dettmers et al., QLoRA (NF4, double quantisation),
+    arXiv 2305.14314; Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433.
+
+Hopper's tensor cores know no int4, and torchao 0.16 took its int4 by int4 product out. `int4_gemm` is the nearest that
+torchao has: int4 weights, fp8 inputs.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+import importlib.util
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from vivace.errors import NoEffect
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
-
-_GROUP = 32  # weights that share a scale in int4
+from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
+from vivace.techniques.quantization import SCHEMES, Scheme, backends_of, schemes_of
+from vivace.techniques.quantization.layers import (
+    Choice,
+    briefly,
+    briefly_why,
+    choose,
+    is_named,
+    layers_of,
+    patterns_of,
+    put,
+)
+from vivace.techniques.quantization.scheme import Settings
 
 
 class Quantize(Technique):
     name: ClassVar[str] = "quantize"
-    summary: ClassVar[str] = "Linear weights in fewer bits (torchao)"
+    summary: ClassVar[str] = "weights (and products) in fewer bits"
     stage: ClassVar[Stage] = Stage.QUANTIZE
     owns: ClassVar[str] = "weights"
     same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "text_encoder", "text_encoder_2")
+    targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
     when_memory_is_short: ClassVar[tuple[str, ...]] = (
         "quantize(int8)",
         "quantize(int8)@denoiser,text_encoder_2",
     )
 
-    scheme: Literal["int8", "int4"] = knob(
-        tune=["int8"], about="int8: a scale per output row; int4: a scale per 32 weights"
+    scheme: Literal["int8", "int8_dynamic", "fp8_weight", "fp8", "nf4", "int4", "int4_gemm"] = knob(
+        tune=["int8"], about="how weights are stored, and what products are computed in"
     )
+    backend: Literal["torchao"] = knob("torchao", about="the library that does it")
+    granularity: Literal["row", "tensor"] = knob("row", about="fp8 schemes: a scale per row, or one for all")
+    convolutions: bool = knob(False, about="quantise convolutions too, where the scheme can (int8)")
+    skip: str = knob("", about="layers left alone: names or patterns, e.g. 'proj_out, *.ff.*'")
+    min_weights: int = knob(0, ge=0, about="layers of fewer weights are left alone")
+
+    @model_validator(mode="after")
+    def _knobs_go_together(self) -> Self:
+        scheme = SCHEMES.get((self.backend, self.scheme))
+        if scheme is None:
+            raise ValueError(
+                f"{self.backend} has no {self.scheme}; it has {', '.join(schemes_of(self.backend))}, "
+                f"and {self.scheme} comes with {', '.join(backends_of(self.scheme))}"
+            )
+        if self.granularity == "tensor" and not scheme.has_tensor_scales:
+            raise ValueError(f"granularity=tensor is for fp8 schemes; {self.scheme} has its own scales")
+        if self.convolutions and not scheme.takes_convolutions:
+            able = [f"{name} of {library}" for (library, name), s in SCHEMES.items() if s.takes_convolutions]
+            raise ValueError(
+                f"{self.scheme} of {self.backend} knows no convolutions; those that do: {', '.join(able)}"
+            )
+        return self
 
     def unsupported(self, target: Target) -> str | None:
-        import importlib.util
-
-        if importlib.util.find_spec("torchao") is None:
-            return "quantising needs torchao (pip install torchao)"
+        scheme, settings = self._scheme(), self._settings(target)
+        module, package = scheme.package
+        if importlib.util.find_spec(module) is None:
+            return f"{self.backend} is not installed (pip install {package})"
+        reason = scheme.lacks(settings)
+        if reason is not None:
+            return reason
+        if target.pipe is not None:
+            names = [name for part in target.modules().values() for name in layers_of(part)]
+            for pattern in patterns_of(self.skip):
+                if not any(is_named(name, pattern) for name in names):
+                    shown = ", ".join(briefly(names)[:8])
+                    return f"skip: no layer of {', '.join(target.components)} is called '{pattern}' (there is {shown})"
         return None
 
     def apply(self, target: Target) -> Effect:
-        import torch
-        from torchao.quantization import quantize_
-
+        scheme, settings = self._scheme(), self._settings(target)
+        modules = target.modules()
+        choices = {
+            component: choose(module, scheme, settings, patterns_of(self.skip), self.min_weights)
+            for component, module in modules.items()
+        }
         changed: dict[str, int | float | str] = {}
-        for component, module in target.modules().items():
-            linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
-            before = {id(m): type(m.weight) for m in linears}
-            quantize_(module, _config(self.scheme), filter_fn=_FITS[self.scheme])
-            num = sum(1 for m in linears if type(m.weight) is not before[id(m)])
-            if num:
-                changed[f"{component}.quantized_layers"] = num
-                changed[f"{component}.layers_left_alone"] = len(linears) - num + _num_convolutions(module)
+        for component, choice in choices.items():
+            module = modules[component]
+            for name in choice.taken:
+                put(module, name, scheme.change(module.get_submodule(name), settings))
+            if choice.taken:
+                changed[f"{component}.quantized_layers"] = len(choice.taken)
+                changed[f"{component}.layers_left_alone"] = len(choice.kept)
+                changed[f"{component}.weights_are"] = _kind(module, choice)
         if not changed:
-            raise NoEffect("no Linear layer to quantise")
-        return Effect(changed=changed)
+            _refuse(choices)
+        done = {c: _kinds(modules[c], choice) for c, choice in choices.items() if choice.taken}
+
+        def evidence() -> dict[str, int | float | str | list[str]]:
+            found: dict[str, int | float | str | list[str]] = {}
+            for component, kinds in done.items():
+                still = [
+                    n
+                    for n, kind in _kinds(modules[component], choices[component]).items()
+                    if kind == kinds[n]
+                ]
+                found[f"{component}.quantized"] = briefly(still)
+                if choices[component].kept:
+                    found[f"{component}.left_alone"] = briefly_why(choices[component].kept)
+            return found
+
+        def refuted(_: dict[str, Any]) -> str | None:
+            for component, kinds in done.items():
+                lost = [
+                    n
+                    for n, kind in _kinds(modules[component], choices[component]).items()
+                    if kind != kinds[n]
+                ]
+                if lost:
+                    return f"{len(lost)} of {component}'s layers are no longer quantised: {', '.join(briefly(lost))}"
+            return None
+
+        return Effect(changed=changed, evidence=evidence, refuted=refuted)
+
+    def _scheme(self) -> Scheme:
+        return SCHEMES[self.backend, self.scheme]
+
+    def _settings(self, target: Target) -> Settings:
+        return Settings(target.machine, target.has_data, self.granularity, self.convolutions)
 
 
-def _config(scheme: str) -> Any:
-    import torch
-    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
-
-    if scheme == "int4":
-        return IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(_GROUP))
-    # torchao's default would change inductor's global settings for the whole process.
-    return Int8WeightOnlyConfig(set_inductor_config=False)
+def _kinds(module: Any, choice: Choice) -> dict[str, tuple[str, str]]:
+    """What the layers that were taken are now: class of the layer, class of its weight."""
+    layers = {name: module.get_submodule(name) for name in choice.taken}
+    return {name: (type(layer).__name__, type(layer.weight).__name__) for name, layer in layers.items()}
 
 
-def _fits_int8(module: Any, name: str) -> bool:
-    import torch
-
-    return isinstance(module, torch.nn.Linear)
+def _kind(module: Any, choice: Choice) -> str:
+    return ", ".join(dict.fromkeys(weight for _, weight in _kinds(module, choice).values()))
 
 
-def _fits_int4(module: Any, name: str) -> bool:
-    return _fits_int8(module, name) and module.in_features % _GROUP == 0
-
-
-_FITS = {"int8": _fits_int8, "int4": _fits_int4}
-
-
-def _num_convolutions(module: Any) -> int:
-    import torch
-
-    return sum(1 for m in module.modules() if isinstance(m, torch.nn.Conv2d))
+def _refuse(choices: dict[Component, Choice]) -> None:
+    """Raises NoEffect: there was no layer to take."""
+    kept = {name: reason for choice in choices.values() for name, reason in choice.kept.items()}
+    num_before = sum(choice.num_before for choice in choices.values())
+    if num_before and num_before == sum(reason != "convolution" for reason in kept.values()):
+        raise NoEffect("the weights are quantised already", already_so=True)
+    if not kept:
+        raise NoEffect(f"no Linear layer to quantise in {', '.join(choices) or 'this pipeline'}")
+    reasons = briefly_why(kept)
+    more = f" and {len(reasons) - 5} more" if len(reasons) > 5 else ""
+    raise NoEffect(f"no layer could be quantised: {'; '.join(reasons[:5])}{more}")

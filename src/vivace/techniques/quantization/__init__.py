@@ -1,0 +1,20 @@
+"""What `quantize` chooses from: how weights are stored in fewer bits, and by which library."""
+
+from __future__ import annotations
+
+from vivace.techniques.quantization.scheme import Scheme
+from vivace.techniques.quantization.torchao_schemes import TORCHAO
+
+SCHEMES: dict[tuple[str, str], Scheme] = {("torchao", name): scheme for name, scheme in TORCHAO.items()}
+"""By backend and name. To add one: an entry in its library's table."""
+
+
+def schemes_of(backend: str) -> list[str]:
+    return [name for library, name in SCHEMES if library == backend]
+
+
+def backends_of(name: str) -> list[str]:
+    return [library for library, scheme in SCHEMES if scheme == name]
+
+
+__all__ = ["SCHEMES", "Scheme", "backends_of", "schemes_of"]
