@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae
+from vivace.models.prompts import PROMPT_SETS
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE, Recipe
 from vivace.spec.technique import CallContext, Component, Effect, Target, component_of
-from vivace.techniques.resolve import instantiate, resolve
+from vivace.techniques.resolve import instantiate, resolve, text_of
 
 
 def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session:
@@ -35,17 +38,30 @@ def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session
 
 
 def open_session(
-    found: Found, recipe: Recipe, device: str, defaults: dict[str, Any] | None = None
+    found: Found,
+    recipe: Recipe,
+    device: str,
+    defaults: dict[str, Any] | None = None,
+    prompts: Sequence[str] = (),
 ) -> Session:
     """`load` with everything resolved; `defaults` replace the catalogue's call defaults."""
     pipe = load_pipeline(found, device)
-    return session_of(pipe, found, recipe, device, defaults)
+    return session_of(pipe, found, recipe, device, defaults, prompts)
 
 
 def session_of(
-    pipe: Any, found: Found, recipe: Recipe, device: str, defaults: dict[str, Any] | None = None
+    pipe: Any,
+    found: Found,
+    recipe: Recipe,
+    device: str,
+    defaults: dict[str, Any] | None = None,
+    prompts: Sequence[str] = (),
 ) -> Session:
-    """A Session over a pipeline that was loaded from `found`; it draws the same noise whatever the recipe's dtype."""
+    """A Session over a pipeline that was loaded from `found`; it draws the same noise whatever the recipe's dtype.
+
+    Args:
+        prompts: what will be drawn, for techniques that adapt to it; none: the catalogue's for this model.
+    """
     tiny = found.tiny_vae
     target = Target(
         machine=this_machine(device),
@@ -53,17 +69,29 @@ def session_of(
         defaults=_signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
         load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
         has_random_weights=found.model.is_synthetic,
+        prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts),
+        identity=f"{found.model.name}@{found.model.revision}",
+        keep=cache_folder() / "scales",
     )
     session = Session(pipe, recipe, target)
     draw_noise_in_fp32(pipe)
     return session
 
 
-def apply(pipe: Any, recipe: str = BASELINE) -> Session:
+def cache_folder() -> Path:
+    """Where vivace keeps what it may find again: $VIVACE_CACHE, else `vivace` in the user's cache folder."""
+    own = os.environ.get("VIVACE_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vivace"
+
+
+def apply(pipe: Any, recipe: str = BASELINE, *, prompts: Sequence[str] = ()) -> Session:
     """Apply a recipe to a diffusers pipeline that you already have. The pipeline itself is changed.
 
     It goes on drawing its noise as diffusers does, in the dtype of its latents (see `vivace.runtime.noise`;
     `vivace.load` and `vivace.bench` draw it in fp32 for all).
+
+    Args:
+        prompts: what will be drawn, for techniques that look at that first: quantize(fp8_static).
 
     Raises:
         RecipeError, Unsupported, NoEffect: see `vivace.errors`. Load the pipeline anew after Unsupported or
@@ -71,7 +99,9 @@ def apply(pipe: Any, recipe: str = BASELINE) -> Session:
     """
     resolved = resolve(recipe)
     device = "cuda" if str(getattr(pipe, "device", "cpu")).startswith("cuda") else "cpu"
-    target = Target(machine=this_machine(device), pipe=pipe, defaults=_signature_defaults(pipe))
+    target = Target(
+        machine=this_machine(device), pipe=pipe, defaults=_signature_defaults(pipe), prompts=tuple(prompts)
+    )
     return Session(pipe, resolved, target)
 
 
@@ -95,8 +125,11 @@ class Session:
         self.warnings: list[str] = []
         self._applied: list[tuple[str, Effect]] = []
         self._defaults = dict(target.defaults)
-        for call in recipe.techniques:
+        identity = target.identity
+        for k, call in enumerate(recipe.techniques):
             technique = instantiate(call)
+            if identity:
+                target.identity = "+".join((identity, *(text_of(done) for done in recipe.techniques[:k])))
             target.components = cast("tuple[Component, ...]", call.targets)
             target.defaults = dict(self._defaults)
             label = call.name + (f"@{','.join(call.targets)}" if call.targets else "")

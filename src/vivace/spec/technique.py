@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -81,6 +82,9 @@ class Target:
     `has_random_weights` says that nothing was learnt: what adapts to the content has nothing to adapt to.
     `has_data` is False where the pipeline has shapes alone (its tensors lie on the meta device), to predict what memory
     it takes: whatever looks at values or compiles is then left out, and what it would hold is held.
+    `prompts` are what will be drawn, or the like of it, for what adapts to that; `identity` tells the model's weights
+    and the techniques that were applied before from all others ("": unknown), and `keep` is a folder for what may be
+    found again by it (None: nothing is kept).
     """
 
     machine: Machine
@@ -90,6 +94,9 @@ class Target:
     has_random_weights: bool = False
     has_data: bool = True
     components: tuple[Component, ...] = ()
+    prompts: tuple[str, ...] = ()
+    identity: str = ""
+    keep: Path | None = None
 
     def module(self, component: Component) -> Any:
         """The component's module, or None if this pipeline has none."""

@@ -63,6 +63,7 @@ ALIASES: dict[str, tuple[str, str | None]] = {
     "nf4": ("quantize", "nf4"),
     "fp8": ("quantize", "fp8"),
     "fp8_weight": ("quantize", "fp8_weight"),
+    "fp8_static": ("quantize", "fp8_static"),
     "fp8_w": ("quantize", "fp8_weight"),
     "fbcache": ("first_block_cache", None),
 }

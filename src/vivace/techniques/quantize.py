@@ -16,13 +16,16 @@ torchao has: int4 weights, fp8 inputs.
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, NoReturn, Self, cast
 
 from pydantic import model_validator
 
 from vivace.errors import NoEffect
 from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
 from vivace.techniques.quantization import SCHEMES, Scheme, backends_of, schemes_of
+from vivace.techniques.quantization.calibration import Scales, scales_of
 from vivace.techniques.quantization.layers import (
     Choice,
     briefly,
@@ -49,14 +52,15 @@ class Quantize(Technique):
         "quantize(int8)@denoiser,text_encoder_2",
     )
 
-    scheme: Literal["int8", "int8_dynamic", "fp8_weight", "fp8", "nf4", "int4", "int4_gemm"] = knob(
-        tune=["int8"], about="how weights are stored, and what products are computed in"
+    scheme: Literal["int8", "int8_dynamic", "fp8_weight", "fp8", "fp8_static", "nf4", "int4", "int4_gemm"] = (
+        knob(tune=["int8"], about="how weights are stored, and what products are computed in")
     )
     backend: Literal["torchao"] = knob("torchao", about="the library that does it")
     granularity: Literal["row", "tensor"] = knob("row", about="fp8 schemes: a scale per row, or one for all")
     convolutions: bool = knob(False, about="quantise convolutions too, where the scheme can (int8)")
     skip: str = knob("", about="layers left alone: names or patterns, e.g. 'proj_out, *.ff.*'")
     min_weights: int = knob(0, ge=0, about="layers of fewer weights are left alone")
+    pictures: int = knob(4, ge=1, le=1000, about="fp8_static: drawn first, to choose its scales")
 
     @model_validator(mode="after")
     def _knobs_go_together(self) -> Self:
@@ -73,6 +77,8 @@ class Quantize(Technique):
             raise ValueError(
                 f"{self.scheme} of {self.backend} knows no convolutions; those that do: {', '.join(able)}"
             )
+        if self.pictures != 4 and not scheme.is_calibrated:
+            raise ValueError(f"pictures is for schemes that are calibrated; {self.scheme} is not")
         return self
 
     def unsupported(self, target: Target) -> str | None:
@@ -83,6 +89,11 @@ class Quantize(Technique):
         reason = scheme.lacks(settings)
         if reason is not None:
             return reason
+        if scheme.is_calibrated and target.pipe is not None and target.has_data and not target.prompts:
+            return (
+                f"{self.scheme} looks at what is drawn to choose its scales, and there are no prompts; "
+                "give some: vivace.apply(pipe, recipe, prompts=[...])"
+            )
         if target.pipe is not None:
             names = [name for part in target.modules().values() for name in layers_of(part)]
             for pattern in patterns_of(self.skip):
@@ -99,16 +110,21 @@ class Quantize(Technique):
             for component, module in modules.items()
         }
         changed: dict[str, int | float | str] = {}
+        scales = self._calibrate(target, choices) if scheme.is_calibrated and target.has_data else None
         for component, choice in choices.items():
             module = modules[component]
             for name in choice.taken:
-                put(module, name, scheme.change(module.get_submodule(name), settings))
+                scale = None if scales is None else scales.of[f"{component}.{name}"]
+                put(module, name, scheme.change(module.get_submodule(name), replace(settings, scale=scale)))
             if choice.taken:
                 changed[f"{component}.quantized_layers"] = len(choice.taken)
                 changed[f"{component}.layers_left_alone"] = len(choice.kept)
                 changed[f"{component}.weights_are"] = _kind(module, choice)
         if not changed:
             _refuse(choices)
+        if scales is not None:
+            changed["scales"] = scales.how
+            changed["scales_file"] = "not kept" if scales.file is None else scales.file.name
         done = {c: _kinds(modules[c], choice) for c, choice in choices.items() if choice.taken}
 
         def evidence() -> dict[str, int | float | str | list[str]]:
@@ -137,6 +153,24 @@ class Quantize(Technique):
 
         return Effect(changed=changed, evidence=evidence, refuted=refuted)
 
+    def _calibrate(self, target: Target, choices: Mapping[Component, Choice]) -> Scales:
+        """The scales of what was chosen; layers that have none are left alone."""
+        modules = target.modules()
+        layers = {
+            f"{component}.{name}": modules[component].get_submodule(name)
+            for component, choice in choices.items()
+            for name in choice.taken
+        }
+        if not layers:
+            _refuse(choices)
+        scales = scales_of(target, layers, self.pictures)
+        for full, reason in scales.missing.items():
+            component, _, name = full.partition(".")
+            choice = choices[cast("Component", component)]
+            choice.taken.remove(name)
+            choice.kept[name] = reason
+        return scales
+
     def _scheme(self) -> Scheme:
         return SCHEMES[self.backend, self.scheme]
 
@@ -154,7 +188,7 @@ def _kind(module: Any, choice: Choice) -> str:
     return ", ".join(dict.fromkeys(weight for _, weight in _kinds(module, choice).values()))
 
 
-def _refuse(choices: dict[Component, Choice]) -> None:
+def _refuse(choices: Mapping[Component, Choice]) -> NoReturn:
     """Raises NoEffect: there was no layer to take."""
     kept = {name: reason for choice in choices.values() for name, reason in choice.kept.items()}
     num_before = sum(choice.num_before for choice in choices.values())

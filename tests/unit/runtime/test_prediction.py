@@ -57,6 +57,7 @@ STORED = {
     "quantize(int8_dynamic)": "int8",
     "quantize(fp8_weight)": "fp8",
     "quantize(fp8, granularity=tensor)": "fp8",
+    "quantize(fp8_static, pictures=1)": "fp8",
     "quantize(nf4)": "uint8",
     "quantize(int4)": "int8",
 }

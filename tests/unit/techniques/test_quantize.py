@@ -232,13 +232,14 @@ def test_its_memory_is_predicted(recipe: str, share: float) -> None:
     plain = of("flux-dev", "steps(1)", text="embeddings")
     stored = of("flux-dev", f"steps(1)+{recipe}@text_encoder_2", text="embeddings")
     before, after = (next(c for c in p.components if c.name == "text_encoder_2") for p in (plain, stored))
-    assert share - 0.02 < (after.num_bytes - 0.263e9) / (before.num_bytes - 0.263e9) < share
+    assert share - 0.03 < (after.num_bytes - 0.263e9) / (before.num_bytes - 0.263e9) < share
     assert stored.model_bytes - plain.model_bytes == after.num_bytes - before.num_bytes
     assert stored.peak_bytes < plain.peak_bytes
 
 
 def test_int4_in_bf16_on_a_gpu_is_packed_unless_it_would_grow() -> None:
     """tinygemm pads to 1024 inputs: 64 of them would take four times as much as before."""
-    plain, packed = (of("tiny-sd", recipe).components[0] for recipe in ("bf16", "bf16+int4"))
+    parts = ({c.name: c for c in of("tiny-sd", recipe).components} for recipe in ("bf16", "bf16+int4"))
+    plain, packed = (found["unet"] for found in parts)
     assert 0.9 * plain.num_bytes < packed.num_bytes < plain.num_bytes
     assert "int32" in packed.dtype

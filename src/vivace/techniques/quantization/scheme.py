@@ -11,13 +11,17 @@ from vivace.spec.technique import Machine
 
 @dataclass(frozen=True)
 class Settings:
-    """The knobs that schemes look at, and where the layers are. `has_data` as in `Target`."""
+    """The knobs that schemes look at, and where the layers are. `has_data` as in `Target`.
+
+    scale: of the layer's inputs, for a scheme that `is_calibrated`; None without data.
+    """
 
     machine: Machine
     has_data: bool = True
     granularity: Literal["row", "tensor"] = "row"
     convolutions: bool = False
     double_quantization: bool = True
+    scale: Any = None
 
 
 def nothing(settings: Settings) -> None:
@@ -39,7 +43,7 @@ class Scheme:
     keeps: why a layer is left alone, or None. Asked before anything is changed.
     lacks: why this machine or installation cannot, in words, or None.
     has_tensor_scales: knows granularity=tensor.
-    is_calibrated: wants to know the largest input of each layer (`change` then gets it as `scale`).
+    is_calibrated: the scale of a layer's inputs is chosen before, by looking at what is drawn.
     """
 
     package: tuple[str, str]

@@ -90,6 +90,37 @@ def _fp8(layer: Any, settings: Settings) -> Any:
     return _with_weight(layer, _fp8_tensor(layer, settings, mm_config=products, act_quant_kwargs=inputs))
 
 
+def _fp8_static(layer: Any, settings: Settings) -> Any:
+    """As Float8StaticActivationFloat8WeightConfig does, given the scale."""
+    import torch
+    from torchao.float8.inference import Float8MMConfig
+    from torchao.prototype.quantization.float8_static_quant.prototype_float8_tensor import (
+        PrototypeFloat8Tensor,
+    )
+    from torchao.quantization import PerTensor
+    from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
+
+    products = Float8MMConfig(use_fast_accum=True)
+    weight = PrototypeFloat8Tensor.from_hp(
+        layer.weight.detach(),
+        granularity=PerTensor(),
+        mm_config=products,
+        hp_value_lb=_least(layer),
+        act_quant_kwargs=QuantizeTensorToFloat8Kwargs(torch.float8_e4m3fn, PerTensor(), products),
+        act_quant_scale=settings.scale,
+    )
+    if settings.scale is None:
+        layer.register_forward_pre_hook(_scale_of_any_rank)
+    return _with_weight(layer, weight)
+
+
+def _scale_of_any_rank(layer: Any, inputs: tuple[Any, ...]) -> None:
+    """torchao wants a scale of the inputs' rank, which is not known before something has been drawn."""
+    import torch
+
+    layer.weight.act_quant_scale = inputs[0].new_ones((1,) * inputs[0].dim(), dtype=torch.float32)
+
+
 def _fp8_tensor(layer: Any, settings: Settings, **inputs: Any) -> Any:
     """The weight as Float8WeightOnlyConfig and Float8DynamicActivationFloat8WeightConfig make it.
 
@@ -123,13 +154,18 @@ def _fp8_keeps(layer: Any, name: str, settings: Settings) -> str | None:
 
     if settings.machine.is_cuda and settings.granularity == "row" and layer.weight.dtype != torch.bfloat16:
         return "a scale per row wants bf16"
-    return _one_scale_of_128(layer, settings) or _not_a_multiple(layer, 16)
+    if settings.granularity == "tensor" and (reason := _taken_for_a_block(layer)):
+        return reason
+    return _not_a_multiple(layer, 16)
 
 
-def _one_scale_of_128(layer: Any, settings: Settings) -> str | None:
+def _fp8_static_keeps(layer: Any, name: str, settings: Settings) -> str | None:
+    return _not_a_multiple(layer, 16) or _taken_for_a_block(layer)
+
+
+def _taken_for_a_block(layer: Any) -> str | None:
     """torchao takes one scale for 128x128 weights for a scale per block of 128x128, and its product then fails."""
-    is_taken_for_blocks = settings.granularity == "tensor" and tuple(layer.weight.shape) == (128, 128)
-    return "torchao takes one scale of 128x128 weights for a block's" if is_taken_for_blocks else None
+    return "its 128x128 weights are one block to torchao" if tuple(layer.weight.shape) == (128, 128) else None
 
 
 def _fp8_lacks(settings: Settings) -> str | None:
@@ -268,6 +304,14 @@ TORCHAO: dict[str, Scheme] = {
         _fp8_keeps,
         _fp8_lacks,
         has_tensor_scales=True,
+    ),
+    "fp8_static": Scheme(
+        _PACKAGE,
+        "fp8 weights and inputs, one scale each, chosen before by looking at what is drawn; products in fp8",
+        _fp8_static,
+        _fp8_static_keeps,
+        _fp8_lacks,
+        is_calibrated=True,
     ),
     "nf4": Scheme(
         _PACKAGE,
