@@ -4,8 +4,9 @@ Why: half (8 bits) or a quarter (4 bits) of the memory of fp16 for the layers th
     is the limit there is less to read; where products are, `int8_dynamic`, `fp8`, `int4_gemm` multiply in fewer bits.
 Costs: rounding. Schemes that store in fewer bits and compute as before widen the weights in front of each product:
     without `compile` they are slower, not faster. The model is there in full precision first.
-Needs: torchao, which comes with vivace. `fp8` wants a GPU of compute capability 8.9 or later, and bf16 for a scale per
-    row. Layers that a scheme cannot take are left alone; the evidence names them and says why.
+Needs: torchao, which comes with vivace, or by `backend=` bitsandbytes, optimum-quanto or sdnq, which are extras.
+    `fp8` wants a GPU of compute capability 8.9 or later, and bf16 for a scale per row. Layers that a scheme cannot take
+    are left alone; the evidence names them and says why.
 Source: torchao; Dettmers et al., LLM.int8(), arXiv 2208.07339; Dettmers et al., QLoRA (NF4, double quantisation),
     arXiv 2305.14314; Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433.
 
@@ -55,9 +56,12 @@ class Quantize(Technique):
     scheme: Literal["int8", "int8_dynamic", "fp8_weight", "fp8", "fp8_static", "nf4", "int4", "int4_gemm"] = (
         knob(tune=["int8"], about="how weights are stored, and what products are computed in")
     )
-    backend: Literal["torchao"] = knob("torchao", about="the library that does it")
+    backend: Literal["torchao", "bitsandbytes", "quanto", "sdnq"] = knob(
+        "torchao", about="the library that does it"
+    )
     granularity: Literal["row", "tensor"] = knob("row", about="fp8 schemes: a scale per row, or one for all")
-    convolutions: bool = knob(False, about="quantise convolutions too, where the scheme can (int8)")
+    convolutions: bool = knob(False, about="quantise convolutions too, where the scheme can")
+    double_quantization: bool = knob(True, about="nf4 of bitsandbytes: scales in 8 bits too, not in 32")
     skip: str = knob("", about="layers left alone: names or patterns, e.g. 'proj_out, *.ff.*'")
     min_weights: int = knob(0, ge=0, about="layers of fewer weights are left alone")
     pictures: int = knob(4, ge=1, le=1000, about="fp8_static: drawn first, to choose its scales")
@@ -77,6 +81,10 @@ class Quantize(Technique):
             raise ValueError(
                 f"{self.scheme} of {self.backend} knows no convolutions; those that do: {', '.join(able)}"
             )
+        if not self.double_quantization and not scheme.has_single_scales:
+            raise ValueError(
+                "double_quantization=False is for nf4 of bitsandbytes; torchao's nf4 always quantises its scales"
+            )
         if self.pictures != 4 and not scheme.is_calibrated:
             raise ValueError(f"pictures is for schemes that are calibrated; {self.scheme} is not")
         return self
@@ -84,7 +92,7 @@ class Quantize(Technique):
     def unsupported(self, target: Target) -> str | None:
         scheme, settings = self._scheme(), self._settings(target)
         module, package = scheme.package
-        if importlib.util.find_spec(module) is None:
+        if not _is_installed(module):
             return f"{self.backend} is not installed (pip install {package})"
         reason = scheme.lacks(settings)
         if reason is not None:
@@ -175,7 +183,16 @@ class Quantize(Technique):
         return SCHEMES[self.backend, self.scheme]
 
     def _settings(self, target: Target) -> Settings:
-        return Settings(target.machine, target.has_data, self.granularity, self.convolutions)
+        return Settings(
+            target.machine, target.has_data, self.granularity, self.convolutions, self.double_quantization
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of "optimum.quanto" without optimum
+        return False
 
 
 def _kinds(module: Any, choice: Choice) -> dict[str, tuple[str, str]]:

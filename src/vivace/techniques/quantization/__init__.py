@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from vivace.techniques.quantization.bitsandbytes_schemes import BITSANDBYTES
+from vivace.techniques.quantization.quanto_schemes import QUANTO
 from vivace.techniques.quantization.scheme import Scheme
+from vivace.techniques.quantization.sdnq_schemes import SDNQ
 from vivace.techniques.quantization.torchao_schemes import TORCHAO
 
-SCHEMES: dict[tuple[str, str], Scheme] = {("torchao", name): scheme for name, scheme in TORCHAO.items()}
+SCHEMES: dict[tuple[str, str], Scheme] = {
+    (backend, name): scheme
+    for backend, schemes in {
+        "torchao": TORCHAO,
+        "bitsandbytes": BITSANDBYTES,
+        "quanto": QUANTO,
+        "sdnq": SDNQ,
+    }.items()
+    for name, scheme in schemes.items()
+}
 """By backend and name. To add one: an entry in its library's table."""
 
 

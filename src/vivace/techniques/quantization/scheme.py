@@ -43,6 +43,7 @@ class Scheme:
     keeps: why a layer is left alone, or None. Asked before anything is changed.
     lacks: why this machine or installation cannot, in words, or None.
     has_tensor_scales: knows granularity=tensor.
+    has_single_scales: knows double_quantization=False.
     is_calibrated: the scale of a layer's inputs is chosen before, by looking at what is drawn.
     """
 
@@ -53,4 +54,5 @@ class Scheme:
     lacks: Callable[[Settings], str | None] = nothing
     takes_convolutions: bool = False
     has_tensor_scales: bool = False
+    has_single_scales: bool = False
     is_calibrated: bool = False
