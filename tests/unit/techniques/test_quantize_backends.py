@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import build, draw, psnr, session
+from tests.families import draw, psnr, session
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.models.weightless import find_weightless
