@@ -11,12 +11,13 @@ Source: torchao; Dettmers et al., LLM.int8(), arXiv 2208.07339; Dettmers et al.,
     arXiv 2305.14314; Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433.
 
 torchao's schemes: `int8`, `fp8_weight`, `nf4` (its scales are in 8 bits too: double quantisation) and `int4` store in
-fewer bits and multiply as before. `int8_dynamic` and `fp8` scale the inputs anew in each call and multiply in 8 bits; so
-does `fp8_static`, with scales that were chosen once, by drawing `pictures` of the workload's prompts, and are kept in
-$VIVACE_CACHE (else ~/.cache/vivace) for the next time. `int4` is packed two weights a byte on a GPU in bf16, and keeps
-a byte for each elsewhere. `int4_gemm`: Hopper's tensor cores know no int4, and torchao 0.16 took its int4 by int4 product
-out; the nearest that is left is int4 weights by fp8 inputs, in kernels that PyTorch's mslk brings. bitsandbytes' `int8`
-multiplies in int8, its `nf4` is QLoRA's own; Quanto's and SDNQ's `int8`, `fp8_weight`, `int4` take convolutions too.
+fewer bits and multiply as before. `int8_dynamic` and `fp8` scale the inputs anew in each call and multiply in 8 bits.
+So does `fp8_static`, with scales that were chosen once, by drawing `pictures` of the workload's prompts, and are kept
+in $VIVACE_CACHE (else ~/.cache/vivace) for the next time. `int4` is packed two weights a byte on a GPU in bf16, and
+keeps a byte for each elsewhere. `int4_gemm`: Hopper's tensor cores know no int4, and torchao 0.16 took its int4 by
+int4 product out; the nearest that is left is int4 weights by fp8 inputs, in kernels that PyTorch's mslk brings.
+bitsandbytes' `int8` multiplies in int8, its `nf4` is QLoRA's own; Quanto's and SDNQ's `int8`, `fp8_weight`, `int4`
+take convolutions too.
 """
 
 from __future__ import annotations
