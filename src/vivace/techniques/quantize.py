@@ -108,6 +108,11 @@ class Quantize(Technique):
                 f"{self.scheme} looks at what is drawn to choose its scales, and there are no prompts; "
                 "give some: vivace.apply(pipe, recipe, prompts=[...])"
             )
+        if target.pipe is not None and scheme.keeps_dtype and _casts_its_vae(target):
+            return (
+                f"the pipeline casts its fp16 VAE to fp32 in each call, and {self.scheme} of {self.backend} cannot be "
+                "cast; add bf16, or take int8 of torchao"
+            )
         if target.pipe is not None:
             names = [name for part in target.modules().values() for name in layers_of(part)]
             for pattern in patterns_of(self.skip):
@@ -194,6 +199,14 @@ class Quantize(Technique):
         return Settings(
             target.machine, target.has_data, self.granularity, self.convolutions, self.double_quantization
         )
+
+
+def _casts_its_vae(target: Target) -> bool:
+    """Whether a call casts the VAE, which is a target, to fp32 and back: SDXL's do in fp16."""
+    vae = target.modules().get("vae")
+    if vae is None or not hasattr(target.pipe, "upcast_vae"):
+        return False
+    return bool(getattr(vae.config, "force_upcast", False)) and str(vae.dtype) == "torch.float16"
 
 
 def _is_installed(module: str) -> bool:

@@ -103,6 +103,23 @@ def test_by_component(component: str, scheme: str) -> None:
     assert psnr(draw(made, num_inference_steps=8, height=128, width=128), reference) > 20
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "fp8", "fp8_weight", "nf4"])
+def test_a_vae_that_the_pipeline_casts_for_decoding(scheme: str) -> None:
+    """SDXL's in fp16 goes to fp32 and back; what cannot follow is refused before it is tried."""
+    pipe = build("sdxl")
+    pipe.vae.to(torch.float16)
+    pipe.vae.register_to_config(force_upcast=True)
+    recipe = f"quantize({scheme})@vae"
+    if scheme.startswith("fp8_weight"):
+        with pytest.raises(Unsupported, match="casts its fp16 VAE to fp32 in each call"):
+            vivace.apply(pipe, recipe)
+        return
+    made = vivace.apply(pipe, recipe)
+    assert psnr(draw(made), draw(session("sdxl"))) > 28
+    assert made.refuted({}) is None
+    assert next(pipe.vae.parameters()).dtype == torch.float16
+
+
 @pytest.mark.parametrize("component", ["denoiser", "vae"])
 def test_convolutions_where_the_scheme_can(component: str) -> None:
     made, reference = session("sd", f"quantize(int8, convolutions=True)@{component}"), session("sd")

@@ -48,12 +48,14 @@ QUANTO: dict[str, Scheme] = {
         "int8 weights, a scale per output row; products as before",
         _change("qint8"),
         takes_convolutions=True,
+        keeps_dtype=True,
     ),
     "fp8_weight": Scheme(
         _PACKAGE,
         "fp8 (e4m3) weights, a scale per output row; products as before",
         _change("qfloat8_e4m3fn"),
         takes_convolutions=True,
+        keeps_dtype=True,
     ),
     "int4": Scheme(
         _PACKAGE,
@@ -61,5 +63,6 @@ QUANTO: dict[str, Scheme] = {
         _change("qint4"),
         _int4_keeps,
         takes_convolutions=True,
+        keeps_dtype=True,
     ),
 }

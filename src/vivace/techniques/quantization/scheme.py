@@ -44,6 +44,7 @@ class Scheme:
     lacks: why this machine or installation cannot, in words, or None.
     has_tensor_scales: knows granularity=tensor.
     has_single_scales: knows double_quantization=False.
+    keeps_dtype: cannot be cast to another precision afterwards, as pipelines do with a VAE in fp16.
     is_calibrated: the scale of a layer's inputs is chosen before, by looking at what is drawn.
     """
 
@@ -55,4 +56,5 @@ class Scheme:
     takes_convolutions: bool = False
     has_tensor_scales: bool = False
     has_single_scales: bool = False
+    keeps_dtype: bool = False
     is_calibrated: bool = False

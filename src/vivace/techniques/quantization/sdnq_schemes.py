@@ -64,6 +64,7 @@ SDNQ: dict[str, Scheme] = {
         _change("int8"),
         _keeps,
         takes_convolutions=True,
+        keeps_dtype=True,
     ),
     "fp8_weight": Scheme(
         _PACKAGE,
@@ -71,6 +72,7 @@ SDNQ: dict[str, Scheme] = {
         _change("float8_e4m3fn"),
         _keeps,
         takes_convolutions=True,
+        keeps_dtype=True,
     ),
     "int4": Scheme(
         _PACKAGE,
@@ -78,5 +80,6 @@ SDNQ: dict[str, Scheme] = {
         _change("uint4"),
         _uint4_keeps,
         takes_convolutions=True,
+        keeps_dtype=True,
     ),
 }

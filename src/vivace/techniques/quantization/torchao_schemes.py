@@ -296,6 +296,7 @@ TORCHAO: dict[str, Scheme] = {
         "fp8 (e4m3) weights with scales; products as before",
         _fp8_weight,
         has_tensor_scales=True,
+        keeps_dtype=True,
     ),
     "fp8": Scheme(
         _PACKAGE,
