@@ -25,7 +25,11 @@ ALL = sorted(TECHNIQUES)
 
 # Where what is worth tuning for real models says nothing about a small one.
 SUITED = {"vae_tiling": ["vae_tiling(64)"]}
-LEAST_DB = {"quantize(int4)": 20}  # sixteen values a weight
+LEAST_DB = {
+    "quantize(int4)": 20,  # sixteen values a weight
+    "quantize(nf4)": 20,
+    "quantize(fp8_static)": 20,  # one scale for all inputs of a layer
+}
 # Techniques for batches draw one.
 PROMPTS: dict[str, str | list[str]] = {"vae_slicing": [PROMPT, "a blue square"]}
 

@@ -169,6 +169,7 @@ class _Measurement:
                 "num_inference_steps": workload.num_inference_steps,
                 "guidance_scale": workload.guidance_scale,
             },
+            workload.prompts,
         )
         self.results["apply_s"] = time.perf_counter() - start
         self.results["effects"] = session.effects

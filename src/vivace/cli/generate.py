@@ -92,6 +92,7 @@ def generate(
         prepared.recipes[0],
         choose_device(device),
         workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
+        workload.prompts,
     )
     for warning in [*session.warnings, *truncation(session.pipe, prompt)]:
         click.echo(f"note: {warning}", err=True)

@@ -97,6 +97,17 @@ def plain_tensors(tensor: Any) -> list[Any]:
     """The tensors that a quantised weight (a tensor subclass) really holds."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
-        return [tensor]
+        return [tensor, *_beside(tensor)]
     names = flatten()[0]
     return [part for name in names for part in plain_tensors(getattr(tensor, name))]
+
+
+def _beside(tensor: Any) -> list[Any]:
+    """The scales that bitsandbytes hangs on a weight as attributes, those of the scales included."""
+    import torch
+
+    state = getattr(tensor, "quant_state", None)
+    second = getattr(state, "state2", None)
+    held = [getattr(tensor, "SCB", None), getattr(state, "offset", None)]
+    held += [getattr(each, name, None) for each in (state, second) for name in ("absmax", "code")]
+    return [part for part in held if isinstance(part, torch.Tensor)]

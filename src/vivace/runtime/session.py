@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae
+from vivace.models.prompts import PROMPT_SETS
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE, Recipe
 from vivace.spec.technique import CallContext, Component, Effect, Stage, Target, component_of
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.resolve import instantiate, resolve
+from vivace.techniques.resolve import instantiate, resolve, text_of
 
 
 def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session:
@@ -36,22 +39,35 @@ def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session
 
 
 def open_session(
-    found: Found, recipe: Recipe, device: str, defaults: dict[str, Any] | None = None
+    found: Found,
+    recipe: Recipe,
+    device: str,
+    defaults: dict[str, Any] | None = None,
+    prompts: Sequence[str] = (),
 ) -> Session:
     """`load` with everything resolved; `defaults` replace the catalogue's call defaults."""
     pipe = load_pipeline(found, device, wait=waits_on_host(recipe))
-    return session_of(pipe, found, recipe, device, defaults)
+    return session_of(pipe, found, recipe, device, defaults, prompts)
 
 
 def waits_on_host(recipe: Recipe) -> bool:
     """Whether the recipe takes the model from the host's memory, so that it need not fit the GPU at first."""
-    return any(TECHNIQUES[call.name].from_host for call in recipe.techniques)
+    return any(instantiate(call).from_host for call in recipe.techniques)
 
 
 def session_of(
-    pipe: Any, found: Found, recipe: Recipe, device: str, defaults: dict[str, Any] | None = None
+    pipe: Any,
+    found: Found,
+    recipe: Recipe,
+    device: str,
+    defaults: dict[str, Any] | None = None,
+    prompts: Sequence[str] = (),
 ) -> Session:
-    """A Session over a pipeline that was loaded from `found`; it draws the same noise whatever the recipe's dtype."""
+    """A Session over a pipeline that was loaded from `found`; it draws the same noise whatever the recipe's dtype.
+
+    Args:
+        prompts: what will be drawn, for techniques that adapt to it; none: the catalogue's for this model.
+    """
     tiny = found.tiny_vae
     target = Target(
         machine=this_machine(device),
@@ -60,17 +76,29 @@ def session_of(
         load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
         has_random_weights=found.model.is_synthetic,
         waits=waits_on_host(recipe) and device == "cuda" and pipe.device.type == "cpu",
+        prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts),
+        identity=f"{found.model.name}@{found.model.revision}",
+        keep=cache_folder() / "scales",
     )
     session = Session(pipe, recipe, target)
     draw_noise_in_fp32(pipe)
     return session
 
 
-def apply(pipe: Any, recipe: str = BASELINE) -> Session:
+def cache_folder() -> Path:
+    """Where vivace keeps what it may find again: $VIVACE_CACHE, else `vivace` in the user's cache folder."""
+    own = os.environ.get("VIVACE_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vivace"
+
+
+def apply(pipe: Any, recipe: str = BASELINE, *, prompts: Sequence[str] = ()) -> Session:
     """Apply a recipe to a diffusers pipeline that you already have. The pipeline itself is changed.
 
     It goes on drawing its noise as diffusers does, in the dtype of its latents (see `vivace.runtime.noise`;
     `vivace.load` and `vivace.bench` draw it in fp32 for all).
+
+    Args:
+        prompts: what will be drawn, for techniques that look at that first: quantize(fp8_static).
 
     Raises:
         RecipeError, Unsupported, NoEffect: see `vivace.errors`. Load the pipeline anew after Unsupported or
@@ -78,7 +106,9 @@ def apply(pipe: Any, recipe: str = BASELINE) -> Session:
     """
     resolved = resolve(recipe)
     device = "cuda" if str(getattr(pipe, "device", "cpu")).startswith("cuda") else "cpu"
-    target = Target(machine=this_machine(device), pipe=pipe, defaults=_signature_defaults(pipe))
+    target = Target(
+        machine=this_machine(device), pipe=pipe, defaults=_signature_defaults(pipe), prompts=tuple(prompts)
+    )
     return Session(pipe, resolved, target)
 
 
@@ -102,15 +132,16 @@ class Session:
         self.warnings: list[str] = []
         self._applied: list[tuple[str, Effect]] = []
         self._defaults = dict(target.defaults)
-        last = max(
-            (k for k, call in enumerate(recipe.techniques) if TECHNIQUES[call.name].from_host), default=-1
-        )
+        from_host = [instantiate(call).from_host for call in recipe.techniques]
         moves_later = any(TECHNIQUES[call.name].stage is Stage.OFFLOAD for call in recipe.techniques)
         target.home = "cpu" if moves_later else target.machine.device
-        for number, call in enumerate(recipe.techniques):
-            if number > last:
+        identity = target.identity
+        for k, call in enumerate(recipe.techniques):
+            if not any(from_host[k:]):
                 self._bring(target)
             technique = instantiate(call)
+            if identity:
+                target.identity = "+".join((identity, *(text_of(done) for done in recipe.techniques[:k])))
             target.components = cast("tuple[Component, ...]", call.targets)
             target.defaults = dict(self._defaults)
             label = call.name + (f"@{','.join(call.targets)}" if call.targets else "")
@@ -159,9 +190,9 @@ class Session:
                     stack.enter_context(effect.around())
             yield
 
-    def evidence(self) -> dict[str, int | float | str]:
+    def evidence(self) -> dict[str, int | float | str | list[str]]:
         """What was seen to happen in the calls so far."""
-        found: dict[str, int | float | str] = {}
+        found: dict[str, int | float | str | list[str]] = {}
         for _, effect in self._applied:
             if effect.evidence is not None:
                 found |= effect.evidence()

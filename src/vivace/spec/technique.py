@@ -8,10 +8,11 @@ It says in words why it is unsupported, and `apply` says what really changed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -83,6 +84,9 @@ class Target:
     weights are left: on the "cpu" if a later technique moves them when they are needed.
     `has_data` is False where the pipeline has shapes alone (its tensors lie on the meta device), to predict what memory
     it takes: whatever looks at values or compiles is then left out, and what it would hold is held.
+    `prompts` are what will be drawn, or the like of it, for what adapts to that; `identity` tells the model's weights
+    and the techniques that were applied before from all others ("": unknown), and `keep` is a folder for what may be
+    found again by it (None: nothing is kept).
     """
 
     machine: Machine
@@ -94,6 +98,9 @@ class Target:
     waits: bool = False
     home: str | None = None
     components: tuple[Component, ...] = ()
+    prompts: tuple[str, ...] = ()
+    identity: str = ""
+    keep: Path | None = None
 
     def module(self, component: Component) -> Any:
         """The component's module, or None if this pipeline has none."""
@@ -133,7 +140,7 @@ class Effect:
     step_end_inputs: tuple[str, ...] = ()
     contexts: dict[Component, CallContext] = field(default_factory=dict)
     around: CallContext | None = None
-    evidence: Callable[[], dict[str, int | float | str]] | None = None
+    evidence: Callable[[], Mapping[str, int | float | str | list[str]]] | None = None
     refuted: Callable[[dict[str, Any]], str | None] | None = None
 
 
@@ -150,11 +157,14 @@ class Technique(BaseModel, ABC):
     targetable: ClassVar[tuple[Component, ...]] = ()
     """Components that the technique can be aimed at; empty: it concerns the call as a whole."""
     default_targets: ClassVar[tuple[Component, ...]] = ()
-    from_host: ClassVar[bool] = False
-    """Takes weights where they wait in the host's memory and brings to the GPU what it makes of them, a layer or a part
-    at a time; so a model that is too large for the GPU can be loaded."""
     when_memory_is_short: ClassVar[tuple[str, ...]] = ()
     """Recipes of this technique alone that are worth trying where memory is short, the most harmless first."""
+
+    @property
+    def from_host(self) -> bool:
+        """Whether it takes weights where they wait in the host's memory and brings to the GPU what it makes of them, a
+        layer or a part at a time; so a model that is too large for the GPU can be loaded."""
+        return False
 
     @abstractmethod
     def unsupported(self, target: Target) -> str | None:

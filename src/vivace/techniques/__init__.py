@@ -57,7 +57,14 @@ ALIASES: dict[str, tuple[str, str | None]] = {
     "bf16": ("dtype", "bf16"),
     "fa2": ("attention", "flash"),
     "int8": ("quantize", "int8"),
+    "int8_dynamic": ("quantize", "int8_dynamic"),
     "int4": ("quantize", "int4"),
+    "int4_gemm": ("quantize", "int4_gemm"),
+    "nf4": ("quantize", "nf4"),
+    "fp8": ("quantize", "fp8"),
+    "fp8_weight": ("quantize", "fp8_weight"),
+    "fp8_static": ("quantize", "fp8_static"),
+    "fp8_w": ("quantize", "fp8_weight"),
     "fbcache": ("first_block_cache", None),
 }
 

@@ -28,7 +28,6 @@ class Offload(Technique):
     stage: ClassVar[Stage] = Stage.OFFLOAD
     owns: ClassVar[str] = "placement of the weights"
     same_picture: ClassVar[bool] = True
-    from_host: ClassVar[bool] = True
     when_memory_is_short: ClassVar[tuple[str, ...]] = ("offload(model)", "offload(group)")
 
     mode: Literal["model", "sequential", "group"] = knob(
@@ -43,6 +42,10 @@ class Offload(Technique):
         if self.stream and self.mode != "group":
             raise ValueError(f"stream belongs to group, not to {self.mode}")
         return self
+
+    @property
+    def from_host(self) -> bool:
+        return True
 
     def unsupported(self, target: Target) -> str | None:
         if not target.machine.is_cuda:

@@ -51,7 +51,19 @@ def test_published_figures(model: str, recipe: str, model_gib: float, peak_gib: 
     assert found.peak_stage == "vae"
 
 
-@pytest.mark.parametrize("recipe", ["baseline", "tiny_vae", "quantize(int8)", "quantize(int4)"])
+STORED = {
+    "quantize(int8)": "int8",
+    "quantize(int8, convolutions=True)": "int8",
+    "quantize(int8_dynamic)": "int8",
+    "quantize(fp8_weight)": "fp8",
+    "quantize(fp8, granularity=tensor)": "fp8",
+    "quantize(fp8_static, pictures=1)": "fp8",
+    "quantize(nf4)": "uint8",
+    "quantize(int4)": "int8",
+}
+
+
+@pytest.mark.parametrize("recipe", ["baseline", "tiny_vae", *STORED])
 def test_weights_are_those_of_the_model_when_it_is_loaded(recipe: str) -> None:
     """fp32 on both sides: that is what a CPU runs. Blocks of 512 bytes are 5 % of so small a model at most."""
     wanted = "dtype(fp32)" if recipe == "baseline" else f"dtype(fp32)+{recipe}"
@@ -64,9 +76,10 @@ def test_weights_are_those_of_the_model_when_it_is_loaded(recipe: str) -> None:
         module = getattr(session.pipe, component.name)
         assert component.num_parameters == sum(p.numel() for p in module.parameters())
         assert component.class_name == type(module).__name__
-    if "int" in recipe:
+    if recipe in STORED:
         (unet,) = (c for c in predicted.components if c.name == "unet")
-        assert "int8" in unet.dtype
+        assert STORED[recipe] in unet.dtype
+        assert predicted.peak_bytes < of("tiny-sd", "dtype(fp32)").peak_bytes
 
 
 def test_what_the_recipe_does_shows_in_the_stage_that_it_concerns() -> None:

@@ -1,0 +1,149 @@
+"""Quantised weights and products on a GPU (compute capability 8.9 or later, for fp8)."""
+
+import gc
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests.families import build, draw, psnr
+from vivace.errors import NoEffect, Unsupported
+from vivace.models import find_model, load_pipeline
+from vivace.runtime.session import session_of
+from vivace.techniques.resolve import resolve
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda"
+CALL = {"height": 128, "width": 128, "num_inference_steps": 8}
+PROMPTS = ["a red circle above a blue square", "a large green triangle"]
+# Least PSNR against bf16; and the most bytes that a quantised weight may take (bf16: 2), scales and padding included.
+SCHEMES: dict[str, tuple[float, float]] = {
+    "quantize(int8)": (24, 1.06),
+    "quantize(int8, convolutions=True)": (22, 1.15),
+    "quantize(int8_dynamic)": (20, 1.06),
+    "quantize(fp8_weight)": (18, 1.06),
+    "quantize(fp8)": (18, 1.06),
+    "quantize(fp8, granularity=tensor)": (16, 1.01),
+    "quantize(fp8_static, pictures=1)": (16, 1.01),
+    "quantize(nf4)": (13, 0.54),
+    "quantize(int4)": (13, 2.0),
+}
+OTHERS = {
+    "quantize(int8, backend=bitsandbytes)": "bitsandbytes",
+    "quantize(nf4, backend=bitsandbytes)": "bitsandbytes",
+    "quantize(int8, backend=quanto, convolutions=True)": "optimum",
+    "quantize(int4, backend=quanto)": "optimum",
+    "quantize(int8, backend=sdnq, convolutions=True)": "sdnq",
+    "quantize(int4, backend=sdnq)": "sdnq",
+}
+
+
+@pytest.fixture(autouse=True)
+def _memory_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+def opened(family: str, recipe: str = "baseline") -> Any:
+    """In bf16, with the workload that the pictures are drawn with."""
+    found = find_model(f"tiny-{family}")
+    pipe = load_pipeline(found, DEVICE).to(torch.bfloat16)
+    return session_of(pipe, found, resolve(recipe), DEVICE, dict(CALL), PROMPTS)
+
+
+def picture(session: Any) -> np.ndarray:
+    return draw(session, PROMPTS[0], **CALL)
+
+
+def quantised(session: Any) -> dict[str, Any]:
+    denoiser = session.pipe.unet if hasattr(session.pipe, "unet") else session.pipe.transformer
+    return {
+        n: m for n, m in denoiser.named_modules() if hasattr(getattr(m, "weight", None), "__tensor_flatten__")
+    }
+
+
+@pytest.mark.parametrize("after", ["", "+compile"])
+@pytest.mark.parametrize("family", ["sd", "flux"])
+@pytest.mark.parametrize("recipe", SCHEMES)
+def test_every_scheme_draws(recipe: str, family: str, after: str) -> None:
+    made = opened(family, recipe + after)
+    assert psnr(picture(made), picture(opened(family))) > SCHEMES[recipe][0]
+    assert made.refuted(dict(made.evidence())) is None
+    assert made.evidence()["denoiser.quantized"]
+
+
+@pytest.mark.parametrize("recipe", [r for r in SCHEMES if "static" not in r])
+def test_the_weights_shrink_on_the_gpu(recipe: str) -> None:
+    pipe = build("flux").to(DEVICE, torch.bfloat16)
+    before = torch.cuda.memory_allocated()
+    made = vivace.apply(pipe, recipe)
+    gc.collect()
+    saved = before - torch.cuda.memory_allocated()
+    num = sum(m.weight.numel() for m in quantised(made).values())
+    # Each tensor lies in a block of a multiple of 512 bytes, and small layers are many.
+    assert saved > (2 - SCHEMES[recipe][1]) * num - 2048 * len(quantised(made)) > 0 or "int4" in recipe
+    assert saved > 0
+
+
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_kept_scales_draw_the_same_picture(family: str) -> None:
+    first, second = (opened(family, "quantize(fp8_static, pictures=2)") for _ in range(2))
+    hows = [made.effects["quantize@denoiser"]["scales"] for made in (first, second)]
+    assert hows == ["calibrated on 2 pictures", "reloaded, calibrated on 2 pictures"]
+    assert np.array_equal(picture(first), picture(second))
+
+
+@pytest.mark.parametrize("scheme", ["int8_dynamic", "fp8", "nf4"])
+def test_text_encoders(scheme: str) -> None:
+    made = opened("flux", f"quantize({scheme})@text_encoder,text_encoder_2")
+    assert psnr(picture(made), picture(opened("flux"))) > 18
+
+
+def test_int4_is_packed_in_bf16_alone() -> None:
+    packed = opened("flux", "int4")
+    assert packed.effects["quantize@denoiser"]["denoiser.weights_are"] == "Int4TilePackedTo4dTensor"
+    assert any("padded to 1024" in line for line in packed.evidence()["denoiser.left_alone"])
+    unpacked = opened("flux", "fp16+int4")
+    assert unpacked.effects["quantize@denoiser"]["denoiser.weights_are"] == "IntxUnpackedToInt8Tensor"
+    assert psnr(picture(unpacked), picture(opened("flux"))) > 13
+
+
+def test_a_scale_per_row_wants_bf16() -> None:
+    with pytest.raises(NoEffect, match="a scale per row wants bf16"):
+        opened("flux", "fp16+fp8")
+    assert (
+        psnr(picture(opened("flux", "fp16+quantize(fp8, granularity=tensor)")), picture(opened("flux"))) > 15
+    )
+
+
+def test_int4_gemm_works_or_says_what_is_missing() -> None:
+    try:
+        made = opened("flux", "int4_gemm")
+    except Unsupported as error:
+        assert "mslk" in str(error) or "Hopper" in str(error)
+        return
+    assert psnr(picture(made), picture(opened("flux"))) > 13
+
+
+@pytest.mark.parametrize("family", ["sd", "flux"])
+@pytest.mark.parametrize("recipe", OTHERS)
+def test_other_libraries(recipe: str, family: str) -> None:
+    if importlib.util.find_spec(OTHERS[recipe]) is None:
+        pytest.skip(f"{OTHERS[recipe]} is not installed")
+    made = opened(family, recipe)
+    assert psnr(picture(made), picture(opened(family))) > (12 if "4" in recipe.split(",")[0] else 20)
+    assert made.refuted(dict(made.evidence())) is None
+
+
+@pytest.mark.parametrize("recipe", ["quantize(int8_dynamic)", "quantize(fp8)", "quantize(nf4)"])
+def test_they_compose(recipe: str) -> None:
+    alone = picture(opened("sd", recipe))
+    for other in ("fuse_qkv", "cuda_graph", "inference_mode", "channels_last"):
+        assert psnr(picture(opened("sd", f"{recipe}+{other}")), alone) > 15, other

@@ -1,0 +1,262 @@
+"""Weights in fewer bits: which layers, what the picture keeps, what is said of it."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+import vivace
+from tests.families import build, draw, psnr, session
+from vivace.errors import NoEffect, RecipeError, Unsupported
+from vivace.measure.memory import weights_bytes
+from vivace.models.weightless import find_weightless
+from vivace.runtime.prediction import predict
+from vivace.spec.technique import Machine, Target
+from vivace.techniques.quantization.layers import briefly, is_named
+from vivace.techniques.quantize import Quantize
+from vivace.techniques.resolve import resolve
+
+# Least PSNR on a small UNet with trained weights, and how much smaller (bytes a weight, of four) its layers are.
+SCHEMES = {
+    "int8": (42, 1.05),
+    "int8_dynamic": (35, 1.05),
+    "fp8_weight": (28, 1.05),
+    "fp8_weight, granularity=tensor": (28, 1.01),
+    "fp8": (25, 1.05),
+    "fp8, granularity=tensor": (25, 1.01),
+    "nf4": (15, 0.54),
+    "int4": (18, 1.2),
+}
+
+
+def machine(*capability: int) -> Machine:
+    return Machine("cuda", "a GPU", capability or None, None)  # type: ignore[arg-type]
+
+
+@functools.cache
+def of(model: str, recipe: str, **given: Any) -> Any:
+    return predict(find_weightless(model), resolve(recipe), **given)
+
+
+def linears(module: torch.nn.Module) -> dict[str, Any]:
+    return {n: m for n, m in module.named_modules() if isinstance(m, torch.nn.Linear)}
+
+
+def is_quantised(layer: Any) -> bool:
+    return hasattr(layer.weight, "__tensor_flatten__")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_picture_stays_near_and_the_weights_shrink(scheme: str) -> None:
+    least_db, bytes_a_weight = SCHEMES[scheme]
+    reference = session("sd")
+    made = session("sd", f"quantize({scheme})")
+    taken = {n: m for n, m in linears(made.pipe.unet).items() if is_quantised(m)}
+    effect = made.effects["quantize@denoiser"]
+    assert effect["denoiser.quantized_layers"] == len(taken) > 60
+    num = sum(m.weight.numel() for m in taken.values())
+    saved = weights_bytes(reference.pipe) - weights_bytes(made.pipe)
+    assert saved >= (4 - bytes_a_weight) * num
+    picture = draw(made)
+    assert least_db < psnr(picture, draw(reference)) < 60, "it is rounded, and no more than that"
+    assert made.refuted(dict(made.evidence())) is None
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_whatever_the_precision(dtype: str, scheme: str) -> None:
+    if dtype == "fp16":
+        # fp16 on a CPU is slow, so one product stands for the picture.
+        pipe = build("sd").to(torch.float16)
+        vivace.apply(pipe, f"quantize({scheme})")
+        layer = pipe.unet.mid_block.attentions[0].transformer_blocks[0].ff.net[2]
+        assert is_quantised(layer)
+        inputs = torch.randn(40, layer.in_features, generator=torch.Generator().manual_seed(0)).half()
+        assert layer(inputs).dtype == torch.float16
+        assert layer(inputs).isfinite().all()
+        return
+    assert (
+        psnr(draw(session("sd", f"{dtype}+quantize({scheme})")), draw(session("sd"))) > SCHEMES[scheme][0] - 3
+    )
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "fp8", "fp8, granularity=tensor", "nf4"])
+def test_a_prompt_of_zeros_is_no_division_by_zero(scheme: str) -> None:
+    """SDXL takes zeros for the embeddings of an empty negative prompt."""
+    made, reference = session("sdxl", f"quantize({scheme})"), session("sdxl")
+    assert made.pipe.config.force_zeros_for_empty_prompt
+    assert psnr(draw(made), draw(reference)) > 30
+
+
+@pytest.mark.parametrize("component", ["text_encoder", "text_encoder_2", "vae"])
+@pytest.mark.parametrize("scheme", ["int8_dynamic", "fp8", "nf4"])
+def test_by_component(component: str, scheme: str) -> None:
+    pipe = build("flux")
+    reference = draw(vivace.apply(pipe), num_inference_steps=8, height=128, width=128)
+    made = vivace.apply(pipe, f"quantize({scheme})@{component}")
+    effect = made.effects[f"quantize@{component}"]
+    assert set(effect) == {
+        f"{component}.{k}" for k in ("quantized_layers", "layers_left_alone", "weights_are")
+    }
+    assert not any(is_quantised(layer) for layer in linears(pipe.transformer).values())
+    assert psnr(draw(made, num_inference_steps=8, height=128, width=128), reference) > 20
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "fp8", "fp8_weight", "nf4"])
+def test_a_vae_that_the_pipeline_casts_for_decoding(scheme: str) -> None:
+    """SDXL's in fp16 goes to fp32 and back; what cannot follow is refused before it is tried."""
+    pipe = build("sdxl")
+    pipe.vae.to(torch.float16)
+    pipe.vae.register_to_config(force_upcast=True)
+    recipe = f"quantize({scheme})@vae"
+    if scheme.startswith("fp8_weight"):
+        with pytest.raises(Unsupported, match="casts its fp16 VAE to fp32 in each call"):
+            vivace.apply(pipe, recipe)
+        return
+    made = vivace.apply(pipe, recipe)
+    assert psnr(draw(made), draw(session("sdxl"))) > 28
+    assert made.refuted({}) is None
+    assert next(pipe.vae.parameters()).dtype == torch.float16
+
+
+@pytest.mark.parametrize("component", ["denoiser", "vae"])
+def test_convolutions_where_the_scheme_can(component: str) -> None:
+    made, reference = session("sd", f"quantize(int8, convolutions=True)@{component}"), session("sd")
+    module = made.pipe.unet if component == "denoiser" else made.pipe.vae
+    convolutions = [m for m in module.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert len(convolutions) > 20
+    assert all(is_quantised(layer) for layer in convolutions)
+    assert made.effects[f"quantize@{component}"][f"{component}.layers_left_alone"] == 0
+    assert psnr(draw(made), draw(reference)) > 35
+    assert weights_bytes(made.pipe) < 0.9 * weights_bytes(reference.pipe)
+    with pytest.raises(
+        RecipeError, match="nf4 of torchao knows no convolutions; those that do: int8 of torchao"
+    ):
+        resolve("quantize(nf4, convolutions=True)")
+
+
+def test_what_is_left_alone_is_named_and_says_why() -> None:
+    made = session("flux", "quantize(int8_dynamic, skip='proj_out, single_*.attn', min_weights=30000)")
+    evidence = made.evidence()
+    quantized, kept = evidence["denoiser.quantized"], evidence["denoiser.left_alone"]
+    assert isinstance(quantized, list)
+    assert isinstance(kept, list)
+    assert "transformer_blocks.*.ff.net.*.proj (2)" in quantized
+    assert "single_transformer_blocks.*.attn.to_q (5)" not in quantized
+    assert "proj_out: skip" in kept
+    assert "single_transformer_blocks.*.attn.to_q (5): skip" in kept
+    assert "transformer_blocks.*.attn.to_q (2): fewer than 30000 weights" in kept
+    assert any(line.startswith("transformer_blocks.*.norm1.linear (2): one row a picture") for line in kept)
+    layers = linears(made.pipe.transformer)
+    assert not is_quantised(layers["proj_out"])
+    assert not is_quantised(layers["single_transformer_blocks.0.attn.to_q"])
+    assert is_quantised(layers["transformer_blocks.0.ff.net.2"])
+    assert made.effects["quantize@denoiser"]["denoiser.layers_left_alone"] == sum(
+        not is_quantised(layer) for layer in layers.values()
+    )
+
+
+def test_names_and_patterns() -> None:
+    assert is_named("a.0.attn.to_q", "to_q")
+    assert is_named("a.0.attn.to_q", "attn")
+    assert is_named("a.0.attn.to_q", "a.*.to_*")
+    assert is_named("a.10.attn.to_q", "a.10")
+    assert not is_named("a.10.attn.to_q", "a.1")
+    assert not is_named("a.0.attn.to_q", "q")
+    assert briefly(["a.0.b", "a.1.b", "c_1"]) == ["a.*.b (2)", "c_1"]
+
+
+def test_a_scheme_leaves_alone_what_its_kernels_cannot() -> None:
+    made = session("sd", "quantize(fp8, granularity=tensor)")
+    shapes = {tuple(m.weight.shape) for m in linears(made.pipe.unet).values() if not is_quantised(m)}
+    assert shapes == {(128, 128)}
+    pipe = build("sd")
+    pipe.unet.time_embedding.linear_1 = torch.nn.Linear(64, 250).requires_grad_(False)
+    vivace.apply(pipe, "fp8")
+    assert not is_quantised(pipe.unet.time_embedding.linear_1)
+    assert is_quantised(pipe.unet.time_embedding.linear_2)
+
+
+def test_a_run_that_widens_them_for_good_refutes_it() -> None:
+    made = session("sd", "nf4")
+    layer = made.pipe.unet.time_embedding.linear_1
+    layer.weight = torch.nn.Parameter(torch.zeros(layer.weight.shape))
+    assert "1 of denoiser's layers are no longer quantised: time_embedding.linear_1" in (
+        made.refuted({}) or ""
+    )
+    assert "time_embedding.linear_1" not in made.evidence()["denoiser.quantized"]
+
+
+@pytest.mark.parametrize("recipe", ["fuse_qkv", "compile(backend=eager)", "inference_mode", "channels_last"])
+@pytest.mark.parametrize("scheme", ["int8_dynamic", "fp8", "fp8_weight", "nf4"])
+def test_it_composes(scheme: str, recipe: str) -> None:
+    alone, both = session("sd", scheme), session("sd", f"{scheme}+{recipe}")
+    # Fused rows have their own scales; one of the whole input is shared.
+    assert psnr(draw(both), draw(alone)) > (15 if recipe == "fuse_qkv" and scheme == "nf4" else 24)
+    assert both.refuted(dict(both.evidence())) is None
+
+
+def test_nothing_of_the_process_is_changed() -> None:
+    from torch._inductor import config
+
+    before = (dict(config.get_config_copy()), torch.get_float32_matmul_precision())
+    for scheme in SCHEMES:
+        session("sd", f"quantize({scheme})")
+    after = (dict(config.get_config_copy()), torch.get_float32_matmul_precision())
+    assert {k for k in before[0] if before[0][k] != after[0][k]} == set()
+    assert before[1] == after[1]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("quantize(int8, granularity=tensor)", "granularity=tensor is for fp8 schemes"),
+        ("quantize(fp8, convolutions=True)", "fp8 of torchao knows no convolutions"),
+        ("quantize(int3)", "int8, int8_dynamic"),
+        ("quantize(int8, backend=llama)", "torchao"),
+        ("int8+fp8@denoiser", "both set the weights of denoiser"),
+        ("quantize(int8, min_weights=-1)", "min_weights"),
+    ],
+)
+def test_wrong_recipes(recipe: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        resolve(recipe)
+
+
+def test_what_it_cannot_do_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unsupported, match="no layer of denoiser is called 'attentoin'"):
+        session("sd", "quantize(int8, skip=attentoin)")
+    with pytest.raises(NoEffect, match="no layer could be quantised"):
+        session("sd", "quantize(int8, min_weights=100000000)")
+    with pytest.raises(NoEffect, match="already") as caught:
+        vivace.apply(session("sd", "int8").pipe, "fp8")
+    assert caught.value.already_so
+    for scheme in ("fp8",):
+        reason = Quantize(scheme=scheme).unsupported(Target(machine(8, 0))) or ""  # type: ignore[arg-type]
+        assert "compute capability 8.9" in reason
+        assert "8.0" in reason
+    assert Quantize(scheme="fp8").unsupported(Target(machine(8, 9))) is None
+    assert "mslk" in (Quantize(scheme="int4_gemm").unsupported(Target(machine(9, 0))) or "")
+    assert "Hopper" in (Quantize(scheme="int4_gemm").unsupported(Target(machine(8, 9))) or "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install torchao" in (Quantize(scheme="int8").unsupported(Target(machine(9, 0))) or "")
+
+
+@pytest.mark.parametrize(("recipe", "share"), [("nf4", 0.28), ("int4", 0.28)])
+def test_its_memory_is_predicted(recipe: str, share: float) -> None:
+    """T5 is nearly all Linear but for its embeddings, 0.26 GB; FLUX's in bf16 is 9.5 GB."""
+    plain = of("flux-dev", "steps(1)", text="embeddings")
+    stored = of("flux-dev", f"steps(1)+{recipe}@text_encoder_2", text="embeddings")
+    before, after = (next(c for c in p.components if c.name == "text_encoder_2") for p in (plain, stored))
+    assert share - 0.03 < (after.num_bytes - 0.263e9) / (before.num_bytes - 0.263e9) < share
+    assert stored.model_bytes - plain.model_bytes == after.num_bytes - before.num_bytes
+    assert stored.peak_bytes < plain.peak_bytes
+
+
+def test_int4_in_bf16_on_a_gpu_is_packed_unless_it_would_grow() -> None:
+    """tinygemm pads to 1024 inputs: 64 of them would take four times as much as before."""
+    parts = ({c.name: c for c in of("tiny-sd", recipe).components} for recipe in ("bf16", "bf16+int4"))
+    plain, packed = (found["unet"] for found in parts)
+    assert 0.9 * plain.num_bytes < packed.num_bytes < plain.num_bytes
+    assert "int32" in packed.dtype
