@@ -26,6 +26,8 @@ ALL = sorted(TECHNIQUES)
 # Where what is worth tuning for real models says nothing about a small one.
 SUITED = {"vae_tiling": ["vae_tiling(64)"]}
 LEAST_DB = {"quantize(int4)": 20}  # sixteen values a weight
+# Choices that inductor compiles for minutes; they have tests of their own.
+COMPILED = {("attention", "flex")}
 # Techniques for batches draw one.
 PROMPTS: dict[str, str | list[str]] = {"vae_slicing": [PROMPT, "a blue square"]}
 
@@ -42,6 +44,7 @@ def variants(technique: type[Technique]) -> list[str]:
     assert isinstance(extra, dict)
     tune = extra["tune"]
     values = choices or list(tune)  # type: ignore[call-overload]
+    values = [v for v in values if (technique.name, v) not in COMPILED]
     # Inductor's own compile time is for the tests of compile.
     suffix = ", backend=eager" if technique.name == "compile" else ""
     if suffix:
