@@ -54,7 +54,6 @@ KERNELS: dict[str, Kernel] = {
     "cudnn": Kernel(least=(8, 0), half=True, max_head=256),
     "flex": Kernel(on_cpu=True, least=(7, 5), max_head=256),
     "flash3": Kernel(
-        least=(9, 0),
         majors=(9,),
         half=True,
         max_head=256,
@@ -96,13 +95,13 @@ def unsupported_on(backend: str, machine: Machine) -> str | None:
             )
         return None
     have = machine.capability
-    if have is not None and kernel.least is not None and have < kernel.least:
-        least = _version(kernel.least)
-        return f"{backend} attention needs compute capability {least}, {machine.device_name} has {_version(have)}"
     if have is not None and kernel.majors and have[0] not in kernel.majors:
         only = " or ".join(f"{major}.x" for major in kernel.majors)
         has = f"{machine.device_name} has {_version(have)}"
         return f"{backend} attention runs on compute capability {only} alone, {has}"
+    if have is not None and kernel.least is not None and have < kernel.least:
+        least = _version(kernel.least)
+        return f"{backend} attention needs compute capability {least}, {machine.device_name} has {_version(have)}"
     if kernel.package is not None and not machine.has_package(kernel.package):
         return f"{backend} attention needs the package {kernel.package} ({kernel.install})"
     return None

@@ -61,7 +61,7 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
         base, given = {first: choices[0]}, choices[0] + ", " if field.is_required() else ""
     else:
         value = _tune(field)[0] if field.is_required() else field.default
-        found = {f"{technique.name}({value})": {first: value}}
+        found = {technique.name + (f"({value})" if value is not None else ""): {first: value}}
         base, given = {first: value}, f"{value}, " if field.is_required() else ""
     for name in others:
         other = technique.model_fields[name]
