@@ -191,6 +191,9 @@ class Led:
     """
 
     def __init__(self, backend: str) -> None:
+        import torch
+
+        self._fp32 = torch.float32
         self.num_led = 0
         self.num_compiled = 0
         self.left: dict[str, int] = {}
@@ -268,7 +271,7 @@ class Led:
             return "causal, grouped or with dropout"
         if query.is_cuda and not self._kernel.takes_head(query.shape[-1]):
             return f"heads of {query.shape[-1]}"
-        if self._kernel.half and str(query.dtype) == "torch.float32":
+        if self._kernel.half and query.dtype == self._fp32:
             return "fp32"
         return None
 

@@ -18,22 +18,25 @@ def code_folder() -> Path:
 
     Its size has no limit; it may be deleted at any time.
     """
-    if given := os.environ.get(VARIABLE):
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    given = os.environ.get(VARIABLE)
+    # Importing inductor may already have written its own default there, which is nobody's wish.
+    if given and Path(given) != Path(default_cache_dir()).absolute():
         return Path(given)
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "vivace" / "inductor"
 
 
 def keep_compiled_code() -> None:
-    """Let this process keep its compiled code in `code_folder`. Where the folder cannot be written, or inductor has
-    chosen its own before, it stays as it is."""
+    """Let this process keep its compiled code in `code_folder`; where that cannot be written, in inductor's own."""
     folder = code_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return
     if os.access(folder, os.W_OK):
-        os.environ.setdefault(VARIABLE, str(folder))
+        os.environ[VARIABLE] = str(folder)
 
 
 def graphs_compiled() -> dict[str, int | float | str]:

@@ -74,6 +74,8 @@ def test_repeated_blocks_compose(recipe: str) -> None:
 
 _PROCESS = """
 import json, types, torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+cache_dir()  # as some imports do: it writes inductor's default into the environment
 from vivace.spec.technique import Machine, Target
 from vivace.techniques.compile import Compile
 unet = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU())
