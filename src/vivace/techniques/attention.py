@@ -22,9 +22,9 @@ from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
 from vivace.spec.technique import CallContext, Component, Effect, Stage, Target, Technique, knob, working_part
+from vivace.techniques.attention_calls import Led
 from vivace.techniques.attention_kernels import (
     OF_PYTORCH,
-    Led,
     chosen_by_pytorch,
     head_sizes,
     refused_by_pytorch,

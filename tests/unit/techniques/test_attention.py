@@ -17,8 +17,10 @@ from vivace.measure.kernels import attention_kernels
 from vivace.models.weightless import find_weightless
 from vivace.runtime.prediction import predict
 from vivace.spec.technique import Machine, Target
-from vivace.techniques import attention_kernels as kernels
+from vivace.techniques import attention_calls
 from vivace.techniques.attention import Attention
+from vivace.techniques.attention_calls import Led
+from vivace.techniques.attention_kernels import KERNELS
 from vivace.techniques.resolve import resolve
 
 CPU = Machine("cpu", "CPU", None, "c++")
@@ -47,7 +49,7 @@ def unsupported(backend: Any, machine: Machine, **target: Any) -> str | None:
     ],
 )
 def test_what_runs_where(machine: Machine, runs: str) -> None:
-    said = {backend: unsupported(backend, machine) for backend in kernels.KERNELS}
+    said = {backend: unsupported(backend, machine) for backend in KERNELS}
     assert [backend for backend, reason in said.items() if reason is None] == runs.split()
 
 
@@ -222,7 +224,7 @@ def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         vars(module).update(functions)
         monkeypatch.setitem(sys.modules, name, module)
     yield request.param
-    kernels._OPERATORS.clear()
+    attention_calls._OPERATORS.clear()
 
 
 def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -233,7 +235,7 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_packages_compute_eager_and_compiled_calls(package: str) -> None:
-    led = kernels.Led(package)
+    led = Led(package)
     query, key, value = tensors()
     kept = key.clone()
 
@@ -252,7 +254,7 @@ def test_packages_compute_eager_and_compiled_calls(package: str) -> None:
 
 
 def test_calls_that_do_not_fit_stay_pytorchs_and_are_counted(package: str) -> None:
-    led = kernels.Led(package)
+    led = Led(package)
     query, key, value = tensors()
     mask = torch.rand(2, 3, 40, 24) > 0.5
     with led.inside():
@@ -265,6 +267,6 @@ def test_calls_that_do_not_fit_stay_pytorchs_and_are_counted(package: str) -> No
 
 
 def test_pytorchs_own_function_comes_back_after_an_error(package: str) -> None:
-    with pytest.raises(ZeroDivisionError), kernels.Led(package).inside():
+    with pytest.raises(ZeroDivisionError), Led(package).inside():
         raise ZeroDivisionError
     assert F.scaled_dot_product_attention is PLAIN
