@@ -1,5 +1,5 @@
-"""Generate what comes from the code or from records: docs/techniques.md, docs/cli.md, docs/models-measured.md and
-docs/composition.md once their records exist, and the README's table.
+"""Generate what comes from the code or from records: docs/techniques.md, docs/hardware.md, docs/cli.md,
+docs/models-measured.md and docs/composition.md once their records exist, and the README's table.
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from benchmarks import every_model
-from docs import composition, models_measured
+from docs import composition, hardware, models_measured
 from tests.composition import run as composition_run
 from vivace.cli import app
 from vivace.report.summary import plus_minus, ratio, size
@@ -133,12 +133,17 @@ def models_measured_page() -> str:
     return models_measured.page(every_model.RECORD, NOTE)
 
 
+def hardware_page() -> str:
+    return hardware.page(NOTE)
+
+
 def composition_page() -> str:
     return composition.page(composition_run.RECORD, NOTE)
 
 
 PAGES: dict[str, Callable[[], str]] = {
     "docs/techniques.md": techniques_page,
+    "docs/hardware.md": hardware_page,
     "docs/cli.md": cli_page,
     "README.md": readme,
 }

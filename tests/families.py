@@ -10,6 +10,8 @@ from tests import shrunken
 from vivace.models import find_model, load_pipeline
 
 FAMILIES = ("sd", "sdxl", "flux")
+STEPS = {"sd": 3, "sdxl": 3, "flux": 6}
+"""What `draw` takes unless told."""
 
 
 def build(family: str) -> Any:
@@ -29,12 +31,12 @@ def session(family: str, recipe: str = "baseline") -> Any:
 
 
 def draw(session: Any, prompt: Any = "a red circle", seed: int = 0, **call: Any) -> np.ndarray:
-    """Pictures (n, height, width, 3) in [0, 1]; unless the call says else 64 px and three steps, for FLUX 128 and six."""
+    """Pictures (n, height, width, 3) in [0, 1]; 64 px unless the call says else, for FLUX 128."""
     torch.set_num_threads(1)
     told: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "np"}
     if type(session.pipe).__name__ == "FluxPipeline":
         # As tiny-flux was trained; smaller, with fewer steps or with 512 tokens it draws nothing.
-        told |= {"height": 128, "width": 128, "num_inference_steps": 6, "max_sequence_length": 32}
+        told |= {"height": 128, "width": 128, "num_inference_steps": STEPS["flux"], "max_sequence_length": 32}
     told |= call
     count = 1 if isinstance(prompt, str) or prompt is None else len(prompt)
     generators = [torch.Generator().manual_seed(seed + k) for k in range(count)]

@@ -30,6 +30,8 @@ LEAST_DB = {
     "quantize(nf4)": 20,
     "quantize(fp8_static)": 20,  # one scale for all inputs of a layer
 }
+# Choices that inductor compiles for minutes; they have tests of their own.
+COMPILED = {("attention", "flex")}
 # Techniques for batches draw one.
 PROMPTS: dict[str, str | list[str]] = {"vae_slicing": [PROMPT, "a blue square"]}
 
@@ -46,6 +48,7 @@ def variants(technique: type[Technique]) -> list[str]:
     assert isinstance(extra, dict)
     tune = extra["tune"]
     values = choices or list(tune)  # type: ignore[call-overload]
+    values = [v for v in values if (technique.name, v) not in COMPILED]
     # Inductor's own compile time is for the tests of compile.
     suffix = ", backend=eager" if technique.name == "compile" else ""
     if suffix:

@@ -68,7 +68,7 @@ def test_the_attention_kernel_that_was_asked_for_is_the_one_that_runs(backend: s
     except NoEffect as error:
         assert error.already_so
         session = vivace.load("tiny-sd", device="cuda")
-    seen = attention_kernels(session.pipe.unet, lambda: draw(session, num_inference_steps=1))
+    seen = attention_kernels({"denoiser": session.pipe.unet}, lambda: draw(session, num_inference_steps=1))
     assert seen
     assert all(backend in kernel for kernel in seen if kernel.startswith("denoiser")), seen
     assert session.refuted({"attention_kernels": seen}) is None

@@ -23,7 +23,7 @@ from vivace.models.load import load_pipeline
 from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session, session_of, waits_on_host
 from vivace.spec.record import Outcome, Picture, Round, Sample
-from vivace.spec.technique import component_of
+from vivace.spec.technique import Component, component_of, working_part
 from vivace.spec.trial import Trial
 from vivace.stats.stopping import enough_samples, is_steady
 
@@ -138,10 +138,8 @@ class _Measurement:
             self.keep_pictures(session, calls, pictures)
         self._report({"event": "phase", "phase": "evidence"})
         evidence["attention_kernels"] = attention_kernels(
-            component_of(session.pipe, "denoiser"),
-            lambda: draw(
-                session, calls[0], said(calls[0]), num_inference_steps=_TRACE_STEPS, output_type="latent"
-            ),
+            _parts_with_attention(session.pipe),
+            lambda: draw(session, calls[0], said(calls[0]), num_inference_steps=_TRACE_STEPS),
         )
         self.results["evidence"] = evidence
         self._refuted = session.refuted(evidence)
@@ -259,6 +257,12 @@ class _Measurement:
             return known[key]
 
         return encoded
+
+
+def _parts_with_attention(pipe: Any) -> dict[str, Any]:
+    """The denoiser, and what decodes its latents."""
+    parts: tuple[Component, ...] = ("denoiser", "vae")
+    return {c: working_part(c, module) for c in parts if (module := component_of(pipe, c)) is not None}
 
 
 def in_words(call: Call) -> dict[str, Any]:

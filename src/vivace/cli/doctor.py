@@ -20,6 +20,7 @@ def doctor(device: str, as_json: bool) -> int:
     from vivace.measure.machine import choose_device, this_machine
     from vivace.report.summary import size
     from vivace.techniques import TECHNIQUES
+    from vivace.techniques.compiled_graphs import code_folder
     from vivace.techniques.describe import states
 
     chosen = choose_device(device)
@@ -45,6 +46,7 @@ def doctor(device: str, as_json: bool) -> int:
             "environment": facts.model_dump(mode="json"),
             "conditions": now,
             "compiler": machine.compiler,
+            "compiled_code": str(code_folder()),
             "dtype_ms": times,
             "techniques": here,
             "advice": advice,
@@ -56,7 +58,7 @@ def doctor(device: str, as_json: bool) -> int:
         click.echo(f"driver       {facts.driver}, compute capability {facts.device_capability}")
     click.echo(f"cpu          {facts.cpu}, {facts.num_cores} cores, {size(facts.memory_bytes)} of memory")
     click.echo("libraries    " + ", ".join(f"{k} {v}" for k, v in facts.libraries.items()))
-    click.echo(f"compiler     {machine.compiler or 'none found'}")
+    click.echo(f"compiler     {machine.compiler or 'none found'}; compiled code is kept in {code_folder()}")
     click.echo(
         "dtypes       " + ", ".join(f"{k} {v:.2f} ms" for k, v in times.items()) + " (the same small work)"
     )

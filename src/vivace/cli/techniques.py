@@ -46,6 +46,9 @@ def _list(found: list[dict[str, Any]]) -> None:
     for technique in found:
         picture = "same picture" if technique["same_picture"] else "changes the picture"
         click.echo(f"{technique['usage']}\n    {technique['summary']} ({picture})")
+        runs = [state["recipe"] for state in technique["here"] if state["unsupported"] is None]
+        if runs:
+            click.echo(f"    runs here: {', '.join(runs)}")
         for state in technique["here"]:
             if state["unsupported"] is not None:
                 click.echo(f"    not here: {state['recipe']}: {state['unsupported']}")

@@ -22,7 +22,7 @@ from vivace.report.grid import Grid, ReadPicture, grid
 from vivace.report.plots import Breakdown, Fall, Scatter, breakdowns, scatter, waterfall
 from vivace.report.quality import Fidelity, broken_pictures
 from vivace.report.rows import Row, shared_warnings
-from vivace.report.summary import noise_floor, seconds, size, summary
+from vivace.report.summary import noise_floor, paid_back, seconds, size, summary
 from vivace.stats import Gate, Interval
 
 MAX_PICTURE_BYTES = 12_000_000  # of all embedded pictures together, so that the file can be mailed
@@ -135,6 +135,7 @@ def _environment() -> Environment:
         "between_s": _between_s,
         "ratio": lambda interval: f"{interval.point:.2f}×",
         "between": lambda i: None if i.low is None else f"{i.low:.2f} to {i.high:.2f}",
+        "paid_back": lambda row: _sentence(paid_back(row)),
         "words": lambda value: value.replace("_", " "),
         "breakable": _breakable,
         "brief": lambda text: _breakable(_brief(text)),
@@ -378,6 +379,10 @@ def _breakable(text: str) -> Markup:
 def _brief(text: str) -> str:
     """A long recipe for charts and heads of columns: both ends, since recipes of one study differ at either."""
     return text if len(text) <= _BRIEF else f"{text[: _BRIEF // 2 - 4]} … {text[-_BRIEF // 2 :]}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _count(number: int, noun: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vivace.report.compilation import Compilation, compilation
 from vivace.report.quality import Fidelity, Judgement, fidelity, judge, see
 from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
@@ -64,6 +65,8 @@ class Row:
     floor: NoiseFloor | None = None
     figures: tuple[PictureFigures, ...] = ()
     limits: Limits = DEFAULT_LIMITS
+    compilation: Compilation | None = None
+    """None where nothing was compiled."""
 
     @property
     def model(self) -> str:
@@ -125,6 +128,7 @@ class Row:
             "num_denoiser_calls": self.num_denoiser_calls,
             "first_call_s": self.first_call_s,
             "load_s": self.load_s,
+            "compilation": None if self.compilation is None else self.compilation.to_json(),
             "memory": None if self.memory is None else self.memory.model_dump(mode="json"),
             "speedup": None
             if self.speedup is None
@@ -174,7 +178,17 @@ def rows_of(
     limits = limits.for_scorer(quality.scorer)
     baseline = _samples(records[0]) if records else None
     rows = [_row(record, baseline, is_baseline=i == 0) for i, record in enumerate(records)]
+    rows = [_with_compilation(row, rows[0]) for row in rows]
     return [_judged(row, records[0], quality, limits) for row in rows]
+
+
+def _with_compilation(row: Row, baseline: Row) -> Row:
+    if row.latency is None:
+        return row
+    gain = None
+    if baseline.latency is not None and row.verdict is Verdict.FASTER:
+        gain = baseline.latency.median.point - row.latency.median.point
+    return replace(row, compilation=compilation(row.record, gain))
 
 
 def _judged(row: Row, baseline: Record, quality: QualityPass, limits: Limits) -> Row:

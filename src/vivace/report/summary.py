@@ -123,6 +123,25 @@ def quality(row: Row) -> str:
     return "" if row.judgement is None else row.judgement.gate.value
 
 
+def paid_back(row: Row) -> str:
+    """ "compiling took 34.1 s, 9.20 s with the code from disk; paid back from image 412 on"; empty if nothing was
+    compiled."""
+    found = row.compilation
+    if found is None:
+        return ""
+    if found.fresh_s is None:
+        said = f"the first call took {seconds(found.seconds)} more than later ones, with its code from disk"
+    else:
+        said = f"compiling took {seconds(found.fresh_s)}"
+        if found.cached_s is not None:
+            said += f", {seconds(found.cached_s)} with the code from disk"
+    if row.is_baseline:
+        return said
+    if found.break_even_images is None:
+        return f"{said}; never paid back: no gain over the baseline was shown"
+    return f"{said}; paid back from image {found.break_even_images:,} on"
+
+
 def change(row: Row, baseline: Row) -> str:
     """ "-3 %": peak memory against the baseline's."""
     assert row.memory is not None

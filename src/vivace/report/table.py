@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vivace.report.rows import Row, shared_warnings
-from vivace.report.summary import clip_kept, fidelity, plus_minus, quality, ratio, seconds, size
+from vivace.report.summary import clip_kept, fidelity, paid_back, plus_minus, quality, ratio, seconds, size
 from vivace.stats import Gate
 
 FORMATS = ("table", "json", "csv", "md")
@@ -106,6 +106,8 @@ def _note(row: Row, shared: Sequence[str] = ()) -> str:
     said = [row.reason] if row.reason else []
     if row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
         said.append(f"quality unclear: {row.judgement.reason}")
+    if paid := paid_back(row):
+        said.append(paid)
     return "; ".join([*said, *(w for w in row.warnings if w not in shared)])
 
 
@@ -124,7 +126,8 @@ _CSV_FIELDS = (
     "max_s", "n", "speedup", "speedup_low", "speedup_high", "verdict", "quality", "quality_reason", "num_pictures",
     "num_identical", "psnr_db", "worst_psnr_db", "ssim", "clip_score", "clip_kept", "clip_kept_low", "clip_kept_high",
     "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits", "text_s", "steps_s", "vae_s", "other_s",
-    "first_call_s", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "device", "device_name", "warnings",
+    "first_call_s", "compile_fresh_s", "compile_cached_s", "break_even_images", "load_s", "model_bytes",
+    "peak_bytes", "weights_bytes", "device", "device_name", "warnings",
 )  # fmt: skip
 
 
@@ -162,6 +165,12 @@ def _csv_row(row: Row) -> dict[str, object]:
         "first_call_s": row.first_call_s,
         "load_s": row.load_s,
     }
+    if row.compilation is not None:
+        found |= {
+            "compile_fresh_s": row.compilation.fresh_s,
+            "compile_cached_s": row.compilation.cached_s,
+            "break_even_images": row.compilation.break_even_images,
+        }
     found |= {f"{stage}_s": value for stage, value in row.stages_s.items()}
     if row.speedup is not None:
         found |= {

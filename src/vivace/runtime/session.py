@@ -16,7 +16,7 @@ from vivace.models.load import load_pipeline, load_tiny_vae
 from vivace.models.prompts import PROMPT_SETS
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE, Recipe
-from vivace.spec.technique import CallContext, Component, Effect, Stage, Target, component_of
+from vivace.spec.technique import CallContext, Component, Effect, Stage, Target, component_of, working_part
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import instantiate, resolve, text_of
 
@@ -239,8 +239,8 @@ class Session:
             for component, context in effect.contexts.items():
                 by_component.setdefault(component, []).append(context)
         for component, contexts in by_component.items():
-            module = component_of(self.pipe, component)
-            module.forward = _inside(module.forward, contexts)
+            part = working_part(component, component_of(self.pipe, component))
+            part.forward = _inside(part.forward, contexts)
 
 
 def _inside(forward: Any, contexts: list[CallContext]) -> Any:

@@ -57,17 +57,30 @@ class Stage(IntEnum):
 class Machine:
     """What a technique may ask about the hardware and the installation without importing torch.
 
-    `operators` lists what the hardware runs natively, e.g. "bf16"; `compiler` is the C++ compiler's path.
+    `capability` is CUDA's compute capability, None where unknown; `compiler` is the C++ compiler's path.
+    `has_all_packages` takes optional packages for installed: to ask what the hardware alone would allow.
     """
 
     device: str
     device_name: str
     capability: tuple[int, int] | None
     compiler: str | None
+    has_all_packages: bool = False
 
     @property
     def is_cuda(self) -> bool:
         return self.device == "cuda"
+
+    def has_package(self, name: str) -> bool:
+        """Whether a package can be imported; it is not imported for that, a parent of "parent.child" is."""
+        import importlib.util
+
+        if self.has_all_packages:
+            return True
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:  # of the parent
+            return False
 
 
 CallContext = Callable[[], AbstractContextManager[object]]
@@ -120,6 +133,12 @@ def component_of(pipe: Any, component: Component) -> Any:
     return getattr(pipe, component, None)
 
 
+def working_part(component: Component, module: Any) -> Any:
+    """What of a component a text-to-image pipeline calls: the whole, but of a VAE (`decode`, never `forward`) its
+    decoder."""
+    return module.decoder if component == "vae" else module
+
+
 @dataclass
 class Effect:
     """What an application really did.
@@ -128,7 +147,7 @@ class Effect:
     call: defaults of the call that the technique sets, e.g. {"num_inference_steps": 20}.
     step_end: called after each denoising step as diffusers' `callback_on_step_end`, returns its kwargs.
     step_end_inputs: tensors that `step_end` wants to see and change.
-    contexts: entered around one component's forward.
+    contexts: entered around the forward of one component's working part.
     around: entered around the whole call, and left at its end: for settings of the process, which must not outlive it.
     evidence: called after a run; what was seen to happen, for the Record.
     refuted: given the evidence of a run, why the technique had no effect after all, or None.

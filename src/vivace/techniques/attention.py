@@ -1,13 +1,19 @@
-"""Which kernel computes softmax(QK^T)V in the denoiser.
+"""Which kernel computes softmax(QK^T)V, in the denoiser or the VAE.
 
 Why: `math` writes the whole score matrix to memory, the fused kernels never do; among those, the fastest depends
     on GPU, precision and head size (one H200, bf16, 4608 tokens: cuDNN 632, flash 325, efficient 166 TFLOP/s).
-Costs: another order of summation, so the last bits differ. `math` needs memory quadratic in the tokens.
-Needs: `flash` and `cudnn` on CUDA want fp16 or bf16; `efficient` and `cudnn` have no CPU kernel.
-Source: PyTorch, torch.nn.attention.sdpa_kernel; Dao, FlashAttention-2, arXiv 2307.08691.
+Costs: another order of summation, so the last bits differ; `sage` also rounds Q and K to 8 bits. `math` needs memory
+    quadratic in the tokens. `flex` is compiled, once for each shape.
+Needs: fp16 or bf16 on GPUs for `flash`, `cudnn`, `flash3`, `flash4`, `sage`; packages for `flash3` (Hopper), `flash4`,
+    `sage`, `xformers`. On CPUs there are `math`, `flash` and, with a C++ compiler, `flex`. A VAE's one head of 512 is
+    too large for all but `math`, `efficient` and `xformers` on a GPU.
+Source: PyTorch, torch.nn.attention.sdpa_kernel and flex_attention; Dao, FlashAttention-2, arXiv 2307.08691; Shah et
+    al., FlashAttention-3, arXiv 2407.08608; Zhang et al., SageAttention, arXiv 2410.02367; xFormers.
 
-The choice holds around the denoiser's forward alone: flash refuses the text encoders' masks and the VAE's head
-size. diffusers' own `set_attention_backend` is a silent no-op on UNets, so it is not used here.
+The choice holds around the component's forward alone: flash refuses the text encoders' masks. diffusers' own
+`set_attention_backend` is a silent no-op on UNets and VAEs, so it is not used here. Calls that a kernel does not take
+(masks, other sizes of heads) stay PyTorch's and are counted; with one of PyTorch's own four kernels there is no such
+way out, and such a component is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +21,18 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.spec.technique import CallContext, Component, Effect, Stage, Target, Technique, knob, working_part
+from vivace.techniques.attention_calls import Led
+from vivace.techniques.attention_kernels import (
+    OF_PYTORCH,
+    chosen_by_pytorch,
+    head_sizes,
+    refused_by_pytorch,
+    sdp_backend,
+    unsupported_for,
+    unsupported_on,
+)
+from vivace.techniques.compiled_graphs import graphs_compiled, keep_compiled_code
 
 _OPERATORS = {
     "math": "_scaled_dot_product_attention_math",
@@ -27,92 +44,108 @@ _OPERATORS = {
 
 class Attention(Technique):
     name: ClassVar[str] = "attention"
-    summary: ClassVar[str] = "the denoiser's attention kernel"
+    summary: ClassVar[str] = "the attention kernel of the denoiser or the VAE"
     stage: ClassVar[Stage] = Stage.KERNEL
     owns: ClassVar[str] = "attention kernel"
     same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
-    backend: Literal["math", "efficient", "flash", "cudnn"] = knob(
-        tune=["flash", "cudnn"], about="math, efficient, flash or cudnn"
+    backend: Literal[
+        "math", "efficient", "flash", "cudnn", "flex", "flash3", "flash4", "sage", "xformers"
+    ] = knob(
+        tune=["flash", "cudnn"],
+        about="of PyTorch math, efficient, flash (FA2), cudnn, flex; of packages flash3, flash4, sage, xformers",
     )
 
     def unsupported(self, target: Target) -> str | None:
-        machine = target.machine
-        if not machine.is_cuda:
-            if self.backend in {"efficient", "cudnn"}:
-                return f"PyTorch has no {self.backend} attention kernel for CPUs; flash and math run here"
+        if (reason := unsupported_on(self.backend, target.machine)) is not None:
+            return reason
+        if target.pipe is None:
             return None
-        if self.backend in {"flash", "cudnn"}:
-            if machine.capability is not None and machine.capability < (8, 0):
-                return (
-                    f"{self.backend} attention needs compute capability 8.0, {machine.device_name} has less"
-                )
-            if target.pipe is not None:
-                dtype = str(target.module("denoiser").dtype).removeprefix("torch.")
-                if dtype not in {"float16", "bfloat16"}:
-                    return f"{self.backend} attention needs fp16 or bf16, the denoiser is {dtype}; add bf16 or fp16"
+        for component, module in target.modules().items():
+            reason = unsupported_for(self.backend, component, module, target.machine)
+            if reason is None and target.machine.is_cuda and target.has_data and self.backend in OF_PYTORCH:
+                reason = refused_by_pytorch(self.backend, component, module)
+            if reason is not None:
+                return reason
         return None
 
     def apply(self, target: Target) -> Effect:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        backends = {
-            "math": SDPBackend.MATH,
-            "efficient": SDPBackend.EFFICIENT_ATTENTION,
-            "flash": SDPBackend.FLASH_ATTENTION,
-            "cudnn": SDPBackend.CUDNN_ATTENTION,
-        }
+        modules = {c: m for c, m in target.modules().items() if head_sizes(working_part(c, m))}
+        if not modules:
+            raise NoEffect(f"no attention that diffusers built in {', '.join(target.components)}")
         # PyTorch's own choice depends on a real device.
-        chosen = "unknown"
-        if target.has_data:
-            denoiser = target.module("denoiser")
-            chosen = _default_choice(denoiser, target.machine.device if target.waits else denoiser.device)
-        if chosen == self.backend:
+        before = {
+            c: _words(chosen_by_pytorch(m, _device(target, m))) if target.has_data else "unknown"
+            for c, m in modules.items()
+        }
+        changed: dict[str, int | float | str] = {}
+        for component, chosen in before.items():
+            if chosen != self.backend:
+                changed |= {f"{component}.attention": self.backend, f"{component}.attention_before": chosen}
+        if not changed:
             raise NoEffect(f"PyTorch already picks {self.backend} attention here", already_so=True)
+        if self.backend in OF_PYTORCH:
+            return self._chosen(changed, list(modules))
+        if not target.has_data:  # the eager call stands for a kernel that needs memory for as little
+            return Effect(changed=changed)
+        keep_compiled_code()
+        return self._led(changed, {component: Led(self.backend) for component in modules})
+
+    def _chosen(self, changed: dict[str, int | float | str], components: list[Component]) -> Effect:
+        """One of PyTorch's own kernels."""
+        from torch.nn.attention import sdpa_kernel
+
         wanted = _OPERATORS[self.backend]
 
+        def context() -> Any:
+            return sdpa_kernel(sdp_backend(self.backend))
+
         def refuted(evidence: dict[str, Any]) -> str | None:
-            seen = [name for name in evidence.get("attention_kernels", []) if "denoiser" in name]
-            if seen and not any(wanted in name for name in seen):
-                return f"{self.backend} attention was asked for, but {', '.join(seen)} ran"
+            for component in components:
+                seen = [n for n in evidence.get("attention_kernels", []) if n.startswith(f"{component}: ")]
+                if seen and not any(wanted in name for name in seen):
+                    return f"{self.backend} attention was asked for, but {', '.join(seen)} ran"
+            return None
+
+        contexts: dict[Component, CallContext] = dict.fromkeys(components, context)
+        return Effect(changed=changed, contexts=contexts, refuted=refuted)
+
+    def _led(self, changed: dict[str, int | float | str], led: dict[Component, Led]) -> Effect:
+        """A kernel that calls must be led to."""
+
+        def evidence() -> dict[str, int | float | str]:
+            found: dict[str, int | float | str] = {}
+            for component, calls in led.items():
+                found[f"{component}.attention_calls_{self.backend}"] = calls.num_led
+                found[f"{component}.attentions_compiled_{self.backend}"] = calls.num_compiled
+                if calls.left:
+                    found[f"{component}.attention_calls_left"] = _words(calls.left)
+            return found | (graphs_compiled() if self.backend == "flex" else {})
+
+        def refuted(_: dict[str, Any]) -> str | None:
+            for component, calls in led.items():
+                if not calls.num_led and not calls.num_compiled:
+                    why = f": {_words(calls.left)} calls stayed PyTorch's" if calls.left else ""
+                    return f"no call of the {component} reached {self.backend} attention{why}"
             return None
 
         return Effect(
-            changed={"denoiser.attention": self.backend, "denoiser.attention_before": chosen},
-            contexts={"denoiser": lambda: sdpa_kernel(backends[self.backend])},
+            changed=changed,
+            contexts={component: calls.inside for component, calls in led.items()},
+            evidence=evidence,
             refuted=refuted,
         )
 
 
-def _default_choice(denoiser: Any, device: Any) -> str:
-    """Which kernel PyTorch would choose by itself for this denoiser's dtype, device and head size."""
-    import torch
-    from torch.nn.attention import SDPBackend
-
-    config = denoiser.config
-    head_dim = _head_size(config)
-    query = torch.zeros(1, 2, 256, head_dim, dtype=denoiser.dtype, device=device)
-    with torch.inference_mode():
-        # The dispatcher's own question; it has no public name (torch.nn.functional asks it the same way).
-        choice = torch._fused_sdp_choice(query, query, query)
-    names = {
-        int(SDPBackend.MATH): "math",
-        int(SDPBackend.EFFICIENT_ATTENTION): "efficient",
-        int(SDPBackend.FLASH_ATTENTION): "flash",
-        int(SDPBackend.CUDNN_ATTENTION): "cudnn",
-    }
-    return names.get(int(choice), f"backend {int(choice)}")
+def _device(target: Target, module: Any) -> Any:
+    """Where the module will work."""
+    return target.machine.device if target.waits else module.device
 
 
-def _head_size(config: Any) -> int:
-    """Channels per attention head: a transformer states it; a UNet's `attention_head_dim` is a number of heads."""
-    heads = config.get("num_attention_heads")
-    widths = config.get("block_out_channels")
-    size = config.get("attention_head_dim") or 64
-    if widths is None:
-        return int(size)
-    count = heads or size  # diffusers' historical misnomer, kept for its checkpoints
-    count = count[0] if isinstance(count, list | tuple) else count
-    return int(widths[0]) // int(count)
+def _words(found: set[str] | dict[str, int]) -> str:
+    """ "flash", "efficient, flash", or "masked x3, heads of 40 x6"."""
+    if isinstance(found, set):
+        return ", ".join(sorted(found))
+    return ", ".join(f"{name} x{count}" for name, count in sorted(found.items()))

@@ -3,17 +3,41 @@
 Why: fusion of the many small memory-bound operations between matrix products, and fewer launches (eager FLUX
     launches 3,705 kernels a step). `reduce-overhead` also records CUDA graphs, which decides for small models
     (SD 1.5 on an H200: 10.0 -> 6.2 ms a step).
-Costs: the first call takes 20 to 340 s on full-size models, 10 to 50 s a graph on a CPU; a new shape compiles again.
-Needs: on CPUs a C++ compiler; on GPUs Triton.
-Source: Ansel et al., PyTorch 2, ASPLOS 2024.
+Costs: the first call takes 20 to 340 s on full-size models, 10 to 50 s a graph on a CPU; a new size compiles again.
+    Reports say from how many pictures on that is paid back.
+Needs: on CPUs a C++ compiler; on GPUs Triton, which wants compute capability 7.5.
+Source: Ansel et al., PyTorch 2, ASPLOS 2024; PyTorch, "Reducing torch.compile cold start compilation time with
+    regional compilation".
+
+`blocks=repeated` compiles one of each kind of block that the model repeats, and uses that code for all of them: a
+fraction of the compile time for most of the gain, where nearly all work lies in such blocks. FLUX is so; of a UNet only
+the transformer blocks are, and its ResNets stay eager. VAEs and text encoders name no such blocks.
+`dynamic=True` compiles for every size at once, in code that knows none: a little slower, and compiled once. Otherwise
+each process compiles for its first size, and at the second once more, for sizes in general.
+
+Compiled code is kept between processes in a folder that outlasts the machine's next start, so that a second process
+finds it: `TORCHINDUCTOR_CACHE_DIR` if set, else `~/.cache/vivace/inductor`. It may be deleted. The record counts the
+graphs that were found there. Tracing is not saved, and neither are the CUDA graphs of `reduce-overhead`.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vivace.errors import NoEffect
-from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
+from vivace.errors import NoEffect, Unsupported
+from vivace.spec.technique import (
+    COMPONENTS,
+    Component,
+    Effect,
+    Stage,
+    Target,
+    Technique,
+    knob,
+    working_part,
+)
+from vivace.techniques.compiled_graphs import graphs_compiled, keep_compiled_code
+
+_LEAST = (7, 5)  # compute capability that Triton generates code for
 
 
 class Compile(Technique):
@@ -31,35 +55,97 @@ class Compile(Technique):
     backend: Literal["inductor", "aot_eager", "eager"] = knob(
         "inductor", about="eager and aot_eager only trace: for finding graph breaks, not for speed"
     )
+    blocks: Literal["whole", "repeated"] = knob(
+        "whole",
+        tune=["whole", "repeated"],
+        about="the component whole, or one code for all blocks that it repeats",
+    )
+    dynamic: bool = knob(False, tune=[False], about="compile for any size at once")
+
+    @property
+    def _records_graphs(self) -> bool:
+        return self.mode in {"reduce-overhead", "max-autotune"}
 
     def unsupported(self, target: Target) -> str | None:
         machine = target.machine
-        if self.backend != "inductor":
-            if self.mode != "default":
-                return f"mode {self.mode} belongs to the inductor backend, not to {self.backend}"
-            return None
-        if not machine.is_cuda and machine.compiler is None:
-            return "compiling for a CPU needs a C++ compiler, and none was found (install g++ or clang++)"
-        if not machine.is_cuda and self.mode == "reduce-overhead":
-            return "reduce-overhead records CUDA graphs, and there is no CUDA device"
+        if self.backend != "inductor" and self.mode != "default":
+            return f"mode {self.mode} belongs to the inductor backend, not to {self.backend}"
+        if self.backend == "inductor":
+            if not machine.is_cuda and machine.compiler is None:
+                return "compiling for a CPU needs a C++ compiler, and none was found (install g++ or clang++)"
+            if not machine.is_cuda and self.mode == "reduce-overhead":
+                return "reduce-overhead records CUDA graphs, and there is no CUDA device"
+            if machine.is_cuda and machine.capability is not None and machine.capability < _LEAST:
+                return (
+                    f"compiling needs Triton, which needs compute capability {_LEAST[0]}.{_LEAST[1]}; "
+                    f"{machine.device_name} has {machine.capability[0]}.{machine.capability[1]}"
+                )
+        if self.blocks == "repeated":
+            if self._records_graphs and machine.is_cuda:
+                return (
+                    f"{self.mode} would record a CUDA graph for every single block; compile whole, or take mode "
+                    "default or max-autotune-no-cudagraphs with repeated blocks"
+                )
+            for component, module in target.modules().items():
+                if not getattr(module, "_repeated_blocks", None):
+                    return (
+                        f"the {component} ({type(module).__name__}) names no repeated blocks; compile it whole, or "
+                        "aim this at the denoiser"
+                    )
         return None
 
     def apply(self, target: Target) -> Effect:
-        import torch
-
+        options: dict[str, Any] = {"backend": self.backend}
+        if self.backend == "inductor":
+            keep_compiled_code()
+            options |= {} if self.mode == "default" else {"mode": self.mode}
+        options |= {"dynamic": True} if self.dynamic else {}
         changed: dict[str, int | float | str] = {}
-        options = {"mode": self.mode} if self.backend == "inductor" and self.mode != "default" else {}
-        graphs = self.mode in {"reduce-overhead", "max-autotune"} and target.machine.is_cuda
         for component, module in target.modules().items():
-            # A pipeline calls vae.decode, never vae.forward: the decoder is what it spends its time in.
-            part = module.decoder if component == "vae" else module
-            if target.has_data:  # without, the eager call stands for the compiled one
-                compiled = torch.compile(part.forward, backend=self.backend, **options)
-                part.forward = _own_outputs(compiled) if graphs else compiled
-            changed[f"{component}.compiled"] = self.backend if not options else f"{self.backend}, {self.mode}"
+            if self.blocks == "repeated":
+                changed[f"{component}.compiled_blocks"] = _num_repeated(module)
+                if target.has_data:
+                    module.compile_repeated_blocks(**options)
+            elif target.has_data:  # without, the eager call stands for the compiled one
+                _compile_whole(
+                    working_part(component, module), options, self._records_graphs and target.machine.is_cuda
+                )
+            changed[f"{component}.compiled"] = ", ".join(
+                [self.backend]
+                + [word for word in (options.get("mode"), "dynamic" if self.dynamic else None) if word]
+            )
         if not changed:
             raise NoEffect(f"this pipeline has none of {', '.join(target.components)}")
-        return Effect(changed=changed, evidence=_graphs_compiled)
+        return Effect(
+            changed=changed,
+            contexts=dict.fromkeys(target.modules(), _sizes_apart)
+            if self.dynamic and target.has_data
+            else {},
+            evidence=graphs_compiled,
+        )
+
+
+def _sizes_apart() -> Any:
+    """Code that is made of a square picture would else take height and width for one number, and serve squares only."""
+    from torch.fx.experimental import _config
+
+    return _config.patch(use_duck_shape=False)
+
+
+def _compile_whole(part: Any, options: dict[str, Any], records_graphs: bool) -> None:
+    import torch
+
+    compiled = torch.compile(part.forward, **options)
+    part.forward = _own_outputs(compiled) if records_graphs else compiled
+
+
+def _num_repeated(module: Any) -> int:
+    """Blocks of the kinds that the model says it repeats."""
+    kinds = module._repeated_blocks
+    found = sum(1 for part in module.modules() if type(part).__name__ in kinds)
+    if not found:
+        raise Unsupported(f"compile: none of the repeated blocks ({', '.join(kinds)}) is in this model")
+    return found
 
 
 def _own_outputs(compiled: Any) -> Any:
@@ -75,12 +161,3 @@ def _own_outputs(compiled: Any) -> Any:
 
     forward.replays_graphs = True  # type: ignore[attr-defined]  # for whoever would record or move it
     return forward
-
-
-def _graphs_compiled() -> dict[str, int | float | str]:
-    from torch._dynamo.utils import counters
-
-    return {
-        "compiled_graphs": int(counters["stats"]["unique_graphs"]),
-        "graph_breaks": int(sum(counters["graph_break"].values())),
-    }

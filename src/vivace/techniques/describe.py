@@ -37,25 +37,42 @@ def _usage(knob: dict[str, Any]) -> str:
 
 
 def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]:
-    """Each choice of the first knob (or the technique itself) and why it is unsupported on the machine, if so."""
+    """What there is to choose from, and why each is unsupported on the machine, if so.
+
+    That is the technique with each choice of its first knob (or a typical value of it), and with each choice of its
+    other knobs.
+    """
     target = Target(machine=machine, components=technique.default_targets)
-    fields = technique.model_fields
-    if not fields:
-        return [{"recipe": technique.name, "unsupported": technique().unsupported(target)}]
-    first, field = next(iter(fields.items()))
-    choices = [c for c in get_args(field.annotation) if isinstance(c, str)]
-    if not choices:
-        tune = _tune(field)
-        value = tune[0] if field.is_required() else field.default
-        made = technique(**{first: value})
-        return [{"recipe": f"{technique.name}({value})", "unsupported": made.unsupported(target)}]
     return [
-        {
-            "recipe": f"{technique.name}({choice})",
-            "unsupported": technique(**{first: choice}).unsupported(target),
-        }
-        for choice in choices
+        {"recipe": text, "unsupported": technique(**knobs).unsupported(target)}
+        for text, knobs in _variants(technique).items()
     ]
+
+
+def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
+    """Knobs by the recipe that says so, e.g. {"compile(default)": ..., "compile(blocks=repeated)": ...}."""
+    if not technique.model_fields:
+        return {technique.name: {}}
+    first, *others = technique.model_fields
+    field = technique.model_fields[first]
+    choices = _choices(field)
+    if choices:
+        found = {f"{technique.name}({choice})": {first: choice} for choice in choices}
+        base, given = {first: choices[0]}, choices[0] + ", " if field.is_required() else ""
+    else:
+        value = _tune(field)[0] if field.is_required() else field.default
+        found = {technique.name + (f"({value})" if value is not None else ""): {first: value}}
+        base, given = {first: value}, f"{value}, " if field.is_required() else ""
+    for name in others:
+        other = technique.model_fields[name]
+        for choice in _choices(other):
+            if other.is_required() or choice != other.default:
+                found[f"{technique.name}({given}{name}={choice})"] = base | {name: choice}
+    return found
+
+
+def _choices(field: Any) -> list[str]:
+    return [choice for choice in get_args(field.annotation) if isinstance(choice, str)]
 
 
 def _knob(name: str, field: Any) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class Dtype(Technique):
     def unsupported(self, target: Target) -> str | None:
         capability = target.machine.capability
         if self.dtype == "bf16" and target.machine.is_cuda and capability is not None and capability < (8, 0):
-            return f"bf16 needs an NVIDIA GPU of compute capability 8.0; {target.machine.device_name} has {capability}"
+            has = f"{target.machine.device_name} has {capability[0]}.{capability[1]}"
+            return f"bf16 needs an NVIDIA GPU of compute capability 8.0; {has}"
         return None
 
     def apply(self, target: Target) -> Effect:

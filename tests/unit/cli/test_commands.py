@@ -199,12 +199,21 @@ def test_listings_as_json(tmp_path: Path) -> None:
     assert models["sdxl"]["origin"]["repo"] == "stabilityai/stable-diffusion-xl-base-1.0"
     techniques = {t["name"]: t for t in json.loads(vivace(tmp_path, "techniques", "--json").stdout)}
     assert techniques["compile"]["knobs"][0]["name"] == "mode"
-    reasons = {s["recipe"]: s["unsupported"] for s in techniques["attention"]["here"]}
+    reasons = {s["recipe"]: s["unsupported"] for t in techniques.values() for s in t["here"]}
     assert reasons["attention(math)"] is None
+    assert "compile(blocks=repeated)" in reasons, "every mode of every knob has its state"
     doctor = json.loads(vivace(tmp_path, "doctor", "--device", "cpu", "--json").stdout)
     assert set(doctor["dtype_ms"]) == {"fp32", "bf16", "fp16"}
     assert doctor["environment"]["device"] == "cpu"
+    assert doctor["compiled_code"] == os.environ["TORCHINDUCTOR_CACHE_DIR"]
     assert any(s["unsupported"] and "CPU" in s["unsupported"] for s in doctor["techniques"])
+
+
+def test_the_list_says_what_runs_here_and_why_the_rest_does_not(tmp_path: Path) -> None:
+    text = vivace(tmp_path, "techniques", "--device", "cpu").stdout
+    assert "runs here: attention(math), attention(flash)" in text
+    assert "not here: attention(sage): there is no sage attention kernel for CPUs" in text
+    assert "not here: compile(reduce-overhead): reduce-overhead records CUDA graphs" in text
 
 
 def test_a_technique_is_explained(tmp_path: Path) -> None:

@@ -94,12 +94,14 @@ def test_the_peak_is_that_of_the_call_and_not_of_what_was_before() -> None:
 @pytest.mark.parametrize(("recipe", "kernel"), [("baseline", "flash"), ("attention(math)", "math")])
 def test_the_kernels_that_ran_are_named(recipe: str, kernel: str) -> None:
     session = vivace.load("tiny-sd", recipe)
-    seen = attention_kernels(
-        session.pipe.unet, lambda: session("a red circle", num_inference_steps=1, output_type="latent")
-    )
+    parts = {"denoiser": session.pipe.unet, "vae": session.pipe.vae.decoder}
+    seen = attention_kernels(parts, lambda: session("a red circle", num_inference_steps=1))
     inside = [name for name in seen if name.startswith("denoiser: ")]
     assert len(inside) == 1
     assert kernel in inside[0]
+    assert [name for name in seen if name.startswith("vae: ")] == [
+        "vae: _scaled_dot_product_flash_attention_for_cpu x1"
+    ]
     assert session.refuted({"attention_kernels": seen}) is None
 
 

@@ -82,7 +82,7 @@ def test_same_picture_holds_only_if_it_holds_for_all() -> None:
         ("attention('flash)", 10, "quote"),
         ("attention(flash]", 15, "')' was wanted"),
         ("attention(flash)x", 16, "'@' or '+' was wanted"),
-        ("attention(flash)@vae", 17, "cannot be aimed at vae"),
+        ("attention(flash)@text_encoder", 17, "cannot be aimed at text_encoder"),
         ("bf16@denoisr", 5, "did you mean 'denoiser'"),
         ("bf16@vae,vae", 9, "given twice"),
         ("bf16@", 4, "a target was wanted"),

@@ -1,0 +1,60 @@
+"""What torch.compile made in this process, and where it keeps its code between processes.
+
+Inductor keeps the code of each graph on disk, under a key of the graph and all that it was made with, so that another
+process which traces the same graph need not compile it. By default that is a folder for temporary files, which the next
+start of the machine empties; here it is a lasting one. `TORCHINDUCTOR_CACHE_DIR` says where instead.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def code_folder() -> Path:
+    """The folder that compiled code is kept in: the variable's, or vivace's own in the user's cache.
+
+    Its size has no limit; it may be deleted at any time.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    given = os.environ.get(VARIABLE)
+    # Importing inductor may already have written its own default there, which is nobody's wish.
+    if given and Path(given) != Path(default_cache_dir()).absolute():
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "vivace" / "inductor"
+
+
+def keep_compiled_code() -> None:
+    """Let this process keep its compiled code in `code_folder`; where that cannot be written, in inductor's own."""
+    folder = code_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if os.access(folder, os.W_OK):
+        os.environ[VARIABLE] = str(folder)
+
+
+def graphs_compiled() -> dict[str, int | float | str]:
+    """Graphs since the process began, and how many of inductor's were found compiled already.
+
+    A graph counts as found if its whole compiled form was (aot_autograd's cache) or its code was (inductor's).
+    """
+    from torch._dynamo.utils import counters
+
+    whole, code = counters["aot_autograd"], counters["inductor"]
+    found: dict[str, int | float | str] = {
+        "compiled_graphs": int(counters["stats"]["unique_graphs"]),
+        "graph_breaks": int(sum(counters["graph_break"].values())),
+    }
+    hits = int(whole["autograd_cache_hit"]), int(code["fxgraph_cache_hit"])
+    misses = int(code["fxgraph_cache_miss"]) + int(code["fxgraph_cache_bypass"])
+    if any(hits) or misses:
+        # A graph found whole never asks for its code, or finds that too.
+        found["graphs_from_cache"] = max(hits)
+        found["graphs_not_in_cache"] = misses
+    return found

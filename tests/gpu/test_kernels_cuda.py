@@ -1,0 +1,199 @@
+"""Attention kernels and torch.compile where only a CUDA device shows them. `python -m pytest -m gpu tests/gpu`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vivace
+from tests.families import build, draw, psnr
+from vivace.errors import NoEffect, Unsupported
+from vivace.measure.kernels import attention_kernels
+from vivace.spec.technique import component_of
+
+pytestmark = pytest.mark.gpu
+PACKAGES = ("flash3", "flash4", "sage", "xformers")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def on_gpu(family: str, recipe: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+    return vivace.apply(build(family).to("cuda", dtype), recipe)
+
+
+def kernels(session: Any) -> list[str]:
+    parts = {"denoiser": component_of(session.pipe, "denoiser"), "vae": session.pipe.vae.decoder}
+    return attention_kernels(parts, lambda: draw(session, num_inference_steps=1))
+
+
+# flex
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_flex_draws_the_same_picture(family: str, dtype: torch.dtype) -> None:
+    reference = draw(on_gpu(family, "baseline", dtype))
+    made = on_gpu(family, "attention(flex)", dtype)
+    for _ in range(2):
+        assert psnr(draw(made), reference) > (50 if dtype == torch.float32 else 25)
+    found = made.evidence()
+    assert found["denoiser.attention_calls_flex"]
+    assert "denoiser.attention_calls_left" not in found
+    assert found["compiled_graphs"]
+    assert made.refuted({}) is None
+    inside = [name for name in kernels(made) if name.startswith("denoiser: ")]
+    assert len(inside) == 1
+    assert inside[0].startswith("denoiser: flex_attention x")
+
+
+@pytest.mark.parametrize("recipe", ["compile", "compile(blocks=repeated)", "compile(reduce-overhead)"])
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_flex_within_compiled_graphs(family: str, recipe: str) -> None:
+    reference = draw(on_gpu(family, "baseline"))
+    made = on_gpu(family, f"{recipe}+attention(flex)")
+    for _ in range(3):
+        picture = draw(made)
+    assert psnr(picture, reference) > 25
+    found = made.evidence()
+    assert found["denoiser.attentions_compiled_flex"]
+    assert made.refuted({}) is None
+
+
+@pytest.mark.parametrize("recipe", ["cuda_graph", "fuse_qkv", "int8", "cfg_cutoff(0.5)"])
+def test_flex_composes(recipe: str) -> None:
+    alone, both = (
+        vivace.load("tiny-sd", text, device="cuda") for text in (recipe, f"{recipe}+attention(flex)")
+    )
+    reference = draw(alone)
+    for _ in range(2):
+        assert psnr(draw(both), reference) > 25
+    assert both.refuted({}) is None
+
+
+# targets
+
+
+@pytest.mark.parametrize("backend", ["math", "efficient", "flash", "cudnn", "flex"])
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_the_vaes_kernel(family: str, backend: str) -> None:
+    reference = draw(on_gpu(family, "baseline"))
+    try:
+        made = on_gpu(family, f"attention({backend})@vae")
+    except NoEffect as error:
+        assert error.already_so
+        return
+    except Unsupported as error:
+        assert "vae" in str(error)
+        return
+    assert psnr(draw(made), reference) > 25
+    seen = kernels(made)
+    inside = [name for name in seen if name.startswith("vae: ")]
+    assert inside
+    assert all(backend in name for name in inside), seen
+    assert made.refuted({"attention_kernels": seen}) is None
+
+
+@pytest.mark.parametrize("backend", ["flash", "cudnn", "flex"])
+def test_a_head_of_512_is_refused_in_words(backend: str) -> None:
+    with pytest.raises(Unsupported, match="up to 256 channels a head, those of the vae are 512"):
+        vivace.load("synthetic:sd15", f"attention({backend})@vae", device="cuda")
+
+
+def test_a_head_of_512_runs_with_efficient() -> None:
+    try:
+        made = vivace.load("synthetic:sd15", "attention(efficient)@vae", device="cuda")
+    except NoEffect as error:
+        assert error.already_so
+        return
+    made("a red circle", num_inference_steps=1, output_type="np")
+
+
+# packages
+
+
+@pytest.mark.parametrize("backend", PACKAGES)
+@pytest.mark.parametrize("recipe", ["", "+compile", "+cuda_graph", "+fuse_qkv"])
+def test_packages_where_they_are_installed(backend: str, recipe: str) -> None:
+    # A model with heads of 64, which all of them take.
+    try:
+        made = vivace.load("synthetic:sdxl", f"attention({backend}){recipe}", device="cuda")
+    except Unsupported as error:
+        if str(error).startswith("attention: "):
+            pytest.skip(str(error))
+        raise
+    reference = draw(vivace.load("synthetic:sdxl", device="cuda"), height=256, width=256)
+    for _ in range(2):
+        picture = draw(made, height=256, width=256)
+    assert psnr(picture, reference) > (15 if backend == "sage" else 20)
+    found = made.evidence()
+    assert found[f"denoiser.attention_calls_{backend}"] or found[f"denoiser.attentions_compiled_{backend}"]
+    assert made.refuted({}) is None
+
+
+# compile
+
+
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_repeated_blocks(family: str) -> None:
+    reference = draw(on_gpu(family, "baseline"))
+    made = on_gpu(family, "compile(blocks=repeated)")
+    for _ in range(2):
+        assert psnr(draw(made), reference) > 25
+    assert made.evidence()["compiled_graphs"]
+    for target in ("vae", "text_encoder"):
+        with pytest.raises(Unsupported, match="names no repeated blocks"):
+            on_gpu(family, f"compile(blocks=repeated)@{target}")
+
+
+@pytest.mark.parametrize("blocks", ["whole", "repeated"])
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_a_second_size_is_not_compiled_again(family: str, blocks: str) -> None:
+    made = on_gpu(family, f"compile(dynamic=True, blocks={blocks})")
+    graphs = []
+    for height in (64, 96):
+        reference = draw(on_gpu(family, "baseline"), height=height)
+        assert psnr(draw(made, height=height), reference) > 25
+        graphs.append(made.evidence()["compiled_graphs"])
+    assert graphs[0] == graphs[1]
+
+
+_PROCESS = """
+import json, time, torch, vivace
+session = vivace.load("tiny-sd", RECIPE, device="cuda")
+start = time.perf_counter()
+session("a red circle", num_inference_steps=2)
+torch.cuda.synchronize()
+print(json.dumps(session.evidence() | {"first_call_s": time.perf_counter() - start}))
+"""
+
+
+@pytest.mark.parametrize("recipe", ["compile", "compile(blocks=repeated)", "attention(flex)"])
+def test_a_second_process_starts_warm(recipe: str, tmp_path: Path) -> None:
+    environment = {
+        k: v for k, v in os.environ.items() if k not in {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+    }
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    found = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", _PROCESS.replace("RECIPE", repr(recipe))],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    cold, warm = found
+    print(recipe, cold["first_call_s"], warm["first_call_s"])
+    assert (cold["graphs_from_cache"], warm["graphs_not_in_cache"]) == (0, 0)
+    assert warm["graphs_from_cache"] == cold["graphs_not_in_cache"] > 0
+    assert warm["first_call_s"] < cold["first_call_s"]

@@ -1,0 +1,90 @@
+"""What compiling cost, and from how many pictures on it is paid back."""
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+
+from tests.make import make_record, make_round
+from vivace.report.page import Section, render_page
+from vivace.report.rows import Row, rows_of
+from vivace.report.summary import paid_back
+from vivace.report.table import render
+from vivace.spec.record import Round
+
+BASE = (1.0, 1.02, 0.98, 1.0)
+FAST = (0.5, 0.51, 0.49, 0.5)
+
+
+def compiled(index: int, times: tuple[float, ...], first_call_s: float, hits: int, misses: int) -> Round:
+    evidence: dict[str, Any] = {
+        "compiled_graphs": 1,
+        "graphs_from_cache": hits,
+        "graphs_not_in_cache": misses,
+    }
+    made = make_round(index, times)
+    return made.model_copy(update={"first_call_s": first_call_s, "evidence": evidence})
+
+
+def rows(*rounds: Round, baseline: tuple[float, ...] = BASE) -> list[Row]:
+    base = make_record("baseline", *(make_round(r.index, baseline) for r in rounds))
+    return rows_of([base, make_record("compile", *rounds)])
+
+
+def test_it_is_paid_back_when_the_gains_make_up_for_it() -> None:
+    baseline, row = rows(compiled(0, FAST, 40.5, 0, 1), compiled(1, FAST, 5.5, 1, 0))
+    assert baseline.compilation is None
+    assert paid_back(baseline) == ""
+    assert row.compilation is not None
+    assert row.compilation.fresh_s == pytest.approx(40)
+    assert row.compilation.cached_s == pytest.approx(5)
+    assert row.compilation.break_even_images == 80
+    said = "compiling took 40.0 s, 5.00 s with the code from disk; paid back from image 80 on"
+    assert paid_back(row) == said
+    for format_ in ("table", "md"):
+        assert said in render([baseline, row], format_)
+    assert "Compiling took 40.0 s" in render_page(
+        [Section("x", "2026-01-01T00:00:00+00:00", (baseline, row))], _none
+    )
+    (_, cells) = csv.DictReader(io.StringIO(render([baseline, row], "csv")))
+    assert (float(cells["compile_fresh_s"]), cells["break_even_images"]) == (pytest.approx(40), "80")
+    (plain, found) = json.loads(render([baseline, row], "json"))
+    assert plain["compilation"] is None
+    assert found["compilation"]["break_even_images"] == 80
+
+
+def _none(_: str) -> bytes | None:
+    return None
+
+
+def test_without_a_gain_it_never_is() -> None:
+    for times in (BASE, (2.0, 2.02, 1.98, 2.0)):
+        _, row = rows(compiled(0, times, 40, 0, 1), compiled(1, times, 40, 0, 1))
+        assert row.compilation is not None
+        assert row.compilation.break_even_images is None
+        assert "never paid back: no gain over the baseline was shown" in paid_back(row)
+
+
+def test_code_from_disk_is_not_called_compiling() -> None:
+    _, row = rows(compiled(0, FAST, 3.5, 2, 0), compiled(1, FAST, 3.5, 2, 0))
+    assert paid_back(row) == (
+        "the first call took 3.00 s more than later ones, with its code from disk; paid back from image 6 on"
+    )
+    _, partly = rows(compiled(0, FAST, 3.5, 1, 1), compiled(1, FAST, 3.5, 2, 0))
+    assert paid_back(partly).startswith("compiling took 3.00 s, 3.00 s with")
+
+
+def test_recipes_that_compile_nothing_say_nothing() -> None:
+    _, row = rows(make_round(0, FAST), make_round(1, FAST))
+    assert row.compilation is None
+    assert paid_back(row) == ""
+    assert row.to_json()["compilation"] is None
+
+
+def test_a_faster_first_call_is_paid_back_at_once() -> None:
+    _, row = rows(compiled(0, FAST, 0.4, 1, 0), compiled(1, FAST, 0.4, 1, 0))
+    assert row.compilation is not None
+    assert row.compilation.seconds == 0
+    assert row.compilation.break_even_images == 1

@@ -1,0 +1,272 @@
+"""Attention kernels: what runs where, calls that are led to a kernel, and those that it does not take."""
+
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import vivace
+from tests.families import FAMILIES, build, draw, psnr, session
+from vivace.errors import NoEffect, Unsupported
+from vivace.measure.kernels import attention_kernels
+from vivace.models.weightless import find_weightless
+from vivace.runtime.prediction import predict
+from vivace.spec.technique import Machine, Target
+from vivace.techniques import attention_calls
+from vivace.techniques.attention import Attention
+from vivace.techniques.attention_calls import Led
+from vivace.techniques.attention_kernels import KERNELS
+from vivace.techniques.resolve import resolve
+
+CPU = Machine("cpu", "CPU", None, "c++")
+PLAIN = F.scaled_dot_product_attention
+
+
+def gpu(major: int, minor: int, packages: bool = True) -> Machine:
+    return Machine("cuda", "a GPU", (major, minor), None, has_all_packages=packages)
+
+
+def unsupported(backend: Any, machine: Machine, **target: Any) -> str | None:
+    return Attention(backend=backend).unsupported(Target(machine=machine, **target))
+
+
+@pytest.mark.parametrize(
+    ("machine", "runs"),
+    [
+        (CPU, "math flash flex"),
+        (Machine("cpu", "CPU", None, None), "math flash"),
+        (gpu(7, 0), "math efficient xformers"),
+        (gpu(7, 5), "math efficient flex xformers"),
+        (gpu(8, 6), "math efficient flash cudnn flex flash4 sage xformers"),
+        (gpu(9, 0), "math efficient flash cudnn flex flash3 flash4 sage xformers"),
+        (gpu(12, 0), "math efficient flash cudnn flex flash4 sage xformers"),
+        (gpu(9, 0, packages=False), "math efficient flash cudnn flex"),
+    ],
+)
+def test_what_runs_where(machine: Machine, runs: str) -> None:
+    said = {backend: unsupported(backend, machine) for backend in KERNELS}
+    assert [backend for backend, reason in said.items() if reason is None] == runs.split()
+
+
+def test_reasons_say_what_is_missing_and_what_to_do() -> None:
+    assert "install g++" in (unsupported("flex", Machine("cpu", "CPU", None, None)) or "")
+    assert "needs compute capability 8.0, a GPU has 7.5" in (unsupported("flash", gpu(7, 5)) or "")
+    assert "9.x alone, a GPU has 10.0" in (unsupported("flash3", gpu(10, 0)) or "")
+    for backend, package in (
+        ("flash3", "flash_attn_interface"),
+        ("flash4", "pip install --pre flash-attn-4"),
+        ("sage", "pip install sageattention"),
+        ("xformers", "pip install xformers"),
+    ):
+        assert package in (unsupported(backend, gpu(9, 0, packages=False)) or "")
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "component", "said"),
+    [
+        ("sd15", "flash", "vae", "takes up to 256 channels a head, those of the vae are 512"),
+        ("sd15", "flex", "vae", "up to 256"),
+        ("sd15", "sage", "denoiser", "takes 64 or 96 or 128 channels a head, those of the denoiser are 40"),
+        ("sd15", "efficient", "vae", None),
+        ("sd15", "flash4", "denoiser", None),  # 40 and 80 fit, 160 is left to PyTorch
+        ("sdxl", "sage", "denoiser", None),
+        ("flux-dev", "flash3", "denoiser", None),
+    ],
+)  # fmt: skip
+def test_heads_of_full_size_models(model: str, backend: str, component: Any, said: str | None) -> None:
+    pipe = find_weightless(model).build()
+    reason = unsupported(backend, gpu(9, 0), pipe=pipe, components=(component,), has_data=False)
+    assert reason is None if said is None else said in (reason or "")
+
+
+def test_fp32_is_refused_where_a_kernel_wants_half_of_it() -> None:
+    pipe = build("sd")
+    for backend in ("flash", "cudnn", "flash3", "flash4"):
+        said = unsupported(backend, gpu(9, 0), pipe=pipe, components=("denoiser",), has_data=False)
+        assert "needs fp16 or bf16, the denoiser is float32" in (said or "")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def test_flex_draws_the_same_picture_and_is_named() -> None:
+    made = session("flux", "attention(flex)@denoiser,vae")
+    call = {"num_inference_steps": 1}
+    assert psnr(draw(made, **call), draw(session("flux"), **call)) > 80
+    found = made.evidence()
+    assert found["denoiser.attention_calls_flex"] == 7
+    assert found["vae.attention_calls_flex"] == 1
+    assert found["compiled_graphs"] == 2
+    assert made.refuted({}) is None
+    parts = {"denoiser": made.pipe.transformer, "vae": made.pipe.vae.decoder}
+    seen = attention_kernels(parts, lambda: draw(made, **call))
+    assert [name for name in seen if not name.startswith("elsewhere")] == [
+        "denoiser: flex_attention x7",
+        "vae: flex_attention x1",
+    ]
+
+
+@pytest.mark.parametrize("blocks", ["whole", "repeated"])
+@pytest.mark.parametrize(("family", "num"), [("sd", 14), ("flux", 7)])
+def test_flex_is_traced_into_compiled_graphs(family: str, num: int, blocks: str) -> None:
+    recipe = f"compile(backend=aot_eager, blocks={blocks})"
+    call = {"num_inference_steps": 1}
+    made = session(family, f"attention(flex)+{recipe}")
+    assert psnr(draw(made, **call), draw(session(family), **call)) > 80
+    found = made.evidence()
+    assert found["denoiser.attention_calls_flex"] == 0
+    # Repeated blocks are traced once a kind.
+    assert 0 < int(found["denoiser.attentions_compiled_flex"]) <= num
+    assert blocks == "repeated" or found["denoiser.attentions_compiled_flex"] == num
+    assert made.refuted({}) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_kernel_for_the_vae(family: str) -> None:
+    made = session(family, "attention(math)@vae")
+    assert set(made.effects["attention@vae"].values()) == {"math", "flash"}
+    assert psnr(draw(made), draw(session(family))) > 80
+    denoiser = getattr(made.pipe, "unet", None) or made.pipe.transformer
+    seen = attention_kernels({"denoiser": denoiser, "vae": made.pipe.vae.decoder}, lambda: draw(made))
+    assert any(name.startswith("vae: ") and "math" in name for name in seen)
+    assert any(name.startswith("denoiser: ") and "flash" in name for name in seen)
+    assert made.refuted({"attention_kernels": seen}) is None
+    wrong = [name.replace("_math", "_flash") for name in seen]
+    assert "math attention was asked for" in (made.refuted({"attention_kernels": wrong}) or "")
+
+
+def test_nothing_to_choose_is_said() -> None:
+    with pytest.raises(NoEffect, match="already picks flash") as caught:
+        session("sd", "attention(flash)@vae")
+    assert caught.value.already_so
+    with pytest.raises(NoEffect, match="no attention that diffusers built in vae"):
+        vivace.load("tiny-sd", "tiny_vae+attention(math)@vae")
+    with pytest.raises(Unsupported, match="no sage attention kernel for CPUs"):
+        session("sd", "attention(sage)")
+
+
+def test_a_kernel_that_no_call_reaches_refutes_the_technique() -> None:
+    made = session("sd", "attention(flex)")
+    made.pipe.unet.set_attn_processor(_Bypass())
+    draw(made, num_inference_steps=1)
+    assert made.refuted({}) == "attention@denoiser: no call of the denoiser reached flex attention"
+
+
+class _Bypass:
+    """A processor that computes attention in a way of its own, as adapters may."""
+
+    def __call__(self, attn: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        return hidden_states
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fuse_qkv"])
+def test_flex_composes(recipe: str) -> None:
+    alone, both = (session("flux", text) for text in (recipe, f"attention(flex)+{recipe}"))
+    assert psnr(draw(both), draw(alone)) > (25 if recipe == "bf16" else 60)
+    assert both.refuted({}) is None
+
+
+def test_sessions_do_not_see_each_other() -> None:
+    led, plain = (session("sd", f"compile(backend=eager){more}") for more in ("+attention(flex)", ""))
+    first = draw(plain, num_inference_steps=1)
+    draw(led, num_inference_steps=1)
+    assert np.array_equal(draw(plain, num_inference_steps=1), first)
+    assert F.scaled_dot_product_attention is PLAIN
+
+
+def test_memory_is_predicted_without_the_packages() -> None:
+    model = find_weightless("sdxl")
+    plain, led = (predict(model, resolve(recipe)) for recipe in ("baseline", "attention(flex)"))
+    assert led.peak_bytes == plain.peak_bytes
+
+
+# calls that are led
+
+
+@pytest.fixture(params=["flash3", "flash4", "sage", "xformers"])
+def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package that stands in for the real one: same module, function, layout and results, computed by PyTorch."""
+
+    def of_tokens_first(query: Any, key: Any, value: Any, scale: float | None) -> Any:
+        return PLAIN(*(x.transpose(1, 2) for x in (query, key, value)), scale=scale).transpose(1, 2)
+
+    def flash(query: Any, key: Any, value: Any, softmax_scale: float | None = None) -> Any:
+        return of_tokens_first(query, key, value, softmax_scale), torch.zeros(1)
+
+    def sageattn(q: Any, k: Any, v: Any, tensor_layout: str, sm_scale: Any, smooth_k: bool = True) -> Any:
+        assert tensor_layout == "NHD"
+        if smooth_k:
+            k -= k.mean(dim=1, keepdim=True)  # as it does
+        return of_tokens_first(q, k, v, sm_scale)
+
+    def xformers(query: Any, key: Any, value: Any, scale: float | None = None) -> Any:
+        return of_tokens_first(query, key, value, scale)
+
+    for name, functions in {
+        "flash_attn_interface": {"flash_attn_func": flash},
+        "flash_attn": {},
+        "flash_attn.cute": {"flash_attn_func": flash},
+        "sageattention": {"sageattn": sageattn},
+        "xformers": {},
+        "xformers.ops": {"memory_efficient_attention": xformers},
+    }.items():
+        module = types.ModuleType(name)
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, name, module)
+    yield request.param
+    attention_calls._OPERATORS.clear()
+
+
+def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 3, 40, 64, generator=generator, dtype=torch.bfloat16)
+    key, value = (torch.randn(2, 3, 24, 64, generator=generator, dtype=torch.bfloat16) for _ in range(2))
+    return query, key, value
+
+
+def test_packages_compute_eager_and_compiled_calls(package: str) -> None:
+    led = Led(package)
+    query, key, value = tensors()
+    kept = key.clone()
+
+    def outer(*given: Any) -> Any:
+        return F.scaled_dot_product_attention(*given).flatten(1) + 1
+
+    wanted = outer(query, key, value)
+    with torch.no_grad(), led.inside():
+        torch.testing.assert_close(outer(query, key, value), wanted, atol=0.03, rtol=0.03)
+        assert (led.num_led, led.num_compiled) == (1, 0)
+        compiled = torch.compile(outer, backend="aot_eager", fullgraph=True)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(query, key, value), wanted, atol=0.03, rtol=0.03)
+    assert (led.num_led, led.num_compiled) == (1, 1)
+    assert torch.equal(key, kept), "the caller's tensors stay as they are"
+
+
+def test_calls_that_do_not_fit_stay_pytorchs_and_are_counted(package: str) -> None:
+    led = Led(package)
+    query, key, value = tensors()
+    mask = torch.rand(2, 3, 40, 24) > 0.5
+    with led.inside():
+        masked = F.scaled_dot_product_attention(query, key, value, mask)
+        F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        F.scaled_dot_product_attention(query.float(), key.float(), value.float())
+    assert torch.equal(masked, PLAIN(query, key, value, mask))
+    left = {"masked": 1, "causal, grouped or with dropout": 1}
+    assert led.left == (left if package == "xformers" else left | {"fp32": 1})
+
+
+def test_pytorchs_own_function_comes_back_after_an_error(package: str) -> None:
+    with pytest.raises(ZeroDivisionError), Led(package).inside():
+        raise ZeroDivisionError
+    assert F.scaled_dot_product_attention is PLAIN

@@ -1,0 +1,111 @@
+"""torch.compile: repeated blocks, any size, and code that a second process finds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests.families import FAMILIES, build, draw, psnr, session
+from vivace.errors import Unsupported
+from vivace.spec.technique import Machine, Target
+from vivace.techniques.compile import Compile
+from vivace.techniques.compiled_graphs import code_folder
+
+BLOCKS = {"sd": (7, 3), "sdxl": (12, 1), "flux": (7, 3)}  # blocks, and graphs that serve them all
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_repeated_blocks_share_their_graphs(family: str) -> None:
+    made = session(family, "compile(backend=eager, blocks=repeated)")
+    assert np.array_equal(draw(made), draw(session(family)))
+    num = made.effects["compile@denoiser"]["denoiser.compiled_blocks"]
+    assert (num, made.evidence()["compiled_graphs"]) == BLOCKS[family]
+
+
+def test_blocks_that_are_not_named_are_refused_in_words() -> None:
+    for target, class_name in (("vae", "AutoencoderKL"), ("text_encoder", "CLIPTextModel")):
+        with pytest.raises(Unsupported, match=rf"the {target} \({class_name}\) names no repeated blocks"):
+            vivace.apply(build("sd"), f"compile(backend=eager, blocks=repeated)@{target}")
+    made = Compile(mode="reduce-overhead", blocks="repeated")
+    on_gpu = Machine("cuda", "a GPU", (9, 0), None)
+    assert "a CUDA graph for every single block" in (made.unsupported(Target(machine=on_gpu)) or "")
+    assert Compile(blocks="repeated").unsupported(Target(machine=on_gpu)) is None
+    old = Machine("cuda", "an old GPU", (7, 0), None)
+    assert "needs compute capability 7.5" in (Compile().unsupported(Target(machine=old)) or "")
+
+
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_dynamic_code_serves_another_size(family: str) -> None:
+    def graphs(recipe: str) -> list[int]:
+        made = session(family, recipe)
+        found = []
+        for height in (64, 96):
+            assert psnr(draw(made, height=height), draw(session(family), height=height)) > 80
+            found.append(int(made.evidence()["compiled_graphs"]))
+        return found
+
+    first, second = graphs("compile(backend=eager, dynamic=True)")
+    assert first == second, "the second size was compiled for already"
+    torch._dynamo.reset()
+    first, second = graphs("compile(backend=eager)")
+    assert first < second
+
+
+@pytest.mark.parametrize("recipe", ["fbcache(hits=0.5)", "int8", "layerwise_casting", "fuse_qkv"])
+def test_repeated_blocks_compose(recipe: str) -> None:
+    alone, both = (
+        session("flux", recipe),
+        session("flux", f"compile(backend=eager, blocks=repeated)+{recipe}"),
+    )
+    assert psnr(draw(both), draw(alone)) > 40
+
+
+_PROCESS = """
+import json, types, torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+cache_dir()  # as some imports do: it writes inductor's default into the environment
+from vivace.spec.technique import Machine, Target
+from vivace.techniques.compile import Compile
+unet = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU())
+pipe = types.SimpleNamespace(unet=unet)
+effect = Compile().apply(Target(Machine("cpu", "CPU", None, "c++"), pipe, components=("denoiser",)))
+with torch.no_grad():
+    unet.forward(torch.ones(2, 8))
+print(json.dumps(effect.evidence()))
+"""
+
+
+def test_a_second_process_finds_the_code(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    found = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", _PROCESS], env=environment, capture_output=True, text=True, check=True
+        )
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert found[0] == {
+        "compiled_graphs": 1, "graph_breaks": 0, "graphs_from_cache": 0, "graphs_not_in_cache": 1
+    }  # fmt: skip
+    assert found[1] == found[0] | {"graphs_from_cache": 1, "graphs_not_in_cache": 0}
+    assert any((tmp_path / "vivace" / "inductor").iterdir())
+
+
+def test_where_the_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
+    assert code_folder() == tmp_path / "mine"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert code_folder() == Path.home() / ".cache" / "vivace" / "inductor"
