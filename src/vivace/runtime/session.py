@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
@@ -11,10 +11,15 @@ from vivace.errors import NoEffect, Unsupported
 from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae
+from vivace.models.script import tiny_vae_arguments
 from vivace.runtime.noise import draw_noise_in_fp32
-from vivace.spec.recipe import BASELINE, Recipe
+from vivace.spec.recipe import BASELINE, Recipe, TechniqueCall
+from vivace.spec.script import Script
 from vivace.spec.technique import CallContext, Component, Effect, Target, component_of
 from vivace.techniques.resolve import instantiate, resolve
+
+Write = Callable[[TechniqueCall, "Script | None", "str | None"], None]
+"""Told of each technique in order: its script (see `Technique.script`), or why it was left out as already so."""
 
 
 def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session:
@@ -43,7 +48,12 @@ def open_session(
 
 
 def session_of(
-    pipe: Any, found: Found, recipe: Recipe, device: str, defaults: dict[str, Any] | None = None
+    pipe: Any,
+    found: Found,
+    recipe: Recipe,
+    device: str,
+    defaults: dict[str, Any] | None = None,
+    write: Write | None = None,
 ) -> Session:
     """A Session over a pipeline that was loaded from `found`; it draws the same noise whatever the recipe's dtype."""
     tiny = found.tiny_vae
@@ -52,9 +62,10 @@ def session_of(
         pipe=pipe,
         defaults=_signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
         load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
+        tiny_vae_arguments=tiny_vae_arguments(found),
         has_random_weights=found.model.is_synthetic,
     )
-    session = Session(pipe, recipe, target)
+    session = Session(pipe, recipe, target, write)
     draw_noise_in_fp32(pipe)
     return session
 
@@ -88,7 +99,7 @@ class Session:
         warnings: techniques whose wish was fulfilled already.
     """
 
-    def __init__(self, pipe: Any, recipe: Recipe, target: Target) -> None:
+    def __init__(self, pipe: Any, recipe: Recipe, target: Target, write: Write | None = None) -> None:
         self.pipe = pipe
         self.recipe = recipe
         self.effects: dict[str, dict[str, int | float | str]] = {}
@@ -103,13 +114,18 @@ class Session:
             reason = technique.unsupported(target)
             if reason is not None:
                 raise Unsupported(f"{call.name}: {reason}")
+            script = technique.script(target) if write is not None else None  # before the pipeline is changed
             try:
                 effect = technique.apply(target)
             except NoEffect as error:
                 if not error.already_so or len(recipe.techniques) == 1:
                     raise NoEffect(f"{call.name}: {error}", already_so=error.already_so) from None
                 self.warnings.append(f"{call.name}: {error}")
+                if write is not None:
+                    write(call, None, str(error))
                 continue
+            if write is not None:
+                write(call, script, None)
             self._applied.append((label, effect))
             self.effects[label] = dict(effect.changed)
             self._defaults |= effect.call
@@ -122,13 +138,17 @@ class Session:
         """Call defaults in force: the model's, changed by the recipe."""
         return dict(self._defaults)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of the defaults that the pipeline's call takes."""
+        accepted = inspect.signature(self.pipe.__call__).parameters
+        return {k: v for k, v in self._defaults.items() if k in accepted}
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Draw. Arguments and result are the wrapped pipeline's own."""
-        accepted = inspect.signature(self.pipe.__call__).parameters
         # What is passed by position must not be given a default by name as well.
-        by_position = set(list(accepted)[: len(args)])
-        call = {k: v for k, v in self._defaults.items() if k in accepted and k not in by_position}
-        call |= kwargs
+        by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
+        call = {k: v for k, v in self.arguments.items() if k not in by_position} | kwargs
         with self.surroundings():
             return self.pipe(*args, **self._with_step_end(call))
 

@@ -15,8 +15,15 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
 
+_BACKENDS = {  # members of torch.nn.attention.SDPBackend
+    "math": "MATH",
+    "efficient": "EFFICIENT_ATTENTION",
+    "flash": "FLASH_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+}
 _OPERATORS = {
     "math": "_scaled_dot_product_attention_math",
     "efficient": "_scaled_dot_product_efficient_attention",
@@ -58,12 +65,7 @@ class Attention(Technique):
     def apply(self, target: Target) -> Effect:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        backends = {
-            "math": SDPBackend.MATH,
-            "efficient": SDPBackend.EFFICIENT_ATTENTION,
-            "flash": SDPBackend.FLASH_ATTENTION,
-            "cudnn": SDPBackend.CUDNN_ATTENTION,
-        }
+        backend = getattr(SDPBackend, _BACKENDS[self.backend])
         # PyTorch's own choice depends on a real device.
         chosen = _default_choice(target.module("denoiser")) if target.has_data else "unknown"
         if chosen == self.backend:
@@ -78,8 +80,18 @@ class Attention(Technique):
 
         return Effect(
             changed={"denoiser.attention": self.backend, "denoiser.attention_before": chosen},
-            contexts={"denoiser": lambda: sdpa_kernel(backends[self.backend])},
+            contexts={"denoiser": lambda: sdpa_kernel(backend)},
             refuted=refuted,
+        )
+
+    def script(self, target: Target) -> Script:
+        forward = f"{target.path('denoiser')}.forward"
+        return Script(
+            imports=("torch.nn.attention:SDPBackend", "torch.nn.attention:sdpa_kernel"),
+            lines=(
+                "# The denoiser's alone: fused kernels refuse text masks and the VAE's head size.",
+                f"{forward} = sdpa_kernel(SDPBackend.{_BACKENDS[self.backend]})({forward})",
+            ),
         )
 
 

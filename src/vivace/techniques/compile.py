@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
 
 
@@ -60,6 +61,33 @@ class Compile(Technique):
         if not changed:
             raise NoEffect(f"this pipeline has none of {', '.join(target.components)}")
         return Effect(changed=changed, evidence=_graphs_compiled)
+
+    def script(self, target: Target) -> Script | None:
+        graphs = self.mode in {"reduce-overhead", "max-autotune"} and target.machine.is_cuda
+        if graphs and target.components != ("denoiser",):
+            return None  # what others return is no plain tuple of tensors
+        given = {} if self.backend == "inductor" else {"backend": literal(self.backend)}
+        given |= {} if self.mode == "default" else {"mode": literal(self.mode)}
+        lines: list[str] = []
+        for component in target.modules():
+            # A pipeline calls vae.decode, never vae.forward.
+            path = f"{target.path(component)}{'.decoder' if component == 'vae' else ''}.forward"
+            if graphs:
+                lines += written_call("compiled = torch.compile", path, **given).splitlines()
+                lines += [*_CLONES, f"{path} = forward_with_own_outputs"]
+            else:
+                lines += written_call(f"{path} = torch.compile", path, **given).splitlines()
+        return Script(imports=("torch",), lines=tuple(lines))
+
+
+# As `_own_outputs`, for denoisers, which pipelines ask for a tuple.
+_CLONES = (
+    "# A CUDA graph writes its outputs to the same memory at each replay, and some schedulers keep",
+    "# earlier ones.",
+    "def forward_with_own_outputs(*args, **kwargs):",
+    "    torch.compiler.cudagraph_mark_step_begin()",
+    "    return tuple(output.clone() for output in compiled(*args, **kwargs))",
+)
 
 
 def _own_outputs(compiled: Any) -> Any:

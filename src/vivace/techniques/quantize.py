@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script, written_call
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
 
 _GROUP = 32  # weights that share a scale in int4
@@ -58,6 +59,35 @@ class Quantize(Technique):
         if not changed:
             raise NoEffect("no Linear layer to quantise")
         return Effect(changed=changed)
+
+    def script(self, target: Target) -> Script | None:
+        if self.scheme not in _WRITTEN:
+            return None
+        imports, config, filter_fn = _WRITTEN[self.scheme]
+        calls = [
+            written_call("quantize_", target.path(component), config, **filter_fn)
+            for component, module in target.modules().items()
+        ]
+        lines = [line for call in calls for line in call.splitlines()]
+        return Script(imports=("torchao.quantization:quantize_", *imports), lines=tuple(lines))
+
+
+# By scheme: what is imported, and the arguments of torchao's `quantize_`.
+_WRITTEN: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
+    "int8": (
+        ("torchao.quantization:Int8WeightOnlyConfig",),
+        "Int8WeightOnlyConfig(set_inductor_config=False)",
+        {},
+    ),
+    "int4": (
+        ("torch", "torchao.quantization:IntxWeightOnlyConfig", "torchao.quantization:PerGroup"),
+        f"IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup({_GROUP}))",
+        {
+            "filter_fn": "lambda layer, name: isinstance(layer, torch.nn.Linear) and "
+            f"layer.in_features % {_GROUP} == 0"
+        },
+    ),
+}
 
 
 def _config(scheme: str) -> Any:

@@ -1,0 +1,221 @@
+"""Exported scripts draw what vivace draws, byte for byte, and read as if somebody had written them."""
+
+import ast
+import contextlib
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.composition.recipes import MODELS, plain
+from vivace.errors import NoEffect, Unsupported, UsageError
+from vivace.models import find_model
+from vivace.models.export import export
+from vivace.runtime.script import Written, write_script
+from vivace.runtime.session import open_session
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.resolve import resolve
+
+PROMPT = "a red circle above a blue square"
+CALL = {"height": 64, "width": 64, "num_inference_steps": 4}
+COMPOSED = {
+    "tiny-sd": [
+        "tiny_vae+bf16+channels_last+scheduler(dpmpp_2m, karras=True)+steps(5)+guidance(3)",
+        "bf16@denoiser+int8+attention(math)+inference_mode",
+        "bf16@denoiser,text_encoder+channels_last@vae",
+        "fuse_qkv+int4@denoiser,text_encoder+channels_last",
+        "bf16+scheduler(ddim, spacing=trailing)+vae_tiling(64, overlap=0.5)",
+        "tiny_vae+cfg_cutoff(0.5)+bf16+scheduler(pndm)+prompt_cache+inference_mode+guidance(5)",
+        "layerwise_casting@denoiser,text_encoder+bf16",
+    ],
+    "tiny-flux": [
+        "tiny_vae+bf16+int8@denoiser,text_encoder_2+attention(math)",
+        "bf16@text_encoder_2+fuse_qkv+first_block_cache(0.2)+steps(6)",
+        "fuse_qkv+first_block_cache(hits=0.4)+attention(math)+prompt_cache+scheduler(flow_euler, karras=True)",
+        "layerwise_casting@denoiser,text_encoder_2+vae_tiling(64)+inference_mode",
+    ],
+    "tiny-flux-schnell": ["baseline", "tiny_vae+bf16+steps(3)+prompt_cache"],
+}
+
+
+def write(model: str, recipe: str, **given: Any) -> Written:
+    call = given.pop("call", CALL)
+    return write_script(
+        find_model(model), resolve(recipe), "cpu", prompt=PROMPT, seed=3, call=call, threads=1, **given
+    )
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder whose scripts are all checked in the end, at once: starting ruff takes longer than the check."""
+    folder = tmp_path_factory.mktemp("scripts")
+    yield folder
+    check(folder)
+
+
+def run(text: str, folder: Path) -> np.ndarray:
+    """The picture that a script saves, run in this process: a new one takes seconds to import."""
+    path = folder / f"draw_{len(list(folder.iterdir()))}.py"
+    path.write_text(text)
+    with contextlib.chdir(folder):
+        runpy.run_path(str(path))
+    with Image.open(folder / "picture.png") as picture:
+        return np.asarray(picture)
+
+
+def with_vivace(model: str, recipe: str, call: dict[str, Any] = CALL) -> np.ndarray:
+    torch.set_num_threads(1)
+    session = open_session(find_model(model), resolve(recipe), "cpu", call)
+    return np.asarray(session(PROMPT, generator=torch.Generator().manual_seed(3)).images[0])
+
+
+def check(folder: Path) -> None:
+    """Nothing that ruff would complain of or lay out otherwise."""
+    for command in (
+        ["check", "--select", "E,F,W,I,N,UP,B,SIM,RUF,C4,PIE"],
+        ["format", "--check", "--diff"],
+    ):
+        options = ["--isolated", "--line-length", "110", "--config", 'src=["nowhere"]']
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, *options, str(folder)],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", sorted(TECHNIQUES))
+def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
+    recipe = plain(name, model)
+    try:
+        drawn = with_vivace(model, recipe)
+    except (NoEffect, Unsupported) as error:
+        with pytest.raises(type(error), match=re.escape(str(error))):
+            write(model, recipe)
+        return
+    written = write(model, recipe)
+    assert np.array_equal(run(written.text, scripts), drawn)
+    assert f"Recipe: {resolve(recipe).text}\n" in written.text
+    assert ("import vivace" in written.text) is bool(written.own)
+
+
+@pytest.mark.parametrize(("model", "recipe"), [(model, r) for model in COMPOSED for r in COMPOSED[model]])
+def test_compositions(model: str, recipe: str, scripts: Path) -> None:
+    written = write(model, recipe)
+    assert np.array_equal(run(written.text, scripts), with_vivace(model, recipe))
+
+
+def test_a_script_is_what_somebody_would_have_written() -> None:
+    written = write("tiny-sd", "tiny_vae+scheduler(dpmpp_2m)+steps(20)", about=["For a test."])
+    assert written.own == []
+    assert written.text == (
+        '''"""Draw a picture with tiny-sd.
+
+Recipe: tiny_vae+scheduler(dpmpp_2m)+steps(20)
+For a test.
+"""
+
+import torch
+from diffusers import AutoencoderTiny, DiffusionPipeline, DPMSolverMultistepScheduler
+from vivace.models.find import WEIGHTS
+
+torch.set_num_threads(1)  # a picture's last bits depend on it
+
+# These weights ship with vivace. To do without it, write them as a folder of their own:
+# vivace models --export tiny-sd DIR
+pipe = DiffusionPipeline.from_pretrained(
+    WEIGHTS / "tiny-sd",
+    dtype=torch.float32,
+    use_safetensors=True,
+)
+
+# tiny_vae: a small distilled VAE decoder
+pipe.vae = AutoencoderTiny.from_pretrained(
+    WEIGHTS / "tiny-sd-tiny-vae",
+    dtype=torch.float32,
+)
+
+# scheduler(dpmpp_2m): another sampler
+pipe.scheduler = DPMSolverMultistepScheduler.from_config(
+    pipe.scheduler.config,
+    algorithm_type="dpmsolver++",
+)
+
+image = pipe(
+    "a red circle above a blue square",
+    num_inference_steps=20,
+    guidance_scale=4.0,
+    height=64,
+    width=64,
+    generator=torch.Generator("cpu").manual_seed(3),
+).images[0]
+image.save("picture.png")
+'''
+    )
+
+
+def test_what_is_vivace_s_own_goes_through_one_session_with_what_stands_between() -> None:
+    """Order matters: attention is chosen around what the cache has changed."""
+    written = write("tiny-flux", "fuse_qkv+first_block_cache(hits=0.4)+attention(math)+prompt_cache+steps(5)")
+    assert written.own == ["first_block_cache(hits=0.4)", "prompt_cache"]
+    assert '"first_block_cache(hits=0.4)+attention(math)+prompt_cache"' in written.text
+    assert "import vivace\n" in written.text
+    assert "pipe.transformer.fuse_qkv_projections()" in written.text
+    assert "image = draw(" in written.text
+    assert "\nNeeds vivace: no public calls do first_block_cache(hits=0.4), prompt_cache.\n" in written.text
+    assert "import vivace\n" not in write("tiny-flux", "fuse_qkv+attention(math)+steps(5)").text
+
+
+def test_what_holds_already_is_left_out_and_said() -> None:
+    written = write("tiny-sd", "dtype(fp32)+steps(4)+channels_last")
+    assert "# dtype(fp32): every targeted component is fp32 already\n" in written.text
+    assert "# steps(4): 4 steps is the workload's own number\n" in written.text
+    assert written.warnings == [
+        "dtype: every targeted component is fp32 already",
+        "steps: 4 steps is the workload's own number",
+    ]
+
+
+def test_fp32_needs_no_care_for_its_noise() -> None:
+    assert "prepare_latents" not in write("tiny-sd", "channels_last").text
+    for recipe in ("bf16", "bf16@vae"):
+        assert "pipe.prepare_latents, pipe.scheduler.step = " in write("tiny-sd", recipe).text
+
+
+def test_a_folder_is_loaded_from_where_it_is(tmp_path: Path) -> None:
+    folder = export("tiny-flux-schnell", tmp_path / 'my "model"').folder
+    written = write(str(folder), "steps(2)")
+    assert "vivace" not in written.text
+    picture = run(written.text, tmp_path)
+    assert np.array_equal(
+        picture, with_vivace("tiny-flux-schnell", "steps(2)", CALL | {"guidance_scale": 3.5})
+    )
+
+
+@pytest.mark.parametrize("prompt", ['say "hello"', "it's", "back\\slash\n", '"""', "größer 🎨"])
+def test_any_prompt_is_written_as_it_is(prompt: str, tmp_path: Path) -> None:
+    text = write_script(find_model("tiny-sd"), resolve("baseline"), "cpu", prompt=prompt, call=CALL).text
+    (tmp_path / "draw.py").write_text(text, encoding="utf-8")
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    assert [ast.literal_eval(call.args[0]) for call in calls if ast.unparse(call.func) == "pipe"] == [prompt]
+    check(tmp_path)
+
+
+def test_random_weights_are_refused_with_advice() -> None:
+    with pytest.raises(UsageError, match=r"synthetic:sdxl has random weights.*export sdxl"):
+        write("synthetic:sdxl", "baseline")
+
+
+def test_alone_in_a_process_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "draw.py").write_text(write("tiny-sd", "tiny_vae+bf16@vae+steps(3)").text)
+    subprocess.run([sys.executable, "draw.py"], cwd=tmp_path, check=True, capture_output=True)
+    with Image.open(tmp_path / "picture.png") as picture:
+        assert np.array_equal(np.asarray(picture), with_vivace("tiny-sd", "tiny_vae+bf16@vae+steps(3)"))
