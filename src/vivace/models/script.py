@@ -63,7 +63,7 @@ def loading(found: Found, device: str) -> Script:
         call = written_call(
             f"pipe = {found.pipeline}.from_single_file",
             literal(str(found.checkpoint)),
-            config=_configuration(found),
+            **_configuration(found, "revision"),
             dtype=dtype,
             **given,
         )
@@ -133,7 +133,7 @@ def _component(found: Found, name: str, path: Path, dtype: str) -> Script:
         imports.append("huggingface_hub:hf_hub_download")
         file = "file"
         lines += _download("file", part)
-    named = {"config": _configuration(found), "subfolder": literal(name), "dtype": dtype}
+    named = _configuration(found, "config_revision") | {"subfolder": literal(name), "dtype": dtype}
     lines += written_call(f"{name} = {kind}.from_single_file", file, **named).splitlines()
     return Script(tuple(imports), tuple(lines))
 
@@ -148,12 +148,16 @@ def _place(found: Found) -> tuple[str, dict[str, str]]:
     return literal(_repository(found)), {"revision": literal(found.folder.name)}
 
 
-def _configuration(found: Found) -> str:
-    """Where a single file's configuration comes from: the repository, or the file's own folder."""
+def _configuration(found: Found, revision: str) -> dict[str, str]:
+    """Where a single file's configuration comes from: the file's own folder, or the repository and the commit.
+
+    Args:
+        revision: what the argument for the commit is called.
+    """
     assert found.folder is not None
     if found.checkpoint is not None and found.folder == found.checkpoint.parent:
-        return literal(str(found.folder))
-    return literal(_repository(found))
+        return {"config": literal(str(found.folder))}
+    return {"config": literal(_repository(found)), revision: literal(found.folder.name)}
 
 
 def _repository(found: Found) -> str:
