@@ -16,14 +16,17 @@ import torch
 from PIL import Image
 
 from tests.composition.recipes import MODELS, plain
+from vivace import runtime, techniques
 from vivace.errors import NoEffect, Unsupported, UsageError
-from vivace.models import find_model
+from vivace.models import find_model, load_pipeline
 from vivace.models.export import export
 from vivace.runtime.script import Written, write_script
 from vivace.runtime.session import open_session
+from vivace.spec.technique import Machine
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import resolve
 
+ROOT = Path(__file__).parents[3]
 PROMPT = "a red circle above a blue square"
 CALL = {"height": 64, "width": 64, "num_inference_steps": 4}
 COMPOSED = {
@@ -190,6 +193,88 @@ def test_fp32_needs_no_care_for_its_noise() -> None:
         assert "pipe.prepare_latents, pipe.scheduler.step = " in write("tiny-sd", recipe).text
 
 
+def test_parts_that_overflow_in_fp16_stay_in_fp32() -> None:
+    """Of T5 its output projections. Drawing in fp16 takes a CPU half a minute, so the weights are compared."""
+    names: dict[str, Any] = {}
+    exec(write("tiny-flux", "tiny_vae+fp16").text.partition("\nimage = ")[0], names)  # noqa: S102
+    expected = open_session(find_model("tiny-flux"), resolve("tiny_vae+fp16"), "cpu").pipe
+    for part in ("transformer", "text_encoder", "text_encoder_2", "vae"):
+        ours, theirs = getattr(names["pipe"], part).state_dict(), getattr(expected, part).state_dict()
+        assert ours.keys() == theirs.keys()
+        assert all(ours[key].dtype == theirs[key].dtype for key in ours), part
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours), part
+    kinds = {parameter.dtype for parameter in names["pipe"].text_encoder_2.parameters()}
+    assert kinds == {torch.float16, torch.float32}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipes are applied as on an H200, but for what only CUDA can do; scripts are written, and cannot run."""
+
+    def load(found: Any, device: str) -> Any:
+        assert device == "cuda"
+        pipe = load_pipeline(found, "cpu")
+        for part in pipe.components.values():
+            if isinstance(part, torch.nn.Module):
+                torch.nn.Module.to(part, torch.float16)
+        return pipe
+
+    monkeypatch.setattr(runtime.script, "load_pipeline", load)
+    monkeypatch.setattr(
+        runtime.session, "this_machine", lambda device: Machine(device, "H200", (9, 0), "c++")
+    )
+    monkeypatch.setattr(techniques.offload, "_enable", lambda *args: None)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lines"),
+    [
+        ("baseline", ['pipe.to("cuda")', "    dtype=torch.float16,"]),
+        (
+            "tiny_vae+fp32+tf32",
+            ["torch.backends.cuda.matmul.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = True"],
+        ),
+        (
+            "compile(reduce-overhead)+attention(math)",
+            [
+                'compiled = torch.compile(pipe.unet.forward, mode="reduce-overhead")',
+                "    torch.compiler.cudagraph_mark_step_begin()",
+                "pipe.unet.forward = forward_with_own_outputs",
+            ],
+        ),
+        ("compile(max-autotune)@denoiser,vae", ["import vivace"]),
+        ("bf16+offload(sequential)", ["pipe.enable_sequential_cpu_offload()"]),
+        ("offload(group, stream=True)", ["pipe.enable_group_offload("]),
+        (
+            "cfg_cutoff(0.5)+offload(model)",
+            [
+                'pipe.to("cuda")',
+                'pipe.to("cpu", silence_dtype_warnings=True)',
+                "pipe.enable_model_cpu_offload()",
+            ],
+        ),
+    ],
+)
+def test_for_a_gpu(recipe: str, lines: list[str], gpu: None, tmp_path: Path) -> None:
+    text = write_script(find_model("tiny-sd"), resolve(recipe), "cuda", prompt=PROMPT).text
+    (tmp_path / "draw.py").write_text(text)
+    check(tmp_path)
+    compile(text, "draw.py", "exec")
+    written = text.splitlines()
+    assert [line for line in lines if line not in written] == []
+    assert "set_num_threads" not in text
+    moved = 'pipe.to("cuda")' in written
+    assert moved is ("offload" not in recipe or "cfg_cutoff" in recipe), (
+        "weights that wait need not fit at once"
+    )
+    if moved:
+        place = written.index('pipe.to("cuda")')
+        assert not [line for line in written[:place] if line.startswith("# dtype")]
+        assert [line for line in written[place:] if "AutoencoderTiny.from" in line] == [], (
+            "exchanged on the CPU"
+        )
+
+
 def test_a_folder_is_loaded_from_where_it_is(tmp_path: Path) -> None:
     folder = export("tiny-flux-schnell", tmp_path / 'my "model"').folder
     written = write(str(folder), "steps(2)")
@@ -219,3 +304,21 @@ def test_alone_in_a_process_of_its_own(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "draw.py"], cwd=tmp_path, check=True, capture_output=True)
     with Image.open(tmp_path / "picture.png") as picture:
         assert np.array_equal(np.asarray(picture), with_vivace("tiny-sd", "tiny_vae+bf16@vae+steps(3)"))
+
+
+def test_the_docs_show_what_is_really_written() -> None:
+    page = (ROOT / "docs" / "export.md").read_text()
+    recipe = "tiny_vae+channels_last+scheduler(dpmpp_2m)+steps(20)"
+    assert f'vivace export --recipe "{recipe}" --device cpu -o draw.py' in page
+    shown = page.partition("```python\n")[2].partition("```")[0]
+    text = write_script(
+        find_model("tiny-sd"), resolve(recipe), "cpu", prompt=PROMPT, threads=1, about=["Written by"]
+    ).text
+    assert re.sub(r"Written by .*?\n\"", 'Written by\n"', shown, flags=re.DOTALL) == text
+
+
+def test_the_docs_name_what_is_vivace_s_own() -> None:
+    page = (ROOT / "docs" / "export.md").read_text()
+    own = {name for name, technique in TECHNIQUES.items() if "script" not in vars(technique)}
+    named = page.partition("**What is vivace's own**")[2].partition(", `first_block_cache`")[0]
+    assert set(re.findall(r"`(\w+)`", named)) == own
