@@ -57,6 +57,7 @@ BOTH = [
     "offload(group, stream=True)",
     "tiny_vae+bf16+int8+offload(model)",
     "prompt_cache+offload(group)",
+    "attention(math)+compile+offload(model)",
 ]
 OWN = {
     "tiny-sd": [

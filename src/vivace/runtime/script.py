@@ -7,8 +7,10 @@ technique says by itself what it is in public calls (`Technique.script`); those 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from vivace.models.find import Found
@@ -90,29 +92,18 @@ def write_script(
     )
     inside = _in_session(steps)
     own = [step.text for step in inside if step.script is None]
-    load = loading(found, device)
     plain = [step for step in steps if step.script is not None and step not in inside]
+    arounds = [around for step in plain if (around := _script(step).around)]
+    load = loading(found, device)
     imports = {"torch", *load.imports, *(name for step in plain for name in _script(step).imports)}
+    imports |= {"vivace"} if inside else set()
     blocks = [[f"torch.set_num_threads({threads})  # a picture's last bits depend on it"]] if threads else []
     blocks.append(list(load.lines))
-    blocks += [_block(step, inside) for step in steps if step.is_swap]
-    stays = any(_script(step).places_weights for step in plain) and not inside
-    if device == "cuda" and not stays:
-        blocks.append(['pipe.to("cuda")'])
-    for step in steps:
-        if step.is_swap:
-            continue
-        block = _block(step, inside)
-        if step in plain and _script(step).places_weights and not stays:
-            block.insert(1, 'pipe.to("cpu", silence_dtype_warnings=True)')
-        blocks.append(block)
-        if inside and step is inside[-1]:
-            imports.add("vivace")
-            blocks.append(_apply_own(inside))
+    blocks += _applied(steps, inside, device)
     if _computes_below_fp32(session.pipe):
-        imports |= {"functools", "inspect"}
-        blocks.append(list(_NOISE))
-    arounds = [around for step in plain if (around := _script(step).around)]
+        noise = _noise_in_fp32(session.pipe)
+        imports |= set(noise.imports)
+        blocks.append(list(noise.lines))
     blocks.append(_draw(session, "draw" if inside else "pipe", prompt, seed, arounds))
     needs = [f"Needs vivace: no public calls do {', '.join(own)}."] if own else []
     header = docstring(
@@ -136,6 +127,27 @@ def _in_session(steps: list[Step]) -> list[Step]:
     return [
         step for step in applied[own[0] : own[-1] + 1] if step.script is None or not step.script.is_call_only
     ]
+
+
+def _applied(steps: list[Step], inside: list[Step], device: str) -> list[list[str]]:
+    """Every technique's lines in order, and the move to the GPU.
+
+    What is exchanged need not go there before. Nor need weights that are to wait in the host's memory, unless vivace
+    applies something: it judges a technique by the device that it finds the pipeline on.
+    """
+    stays = not inside and any(step.script is not None and step.script.places_weights for step in steps)
+    exchanged = list(takewhile(lambda step: step.is_swap and step not in inside, steps))
+    blocks = [_block(step, inside) for step in exchanged]
+    if device == "cuda" and not stays:
+        blocks.append(['pipe.to("cuda")'])
+    for step in steps[len(exchanged) :]:
+        block = _block(step, inside)
+        if block and step.script is not None and step.script.places_weights and not stays:
+            block.insert(1, 'pipe.to("cpu", silence_dtype_warnings=True)')
+        blocks.append(block)
+        if inside and step is inside[-1]:
+            blocks.append(_apply_own(inside))
+    return blocks
 
 
 def _block(step: Step, inside: list[Step]) -> list[str]:
@@ -170,27 +182,46 @@ def _computes_below_fp32(pipe: Any) -> bool:
 
 
 # As `vivace.runtime.noise`.
-_NOISE = (
-    "# In half precision one seed may be other noise than in fp32. So noise is drawn in fp32 and",
-    "# rounded, and the scheduler, which may draw more, computes in fp32 too.",
-    "prepare_latents, scheduler_step = pipe.prepare_latents, pipe.scheduler.step",
-    "",
-    "",
-    "def prepare_in_fp32(*args, **kwargs):",
-    "    given = inspect.signature(prepare_latents).bind(*args, **kwargs)",
-    '    dtype, given.arguments["dtype"] = given.arguments["dtype"], torch.float32',
-    "    made = prepare_latents(*given.args, **given.kwargs)",
-    "    return tuple(part.to(dtype) for part in made) if isinstance(made, tuple) else made.to(dtype)",
-    "",
-    "",
-    "@functools.wraps(scheduler_step)  # pipelines read from its signature what it takes",
-    "def step_in_fp32(model_output, timestep, sample, *args, **kwargs):",
-    "    previous = scheduler_step(model_output.float(), timestep, sample, *args, **kwargs)[0]",
-    "    return (previous.to(sample.dtype),)",
-    "",
-    "",
-    "pipe.prepare_latents, pipe.scheduler.step = prepare_in_fp32, step_in_fp32",
-)
+_PREPARE = """
+prepare_latents = pipe.prepare_latents
+
+
+def prepare_in_fp32(*args, **kwargs):
+    given = inspect.signature(prepare_latents).bind(*args, **kwargs)
+    dtype, given.arguments["dtype"] = given.arguments["dtype"], torch.float32
+    made = prepare_latents(*given.args, **given.kwargs)
+    if not isinstance(made, tuple):
+        return made.to(dtype)
+    return tuple(part.to(dtype) if part.is_floating_point() else part for part in made)
+
+
+pipe.prepare_latents = prepare_in_fp32
+"""
+_STEP = """
+scheduler_step = pipe.scheduler.step
+
+
+@functools.wraps(scheduler_step)  # pipelines read from its signature what it takes
+def step_in_fp32(model_output, timestep, sample, *args, **kwargs):
+    made = scheduler_step(model_output.float(), timestep, sample, *args, **kwargs)
+    return tuple(part.to(sample.dtype) for part in made)
+
+
+pipe.scheduler.step = step_in_fp32
+"""
+
+
+def _noise_in_fp32(pipe: Any) -> Script:
+    prepare = getattr(type(pipe), "prepare_latents", None)
+    takes_dtype = prepare is not None and "dtype" in inspect.signature(prepare).parameters
+    why = (
+        "# In half precision one seed may be other noise than in fp32. So noise is drawn in fp32 and",
+        "# rounded, and the scheduler, which may draw more, computes in fp32 too.",
+    )
+    step = _STEP.strip().splitlines()
+    if not takes_dtype:
+        return Script(imports=("functools",), lines=(*why, *step))
+    return Script(imports=("functools", "inspect"), lines=(*why, *_PREPARE.strip().splitlines(), "", *step))
 
 
 def _draw(session: Session, drawer: str, prompt: str, seed: int, arounds: list[str]) -> list[str]:

@@ -58,6 +58,7 @@ class Dtype(Technique):
         modules = {c: module for c, module in target.modules().items() if before[c] != {dtype}}
         is_whole = set(modules) == set(before)
         lines = [f"pipe.to({dtype})"] if is_whole else [f"{target.path(c)}.to({dtype})" for c in modules]
+        lines.insert(0, "# diffusers may warn here of modules that should stay in fp32, and name none.")
         for component, module in modules.items() if self.dtype == "fp16" else ():
             if delicate := _delicate_parts(module):
                 names = sorted({name.rsplit(".", 1)[-1] for name, _ in delicate})

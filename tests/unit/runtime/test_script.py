@@ -190,7 +190,9 @@ def test_what_holds_already_is_left_out_and_said() -> None:
 def test_fp32_needs_no_care_for_its_noise() -> None:
     assert "prepare_latents" not in write("tiny-sd", "channels_last").text
     for recipe in ("bf16", "bf16@vae"):
-        assert "pipe.prepare_latents, pipe.scheduler.step = " in write("tiny-sd", recipe).text
+        text = write("tiny-sd", recipe).text
+        assert "\npipe.prepare_latents = prepare_in_fp32\n" in text
+        assert "\npipe.scheduler.step = step_in_fp32\n" in text
 
 
 def test_parts_that_overflow_in_fp16_stay_in_fp32() -> None:
@@ -315,10 +317,3 @@ def test_the_docs_show_what_is_really_written() -> None:
         find_model("tiny-sd"), resolve(recipe), "cpu", prompt=PROMPT, threads=1, about=["Written by"]
     ).text
     assert re.sub(r"Written by .*?\n\"", 'Written by\n"', shown, flags=re.DOTALL) == text
-
-
-def test_the_docs_name_what_is_vivace_s_own() -> None:
-    page = (ROOT / "docs" / "export.md").read_text()
-    own = {name for name, technique in TECHNIQUES.items() if "script" not in vars(technique)}
-    named = page.partition("**What is vivace's own**")[2].partition(", `first_block_cache`")[0]
-    assert set(re.findall(r"`(\w+)`", named)) == own
