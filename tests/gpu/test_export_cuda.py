@@ -76,8 +76,9 @@ OWN = {
 
 
 @pytest.fixture(autouse=True)
-def _flags_set_back() -> Iterator[None]:
-    """A script owns its process; these share one."""
+def _process_set_back() -> Iterator[None]:
+    """A script owns its process; these share one. Compiled too often, a forward would silently run uncompiled."""
+    torch._dynamo.reset()
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     yield
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -92,6 +92,9 @@ class Session:
     Call it like the pipeline: `session("a red circle", generator=...).images[0]`. Steps and guidance that the recipe
     sets are defaults; what you pass to the call wins.
 
+    Args:
+        write: asks each technique for its script before it is applied; without it nobody does.
+
     Attributes:
         pipe: the diffusers pipeline.
         recipe: the resolved Recipe.

@@ -1,9 +1,7 @@
 """Exported scripts draw what vivace draws, byte for byte, and read as if somebody had written them."""
 
 import ast
-import contextlib
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,19 +14,18 @@ import torch
 from PIL import Image
 
 from tests.composition.recipes import MODELS, plain
+from tests.exported import CALL, PROMPT, check, run, with_vivace, write
 from vivace import runtime, techniques
 from vivace.errors import NoEffect, Unsupported, UsageError
 from vivace.models import find_model, load_pipeline
 from vivace.models.export import export
-from vivace.runtime.script import Written, write_script
+from vivace.runtime.script import write_script
 from vivace.runtime.session import open_session
 from vivace.spec.technique import Machine
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import resolve
 
 ROOT = Path(__file__).parents[3]
-PROMPT = "a red circle above a blue square"
-CALL = {"height": 64, "width": 64, "num_inference_steps": 4}
 COMPOSED = {
     "tiny-sd": [
         "tiny_vae+bf16+channels_last+scheduler(dpmpp_2m, karras=True)+steps(5)+guidance(3)",
@@ -49,49 +46,12 @@ COMPOSED = {
 }
 
 
-def write(model: str, recipe: str, **given: Any) -> Written:
-    call = given.pop("call", CALL)
-    return write_script(
-        find_model(model), resolve(recipe), "cpu", prompt=PROMPT, seed=3, call=call, threads=1, **given
-    )
-
-
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder whose scripts are all checked in the end, at once: starting ruff takes longer than the check."""
     folder = tmp_path_factory.mktemp("scripts")
     yield folder
     check(folder)
-
-
-def run(text: str, folder: Path) -> np.ndarray:
-    """The picture that a script saves, run in this process: a new one takes seconds to import."""
-    path = folder / f"draw_{len(list(folder.iterdir()))}.py"
-    path.write_text(text)
-    with contextlib.chdir(folder):
-        runpy.run_path(str(path))
-    with Image.open(folder / "picture.png") as picture:
-        return np.asarray(picture)
-
-
-def with_vivace(model: str, recipe: str, call: dict[str, Any] = CALL) -> np.ndarray:
-    torch.set_num_threads(1)
-    session = open_session(find_model(model), resolve(recipe), "cpu", call)
-    return np.asarray(session(PROMPT, generator=torch.Generator().manual_seed(3)).images[0])
-
-
-def check(folder: Path) -> None:
-    """Nothing that ruff would complain of or lay out otherwise."""
-    for command in (
-        ["check", "--select", "E,F,W,I,N,UP,B,SIM,RUF,C4,PIE"],
-        ["format", "--check", "--diff"],
-    ):
-        options = ["--isolated", "--line-length", "110", "--config", 'src=["nowhere"]']
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, *options, str(folder)],
-            capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("model", MODELS)
