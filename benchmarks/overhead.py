@@ -4,8 +4,9 @@
 
 Plain is what anybody would write: a diffusers pipeline, random embeddings on the device, `inference_mode`, a clock with
 the device synchronised on both sides; its compiled case is `denoiser.compile()`. vivace is what a row of `vivace bench
---text embeddings` stands on: a Session, its timer with the marks inside, noise drawn on the CPU. Both have the same
-random weights, size, steps, guidance and scheduler, in a pipeline each. Turns are plain, vivace, vivace, plain, ...;
+--text embeddings` stands on: a Session, its timer with the marks inside, noise drawn on the CPU; its recipe is
+`inference_mode`, with `compile` in the compiled case. Both have the same random weights, size, steps, guidance and
+scheduler, in a pipeline each. Turns are plain, vivace, vivace, plain, ...;
 every pair gives one ratio. Needs memory for two pipelines (FLUX.1-dev: about 60 GB).
 """
 
@@ -36,7 +37,6 @@ from vivace.models.synthetic import build
 from vivace.report.summary import seconds
 from vivace.runtime.embeddings import encode
 from vivace.spec.environment import Environment
-from vivace.spec.recipe import BASELINE
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
 from vivace.stats import mean_interval
@@ -90,7 +90,8 @@ def plain(name: str, device: str, backend: str | None, output: str) -> Timed:
 def harness(name: str, device: str, backend: str | None, output: str) -> Timed:
     """The same call as a row of `vivace bench` times it; arguments as of `plain`."""
     entry = CATALOGUE[name]
-    recipe = BASELINE if backend is None else f"compile(backend={backend})"
+    # Pipelines draw under no_grad by themselves, which a small model's eager steps feel.
+    recipe = "inference_mode" + ("" if backend is None else f"+compile(backend={backend})")
     trial = Trial(
         model=find_model(SYNTHETIC + name).model,
         recipe=resolve(recipe),

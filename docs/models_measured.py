@@ -53,7 +53,8 @@ def page(record: Path, note: str) -> str:
     lines.append(
         "The interval is of the calls that were timed, not of what another process or day would give. *Built in*: "
         "random weights, filled where they run; reading real ones from a disk takes longer. *First call*: with "
-        "whatever is compiled on the way."
+        "whatever is compiled on the way; short where the compiler's cache on the disk held the same graph already, as "
+        "for the second SDXL of a size."
     )
     if any(len(record.rounds) == 1 for record in records.values()):
         lines.append(f"\nWith {ONE_ROUND}.")

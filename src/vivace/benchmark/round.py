@@ -21,7 +21,7 @@ from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
 from vivace.runtime.embeddings import encode
-from vivace.runtime.session import Session, session_of
+from vivace.runtime.session import Session, session_of, waits_on_host
 from vivace.spec.record import Outcome, Picture, Round, Sample
 from vivace.spec.technique import component_of
 from vivace.spec.trial import Trial
@@ -153,7 +153,7 @@ class _Measurement:
         found = find_model(trial.model.name)
         if found.model.revision != trial.model.revision:
             raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
-        pipe = load_pipeline(found, trial.device)
+        pipe = load_pipeline(found, trial.device, wait=waits_on_host(trial.recipe))
         self.results["load_s"] = time.perf_counter() - start
         self._report({"event": "phase", "phase": "apply"})
         start = time.perf_counter()

@@ -55,6 +55,8 @@ def plan(
     \b
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8
     """
+    from vivace.errors import NoEffect
+    from vivace.spec.recipe import BASELINE
     from vivace.techniques.resolve import resolve
 
     resolved = resolve(recipe)  # before anything heavy is imported
@@ -64,7 +66,16 @@ def plan(
     from vivace.runtime.prediction import predict
 
     found = find_weightless(model)
-    predicted = predict(found, resolved, height=height, width=width, batch=batch, text=text)
+    question: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text}
+    try:
+        predicted = predict(found, resolved, **question)
+    except NoEffect as error:
+        if not error.already_so:
+            raise
+        # To know the memory is what was asked for, and it is known.
+        click.echo(f"{error}; so this is the baseline's memory", err=True)
+        resolved = resolve(BASELINE)
+        predicted = predict(found, resolved, **question)
     card_bytes, card_name = (card * 1e9, f"{card:g} GB") if card is not None else _own_card()
     steps: list[Change] = []
     if card_bytes is not None and not fits(predicted, card_bytes):

@@ -26,11 +26,15 @@ os.environ.setdefault("DIFFUSERS_DISABLE_REMOTE_CODE", "1")
 _UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError)
 
 
-def load_pipeline(found: Found, device: str) -> Any:
+def load_pipeline(found: Found, device: str, *, wait: bool = False) -> Any:
     """The diffusers pipeline as published, on `device` ("cpu" or "cuda"), in evaluation mode.
 
     CPUs run fp32, whatever the weights are stored in; a GPU runs the catalogue's precision, or, for other models, the
     one that the weights are stored in.
+
+    Args:
+        wait: leave it in the host's memory, in the device's precision, for techniques that bring it to the device piece
+            by piece. Random weights are always made on the device.
 
     Raises:
         UnusableModel: the files cannot be read as a pipeline.
@@ -54,7 +58,8 @@ def load_pipeline(found: Found, device: str) -> Any:
             component.eval().requires_grad_(False)
     if getattr(pipe, "watermark", None) is not None:
         pipe.watermark = None  # SDXL's draws one wherever that library happens to be installed
-    pipe.to(device)
+    if not wait:
+        pipe.to(device)
     if found.lora is not None:
         with quiet(), _explained(found):
             merge(pipe, found.lora)

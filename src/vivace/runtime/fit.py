@@ -37,7 +37,7 @@ def fits(prediction: Prediction, card_bytes: float) -> bool:
 def changes(
     model: Weightless, recipe: Recipe, now: Prediction, card_bytes: float, tell: Callable[[str], None]
 ) -> list[Change]:
-    """What lowers the peak, the most harmless first, until it fits: recipes, then the batch, then the size.
+    """What lowers the need, the most harmless first, until it fits: recipes, then the batch, then the size.
 
     Each stands on those before it; what does not lower the peak is left out. The last one may still not fit.
 
@@ -65,7 +65,10 @@ def changes(
             )
         except (NoEffect, Unsupported, WorkloadError):
             return None
-        if after.peak_bytes > _WORTH_IT * now.peak_bytes:
+        if (
+            after.needed_bytes > _WORTH_IT * now.needed_bytes
+            and after.peak_bytes > _WORTH_IT * now.peak_bytes
+        ):
             return None
         found.append(Change(what, after))
         return after
@@ -79,6 +82,8 @@ def changes(
         after = attempt(extra, changed)
         if after is not None:
             now, recipe = after, changed
+    if now.loading_bytes + RESERVE_BYTES > card_bytes:
+        return found  # a smaller picture loads the same weights
     while not fits(now, card_bytes) and now.batch > 1:
         after = attempt(f"batch {now.batch // 2}", recipe, batch=now.batch // 2)
         if after is None:

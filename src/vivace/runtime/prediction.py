@@ -16,11 +16,12 @@ from typing import Any, Literal
 from vivace.errors import Unsupported, VivaceError, WorkloadError
 from vivace.measure.footprint import Footprint
 from vivace.measure.memory import plain_tensors
+from vivace.models.find import SYNTHETIC
 from vivace.models.load import quiet
 from vivace.models.weightless import Weightless, find_weightless
 from vivace.runtime.embeddings import encode
 from vivace.runtime.noise import draw_noise_in_fp32
-from vivace.runtime.session import Session
+from vivace.runtime.session import Session, waits_on_host
 from vivace.spec.base import Spec
 from vivace.spec.recipe import Recipe
 from vivace.spec.technique import Machine, Target, component_of
@@ -32,6 +33,8 @@ figure contains it."""
 ANY_GPU = Machine(device="cuda", device_name="a GPU", capability=None, compiler=None)
 _STEPS = 2
 """Every step takes the same memory; the second one has what the first left behind."""
+_COPIES = 8
+"""Bytes that quantising a layer takes at most, in sizes of its weight in half precision."""
 _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
 
 
@@ -50,8 +53,8 @@ class Prediction(Spec):
 
     stages: the most bytes held in each stage of a call, the model included. "between" is what the pipeline does
         outside of its components.
-    loading_bytes: the most held while the model is loaded and the recipe applied; techniques convert what is on
-        the GPU already.
+    loading_bytes: the most held while the model is loaded and the recipe applied. Techniques convert what is on the GPU
+        already, but for those that take weights from the host's memory (quantize, offload) layer by layer.
     beyond_allocator_bytes: what the process takes besides, of which no allocator knows.
     """
 
@@ -121,6 +124,9 @@ def _predict(
     footprint = Footprint()
     footprint.hold(tensor for module in _networks(pipe).values() for tensor in _tensors(module))
     footprint.stage = "loading"
+    largest = max(
+        (p.numel() * p.element_size() for m in _networks(pipe).values() for p in m.parameters()), default=0
+    )
     loaded = footprint.held
     footprint.start_peak()
     target = Target(machine, pipe, defaults, model.build_tiny_vae, has_data=False)
@@ -130,6 +136,11 @@ def _predict(
     draw_noise_in_fp32(pipe)
     loading = max(loaded, footprint.peak[0], footprint.held)
     model_bytes = footprint.held
+    if waits_on_host(recipe) and not model.name.startswith(SYNTHETIC):
+        # One layer at a time is there as it was, beside what was made of those before it and what its own conversion
+        # takes: some copies of it in fp32. (What dtype converts in the host's memory is none of that.)
+        meanwhile = min(loading - loaded, _COPIES * largest)
+        loading = model_bytes + largest + meanwhile
     components = tuple(_component(footprint, *item) for item in _networks(pipe).items())
     _without_values(pipe)
     _name_stages(pipe, footprint)

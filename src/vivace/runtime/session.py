@@ -15,7 +15,8 @@ from vivace.models.script import tiny_vae_arguments
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE, Recipe, TechniqueCall
 from vivace.spec.script import Script
-from vivace.spec.technique import CallContext, Component, Effect, Target, component_of
+from vivace.spec.technique import CallContext, Component, Effect, Stage, Target, component_of
+from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import instantiate, resolve
 
 Write = Callable[[TechniqueCall, "Script | None", "str | None"], None]
@@ -43,8 +44,13 @@ def open_session(
     found: Found, recipe: Recipe, device: str, defaults: dict[str, Any] | None = None
 ) -> Session:
     """`load` with everything resolved; `defaults` replace the catalogue's call defaults."""
-    pipe = load_pipeline(found, device)
+    pipe = load_pipeline(found, device, wait=waits_on_host(recipe))
     return session_of(pipe, found, recipe, device, defaults)
+
+
+def waits_on_host(recipe: Recipe) -> bool:
+    """Whether the recipe takes the model from the host's memory, so that it need not fit the GPU at first."""
+    return any(TECHNIQUES[call.name].from_host for call in recipe.techniques)
 
 
 def session_of(
@@ -64,6 +70,7 @@ def session_of(
         load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
         tiny_vae_arguments=tiny_vae_arguments(found),
         has_random_weights=found.model.is_synthetic,
+        waits=waits_on_host(recipe) and device == "cuda" and pipe.device.type == "cpu",
     )
     session = Session(pipe, recipe, target, write)
     draw_noise_in_fp32(pipe)
@@ -109,7 +116,14 @@ class Session:
         self.warnings: list[str] = []
         self._applied: list[tuple[str, Effect]] = []
         self._defaults = dict(target.defaults)
-        for call in recipe.techniques:
+        last = max(
+            (k for k, call in enumerate(recipe.techniques) if TECHNIQUES[call.name].from_host), default=-1
+        )
+        moves_later = any(TECHNIQUES[call.name].stage is Stage.OFFLOAD for call in recipe.techniques)
+        target.home = "cpu" if moves_later else target.machine.device
+        for number, call in enumerate(recipe.techniques):
+            if number > last:
+                self._bring(target)
             technique = instantiate(call)
             target.components = cast("tuple[Component, ...]", call.targets)
             target.defaults = dict(self._defaults)
@@ -134,6 +148,7 @@ class Session:
             self._defaults |= effect.call
         if recipe.techniques and not self._applied:
             raise NoEffect("; ".join(self.warnings), already_so=True)
+        self._bring(target)
         self._enter_contexts()
 
     @property
@@ -181,6 +196,12 @@ class Session:
             if effect.refuted is not None and (reason := effect.refuted(evidence)) is not None:
                 return f"{label}: {reason}"
         return None
+
+    def _bring(self, target: Target) -> None:
+        """To the GPU, unless it is there or somebody else moves it."""
+        if target.waits and target.home != "cpu":
+            self.pipe.to(target.home, silence_dtype_warnings=True)
+            target.waits = False
 
     def _with_step_end(self, call: dict[str, Any]) -> dict[str, Any]:
         """Chain the techniques' step-end callbacks in front of the caller's own."""

@@ -82,6 +82,8 @@ class Target:
     (steps, guidance, size) as far as known. `load_tiny_vae` gives the tiny VAE of this model, or None;
     `tiny_vae_arguments` are what `AutoencoderTiny.from_pretrained` takes to load the same in a script.
     `has_random_weights` says that nothing was learnt: what adapts to the content has nothing to adapt to.
+    `waits` says that the pipeline is in the host's memory still, to be brought to the device; `home` is then where
+    weights are left: on the "cpu" if a later technique moves them when they are needed.
     `has_data` is False where the pipeline has shapes alone (its tensors lie on the meta device), to predict what memory
     it takes: whatever looks at values or compiles is then left out, and what it would hold is held.
     """
@@ -93,6 +95,8 @@ class Target:
     tiny_vae_arguments: tuple[str, ...] = ()
     has_random_weights: bool = False
     has_data: bool = True
+    waits: bool = False
+    home: str | None = None
     components: tuple[Component, ...] = ()
 
     def module(self, component: Component) -> Any:
@@ -157,6 +161,9 @@ class Technique(BaseModel, ABC):
     targetable: ClassVar[tuple[Component, ...]] = ()
     """Components that the technique can be aimed at; empty: it concerns the call as a whole."""
     default_targets: ClassVar[tuple[Component, ...]] = ()
+    from_host: ClassVar[bool] = False
+    """Takes weights where they wait in the host's memory and brings to the GPU what it makes of them, a layer or a part
+    at a time; so a model that is too large for the GPU can be loaded."""
     when_memory_is_short: ClassVar[tuple[str, ...]] = ()
     """Recipes of this technique alone that are worth trying where memory is short, the most harmless first."""
 

@@ -67,7 +67,10 @@ class Attention(Technique):
 
         backend = getattr(SDPBackend, _BACKENDS[self.backend])
         # PyTorch's own choice depends on a real device.
-        chosen = _default_choice(target.module("denoiser")) if target.has_data else "unknown"
+        chosen = "unknown"
+        if target.has_data:
+            denoiser = target.module("denoiser")
+            chosen = _default_choice(denoiser, target.machine.device if target.waits else denoiser.device)
         if chosen == self.backend:
             raise NoEffect(f"PyTorch already picks {self.backend} attention here", already_so=True)
         wanted = _OPERATORS[self.backend]
@@ -95,14 +98,14 @@ class Attention(Technique):
         )
 
 
-def _default_choice(denoiser: Any) -> str:
+def _default_choice(denoiser: Any, device: Any) -> str:
     """Which kernel PyTorch would choose by itself for this denoiser's dtype, device and head size."""
     import torch
     from torch.nn.attention import SDPBackend
 
     config = denoiser.config
     head_dim = _head_size(config)
-    query = torch.zeros(1, 2, 256, head_dim, dtype=denoiser.dtype, device=denoiser.device)
+    query = torch.zeros(1, 2, 256, head_dim, dtype=denoiser.dtype, device=device)
     with torch.inference_mode():
         # The dispatcher's own question; it has no public name (torch.nn.functional asks it the same way).
         choice = torch._fused_sdp_choice(query, query, query)

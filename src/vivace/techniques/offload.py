@@ -6,9 +6,8 @@ Why: the parts of a pipeline work one after the other, and most of the weights w
 Costs: the way over PCIe. `model` moves each part once a call. `sequential` and `group` move all of a part's weights
     each time it is called: FLUX's transformer is 24 GB in bf16, in every step. `group` with `stream` fetches the next
     layers while one computes, and pins a copy of all weights in the host's memory.
-Needs: a GPU, and host memory for the whole model. vivace loads a model onto the GPU before it applies a recipe, so it
-    has to fit there once. A recorded step reads weights at fixed places, so graphs do not go with it; nor do compiled
-    or quantised parts with `sequential`.
+Needs: a GPU, and host memory for the whole model; it is loaded there and need never fit the GPU. A recorded step reads
+    weights at fixed places, so graphs do not go with it; nor do compiled or quantised parts with `sequential`.
 Source: accelerate, `cpu_offload_with_hook` and `cpu_offload`; diffusers, `enable_group_offload`; Rajbhandari et al.,
     ZeRO-Infinity, arXiv 2104.07857.
 """
@@ -30,6 +29,7 @@ class Offload(Technique):
     stage: ClassVar[Stage] = Stage.OFFLOAD
     owns: ClassVar[str] = "placement of the weights"
     same_picture: ClassVar[bool] = True
+    from_host: ClassVar[bool] = True
     when_memory_is_short: ClassVar[tuple[str, ...]] = ("offload(model)", "offload(group)")
 
     mode: Literal["model", "sequential", "group"] = knob(
@@ -76,7 +76,7 @@ class Offload(Technique):
             raise NoEffect("something moves the pipeline's weights already", already_so=True)
         total = sum(_bytes(module) for module in parts.values())
         if target.has_data:
-            _enable(pipe, self.mode, self.stream, pipe.device)
+            _enable(pipe, self.mode, self.stream, target.machine.device)
         else:
             _pretend(pipe, parts, by_layer=self.mode != "model")
 
@@ -115,6 +115,8 @@ def _parts(pipe: Any) -> dict[str, Any]:
 def _enable(pipe: Any, mode: str, stream: bool, device: Any) -> None:
     import torch
 
+    if torch.device(device).type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
     if mode == "model":
         pipe.enable_model_cpu_offload(device=device)
     elif mode == "sequential":
@@ -122,7 +124,7 @@ def _enable(pipe: Any, mode: str, stream: bool, device: Any) -> None:
     else:
         host = torch.device("cpu")
         pipe.to(host, silence_dtype_warnings=True)
-        pipe.enable_group_offload(device, host, offload_type="leaf_level", use_stream=stream)
+        pipe.enable_group_offload(torch.device(device), host, offload_type="leaf_level", use_stream=stream)
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
 

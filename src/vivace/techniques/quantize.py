@@ -27,6 +27,7 @@ class Quantize(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "text_encoder", "text_encoder_2")
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    from_host: ClassVar[bool] = True
     when_memory_is_short: ClassVar[tuple[str, ...]] = (
         "quantize(int8)",
         "quantize(int8)@denoiser,text_encoder_2",
@@ -45,13 +46,12 @@ class Quantize(Technique):
 
     def apply(self, target: Target) -> Effect:
         import torch
-        from torchao.quantization import quantize_
 
         changed: dict[str, int | float | str] = {}
         for component, module in target.modules().items():
             linears = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
             before = {id(m): type(m.weight) for m in linears}
-            quantize_(module, _config(self.scheme), filter_fn=_FITS[self.scheme])
+            _convert(module, _config(self.scheme), _FITS[self.scheme], target)
             num = sum(1 for m in linears if type(m.weight) is not before[id(m)])
             if num:
                 changed[f"{component}.quantized_layers"] = num
@@ -88,6 +88,22 @@ _WRITTEN: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
         },
     ),
 }
+
+
+def _convert(module: Any, config: Any, fits: Any, target: Target) -> None:
+    """A module that waits in the host's memory is brought to the GPU layer by layer, each converted there."""
+    from torchao.quantization import quantize_
+
+    if not target.waits:
+        quantize_(module, config, filter_fn=fits)
+        return
+    for name, layer in list(module.named_modules()):
+        if fits(layer, name):
+            layer.to(target.machine.device)
+            quantize_(layer, config, filter_fn=lambda *_: True)
+            layer.to(target.home)
+    if target.home != "cpu":
+        module.to(target.home)
 
 
 def _config(scheme: str) -> Any:

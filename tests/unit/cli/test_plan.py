@@ -40,6 +40,15 @@ def test_json_has_components_and_what_to_change(
     assert found["changes"][-1]["peak_bytes"] < found["peak_bytes"]
 
 
+def test_what_is_so_already_is_planned_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "tiny-sd", "--recipe", "fp16") == 0
+    shown = capsys.readouterr()
+    assert "every targeted component is fp16 already; so this is the baseline's memory" in shown.err
+    assert "tiny-sd, baseline, 128x128" in shown.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -48,7 +57,6 @@ def test_json_has_components_and_what_to_change(
         (("tiny-sd", "--height", "100"), 2, "--height 100: tiny-sd draws multiples of"),
         (("tiny-sd", "--batch", "0"), 2, "--batch"),
         (("tiny-sd", "--card", "-1"), 2, "--card"),
-        (("tiny-sd", "--recipe", "fp16"), 3, "every targeted component is fp16 already"),
         (("tiny-sd", "--recipe", "first_block_cache"), 3, "no chain of transformer blocks"),
     ],
 )

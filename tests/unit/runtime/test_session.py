@@ -8,8 +8,11 @@ import torch
 
 import vivace
 from vivace.errors import NoEffect, RecipeError, UnknownModel, Unsupported
+from vivace.measure.machine import this_machine
 from vivace.models import find_model, load_pipeline
-from vivace.spec.technique import component_of
+from vivace.runtime.session import Session, waits_on_host
+from vivace.spec.technique import Target, component_of
+from vivace.techniques.resolve import resolve
 
 PROMPTS = ["a red circle", "a blue square", "a green triangle"]
 
@@ -193,3 +196,15 @@ def test_noise_is_drawn_in_fp32_whatever_the_dtype(scheduler: str, monkeypatch: 
     monkeypatch.undo()
     reference = draw(vivace.load("tiny-sd", f"steps(3){change}"), PROMPTS[0], 0)
     assert -10 * np.log10(np.mean((picture - reference) ** 2)) > 20
+
+
+@pytest.mark.parametrize("recipe", ["int8", "fuse_qkv+int8@denoiser,text_encoder+channels_last"])
+def test_layers_that_are_brought_one_by_one_draw_the_same_picture(recipe: str) -> None:
+    call = {"num_inference_steps": 2}
+    reference = draw(vivace.apply(pipeline(), recipe), "a red circle", 0, **call)
+    pipe = pipeline()
+    target = Target(this_machine("cpu"), pipe, waits=True)
+    session = Session(pipe, resolve(recipe), target)
+    assert np.array_equal(draw(session, "a red circle", 0, **call), reference)
+    assert waits_on_host(session.recipe)
+    assert not waits_on_host(resolve("bf16+compile"))

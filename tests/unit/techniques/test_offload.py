@@ -130,7 +130,10 @@ def test_its_memory_is_predicted() -> None:
     plain, model, group = (of(recipe) for recipe in ("baseline", "offload(model)", "offload(group)"))
     size = {c.name: c.num_bytes for c in plain.components}
     assert model.model_bytes == group.model_bytes == 0
-    assert model.loading_bytes == group.loading_bytes == plain.model_bytes, "it is loaded onto the GPU first"
+    assert model.loading_bytes == group.loading_bytes < 0.1 * plain.model_bytes, (
+        "it waits in the host's memory"
+    )
+    assert of("offload(model)", "synthetic:flux-dev").loading_bytes == plain.model_bytes, "made on the GPU"
     assert [c.num_parameters for c in model.components] == [c.num_parameters for c in plain.components]
     # One part at a time: what is saved in each stage is what the others weigh.
     rest = sum(size.values()) - size["transformer"]
@@ -149,5 +152,5 @@ def test_it_is_predicted_with_others(recipe: str) -> None:
     alone, both = of(recipe, "tiny-sd"), of(f"{recipe}+offload(model)", "tiny-sd")
     assert both.model_bytes == 0
     assert both.peak_bytes < alone.peak_bytes
-    assert both.loading_bytes >= alone.model_bytes
+    assert both.loading_bytes < alone.model_bytes
     assert [c.dtype for c in both.components] == [c.dtype for c in alone.components]
