@@ -36,17 +36,19 @@ def techniques_page() -> str:
         "# Techniques\n",
         "A recipe is a list of these, such as `bf16+attention(flash)+tiny_vae+steps(20)`. Their order does not matter: "
         "they are applied by stage. `vivace techniques` says which of them this machine can run.\n",
-        "| technique | what | stage | picture | targets |",
-        "| --- | --- | --- | --- | --- |",
+        "| technique | what | stage | picture | targets | in a script |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     found = [describe(technique, None) for technique in TECHNIQUES.values()]
     for row in found:
         picture = "same" if row["same_picture"] else "changes"
         targets = ", ".join(row["targets"]) or "the call"
         name = f"[`{row['name']}`](#{row['name']})"
-        lines.append(f"| {name} | {row['summary']} | {row['stage']} | {picture} | {targets} |")
+        script = "plain" if row["has_script"] else "vivace's own"
+        lines.append(f"| {name} | {row['summary']} | {row['stage']} | {picture} | {targets} | {script} |")
     lines.append(
-        "\n*same*: the arithmetic is only reordered or rounded; *changes*: the picture may legitimately differ.\n"
+        "\n*same*: the arithmetic is only reordered or rounded; *changes*: the picture may legitimately differ. "
+        "*plain*: [`vivace export`](export.md) writes it in public calls of diffusers, torch and torchao.\n"
     )
     lines.append(
         "Short names: "

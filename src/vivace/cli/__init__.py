@@ -11,6 +11,7 @@ from vivace import __version__
 from vivace.cli.bench import bench
 from vivace.cli.demo import demo
 from vivace.cli.doctor import doctor
+from vivace.cli.export import export
 from vivace.cli.generate import generate
 from vivace.cli.models import models
 from vivace.cli.plan import plan
@@ -35,7 +36,7 @@ def app() -> None:
     """
 
 
-for command in (plan, generate, bench, report, quality, models, techniques, doctor, demo):
+for command in (plan, generate, bench, report, export, quality, models, techniques, doctor, demo):
     app.add_command(command)
 
 

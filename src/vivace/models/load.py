@@ -44,7 +44,7 @@ def load_pipeline(found: Found, device: str, *, wait: bool = False) -> Any:
 
     found = obtain(found)
     dtype = getattr(
-        torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[_precision(found, device)]
+        torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[precision(found, device)]
     )
     if found.architecture is not None:
         return _built(found.model.name, found.architecture, device, dtype)
@@ -184,7 +184,8 @@ def _explained(found: Found) -> Iterator[None]:
         raise UnusableModel(f"{found.model.name} does not load as a {found.pipeline}: {reason}") from error
 
 
-def _precision(found: Found, device: str) -> str:
+def precision(found: Found, device: str) -> str:
+    """What the model is loaded in: "fp32", "fp16" or "bf16"."""
     if device != "cuda":
         return "fp32"
     if found.entry is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -14,11 +14,17 @@ from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae
 from vivace.models.prompts import PROMPT_SETS
+from vivace.models.script import tiny_vae_arguments
 from vivace.runtime.noise import draw_noise_in_fp32
-from vivace.spec.recipe import BASELINE, Recipe
+from vivace.spec.recipe import BASELINE, Recipe, TechniqueCall
+from vivace.spec.script import Script
 from vivace.spec.technique import CallContext, Component, Effect, Stage, Target, component_of, working_part
 from vivace.techniques import TECHNIQUES
+from vivace.techniques.quantization.layers import bring
 from vivace.techniques.resolve import instantiate, resolve, text_of
+
+Write = Callable[[TechniqueCall, "Script | None", "str | None"], None]
+"""Told of each technique in order: its script (see `Technique.script`), or why it was left out as already so."""
 
 
 def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session:
@@ -62,11 +68,13 @@ def session_of(
     device: str,
     defaults: dict[str, Any] | None = None,
     prompts: Sequence[str] = (),
+    write: Write | None = None,
 ) -> Session:
     """A Session over a pipeline that was loaded from `found`; it draws the same noise whatever the recipe's dtype.
 
     Args:
         prompts: what will be drawn, for techniques that adapt to it; none: the catalogue's for this model.
+        write: told of each technique, for a script of the recipe.
     """
     tiny = found.tiny_vae
     target = Target(
@@ -74,13 +82,14 @@ def session_of(
         pipe=pipe,
         defaults=_signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
         load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
+        tiny_vae_arguments=tiny_vae_arguments(found),
         has_random_weights=found.model.is_synthetic,
         waits=waits_on_host(recipe) and device == "cuda" and pipe.device.type == "cpu",
         prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts),
         identity=f"{found.model.name}@{found.model.revision}",
         keep=cache_folder() / "scales",
     )
-    session = Session(pipe, recipe, target)
+    session = Session(pipe, recipe, target, write)
     draw_noise_in_fp32(pipe)
     return session
 
@@ -118,6 +127,9 @@ class Session:
     Call it like the pipeline: `session("a red circle", generator=...).images[0]`. Steps and guidance that the recipe
     sets are defaults; what you pass to the call wins.
 
+    Args:
+        write: asks each technique for its script before it is applied; without it nobody does.
+
     Attributes:
         pipe: the diffusers pipeline.
         recipe: the resolved Recipe.
@@ -125,7 +137,7 @@ class Session:
         warnings: techniques whose wish was fulfilled already.
     """
 
-    def __init__(self, pipe: Any, recipe: Recipe, target: Target) -> None:
+    def __init__(self, pipe: Any, recipe: Recipe, target: Target, write: Write | None = None) -> None:
         self.pipe = pipe
         self.recipe = recipe
         self.effects: dict[str, dict[str, int | float | str]] = {}
@@ -148,13 +160,18 @@ class Session:
             reason = technique.unsupported(target)
             if reason is not None:
                 raise Unsupported(f"{call.name}: {reason}")
+            script = technique.script(target) if write is not None else None  # before the pipeline is changed
             try:
                 effect = technique.apply(target)
             except NoEffect as error:
                 if not error.already_so or len(recipe.techniques) == 1:
                     raise NoEffect(f"{call.name}: {error}", already_so=error.already_so) from None
                 self.warnings.append(f"{call.name}: {error}")
+                if write is not None:
+                    write(call, None, str(error))
                 continue
+            if write is not None:
+                write(call, script, None)
             self._applied.append((label, effect))
             self.effects[label] = dict(effect.changed)
             self._defaults |= effect.call
@@ -168,13 +185,17 @@ class Session:
         """Call defaults in force: the model's, changed by the recipe."""
         return dict(self._defaults)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of the defaults that the pipeline's call takes."""
+        accepted = inspect.signature(self.pipe.__call__).parameters
+        return {k: v for k, v in self._defaults.items() if k in accepted}
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Draw. Arguments and result are the wrapped pipeline's own."""
-        accepted = inspect.signature(self.pipe.__call__).parameters
         # What is passed by position must not be given a default by name as well.
-        by_position = set(list(accepted)[: len(args)])
-        call = {k: v for k, v in self._defaults.items() if k in accepted and k not in by_position}
-        call |= kwargs
+        by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
+        call = {k: v for k, v in self.arguments.items() if k not in by_position} | kwargs
         with self.surroundings():
             return self.pipe(*args, **self._with_step_end(call))
 
@@ -208,7 +229,9 @@ class Session:
     def _bring(self, target: Target) -> None:
         """To the GPU, unless it is there or somebody else moves it."""
         if target.waits and target.home != "cpu":
-            self.pipe.to(target.home, silence_dtype_warnings=True)
+            for part in self.pipe.components.values():
+                if hasattr(part, "_parameters"):
+                    bring(part, target.home)
             target.waits = False
 
     def _with_step_end(self, call: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityP
 from vivace.spec.model import Model
 from vivace.spec.recipe import Recipe, TechniqueCall, parse_recipe
 from vivace.spec.record import Memory, Outcome, Picture, Record, Round, Sample
+from vivace.spec.script import Script
 from vivace.spec.technique import (
     COMPONENTS,
     CallContext,
@@ -38,6 +39,7 @@ __all__ = [
     "Record",
     "Round",
     "Sample",
+    "Script",
     "Stage",
     "Target",
     "Technique",

@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vivace.spec.script import Script
+
 Component = Literal["denoiser", "text_encoder", "text_encoder_2", "vae"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 
@@ -91,7 +93,8 @@ class Target:
     """What a technique is applied to: the pipeline, its catalogue defaults, and the device.
 
     `pipe` is None when only the machine is judged (`vivace techniques`). `defaults` are the call's defaults
-    (steps, guidance, size) as far as known. `load_tiny_vae` gives the tiny VAE of this model, or None.
+    (steps, guidance, size) as far as known. `load_tiny_vae` gives the tiny VAE of this model, or None;
+    `tiny_vae_arguments` are what `AutoencoderTiny.from_pretrained` takes to load the same in a script.
     `has_random_weights` says that nothing was learnt: what adapts to the content has nothing to adapt to.
     `waits` says that the pipeline is in the host's memory still, to be brought to the device; `home` is then where
     weights are left: on the "cpu" if a later technique moves them when they are needed.
@@ -106,6 +109,7 @@ class Target:
     pipe: Any = None
     defaults: dict[str, Any] = field(default_factory=dict)
     load_tiny_vae: Callable[[], Any] | None = None
+    tiny_vae_arguments: tuple[str, ...] = ()
     has_random_weights: bool = False
     has_data: bool = True
     waits: bool = False
@@ -124,13 +128,20 @@ class Target:
         found = {c: self.module(c) for c in self.components}
         return {c: m for c, m in found.items() if m is not None}
 
+    def path(self, component: Component) -> str:
+        """How a script names the component: "pipe.unet"."""
+        return f"pipe.{_attribute_of(self.pipe, component)}"
+
 
 def component_of(pipe: Any, component: Component) -> Any:
     """The pipeline's own module for a component: `denoiser` is its UNet or transformer; None if absent."""
-    if component == "denoiser":
-        unet = getattr(pipe, "unet", None)
-        return unet if unet is not None else getattr(pipe, "transformer", None)
-    return getattr(pipe, component, None)
+    return getattr(pipe, _attribute_of(pipe, component), None)
+
+
+def _attribute_of(pipe: Any, component: Component) -> str:
+    if component != "denoiser":
+        return component
+    return "unet" if getattr(pipe, "unet", None) is not None else "transformer"
 
 
 def working_part(component: Component, module: Any) -> Any:
@@ -196,6 +207,13 @@ class Technique(BaseModel, ABC):
         Raises:
             NoEffect: nothing was there to change.
         """
+
+    def script(self, target: Target) -> Script | None:
+        """The same in public calls of diffusers, torch and torchao, or None where the technique is vivace's own.
+
+        Asked before `apply`, and only where `unsupported` has nothing to say.
+        """
+        return None
 
 
 def knob(

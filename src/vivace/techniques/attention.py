@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script
 from vivace.spec.technique import CallContext, Component, Effect, Stage, Target, Technique, knob, working_part
 from vivace.techniques.attention_calls import Led
 from vivace.techniques.attention_kernels import (
@@ -34,6 +35,12 @@ from vivace.techniques.attention_kernels import (
 )
 from vivace.techniques.compiled_graphs import graphs_compiled, keep_compiled_code
 
+_BACKENDS = {  # members of torch.nn.attention.SDPBackend
+    "math": "MATH",
+    "efficient": "EFFICIENT_ATTENTION",
+    "flash": "FLASH_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+}
 _OPERATORS = {
     "math": "_scaled_dot_product_attention_math",
     "efficient": "_scaled_dot_product_efficient_attention",
@@ -66,7 +73,7 @@ class Attention(Technique):
         for component, module in target.modules().items():
             reason = unsupported_for(self.backend, component, module, target.machine)
             if reason is None and target.machine.is_cuda and target.has_data and self.backend in OF_PYTORCH:
-                reason = refused_by_pytorch(self.backend, component, module)
+                reason = refused_by_pytorch(self.backend, component, module, _device(target, module))
             if reason is not None:
                 return reason
         return None
@@ -136,6 +143,18 @@ class Attention(Technique):
             contexts={component: calls.inside for component, calls in led.items()},
             evidence=evidence,
             refuted=refuted,
+        )
+
+    def script(self, target: Target) -> Script | None:
+        if self.backend not in OF_PYTORCH:
+            return None
+        lines = ["# Around these alone: fused kernels refuse text masks, and heads as large as a VAE's."]
+        for component, module in target.modules().items():
+            if head_sizes(working_part(component, module)):
+                forward = f"{target.path(component)}{'.decoder' if component == 'vae' else ''}.forward"
+                lines.append(f"{forward} = sdpa_kernel(SDPBackend.{_BACKENDS[self.backend]})({forward})")
+        return Script(
+            imports=("torch.nn.attention:SDPBackend", "torch.nn.attention:sdpa_kernel"), lines=tuple(lines)
         )
 
 

@@ -118,7 +118,7 @@ def unsupported_for(backend: str, component: Component, module: Any, machine: Ma
     return None
 
 
-def refused_by_pytorch(backend: str, component: Component, module: Any) -> str | None:
+def refused_by_pytorch(backend: str, component: Component, module: Any, device: Any) -> str | None:
     """Why PyTorch's dispatcher does not run one of its own kernels for the component's dtype and heads, or None.
 
     Asked of the device with a small call, since the rules differ between its versions and cuDNN's.
@@ -129,7 +129,7 @@ def refused_by_pytorch(backend: str, component: Component, module: Any) -> str |
     from torch.nn.attention import sdpa_kernel
 
     for size in sorted(head_sizes(module)):
-        query = torch.zeros(1, 2, 256, size, dtype=module.dtype, device=module.device)
+        query = torch.zeros(1, 2, 256, size, dtype=module.dtype, device=device)
         with warnings.catch_warnings(), torch.inference_mode(), sdpa_kernel(sdp_backend(backend)):
             warnings.simplefilter("ignore")  # the dispatcher explains itself in several
             try:

@@ -10,9 +10,10 @@ Source: PyTorch tutorial "Channels Last Memory Format in PyTorch".
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique
 
 
@@ -34,11 +35,27 @@ class ChannelsLast(Technique):
 
         changed: dict[str, int | float | str] = {}
         for component, module in target.modules().items():
-            before = [p for p in module.parameters() if p.dim() == 4 and p.shape[1] > 1]
-            num = sum(1 for p in before if not p.is_contiguous(memory_format=torch.channels_last))
-            if num:
+            if num := _num_to_convert(module):
                 module.to(memory_format=torch.channels_last)
                 changed[f"{component}.converted_convolutions"] = num
         if not changed:
             raise NoEffect("no convolution left to convert")
         return Effect(changed=changed)
+
+    def script(self, target: Target) -> Script:
+        return Script(
+            imports=("torch",),
+            lines=tuple(
+                f"{target.path(component)}.to(memory_format=torch.channels_last)"
+                for component, module in target.modules().items()
+                if _num_to_convert(module)
+            ),
+        )
+
+
+def _num_to_convert(module: Any) -> int:
+    """How many convolutions have weights in another order."""
+    import torch
+
+    weights = [p for p in module.parameters() if p.dim() == 4 and p.shape[1] > 1]
+    return sum(1 for p in weights if not p.is_contiguous(memory_format=torch.channels_last))

@@ -25,6 +25,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect, Unsupported
+from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import (
     COMPONENTS,
     Component,
@@ -124,6 +125,30 @@ class Compile(Technique):
             evidence=graphs_compiled,
         )
 
+    def script(self, target: Target) -> Script | None:
+        graphs = self.mode in {"reduce-overhead", "max-autotune"} and target.machine.is_cuda
+        if graphs and target.components != ("denoiser",):
+            return None  # what others return is no plain tuple of tensors
+        if self.dynamic:
+            return None  # made of a square picture, the code would serve squares only: see `_sizes_apart`
+        given = {} if self.backend == "inductor" else {"backend": literal(self.backend)}
+        given |= {} if self.mode == "default" else {"mode": literal(self.mode)}
+        lines: list[str] = []
+        for component in target.modules():
+            if self.blocks == "repeated":
+                lines += written_call(
+                    f"{target.path(component)}.compile_repeated_blocks", **given
+                ).splitlines()
+                continue
+            # A pipeline calls vae.decode, never vae.forward.
+            path = f"{target.path(component)}{'.decoder' if component == 'vae' else ''}.forward"
+            if graphs:
+                lines += written_call("compiled = torch.compile", path, **given).splitlines()
+                lines += [*_CLONES, f"{path} = forward_with_own_outputs"]
+            else:
+                lines += written_call(f"{path} = torch.compile", path, **given).splitlines()
+        return Script(imports=("torch",), lines=tuple(lines))
+
 
 def _sizes_apart() -> Any:
     """Code that is made of a square picture would else take height and width for one number, and serve squares only."""
@@ -146,6 +171,16 @@ def _num_repeated(module: Any) -> int:
     if not found:
         raise Unsupported(f"compile: none of the repeated blocks ({', '.join(kinds)}) is in this model")
     return found
+
+
+# As `_own_outputs`, for denoisers, which pipelines ask for a tuple.
+_CLONES = (
+    "# A CUDA graph writes its outputs to the same memory at each replay, and some schedulers keep",
+    "# earlier ones.",
+    "def forward_with_own_outputs(*args, **kwargs):",
+    "    torch.compiler.cudagraph_mark_step_begin()",
+    "    return tuple(output.clone() for output in compiled(*args, **kwargs))",
+)
 
 
 def _own_outputs(compiled: Any) -> Any:

@@ -19,6 +19,7 @@ def describe(technique: type[Technique], machine: Machine | None) -> dict[str, A
         "stage": technique.stage.name.lower(),
         "owns": technique.owns,
         "same_picture": technique.same_picture,
+        "has_script": technique.script is not Technique.script,
         "knobs": knobs,
         "targets": list(technique.targetable),
         "default_targets": list(technique.default_targets),

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script, literal
 from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
 
 
@@ -52,6 +53,67 @@ class Dtype(Technique):
         _cast_where_components_meet(target.pipe, target)
         return Effect(changed=changed)
 
+    def script(self, target: Target) -> Script:
+        dtype = {"fp32": "torch.float32", "fp16": "torch.float16", "bf16": "torch.bfloat16"}[self.dtype]
+        before = _dtypes(target)
+        modules = {c: module for c, module in target.modules().items() if before[c] != {dtype}}
+        is_whole = set(modules) == set(before)
+        lines = [f"pipe.to({dtype})"] if is_whole else [f"{target.path(c)}.to({dtype})" for c in modules]
+        lines.insert(0, "# diffusers may warn here of modules that should stay in fp32, and name none.")
+        for component, module in modules.items() if self.dtype == "fp16" else ():
+            if delicate := _delicate_parts(module):
+                names = sorted({name.rsplit(".", 1)[-1] for name, _ in delicate})
+                lines += [
+                    "# They overflow in fp16.",
+                    f"for name, layer in {target.path(component)}.named_modules():",
+                    f'    if name.rsplit(".", 1)[-1] in {literal(names)}:',
+                    "        layer.float()",
+                ]
+        after = before | {component: {dtype} for component in modules}
+        if _meet(after) and not _meet(before):
+            lines += [line.format(denoiser=target.path("denoiser")) for line in _CASTS]
+        return Script(imports=("torch",), lines=tuple(lines))
+
+
+# As `_cast_where_components_meet`.
+_CASTS = (
+    "",
+    "",
+    "# Components of different precision: what enters one is cast to its own. Timesteps, which are",
+    "# scalars, stay as they are.",
+    "def cast_inputs(module, args, kwargs):",
+    "    def cast(value):",
+    "        if isinstance(value, dict):",
+    "            return {{key: cast(item) for key, item in value.items()}}",
+    "        is_input = torch.is_tensor(value) and value.is_floating_point() and value.dim() > 1",
+    "        return value.to(module.dtype) if is_input else value",
+    "",
+    "    return tuple(cast(value) for value in args), cast(kwargs)",
+    "",
+    "",
+    "{denoiser}.register_forward_pre_hook(cast_inputs, with_kwargs=True)",
+    "decode = pipe.vae.decode",
+    "pipe.vae.decode = lambda z, *args, **kwargs: decode(z.to(pipe.vae.dtype), *args, **kwargs)",
+)
+
+
+def _dtypes(target: Target) -> dict[Component, set[str]]:
+    """The floating dtypes of every component's parameters, as a script writes them."""
+    modules = {component: target.module(component) for component in COMPONENTS}
+    return {
+        component: {str(p.dtype) for p in module.parameters() if p.is_floating_point()}
+        for component, module in modules.items()
+        if module is not None
+    }
+
+
+def _meet(dtypes: dict[Component, set[str]]) -> bool:
+    """Whether components of different precision hand tensors to each other.
+
+    A part that is kept in fp32 within another precision casts by itself.
+    """
+    return len({frozenset(kinds - {"torch.float32"}) for kinds in dtypes.values()}) > 1
+
 
 def _convert(module: Any, dtype: Any) -> None:
     """Convert all but the parts that overflow in fp16 by their authors' own word (T5's output projections)."""
@@ -60,10 +122,14 @@ def _convert(module: Any, dtype: Any) -> None:
     # Past diffusers' own `to`, which warns of such parts even where there are none.
     torch.nn.Module.to(module, dtype)
     if dtype == torch.float16:
-        delicate = getattr(module, "_keep_in_fp32_modules", None) or ()
-        for name, part in module.named_modules():
-            if name.rsplit(".", 1)[-1] in delicate:
-                torch.nn.Module.to(part, torch.float32)
+        for _, part in _delicate_parts(module):
+            torch.nn.Module.to(part, torch.float32)
+
+
+def _delicate_parts(module: Any) -> list[tuple[str, Any]]:
+    """Parts of a module, by name, that overflow in fp16 by their authors' own word."""
+    delicate = getattr(module, "_keep_in_fp32_modules", None) or ()
+    return [(name, part) for name, part in module.named_modules() if name.rsplit(".", 1)[-1] in delicate]
 
 
 def _cast_where_components_meet(pipe: Any, target: Target) -> None:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script, literal
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
 
 _DEFAULT_THRESHOLD = 0.05
@@ -121,6 +122,15 @@ class FirstBlockCache(Technique):
             else {"denoiser": lambda: denoiser.cache_context("cond")},
             evidence=evidence,
             refuted=refuted,
+        )
+
+    def script(self, target: Target) -> Script | None:
+        if self.hits is not None or not _names_its_context(target.pipe):
+            return None
+        config = f"FirstBlockCacheConfig(threshold={literal(self.threshold)})"
+        return Script(
+            imports=("diffusers:FirstBlockCacheConfig",),
+            lines=(f"{target.path('denoiser')}.enable_cache({config})",),
         )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique
 
 _REPLACED = {
@@ -77,6 +78,19 @@ class FuseQkv(Technique):
                 raise NoEffect("the projections are fused already", already_so=True)
             raise NoEffect(f"no attention with separate projections in {', '.join(target.components)}")
         return Effect(changed=changed)
+
+    def script(self, target: Target) -> Script:
+        separate = [
+            component
+            for component, module in target.modules().items()
+            if any(not _is_fused(attention) for attention in _attentions(module))
+        ]
+        return Script(
+            lines=(
+                "# The separate weights stay beside the fused ones; vivace drops them to save their memory.",
+                *(f"{target.path(component)}.fuse_qkv_projections()" for component in separate),
+            )
+        )
 
 
 def _attentions(module: Any) -> list[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script
 from vivace.spec.technique import Effect, Stage, Target, Technique, knob
 
 
@@ -33,3 +34,6 @@ class Guidance(Technique):
         if before is not None:
             changed["guidance_scale_before"] = before
         return Effect(changed=changed, call={"guidance_scale": self.scale})
+
+    def script(self, target: Target) -> Script:
+        return Script(call={"guidance_scale": self.scale})

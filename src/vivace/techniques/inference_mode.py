@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from vivace.spec.script import Script
 from vivace.spec.technique import Effect, Stage, Target, Technique
 
 
@@ -57,3 +58,6 @@ class InferenceMode(Technique):
             evidence=lambda: dict(seen),
             refuted=refuted,
         )
+
+    def script(self, target: Target) -> Script:
+        return Script(imports=("torch",), around="torch.inference_mode()")

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique
 
 
@@ -81,6 +82,22 @@ class LayerwiseCasting(Technique):
             return f"nothing of {', '.join(lost)} is stored in fp8 any more" if lost else None
 
         return Effect(changed=changed, evidence=evidence, refuted=refuted)
+
+    def script(self, target: Target) -> Script:
+        import torch
+
+        lines = ["# Embeddings stay as they are: pipelines make the latents of a text encoder's dtype."]
+        for component, module in target.modules().items():
+            if not _num_stored(module, torch.float8_e4m3fn):
+                lines += written_call(
+                    "apply_layerwise_casting",
+                    target.path(component),
+                    storage_dtype="torch.float8_e4m3fn",
+                    compute_dtype=str(module.dtype),
+                    skip_modules_pattern=literal(tuple(dict.fromkeys(_kept(module)))),
+                    skip_modules_classes="(torch.nn.Embedding,)",
+                ).splitlines()
+        return Script(imports=("torch", "diffusers.hooks:apply_layerwise_casting"), lines=tuple(lines))
 
 
 def _kept(module: Any) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import COMPONENTS, Effect, Stage, Target, Technique, component_of, knob
 
 
@@ -95,6 +96,18 @@ class Offload(Technique):
             evidence=evidence,
             refuted=refuted,
         )
+
+    def script(self, target: Target) -> Script:
+        if self.mode != "group":
+            return Script(lines=(f"pipe.enable_{self.mode}_cpu_offload()",), places_weights=True)
+        enable = written_call(
+            "pipe.enable_group_offload",
+            'torch.device("cuda")',
+            'torch.device("cpu")',
+            offload_type='"leaf_level"',
+            use_stream=literal(self.stream),
+        )
+        return Script(imports=("torch",), lines=tuple(enable.splitlines()), places_weights=True)
 
 
 def _parts(pipe: Any) -> dict[str, Any]:

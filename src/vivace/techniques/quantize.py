@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Self, cast
 from pydantic import model_validator
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script, written_call
 from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
 from vivace.techniques.quantization import SCHEMES, Scheme, backends_of, schemes_of
 from vivace.techniques.quantization.calibration import Scales, scales_of
@@ -37,6 +38,7 @@ from vivace.techniques.quantization.layers import (
     Choice,
     briefly,
     briefly_why,
+    bring,
     choose,
     is_named,
     layers_of,
@@ -140,12 +142,12 @@ class Quantize(Technique):
                 scale = None if scales is None else scales.of[f"{component}.{name}"]
                 layer = module.get_submodule(name)
                 if target.waits:  # each layer is brought alone, so that the GPU never holds the whole
-                    layer.to(target.machine.device)
+                    bring(layer, target.machine.device)
                 put(module, name, scheme.change(layer, replace(settings, scale=scale)))
                 if target.waits:
-                    module.get_submodule(name).to(target.home)
+                    bring(module.get_submodule(name), target.home)
             if target.waits and target.home != "cpu":
-                module.to(target.home)
+                bring(module, target.home)
             if choice.taken:
                 changed[f"{component}.quantized_layers"] = len(choice.taken)
                 changed[f"{component}.layers_left_alone"] = len(choice.kept)
@@ -210,6 +212,38 @@ class Quantize(Technique):
         return Settings(
             target.machine, target.has_data, self.granularity, self.convolutions, self.double_quantization
         )
+
+    def script(self, target: Target) -> Script | None:
+        is_plain = self == Quantize(scheme=self.scheme)
+        # On a GPU torchao's int4 is packed layer by layer, with layers left alone that it would refuse.
+        is_packed = self.scheme == "int4" and target.machine.is_cuda
+        if self.scheme not in _WRITTEN or not is_plain or is_packed:
+            return None
+        imports, config, filter_fn = _WRITTEN[self.scheme]
+        calls = [
+            written_call("quantize_", target.path(component), config, **filter_fn)
+            for component, module in target.modules().items()
+        ]
+        lines = [line for call in calls for line in call.splitlines()]
+        return Script(imports=("torchao.quantization:quantize_", *imports), lines=tuple(lines))
+
+
+# By scheme: what is imported, and the arguments of torchao's `quantize_`.
+_WRITTEN: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
+    "int8": (
+        ("torchao.quantization:Int8WeightOnlyConfig",),
+        "Int8WeightOnlyConfig(set_inductor_config=False)",
+        {},
+    ),
+    "int4": (
+        ("torch", "torchao.quantization:IntxWeightOnlyConfig", "torchao.quantization:PerGroup"),
+        "IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))",
+        {
+            "filter_fn": "lambda layer, name: isinstance(layer, torch.nn.Linear) and "
+            "layer.in_features % 32 == 0"
+        },
+    ),
+}
 
 
 def _casts_its_vae(target: Target) -> bool:

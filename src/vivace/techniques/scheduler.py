@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import Effect, Stage, Target, Technique, knob
 
 _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -82,22 +83,38 @@ class Scheduler(Technique):
     def apply(self, target: Target) -> Effect:
         import diffusers
 
+        before = target.pipe.scheduler
+        class_name, overrides = self._chosen(before)
+        after = getattr(diffusers, class_name).from_config(before.config, **overrides)
+        if type(after) is type(before) and all(before.config.get(k) == v for k, v in overrides.items()):
+            raise NoEffect(f"{class_name} with these settings is the model's own scheduler", already_so=True)
+        target.pipe.scheduler = after
+        return Effect(changed={"scheduler_before": type(before).__name__, "scheduler": class_name})
+
+    def script(self, target: Target) -> Script:
+        class_name, overrides = self._chosen(target.pipe.scheduler)
+        given = {name: literal(value) for name, value in overrides.items()}
+        made = written_call(f"pipe.scheduler = {class_name}.from_config", "pipe.scheduler.config", **given)
+        lines = made.splitlines()
+        if overrides.get("clip_sample") is False:
+            lines.insert(
+                0, "# Without clip_sample=False it would clip latents to -1..1, as if they were pixels."
+            )
+        return Script(imports=(f"diffusers:{class_name}",), lines=tuple(lines))
+
+    def _chosen(self, before: Any) -> tuple[str, dict[str, Any]]:
+        """The class, and in what it differs from the configuration of the scheduler that is there."""
         class_name, overrides = _CLASSES[self.sampler]
         overrides = dict(overrides)
         if self.karras:
             overrides["use_karras_sigmas"] = True
         if self.spacing != "as_published":
             overrides["timestep_spacing"] = self.spacing
-        before = target.pipe.scheduler
         # DDIM, DDPM and LCM clip the predicted picture to -1..1 unless told otherwise. Pixels fit in there, latents
         # do not, and a scheduler whose class knows no clipping has no say in its configuration.
         if "clip_sample" in _parameters(class_name) and "clip_sample" not in before.config:
             overrides["clip_sample"] = False
-        after = getattr(diffusers, class_name).from_config(before.config, **overrides)
-        if type(after) is type(before) and all(before.config.get(k) == v for k, v in overrides.items()):
-            raise NoEffect(f"{class_name} with these settings is the model's own scheduler", already_so=True)
-        target.pipe.scheduler = after
-        return Effect(changed={"scheduler_before": type(before).__name__, "scheduler": class_name})
+        return class_name, overrides
 
 
 def _parameters(class_name: str) -> set[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script
 from vivace.spec.technique import Effect, Stage, Target, Technique, knob
 
 
@@ -33,3 +34,6 @@ class Steps(Technique):
         if before is not None:
             changed["num_inference_steps_before"] = before
         return Effect(changed=changed, call={"num_inference_steps": self.steps})
+
+    def script(self, target: Target) -> Script:
+        return Script(call={"num_inference_steps": self.steps})

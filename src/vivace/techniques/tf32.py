@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script
 from vivace.spec.technique import COMPONENTS, Effect, Stage, Target, Technique, component_of
 
 
@@ -54,6 +55,16 @@ class Tf32(Technique):
 
         target.module("denoiser").register_forward_pre_hook(look)
         return Effect(changed=changed, around=_allowed, evidence=lambda: dict(seen))
+
+    def script(self, target: Target) -> Script:
+        return Script(
+            imports=("torch",),
+            lines=(
+                "# For the whole process.",
+                "torch.backends.cuda.matmul.allow_tf32 = True",
+                "torch.backends.cudnn.allow_tf32 = True",
+            ),
+        )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script, written_call
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique
 
 
@@ -45,3 +46,11 @@ class TinyVae(Technique):
                 "vae.parameters": sum(p.numel() for p in tiny.parameters()),
             }
         )
+
+    def script(self, target: Target) -> Script:
+        made = written_call(
+            "pipe.vae = AutoencoderTiny.from_pretrained",
+            *target.tiny_vae_arguments,
+            dtype=str(target.module("vae").dtype),
+        )
+        return Script(imports=("torch", "diffusers:AutoencoderTiny"), lines=tuple(made.splitlines()))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique
 
 
@@ -59,3 +60,6 @@ class VaeSlicing(Technique):
             return None
 
         return Effect(changed={"vae.slicing": "on"}, evidence=lambda: dict(seen), refuted=refuted)
+
+    def script(self, target: Target) -> Script:
+        return Script(lines=("pipe.vae.enable_slicing()",))

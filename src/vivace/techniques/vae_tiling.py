@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
+from vivace.spec.script import Script, literal
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
 
 
@@ -93,6 +94,17 @@ class VaeTiling(Technique):
             evidence=lambda: dict(seen),
             refuted=refuted,
         )
+
+    def script(self, target: Target) -> Script:
+        lines = ["pipe.vae.enable_tiling()"]
+        if self.tile is not None or self.overlap is not None:
+            tile, overlap, scale = self._sizes(target.module("vae"))
+            lines += [
+                f"pipe.vae.tile_sample_min_size = {tile}  # pixels",
+                f"pipe.vae.tile_latent_min_size = {tile // scale}  # the same in cells of the latents",
+                f"pipe.vae.tile_overlap_factor = {literal(overlap)}",
+            ]
+        return Script(lines=tuple(lines))
 
     def _sizes(self, vae: Any) -> tuple[int, float, int]:
         """A tile's side in pixels, the share of it that overlaps, and the pixels of one cell of the latents."""

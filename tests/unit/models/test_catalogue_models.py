@@ -1,5 +1,7 @@
 """Every catalogue entry on a hub, its pipeline in miniature: from its pinned commits, with its own way of drawing."""
 
+import importlib.util
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import vivace
@@ -18,6 +21,9 @@ from vivace.errors import Unsupported
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models import Hub as Origin
 from vivace.models.entry import Part
+from vivace.runtime.script import write_script
+from vivace.runtime.session import open_session
+from vivace.techniques.resolve import resolve
 
 NAMES = [entry.name for entry in CATALOGUE.values() if isinstance(entry.origin, Origin)]
 LAYER = "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"
@@ -226,3 +232,33 @@ def test_a_gated_entry(served: Hub) -> None:
     served.repositories["black-forest-labs/FLUX.1-dev"].refuse = (401, "GatedRepo")
     with pytest.raises(Unsupported, match=r"FLUX\.1-dev is gated: ask for access at .*, then log in"):
         find_model("flux-dev")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_of_it_draws_the_same(
+    name: str, served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = origin_of(name)
+    if origin.lora is not None and importlib.util.find_spec("peft") is None:
+        pytest.skip("diffusers merges LoRAs with peft, which is not installed")
+    found = prepare(name, ["baseline"]).found
+    recipe = resolve("baseline" if origin.tiny_vae is None else "tiny_vae")
+    call = {"height": 32, "width": 32, "num_inference_steps": 2}
+    session = open_session(found, recipe, "cpu", call)
+    drawn = np.asarray(session("a red circle", generator=torch.Generator().manual_seed(0)).images[0])
+    text = write_script(found, recipe, "cpu", prompt="a red circle", call=call).text
+    assert "import vivace" not in text
+    assert str(served.url) not in text
+    assert str(tmp_path) not in text, "nothing of this machine"
+    (tmp_path / "draw.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    served.asked.clear()
+    runpy.run_path("draw.py")
+    with Image.open("picture.png") as picture:
+        assert np.array_equal(np.asarray(picture), drawn), np.abs(
+            np.asarray(picture).astype(int) - drawn
+        ).max()
+    commits = {
+        str(part.revision) for part in (origin, *origin.parts.values(), origin.lora, origin.tiny_vae) if part
+    }
+    assert {commit for commit in commits if commit in text} == commits

@@ -1,6 +1,7 @@
 """Whole models in one .safetensors file, in their authors' layout."""
 
 import re
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
+from PIL import Image
 from safetensors.torch import save_file
 
 import vivace
@@ -20,6 +22,9 @@ from vivace.benchmark.prepare import prepare
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.single_file import contents_of
+from vivace.runtime.script import write_script
+from vivace.runtime.session import open_session
+from vivace.techniques.resolve import resolve
 
 
 def draw(model: str) -> np.ndarray:
@@ -45,6 +50,23 @@ def served(client: Hub, folder: Path) -> Hub:
     revision = str(CATALOGUE["sd15"].origin.revision)  # type: ignore[union-attr]
     client.repositories["stable-diffusion-v1-5/stable-diffusion-v1-5"] = Repository({revision: folder})
     return client
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_script_of_it_draws_the_same(
+    served: Hub, pipe: Any, folder: Path, tmp_path: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(save_sd15(pipe, (folder if beside else tmp_path) / "model.safetensors"))
+    found, call = prepare(file, ["baseline"]).found, {"height": 64, "width": 64, "num_inference_steps": 2}
+    text = write_script(found, resolve("baseline"), "cpu", prompt="a red circle", call=call).text
+    assert "vivace" not in text
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "draw.py").write_text(text)
+    runpy.run_path("draw.py")
+    session = open_session(found, resolve("baseline"), "cpu", call)
+    drawn = session("a red circle", generator=torch.Generator().manual_seed(0)).images[0]
+    with Image.open("picture.png") as picture:
+        assert np.array_equal(np.asarray(picture), np.asarray(drawn))
 
 
 def test_it_draws_what_the_folder_draws(served: Hub, pipe: Any, folder: Path, tmp_path: Path) -> None:

@@ -107,3 +107,23 @@ def briefly_why(kept: dict[str, str]) -> list[str]:
     for name, reason in kept.items():
         by_reason.setdefault(reason, []).append(name)
     return [f"{name}: {reason}" for reason, names in by_reason.items() for name in briefly(names)]
+
+
+def bring(module: Any, device: Any) -> None:
+    """Move what is not on the device yet. `Module.to` would touch every weight, and some quantised ones are widened by
+    that, even where they are (torchao's NF4)."""
+    import torch
+
+    kind = torch.device(device).type
+    made: dict[int, tuple[Any, Any]] = {}  # what two modules share, they go on sharing
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            for name, old in held.items():
+                if old is None or old.device.type == kind:
+                    continue
+                if id(old) not in made:
+                    new = old.to(device)
+                    if isinstance(old, torch.nn.Parameter):
+                        new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
+                    made[id(old)] = (old, new)
+                held[name] = made[id(old)][1]

@@ -1,0 +1,57 @@
+"""Exported scripts beside vivace itself: written, run, checked. For tests on a CPU."""
+
+import contextlib
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vivace.models import find_model
+from vivace.runtime.script import Written, write_script
+from vivace.runtime.session import open_session
+from vivace.techniques.resolve import resolve
+
+PROMPT = "a red circle above a blue square"
+CALL = {"height": 64, "width": 64, "num_inference_steps": 4}
+
+
+def write(model: str, recipe: str, **given: Any) -> Written:
+    call = given.pop("call", CALL)
+    return write_script(
+        find_model(model), resolve(recipe), "cpu", prompt=PROMPT, seed=3, call=call, threads=1, **given
+    )
+
+
+def run(text: str, folder: Path) -> np.ndarray:
+    """The picture that a script saves, run in this process: a new one takes seconds to import."""
+    path = folder / f"draw_{len(list(folder.iterdir()))}.py"
+    path.write_text(text)
+    with contextlib.chdir(folder):
+        runpy.run_path(str(path))
+    with Image.open(folder / "picture.png") as picture:
+        return np.asarray(picture)
+
+
+def with_vivace(model: str, recipe: str, call: dict[str, Any] = CALL) -> np.ndarray:
+    torch.set_num_threads(1)
+    session = open_session(find_model(model), resolve(recipe), "cpu", call)
+    return np.asarray(session(PROMPT, generator=torch.Generator().manual_seed(3)).images[0])
+
+
+def check(folder: Path) -> None:
+    """Nothing that ruff would complain of or lay out otherwise."""
+    for command in (
+        ["check", "--select", "E,F,W,I,N,UP,B,SIM,RUF,C4,PIE"],
+        ["format", "--check", "--diff"],
+    ):
+        options = ["--isolated", "--line-length", "110", "--config", 'src=["nowhere"]']
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, *options, str(folder)],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,100 @@
+"""vivace export: a script in a file or on the terminal, one message for what goes wrong."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from vivace.cli import main
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["vivace", "export", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_file(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--recipe",
+        "steps:5",
+        "--prompt",
+        "a star",
+        "--seed",
+        "7",
+        "--height",
+        "64",
+        "--threads",
+        "2",
+    ]
+    assert run(monkeypatch, *arguments, "--device", "cpu", "-o", "new/draw.py") == 0
+    out, err = capfd.readouterr()
+    assert out == "wrote new/draw.py; it draws picture.png: python new/draw.py\n"
+    assert err == "loading tiny-sd\n"
+    text = Path("new/draw.py").read_text()
+    compile(text, "draw.py", "exec")
+    assert "\nRecipe: steps(5)\nWritten by vivace 0." in text
+    assert "torch.set_num_threads(2)" in text
+    for argument in ('"a star"', "num_inference_steps=5", "height=64", "width=128", "manual_seed(7)"):
+        assert argument in text
+
+
+def test_on_the_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--recipe", "cfg_cutoff:0.4+fp32", "--device", "cpu") == 0
+    out, err = capfd.readouterr()
+    compile(out, "draw.py", "exec")
+    assert "note: dtype: every targeted component is fp32 already\n" in err
+    assert "note: the script needs vivace: no public calls do cfg_cutoff(0.4)\n" in err
+
+
+def test_nothing_is_overwritten_unless_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("draw.py").write_text("mine")
+    assert run(monkeypatch, "-o", "draw.py", "--device", "cpu") == 3
+    out, err = capfd.readouterr()
+    assert err == (
+        "vivace: draw.py is there already, and was not changed; give a new name, or --force to replace it\n"
+    ), "said before the model is loaded"
+    assert out == ""
+    assert Path("draw.py").read_text() == "mine"
+    assert run(monkeypatch, "-o", "draw.py", "--device", "cpu", "--force") == 0
+    assert Path("draw.py").read_text().startswith('"""Draw a picture with tiny-sd.')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--model", "tiny-ds"), 2, "no model 'tiny-ds'; did you mean 'tiny-sd'?"),
+        (
+            ("--model", "synthetic:flux-dev"),
+            2,
+            "random weights, which nothing but vivace makes; export flux-dev",
+        ),
+        (("--recipe", "steps:0"), 2, "steps must be a whole number, at least 1"),
+        (("--recipe", "tf32", "--device", "cpu"), 3, "tf32: TF32 is a mode of NVIDIA's tensor cores"),
+        (("--recipe", "fp32", "--device", "cpu"), 3, "dtype: every targeted component is fp32 already"),
+        (("--height", "100"), 2, "--height 100: tiny-sd draws multiples of 32"),
+        (("-o", "/proc/nowhere/draw.py", "--device", "cpu"), 3, "/proc/nowhere/draw.py cannot be written"),
+        (("-o", ".", "--force", "--device", "cpu"), 3, "cannot be written"),
+    ],
+)
+def test_one_clear_message(
+    arguments: tuple[str, ...],
+    code: int,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, *arguments) == code
+    out, err = capfd.readouterr()
+    assert says in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert not list(Path().iterdir())

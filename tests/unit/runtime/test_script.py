@@ -1,0 +1,281 @@
+"""Exported scripts draw what vivace draws, byte for byte, and read as if somebody had written them."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.composition.recipes import MODELS, plain
+from tests.exported import CALL, PROMPT, check, run, with_vivace, write
+from vivace import runtime, techniques
+from vivace.errors import NoEffect, Unsupported, UsageError
+from vivace.models import find_model, load_pipeline
+from vivace.models.export import export
+from vivace.runtime.script import write_script
+from vivace.runtime.session import open_session
+from vivace.spec.technique import Machine
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.resolve import resolve
+
+ROOT = Path(__file__).parents[3]
+COMPOSED = {
+    "tiny-sd": [
+        "tiny_vae+bf16+channels_last+scheduler(dpmpp_2m, karras=True)+steps(5)+guidance(3)",
+        "bf16@denoiser+int8+attention(math)+inference_mode",
+        "bf16@denoiser,text_encoder+channels_last@vae",
+        "fuse_qkv+int4@denoiser,text_encoder+channels_last",
+        "bf16+scheduler(ddim, spacing=trailing)+vae_tiling(64, overlap=0.5)",
+        "tiny_vae+cfg_cutoff(0.5)+bf16+scheduler(pndm)+prompt_cache+inference_mode+guidance(5)",
+        "layerwise_casting@denoiser,text_encoder+bf16",
+    ],
+    "tiny-flux": [
+        "tiny_vae+bf16+int8@denoiser,text_encoder_2+attention(math)",
+        "bf16@text_encoder_2+fuse_qkv+first_block_cache(0.2)+steps(6)",
+        "fuse_qkv+first_block_cache(hits=0.4)+attention(math)+prompt_cache+scheduler(flow_euler, karras=True)",
+        "layerwise_casting@denoiser,text_encoder_2+vae_tiling(64)+inference_mode",
+    ],
+    "tiny-flux-schnell": ["baseline", "tiny_vae+bf16+steps(3)+prompt_cache"],
+}
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder whose scripts are all checked in the end, at once: starting ruff takes longer than the check."""
+    folder = tmp_path_factory.mktemp("scripts")
+    yield folder
+    check(folder)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", sorted(TECHNIQUES))
+def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
+    recipe = plain(name, model)
+    try:
+        drawn = with_vivace(model, recipe)
+    except (NoEffect, Unsupported) as error:
+        with pytest.raises(type(error), match=re.escape(str(error))):
+            write(model, recipe)
+        return
+    written = write(model, recipe)
+    assert np.array_equal(run(written.text, scripts), drawn)
+    assert f"Recipe: {resolve(recipe).text}\n" in written.text
+    assert ("import vivace" in written.text) is bool(written.own)
+
+
+@pytest.mark.parametrize(("model", "recipe"), [(model, r) for model in COMPOSED for r in COMPOSED[model]])
+def test_compositions(model: str, recipe: str, scripts: Path) -> None:
+    written = write(model, recipe)
+    assert np.array_equal(run(written.text, scripts), with_vivace(model, recipe))
+
+
+def test_a_script_is_what_somebody_would_have_written() -> None:
+    written = write("tiny-sd", "tiny_vae+scheduler(dpmpp_2m)+steps(20)", about=["For a test."])
+    assert written.own == []
+    assert written.text == (
+        '''"""Draw a picture with tiny-sd.
+
+Recipe: tiny_vae+scheduler(dpmpp_2m)+steps(20)
+For a test.
+"""
+
+import torch
+from diffusers import AutoencoderTiny, DiffusionPipeline, DPMSolverMultistepScheduler
+from vivace.models.find import WEIGHTS
+
+torch.set_num_threads(1)  # a picture's last bits depend on it
+
+# These weights ship with vivace. To do without it, write them as a folder of their own:
+# vivace models --export tiny-sd DIR
+pipe = DiffusionPipeline.from_pretrained(
+    WEIGHTS / "tiny-sd",
+    dtype=torch.float32,
+    use_safetensors=True,
+)
+
+# tiny_vae: a small distilled VAE decoder
+pipe.vae = AutoencoderTiny.from_pretrained(
+    WEIGHTS / "tiny-sd-tiny-vae",
+    dtype=torch.float32,
+)
+
+# scheduler(dpmpp_2m): another sampler
+pipe.scheduler = DPMSolverMultistepScheduler.from_config(
+    pipe.scheduler.config,
+    algorithm_type="dpmsolver++",
+)
+
+image = pipe(
+    "a red circle above a blue square",
+    num_inference_steps=20,
+    guidance_scale=4.0,
+    height=64,
+    width=64,
+    generator=torch.Generator("cpu").manual_seed(3),
+).images[0]
+image.save("picture.png")
+'''
+    )
+
+
+def test_what_is_vivace_s_own_goes_through_one_session_with_what_stands_between() -> None:
+    """Order matters: attention is chosen around what the cache has changed."""
+    written = write("tiny-flux", "fuse_qkv+first_block_cache(hits=0.4)+attention(math)+prompt_cache+steps(5)")
+    assert written.own == ["first_block_cache(hits=0.4)", "prompt_cache"]
+    assert '"first_block_cache(hits=0.4)+attention(math)+prompt_cache"' in written.text
+    assert "import vivace\n" in written.text
+    assert "pipe.transformer.fuse_qkv_projections()" in written.text
+    assert "image = draw(" in written.text
+    assert "\nNeeds vivace: no public calls do first_block_cache(hits=0.4), prompt_cache.\n" in written.text
+    assert "import vivace\n" not in write("tiny-flux", "fuse_qkv+attention(math)+steps(5)").text
+
+
+def test_what_holds_already_is_left_out_and_said() -> None:
+    written = write("tiny-sd", "dtype(fp32)+steps(4)+channels_last")
+    assert "# dtype(fp32): every targeted component is fp32 already\n" in written.text
+    assert "# steps(4): 4 steps is the workload's own number\n" in written.text
+    assert written.warnings == [
+        "dtype: every targeted component is fp32 already",
+        "steps: 4 steps is the workload's own number",
+    ]
+
+
+def test_fp32_needs_no_care_for_its_noise() -> None:
+    assert "prepare_latents" not in write("tiny-sd", "channels_last").text
+    for recipe in ("bf16", "bf16@vae"):
+        text = write("tiny-sd", recipe).text
+        assert "\npipe.prepare_latents = prepare_in_fp32\n" in text
+        assert "\npipe.scheduler.step = step_in_fp32\n" in text
+
+
+def test_parts_that_overflow_in_fp16_stay_in_fp32() -> None:
+    """Of T5 its output projections. Drawing in fp16 takes a CPU half a minute, so the weights are compared."""
+    names: dict[str, Any] = {}
+    exec(write("tiny-flux", "tiny_vae+fp16").text.partition("\nimage = ")[0], names)  # noqa: S102
+    expected = open_session(find_model("tiny-flux"), resolve("tiny_vae+fp16"), "cpu").pipe
+    for part in ("transformer", "text_encoder", "text_encoder_2", "vae"):
+        ours, theirs = getattr(names["pipe"], part).state_dict(), getattr(expected, part).state_dict()
+        assert ours.keys() == theirs.keys()
+        assert all(ours[key].dtype == theirs[key].dtype for key in ours), part
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours), part
+    kinds = {parameter.dtype for parameter in names["pipe"].text_encoder_2.parameters()}
+    assert kinds == {torch.float16, torch.float32}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipes are applied as on an H200, but for what only CUDA can do; scripts are written, and cannot run."""
+
+    def load(found: Any, device: str, wait: bool) -> Any:
+        assert device == "cuda"
+        pipe = load_pipeline(found, "cpu")
+        for part in pipe.components.values():
+            if isinstance(part, torch.nn.Module):
+                torch.nn.Module.to(part, torch.float16)
+        return pipe
+
+    monkeypatch.setattr(runtime.script, "load_pipeline", load)
+    for place in (runtime.session, techniques.quantize):
+        monkeypatch.setattr(place, "bring", lambda module, device: None)
+    monkeypatch.setattr(
+        runtime.session, "this_machine", lambda device: Machine(device, "H200", (9, 0), "c++")
+    )
+    monkeypatch.setattr(techniques.offload, "_enable", lambda *args: None)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lines"),
+    [
+        ("baseline", ['pipe.to("cuda")', "    dtype=torch.float16,"]),
+        (
+            "tiny_vae+fp32+tf32",
+            ["torch.backends.cuda.matmul.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = True"],
+        ),
+        (
+            "compile(reduce-overhead)+attention(math)",
+            [
+                'compiled = torch.compile(pipe.unet.forward, mode="reduce-overhead")',
+                "    torch.compiler.cudagraph_mark_step_begin()",
+                "pipe.unet.forward = forward_with_own_outputs",
+            ],
+        ),
+        ("compile(max-autotune)@denoiser,vae", ["import vivace"]),
+        ("bf16+offload(sequential)", ["pipe.enable_sequential_cpu_offload()"]),
+        ("offload(group, stream=True)", ["pipe.enable_group_offload("]),
+        (
+            "cfg_cutoff(0.5)+offload(model)",
+            [
+                'pipe.to("cuda")',
+                'pipe.to("cpu", silence_dtype_warnings=True)',
+                "pipe.enable_model_cpu_offload()",
+            ],
+        ),
+    ],
+)
+def test_for_a_gpu(recipe: str, lines: list[str], gpu: None, tmp_path: Path) -> None:
+    text = write_script(find_model("tiny-sd"), resolve(recipe), "cuda", prompt=PROMPT).text
+    (tmp_path / "draw.py").write_text(text)
+    check(tmp_path)
+    compile(text, "draw.py", "exec")
+    written = text.splitlines()
+    assert [line for line in lines if line not in written] == []
+    assert "set_num_threads" not in text
+    moved = 'pipe.to("cuda")' in written
+    assert moved is ("offload" not in recipe or "cfg_cutoff" in recipe), (
+        "weights that wait need not fit at once"
+    )
+    if moved:
+        place = written.index('pipe.to("cuda")')
+        assert not [line for line in written[:place] if line.startswith("# dtype")]
+        assert [line for line in written[place:] if "AutoencoderTiny.from" in line] == [], (
+            "exchanged on the CPU"
+        )
+
+
+def test_a_folder_is_loaded_from_where_it_is(tmp_path: Path) -> None:
+    folder = export("tiny-flux-schnell", tmp_path / 'my "model"').folder
+    written = write(str(folder), "steps(2)")
+    assert "vivace" not in written.text
+    picture = run(written.text, tmp_path)
+    assert np.array_equal(
+        picture, with_vivace("tiny-flux-schnell", "steps(2)", CALL | {"guidance_scale": 3.5})
+    )
+
+
+@pytest.mark.parametrize("prompt", ['say "hello"', "it's", "back\\slash\n", '"""', "größer 🎨"])
+def test_any_prompt_is_written_as_it_is(prompt: str, tmp_path: Path) -> None:
+    text = write_script(find_model("tiny-sd"), resolve("baseline"), "cpu", prompt=prompt, call=CALL).text
+    (tmp_path / "draw.py").write_text(text, encoding="utf-8")
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    assert [ast.literal_eval(call.args[0]) for call in calls if ast.unparse(call.func) == "pipe"] == [prompt]
+    check(tmp_path)
+
+
+def test_random_weights_are_refused_with_advice() -> None:
+    with pytest.raises(UsageError, match=r"synthetic:sdxl has random weights.*export sdxl"):
+        write("synthetic:sdxl", "baseline")
+
+
+def test_alone_in_a_process_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "draw.py").write_text(write("tiny-sd", "tiny_vae+bf16@vae+steps(3)").text)
+    subprocess.run([sys.executable, "draw.py"], cwd=tmp_path, check=True, capture_output=True)
+    with Image.open(tmp_path / "picture.png") as picture:
+        assert np.array_equal(np.asarray(picture), with_vivace("tiny-sd", "tiny_vae+bf16@vae+steps(3)"))
+
+
+def test_the_docs_show_what_is_really_written() -> None:
+    page = (ROOT / "docs" / "export.md").read_text()
+    recipe = "tiny_vae+channels_last+scheduler(dpmpp_2m)+steps(20)"
+    assert f'vivace export --recipe "{recipe}" --device cpu -o draw.py' in page
+    shown = page.partition("```python\n")[2].partition("```")[0]
+    text = write_script(
+        find_model("tiny-sd"), resolve(recipe), "cpu", prompt=PROMPT, threads=1, about=["Written by"]
+    ).text
+    assert re.sub(r"Written by .*?\n\"", 'Written by\n"', shown, flags=re.DOTALL) == text
