@@ -96,9 +96,8 @@ def test_by_component(component: str, scheme: str) -> None:
     reference = draw(vivace.apply(pipe), num_inference_steps=8, height=128, width=128)
     made = vivace.apply(pipe, f"quantize({scheme})@{component}")
     effect = made.effects[f"quantize@{component}"]
-    assert set(effect) == {
-        f"{component}.{k}" for k in ("quantized_layers", "layers_left_alone", "weights_are")
-    }
+    counted = {f"{component}.{k}" for k in ("quantized_layers", "layers_left_alone", "weights_are")}
+    assert set(effect) == {*counted, "how"}
     assert not any(is_quantised(layer) for layer in linears(pipe.transformer).values())
     assert psnr(draw(made, num_inference_steps=8, height=128, width=128), reference) > 20
 
@@ -189,7 +188,7 @@ def test_a_run_that_widens_them_for_good_refutes_it() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fuse_qkv", "compile(backend=eager)", "inference_mode", "channels_last"])
-@pytest.mark.parametrize("scheme", ["int8_dynamic", "fp8", "fp8_weight", "nf4"])
+@pytest.mark.parametrize("scheme", ["int8_dynamic", "fp8", "nf4"])
 def test_it_composes(scheme: str, recipe: str) -> None:
     alone, both = session("sd", scheme), session("sd", f"{scheme}+{recipe}")
     # Fused rows have their own scales; one of the whole input is shared.

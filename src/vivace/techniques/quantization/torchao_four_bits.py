@@ -1,0 +1,131 @@
+"""torchao's schemes of four bits a weight."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vivace.techniques.quantization.held import held
+from vivace.techniques.quantization.scheme import Scheme, Settings
+from vivace.techniques.quantization.torchao_tensors import PACKAGE, not_a_multiple, quantize, with_weight
+
+_GROUP = 32  # weights that share a scale in unpacked int4
+_GROUPS_PACKED = (128, 64, 32)  # the largest that divides; those that tinygemm knows
+_TILE = 1024  # tinygemm pads the inputs of a layer to a multiple of this
+_NF4_BLOCK = 64
+_NF4_SCALES = 256  # scales that share a second scale
+_GEMM_GROUP = 128
+
+
+def _nf4(layer: Any, settings: Settings) -> Any:
+    from torchao.quantization import NF4Tensor
+
+    # torchao's default of 256 scales to a second one divides few real widths.
+    scales = math.gcd(layer.weight.numel() // _NF4_BLOCK, _NF4_SCALES)
+    return with_weight(layer, NF4Tensor.from_tensor(layer.weight.detach(), _NF4_BLOCK, scales))
+
+
+def _nf4_keeps(layer: Any, name: str, settings: Settings) -> str | None:
+    num = layer.weight.numel()
+    return None if num % _NF4_BLOCK == 0 else f"{num} weights are no multiple of {_NF4_BLOCK}"
+
+
+def is_packed(layer: Any, settings: Settings) -> bool:
+    """Whether int4 is stored two weights a byte: where PyTorch's int4 kernels run."""
+    import torch
+
+    return settings.machine.is_cuda and layer.weight.dtype == torch.bfloat16
+
+
+def _int4(layer: Any, settings: Settings) -> Any:
+    import torch
+    from torchao.quantization import Int4WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
+
+    if not is_packed(layer, settings):
+        return quantize(layer, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(_GROUP)))
+    group = _packed_group(layer)
+    if not settings.has_data:
+        packed, scales = _packed_shapes(layer)
+        return held(layer, (packed, torch.int32), (scales, torch.bfloat16), widens=False, multiple=_TILE)
+    config = Int4WeightOnlyConfig(
+        group_size=group, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
+    )
+    return quantize(layer, config)
+
+
+def _packed_group(layer: Any) -> int:
+    return next((size for size in _GROUPS_PACKED if layer.in_features % size == 0), 0)
+
+
+def _packed_shapes(layer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of the packed weights (int32) and of scales and zeros (bf16)."""
+    rows = -(-layer.out_features // 8) * 8
+    columns = -(-layer.in_features // _TILE) * _TILE
+    return (rows // 8, columns // 128, 32, 4), (columns // _packed_group(layer), rows, 2)
+
+
+def _int4_keeps(layer: Any, name: str, settings: Settings) -> str | None:
+    if layer.in_features % _GROUP:
+        return f"{layer.in_features} inputs are no multiple of {_GROUP}"
+    if is_packed(layer, settings):
+        packed, scales = _packed_shapes(layer)
+        if 4 * math.prod(packed) + 2 * math.prod(scales) >= 2 * layer.weight.numel():
+            return f"{layer.in_features} inputs would be padded to {_TILE}, and take no less"
+    return None
+
+
+def _int4_gemm(layer: Any, settings: Settings) -> Any:
+    from torchao.quantization import Float8DynamicActivationInt4WeightConfig
+
+    return quantize(layer, Float8DynamicActivationInt4WeightConfig())
+
+
+def _int4_gemm_keeps(layer: Any, name: str, settings: Settings) -> str | None:
+    import torch
+
+    if layer.weight.dtype != torch.bfloat16:
+        return "its product wants bf16"
+    if layer.in_features % _GEMM_GROUP:
+        return f"{layer.in_features} inputs are no multiple of {_GEMM_GROUP}"
+    return not_a_multiple(layer, 16)
+
+
+def _int4_gemm_lacks(settings: Settings) -> str | None:
+    machine = settings.machine
+    if not machine.is_cuda or (machine.capability is not None and machine.capability < (9, 0)):
+        return (
+            "its products of fp8 inputs with int4 weights need a Hopper GPU or later (compute capability 9.0); "
+            "int4 stores in four bits and computes as before"
+        )
+    try:
+        import mslk.gemm
+    except ImportError:
+        return (
+            "its kernels are in PyTorch's mslk (1.0 or later, github.com/pytorch/MSLK), which is not installed; the "
+            "package of that name on PyPI may be an empty placeholder. int4 stores in four bits and computes as before"
+        )
+    assert mslk.gemm is not None
+    return None
+
+
+FOUR_BITS: dict[str, Scheme] = {
+    "nf4": Scheme(
+        PACKAGE,
+        "4 bits on a scale of normal quantiles, a scale per 64 weights which is itself int8; products as before",
+        _nf4,
+        _nf4_keeps,
+    ),
+    "int4": Scheme(
+        PACKAGE,
+        "int4 weights; packed with tinygemm on GPUs in bf16, elsewhere a byte each; products as before",
+        _int4,
+        _int4_keeps,
+    ),
+    "int4_gemm": Scheme(
+        PACKAGE,
+        "int4 weights, fp8 inputs; products in fp8",
+        _int4_gemm,
+        _int4_gemm_keeps,
+        _int4_gemm_lacks,
+    ),
+}
