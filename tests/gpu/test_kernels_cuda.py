@@ -181,6 +181,7 @@ def test_a_second_process_starts_warm(recipe: str, tmp_path: Path) -> None:
     environment = {
         k: v for k, v in os.environ.items() if k not in {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
     }
+    environment.pop("VIVACE_CACHE", None)
     environment["XDG_CACHE_HOME"] = str(tmp_path)
     found = []
     for _ in range(2):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 from vivace.errors import NoEffect, Unsupported
@@ -16,6 +14,7 @@ from vivace.models.load import load_pipeline, load_tiny_vae
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.script import tiny_vae_arguments
 from vivace.runtime.noise import draw_noise_in_fp32
+from vivace.spec.cache import cache_folder
 from vivace.spec.recipe import BASELINE, Recipe, TechniqueCall
 from vivace.spec.script import Script
 from vivace.spec.technique import CallContext, Component, Effect, Stage, Target, component_of, working_part
@@ -92,12 +91,6 @@ def session_of(
     session = Session(pipe, recipe, target, write)
     draw_noise_in_fp32(pipe)
     return session
-
-
-def cache_folder() -> Path:
-    """Where vivace keeps what it may find again: $VIVACE_CACHE, else `vivace` in the user's cache folder."""
-    own = os.environ.get("VIVACE_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vivace"
 
 
 def apply(pipe: Any, recipe: str = BASELINE, *, prompts: Sequence[str] = ()) -> Session:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from vivace.spec.cache import cache_folder
+
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def code_folder() -> Path:
-    """The folder that compiled code is kept in: the variable's, or vivace's own in the user's cache.
+    """The folder that compiled code is kept in: the variable's, or one in vivace's cache.
 
     Its size has no limit; it may be deleted at any time.
     """
@@ -24,8 +26,7 @@ def code_folder() -> Path:
     # Importing inductor may already have written its own default there, which is nobody's wish.
     if given and Path(given) != Path(default_cache_dir()).absolute():
         return Path(given)
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "vivace" / "inductor"
+    return cache_folder() / "inductor"
 
 
 def keep_compiled_code() -> None:

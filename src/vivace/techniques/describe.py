@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from pydantic import ValidationError
+
 from vivace.spec.technique import Machine, Target, Technique
 from vivace.techniques import ALIASES
 
@@ -56,20 +58,29 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
         return {technique.name: {}}
     first, *others = technique.model_fields
     field = technique.model_fields[first]
-    choices = _choices(field)
-    if choices:
-        found = {f"{technique.name}({choice})": {first: choice} for choice in choices}
-        base, given = {first: choices[0]}, choices[0] + ", " if field.is_required() else ""
-    else:
-        value = _tune(field)[0] if field.is_required() else field.default
-        found = {technique.name + (f"({value})" if value is not None else ""): {first: value}}
-        base, given = {first: value}, f"{value}, " if field.is_required() else ""
+    firsts: list[Any] = list(_choices(field)) or [_tune(field)[0] if field.is_required() else field.default]
+    found = {technique.name + (f"({value})" if value is not None else ""): {first: value} for value in firsts}
     for name in others:
         other = technique.model_fields[name]
         for choice in _choices(other):
-            if other.is_required() or choice != other.default:
-                found[f"{technique.name}({given}{name}={choice})"] = base | {name: choice}
+            if not other.is_required() and choice == other.default:
+                continue
+            # The first value that goes with it: a scale per tensor is for some schemes only.
+            value = next(
+                (value for value in firsts if _is_valid(technique, {first: value, name: choice})), None
+            )
+            if value is not None or not field.is_required():
+                given = f"{value}, " if field.is_required() else ""
+                found[f"{technique.name}({given}{name}={choice})"] = {first: value, name: choice}
     return found
+
+
+def _is_valid(technique: type[Technique], knobs: dict[str, Any]) -> bool:
+    try:
+        technique(**knobs)
+    except ValidationError:
+        return False
+    return True
 
 
 def _choices(field: Any) -> list[str]:

@@ -89,6 +89,7 @@ print(json.dumps(effect.evidence()))
 
 def test_a_second_process_finds_the_code(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
+    environment.pop("VIVACE_CACHE", None)
     environment["XDG_CACHE_HOME"] = str(tmp_path)
     found = []
     for _ in range(2):
@@ -107,5 +108,6 @@ def test_where_the_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
     assert code_folder() == tmp_path / "mine"
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.delenv("VIVACE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert code_folder() == Path.home() / ".cache" / "vivace" / "inductor"

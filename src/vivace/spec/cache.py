@@ -1,0 +1,14 @@
+"""Where vivace keeps what it may find again: scales and compiled code. It may be deleted at any time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """$VIVACE_CACHE, else `vivace` in the user's cache folder."""
+    own = os.environ.get("VIVACE_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vivace"
