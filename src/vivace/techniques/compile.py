@@ -16,8 +16,8 @@ the transformer blocks are, and its ResNets stay eager. VAEs and text encoders n
 each process compiles for its first size, and at the second once more, for sizes in general.
 
 Compiled code is kept between processes in a folder that outlasts the machine's next start, so that a second process
-finds it: `TORCHINDUCTOR_CACHE_DIR` if set, else `inductor` in $VIVACE_CACHE or `~/.cache/vivace`. It may be deleted. The
-record counts the graphs that were found there. Tracing is not saved, and neither are the CUDA graphs of
+finds it: `TORCHINDUCTOR_CACHE_DIR` if set, else `inductor` in $VIVACE_CACHE or `~/.cache/vivace`. It may be deleted.
+The record counts the graphs that were found there. Tracing is not saved, and neither are the CUDA graphs of
 `reduce-overhead`.
 """
 
