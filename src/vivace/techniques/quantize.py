@@ -22,7 +22,6 @@ take convolutions too.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NoReturn, Self, cast
@@ -104,7 +103,7 @@ class Quantize(Technique):
     def unsupported(self, target: Target) -> str | None:
         scheme, settings = self._scheme(), self._settings(target)
         module, package = scheme.package
-        if not _is_installed(module):
+        if not target.machine.has_package(module):
             return f"{self.backend} is not installed (pip install {package})"
         reason = scheme.lacks(settings)
         if reason is not None:
@@ -252,13 +251,6 @@ def _casts_its_vae(target: Target) -> bool:
     if vae is None or not hasattr(target.pipe, "upcast_vae"):
         return False
     return bool(getattr(vae.config, "force_upcast", False)) and str(vae.dtype) == "torch.float16"
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of "optimum.quanto" without optimum
-        return False
 
 
 def _kinds(module: Any, choice: Choice) -> dict[str, tuple[str, str]]:

@@ -97,14 +97,11 @@ def _int4_gemm_lacks(settings: Settings) -> str | None:
             "its products of fp8 inputs with int4 weights need a Hopper GPU or later (compute capability 9.0); "
             "int4 stores in four bits and computes as before"
         )
-    try:
-        import mslk.gemm
-    except ImportError:
+    if not machine.has_package("mslk.gemm"):
         return (
             "its kernels are in PyTorch's mslk (1.0 or later, github.com/pytorch/MSLK), which is not installed; the "
             "package of that name on PyPI may be an empty placeholder. int4 stores in four bits and computes as before"
         )
-    assert mslk.gemm is not None
     return None
 
 
