@@ -22,7 +22,7 @@ from vivace.spec.recipe import Recipe, TechniqueCall
 from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import Stage
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.resolve import text_of
+from vivace.techniques.resolve import instantiate, text_of
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def write_script(
     imports |= {"vivace"} if inside else set()
     blocks = [[f"torch.set_num_threads({threads})  # a picture's last bits depend on it"]] if threads else []
     blocks.append(list(load.lines))
-    blocks += _applied(steps, inside, device)
+    blocks += _applied(steps, inside, device, prompt)
     if _computes_below_fp32(session.pipe):
         noise = _noise_in_fp32(session.pipe)
         imports |= set(noise.imports)
@@ -130,7 +130,7 @@ def _in_session(steps: list[Step]) -> list[Step]:
     ]
 
 
-def _applied(steps: list[Step], inside: list[Step], device: str) -> list[list[str]]:
+def _applied(steps: list[Step], inside: list[Step], device: str, prompt: str) -> list[list[str]]:
     """Every technique's lines in order, and the move to the GPU.
 
     What is exchanged need not go there before. Nor need weights that are to wait in the host's memory, unless vivace
@@ -147,7 +147,7 @@ def _applied(steps: list[Step], inside: list[Step], device: str) -> list[list[st
             block.insert(1, 'pipe.to("cpu", silence_dtype_warnings=True)')
         blocks.append(block)
         if inside and step is inside[-1]:
-            blocks.append(_apply_own(inside))
+            blocks.append(_apply_own(inside, prompt))
     return blocks
 
 
@@ -161,7 +161,7 @@ def _block(step: Step, inside: list[Step]) -> list[str]:
     return [f"# {step.text}: {summary}", *_script(step).lines] if _script(step).lines else []
 
 
-def _apply_own(inside: list[Step]) -> list[str]:
+def _apply_own(inside: list[Step], prompt: str) -> list[str]:
     """One session for what has no public calls."""
     lines = ["# What no public calls do; pictures are drawn through it."]
     if any(step.script is not None for step in inside):
@@ -170,7 +170,13 @@ def _apply_own(inside: list[Step]) -> list[str]:
             "# through it.",
         ]
     recipe = literal("+".join(step.text for step in inside))
-    return [*lines, *written_call("draw = vivace.apply", "pipe", recipe).splitlines()]
+    named = {}
+    if any(instantiate(step.call).needs_prompts for step in inside):
+        lines.append(
+            "# The prompts are drawn first, to adapt to them: take some of those that you will draw."
+        )
+        named["prompts"] = literal([prompt])
+    return [*lines, *written_call("draw = vivace.apply", "pipe", recipe, **named).splitlines()]
 
 
 def _computes_below_fp32(pipe: Any) -> bool:

@@ -196,6 +196,11 @@ class Technique(BaseModel, ABC):
         layer or a part at a time; so a model that is too large for the GPU can be loaded."""
         return False
 
+    @property
+    def needs_prompts(self) -> bool:
+        """Whether it draws some of the prompts when it is applied, to adapt to them."""
+        return False
+
     @abstractmethod
     def unsupported(self, target: Target) -> str | None:
         """Why it cannot work here, in words, or None. `target.pipe` may be None: then judge the machine."""

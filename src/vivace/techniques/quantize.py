@@ -100,6 +100,10 @@ class Quantize(Technique):
     def from_host(self) -> bool:
         return not self._scheme().is_calibrated  # which draws with the model as it is
 
+    @property
+    def needs_prompts(self) -> bool:
+        return self._scheme().is_calibrated
+
     def unsupported(self, target: Target) -> str | None:
         scheme, settings = self._scheme(), self._settings(target)
         module, package = scheme.package

@@ -279,3 +279,9 @@ def test_the_docs_show_what_is_really_written() -> None:
         find_model("tiny-sd"), resolve(recipe), "cpu", prompt=PROMPT, threads=1, about=["Written by"]
     ).text
     assert re.sub(r"Written by .*?\n\"", 'Written by\n"', shown, flags=re.DOTALL) == text
+
+
+def test_what_adapts_to_prompts_is_given_the_scripts_own(scripts: Path) -> None:
+    written = write("tiny-sd", "quantize(fp8_static)+steps(2)")
+    assert f'prompts=["{PROMPT}"]' in written.text
+    assert run(written.text, scripts).std() > 10
