@@ -34,7 +34,7 @@ ANY_GPU = Machine(device="cuda", device_name="a GPU", capability=None, compiler=
 _STEPS = 2
 """Every step takes the same memory; the second one has what the first left behind."""
 _COPIES = 8
-"""Bytes that quantising a layer takes at most, in sizes of its weight in half precision."""
+"""Bytes that quantising a layer may take meanwhile, in sizes of its weight in half precision: an assumption."""
 _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
 
 

@@ -56,8 +56,12 @@ def open_session(
 
 
 def waits_on_host(recipe: Recipe) -> bool:
-    """Whether the recipe takes the model from the host's memory, so that it need not fit the GPU at first."""
-    return any(instantiate(call).from_host for call in recipe.techniques)
+    """Whether the recipe takes the model from the host's memory, so that it need not fit the GPU at first.
+
+    What draws with the model before it is made smaller needs it on the GPU as it is.
+    """
+    techniques = [instantiate(call) for call in recipe.techniques]
+    return any(t.from_host for t in techniques) and not any(t.needs_prompts for t in techniques)
 
 
 def session_of(

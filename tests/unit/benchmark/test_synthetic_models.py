@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,8 @@ import torch
 
 import vivace
 from tests.narrow import SIDE, make_all_small
+from tests.typed import typed
 from vivace.benchmark import Plan, Store, prepare
-from vivace.cli import main
 from vivace.errors import UnknownModel, Unsupported, UsageError
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.architectures import ARCHITECTURES, TAEF1
@@ -35,10 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["vivace", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
+    return typed(monkeypatch, *arguments)
 
 
 def load(model: str, recipe: str = "baseline") -> Session:

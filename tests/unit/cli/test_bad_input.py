@@ -1,18 +1,14 @@
 """Whatever is typed wrongly: one clear message with the nearest right thing, exit 2 or 3, nothing overwritten."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from vivace.cli import main
+from tests.typed import typed
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["vivace", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
+    return typed(monkeypatch, *arguments)
 
 
 @pytest.fixture(autouse=True)

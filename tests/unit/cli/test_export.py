@@ -1,18 +1,14 @@
 """vivace export: a script in a file or on the terminal, one message for what goes wrong."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from vivace.cli import main
+from tests.typed import typed
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["vivace", "export", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
+    return typed(monkeypatch, "export", *arguments)
 
 
 @pytest.fixture(autouse=True)

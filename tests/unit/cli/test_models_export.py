@@ -1,20 +1,16 @@
 """vivace models --export: one folder, the lines that load it, one message for what goes wrong."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from vivace.cli import main
+from tests.typed import typed
 from vivace.models import CATALOGUE, Embedded, catalogue, find, find_model
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["vivace", "models", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
+    return typed(monkeypatch, "models", *arguments)
 
 
 @pytest.fixture(autouse=True)

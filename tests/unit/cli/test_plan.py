@@ -1,18 +1,14 @@
 """vivace plan, in this process."""
 
 import json
-import sys
 
 import pytest
 
-from vivace.cli import main
+from tests.typed import typed
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["vivace", "plan", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
+    return typed(monkeypatch, "plan", *arguments)
 
 
 def test_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

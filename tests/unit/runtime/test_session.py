@@ -208,3 +208,8 @@ def test_layers_that_are_brought_one_by_one_draw_the_same_picture(recipe: str) -
     assert np.array_equal(draw(session, "a red circle", 0, **call), reference)
     assert waits_on_host(session.recipe)
     assert not waits_on_host(resolve("bf16+compile"))
+
+
+def test_what_draws_before_it_shrinks_the_model_needs_it_on_the_gpu() -> None:
+    assert waits_on_host(resolve("int8+offload(model)"))
+    assert not waits_on_host(resolve("fp8_static+offload(model)"))
