@@ -132,6 +132,10 @@ class Target:
         """How a script names the component: "pipe.unet"."""
         return f"pipe.{_attribute_of(self.pipe, component)}"
 
+    def working_path(self, component: Component) -> str:
+        """How a script names what of it works: see `working_part`."""
+        return self.path(component) + (".decoder" if component == "vae" else "")
+
 
 def component_of(pipe: Any, component: Component) -> Any:
     """The pipeline's own module for a component: `denoiser` is its UNet or transformer; None if absent."""

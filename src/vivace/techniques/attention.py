@@ -35,12 +35,6 @@ from vivace.techniques.attention_kernels import (
 )
 from vivace.techniques.compiled_graphs import graphs_compiled, keep_compiled_code
 
-_BACKENDS = {  # members of torch.nn.attention.SDPBackend
-    "math": "MATH",
-    "efficient": "EFFICIENT_ATTENTION",
-    "flash": "FLASH_ATTENTION",
-    "cudnn": "CUDNN_ATTENTION",
-}
 _OPERATORS = {
     "math": "_scaled_dot_product_attention_math",
     "efficient": "_scaled_dot_product_efficient_attention",
@@ -151,8 +145,8 @@ class Attention(Technique):
         lines = ["# Around these alone: fused kernels refuse text masks, and heads as large as a VAE's."]
         for component, module in target.modules().items():
             if head_sizes(working_part(component, module)):
-                forward = f"{target.path(component)}{'.decoder' if component == 'vae' else ''}.forward"
-                lines.append(f"{forward} = sdpa_kernel(SDPBackend.{_BACKENDS[self.backend]})({forward})")
+                forward = f"{target.working_path(component)}.forward"
+                lines.append(f"{forward} = sdpa_kernel(SDPBackend.{OF_PYTORCH[self.backend]})({forward})")
         return Script(
             imports=("torch.nn.attention:SDPBackend", "torch.nn.attention:sdpa_kernel"), lines=tuple(lines)
         )

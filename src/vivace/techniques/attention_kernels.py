@@ -69,8 +69,13 @@ KERNELS: dict[str, Kernel] = {
         package="xformers", install="pip install xformers, in the version made for this PyTorch"
     ),
 }
-OF_PYTORCH = ("math", "efficient", "flash", "cudnn")
-"""What `torch.nn.attention.sdpa_kernel` chooses from; the others are led to."""
+OF_PYTORCH = {
+    "math": "MATH",
+    "efficient": "EFFICIENT_ATTENTION",
+    "flash": "FLASH_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+}
+"""What `torch.nn.attention.sdpa_kernel` chooses from, and its member of SDPBackend; the others are led to."""
 
 
 def unsupported_on(backend: str, machine: Machine) -> str | None:
@@ -142,15 +147,10 @@ def refused_by_pytorch(backend: str, component: Component, module: Any, device: 
     return None
 
 
-def sdp_backend(backend: str) -> Any:
+def sdp_backend(name: str) -> Any:
     from torch.nn.attention import SDPBackend
 
-    return {
-        "math": SDPBackend.MATH,
-        "efficient": SDPBackend.EFFICIENT_ATTENTION,
-        "flash": SDPBackend.FLASH_ATTENTION,
-        "cudnn": SDPBackend.CUDNN_ATTENTION,
-    }[backend]
+    return getattr(SDPBackend, OF_PYTORCH[name])
 
 
 def chosen_by_pytorch(module: Any, device: Any) -> set[str]:

@@ -142,7 +142,7 @@ class Compile(Technique):
                 ).splitlines()
                 continue
             # A pipeline calls vae.decode, never vae.forward.
-            path = f"{target.path(component)}{'.decoder' if component == 'vae' else ''}.forward"
+            path = f"{target.working_path(component)}.forward"
             if graphs:
                 lines += written_call("compiled = torch.compile", path, **given).splitlines()
                 lines += [*_CLONES, f"{path} = forward_with_own_outputs"]
