@@ -193,8 +193,17 @@ class Session:
         # What is passed by position must not be given a default by name as well.
         by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
         call = {k: v for k, v in self.arguments.items() if k not in by_position} | kwargs
-        with self.surroundings():
-            return self.pipe(*args, **self._with_step_end(call))
+        vae = getattr(self.pipe, "vae", None)
+        dtype = getattr(vae, "dtype", None)
+        try:
+            with self.surroundings():
+                return self.pipe(*args, **self._with_step_end(call))
+        except BaseException:
+            # SDXL's pipeline decodes in fp32 and casts its VAE back when that is done, but not where it fails: after
+            # one picture too many for the memory, each later call would meet weights and latents of two dtypes.
+            if vae is not None and vae.dtype != dtype:
+                vae.to(dtype)
+            raise
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:

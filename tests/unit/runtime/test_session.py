@@ -1,5 +1,6 @@
 """Recipes applied to pipelines, as a Python user meets them."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import vivace
+from tests import shrunken
 from vivace.errors import NoEffect, RecipeError, UnknownModel, Unsupported
 from vivace.measure.machine import this_machine
 from vivace.models import find_model, load_pipeline
@@ -213,3 +215,22 @@ def test_layers_that_are_brought_one_by_one_draw_the_same_picture(recipe: str) -
 def test_what_draws_before_it_shrinks_the_model_needs_it_on_the_gpu() -> None:
     assert waits_on_host(resolve("int8+offload(model)"))
     assert not waits_on_host(resolve("fp8_static+offload(model)"))
+
+
+def test_a_call_that_fails_while_decoding_leaves_the_vae_as_it_was(tmp_path: Path) -> None:
+    folder = shrunken.save(shrunken.sdxl(), tmp_path / "sdxl", (None, "fp16"))
+    session = vivace.load(str(folder), "fp16", device="cpu")
+    session.pipe.vae.register_to_config(force_upcast=True)
+    call = {"height": 64, "width": 64, "num_inference_steps": 1}
+    first = draw(session, PROMPTS[0], 0, **call)
+    decode = session.pipe.vae.decode
+
+    def too_much(*args: Any, **kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("too many pictures")
+
+    session.pipe.vae.decode = too_much
+    with pytest.raises(torch.OutOfMemoryError):
+        draw(session, PROMPTS[0], 0, **call)
+    session.pipe.vae.decode = decode
+    assert session.pipe.vae.dtype == torch.float16
+    assert np.array_equal(draw(session, PROMPTS[0], 0, **call), first)
