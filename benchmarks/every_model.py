@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def every_model(
                 launcher=launcher,
             )
             records = _with(records, measured, record)
-            write_records(record, records)
+            write_records(record, records.values())
             for row in rows_of([records[key] for recipe in wanted if (key := (model, recipe)) in records]):
                 click.echo(line(row))
     if left:
@@ -142,9 +142,9 @@ def read_records(path: Path) -> dict[Key, Record]:
     return {(one.trial.model.name, one.trial.recipe.text): one for one in found}
 
 
-def write_records(path: Path, records: dict[Key, Record]) -> None:
+def write_records(path: Path, records: Iterable[Record]) -> None:
     """A JSON list, a line a case; whole or not at all."""
-    lines = ",\n".join(record.model_dump_json() for record in records.values())
+    lines = ",\n".join(record.model_dump_json() for record in records)
     _write(path, f"[\n{lines}\n]\n")
 
 

@@ -34,7 +34,7 @@ def record(tmp_path: Path) -> Path:
         case("sdxl-turbo", "baseline", fast.model_copy(update={"steady": False})),
     ]
     path = tmp_path / "every-model.json"
-    write_records(path, {(one.trial.model.name, one.trial.recipe.text): one for one in cases})
+    write_records(path, cases)
     return path
 
 

@@ -1,0 +1,352 @@
+"""Measure every technique of the same picture for less, alone, and a published study's ten configurations.
+
+    python -m benchmarks.every_technique sd15 --limit-s 500      measure what the record lacks, until the time is over
+    python -m benchmarks.every_technique sd15 --compile 4        only compile, four recipes at a time, and time that
+    python -m benchmarks.every_technique sd15 --best 5           the five fastest once more, at full length
+
+The model is drawn with random weights at its native size. What stands alone is timed over eight steps, and
+docs/techniques-measured.md scales that to the model's own number; the baseline, the ten configurations and the best are
+timed at full length. Each invocation measures the baseline again, since the next one may meet another machine; rows are
+compared with the baseline that was measured before them. A record is added as soon as it is there, and the same command
+goes on with what is missing.
+
+`--compile` fills the compiler's cache on the disk, so that the timing that follows need not wait; how long each first
+call took is kept in a record of its own, because processes that compile side by side disturb each other.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+import vivace
+from benchmarks.command import run
+from benchmarks.every_model import line, write_records
+from vivace.benchmark import Plan, sweep
+from vivace.benchmark.launcher import Launcher
+from vivace.cli.progress import for_this_terminal
+from vivace.errors import StoreError
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import SYNTHETIC
+from vivace.report.rows import Row, rows_of
+from vivace.spec.recipe import BASELINE
+from vivace.spec.record import Record
+from vivace.techniques.resolve import resolve
+
+RESULTS = Path(__file__).parents[1] / "results"
+FAMILIES = ("sd15", "sdxl", "flux-dev")
+STEPS = 8
+MEASURED_IN_PART = 4
+
+ALONE = (
+    "inference_mode",
+    "channels_last",
+    "fuse_qkv",
+    "attention(efficient)",
+    "attention(flash)",
+    "attention(cudnn)",
+    "attention(flex)",
+    "attention(flash3)",
+    "attention(flash4)",
+    "attention(sage)",
+    "attention(xformers)",
+    "cuda_graph",
+    "int8",
+    "int8_dynamic",
+    "fp8_weight",
+    "fp8",
+    "fp8_static",
+    "nf4",
+    "int4",
+    "int4_gemm",
+    "layerwise_casting",
+    "offload(model)",
+    "offload(group)",
+    "offload(group, stream=True)",
+    "vae_tiling",
+    "vae_slicing",
+    "prompt_cache",
+    "tiny_vae",
+    "fp16",
+    "bf16",
+    "compile",
+    "compile(blocks=repeated)",
+    "compile(dynamic=True)",
+    "compile(reduce-overhead)",
+    "fuse_qkv+channels_last+compile",
+    "int8+compile",
+    "int8_dynamic+compile",
+    "fp8_weight+compile",
+    "fp8+compile",
+    "fp8_static+compile",
+    "nf4+compile",
+    "int4+compile",
+    "attention(math)",
+    "offload(sequential)",
+    "tf32+fp32",
+    "fp32",
+)
+"""Everything alone, and with compile where that decides what a technique is worth; the slow ones last."""
+
+_ALL = "denoiser,text_encoder_2,vae"
+CONFIGURATIONS = (
+    "compile",
+    "compile@denoiser,vae",
+    f"compile@{_ALL}",
+    "int8",
+    "int8+compile",
+    "int8@denoiser,text_encoder_2",
+    "int8@denoiser,text_encoder_2+compile",
+    "int8@denoiser,text_encoder_2+compile@denoiser,vae",
+    f"int8@{_ALL}+compile@{_ALL}",
+)
+"""With the baseline, the ten of the first study: 8-bit weights and compile on the denoiser, T5 and VAE, by turns.
+SD 1.5 has no second text encoder; there `text_encoder` takes its place."""
+
+Key = tuple[str, int]  # recipe, steps
+
+
+@click.command("every_technique")
+@click.argument("name", metavar="MODEL", type=click.Choice(FAMILIES))
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Default: results/techniques-MODEL.json.",
+)
+@click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True)
+@click.option(
+    "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
+)
+@click.option(
+    "--only", multiple=True, metavar="RECIPE", help="This recipe, over eight steps; repeat for more."
+)
+@click.option(
+    "--part", type=click.Choice(["alone", "configurations", "all"]), default="all", show_default=True
+)
+@click.option("--best", type=click.IntRange(1, 50), help="The fastest so far once more, at full length.")
+@click.option("--compile", "at_once", type=click.IntRange(1, 64), help="Only compile, so many at a time.")
+@click.option("--baseline/--no-baseline", "with_baseline", default=True, help="Measure it before the others.")
+@click.option("--repeats", type=click.IntRange(1, 1000), default=4, show_default=True, help="Timed calls.")
+@click.option("--warmup", type=click.IntRange(1, 100), default=3, show_default=True, help="Calls before.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), default=400.0, show_default=True, help="Seconds a recipe."
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+def every_technique(
+    name: str,
+    record: Path | None,
+    store: Path,
+    limit_s: float | None,
+    only: Sequence[str],
+    part: str,
+    best: int | None,
+    at_once: int | None,
+    with_baseline: bool,
+    repeats: int,
+    warmup: int,
+    timeout: float,
+    device: str,
+) -> int:
+    """Every technique on one model with random weights, one line a recipe; resumable."""
+    record = record or record_file(name)
+    started = time.monotonic()
+
+    def is_over() -> bool:
+        return limit_s is not None and time.monotonic() - started >= limit_s
+
+    cases = _cases(name, part, only)
+    if at_once is not None:
+        return _compile(name, cases, record, at_once, device, is_over)
+    records = read_records(record)
+    if best is not None:
+        cases = [(recipe, full_length(name)) for recipe in fastest(records, best)]
+    done = {key_of(found) for found in records if found.outcome.is_final}
+    wanted = [case for case in cases if case not in done]
+    plan = Plan(rounds=1, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
+    with sweep.start_launcher(device) as launcher:
+        for steps in dict.fromkeys(steps for _, steps in wanted):
+            asked = [recipe for recipe, of in wanted if of == steps]
+            for recipe in (*[BASELINE] * with_baseline, *asked):
+                if is_over():
+                    click.echo(f"{limit_s:g} s are over; the same command goes on with {recipe}", err=True)
+                    return MEASURED_IN_PART
+                before = time.monotonic()
+                found = _measure(name, recipe, steps, plan, device, store, launcher)
+                records = add(records, found, record)
+                row = rows_with_baselines(records)[-1] if with_baseline else rows_of([found])[0]
+                click.echo(f"{steps} steps, {line(row)} ({time.monotonic() - before:.0f} s)")
+    return 0
+
+
+def record_file(name: str) -> Path:
+    return RESULTS / f"techniques-{name}.json"
+
+
+def first_calls_file(record: Path) -> Path:
+    """Where the first calls of `--compile` lie."""
+    return record.with_name(f"{record.stem}-compiling.json")
+
+
+def full_length(name: str) -> int:
+    return CATALOGUE[name].num_inference_steps
+
+
+def key_of(record: Record) -> Key:
+    return record.trial.recipe.text, record.trial.workload.num_inference_steps
+
+
+def configurations(name: str) -> list[str]:
+    """The study's, canonical, for this model."""
+    texts = CONFIGURATIONS
+    if name == "sd15":
+        texts = tuple(text.replace("text_encoder_2", "text_encoder") for text in texts)
+    return [resolve(text).text for text in texts]
+
+
+def read_records(path: Path) -> list[Record]:
+    """In the order in which they were measured; none if there is no such file.
+
+    Raises:
+        StoreError: it is no list of Records.
+    """
+    if not path.exists():
+        return []
+    try:
+        return [Record.model_validate(item) for item in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        why = str(error).splitlines()[0]
+        raise StoreError(f"{path} is no record of this script ({why}); give --record another file") from error
+
+
+def add(records: Sequence[Record], new: Record, path: Path) -> list[Record]:
+    """To the file as well. What was tried before and did not end well is replaced; baselines pile up, each for the rows
+    after it.
+
+    Raises:
+        StoreError: the file is of another device: rows are compared with each other.
+    """
+    for old in records[:1]:
+        if old.environment.device_name != new.environment.device_name:
+            raise StoreError(
+                f"{path} was made on {old.environment.device_name}, and this is {new.environment.device_name}; give "
+                f"--record another file"
+            )
+    kept = [old for old in records if _is_baseline(old) or key_of(old) != key_of(new)]
+    found = [*kept, new]
+    write_records(path, found)
+    return found
+
+
+def rows_with_baselines(records: Sequence[Record]) -> list[Row]:
+    """A row a record, in their order, compared with the baseline of as many steps that was measured before it."""
+    rows = []
+    latest: dict[int, Record] = {}
+    for record in records:
+        steps = key_of(record)[1]
+        if _is_baseline(record):
+            latest[steps] = record
+            rows += rows_of([record])
+        elif steps in latest:
+            rows.append(rows_of([latest[steps], record])[1])
+    return rows
+
+
+def fastest(records: Sequence[Record], number: int) -> list[str]:
+    """The recipes of `number` with the greatest speed-up over eight steps."""
+    rows = [
+        row
+        for row in rows_with_baselines(records)
+        if row.speedup is not None and key_of(row.record)[1] == STEPS
+    ]
+    rows.sort(key=lambda row: -row.speedup.point if row.speedup else 0)
+    return list(dict.fromkeys(row.recipe for row in rows))[:number]
+
+
+def _is_baseline(record: Record) -> bool:
+    return record.trial.recipe.text == BASELINE
+
+
+def _cases(name: str, part: str, only: Sequence[str]) -> list[Key]:
+    if only:
+        return [(resolve(text).text, STEPS) for text in only]
+    found: list[Key] = []
+    if part != "configurations":
+        found += [(resolve(text).text, STEPS) for text in ALONE]
+    if part != "alone":
+        found += [(text, full_length(name)) for text in configurations(name)]
+    return list(dict.fromkeys(found))
+
+
+def _measure(
+    name: str, recipe: str, steps: int, plan: Plan, device: str, store: Path, launcher: Launcher
+) -> Record:
+    (found,) = vivace.bench(
+        SYNTHETIC + name,
+        [recipe],
+        num_inference_steps=steps,
+        plan=plan,
+        device=device,
+        store=store,
+        rerun=True,
+        quality=False,
+        rivals=False,
+        progress=for_this_terminal(),
+        launcher=launcher,
+    )
+    return found
+
+
+def _compile(
+    name: str, cases: Sequence[Key], record: Path, at_once: int, device: str, is_over: Callable[[], bool]
+) -> int:
+    """Each recipe that compiles in a process of its own, one call over eight steps: compiled graphs do not know how
+    many steps there are."""
+    path = first_calls_file(record)
+    known = read_records(path)
+    done = {found.trial.recipe.text for found in known if found.outcome.is_final}
+    left = [
+        text for text in dict.fromkeys(text for text, _ in cases) if "compile" in text and text not in done
+    ]
+    if not left:
+        click.echo("all compiled already")
+    status = 0
+    running: list[tuple[str, Path, subprocess.Popen[bytes]]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        while left or running:
+            while left and len(running) < at_once and not is_over():
+                recipe = left.pop(0)
+                part = Path(folder) / f"{len(left)}.json"
+                arguments = ["--only", recipe, "--no-baseline", "--repeats", "1", "--warmup", "1"]
+                arguments += ["--record", str(part), "--store", str(part.with_suffix("")), "--device", device]
+                running.append((recipe, part, _start(name, arguments)))
+            if not running:
+                click.echo(f"the time is over; the same command goes on with {', '.join(left)}", err=True)
+                return MEASURED_IN_PART
+            time.sleep(0.2)
+            for one in [one for one in running if one[2].poll() is not None]:
+                running.remove(one)
+                recipe, part, process = one
+                found = read_records(part)
+                if not found:
+                    click.echo(f"{recipe}: the process ended with {process.returncode} and no record")
+                    status = MEASURED_IN_PART
+                    continue
+                known = add(known, found[0], path)
+                click.echo(f"compiling, {line(rows_of(found)[0])}")
+    return status
+
+
+def _start(name: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "benchmarks.every_technique", name, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(every_technique))

@@ -1,0 +1,160 @@
+"""The script that measures every technique on one model: resumed, compared with the right baseline, compiled ahead."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import every_technique
+from benchmarks.command import run
+from benchmarks.every_technique import (
+    ALONE,
+    configurations,
+    fastest,
+    first_calls_file,
+    full_length,
+    key_of,
+    read_records,
+    rows_with_baselines,
+)
+from benchmarks.every_technique import every_technique as command
+from tests.narrow import make_all_small
+from vivace.spec.record import Outcome
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.resolve import resolve
+
+QUICK = ["--repeats", "1", "--warmup", "1", "--device", "cpu"]
+ASKED = ["inference_mode", "vae_slicing", "compile(backend=eager)"]
+SMALL = """
+import sys, pytest
+from benchmarks.command import run
+from benchmarks.every_technique import every_technique
+from tests.narrow import make_all_small
+with pytest.MonkeyPatch.context() as patch:
+    make_all_small(patch)
+    sys.exit(run(every_technique, sys.argv[1:]))
+"""
+
+
+def _paths(folder: Path) -> list[str]:
+    return ["--record", str(folder / "record.json"), "--store", str(folder / "store")]
+
+
+def _only(recipes: Sequence[str]) -> list[str]:
+    return [word for recipe in recipes for word in ("--only", recipe)]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured")
+    with pytest.MonkeyPatch.context() as patch:
+        make_all_small(patch)
+        assert run(command, ["sd15", *_paths(folder), *QUICK, *_only(ASKED)]) == 0
+    return folder
+
+
+def test_no_technique_of_the_same_picture_is_left_out() -> None:
+    asked = {call.name for text in ALONE for call in resolve(text).techniques}
+    assert {t.name for t in TECHNIQUES.values() if t.same_picture} <= asked
+    texts = [resolve(text).text for text in ALONE]
+    assert len(set(texts)) == len(texts)
+
+
+def test_the_study_has_ten_configurations_on_every_model() -> None:
+    for name in every_technique.FAMILIES:
+        found = configurations(name)
+        assert len(set(found)) == 9, "and the baseline"
+    assert "quantize(int8)@denoiser,text_encoder_2,vae" in {
+        part for text in configurations("flux-dev") for part in text.split("+")
+    }
+    assert all("text_encoder_2" not in text for text in configurations("sd15"))
+
+
+def test_every_recipe_follows_its_baseline(measured: Path) -> None:
+    records = read_records(measured / "record.json")
+    assert [key_of(one) for one in records] == [(text, 8) for text in ("baseline", *ASKED)]
+    assert [one.outcome for one in records] == [
+        Outcome.MEASURED, Outcome.MEASURED, Outcome.NO_EFFECT, Outcome.MEASURED,
+    ], [one.reason for one in records]  # fmt: skip
+    rows = rows_with_baselines(records)
+    assert [row.is_baseline for row in rows] == [True, False, False, False]
+    assert rows[1].speedup is not None
+    assert rows[3].record.rounds[0].evidence["compiled_graphs"]
+
+
+def test_it_goes_on_where_it_stopped_with_a_baseline_of_that_day(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_all_small(monkeypatch)
+    (tmp_path / "record.json").write_bytes((measured / "record.json").read_bytes())
+    again = ["sd15", *_paths(tmp_path), *QUICK, *_only([*ASKED, "fuse_qkv"])]
+    assert run(command, [*again, "--limit-s", "0"]) == every_technique.MEASURED_IN_PART
+    assert "the same command goes on with baseline" in capfd.readouterr().err
+    assert run(command, again) == 0
+    records = read_records(tmp_path / "record.json")
+    assert [one.trial.recipe.text for one in records] == ["baseline", *ASKED, "baseline", "fuse_qkv"]
+    baseline, fused = records[-2:]
+    ratio = rows_with_baselines(records)[-1].speedup
+    assert ratio is not None
+    assert ratio.point == pytest.approx(
+        baseline.rounds[0].samples[0].total_s / fused.rounds[0].samples[0].total_s
+    )
+    before = (tmp_path / "record.json").read_bytes()
+    assert run(command, again) == 0, "nothing is missing"
+    assert (tmp_path / "record.json").read_bytes() == before
+
+
+def test_the_best_are_drawn_at_full_length(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_all_small(monkeypatch)
+    monkeypatch.setattr(every_technique, "full_length", lambda name: 2)
+    (tmp_path / "record.json").write_bytes((measured / "record.json").read_bytes())
+    best = fastest(read_records(measured / "record.json"), 1)
+    assert best[0] in ASKED
+    assert run(command, ["sd15", *_paths(tmp_path), *QUICK, "--best", "1"]) == 0
+    assert [key_of(one) for one in read_records(tmp_path / "record.json")][4:] == [
+        ("baseline", 2),
+        (best[0], 2),
+    ]
+
+
+def test_what_compiles_is_compiled_beside_each_other_into_a_record_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def start(name: str, arguments: Sequence[str]) -> Any:
+        return subprocess.Popen([sys.executable, "-c", SMALL, name, *arguments])
+
+    monkeypatch.setattr(every_technique, "_start", start)
+    recipes = ["inference_mode", "compile(backend=eager)", "fuse_qkv+compile(backend=eager)"]
+    asked = ["sd15", *_paths(tmp_path), "--device", "cpu", *_only(recipes), "--compile", "2"]
+    assert run(command, asked) == 0
+    found = read_records(first_calls_file(tmp_path / "record.json"))
+    assert sorted(one.trial.recipe.text for one in found) == sorted(recipes[1:])
+    assert all(one.rounds[0].first_call_s for one in found)
+    assert not (tmp_path / "record.json").exists()
+    capfd.readouterr()
+    assert run(command, asked) == 0
+    assert capfd.readouterr().out == "all compiled already\n"
+
+
+def test_full_length_is_the_models_own() -> None:
+    assert [full_length(name) for name in every_technique.FAMILIES] == [50, 50, 28]
+
+
+def test_another_machine_wants_another_file(
+    measured: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = (measured / "record.json").read_text()
+    other = tmp_path / "record.json"
+    other.write_text(text)
+    records = read_records(other)
+    moved = records[0].model_copy(
+        update={"environment": records[0].environment.model_copy(update={"device_name": "another GPU"})}
+    )
+    with pytest.raises(Exception, match="give --record another file"):
+        every_technique.add(records, moved, other)
+    assert other.read_text() == text
