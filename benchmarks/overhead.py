@@ -8,6 +8,9 @@ the device synchronised on both sides; its compiled case is `denoiser.compile()`
 `inference_mode`, with `compile` in the compiled case. Both have the same random weights, size, steps, guidance and
 scheduler, in a pipeline each. Turns are plain, vivace, vivace, plain, ...;
 every pair gives one ratio. Needs memory for two pipelines (FLUX.1-dev: about 60 GB).
+
+Where the GPU waits for Python (eager UNets) a call is as noisy as the CPU. Many short calls tell more there than few
+long ones: `--steps 8 --pairs 30`, which also makes more of what the harness costs once a call.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from benchmarks.command import run
 from vivace.benchmark.round import draw, open_trial
 from vivace.benchmark.worker import import_all
 from vivace.errors import StoreError, UnknownModel, nearest
-from vivace.measure.environment import environment
+from vivace.measure.environment import environment, python_ms
 from vivace.measure.machine import choose_device
 from vivace.measure.timer import PipelineTimer
 from vivace.models.architectures import ARCHITECTURES, Architecture
@@ -39,7 +42,7 @@ from vivace.runtime.embeddings import encode
 from vivace.spec.environment import Environment
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
-from vivace.stats import mean_interval
+from vivace.stats import median_interval
 from vivace.techniques.resolve import resolve
 
 RECORD = Path(__file__).parents[1] / "results" / "overhead.jsonl"
@@ -51,10 +54,10 @@ _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 Timed = Callable[[], float]
 """One call; returns its seconds."""
-Key = tuple[str, str, str]  # model, mode, output
+Key = tuple[str, str, str, int]  # model, mode, output, steps
 
 
-def plain(name: str, device: str, backend: str | None, output: str) -> Timed:
+def plain(name: str, device: str, backend: str | None, output: str, steps: int) -> Timed:
     """The plain script. Nothing of vivace is in it but the weights that it builds.
 
     Args:
@@ -69,7 +72,7 @@ def plain(name: str, device: str, backend: str | None, output: str) -> Timed:
     call = _embeddings(ARCHITECTURES[name], device, dtype) | {
         "height": entry.height,
         "width": entry.width,
-        "num_inference_steps": entry.num_inference_steps,
+        "num_inference_steps": steps,
         "guidance_scale": entry.guidance_scale,
         "output_type": output,
     }
@@ -87,7 +90,7 @@ def plain(name: str, device: str, backend: str | None, output: str) -> Timed:
     return once
 
 
-def harness(name: str, device: str, backend: str | None, output: str) -> Timed:
+def harness(name: str, device: str, backend: str | None, output: str, steps: int) -> Timed:
     """The same call as a row of `vivace bench` times it; arguments as of `plain`."""
     entry = CATALOGUE[name]
     # Pipelines draw under no_grad by themselves, which a small model's eager steps feel.
@@ -100,7 +103,7 @@ def harness(name: str, device: str, backend: str | None, output: str) -> Timed:
             seeds=(0,),
             height=entry.height,
             width=entry.width,
-            num_inference_steps=entry.num_inference_steps,
+            num_inference_steps=steps,
             guidance_scale=entry.guidance_scale,
             text="embeddings",
         ),
@@ -127,6 +130,7 @@ def harness(name: str, device: str, backend: str | None, output: str) -> Timed:
 @click.option(
     "--warmup", type=click.IntRange(1, 100), default=3, show_default=True, help="Calls of each before."
 )
+@click.option("--steps", type=click.IntRange(1, 1000), help="Default: the model's own number.")
 @click.option("--output", type=click.Choice(["pil", "pt"]), default="pil", show_default=True)
 @click.option("--backend", default="inductor", show_default=True, help="torch.compile's.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
@@ -137,6 +141,7 @@ def overhead(
     modes: Sequence[str],
     pairs: int,
     warmup: int,
+    steps: int | None,
     output: str,
     backend: str,
     device: str,
@@ -157,16 +162,17 @@ def overhead(
     failed, left = 0, []
     for name in dict.fromkeys(only):
         for mode in dict.fromkeys(modes):
-            if (name, mode, output) in known_cases:
-                click.echo(f"{line(known_cases[name, mode, output])} (in the record already)")
+            num_steps = steps or CATALOGUE[name].num_inference_steps
+            key = (name, mode, output, num_steps)
+            if key in known_cases:
+                click.echo(f"{line(known_cases[key])} (in the record already)")
             elif limit_s is not None and time.monotonic() - started >= limit_s:
                 left.append(f"{name} {mode}")
             else:
                 click.echo(f"{name} {mode}: building, warming up", err=True)
                 try:
-                    case = measure(
-                        name, mode, output, chosen, backend if mode == "compiled" else None, pairs, warmup
-                    )
+                    through = backend if mode == "compiled" else None
+                    case = measure(name, mode, output, chosen, through, pairs, warmup, num_steps)
                 except RuntimeError as error:  # out of memory, or a compiler that gave up: the others go on
                     click.echo(f"{name} {mode}: failed: {(str(error).splitlines() or [repr(error)])[0]}")
                     failed += 1
@@ -180,11 +186,22 @@ def overhead(
 
 
 def measure(
-    name: str, mode: str, output: str, device: str, backend: str | None, pairs: int, warmup: int
+    name: str,
+    mode: str,
+    output: str,
+    device: str,
+    backend: str | None,
+    pairs: int,
+    warmup: int,
+    steps: int,
 ) -> dict[str, Any]:
     """One case: both sides warmed up, then timed by turns, seconds."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    sides = {"plain": plain(name, device, backend, output), "vivace": harness(name, device, backend, output)}
+    python_before = python_ms()
+    sides = {
+        "plain": plain(name, device, backend, output, steps),
+        "vivace": harness(name, device, backend, output, steps),
+    }
     first = {side: once() for side, once in sides.items()}
     for _ in range(warmup - 1):
         for once in sides.values():
@@ -201,9 +218,10 @@ def measure(
         "backend": backend,
         "height": entry.height,
         "width": entry.width,
-        "num_inference_steps": entry.num_inference_steps,
+        "num_inference_steps": steps,
         "guidance_scale": entry.guidance_scale,
         "started_at": started,
+        "python_ms": [python_before, python_ms()],
         "first_call_s": first,
         "plain_s": times["plain"],
         "vivace_s": times["vivace"],
@@ -216,12 +234,13 @@ def ratios(case: dict[str, Any]) -> list[float]:
 
 
 def line(case: dict[str, Any]) -> str:
-    """A case in one line; the interval is that of the mean over the pairs."""
-    found = mean_interval(ratios(case))
+    """A case in one line; the ratio is the median over the pairs, with its interval."""
+    found = median_interval([ratios(case)])
     between = "" if found.low is None else f" [{found.low:.4f}, {found.high:.4f}]"
     middle = {side: sorted(case[side])[len(case[side]) // 2] for side in ("plain_s", "vivace_s")}
+    name = case["model"].removeprefix(SYNTHETIC)
     return (
-        f"{case['model'].removeprefix(SYNTHETIC)} {case['mode']}: plain {seconds(middle['plain_s'])}, "
+        f"{name} {case['mode']}, {case['num_inference_steps']} steps: plain {seconds(middle['plain_s'])}, "
         f"vivace {seconds(middle['vivace_s'])}, ratio {found.point:.4f}{between} over {len(case['plain_s'])} pairs"
     )
 
@@ -239,10 +258,14 @@ def read_cases(path: Path) -> dict[Key, dict[str, Any]]:
         for case in found:
             line(case)
             Environment.model_validate(case["environment"])
-        return {(case["model"].removeprefix(SYNTHETIC), case["mode"], case["output"]): case for case in found}
+        return {_key(case): case for case in found}
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError) as error:
         why = str(error).splitlines()[0]
         raise StoreError(f"{path} is no record of this script ({why}); give --record another file") from error
+
+
+def _key(case: dict[str, Any]) -> Key:
+    return case["model"].removeprefix(SYNTHETIC), case["mode"], case["output"], case["num_inference_steps"]
 
 
 def _without_text_encoders(architecture: Architecture) -> Architecture:

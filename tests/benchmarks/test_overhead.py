@@ -32,7 +32,7 @@ def test_every_case_is_a_line_of_pairs(
     assert run(command, ["--record", str(record), *QUICK]) == 0
     said = capfd.readouterr().out.splitlines()
     assert [text.split(":")[0] for text in said] == [
-        f"{model} {mode}" for model in ("sd15", "sdxl", "flux-dev") for mode in ("eager", "compiled")
+        f"{model} {mode}, 2 steps" for model in ("sd15", "sdxl", "flux-dev") for mode in ("eager", "compiled")
     ]
     assert all("over 3 pairs" in text for text in said)
     cases = read_cases(record)
@@ -68,7 +68,7 @@ def test_both_sides_call_their_denoiser_the_same_way(name: str, monkeypatch: pyt
     monkeypatch.setattr("vivace.models.synthetic.build", watching(overhead.build))
     for side in (overhead.plain, overhead.harness):
         pipes.clear()
-        once = side(name, "cpu", None, "pt")
+        once = side(name, "cpu", None, "pt", 2)
         pipe = pipes[0]
         denoiser = pipe.transformer if hasattr(pipe, "transformer") else pipe.unet
         calls = seen.setdefault(side.__name__, [])
@@ -101,8 +101,8 @@ def test_a_case_that_fails_is_told_and_the_next_goes_on(
     assert run(command, arguments) == 4
     out = capfd.readouterr().out.splitlines()
     assert out[0] == "sd15 compiled: failed: CUDA out of memory. Tried ..."
-    assert out[1].startswith("sd15 eager: plain ")
-    assert list(read_cases(record)) == [("sd15", "eager", "pil")]
+    assert out[1].startswith("sd15 eager, 2 steps: plain ")
+    assert list(read_cases(record)) == [("sd15", "eager", "pil", 2)]
 
 
 def test_it_stops_between_cases_when_the_time_is_over(
@@ -119,11 +119,12 @@ def test_the_ratio_is_the_pairs_own() -> None:
     case = {
         "model": "synthetic:sdxl",
         "mode": "eager",
+        "num_inference_steps": 50,
         "plain_s": [1.0, 2.0, 4.0],
         "vivace_s": [1.1, 2.0, 3.6],
     }
     assert ratios(case) == pytest.approx([1.1, 1.0, 0.9])
-    assert line(case).startswith("sdxl eager: plain 2.00 s, vivace 2.00 s, ratio 1.0000 [0.9")
+    assert line(case).startswith("sdxl eager, 50 steps: plain 2.00 s, vivace 2.00 s, ratio 1.0000 [0.9")
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,7 @@ def test_what_is_typed_wrongly_is_one_message(
     (tmp_path / "broken.jsonl").write_text('{"a": 1}\n')
     there = make_environment().model_copy(update={"device_name": "another GPU"})
     case = {"model": "synthetic:sdxl", "mode": "eager", "output": "pil", "plain_s": [1.0], "vivace_s": [1.0]}
+    case["num_inference_steps"] = 50
     case["environment"] = there.model_dump(mode="json")
     (tmp_path / "elsewhere.jsonl").write_text(json.dumps(case) + "\n")
     given = [] if "--record" in arguments else ["--record", "new.jsonl"]

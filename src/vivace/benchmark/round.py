@@ -13,7 +13,7 @@ from typing import Any
 from vivace.benchmark.plan import Plan
 from vivace.benchmark.store import save_picture
 from vivace.errors import NoEffect, Unsupported, VivaceError
-from vivace.measure.environment import conditions
+from vivace.measure.environment import conditions, python_ms
 from vivace.measure.kernels import attention_kernels
 from vivace.measure.memory import MemoryMeter
 from vivace.measure.quality import faults, pixels
@@ -132,6 +132,7 @@ class _Measurement:
         self._warm_up(timed)
         meter.start_peak()
         self._time(timed)
+        self.results["conditions"] |= {"python_after_ms": python_ms()}
         self.results["memory"] = meter.read()
         evidence: dict[str, Any] = dict(session.evidence())
         if pictures is not None:

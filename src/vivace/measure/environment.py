@@ -6,7 +6,9 @@ import importlib.metadata
 import os
 import platform
 import re
+import statistics
 import subprocess
+import time
 from pathlib import Path
 
 from vivace.measure.machine import this_machine
@@ -67,11 +69,29 @@ def environment(device: str) -> Environment:
     )
 
 
+def python_ms() -> float:
+    """Milliseconds of a fixed piece of Python, 0.04 s of work in all: how fast this process gets on just now.
+
+    Eager models of small kernels wait for Python, and on a shared host others take its cores without a trace in this
+    machine's load.
+    """
+    times = []
+    for _ in range(9):
+        start = time.perf_counter()
+        total = 0
+        for number in range(100_000):
+            total += number
+        times.append(1000 * (time.perf_counter() - start))
+    return round(statistics.median(times), 3)
+
+
 def conditions() -> dict[str, float | str]:
-    """What may disturb a measurement just now: load, free memory; on NVIDIA GPUs clocks, heat, other processes."""
+    """What may disturb a measurement just now: the CPU's speed and load, free memory; on NVIDIA GPUs clocks, heat,
+    other processes."""
     import psutil
 
     now: dict[str, float | str] = {
+        "python_ms": python_ms(),
         "load_1min": round(os.getloadavg()[0], 2),
         "memory_available_bytes": float(psutil.virtual_memory().available),
     }

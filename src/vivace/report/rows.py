@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,9 @@ from vivace.stats import ONE_ROUND_MARGIN, Gate, Interval, Verdict, median_inter
 
 RANDOM_WEIGHTS = "random weights: times and memory are the architecture's, there are no pictures to judge"
 ONE_ROUND = f"one round only: differences under {100 * ONE_ROUND_MARGIN:.0f} % cannot be told from drift"
+
+CPU_DRIFT = 1.25
+"""A Python loop's time varies by a tenth on a quiet machine."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Row:
     limits: Limits = DEFAULT_LIMITS
     compilation: Compilation | None = None
     """None where nothing was compiled."""
+    cpu_ratio: float | None = None
+    """The time of a piece of Python around this row over that around the baseline; None where it is not known."""
 
     @property
     def model(self) -> str:
@@ -108,6 +114,12 @@ class Row:
             found.append(ONE_ROUND)
         if any(r.steady is False and r.outcome is Outcome.MEASURED for r in self.record.rounds):
             found.append("the warm-up ended before the times were steady")
+        if self.cpu_ratio is not None and abs(math.log(self.cpu_ratio)) > math.log(CPU_DRIFT):
+            times, how = max(self.cpu_ratio, 1 / self.cpu_ratio), "slowly" if self.cpu_ratio > 1 else "fast"
+            found.append(
+                f"the CPU ran Python {times:.1f} times as {how} as while the baseline was measured: what waits for it "
+                "is not comparable"
+            )
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
@@ -179,7 +191,19 @@ def rows_of(
     baseline = _samples(records[0]) if records else None
     rows = [_row(record, baseline, is_baseline=i == 0) for i, record in enumerate(records)]
     rows = [_with_compilation(row, rows[0]) for row in rows]
+    rows = [replace(row, cpu_ratio=_cpu_ratio(row.record, records[0])) for row in rows]
     return [_judged(row, records[0], quality, limits) for row in rows]
+
+
+def _cpu_ratio(record: Record, baseline: Record) -> float | None:
+    here, there = _python_ms(record), _python_ms(baseline)
+    return here / there if here and there else None
+
+
+def _python_ms(record: Record) -> float | None:
+    """Before and after the timed calls of all rounds, in the middle."""
+    found = [r.conditions.get(name) for r in record.rounds for name in ("python_ms", "python_after_ms")]
+    return statistics.median(numbers) if (numbers := [ms for ms in found if isinstance(ms, float)]) else None
 
 
 def _with_compilation(row: Row, baseline: Row) -> Row:

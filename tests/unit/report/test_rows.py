@@ -162,3 +162,20 @@ def test_random_weights_are_said_in_every_row() -> None:
     assert summary(rows).endswith("Random weights: what it does to pictures is not known.")
     table = list(csv.DictReader(io.StringIO(render(rows, "csv"))))
     assert all("random weights" in row["warnings"] for row in table)
+
+
+def test_a_cpu_that_became_slower_is_told_beside_what_suffers() -> None:
+    def record(recipe: str, before: float, after: float) -> Record:
+        round_ = make_round(0).model_copy(
+            update={"conditions": {"python_ms": before, "python_after_ms": after}}
+        )
+        return make_record(recipe, round_)
+
+    baseline = record("baseline", 5.0, 5.2)
+    _, same, slow, fast = rows_of(
+        [baseline, record("bf16", 5.6, 5.5), record("tiny_vae", 9.0, 9.8), record("channels_last", 2.5, 2.6)]
+    )
+    assert not [w for w in same.warnings if "the CPU" in w]
+    (told,) = [w for w in slow.warnings if "the CPU" in w]
+    assert told.startswith("the CPU ran Python 1.8 times as slowly as while the baseline was measured")
+    assert any("2.0 times as fast" in w for w in fast.warnings)
