@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import every_model
+from benchmarks import every_model, overhead
 from docs import composition, hardware, models_measured
 from tests.composition import run as composition_run
 from vivace.cli import app
@@ -132,7 +132,7 @@ def readme() -> str:
 
 
 def models_measured_page() -> str:
-    return models_measured.page(every_model.RECORD, NOTE)
+    return models_measured.page(every_model.RECORD, NOTE, overhead.RECORD)
 
 
 def hardware_page() -> str:

@@ -6,15 +6,18 @@ import json
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.every_model import plan_file, read_records
+from benchmarks.overhead import ratios, read_cases
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS, Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.environment import Environment
 from vivace.spec.recipe import BASELINE
+from vivace.stats import median_interval
 
 _HEADINGS = (
     "model", "size", "steps, guidance", "recipe", "s/image", "speed-up [95 % interval]", "model memory", "peak memory",
@@ -23,12 +26,13 @@ _HEADINGS = (
 Planned = dict[tuple[str, str], dict[str, Any]]
 
 
-def page(record: Path, note: str) -> str:
+def page(record: Path, note: str, overhead: Path | None = None) -> str:
     """Markdown.
 
     Args:
         record: a file that exists.
         note: what stands above the heading: that the page is generated.
+        overhead: what `python -m benchmarks.overhead` wrote, if it did.
     """
     records = read_records(record)
     predicted = _predictions(plan_file(record))
@@ -64,7 +68,30 @@ def page(record: Path, note: str) -> str:
             "eager ones."
         )
     lines.append(f"\nMade by `python -m benchmarks.every_model` ([record](../results/{record.name})).")
+    if overhead is not None and overhead.exists():
+        lines += ["", *_overhead(overhead)]
     return "\n".join(lines) + "\n"
+
+
+def _overhead(path: Path) -> list[str]:
+    headings = ("model", "mode", "steps", "plain script", "vivace", "vivace / plain [95 % interval]", "pairs")
+    lines = [
+        "## What the harness costs\n",
+        "vivace's timed calls beside a plain script's, by turns in one process with the same weights; embeddings are "
+        "given. Each pair of neighbouring calls gives a ratio, and the median of them is shown. Eager UNets wait for "
+        "Python, so their calls are as noisy as the host's CPU; there many short calls tell more than few long ones.\n",
+        f"| {' | '.join(headings)} |",
+        "|" + " --- |" * len(headings),
+    ]
+    for case in read_cases(path).values():
+        found = median_interval([ratios(case)])
+        between = "" if found.low is None or found.high is None else f" [{found.low:.3f}, {found.high:.3f}]"
+        lines.append(
+            f"| {_plain(case['model'])} | {case['mode']} | {case['num_inference_steps']} "
+            f"| {seconds(median(case['plain_s']))} | {seconds(median(case['vivace_s']))} | {found.point:.3f}{between} "
+            f"| {len(case['plain_s'])} |"
+        )
+    return [*lines, f"\nMade by `python -m benchmarks.overhead` ([record](../results/{path.name}))."]
 
 
 def _tables(records: dict[Any, Any]) -> list[list[Row]]:

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import every_model
 from benchmarks.every_model import plan_file, write_records
 from docs import generate, models_measured
-from tests.make import make_record, make_round
+from tests.make import make_environment, make_record, make_round
 from vivace.models.find import find_model
 from vivace.spec.record import Outcome, Record, Round
 
@@ -84,3 +84,22 @@ def test_predictions_stand_beside_where_they_were_made(record: Path) -> None:
 def test_the_page_is_generated_where_there_is_a_record_and_only_there() -> None:
     assert ("docs/models-measured.md" in generate.PAGES) == every_model.RECORD.exists()
     assert (generate.DOCS / "models-measured.md").exists() == every_model.RECORD.exists()
+
+
+def test_what_the_harness_costs_stands_below(record: Path, tmp_path: Path) -> None:
+    environment = make_environment().model_dump(mode="json")
+    case = {
+        "model": "synthetic:sdxl",
+        "mode": "eager",
+        "output": "pil",
+        "num_inference_steps": 8,
+        "plain_s": [1.0, 2.0, 4.0],
+        "vivace_s": [1.1, 2.0, 3.6],
+        "environment": environment,
+    }
+    path = tmp_path / "overhead.jsonl"
+    assert "What the harness costs" not in models_measured.page(record, generate.NOTE, path)
+    path.write_text(json.dumps(case) + "\n")
+    page = models_measured.page(record, generate.NOTE, path)
+    assert "| sdxl | eager | 8 | 2.00 s | 2.00 s | 1.000 [0.900, 1.100] | 3 |" in page
+    assert "python -m benchmarks.overhead" in page

@@ -54,7 +54,7 @@ class Drawer:
     """Draws cases one at a time; a context manager that owns the worker process and the references."""
 
     def __init__(self) -> None:
-        self._launcher = Launcher(fork=True, command=COMMAND)
+        self._launcher = Launcher(COMMAND)
         self._folder = tempfile.TemporaryDirectory()
         self._references: set[str] = set()
 

@@ -11,6 +11,7 @@ import vivace
 from tests.contract.test_technique_contract import RECIPES
 from tests.faulty_worker import COMMAND, Fault
 from vivace.benchmark import Plan
+from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.sweep import start_launcher
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.kernels import attention_kernels
@@ -148,3 +149,10 @@ def test_the_largest_batch_is_found_and_measured(tmp_path: Path) -> None:
     print(workload.batch)
     assert records[0].outcome is Outcome.MEASURED, (workload.batch, records[0].reason)
     assert workload.batch > 4
+
+
+def test_rounds_are_forked_from_a_process_that_never_woke_the_driver() -> None:
+    with start_launcher("cuda") as launcher:
+        found = ask_environment(launcher, "cuda", None)
+        assert found.device == "cuda"
+        assert launcher.forks

@@ -38,14 +38,21 @@ class Ending:
 class Launcher:
     """Runs requests one at a time, each in a process of its own.
 
+    One server process forks a child per request; where that cannot be (see `vivace.benchmark.worker`), each request
+    gets a fresh process.
+
     Args:
-        fork: True: one server process forks a child per request (CPU). False: a fresh process each (CUDA).
         command: the worker's command line.
+        tries_gpu: whether requests may use a GPU.
+
+    Attributes:
+        forks: whether they are children of one process; known once the first was sent.
     """
 
-    def __init__(self, fork: bool, command: Sequence[str] = WORKER) -> None:
-        self._fork = fork
-        self._command = [*command, "--fork"] if fork else list(command)
+    def __init__(self, command: Sequence[str] = WORKER, *, tries_gpu: bool = True) -> None:
+        self.forks = True
+        self._command = list(command)
+        self._how_to_fork = ["--fork", *["--try-gpu"] * tries_gpu]
         self._process: subprocess.Popen[bytes] | None = None
         self._lines = _Lines()
         self._folder = tempfile.TemporaryDirectory(prefix="vivace-")
@@ -115,7 +122,7 @@ class Launcher:
             raise
 
     def _finish(self, value: dict[str, Any] | None, timed_out: bool, status: int, log: Path) -> Ending:
-        if not self._fork:
+        if not self.forks:
             self._stop()
         killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
@@ -152,7 +159,7 @@ class Launcher:
             self._stop()
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                self._command,
+                [*self._command, *(self._how_to_fork if self.forks else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -165,6 +172,7 @@ class Launcher:
             _kill_group(self._process.pid)
             self._stop()
             raise WorkerError(f"the worker process did not start: {last_line(_tail(log)) or 'no message'}")
+        self.forks = event["forks"]
 
 
 class _Lines:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -156,17 +155,8 @@ def _scorer(name: str | None, prepared: Prepared) -> FoundScorer | None:
 
 
 def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
-    """A launcher that forks where rounds will run on the CPU, and starts afresh where they may touch CUDA."""
-    return Launcher(fork=device == "cpu" or (device == "auto" and not _has_nvidia_driver()), command=worker)
-
-
-def _has_nvidia_driver() -> bool:
-    """Asked without torch, which this process does not import. A driver that torch cannot use costs only time:
-    each round then starts a process of its own."""
-    return (
-        os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
-        and Path("/proc/driver/nvidia/version").exists()
-    )
+    """A launcher for rounds on `device` ("auto", "cpu" or "cuda")."""
+    return Launcher(worker, tries_gpu=device != "cpu")
 
 
 def _command(model: str, prepared: Prepared) -> str:

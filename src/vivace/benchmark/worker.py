@@ -1,10 +1,13 @@
 """The worker process: JSON lines in on standard input, JSON lines out on standard output.
 
-    python -m vivace.benchmark.worker --fork      CPU: imports once, then forks one child per request
-    python -m vivace.benchmark.worker             CUDA: serves its requests itself, in a fresh process
+    python -m vivace.benchmark.worker --fork              imports once, then forks one child per request
+    python -m vivace.benchmark.worker --fork --try-gpu    the same, unless a child cannot use the GPU
+    python -m vivace.benchmark.worker                     serves its requests itself, in a fresh process
 
-A forked child starts in milliseconds and shares the imported libraries; a parent that has only imported is safe to
-fork. CUDA does not survive a fork, so there each round is a process of its own.
+A forked child starts in milliseconds and shares the imported libraries, which take seconds; a parent that has only
+imported is safe to fork. CUDA's driver does not survive a fork once a process has woken it, and what libraries do when
+they are imported is their own affair. So a first child tries the GPU, if there is one, and `ready` says how that ended;
+if badly, the launcher starts a fresh process for each request.
 
 Requests: {"kind": "environment", "device": ..., "threads": ...}
           {"kind": "figures", "pictures": FOLDER, "keys": [...], "scorer": ..., "device": ..., "lpips": ...,
@@ -14,8 +17,8 @@ Requests: {"kind": "environment", "device": ..., "threads": ...}
           {"kind": "predictions", "trials": [...], "environment": ...}
           {"kind": "race", "device": ..., "threads": ..., "model": ..., "recipes": [...]}
           {"kind": "round", "trial": ..., "round": k, "plan": ..., "pictures": FOLDER, "log": FILE, "threads": ...}
-Events:   {"event": "ready"}, {"event": "started", "pid": ...}, {"event": "phase", ...}, {"event": "sample", ...},
-          {"event": "result", "value": ...}, {"event": "ended", "status": WAIT_STATUS}
+Events:   {"event": "ready", "forks": true|false}, {"event": "started", "pid": ...}, {"event": "phase", ...},
+          {"event": "sample", ...}, {"event": "result", "value": ...}, {"event": "ended", "status": WAIT_STATUS}
 """
 
 from __future__ import annotations
@@ -44,8 +47,12 @@ def main() -> None:
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     fork = "--fork" in sys.argv[1:]
+    # Asks how many GPUs there are without waking the driver, which libraries do that look for one on import.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import_all()
-    say(events, {"event": "ready"})
+    if fork and "--try-gpu" in sys.argv[1:]:
+        fork = gpu_works_in_a_child()
+    say(events, {"event": "ready", "forks": fork})
     for line in sys.stdin:
         request = json.loads(line)
         if fork:
@@ -76,6 +83,22 @@ def import_all() -> None:
         ):
             getattr(module, name)
         assert torchao.quantization.quantize_ is not None
+
+
+def gpu_works_in_a_child() -> bool:
+    """Whether a forked child of this process can use the GPU; True where there is none."""
+    import torch
+
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            if torch.cuda.is_available():
+                torch.zeros(1, device="cuda").item()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def serve_in_child(request: dict[str, Any], events: TextIO) -> None:

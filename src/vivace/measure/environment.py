@@ -27,7 +27,7 @@ _VARIABLE_PREFIXES = (
     "DIFFUSERS_",
     "NVIDIA_TF32",
 )
-# Where things lie and how loud they log changes no measurement; the last is vivace's own doing.
+# Where things lie, how loud they log and how GPUs are counted changes no measurement.
 _IGNORED_VARIABLES = (
     "DIFFUSERS_DISABLE_REMOTE_CODE",
     "CUDA_HOME",
@@ -36,6 +36,7 @@ _IGNORED_VARIABLES = (
     "TORCH_LOGS",
     "TORCHINDUCTOR_CACHE_DIR",
     "TORCH_HOME",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
 )
 
 

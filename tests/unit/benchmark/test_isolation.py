@@ -1,14 +1,18 @@
 """A round that crashes, hangs or runs out of memory is a typed outcome; the next trial never notices."""
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 import vivace
 from tests.faulty_worker import COMMAND, Fault
 from vivace.benchmark import Plan, Store
-from vivace.benchmark.launcher import Launcher
+from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.sweep import start_launcher
 from vivace.errors import WorkerError
 from vivace.spec.record import Outcome, Record
@@ -96,3 +100,37 @@ def test_pictures_that_are_none_are_named(launcher: Launcher, tmp_path: Path) ->
     good, broken = run(launcher, tmp_path / "s", "guidance(3)", "fault(black)")
     assert [p.faults for p in good.rounds[0].pictures] == [()] * 3
     assert [p.faults for p in broken.rounds[0].pictures] == [("black",)] * 3
+
+
+FORKLESS = """
+from vivace.benchmark import worker
+worker.gpu_works_in_a_child = lambda: False
+worker.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "device", "forks"),
+    [
+        (WORKER, "auto", True),
+        ((sys.executable, "-c", FORKLESS), "auto", False),
+        ((sys.executable, "-c", FORKLESS), "cpu", True),
+    ],
+)
+def test_where_children_cannot_use_the_gpu_requests_get_fresh_processes(
+    command: tuple[str, ...], device: str, forks: bool
+) -> None:
+    request = {"kind": "environment", "device": "cpu", "threads": 1}
+    parents = []
+
+    def started(event: dict[str, Any]) -> None:
+        if event["event"] == "started":
+            parents.append(psutil.Process(event["pid"]).ppid())
+
+    with start_launcher(device, command) as launcher:
+        for _ in range(2):
+            found = launcher.run(request, 60, started).value
+            assert found is not None
+            assert found["num_threads"] == 1
+    own = [parent == os.getpid() for parent in parents]
+    assert own == [not forks] * 2, "a fork's parent is the worker, not this process"
