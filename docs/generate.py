@@ -1,5 +1,6 @@
 """Generate what comes from the code or from records: docs/techniques.md, docs/hardware.md, docs/cli.md,
-docs/models-measured.md and docs/composition.md once their records exist, and the README's table.
+docs/models-measured.md, docs/techniques-measured.md and docs/composition.md once their records exist, and the
+README's table.
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -15,8 +16,8 @@ from pathlib import Path
 
 import click
 
-from benchmarks import every_model, overhead
-from docs import composition, hardware, models_measured
+from benchmarks import every_model, every_technique, overhead
+from docs import composition, hardware, models_measured, techniques_measured
 from tests.composition import run as composition_run
 from vivace.cli import app
 from vivace.report.summary import plus_minus, ratio, size
@@ -135,6 +136,10 @@ def models_measured_page() -> str:
     return models_measured.page(every_model.RECORD, NOTE, overhead.RECORD)
 
 
+def techniques_measured_page() -> str:
+    return techniques_measured.page(NOTE, every_technique.RESULTS)
+
+
 def hardware_page() -> str:
     return hardware.page(NOTE)
 
@@ -151,6 +156,8 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 if every_model.RECORD.exists():
     PAGES["docs/models-measured.md"] = models_measured_page
+if any(every_technique.record_file(name).exists() for name in every_technique.FAMILIES):
+    PAGES["docs/techniques-measured.md"] = techniques_measured_page
 if composition_run.RECORD.exists():
     PAGES["docs/composition.md"] = composition_page
 

@@ -43,7 +43,7 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
         "The models of the catalogue at their published architecture with **random weights** (`synthetic:NAME`), drawn "
         "as their entries say: native size, steps, guidance, scheduler. Times and memory are the architecture's; "
         "pictures, and so quality, there are none.\n",
-        *(f"- {_conditions(environment)}" for environment in _environments(list(records.values()))),
+        *(f"- {conditions_of(environment)}" for environment in environments_of(list(records.values()))),
         f"- {_workload([row for rows in _tables(records) for row in rows])}\n",
         f"| {' | '.join(headings)} |",
         "|" + " --- |" * len(headings),
@@ -144,13 +144,13 @@ def _predictions(path: Path) -> Planned:
     return {(row["model"], row["recipe"]): row for row in json.loads(path.read_text())}
 
 
-def _environments(records: Sequence[Any]) -> list[Environment]:
+def environments_of(records: Sequence[Any]) -> list[Environment]:
     """Each once, but for the commit: a record that was resumed may span several."""
     found = {r.environment.model_copy(update={"source_revision": None}).model_dump_json(): r for r in records}
     return [record.environment for record in found.values()]
 
 
-def _conditions(environment: Environment) -> str:
+def conditions_of(environment: Environment) -> str:
     driver = f", driver {environment.driver}" if environment.driver else ""
     libraries = ", ".join(f"{name} {version}" for name, version in environment.libraries.items())
     return f"{environment.device_name}{driver}; {libraries}; vivace {environment.vivace}"

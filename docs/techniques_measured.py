@@ -1,0 +1,180 @@
+"""The page docs/techniques-measured.md, from the records that `python -m benchmarks.every_technique` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.every_technique import (
+    FAMILIES,
+    STEPS,
+    configurations,
+    first_calls_file,
+    full_length,
+    key_of,
+    read_records,
+    record_file,
+    rows_with_baselines,
+)
+from docs.models_measured import conditions_of, environments_of
+from vivace.models.catalogue import CATALOGUE
+from vivace.report.rows import Row, rows_of
+from vivace.report.summary import plus_minus, ratio, seconds, size
+from vivace.spec.recipe import BASELINE
+from vivace.spec.record import Outcome, Record
+from vivace.stats import Interval, Verdict, median_interval, speedup, verdict
+
+_HEADINGS = (
+    "recipe", "s/image", "steps timed", "speed-up [95 % interval]", "verdict", "model memory", "peak memory",
+    "first call", "compiling",
+)  # fmt: skip
+PUBLISHED = {
+    "flux-dev": (10.32, 6.93, 6.86, 6.86, 12.20, 5.59, 12.30, 5.46, 5.43, 5.30),
+}
+"""Seconds of the study's ten configurations on an H100, the baseline first and then as `CONFIGURATIONS`. Its other
+models are not measured here."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A measured row at the model's full length: timed so, or scaled to it.
+
+    latency: seconds an image.
+    speedup: over the baseline before it, scaled the same way; None for a baseline.
+    """
+
+    row: Row
+    steps: int
+    latency: Interval
+    speedup: Interval | None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return None if self.speedup is None else verdict(self.speedup, 1)
+
+
+def page(note: str, results: Path) -> str:
+    """Markdown.
+
+    Args:
+        note: what stands above the heading: that the page is generated.
+        results: the folder of the records.
+    """
+    lines = [
+        note,
+        "# Every technique, measured\n",
+        "Each technique that keeps the picture, alone and with `compile` where that decides what it is worth, on "
+        "full-size models with **random weights** (`synthetic:NAME`) at their native size, batch 1, text encoders "
+        "inside the call. Times and memory are the architecture's; pictures, and so quality, there are none.\n",
+        f"Rows of {STEPS} *steps timed* are scaled: the time of the steps is multiplied to the model's own number, "
+        "that of the text encoders and the VAE is not. Each is compared with the baseline that was measured before it "
+        "in the same run, scaled alike. With one process a recipe, differences under 10 % cannot be told from drift: "
+        f"*{Verdict.UNCLEAR}*. *First call*: with whatever is compiled on the way, where the timed process found the "
+        "graphs in the compiler's cache; *compiling*: the first call of a process that found none, while others "
+        "compiled beside it.\n",
+    ]
+    for name in FAMILIES:
+        records = read_records(results / record_file(name).name)
+        if records:
+            lines += _family(name, records, read_records(results / first_calls_file(record_file(name)).name))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def line_of(row: Row, baseline: Row, length: int) -> Line:
+    """A measured row at `length` steps.
+
+    Args:
+        baseline: measured, over as many steps as the row.
+    """
+    steps = key_of(row.record)[1]
+    mine, theirs = (_scaled(one, length / steps) for one in (row, baseline))
+    gain = None if row.is_baseline else speedup([theirs], [mine])
+    return Line(row, steps, median_interval([mine]), gain)
+
+
+def _scaled(row: Row, factor: float) -> list[float]:
+    """Seconds of each timed call, its steps taken `factor` times."""
+    samples = [sample for round_ in row.record.rounds for sample in round_.samples]
+    return [s.total_s + (factor - 1) * s.stages_s.get("steps", 0.0) for s in samples]
+
+
+def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -> list[str]:
+    length = full_length(name)
+    rows = rows_with_baselines(records)
+    first_calls = {
+        row.recipe: row.first_call_s for row in rows_of(list(compiling)) if row.latency is not None
+    }
+    measured: dict[tuple[str, int], Line] = {}
+    latest: dict[int, Row] = {}
+    for row in rows:
+        steps = key_of(row.record)[1]
+        if row.is_baseline:
+            latest[steps] = row
+        if row.latency is not None and latest[steps].latency is not None:
+            measured[row.recipe, steps] = line_of(row, latest[steps], length)
+    # What was timed at full length needs no scaling.
+    best = {recipe: line for (recipe, steps), line in sorted(measured.items(), key=lambda item: item[0][1])}
+    ordered = sorted(best.values(), key=lambda line: -(line.speedup.point if line.speedup else 1.0))
+    entry = CATALOGUE[name]
+    lines = [
+        f"## {name}\n",
+        f"{entry.width}x{entry.height}, {length} steps, guidance {entry.guidance_scale:g}.\n",
+        *(f"- {conditions_of(environment)}" for environment in environments_of(records)),
+        "",
+        f"| {' | '.join(_HEADINGS)} |",
+        "|" + " --- |" * len(_HEADINGS),
+        *(f"| {' | '.join(_cells(line, first_calls.get(line.row.recipe)))} |" for line in ordered),
+        "",
+    ]
+    notes = [_told(row) for row in rows if row.latency is None and row.recipe not in best]
+    if notes:
+        lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
+    warnings = [f"- `{row.recipe}`: {w}" for row in rows for w in row.warnings if w.startswith("the CPU ran")]
+    if warnings:
+        lines += ["To be read with care:\n", *dict.fromkeys(warnings), ""]
+    lines += _study(name, measured, length)
+    lines.append(
+        f"Made by `python -m benchmarks.every_technique {name}` ([record](../results/{record_file(name).name})).\n"
+    )
+    return lines
+
+
+def _cells(line: Line, compiling_s: float | None) -> list[str]:
+    row = line.row
+    gain, told = ("1", "baseline") if line.speedup is None else (ratio(line.speedup), str(line.verdict))
+    memory = ["-", "-"]
+    if row.memory is not None:
+        memory = [size(row.memory.model_bytes), size(row.memory.peak_bytes)]
+    times = ["-" if value is None else seconds(value) for value in (row.first_call_s, compiling_s)]
+    recipe = f"`{row.recipe}`".replace("|", "\\|")
+    return [recipe, plus_minus(line.latency), str(line.steps), gain, told, *memory, *times]
+
+
+def _told(row: Row) -> str:
+    how = "already so" if row.outcome is Outcome.NO_EFFECT else row.outcome.value
+    return f"- `{row.recipe}`: {how}: {row.reason}"
+
+
+def _study(name: str, measured: dict[tuple[str, int], Line], length: int) -> list[str]:
+    """The ten configurations in the study's order, with what it published where it is the same model."""
+    recipes = [BASELINE, *configurations(name)]
+    if not all((recipe, length) in measured for recipe in recipes):
+        return []
+    published = PUBLISHED.get(name)
+    headings = ["configuration", "s/image", "speed-up", "model memory", "peak memory"]
+    headings += ["published, H100", "speed-up there"] if published else []
+    lines = [
+        f"### Ten configurations of 8-bit weights and compile, {length} steps\n",
+        f"| {' | '.join(headings)} |",
+        "|" + " --- |" * len(headings),
+    ]
+    for place, recipe in enumerate(recipes):
+        line = measured[recipe, length]
+        memory = line.row.memory
+        cells = [f"`{recipe}`", plus_minus(line.latency), ratio(line.speedup) if line.speedup else "1"]
+        cells += [size(memory.model_bytes), size(memory.peak_bytes)] if memory else ["-", "-"]
+        if published:
+            cells += [f"{published[place]:.2f} s", f"{published[0] / published[place]:.2f}x"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
