@@ -42,6 +42,8 @@ class Stage(IntEnum):
     """Memory formats; after quantisation, which may create new weights."""
     SPLIT = 43
     """A part's work is cut into smaller pieces: tiles, slices."""
+    THIN = 44
+    """Less work within a step: fewer tokens."""
     CACHE = 45
     """Hooks that skip work between steps; before compiling, so that the graph is traced with them."""
     COMPILE = 50

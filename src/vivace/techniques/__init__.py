@@ -21,6 +21,7 @@ from vivace.techniques.scheduler import Scheduler
 from vivace.techniques.steps import Steps
 from vivace.techniques.tf32 import Tf32
 from vivace.techniques.tiny_vae import TinyVae
+from vivace.techniques.token_merging import TokenMerging
 from vivace.techniques.vae_slicing import VaeSlicing
 from vivace.techniques.vae_tiling import VaeTiling
 
@@ -35,6 +36,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         ChannelsLast,
         VaeSlicing,
         VaeTiling,
+        TokenMerging,
         FirstBlockCache,
         Compile,
         CudaGraph,
