@@ -32,6 +32,8 @@ class Stage(IntEnum):
 
     SWAP = 10
     """A part is exchanged: a tiny VAE."""
+    PRUNE = 15
+    """Blocks are taken out, before anything is done to those that stay."""
     PRECISION = 20
     """dtype, before quantisation looks at the weights."""
     FUSE = 25

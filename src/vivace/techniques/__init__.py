@@ -16,6 +16,7 @@ from vivace.techniques.inference_mode import InferenceMode
 from vivace.techniques.layerwise_casting import LayerwiseCasting
 from vivace.techniques.offload import Offload
 from vivace.techniques.prompt_cache import PromptCache
+from vivace.techniques.prune import Prune
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
 from vivace.techniques.steps import Steps
@@ -29,6 +30,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
     technique.name: technique
     for technique in (
         TinyVae,
+        Prune,
         Dtype,
         FuseQkv,
         Quantize,

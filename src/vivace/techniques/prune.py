@@ -1,0 +1,207 @@
+"""Blocks of the denoiser that change little of what passes through them are taken out.
+
+Why: every block of a denoiser adds something to what comes in, and some add next to nothing. What is taken out costs
+    neither time nor memory, needs no kernel and no GPU of a certain age, and goes with everything else. For UNets full
+    of convolutions, which quantising hardly speeds up, it is what remains beside fewer steps.
+Costs: another picture, and with a larger share a worse one: published pruned models were trained again afterwards,
+    which vivace does not do. Choosing the blocks draws `pictures` of the workload's prompts first.
+Needs: a UNet as diffusers builds it, or a transformer with lists of blocks (FLUX, SD3, PixArt).
+Source: Men et al., "ShortGPT", arXiv 2403.03853 (a block's influence); Kim et al., "BK-SDM", arXiv 2305.15798 (which
+    parts of a UNet can go).
+
+A block's influence is the length of what it adds over the length of what comes in, averaged over the steps of the
+pictures. Of a UNet those parts can go whose output has the shape of their input: attention with its feed-forward, and
+convolution blocks behind the first of their resolution; of a list of blocks one always stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from vivace.errors import NoEffect
+from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+
+_LISTS = ("transformer_blocks", "single_transformer_blocks")
+
+
+class Prune(Technique):
+    name: ClassVar[str] = "prune"
+    summary: ClassVar[str] = "the denoiser's blocks that change least are taken out"
+    stage: ClassVar[Stage] = Stage.PRUNE
+    owns: ClassVar[str] = "blocks"
+    same_picture: ClassVar[bool] = False
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+
+    share: float = knob(
+        0.1, gt=0, le=0.9, tune=[0.1, 0.2], about="share of the blocks that can go, at least one"
+    )
+    pictures: int = knob(2, ge=1, le=64, tune=[2], about="prompts that are drawn to choose them")
+
+    @property
+    def needs_prompts(self) -> bool:
+        return True
+
+    def unsupported(self, target: Target) -> str | None:
+        if target.pipe is None:
+            return None
+        denoiser = target.module("denoiser")
+        if not _blocks(denoiser):
+            return f"{type(denoiser).__name__} has no blocks that can be taken out"
+        if _chooses(target) and not target.prompts:
+            return (
+                "it looks at what is drawn to choose the blocks, and there are no prompts; give some: "
+                "vivace.apply(pipe, recipe, prompts=[...])"
+            )
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        denoiser = target.module("denoiser")
+        blocks = _blocks(denoiser)
+        number = max(1, int(self.share * len(blocks)))
+        if _chooses(target):
+            prompts = [target.prompts[k % len(target.prompts)] for k in range(self.pictures)]
+            influence = _influence(target, blocks, prompts)
+            ordered = sorted(blocks, key=lambda block: influence[block.name])
+            how = f"least influence over {self.pictures} picture{'s' if self.pictures > 1 else ''}"
+        else:
+            # Of random weights none matters more than another; spread evenly they cost what a choice would save.
+            ordered = [blocks[(2 * k + 1) * len(blocks) // (2 * number)] for k in range(number)]
+            how = "spread evenly: random weights say nothing of influence"
+        before = sum(p.numel() for p in denoiser.parameters())
+        taken = _take_out(denoiser, ordered, number)
+        if not taken:
+            raise NoEffect("each list of blocks has one only, and that stays")
+        removed = before - sum(p.numel() for p in denoiser.parameters())
+        return Effect(
+            changed={
+                "denoiser.blocks_taken_out": len(taken),
+                "denoiser.blocks_that_could_go": len(blocks),
+                "denoiser.parameters_less": f"{removed / before:.1%}",
+                "denoiser.taken_out": ", ".join(sorted(taken)),
+                "chosen": how,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class _Block:
+    """name: its path in the denoiser. in_list: whether it can be deleted from a list; else what lets its input through
+    takes its place."""
+
+    name: str
+    module: Any
+    in_list: bool
+
+
+def _chooses(target: Target) -> bool:
+    return target.has_data and not target.has_random_weights
+
+
+def _blocks(denoiser: Any) -> list[_Block]:
+    """In the order of the denoiser's modules."""
+    if hasattr(denoiser, "down_blocks"):
+        return _unet_blocks(denoiser)
+    found = []
+    for name in _LISTS:
+        for number, block in enumerate(getattr(denoiser, name, None) or ()):
+            # SD3's last block gives no text on.
+            if not getattr(block, "context_pre_only", False):
+                found.append(_Block(f"{name}.{number}", block, in_list=True))
+    return found
+
+
+def _unet_blocks(unet: Any) -> list[_Block]:
+    found = []
+    for name, module in unet.named_modules():
+        if name.rpartition(".")[0].endswith("resnets"):
+            same_shape = module.in_channels == module.out_channels and module.conv_shortcut is None
+            if same_shape and not module.up and not module.down:
+                found.append(_Block(name, module, in_list=False))
+        elif name.rpartition(".")[0].endswith("attentions") and hasattr(module, "transformer_blocks"):
+            inner = list(module.transformer_blocks)
+            if len(inner) == 1:
+                found.append(_Block(name, module, in_list=False))
+            else:
+                found += [
+                    _Block(f"{name}.transformer_blocks.{k}", b, in_list=True) for k, b in enumerate(inner)
+                ]
+    return found
+
+
+def _influence(target: Target, blocks: Sequence[_Block], prompts: Sequence[str]) -> dict[str, float]:
+    """By block, what it adds over what comes in; infinite for what was never called."""
+    import torch
+
+    seen: dict[str, list[Any]] = {block.name: [] for block in blocks}
+    accepted = inspect.signature(target.pipe.__call__).parameters
+    call = {k: v for k, v in target.defaults.items() if k in accepted}
+    with _watching(blocks, seen):
+        for number, prompt in enumerate(prompts):
+            target.pipe(prompt=prompt, generator=torch.Generator("cpu").manual_seed(number), **call)
+    found = {
+        name: float(torch.stack(ratios).mean()) if ratios else float("inf") for name, ratios in seen.items()
+    }
+    return {name: ratio if ratio == ratio else float("inf") for name, ratio in found.items()}  # nan last
+
+
+@contextlib.contextmanager
+def _watching(blocks: Sequence[_Block], seen: dict[str, list[Any]]) -> Iterator[None]:
+    def look(name: str) -> Any:
+        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            before = (kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]).float()
+            seen[name].append((_hidden(output).float() - before).norm() / before.norm())
+
+        return hook
+
+    hooks = [block.module.register_forward_hook(look(block.name), with_kwargs=True) for block in blocks]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _hidden(output: Any) -> Any:
+    """The picture's part of a block's output: alone, in a `sample`, or last of a tuple, behind the text's."""
+    if hasattr(output, "sample"):
+        return output.sample
+    return output[-1] if isinstance(output, tuple) else output
+
+
+def _take_out(denoiser: Any, ordered: Sequence[_Block], number: int) -> list[str]:
+    """The first `number` of the blocks, but the last of a list stays; their names."""
+    gone: list[_Block] = []
+    left: dict[str, int] = {}
+    for block in ordered:
+        if len(gone) == number:
+            break
+        parent = block.name.rpartition(".")[0]
+        if block.in_list:
+            if left.setdefault(parent, len(denoiser.get_submodule(parent))) == 1:
+                continue
+            left[parent] -= 1
+        gone.append(block)
+    # From behind, so that the numbers of those in front stay true.
+    for block in sorted(gone, key=lambda one: -int(one.name.rpartition(".")[2])):
+        parent, _, place = block.name.rpartition(".")
+        if block.in_list:
+            del denoiser.get_submodule(parent)[int(place)]
+        else:
+            denoiser.get_submodule(parent)[int(place)] = _passage(hasattr(block.module, "transformer_blocks"))
+    return [block.name for block in gone]
+
+
+def _passage(in_tuple: bool) -> Any:
+    """A module that returns its first argument, in a tuple as diffusers' UNet blocks ask their attention for it."""
+    import torch
+
+    class Passage(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+            return (hidden_states,) if in_tuple else hidden_states
+
+    return Passage()
