@@ -40,6 +40,13 @@ OTHERS = {
     "quantize(int4, backend=quanto)": "optimum",
     "quantize(int8, backend=sdnq, convolutions=True)": "sdnq",
     "quantize(int4, backend=sdnq)": "sdnq",
+    "quantize(q8_0, backend=gguf)": "gguf",
+    "quantize(q8_0, backend=gguf)+compile": "gguf",
+    "quantize(q8_0, backend=gguf)+cuda_graph": "gguf",
+    "quantize(q8_0, backend=gguf)+offload(group)": "gguf",
+    "quantize(q4_0, backend=gguf)": "gguf",
+    "quantize(q4_0, backend=gguf)+compile": "gguf",
+    "quantize(q4_0, backend=gguf)+offload(model)": "gguf",
 }
 
 

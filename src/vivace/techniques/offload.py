@@ -63,7 +63,11 @@ class Offload(Technique):
                 continue
             if any(hasattr(part.forward, "_torchdynamo_orig_callable") for part in inner):
                 return f"the {component} is compiled, and sequential exchanges its layers' weights; group can do that"
-            if any(hasattr(weight, "__tensor_flatten__") for weight in module.parameters()):
+            # accelerate makes a weight anew from its bytes alone, which do not say what kind GGUF's are.
+            if any(
+                hasattr(weight, "__tensor_flatten__") or hasattr(weight, "quant_shape")
+                for weight in module.parameters()
+            ):
                 return f"the {component} is quantised, and sequential moves plain weights only; group can do that"
         if self.stream and not target.has_data:
             return (

@@ -4,7 +4,7 @@ Why: half (8 bits) or a quarter (4 bits) of the memory of fp16 for the layers th
     is the limit there is less to read; where products are, `int8_dynamic`, `fp8`, `int4_gemm` multiply in fewer bits.
 Costs: rounding. Schemes that store in fewer bits and compute as before widen the weights in front of each product:
     without `compile` they are slower, not faster.
-Needs: torchao, which comes with vivace, or by `backend=` bitsandbytes, optimum-quanto or sdnq, which are extras.
+Needs: torchao, which comes with vivace, or by `backend=` bitsandbytes, optimum-quanto, sdnq or gguf, which are extras.
     `fp8` wants a GPU of compute capability 8.9 or later, and bf16 for a scale per row. Layers that a scheme cannot take
     are left alone; the evidence names them and says why.
 Source: torchao; Dettmers et al., LLM.int8(), arXiv 2208.07339; Dettmers et al., QLoRA (NF4, double quantisation),
@@ -17,7 +17,8 @@ in $VIVACE_CACHE (else ~/.cache/vivace) for the next time. `int4` is packed two 
 keeps a byte for each elsewhere. `int4_gemm`: Hopper's tensor cores know no int4, and torchao 0.16 took its int4 by
 int4 product out; the nearest that is left is int4 weights by fp8 inputs, in kernels that PyTorch's mslk brings.
 bitsandbytes' `int8` multiplies in int8, its `nf4` is QLoRA's own; Quanto's and SDNQ's `int8`, `fp8_weight`, `int4`
-take convolutions too.
+take convolutions too. GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0` are what files of that name hold: the weights are
+quantised as llama.cpp does it, and widened by diffusers in each call. (Such files themselves vivace does not read.)
 """
 
 from __future__ import annotations
@@ -60,10 +61,22 @@ class Quantize(Technique):
         "quantize(int8)@denoiser,text_encoder_2",
     )
 
-    scheme: Literal["int8", "int8_dynamic", "fp8_weight", "fp8", "fp8_static", "nf4", "int4", "int4_gemm"] = (
-        knob(tune=["int8"], about="how weights are stored, and what products are computed in")
-    )
-    backend: Literal["torchao", "bitsandbytes", "quanto", "sdnq"] = knob(
+    scheme: Literal[
+        "int8",
+        "int8_dynamic",
+        "fp8_weight",
+        "fp8",
+        "fp8_static",
+        "nf4",
+        "int4",
+        "int4_gemm",
+        "q8_0",
+        "q5_1",
+        "q5_0",
+        "q4_1",
+        "q4_0",
+    ] = knob(tune=["int8"], about="how weights are stored, and what products are computed in")
+    backend: Literal["torchao", "bitsandbytes", "quanto", "sdnq", "gguf"] = knob(
         "torchao", about="the library that does it"
     )
     granularity: Literal["row", "tensor"] = knob("row", about="fp8 schemes: a scale per row, or one for all")

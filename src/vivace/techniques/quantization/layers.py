@@ -50,8 +50,14 @@ def layers_of(module: Any) -> dict[str, Any]:
 def choose(module: Any, scheme: Scheme, settings: Settings, skip: list[str], min_weights: int) -> Choice:
     """Sort the layers of a component. Layers that share one weight share their fate."""
     choice = Choice()
+    # T5 casts what enters these to the dtype of their weights; both libraries name them to keep them from overflowing.
+    asked = set(getattr(module, "_keep_in_fp32_modules", None) or ()) if scheme.hides_dtype else set()
     for name, layer in layers_of(module).items():
         reason = _reason(layer, name, scheme, settings, skip, min_weights)
+        if reason is None and asked.intersection(name.split(".")):
+            reason = (
+                "its model casts inputs to the dtype of its weights, which would be that of the stored bytes"
+            )
         if reason is None:
             choice.taken.append(name)
         else:
