@@ -47,6 +47,12 @@ OTHERS = {
     "quantize(q4_0, backend=gguf)": "gguf",
     "quantize(q4_0, backend=gguf)+compile": "gguf",
     "quantize(q4_0, backend=gguf)+offload(model)": "gguf",
+    "quantize(int8, backend=modelopt)": "modelopt",
+    "quantize(fp8_weight, backend=modelopt)+compile": "modelopt",
+    "quantize(nvfp4, backend=modelopt)": "modelopt",
+    "quantize(fp8_static, backend=modelopt)": "modelopt",
+    "quantize(fp8_static, backend=modelopt)+compile": "modelopt",
+    "quantize(fp8_static, backend=modelopt)+offload(group)": "modelopt",
 }
 
 

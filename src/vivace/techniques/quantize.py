@@ -4,9 +4,9 @@ Why: half (8 bits) or a quarter (4 bits) of the memory of fp16 for the layers th
     is the limit there is less to read; where products are, `int8_dynamic`, `fp8`, `int4_gemm` multiply in fewer bits.
 Costs: rounding. Schemes that store in fewer bits and compute as before widen the weights in front of each product:
     without `compile` they are slower, not faster.
-Needs: torchao, which comes with vivace, or by `backend=` bitsandbytes, optimum-quanto, sdnq or gguf, which are extras.
-    `fp8` wants a GPU of compute capability 8.9 or later, and bf16 for a scale per row. Layers that a scheme cannot take
-    are left alone; the evidence names them and says why.
+Needs: torchao, which comes with vivace, or by `backend=` bitsandbytes, optimum-quanto, sdnq, gguf or nvidia-modelopt,
+    which are extras. `fp8` wants a GPU of compute capability 8.9 or later, and bf16 for a scale per row. Layers that a
+    scheme cannot take are left alone; the evidence names them and says why.
 Source: torchao; Dettmers et al., LLM.int8(), arXiv 2208.07339; Dettmers et al., QLoRA (NF4, double quantisation),
     arXiv 2305.14314; Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433.
 
@@ -19,6 +19,8 @@ int4 product out; the nearest that is left is int4 weights by fp8 inputs, in ker
 bitsandbytes' `int8` multiplies in int8, its `nf4` is QLoRA's own; Quanto's and SDNQ's `int8`, `fp8_weight`, `int4`
 take convolutions too. GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0` are what files of that name hold: the weights are
 quantised as llama.cpp does it, and widened by diffusers in each call. (Such files themselves vivace does not read.)
+ModelOpt's `int8`, `fp8_weight`, `int4` and `nvfp4` store in fewer bits, its `fp8_static` multiplies in fp8. It can
+simulate more (int8 and fp4 products), which saves neither memory nor time and is therefore not offered.
 """
 
 from __future__ import annotations
@@ -75,8 +77,9 @@ class Quantize(Technique):
         "q5_0",
         "q4_1",
         "q4_0",
+        "nvfp4",
     ] = knob(tune=["int8"], about="how weights are stored, and what products are computed in")
-    backend: Literal["torchao", "bitsandbytes", "quanto", "sdnq", "gguf"] = knob(
+    backend: Literal["torchao", "bitsandbytes", "quanto", "sdnq", "gguf", "modelopt"] = knob(
         "torchao", about="the library that does it"
     )
     granularity: Literal["row", "tensor"] = knob("row", about="fp8 schemes: a scale per row, or one for all")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from vivace.spec.technique import Machine, Target
 from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.offload import Offload
 from vivace.techniques.quantization import SCHEMES, schemes_of
+from vivace.techniques.quantization.layers import bring
+from vivace.techniques.quantization.scheme import Settings
 from vivace.techniques.resolve import resolve
 
 os.environ.setdefault("SDNQ_USE_TORCH_COMPILE", "0")  # else it compiles each shape, on a CPU for seconds
@@ -32,9 +35,10 @@ LEAST_DB = {
     "q5_0": 22,
     "q4_1": 15,
     "q4_0": 15,
+    "nvfp4": 15,
 }
-# Quanto compiles its int4 for a CPU on first use, for a minute.
-DRAWN = [pair for pair in OTHERS if pair != ("quanto", "int4")]
+# Quanto compiles its int4 for a CPU on first use, for a minute; ModelOpt's products in fp8 want a GPU.
+DRAWN = [pair for pair in OTHERS if pair not in {("quanto", "int4"), ("modelopt", "fp8_static")}]
 
 
 def installed(backend: str) -> None:
@@ -49,7 +53,7 @@ def test_the_picture_stays_near_and_the_weights_shrink(backend: str, scheme: str
     installed(backend)
     reference, recipe = session("sd"), f"quantize({scheme}, backend={backend})"
     made = session("sd", recipe)
-    assert made.effects["quantize@denoiser"]["denoiser.quantized_layers"] > 40
+    assert made.effects["quantize@denoiser"]["denoiser.quantized_layers"] >= 40
     assert LEAST_DB[scheme] < psnr(draw(made), draw(reference)) < 70
     assert weights_bytes(made.pipe) < weights_bytes(reference.pipe) - 3_000_000
     assert made.refuted(dict(made.evidence())) is None
@@ -99,6 +103,8 @@ def test_double_quantisation_is_a_choice_of_bitsandbytes() -> None:
         ("quanto", "int8", False),
         ("gguf", "q8_0", True),
         ("gguf", "q4_0", True),
+        ("modelopt", "int8", False),
+        ("modelopt", "nvfp4", True),
     ],
 )
 def test_text_encoders(backend: str, scheme: str, keeps_wo: bool) -> None:
@@ -128,6 +134,8 @@ def test_gguf_stores_what_a_file_of_its_kind_would(kind: str) -> None:
     inputs = torch.randn(5, plain.in_features, generator=torch.Generator().manual_seed(0))
     product = torch.nn.functional.linear(inputs, widened, plain.bias)
     assert torch.allclose(made(inputs), product, atol=0.01), "but for fp16's rounding of the widened weights"
+    bring(made, "meta")
+    assert made(inputs.to("meta")).shape == product.shape, "moved, it knows its kind still"
 
 
 def test_gguf_leaves_alone_rows_that_are_no_multiple_of_its_blocks() -> None:
@@ -157,6 +165,54 @@ def test_gguf_composes(kind: str, recipe: str) -> None:
     # Rows keep their own scales, so fused ones are the same weights.
     assert psnr(draw(both), draw(alone)) > 35
     assert both.refuted(dict(both.evidence())) is None
+
+
+def test_modelopt_is_quiet_and_its_weights_are_stored(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it prints would stand among a command's data; and what it simulates takes more memory than before."""
+    installed("modelopt")
+    layer = session("sd", "quantize(nvfp4, backend=modelopt)").pipe.unet.time_embedding.linear_1
+    assert capsys.readouterr().out == ""
+    assert (layer.weight.dtype, tuple(layer.weight.shape)) == (
+        torch.uint8,
+        (layer.out_features, layer.in_features // 2),
+    )
+
+
+def test_modelopt_does_not_divide_by_zero() -> None:
+    installed("modelopt")
+    pipe = build("sd")
+    pipe.unet.time_embedding.linear_1.weight[3] = 0
+    for scheme in ("int8", "fp8_weight", "nvfp4"):
+        made = vivace.apply(build("sd"), f"quantize({scheme}, backend=modelopt)")
+        assert np.isfinite(draw(made)).all()
+    made = vivace.apply(pipe, "quantize(fp8_weight, backend=modelopt)")
+    kept = made.evidence()["denoiser.left_alone"]
+    assert isinstance(kept, list)
+    assert "time_embedding.linear_1: a row of zeros, which ModelOpt divides by zero" in kept
+
+
+@pytest.mark.parametrize("recipe", ["compile(backend=aot_eager)", "inference_mode"])
+def test_modelopt_composes(recipe: str) -> None:
+    installed("modelopt")
+    alone, both = (session("sd", f"quantize(int8, backend=modelopt){more}") for more in ("", f"+{recipe}"))
+    assert psnr(draw(both), draw(alone)) > 60
+    assert both.refuted(dict(both.evidence())) is None
+
+
+def test_what_modelopt_would_only_simulate_is_refused() -> None:
+    installed("modelopt")
+    static = "quantize(fp8_static, backend=modelopt)"
+    with pytest.raises(Unsupported, match="multiplies in fp8 on a GPU alone, and simulates it on a CPU"):
+        vivace.apply(build("sd"), static, prompts=["a star"])
+    with pytest.raises(RecipeError, match="modelopt has no int8_dynamic"):
+        resolve("quantize(int8_dynamic, backend=modelopt)")
+    scheme = SCHEMES["modelopt", "fp8_static"]
+    ada, ampere = (Settings(Machine("cuda", "a GPU", (8, least), None)) for least in (9, 0))
+    assert scheme.lacks(ada) is None
+    assert "compute capability 8.9" in (scheme.lacks(ampere) or "")
+    layer = torch.nn.Linear(64, 64).requires_grad_(False)
+    with pytest.raises(Unsupported, match="would simulate it"):  # there is no GPU to find a product on
+        scheme.change(layer, replace(ada, scale=torch.full((1, 1), 0.01)))
 
 
 def test_what_gguf_does_not_go_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +256,7 @@ def test_what_is_wrong_is_said_in_words(monkeypatch: Any) -> None:
         "quanto": "optimum-quanto",
         "sdnq": "sdnq",
         "gguf": "gguf",
+        "modelopt": "nvidia-modelopt",
     }.items():
         scheme = schemes_of(backend)[0]
         with pytest.raises(Unsupported, match=rf"{backend} is not installed \(pip install {package}\)"):

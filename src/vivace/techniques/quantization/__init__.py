@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vivace.techniques.quantization.bitsandbytes_schemes import BITSANDBYTES
 from vivace.techniques.quantization.gguf_schemes import GGUF
+from vivace.techniques.quantization.modelopt_schemes import MODELOPT
 from vivace.techniques.quantization.quanto_schemes import QUANTO
 from vivace.techniques.quantization.scheme import Scheme
 from vivace.techniques.quantization.sdnq_schemes import SDNQ
@@ -17,6 +18,7 @@ SCHEMES: dict[tuple[str, str], Scheme] = {
         "quanto": QUANTO,
         "sdnq": SDNQ,
         "gguf": GGUF,
+        "modelopt": MODELOPT,
     }.items()
     for name, scheme in schemes.items()
 }

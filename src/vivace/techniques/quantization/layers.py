@@ -129,7 +129,8 @@ def bring(module: Any, device: Any) -> None:
                     continue
                 if id(old) not in made:
                     new = old.to(device)
-                    if isinstance(old, torch.nn.Parameter):
+                    # Quantised weights of some libraries are parameters of their own kind, and stay it.
+                    if isinstance(old, torch.nn.Parameter) and not isinstance(new, torch.nn.Parameter):
                         new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
                     made[id(old)] = (old, new)
                 held[name] = made[id(old)][1]

@@ -143,7 +143,7 @@ def _taken_for_a_block(layer: Any) -> str | None:
     return "its 128x128 weights are one block to torchao" if tuple(layer.weight.shape) == (128, 128) else None
 
 
-def _fp8_lacks(settings: Settings) -> str | None:
+def fp8_lacks(settings: Settings) -> str | None:
     machine = settings.machine
     if machine.capability is not None and machine.capability < (8, 9):
         return (
@@ -179,7 +179,7 @@ TORCHAO: dict[str, Scheme] = {
         "fp8 weights and, scaled anew in each call, fp8 inputs; products in fp8",
         _fp8,
         _fp8_keeps,
-        _fp8_lacks,
+        fp8_lacks,
         has_tensor_scales=True,
     ),
     "fp8_static": Scheme(
@@ -187,7 +187,7 @@ TORCHAO: dict[str, Scheme] = {
         "fp8 weights and inputs, one scale each, chosen before by looking at what is drawn; products in fp8",
         _fp8_static,
         _fp8_static_keeps,
-        _fp8_lacks,
+        fp8_lacks,
         is_calibrated=True,
     ),
     **FOUR_BITS,
