@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Self, cast
 from pydantic import model_validator
 
 from vivace.errors import NoEffect
-from vivace.spec.script import Script, written_call
+from vivace.spec.script import Script
 from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
 from vivace.techniques.quantization import SCHEMES, Scheme, backends_of, schemes_of
 from vivace.techniques.quantization.calibration import Scales, scales_of
@@ -48,6 +48,7 @@ from vivace.techniques.quantization.layers import (
     put,
 )
 from vivace.techniques.quantization.scheme import Settings
+from vivace.techniques.quantization.written import script_of
 
 
 class Quantize(Technique):
@@ -233,36 +234,13 @@ class Quantize(Technique):
         )
 
     def script(self, target: Target) -> Script | None:
-        is_plain = self == Quantize(scheme=self.scheme)
-        # On a GPU torchao's int4 is packed layer by layer, with layers left alone that it would refuse.
-        is_packed = self.scheme == "int4" and target.machine.is_cuda
-        if self.scheme not in _WRITTEN or not is_plain or is_packed:
-            return None
-        imports, config, filter_fn = _WRITTEN[self.scheme]
-        calls = [
-            written_call("quantize_", target.path(component), config, **filter_fn)
+        settings = self._settings(target)
+        choices = {
+            component: choose(module, self._scheme(), settings, patterns_of(self.skip), self.min_weights)
             for component, module in target.modules().items()
-        ]
-        lines = [line for call in calls for line in call.splitlines()]
-        return Script(imports=("torchao.quantization:quantize_", *imports), lines=tuple(lines))
-
-
-# By scheme: what is imported, and the arguments of torchao's `quantize_`.
-_WRITTEN: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
-    "int8": (
-        ("torchao.quantization:Int8WeightOnlyConfig",),
-        "Int8WeightOnlyConfig(set_inductor_config=False)",
-        {},
-    ),
-    "int4": (
-        ("torch", "torchao.quantization:IntxWeightOnlyConfig", "torchao.quantization:PerGroup"),
-        "IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))",
-        {
-            "filter_fn": "lambda layer, name: isinstance(layer, torch.nn.Linear) and "
-            "layer.in_features % 32 == 0"
-        },
-    ),
-}
+        }
+        choices = {component: choice for component, choice in choices.items() if choice.taken}
+        return script_of(target, (self.backend, self.scheme), settings, choices) if choices else None
 
 
 def _casts_its_vae(target: Target) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from vivace.techniques.quantization.scheme import Scheme, Settings
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 @dataclass
@@ -103,7 +103,7 @@ def put(module: Any, name: str, layer: Any) -> None:
 
 def briefly(names: Iterable[str]) -> list[str]:
     """Names that differ in numbers alone as one: ["blocks.0.to_q", "blocks.1.to_q"] is ["blocks.*.to_q (2)"]."""
-    found = Counter(_NUMBER.sub("*", name) for name in names)
+    found = Counter(NUMBER.sub("*", name) for name in names)
     return [name if count == 1 else f"{name} ({count})" for name, count in found.items()]
 
 
