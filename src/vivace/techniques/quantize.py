@@ -18,7 +18,8 @@ keeps a byte for each elsewhere. `int4_gemm`: Hopper's tensor cores know no int4
 int4 product out; the nearest that is left is int4 weights by fp8 inputs, in kernels that PyTorch's mslk brings.
 bitsandbytes' `int8` multiplies in int8, its `nf4` is QLoRA's own; Quanto's and SDNQ's `int8`, `fp8_weight`, `int4`
 take convolutions too. GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0` are what files of that name hold: the weights are
-quantised as llama.cpp does it, and widened by diffusers in each call. (Such files themselves vivace does not read.)
+quantised by llama.cpp's own package, and widened by diffusers in each call. Such files themselves vivace does not read;
+`vivace.apply` takes a pipeline that diffusers loaded from one.
 ModelOpt's `int8`, `fp8_weight`, `int4` and `nvfp4` store in fewer bits, its `fp8_static` multiplies in fp8. It can
 simulate more (int8 and fp4 products), which saves neither memory nor time and is therefore not offered.
 """

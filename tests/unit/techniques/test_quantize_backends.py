@@ -215,7 +215,7 @@ def test_what_modelopt_would_only_simulate_is_refused() -> None:
         scheme.change(layer, replace(ada, scale=torch.full((1, 1), 0.01)))
 
 
-def test_what_gguf_does_not_go_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_gguf_does_not_go_with() -> None:
     installed("gguf")
     pipe = session("sd", "quantize(q4_0, backend=gguf)").pipe
     gpu = Target(Machine("cuda", "a GPU", (9, 0), None), pipe=pipe, components=("denoiser",))
@@ -225,6 +225,8 @@ def test_what_gguf_does_not_go_with(monkeypatch: pytest.MonkeyPatch) -> None:
     for recipe in ("fuse_qkv", "layerwise_casting"):
         with pytest.raises(Unsupported, match="quantised"):
             vivace.apply(pipe, recipe)
+    with pytest.raises(Unsupported, match=r"GGUF weights are widened to torch\.float32 in each call"):
+        vivace.apply(pipe, "bf16")
     gpu.pipe = session("sd", "quantize(q8_0, backend=gguf)").pipe
     assert CudaGraph().unsupported(gpu) is None
     pipe = build("sdxl")
