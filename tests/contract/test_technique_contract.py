@@ -16,6 +16,7 @@ from vivace.models import find_model, load_pipeline
 from vivace.runtime.session import Session, session_of
 from vivace.spec.technique import COMPONENTS, Machine, Stage, Target, Technique
 from vivace.techniques import ALIASES, TECHNIQUES
+from vivace.techniques.describe import states
 from vivace.techniques.resolve import resolve
 
 STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # what is enough for a picture
@@ -29,6 +30,11 @@ LEAST_DB = {
     "quantize(int4)": 20,  # sixteen values a weight
     "quantize(nf4)": 20,
     "quantize(fp8_static)": 20,  # one scale for all inputs of a layer
+    "quantize(q5_1, backend=gguf)": 20,
+    "quantize(q5_0, backend=gguf)": 20,
+    "quantize(q4_1, backend=gguf)": 15,
+    "quantize(q4_0, backend=gguf)": 15,
+    "quantize(nvfp4, backend=modelopt)": 5,  # 10 % off a weight, as nf4 is; in so few steps it may draw another picture
 }
 # Choices that inductor compiles for minutes; they have tests of their own.
 COMPILED = {("attention", "flex")}
@@ -53,7 +59,16 @@ def variants(technique: type[Technique]) -> list[str]:
     suffix = ", backend=eager" if technique.name == "compile" else ""
     if suffix:
         values = ["default"]
-    return [f"{technique.name}({value}{suffix})" for value in values]
+    return [
+        _written(technique, value) if not suffix else f"{technique.name}({value}{suffix})" for value in values
+    ]
+
+
+def _written(technique: type[Technique], value: Any) -> str:
+    """The technique with this value of its first knob, and the library that it belongs to, if it names one."""
+    plain = f"{technique.name}({value}"
+    known = [str(state["recipe"]) for state in states(technique, Machine("cpu", "CPU", None, None))]
+    return next((recipe for recipe in known if recipe.startswith((f"{plain})", f"{plain}, "))), f"{plain})")
 
 
 RECIPES = [(name, recipe) for name in ALL for recipe in variants(TECHNIQUES[name])]

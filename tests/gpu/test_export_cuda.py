@@ -41,6 +41,14 @@ BOTH = [
     "fuse_qkv",
     "int8",
     "int8@denoiser,text_encoder",
+    "bf16+int8_dynamic",
+    "bf16+fp8",
+    "fp8_weight@denoiser,text_encoder",
+    "bf16+int4",
+    "nf4",
+    "quantize(int8, backend=bitsandbytes)",
+    "bf16+quantize(nf4, backend=bitsandbytes)@denoiser,text_encoder",
+    "bf16+int8_dynamic+cuda_graph",
     "layerwise_casting",
     "steps(9)",
     "tiny_vae",
@@ -119,6 +127,26 @@ def test_a_vae_that_is_cast_in_every_call(recipe: str, tmp_path: Path) -> None:
     call = {"height": 64, "width": 64, "num_inference_steps": 4}
     drawn = with_vivace(str(folder), recipe, call)
     assert psnr(with_script(tmp_path, str(folder), recipe, call), drawn) >= LEAST_DB
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "quantize(nf4, backend=bitsandbytes)"])
+def test_quantised_weights_come_to_the_gpu_smaller(scheme: str, tmp_path: Path) -> None:
+    if "bitsandbytes" in scheme:
+        pytest.importorskip("bitsandbytes")
+    text = write_script(
+        find_model("tiny-flux"), resolve(f"bf16+{scheme}@denoiser,text_encoder_2"), "cuda", prompt=PROMPT
+    ).text
+    (tmp_path / "draw.py").write_text(text.partition("\nimage = ")[0])
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    names = runpy.run_path(str(tmp_path / "draw.py"))
+    held = torch.cuda.memory_allocated() - before
+    parts = [part for part in names["pipe"].components.values() if isinstance(part, torch.nn.Module)]
+    assert all(p.device.type == "cuda" for part in parts for p in (*part.parameters(), *part.buffers()))
+    num = sum(p.numel() for part in parts for p in part.parameters())
+    assert held < num * 1.2
+    assert torch.cuda.max_memory_allocated() - before < num * 1.6, "never two bytes for each weight"
 
 
 def test_offloaded_weights_never_all_go_to_the_gpu() -> None:

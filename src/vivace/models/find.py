@@ -220,6 +220,12 @@ def _in_folder(path: Path) -> Found:
 
 def _in_file(path: Path, download: bool) -> Found:
     file = path.resolve()
+    if file.suffix == ".gguf":
+        raise UnusableModel(
+            f"{path} is a GGUF file, and vivace reads .safetensors files; take the model that it was made from with "
+            "quantize(q8_0, backend=gguf) or another of GGUF's kinds, or load it with diffusers and give the pipeline "
+            "to vivace.apply"
+        )
     if file.suffix != ".safetensors":
         raise UnusableModel(f"{path} is no .safetensors file; vivace loads no pickles, nor other formats")
     contents = contents_of(file)

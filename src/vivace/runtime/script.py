@@ -8,8 +8,9 @@ technique says by itself what it is in public calls (`Technique.script`); those 
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
@@ -19,7 +20,7 @@ from vivace.models.script import check_loadable, loading
 from vivace.runtime.layout import docstring, imports_of, spaced
 from vivace.runtime.session import Session, session_of, waits_on_host
 from vivace.spec.recipe import Recipe, TechniqueCall
-from vivace.spec.script import Script, literal, written_call
+from vivace.spec.script import WIDTH, Script, literal, written_call
 from vivace.spec.technique import Stage
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import instantiate, text_of
@@ -91,6 +92,8 @@ def write_script(
         [prompt],
         lambda step, script, left_out: steps.append(Step(step, script, left_out)),
     )
+    stages = {TECHNIQUES[step.call.name].stage for step in steps if step.left_out is None}
+    steps = [_own_if_met(step, stages) for step in steps]
     inside = _in_session(steps)
     own = [step.text for step in inside if step.script is None]
     plain = [step for step in steps if step.script is not None and step not in inside]
@@ -119,6 +122,12 @@ def _script(step: Step) -> Script:
     return step.script
 
 
+def _own_if_met(step: Step, stages: set[Stage]) -> Step:
+    """Vivace's own, if its script is not for what else is applied."""
+    met = step.script is not None and step.script.unless_stage in stages
+    return replace(step, script=None) if met else step
+
+
 def _in_session(steps: list[Step]) -> list[Step]:
     """The techniques that vivace applies: its own, and whatever stands between them, since order matters."""
     applied = [step for step in steps if step.left_out is None]
@@ -133,15 +142,20 @@ def _in_session(steps: list[Step]) -> list[Step]:
 def _applied(steps: list[Step], inside: list[Step], device: str, prompt: str) -> list[list[str]]:
     """Every technique's lines in order, and the move to the GPU.
 
-    What is exchanged need not go there before. Nor need weights that are to wait in the host's memory, unless vivace
-    applies something: it judges a technique by the device that it finds the pipeline on.
+    What is exchanged need not go there before, nor need what makes weights smaller on their way there. Nor need weights
+    that are to wait in the host's memory, unless vivace applies something: it judges a technique by the device that it
+    finds the pipeline on.
     """
     stays = not inside and any(step.script is not None and step.script.places_weights for step in steps)
-    exchanged = list(takewhile(lambda step: step.is_swap and step not in inside, steps))
-    blocks = [_block(step, inside) for step in exchanged]
+    on_host = len(list(takewhile(lambda step: step.is_swap and step not in inside, steps)))
+    shrinking = [k for k, step in enumerate(steps) if step.script is not None and step.script.from_host]
+    shrinks = bool(shrinking) and not any(step in inside for step in steps[: shrinking[-1] + 1])
+    if shrinks:
+        on_host = shrinking[-1] + 1
+    blocks = [_block(step, inside) for step in steps[:on_host]]
     if device == "cuda" and not stays:
-        blocks.append(['pipe.to("cuda")'])
-    for step in steps[len(exchanged) :]:
+        blocks.append(list(_REST_TO_GPU) if shrinks else ['pipe.to("cuda")'])
+    for step in steps[on_host:]:
         block = _block(step, inside)
         if block and step.script is not None and step.script.places_weights and not stays:
             block.insert(1, 'pipe.to("cpu", silence_dtype_warnings=True)')
@@ -151,6 +165,17 @@ def _applied(steps: list[Step], inside: list[Step], device: str, prompt: str) ->
     return blocks
 
 
+# `pipe.to` would touch the quantised weights too, and some are widened by that, even where they are.
+_REST_TO_GPU = (
+    "# The rest of the weights follows; what is quantised is there already.",
+    "for part in pipe.components.values():",
+    "    if isinstance(part, torch.nn.Module):",
+    "        for tensor in (*part.parameters(), *part.buffers()):",
+    '            if tensor.device.type == "cpu":',
+    '                tensor.data = tensor.data.to("cuda")',
+)
+
+
 def _block(step: Step, inside: list[Step]) -> list[str]:
     """A technique's lines under its name."""
     if step in inside or (step.script is not None and step.script.is_call_only):
@@ -158,7 +183,14 @@ def _block(step: Step, inside: list[Step]) -> list[str]:
     if step.left_out is not None:
         return [f"# {step.text}: {step.left_out}"]
     summary = TECHNIQUES[step.call.name].summary
-    return [f"# {step.text}: {summary}", *_script(step).lines] if _script(step).lines else []
+    title = textwrap.wrap(
+        f"# {step.text}: {summary}",
+        WIDTH,
+        subsequent_indent="# ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [*title, *_script(step).lines] if _script(step).lines else []
 
 
 def _apply_own(inside: list[Step], prompt: str) -> list[str]:

@@ -18,6 +18,10 @@ class Script:
     call: arguments of the pipeline's call, by name, as values.
     around: an expression for a context manager around the call, e.g. "torch.inference_mode()".
     places_weights: the lines decide where weights lie, so the pipeline need not be moved to the GPU before.
+    from_host: the lines take weights from the host's memory, make them smaller and leave them on the GPU, so the rest
+        of the pipeline is moved there after them.
+    unless_stage: the script is not for pipelines that a technique of this stage is applied to as well; the technique is
+        then vivace's own.
     """
 
     imports: tuple[str, ...] = ()
@@ -25,6 +29,8 @@ class Script:
     call: Mapping[str, object] = field(default_factory=dict)
     around: str | None = None
     places_weights: bool = False
+    from_host: bool = False
+    unless_stage: int | None = None
 
     @property
     def is_call_only(self) -> bool:

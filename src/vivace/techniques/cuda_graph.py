@@ -6,7 +6,8 @@ Why: eager FLUX launches 3,705 kernels a step, each by a few microseconds of Pyt
 Costs: each graph keeps a step's activations for itself, in a pool that all of them share. The first call of each shape
     runs three steps' work for one. Inputs are copied in and outputs copied out.
 Needs: a CUDA device, and a denoiser that decides nothing on the CPU: a step cache that reads back whether it hits
-    cannot be recorded, and weights must stay where they are, so offloading them does not go with it.
+    cannot be recorded, nor can layers that copy from the host (most of GGUF's). Weights must stay where they are, so
+    offloading them does not go with it.
 Source: PyTorch, "Accelerating PyTorch with CUDA Graphs"; CUDA C++ Programming Guide, CUDA Graphs.
 
 A replay reads and writes the same memory each time. Inputs are therefore copied into buffers of the graph's own, and
@@ -53,6 +54,10 @@ class CudaGraph(Technique):
             return "the compiled denoiser records CUDA graphs by itself in this mode; keep one of both"
         if getattr(denoiser, "is_cache_enabled", False):
             return "the denoiser's step cache decides on the CPU in each step, which a graph cannot contain"
+        is_compiled = hasattr(denoiser.forward, "_torchdynamo_orig_callable")
+        for name, layer in denoiser.named_modules():
+            if hasattr(layer, "unrecordable") and not is_compiled:
+                return f"a layer cannot be recorded ({name}): {layer.unrecordable}"
         if not target.has_data:
             return (
                 "what a CUDA graph's own memory pool holds cannot be predicted; predict the recipe without it, and "

@@ -59,7 +59,11 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
     first, *others = technique.model_fields
     field = technique.model_fields[first]
     firsts: list[Any] = list(_choices(field)) or [_tune(field)[0] if field.is_required() else field.default]
-    found = {technique.name + (f"({value})" if value is not None else ""): {first: value} for value in firsts}
+    found: dict[str, dict[str, Any]] = {}
+    for value in firsts:
+        knobs = {first: value} | _completion(technique, {first: value}, others)
+        words = [str(value), *(f"{name}={choice}" for name, choice in knobs.items() if name != first)]
+        found[technique.name + (f"({', '.join(words)})" if value is not None else "")] = knobs
     for name in others:
         other = technique.model_fields[name]
         for choice in _choices(other):
@@ -73,6 +77,16 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
                 given = f"{value}, " if field.is_required() else ""
                 found[f"{technique.name}({given}{name}={choice})"] = {first: value, name: choice}
     return found
+
+
+def _completion(technique: type[Technique], knobs: dict[str, Any], others: list[str]) -> dict[str, Any]:
+    """The other knob that these need beside them: a scheme that is not of the default library names its own."""
+    if not _is_valid(technique, knobs):
+        for name in others:
+            for choice in _choices(technique.model_fields[name]):
+                if _is_valid(technique, knobs | {name: choice}):
+                    return {name: choice}
+    return {}
 
 
 def _is_valid(technique: type[Technique], knobs: dict[str, Any]) -> bool:

@@ -17,6 +17,9 @@ from typing import Any, ClassVar, Literal
 from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal
 from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
+from vivace.techniques.quantization.layers import layers_of
+
+_NAMES = {"fp32": "torch.float32", "fp16": "torch.float16", "bf16": "torch.bfloat16"}
 
 
 class Dtype(Technique):
@@ -36,12 +39,20 @@ class Dtype(Technique):
         if self.dtype == "bf16" and target.machine.is_cuda and capability is not None and capability < (8, 0):
             has = f"{target.machine.device_name} has {capability[0]}.{capability[1]}"
             return f"bf16 needs an NVIDIA GPU of compute capability 8.0; {has}"
+        for component, module in target.modules().items() if target.pipe is not None else ():
+            for layer in layers_of(module).values():
+                # GGUF's layers; those of other libraries cast what they are given.
+                if hasattr(layer.weight, "quant_shape") and _NAMES[self.dtype] != str(layer.compute_dtype):
+                    return (
+                        f"the {component}'s GGUF weights are widened to {layer.compute_dtype} in each call, which a "
+                        "cast does not change; load or quantise them in the other precision"
+                    )
         return None
 
     def apply(self, target: Target) -> Effect:
         import torch
 
-        dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[self.dtype]
+        dtype = getattr(torch, _NAMES[self.dtype].removeprefix("torch."))
         changed: dict[str, int | float | str] = {}
         for component, module in target.modules().items():
             num = sum(1 for p in module.parameters() if p.is_floating_point() and p.dtype != dtype)
@@ -54,7 +65,7 @@ class Dtype(Technique):
         return Effect(changed=changed)
 
     def script(self, target: Target) -> Script:
-        dtype = {"fp32": "torch.float32", "fp16": "torch.float16", "bf16": "torch.bfloat16"}[self.dtype]
+        dtype = _NAMES[self.dtype]
         before = _dtypes(target)
         modules = {c: module for c, module in target.modules().items() if before[c] != {dtype}}
         is_whole = set(modules) == set(before)

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from vivace.errors import NoEffect
 from vivace.spec.script import Script
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique
+from vivace.techniques.quantization.layers import is_quantised
 
 _REPLACED = {
     "to_qkv": ("to_q", "to_k", "to_v"),
@@ -50,7 +51,7 @@ class FuseQkv(Technique):
                         f"the {component}'s attention is computed by {kind}, which has no fused form in diffusers; "
                         "take adapters off first, or aim it elsewhere with @"
                     )
-                if any(_is_quantised(layer) for layer in _separate(attention)):
+                if any(is_quantised(layer) for layer in _separate(attention)):
                     return (
                         f"the {component}'s projections are quantised, and quantised weights cannot be merged"
                     )

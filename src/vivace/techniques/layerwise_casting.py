@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique
+from vivace.techniques.quantization.layers import is_quantised, layers_of
 
 
 class LayerwiseCasting(Technique):
@@ -32,7 +33,7 @@ class LayerwiseCasting(Technique):
         if target.pipe is None:
             return None
         for component, module in target.modules().items():
-            if any(hasattr(parameter, "__tensor_flatten__") for parameter in module.parameters()):
+            if any(is_quantised(layer) for layer in layers_of(module).values()):
                 return f"the {component}'s weights are quantised already, and cannot be stored as fp8 on top of it"
         return None
 

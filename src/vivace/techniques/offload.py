@@ -22,6 +22,10 @@ from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import COMPONENTS, Effect, Stage, Target, Technique, component_of, knob
 
+_MADE_ANEW = {"Parameter", "Int8Params", "Params4bit"}
+"""What accelerate, which makes a weight anew from its bytes in each visit, knows how to make. Of others it loses what
+the bytes mean (GGUF's kind, torchao's scales)."""
+
 
 class Offload(Technique):
     name: ClassVar[str] = "offload"
@@ -63,7 +67,7 @@ class Offload(Technique):
                 continue
             if any(hasattr(part.forward, "_torchdynamo_orig_callable") for part in inner):
                 return f"the {component} is compiled, and sequential exchanges its layers' weights; group can do that"
-            if any(hasattr(weight, "__tensor_flatten__") for weight in module.parameters()):
+            if any(type(weight).__name__ not in _MADE_ANEW for weight in module.parameters()):
                 return f"the {component} is quantised, and sequential moves plain weights only; group can do that"
         if self.stream and not target.has_data:
             return (

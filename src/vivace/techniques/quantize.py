@@ -4,9 +4,9 @@ Why: half (8 bits) or a quarter (4 bits) of the memory of fp16 for the layers th
     is the limit there is less to read; where products are, `int8_dynamic`, `fp8`, `int4_gemm` multiply in fewer bits.
 Costs: rounding. Schemes that store in fewer bits and compute as before widen the weights in front of each product:
     without `compile` they are slower, not faster.
-Needs: torchao, which comes with vivace, or by `backend=` bitsandbytes, optimum-quanto or sdnq, which are extras.
-    `fp8` wants a GPU of compute capability 8.9 or later, and bf16 for a scale per row. Layers that a scheme cannot take
-    are left alone; the evidence names them and says why.
+Needs: torchao, which comes with vivace, or by `backend=` bitsandbytes, optimum-quanto, sdnq, gguf or nvidia-modelopt,
+    which are extras. `fp8` wants a GPU of compute capability 8.9 or later, and bf16 for a scale per row. Layers that a
+    scheme cannot take are left alone; the evidence names them and says why.
 Source: torchao; Dettmers et al., LLM.int8(), arXiv 2208.07339; Dettmers et al., QLoRA (NF4, double quantisation),
     arXiv 2305.14314; Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433.
 
@@ -17,7 +17,11 @@ in $VIVACE_CACHE (else ~/.cache/vivace) for the next time. `int4` is packed two 
 keeps a byte for each elsewhere. `int4_gemm`: Hopper's tensor cores know no int4, and torchao 0.16 took its int4 by
 int4 product out; the nearest that is left is int4 weights by fp8 inputs, in kernels that PyTorch's mslk brings.
 bitsandbytes' `int8` multiplies in int8, its `nf4` is QLoRA's own; Quanto's and SDNQ's `int8`, `fp8_weight`, `int4`
-take convolutions too.
+take convolutions too. GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0` are what files of that name hold: the weights are
+quantised by llama.cpp's own package, and widened by diffusers in each call. Such files themselves vivace does not read;
+`vivace.apply` takes a pipeline that diffusers loaded from one.
+ModelOpt's `int8`, `fp8_weight`, `int4` and `nvfp4` store in fewer bits, its `fp8_static` multiplies in fp8. It can
+simulate more (int8 and fp4 products), which saves neither memory nor time and is therefore not offered.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Self, cast
 from pydantic import model_validator
 
 from vivace.errors import NoEffect
-from vivace.spec.script import Script, written_call
+from vivace.spec.script import Script
 from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
 from vivace.techniques.quantization import SCHEMES, Scheme, backends_of, schemes_of
 from vivace.techniques.quantization.calibration import Scales, scales_of
@@ -45,6 +49,7 @@ from vivace.techniques.quantization.layers import (
     put,
 )
 from vivace.techniques.quantization.scheme import Settings
+from vivace.techniques.quantization.written import script_of
 
 
 class Quantize(Technique):
@@ -60,10 +65,23 @@ class Quantize(Technique):
         "quantize(int8)@denoiser,text_encoder_2",
     )
 
-    scheme: Literal["int8", "int8_dynamic", "fp8_weight", "fp8", "fp8_static", "nf4", "int4", "int4_gemm"] = (
-        knob(tune=["int8"], about="how weights are stored, and what products are computed in")
-    )
-    backend: Literal["torchao", "bitsandbytes", "quanto", "sdnq"] = knob(
+    scheme: Literal[
+        "int8",
+        "int8_dynamic",
+        "fp8_weight",
+        "fp8",
+        "fp8_static",
+        "nf4",
+        "int4",
+        "int4_gemm",
+        "q8_0",
+        "q5_1",
+        "q5_0",
+        "q4_1",
+        "q4_0",
+        "nvfp4",
+    ] = knob(tune=["int8"], about="how weights are stored, and what products are computed in")
+    backend: Literal["torchao", "bitsandbytes", "quanto", "sdnq", "gguf", "modelopt"] = knob(
         "torchao", about="the library that does it"
     )
     granularity: Literal["row", "tensor"] = knob("row", about="fp8 schemes: a scale per row, or one for all")
@@ -217,36 +235,13 @@ class Quantize(Technique):
         )
 
     def script(self, target: Target) -> Script | None:
-        is_plain = self == Quantize(scheme=self.scheme)
-        # On a GPU torchao's int4 is packed layer by layer, with layers left alone that it would refuse.
-        is_packed = self.scheme == "int4" and target.machine.is_cuda
-        if self.scheme not in _WRITTEN or not is_plain or is_packed:
-            return None
-        imports, config, filter_fn = _WRITTEN[self.scheme]
-        calls = [
-            written_call("quantize_", target.path(component), config, **filter_fn)
+        settings = self._settings(target)
+        choices = {
+            component: choose(module, self._scheme(), settings, patterns_of(self.skip), self.min_weights)
             for component, module in target.modules().items()
-        ]
-        lines = [line for call in calls for line in call.splitlines()]
-        return Script(imports=("torchao.quantization:quantize_", *imports), lines=tuple(lines))
-
-
-# By scheme: what is imported, and the arguments of torchao's `quantize_`.
-_WRITTEN: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
-    "int8": (
-        ("torchao.quantization:Int8WeightOnlyConfig",),
-        "Int8WeightOnlyConfig(set_inductor_config=False)",
-        {},
-    ),
-    "int4": (
-        ("torch", "torchao.quantization:IntxWeightOnlyConfig", "torchao.quantization:PerGroup"),
-        "IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))",
-        {
-            "filter_fn": "lambda layer, name: isinstance(layer, torch.nn.Linear) and "
-            "layer.in_features % 32 == 0"
-        },
-    ),
-}
+        }
+        choices = {component: choice for component, choice in choices.items() if choice.taken}
+        return script_of(target, (self.backend, self.scheme), settings, choices) if choices else None
 
 
 def _casts_its_vae(target: Target) -> bool:

@@ -21,8 +21,9 @@ from vivace.models import find_model, load_pipeline
 from vivace.models.export import export
 from vivace.runtime.script import write_script
 from vivace.runtime.session import open_session
-from vivace.spec.technique import Machine
+from vivace.spec.technique import Machine, Target
 from vivace.techniques import TECHNIQUES
+from vivace.techniques.quantize import Quantize
 from vivace.techniques.resolve import resolve
 
 ROOT = Path(__file__).parents[3]
@@ -35,12 +36,19 @@ COMPOSED = {
         "bf16+scheduler(ddim, spacing=trailing)+vae_tiling(64, overlap=0.5)",
         "tiny_vae+cfg_cutoff(0.5)+bf16+scheduler(pndm)+prompt_cache+inference_mode+guidance(5)",
         "layerwise_casting@denoiser,text_encoder+bf16",
+        "int8_dynamic@denoiser,text_encoder",
+        "bf16+quantize(nf4, skip='to_q, time_embedding', min_weights=9000)",
+        "quantize(fp8_weight, granularity=tensor)@denoiser,text_encoder",
+        "fp8",
+        "quantize(int8, backend=bitsandbytes, skip='to_out')",
     ],
     "tiny-flux": [
         "tiny_vae+bf16+int8@denoiser,text_encoder_2+attention(math)",
         "bf16@text_encoder_2+fuse_qkv+first_block_cache(0.2)+steps(6)",
         "fuse_qkv+first_block_cache(hits=0.4)+attention(math)+prompt_cache+scheduler(flow_euler, karras=True)",
         "layerwise_casting@denoiser,text_encoder_2+vae_tiling(64)+inference_mode",
+        "bf16+quantize(fp8, granularity=tensor)+int8_dynamic@text_encoder_2",
+        "bf16+quantize(nf4, backend=bitsandbytes, double_quantization=False)@text_encoder_2",
     ],
     "tiny-flux-schnell": ["baseline", "tiny_vae+bf16+steps(3)+prompt_cache"],
 }
@@ -72,7 +80,11 @@ def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
 
 @pytest.mark.parametrize(("model", "recipe"), [(model, r) for model in COMPOSED for r in COMPOSED[model]])
 def test_compositions(model: str, recipe: str, scripts: Path) -> None:
+    if "bitsandbytes" in recipe:
+        pytest.importorskip("bitsandbytes")
     written = write(model, recipe)
+    if "quantize" in resolve(recipe).text:
+        assert not any(step.startswith("quantize") for step in written.own)
     assert np.array_equal(run(written.text, scripts), with_vivace(model, recipe))
 
 
@@ -237,6 +249,72 @@ def test_for_a_gpu(recipe: str, lines: list[str], gpu: None, tmp_path: Path) -> 
         assert [line for line in written[place:] if "AutoencoderTiny.from" in line] == [], (
             "exchanged on the CPU"
         )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "visit"),
+    [
+        ("int8", 'quantize_(pipe.unet, Int8WeightOnlyConfig(set_inductor_config=False), device="cuda")'),
+        ("bf16+int8_dynamic", '            layer.to("cuda")'),
+        ("tiny_vae+bf16+fp8+channels_last", '            layer.to("cuda")'),
+        ("nf4@denoiser,text_encoder", '            layer.to("cuda")'),
+        ("int8+prompt_cache", 'draw = vivace.apply(pipe, "prompt_cache")'),
+    ],
+)
+def test_what_is_quantised_comes_to_the_gpu_smaller(
+    recipe: str, visit: str, gpu: None, tmp_path: Path
+) -> None:
+    """Layer by layer, and the rest after it, so that the GPU never holds what it was."""
+    text = write_script(find_model("tiny-sd"), resolve(recipe), "cuda", prompt=PROMPT).text
+    (tmp_path / "draw.py").write_text(text)
+    check(tmp_path)
+    compile(text, "draw.py", "exec")
+    written = text.splitlines()
+    assert 'pipe.to("cuda")' not in written
+    rest = written.index('                tensor.data = tensor.data.to("cuda")')
+    first = next(k for k, line in enumerate(written) if line.startswith("# quantize"))
+    assert visit in written
+    assert (first < written.index(visit) < rest) is ("prompt_cache" not in recipe)
+    later = [k for k, line in enumerate(written) if line.startswith(("# channels_last", "draw = vivace"))]
+    assert all(k > rest for k in later), "what looks at weights finds them where they work"
+
+
+def test_offloaded_weights_are_quantised_where_they_wait(gpu: None) -> None:
+    text = write_script(find_model("tiny-sd"), resolve("int8+offload(model)"), "cuda", prompt=PROMPT).text
+    assert "quantize_(pipe.unet, Int8WeightOnlyConfig(set_inductor_config=False))" in text
+    assert '"cuda"' not in text
+
+
+def test_what_a_recording_cannot_contain_is_left_to_vivace(
+    gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(techniques.cuda_graph, "_cuda_recorder", lambda: None)
+    found = find_model("tiny-sd")
+    assert write_script(found, resolve("int8+cuda_graph"), "cuda", prompt=PROMPT).own == ["cuda_graph"]
+    own = write_script(found, resolve("int8_dynamic+cuda_graph"), "cuda", prompt=PROMPT).own
+    assert own == ["quantize(int8_dynamic)", "cuda_graph"]
+
+
+def test_packed_int4_is_written_for_a_gpu_alone(tmp_path: Path) -> None:
+    pipe = load_pipeline(find_model("tiny-flux"), "cpu")
+    target = Target(
+        Machine("cuda", "H200", (9, 0), "c++"), pipe=pipe, components=("denoiser", "text_encoder_2")
+    )
+    target.waits, target.home = True, "cuda"
+    quantize = Quantize(scheme="int4")
+    plain = quantize.script(target)
+    assert plain is not None
+    assert not any("tile_packed" in line for line in plain.lines), "tinygemm multiplies in bf16 alone"
+    pipe.transformer.to(torch.bfloat16)
+    assert quantize.script(target) is None, "half of it is packed"
+    pipe.text_encoder_2.to(torch.bfloat16)
+    packed = quantize.script(target)
+    assert packed is not None
+    assert packed.from_host
+    assert '                int4_packing_format="tile_packed_to_4d",' in packed.lines
+    assert "text_encoder_2" not in "".join(packed.lines), "too narrow: padded, it would grow"
+    target.home = "cpu"
+    assert quantize.script(target) is None
 
 
 def test_a_folder_is_loaded_from_where_it_is(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Weights in fewer bits: which layers, what the picture keeps, what is said of it."""
 
+import copy
 import functools
 from typing import Any
 
@@ -13,7 +14,10 @@ from vivace.measure.memory import weights_bytes
 from vivace.models.weightless import find_weightless
 from vivace.runtime.prediction import predict
 from vivace.spec.technique import Machine, Target
+from vivace.techniques.quantization import SCHEMES as SCHEMES_OF
 from vivace.techniques.quantization.layers import briefly, is_named
+from vivace.techniques.quantization.scheme import Settings
+from vivace.techniques.quantization.torchao_tensors import int8_linear
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.resolve import resolve
 
@@ -194,6 +198,43 @@ def test_it_composes(scheme: str, recipe: str) -> None:
     # Fused rows have their own scales; one of the whole input is shared.
     assert psnr(draw(both), draw(alone)) > (15 if recipe == "fuse_qkv" and scheme == "nf4" else 24)
     assert both.refuted(dict(both.evidence())) is None
+
+
+@pytest.mark.parametrize("num_rows", [5, 16, 17, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_int8_dynamic_is_torchao_s_to_the_last_bit(dtype: torch.dtype, num_rows: int) -> None:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    torch.manual_seed(0)
+    for bias in (True, False):
+        layer = torch.nn.Linear(192, 64, bias=bias).requires_grad_(False).to(dtype)
+        ours, theirs = copy.deepcopy(layer), copy.deepcopy(layer)
+        SCHEMES_OF["torchao", "int8_dynamic"].change(ours, Settings(machine(9, 0)))
+        quantize_(theirs, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
+        inputs = torch.randn(2, num_rows, 192).to(dtype)
+        inputs[0, 0] = 0
+        assert torch.equal(ours(inputs), theirs(inputs))
+        for rows in (inputs, inputs[0]):
+            assert torch.equal(int8_linear(rows, ours.weight, ours.bias), theirs(rows)), "what a GPU is given"
+
+
+def test_int8_dynamic_asks_no_gpu_for_the_text_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That copies them to the host and waits for the GPU in each layer. What is on no CPU goes a GPU's way."""
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    def no_text(self: Any, **_: Any) -> str:
+        raise AssertionError("asked for the text of a tensor")
+
+    ours, theirs = (torch.nn.Linear(192, 64, device="meta").requires_grad_(False) for _ in range(2))
+    quantize_(theirs, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
+    SCHEMES_OF["torchao", "int8_dynamic"].change(ours, Settings(machine(9, 0), has_data=False))
+    monkeypatch.setattr(torch.Tensor, "__repr__", no_text)
+    inputs = torch.empty(2, 20, 192, device="meta")
+    with pytest.raises(AssertionError, match="asked for the text"):
+        theirs(inputs)
+    assert ours(inputs).shape == (2, 20, 64)
+    with torch.inference_mode():
+        assert ours(inputs[:1, :4]).shape == (1, 4, 64)
 
 
 def test_nothing_of_the_process_is_changed() -> None:

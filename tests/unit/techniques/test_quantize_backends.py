@@ -2,25 +2,43 @@
 
 import importlib.util
 import os
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import vivace
-from tests.families import draw, psnr, session
+from tests.families import build, draw, psnr, session
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.models.weightless import find_weightless
 from vivace.runtime.prediction import predict
-from vivace.techniques.quantization import SCHEMES
+from vivace.spec.technique import Machine, Target
+from vivace.techniques.cuda_graph import CudaGraph
+from vivace.techniques.offload import Offload
+from vivace.techniques.quantization import SCHEMES, schemes_of
+from vivace.techniques.quantization.layers import bring
+from vivace.techniques.quantization.scheme import Settings
 from vivace.techniques.resolve import resolve
 
 os.environ.setdefault("SDNQ_USE_TORCH_COMPILE", "0")  # else it compiles each shape, on a CPU for seconds
 OTHERS = sorted((backend, scheme) for backend, scheme in SCHEMES if backend != "torchao")
-LEAST_DB = {"int8": 38, "fp8_weight": 28, "nf4": 15, "int4": 15}
-# Quanto compiles its int4 for a CPU on first use, for a minute.
-DRAWN = [pair for pair in OTHERS if pair != ("quanto", "int4")]
+LEAST_DB = {
+    "int8": 38,
+    "fp8_weight": 28,
+    "nf4": 15,
+    "int4": 15,
+    "q8_0": 40,
+    "q5_1": 25,
+    "q5_0": 22,
+    "q4_1": 15,
+    "q4_0": 15,
+    "nvfp4": 15,
+}
+# Quanto compiles its int4 for a CPU on first use, for a minute; ModelOpt's products in fp8 want a GPU.
+DRAWN = [pair for pair in OTHERS if pair not in {("quanto", "int4"), ("modelopt", "fp8_static")}]
 
 
 def installed(backend: str) -> None:
@@ -35,7 +53,7 @@ def test_the_picture_stays_near_and_the_weights_shrink(backend: str, scheme: str
     installed(backend)
     reference, recipe = session("sd"), f"quantize({scheme}, backend={backend})"
     made = session("sd", recipe)
-    assert made.effects["quantize@denoiser"]["denoiser.quantized_layers"] > 40
+    assert made.effects["quantize@denoiser"]["denoiser.quantized_layers"] >= 40
     assert LEAST_DB[scheme] < psnr(draw(made), draw(reference)) < 70
     assert weights_bytes(made.pipe) < weights_bytes(reference.pipe) - 3_000_000
     assert made.refuted(dict(made.evidence())) is None
@@ -77,12 +95,145 @@ def test_double_quantisation_is_a_choice_of_bitsandbytes() -> None:
     assert [layer.weight.quant_state.nested for layer in layers] == [True, False]
 
 
-@pytest.mark.parametrize("backend", ["bitsandbytes", "quanto"])
-def test_text_encoders(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "scheme", "keeps_wo"),
+    [
+        ("bitsandbytes", "int8", False),
+        ("bitsandbytes", "nf4", True),
+        ("quanto", "int8", False),
+        ("gguf", "q8_0", True),
+        ("gguf", "q4_0", True),
+        ("modelopt", "int8", False),
+        ("modelopt", "nvfp4", True),
+    ],
+)
+def test_text_encoders(backend: str, scheme: str, keeps_wo: bool) -> None:
+    """T5 casts what enters its output projections to their weights' dtype, which must not be that of packed bytes."""
     installed(backend)
-    made = session("flux", f"bf16+quantize(int8, backend={backend})@text_encoder,text_encoder_2")
+    made = session("flux", f"bf16+quantize({scheme}, backend={backend})@text_encoder,text_encoder_2")
     call = {"height": 128, "width": 128, "num_inference_steps": 8}
     assert psnr(draw(made, **call), draw(session("flux"), **call)) > 20
+    kept = made.evidence().get("text_encoder_2.left_alone", [])
+    assert isinstance(kept, list)
+    assert any(".wo (3): its model casts inputs" in line for line in kept) is keeps_wo
+    ids = torch.arange(5, 25)[None]
+    plain, stored = (s.pipe.text_encoder_2(ids)[0].float() for s in (session("flux"), made))
+    assert float((plain - stored).square().mean() / plain.square().mean()) < 0.2
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+def test_gguf_stores_what_a_file_of_its_kind_would(kind: str) -> None:
+    installed("gguf")
+    import gguf
+
+    plain = session("sd").pipe.unet.time_embedding.linear_1
+    made = session("sd", f"quantize({kind}, backend=gguf)").pipe.unet.time_embedding.linear_1
+    expected = gguf.quants.quantize(plain.weight.numpy(), gguf.GGMLQuantizationType[kind.upper()])
+    assert np.array_equal(made.weight.as_tensor().numpy(), expected)
+    widened = torch.from_numpy(gguf.quants.dequantize(expected, gguf.GGMLQuantizationType[kind.upper()]))
+    inputs = torch.randn(5, plain.in_features, generator=torch.Generator().manual_seed(0))
+    product = torch.nn.functional.linear(inputs, widened, plain.bias)
+    assert torch.allclose(made(inputs), product, atol=0.01), "but for fp16's rounding of the widened weights"
+    bring(made, "meta")
+    assert made(inputs.to("meta")).shape == product.shape, "moved, it knows its kind still"
+
+
+def test_gguf_leaves_alone_rows_that_are_no_multiple_of_its_blocks() -> None:
+    installed("gguf")
+    pipe = build("sd")
+    pipe.unet.time_embedding.linear_1 = torch.nn.Linear(65, 256).requires_grad_(False)
+    made = vivace.apply(pipe, "quantize(q4_0, backend=gguf, skip='*.to_q', min_weights=20000)")
+    kept = made.evidence()["denoiser.left_alone"]
+    assert isinstance(kept, list)
+    assert "time_embedding.linear_1: fewer than 20000 weights" in kept
+    assert "down_blocks.*.attentions.*.transformer_blocks.*.attn1.to_q (2): skip" in kept
+    pipe = build("sd")
+    pipe.unet.time_embedding.linear_1 = torch.nn.Linear(65, 256).requires_grad_(False)
+    kept = vivace.apply(pipe, "quantize(q4_0, backend=gguf)").evidence()["denoiser.left_alone"]
+    assert isinstance(kept, list)
+    assert "time_embedding.linear_1: 65 inputs are no multiple of 32" in kept
+
+
+@pytest.mark.parametrize(
+    "recipe", ["fuse_qkv", "compile(backend=aot_eager)", "inference_mode", "channels_last"]
+)
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_gguf_composes(kind: str, recipe: str) -> None:
+    installed("gguf")
+    alone = session("sd", f"quantize({kind}, backend=gguf)")
+    both = session("sd", f"quantize({kind}, backend=gguf)+{recipe}")
+    # Rows keep their own scales, so fused ones are the same weights.
+    assert psnr(draw(both), draw(alone)) > 35
+    assert both.refuted(dict(both.evidence())) is None
+
+
+def test_modelopt_is_quiet_and_its_weights_are_stored(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it prints would stand among a command's data; and what it simulates takes more memory than before."""
+    installed("modelopt")
+    layer = session("sd", "quantize(nvfp4, backend=modelopt)").pipe.unet.time_embedding.linear_1
+    assert capsys.readouterr().out == ""
+    assert (layer.weight.dtype, tuple(layer.weight.shape)) == (
+        torch.uint8,
+        (layer.out_features, layer.in_features // 2),
+    )
+
+
+def test_modelopt_does_not_divide_by_zero() -> None:
+    installed("modelopt")
+    pipe = build("sd")
+    pipe.unet.time_embedding.linear_1.weight[3] = 0
+    for scheme in ("int8", "fp8_weight", "nvfp4"):
+        made = vivace.apply(build("sd"), f"quantize({scheme}, backend=modelopt)")
+        assert np.isfinite(draw(made)).all()
+    made = vivace.apply(pipe, "quantize(fp8_weight, backend=modelopt)")
+    kept = made.evidence()["denoiser.left_alone"]
+    assert isinstance(kept, list)
+    assert "time_embedding.linear_1: a row of zeros, which ModelOpt divides by zero" in kept
+
+
+@pytest.mark.parametrize("recipe", ["compile(backend=aot_eager)", "inference_mode"])
+def test_modelopt_composes(recipe: str) -> None:
+    installed("modelopt")
+    alone, both = (session("sd", f"quantize(int8, backend=modelopt){more}") for more in ("", f"+{recipe}"))
+    assert psnr(draw(both), draw(alone)) > 60
+    assert both.refuted(dict(both.evidence())) is None
+
+
+def test_what_modelopt_would_only_simulate_is_refused() -> None:
+    installed("modelopt")
+    static = "quantize(fp8_static, backend=modelopt)"
+    with pytest.raises(Unsupported, match="multiplies in fp8 on a GPU alone, and simulates it on a CPU"):
+        vivace.apply(build("sd"), static, prompts=["a star"])
+    with pytest.raises(RecipeError, match="modelopt has no int8_dynamic"):
+        resolve("quantize(int8_dynamic, backend=modelopt)")
+    scheme = SCHEMES["modelopt", "fp8_static"]
+    ada, ampere = (Settings(Machine("cuda", "a GPU", (8, least), None)) for least in (9, 0))
+    assert scheme.lacks(ada) is None
+    assert "compute capability 8.9" in (scheme.lacks(ampere) or "")
+    layer = torch.nn.Linear(64, 64).requires_grad_(False)
+    with pytest.raises(Unsupported, match="would simulate it"):  # there is no GPU to find a product on
+        scheme.change(layer, replace(ada, scale=torch.full((1, 1), 0.01)))
+
+
+def test_what_gguf_does_not_go_with() -> None:
+    installed("gguf")
+    pipe = session("sd", "quantize(q4_0, backend=gguf)").pipe
+    gpu = Target(Machine("cuda", "a GPU", (9, 0), None), pipe=pipe, components=("denoiser",))
+    assert "take q8_0" in (CudaGraph().unsupported(gpu) or "")
+    assert "sequential moves plain weights only" in (Offload(mode="sequential").unsupported(gpu) or "")
+    assert Offload(mode="group").unsupported(gpu) is None
+    for recipe in ("fuse_qkv", "layerwise_casting"):
+        with pytest.raises(Unsupported, match="quantised"):
+            vivace.apply(pipe, recipe)
+    with pytest.raises(Unsupported, match=r"GGUF weights are widened to torch\.float32 in each call"):
+        vivace.apply(pipe, "bf16")
+    gpu.pipe = session("sd", "quantize(q8_0, backend=gguf)").pipe
+    assert CudaGraph().unsupported(gpu) is None
+    pipe = build("sdxl")
+    pipe.vae.to(torch.float16)
+    pipe.vae.register_to_config(force_upcast=True)
+    with pytest.raises(Unsupported, match="q8_0 of gguf cannot be cast"):
+        vivace.apply(pipe, "quantize(q8_0, backend=gguf)@vae")
 
 
 def test_weights_that_another_backend_has_taken_are_not_taken_again() -> None:
@@ -106,6 +257,9 @@ def test_what_is_wrong_is_said_in_words(monkeypatch: Any) -> None:
         "bitsandbytes": "bitsandbytes",
         "quanto": "optimum-quanto",
         "sdnq": "sdnq",
+        "gguf": "gguf",
+        "modelopt": "nvidia-modelopt",
     }.items():
+        scheme = schemes_of(backend)[0]
         with pytest.raises(Unsupported, match=rf"{backend} is not installed \(pip install {package}\)"):
-            session("sd", f"quantize(int8, backend={backend})")
+            session("sd", f"quantize({scheme}, backend={backend})")

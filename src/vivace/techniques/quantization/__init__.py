@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from vivace.techniques.quantization.bitsandbytes_schemes import BITSANDBYTES
+from vivace.techniques.quantization.gguf_schemes import GGUF
+from vivace.techniques.quantization.modelopt_schemes import MODELOPT
 from vivace.techniques.quantization.quanto_schemes import QUANTO
 from vivace.techniques.quantization.scheme import Scheme
 from vivace.techniques.quantization.sdnq_schemes import SDNQ
@@ -15,6 +17,8 @@ SCHEMES: dict[tuple[str, str], Scheme] = {
         "bitsandbytes": BITSANDBYTES,
         "quanto": QUANTO,
         "sdnq": SDNQ,
+        "gguf": GGUF,
+        "modelopt": MODELOPT,
     }.items()
     for name, scheme in schemes.items()
 }

@@ -85,5 +85,6 @@ BITSANDBYTES: dict[str, Scheme] = {
         "4 bits on a scale of normal quantiles, a scale per 64 weights, quantised too or not; products as before",
         _nf4,
         has_single_scales=True,
+        hides_dtype=True,
     ),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from vivace.techniques.quantization.scheme import Scheme, Settings
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 @dataclass
@@ -50,8 +50,14 @@ def layers_of(module: Any) -> dict[str, Any]:
 def choose(module: Any, scheme: Scheme, settings: Settings, skip: list[str], min_weights: int) -> Choice:
     """Sort the layers of a component. Layers that share one weight share their fate."""
     choice = Choice()
+    # T5 casts what enters these to the dtype of their weights; both libraries name them to keep them from overflowing.
+    asked = set(getattr(module, "_keep_in_fp32_modules", None) or ()) if scheme.hides_dtype else set()
     for name, layer in layers_of(module).items():
         reason = _reason(layer, name, scheme, settings, skip, min_weights)
+        if reason is None and asked.intersection(name.split(".")):
+            reason = (
+                "its model casts inputs to the dtype of its weights, which would be that of the stored bytes"
+            )
         if reason is None:
             choice.taken.append(name)
         else:
@@ -97,7 +103,7 @@ def put(module: Any, name: str, layer: Any) -> None:
 
 def briefly(names: Iterable[str]) -> list[str]:
     """Names that differ in numbers alone as one: ["blocks.0.to_q", "blocks.1.to_q"] is ["blocks.*.to_q (2)"]."""
-    found = Counter(_NUMBER.sub("*", name) for name in names)
+    found = Counter(NUMBER.sub("*", name) for name in names)
     return [name if count == 1 else f"{name} ({count})" for name, count in found.items()]
 
 
@@ -123,7 +129,8 @@ def bring(module: Any, device: Any) -> None:
                     continue
                 if id(old) not in made:
                     new = old.to(device)
-                    if isinstance(old, torch.nn.Parameter):
+                    # Quantised weights of some libraries are parameters of their own kind, and stay it.
+                    if isinstance(old, torch.nn.Parameter) and not isinstance(new, torch.nn.Parameter):
                         new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
                     made[id(old)] = (old, new)
                 held[name] = made[id(old)][1]

@@ -45,6 +45,7 @@ class Scheme:
     has_tensor_scales: knows granularity=tensor.
     has_single_scales: knows double_quantization=False.
     keeps_dtype: cannot be cast to another precision afterwards, as pipelines do with a VAE in fp16.
+    hides_dtype: its weights say the dtype of the stored bytes; layers whose model asks them for it are left alone.
     is_calibrated: the scale of a layer's inputs is chosen before, by looking at what is drawn.
     """
 
@@ -57,4 +58,5 @@ class Scheme:
     has_tensor_scales: bool = False
     has_single_scales: bool = False
     keeps_dtype: bool = False
+    hides_dtype: bool = False
     is_calibrated: bool = False

@@ -7,7 +7,13 @@ from typing import Any
 from vivace.techniques.quantization.layers import is_named
 from vivace.techniques.quantization.scheme import Scheme, Settings
 from vivace.techniques.quantization.torchao_four_bits import FOUR_BITS
-from vivace.techniques.quantization.torchao_tensors import PACKAGE, not_a_multiple, quantize, with_weight
+from vivace.techniques.quantization.torchao_tensors import (
+    PACKAGE,
+    int8_dynamic_tensor,
+    not_a_multiple,
+    quantize,
+    with_weight,
+)
 
 # Layers that see one row for each picture, whatever its size: embeddings of time and of pooled text, modulation.
 _ONE_ROW = (
@@ -34,9 +40,13 @@ def _int8(layer: Any, settings: Settings) -> Any:
 
 
 def _int8_dynamic(layer: Any, settings: Settings) -> Any:
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig
+    """As Int8DynamicActivationInt8WeightConfig does."""
+    from torchao.quantization import PerRow
+    from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
 
-    return quantize(layer, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
+    inputs = QuantizeTensorToInt8Kwargs(PerRow())
+    weight = int8_dynamic_tensor().from_hp(layer.weight.detach(), PerRow(), act_quant_kwargs=inputs)
+    return with_weight(layer, weight)
 
 
 def _int8_dynamic_keeps(layer: Any, name: str, settings: Settings) -> str | None:
@@ -143,7 +153,7 @@ def _taken_for_a_block(layer: Any) -> str | None:
     return "its 128x128 weights are one block to torchao" if tuple(layer.weight.shape) == (128, 128) else None
 
 
-def _fp8_lacks(settings: Settings) -> str | None:
+def fp8_lacks(settings: Settings) -> str | None:
     machine = settings.machine
     if machine.capability is not None and machine.capability < (8, 9):
         return (
@@ -179,7 +189,7 @@ TORCHAO: dict[str, Scheme] = {
         "fp8 weights and, scaled anew in each call, fp8 inputs; products in fp8",
         _fp8,
         _fp8_keeps,
-        _fp8_lacks,
+        fp8_lacks,
         has_tensor_scales=True,
     ),
     "fp8_static": Scheme(
@@ -187,7 +197,7 @@ TORCHAO: dict[str, Scheme] = {
         "fp8 weights and inputs, one scale each, chosen before by looking at what is drawn; products in fp8",
         _fp8_static,
         _fp8_static_keeps,
-        _fp8_lacks,
+        fp8_lacks,
         is_calibrated=True,
     ),
     **FOUR_BITS,

@@ -6,6 +6,7 @@ process, and with them whatever is measured after.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 PACKAGE = ("torchao", "torchao")
@@ -28,3 +29,66 @@ def with_weight(layer: Any, weight: Any) -> Any:
 def not_a_multiple(layer: Any, size: int) -> str | None:
     rows, columns = layer.weight.shape[:2]
     return None if rows % size == 0 and columns % size == 0 else f"{rows}x{columns} is no multiple of {size}"
+
+
+_MORE_THAN = 16
+"""PyTorch's int8 product on a GPU wants more rows than this."""
+
+
+@functools.cache
+def int8_dynamic_tensor() -> Any:
+    """torchao's Int8Tensor, but that its uncompiled product on a GPU runs on the GPU alone.
+
+    torchao 0.18 asks in each call for the text of its inputs, to find out whether it is being traced: they are copied
+    to the host, the GPU waits, and no CUDA graph can be recorded. Compiled, and on a CPU, it goes another way, which
+    is left to it.
+    """
+    import torch
+    from torchao.quantization import Int8Tensor
+
+    class Int8DynamicTensor(Int8Tensor):  # type: ignore[misc]
+        pass
+
+    for implements, table, function in (
+        (Int8DynamicTensor.implements_torch_function, "_TORCH_FN_TABLE", torch.nn.functional.linear),
+        (Int8DynamicTensor.implements, "_ATEN_OP_TABLE", torch.ops.aten.linear.default),
+    ):
+        theirs = getattr(Int8Tensor, table)[Int8Tensor][function]
+
+        def linear(func: Any, types: Any, args: Any, kwargs: Any, theirs: Any = theirs) -> Any:
+            if torch.compiler.is_compiling() or args[0].device.type == "cpu":
+                return theirs(func, types, args, kwargs)
+            return int8_linear(*args, **kwargs)
+
+        implements(function)(linear)
+    return Int8DynamicTensor
+
+
+def int8_linear(inputs: Any, weight: Any, bias: Any = None) -> Any:
+    """A Linear layer's product as torchao's Int8Tensor has it with dynamic scales, to the last bit.
+
+    Args:
+        inputs: (..., in_features), floating point.
+        weight: an Int8Tensor (out_features, in_features) with a scale per row and symmetric `act_quant_kwargs`.
+    """
+    from torchao.quantization import Int8Tensor
+
+    kwargs = weight.act_quant_kwargs
+    rows = Int8Tensor.from_hp(
+        inputs, kwargs.granularity, mapping_type=kwargs.mapping_type, reduce_range=kwargs.reduce_range
+    )
+    sums = _int_mm(rows.qdata.reshape(-1, rows.qdata.shape[-1]), weight.qdata.t())
+    scaled = (sums * rows.scale.reshape(-1, 1)).to(inputs.dtype) * weight.scale.flatten()
+    output = scaled.reshape(*inputs.shape[:-1], weight.shape[0])
+    if bias is not None:
+        output += bias
+    return output.to(inputs.dtype)
+
+
+def _int_mm(rows: Any, columns: Any) -> Any:
+    """(m, k) by (k, n), both int8, in int32; in fp32 first where there are too few rows, as torchao has it."""
+    import torch
+
+    if rows.shape[0] > _MORE_THAN:
+        return torch._int_mm(rows, columns)
+    return torch.matmul(rows.to(torch.float32), columns.to(torch.float32)).to(torch.int32)
