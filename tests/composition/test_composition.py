@@ -11,6 +11,7 @@ from tests.composition.recipes import (
     Case,
     is_legal,
     legal_pairs,
+    named_recipes,
     pair,
     random_recipes,
 )
@@ -50,6 +51,15 @@ def test_pairs_are_all_that_is_legal() -> None:
     assert pair("steps", "steps", "tiny-sd") is None, "one slot, and nothing to aim at"
 
 
+def test_named_recipes_are_ten_and_compile_with_inductor() -> None:
+    recipes = named_recipes()
+    assert len({(case.model, case.recipe) for case in recipes}) == 10
+    assert {case.model for case in recipes} == set(MODELS)
+    for case in recipes:
+        (call,) = [call for call in resolve(case.recipe).techniques if call.name == "compile"]
+        assert call.knobs.get("backend", "inductor") == "inductor", case.recipe
+
+
 # All in one test: the members alone, which recipes share, are drawn once.
 @pytest.mark.timeout(900)
 def test_they_compose_or_say_why_not(drawer: Drawer) -> None:
@@ -87,6 +97,9 @@ def test_what_breaks_the_rules_is_named() -> None:
     assert complaint(row(rounded, names, psnr_db=24.5), singles) is None
     assert "worst member alone 30.0" in str(complaint(row(rounded, names, psnr_db=23.5), singles))
 
+    idle = row("compile+steps(12)", ("compile", "steps"), kind="named", compiled_graphs=0)
+    assert complaint(idle, {}) == "nothing was compiled"
+
     free = "dtype(bf16)+steps(12)"
     assert complaint(row(free, ("dtype", "steps"), psnr_db=5.0), {}) is None, "another picture by right"
 
@@ -119,3 +132,21 @@ def test_the_page_counts_what_the_record_holds(tmp_path) -> None:  # type: ignor
     assert f"0 of {NUM_RANDOM} random recipes" in said
     assert "- u tf32: a CPU has none (tiny-sd; 1 pair)" in said
     assert "tiny-sd channels_last+inference_mode`: exact techniques, but 9.0 dB" in said
+
+
+def test_the_page_tells_of_the_named_recipes(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    whole, named = tmp_path / "composition.json", tmp_path / "composition-named.json"
+    write(whole, read(whole))
+    first, second = named_recipes()[1], named_recipes()[-1]
+    record = read(named, named=True)
+    graphs = {"compiled_graphs": 2, "graph_breaks": 1, "wall_s": 68.7}
+    record["rows"] += [
+        row(first.recipe, first.names) | {"kind": "named", "psnr_db": 25.91} | graphs,
+        row(second.recipe, second.names, outcome="unsupported", reason="there is no C++ compiler")
+        | {"kind": "named", "model": second.model},
+    ]
+    write(named, record)
+    said = page(whole, "a note\n", [named])
+    assert f"| `{first.recipe}` | ✓ 25.9 dB; 2 graphs, 1 breaks; 69 s |" in said
+    assert f"| `{second.recipe}` | u: there is no C++ compiler |" in said
+    assert said.count("| ? |") == 8, "the others are not drawn yet"

@@ -17,7 +17,7 @@ in $VIVACE_CACHE (else ~/.cache/vivace) for the next time. `int4` is packed two 
 keeps a byte for each elsewhere. `int4_gemm`: Hopper's tensor cores know no int4, and torchao 0.16 took its int4 by
 int4 product out; the nearest that is left is int4 weights by fp8 inputs, in kernels that PyTorch's mslk brings.
 bitsandbytes' `int8` multiplies in int8, its `nf4` is QLoRA's own; Quanto's and SDNQ's `int8`, `fp8_weight`, `int4`
-take convolutions too.
+take convolutions too. No scheme multiplies those in fewer bits: docs/adr/0005 says what stands in for TensorRT.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pydantic import model_validator
 
 from vivace.errors import NoEffect
 from vivace.spec.script import Script, written_call
-from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
+from vivace.spec.technique import COMPONENTS, Arithmetic, Component, Effect, Stage, Target, Technique, knob
 from vivace.techniques.quantization import SCHEMES, Scheme, backends_of, schemes_of
 from vivace.techniques.quantization.calibration import Scales, scales_of
 from vivace.techniques.quantization.layers import (
@@ -97,6 +97,12 @@ class Quantize(Technique):
         return self
 
     @property
+    def arithmetic(self) -> Arithmetic:
+        scheme = self._scheme()
+        scales = {"row": ", a scale per output row", "tensor": ", one scale"}[self.granularity]
+        return Arithmetic(scheme.weights + (scales if scheme.has_tensor_scales else ""), scheme.products)
+
+    @property
     def from_host(self) -> bool:
         return not self._scheme().is_calibrated  # which draws with the model as it is
 
@@ -156,7 +162,8 @@ class Quantize(Technique):
                 changed[f"{component}.layers_left_alone"] = len(choice.kept)
                 changed[f"{component}.weights_are"] = _kind(module, choice)
         if changed:
-            changed["how"] = scheme.about
+            numbers = self.arithmetic
+            changed["how"] = f"weights {numbers.weights}; products {numbers.products}"
         else:
             _refuse(choices)
         if scales is not None:

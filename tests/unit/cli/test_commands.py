@@ -202,6 +202,10 @@ def test_listings_as_json(tmp_path: Path) -> None:
     reasons = {s["recipe"]: s["unsupported"] for t in techniques.values() for s in t["here"]}
     assert reasons["attention(math)"] is None
     assert "compile(blocks=repeated)" in reasons, "every mode of every knob has its state"
+    numbers = {s["recipe"]: (s["weights"], s["products"]) for t in techniques.values() for s in t["here"]}
+    assert numbers["quantize(int8)"] == ("in int8, a scale per output row", "as before")
+    assert numbers["quantize(nf4, backend=bitsandbytes)"][1] == "as before", "each scheme of each library"
+    assert numbers["quantize(int8, backend=bitsandbytes)"][1].startswith("in int8")
     doctor = json.loads(vivace(tmp_path, "doctor", "--device", "cpu", "--json").stdout)
     assert set(doctor["dtype_ms"]) == {"fp32", "bf16", "fp16"}
     assert doctor["environment"]["device"] == "cpu"
@@ -220,6 +224,8 @@ def test_a_technique_is_explained(tmp_path: Path) -> None:
     text = vivace(tmp_path, "techniques", "fa2").stdout
     assert "Why:" in text
     assert "attention(flash)" in text
+    text = vivace(tmp_path, "techniques", "layerwise_casting").stdout
+    assert "layerwise_casting (weights in fp8 (e4m3), without scales): runs here" in text
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
