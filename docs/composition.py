@@ -98,9 +98,9 @@ def _named(records: Sequence[Path]) -> list[str]:
     lines = [
         "Recipes as people type them, `compile` with inductor, each in a process of its own; of compiled code they "
         "find only what the run itself left. They are held to the same rules, and to having compiled something. In a "
-        "cell: PSNR to the baseline in fp32 "
-        "(low where a technique changes the picture), graphs, breaks between them, and the seconds of loading, "
-        "compiling and drawing twice.\n",
+        "cell: PSNR to the baseline in fp32 (low where a technique changes the picture), graphs, breaks between them, "
+        "and the seconds of loading, compiling and drawing twice on cores shared with other work: nothing to compare "
+        "by.\n",
         f"| model | recipe | {' | '.join(devices)} |",
         "| --- | --- |" + " --- |" * len(devices),
     ]

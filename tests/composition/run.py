@@ -5,12 +5,13 @@ its own.
     python -m tests.composition.run --named --device cuda
 
 The first writes results/composition-cpu.json, with compile's "eager" backend; the second, with the real inductor,
-results/composition-named-cuda.json. The record is written anew after each recipe, one line each; the same command goes
-on where it stopped, and tries again what crashed or timed out.
+results/composition-named-cuda.json. The record is written anew after each recipe, one line each. The same command goes
+on where it stopped: it draws what is missing, what crashed or timed out, and what a technique declares otherwise since.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -53,6 +54,7 @@ COMPILE_TIMEOUT_S = 900.0
 STATED = ("measured", "unsupported", "no_effect")
 EXACT_LEAST_DB = 40.0
 WORST_MEMBER_DB = 6.0
+_COUNTS = {"pairs", "random", "named"}
 _TOLD = ("compiled_graphs", "graph_breaks")
 REPEAT_LEAST_DB = 60.0
 """Between two calls with the same noise, whatever the recipe."""
@@ -98,7 +100,8 @@ class Drawer:
         started = time.monotonic()
         tell = _TOLD if case.kind == "named" else ()
         said = self._request(case.model, case.recipe, tell, False, timeout_s)
-        return asdict(case) | said | {"wall_s": round(time.monotonic() - started, 2)}
+        wall_s = round(time.monotonic() - started, 2)
+        return asdict(case) | said | {"wall_s": wall_s, "declared": declared(case.recipe)}
 
     def _request(
         self, model: str, recipe: str, tell: Sequence[str], is_reference: bool, timeout_s: float
@@ -121,6 +124,11 @@ class Drawer:
             return without_picture("timed_out", f"no picture in {timeout_s:g} s")
         how = f"signal {ending.signal}" if ending.signal else f"exit status {ending.status}"
         return without_picture("crashed", f"{how}: {last_line(ending.log) or 'no message'}")
+
+
+def declared(recipe: str) -> str:
+    """What a recipe means: a digest of its techniques with every knob and target, those that it leaves unsaid too."""
+    return hashlib.sha256(resolve(recipe).model_dump_json().encode()).hexdigest()[:8]
 
 
 def complaint(row: Row, singles: dict[tuple[str, str], Row]) -> str | None:
@@ -255,12 +263,19 @@ def main(named: bool, device: str, out: Path | None, limit_s: float | None) -> N
         raise click.UsageError(str(error)) from None
     out = out or record_of(device, named)
     record = read(out, device, named)
-    if record["conditions"] != conditions(device, named):
+    now = conditions(device, named)
+    # How many recipes there are changes with the techniques, and what of each row with it, its digest tells.
+    others = [name for name in now if name not in _COUNTS and now[name] != record["conditions"].get(name)]
+    if others:
         raise click.UsageError(f"{out} was drawn with {record['conditions']}; give another --out")
     cases = with_members(named_recipes() if named else in_order())
     wanted = {(case.kind, case.model, case.recipe): case for case in cases}
     known = {(row["kind"], row["model"], row["recipe"]): row for row in record["rows"]}
-    rows = {key: row for key, row in known.items() if key in wanted and row["outcome"] in STATED}
+    rows = {
+        key: row
+        for key, row in known.items()
+        if key in wanted and row["outcome"] in STATED and row.get("declared") == declared(row["recipe"])
+    }
     started = time.monotonic()
     left = [case for key, case in wanted.items() if key not in rows]
     with Drawer(device) as drawer:
@@ -268,7 +283,7 @@ def main(named: bool, device: str, out: Path | None, limit_s: float | None) -> N
             case = left.pop(0)
             row = drawer.draw(case, COMPILE_TIMEOUT_S if named else TIMEOUT_S)
             rows[case.kind, case.model, case.recipe] = row
-            write(out, {"conditions": record["conditions"], "rows": list(rows.values())})
+            write(out, {"conditions": now, "rows": list(rows.values())})
             told = row["reason"] or f"{row['psnr_db']} dB"
             click.echo(
                 f"{case.kind} {case.model} {case.recipe}: {row['outcome']}: {told} ({row['wall_s']} s)"

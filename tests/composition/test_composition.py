@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
 
 from docs.composition import page
 from tests.composition.recipes import (
@@ -15,7 +16,17 @@ from tests.composition.recipes import (
     pair,
     random_recipes,
 )
-from tests.composition.run import Drawer, complaint, complaints, read, sample, with_members, write
+from tests.composition.run import (
+    Drawer,
+    complaint,
+    complaints,
+    declared,
+    main,
+    read,
+    sample,
+    with_members,
+    write,
+)
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import resolve
 
@@ -116,6 +127,26 @@ def test_a_record_is_read_as_it_was_written(tmp_path) -> None:  # type: ignore[n
     record["rows"].append(row("steps(2)", ("steps",)) | {"names": ["steps"]})
     write(path, record)
     assert read(path) == record
+
+
+def test_what_is_declared_otherwise_since_is_drawn_again(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "composition.json"
+    record = read(path, named=True)
+    record["conditions"]["named"] = 7  # other techniques, other counts
+    known, stale = (case.recipe for case in with_members(named_recipes())[:2])
+    record["rows"] = [
+        row(known, (), kind="single", declared=declared(known)),
+        row(stale, (), kind="single", declared="an older default"),
+    ]
+    write(path, record)
+    ended = CliRunner().invoke(main, ["--named", "--out", str(path), "--limit-s", "0"])
+    num = len(with_members(named_recipes()))
+    assert f"1 in the record, {num - 1} left" in ended.output
+    assert ended.exit_code == 4
+    record["conditions"]["libraries"]["torch"] = "1.0"
+    write(path, record)
+    ended = CliRunner().invoke(main, ["--named", "--out", str(path), "--limit-s", "0"])
+    assert "give another --out" in ended.output
 
 
 def test_the_page_counts_what_the_record_holds(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import vivace
+from tests.typed import said as run
 from tests.unit.cli.test_commands import QUICK
-from tests.unit.cli.test_commands import vivace as run
 from tinyworld import clip
 from vivace.benchmark import Plan
 from vivace.benchmark.store import Store
