@@ -1,6 +1,7 @@
 """Shared set-up: one thread, no network, pictures that can be compared."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
@@ -33,6 +34,12 @@ def _workers_last() -> Iterator[None]:
         def __exit__(self, *_: object) -> None:
             pass
 
+    # What a quality pass imports for seconds in each of its forks.
+    warm = (
+        sys.executable,
+        "-c",
+        "import torchmetrics; from vivace.benchmark.worker import main; main()",
+    )
     start = sweep.start_launcher
     kept: dict[object, Lasting] = {}
 
@@ -44,7 +51,7 @@ def _workers_last() -> Iterator[None]:
         if key not in kept:
             while len(kept) > 1:  # each holds half a gigabyte
                 kept.pop(next(iter(kept))).close()
-            kept[key] = Lasting(fork=True, command=worker)
+            kept[key] = Lasting(fork=True, command=warm if worker == launcher.WORKER else worker)
         return kept[key]
 
     with pytest.MonkeyPatch.context() as monkeypatch:
