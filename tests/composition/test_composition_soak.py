@@ -14,20 +14,9 @@ def test_everything_composes_or_says_why_not() -> None:
     assert complaints(rows) == []
 
 
-def draw_named(device: str) -> None:
-    with Drawer(device) as drawer:
-        rows = [drawer.draw(case, COMPILE_TIMEOUT_S) for case in with_members(named_recipes())]
-    assert complaints(rows) == []
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_named_recipes_compose_with_inductor() -> None:
-    draw_named("cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.soak
-@pytest.mark.timeout(7200)
-def test_named_recipes_compose_with_inductor_on_a_gpu() -> None:
-    draw_named("cuda")
+    with Drawer() as drawer:
+        rows = [drawer.draw(case, COMPILE_TIMEOUT_S) for case in with_members(named_recipes())]
+    assert complaints(rows) == []
