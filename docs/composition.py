@@ -1,11 +1,12 @@
-"""The page docs/composition.md, from the record that `python -m tests.composition.run` writes."""
+"""The page docs/composition.md, from the records that `python -m tests.composition.run` writes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.composition.recipes import MODELS, legal_pairs, refusing_pairs
+from tests.composition.recipes import MODELS, legal_pairs, named_recipes, refusing_pairs
 from tests.composition.run import EXACT_LEAST_DB, STATED, WORST_MEMBER_DB, complaints, read
 from vivace.techniques import TECHNIQUES
 
@@ -15,12 +16,13 @@ _HALF, _BROKEN, _MISSING, _NOT_LEGAL = "a", "✗", "?", "·"
 Row = dict[str, Any]
 
 
-def page(record: Path, note: str) -> str:
+def page(record: Path, note: str, named: Sequence[Path] = ()) -> str:
     """Markdown.
 
     Args:
         record: a file that exists.
         note: what stands above the heading: that the page is generated.
+        named: files that exist, records of the named recipes, one for each device.
     """
     found = read(record)
     rows, conditions = found["rows"], found["conditions"]
@@ -63,6 +65,8 @@ def page(record: Path, note: str) -> str:
         lines.append(f"| {place + 1} {first} | {' | '.join(cells)} |")
     lines += ["", "## Refused by declaration\n", _refused(), ""]
     lines += ["## Reasons\n", *_reasons(list(pairs.values())), ""]
+    if named:
+        lines += ["## With the real compiler\n", *_named(named), ""]
     if broken:
         lines += [
             "## Broken rules\n",
@@ -74,6 +78,55 @@ def page(record: Path, note: str) -> str:
         f"([record](../results/{record.name}))."
     )
     return "\n".join(lines) + "\n"
+
+
+def _named(records: Sequence[Path]) -> list[str]:
+    """A table with one row a named recipe and one column a device, then what its figures need to be understood."""
+    found = [read(record) for record in records]
+    devices = [record["conditions"].get("device_name", "CPU") for record in found]
+    cells = {
+        (row["model"], row["recipe"], device): row
+        for device, record in zip(devices, found, strict=True)
+        for row in record["rows"]
+        if row["kind"] == "named"
+    }
+    broken = {
+        (device, recipe): why
+        for device, record in zip(devices, found, strict=True)
+        for recipe, why in complaints(record["rows"])
+    }
+    lines = [
+        "Recipes as people type them, `compile` with inductor, each in a process of its own; of compiled code they "
+        "find only what the run itself left. They are held to the same rules, and to having compiled something. In a "
+        "cell: PSNR to the baseline in fp32 (low where a technique changes the picture), graphs, breaks between them, "
+        "and the seconds of loading, compiling and drawing twice on cores shared with other work: nothing to compare "
+        "by.\n",
+        f"| model | recipe | {' | '.join(devices)} |",
+        "| --- | --- |" + " --- |" * len(devices),
+    ]
+    for case in named_recipes():
+        told = [_named_cell(cells.get((case.model, case.recipe, device))) for device in devices]
+        lines.append(f"| {case.model} | `{case.recipe}` | {' | '.join(told)} |")
+    lines += ["", *(f"- {_BROKEN} {device}: `{recipe}`: {why}" for (device, recipe), why in broken.items())]
+    links = ", ".join(
+        f"[{device}](../results/{path.name})" for device, path in zip(devices, records, strict=True)
+    )
+    lines.append(
+        f"Made by `python -m tests.composition.run --named`, with `--device cuda` on a GPU (records: {links})."
+    )
+    return lines
+
+
+def _named_cell(row: Row | None) -> str:
+    if row is None:
+        return _MISSING
+    if row["outcome"] != "measured":
+        return f"{_SYMBOLS.get(row['outcome'], _BROKEN)}: {row['reason']}"
+    breaks = f", {row['graph_breaks']} breaks" if row["graph_breaks"] else ""
+    return (
+        f"✓ {row['psnr_db']:.1f} dB; {row['compiled_graphs']} graph{'s' * (row['compiled_graphs'] != 1)}{breaks}; "
+        f"{row['wall_s']:.0f} s"
+    )
 
 
 def _sign(key: tuple[str, ...], pairs: dict[Any, Row], legal: set[Any], broken: dict[str, str]) -> str:

@@ -18,7 +18,7 @@ import click
 
 from benchmarks import every_model, every_technique, overhead
 from docs import composition, hardware, models_measured, techniques_measured
-from tests.composition import run as composition_run
+from tests.composition.run import DEVICES, record_of
 from vivace.cli import app
 from vivace.report.summary import plus_minus, ratio, size
 from vivace.stats import Interval
@@ -145,7 +145,8 @@ def hardware_page() -> str:
 
 
 def composition_page() -> str:
-    return composition.page(composition_run.RECORD, NOTE)
+    named = [path for device in DEVICES if (path := record_of(device, named=True)).exists()]
+    return composition.page(record_of("cpu", named=False), NOTE, named)
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -158,7 +159,7 @@ if every_model.RECORD.exists():
     PAGES["docs/models-measured.md"] = models_measured_page
 if any(every_technique.record_file(name).exists() for name in every_technique.FAMILIES):
     PAGES["docs/techniques-measured.md"] = techniques_measured_page
-if composition_run.RECORD.exists():
+if record_of("cpu", named=False).exists():
     PAGES["docs/composition.md"] = composition_page
 
 

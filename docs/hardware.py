@@ -1,10 +1,11 @@
-"""docs/hardware.md: which mode of which technique runs on which hardware, asked of the techniques themselves."""
+"""docs/hardware.md: which mode of which technique runs on which hardware, and what it does to weights and products,
+asked of the techniques themselves."""
 
 from __future__ import annotations
 
 import re
 
-from vivace.spec.technique import Machine
+from vivace.spec.technique import Arithmetic, Machine
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.describe import states
 
@@ -35,24 +36,43 @@ def page(note: str) -> str:
         "Asked of the techniques' own declarations, with every optional package taken for installed; no record of a "
         "measurement stands behind a ✓. `vivace techniques` asks the same of the machine at hand and what is "
         "installed on it, and a model can still be refused: for its precision, or the sizes of its attention heads.\n",
-        "What each mode does to weights and to arithmetic is told with its technique ([techniques](techniques.md)).\n",
-        f"| recipe | {' | '.join(MACHINES)} |",
-        "| --- |" + " :-: |" * len(MACHINES),
+        "*Weights* says how those of the layers that a mode takes are stored, *products* what its matrix products (and "
+        "convolutions) are computed in. Only where that is fewer bits can they get faster; weights alone in fewer "
+        "bits save memory, and are widened in front of each product. Where *products* says as before, the precision is "
+        "that of the recipe: fp16 or bf16 on a GPU. Why and at what cost is told with each technique "
+        "([techniques](techniques.md)); what stands in for TensorRT's int8 convolutions, in a "
+        "[decision](adr/0005-no-tensorrt.md).\n",
+        f"| recipe | weights | products | {' | '.join(MACHINES)} |",
+        "| --- | --- | --- |" + " :-: |" * len(MACHINES),
     ]
     everywhere, reasons = [], dict[str, int]()
     for technique in TECHNIQUES.values():
         columns = [
-            {s["recipe"]: s["unsupported"] for s in states(technique, machine)}
+            {state["recipe"]: state["unsupported"] for state in states(technique, machine)}
             for machine in MACHINES.values()
         ]
-        limited = [recipe for recipe in columns[0] if any(column[recipe] for column in columns)]
-        free = [recipe for recipe in columns[0] if recipe not in limited]
-        everywhere += free if limited else [technique.name]
-        for recipe in limited:
+        numbers = {
+            state["recipe"]: Arithmetic(state["weights"], state["products"])
+            for state in states(technique, MACHINES["CPU"])
+        }
+        told = [
+            recipe
+            for recipe in numbers
+            if numbers[recipe] != Arithmetic() or any(column[recipe] for column in columns)
+        ]
+        rest = [recipe for recipe in numbers if recipe not in told]
+        everywhere += rest if told else [technique.name]
+        for recipe in told:
             cells = [_cell(column[recipe], reasons) for column in columns]
-            lines.append(f"| `{recipe}` | {' | '.join(cells)} |")
+            weights, products = numbers[recipe].weights, numbers[recipe].products
+            lines.append(f"| `{recipe}` | {weights} | {products} | {' | '.join(cells)} |")
     lines += ["", *(f"{number}. {reason}" for reason, number in reasons.items())]
-    lines += ["", f"Everywhere: {', '.join(f'`{recipe}`' for recipe in everywhere)}."]
+    lines += [
+        "",
+        "Everywhere, and with numbers stored and multiplied as before: "
+        + ", ".join(f"`{recipe}`" for recipe in everywhere)
+        + ".",
+    ]
     return "\n".join(lines) + "\n"
 
 

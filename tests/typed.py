@@ -1,6 +1,10 @@
-"""What somebody types, in this process."""
+"""What somebody types, in this process: a new one takes seconds to import what it needs."""
 
+import contextlib
+import io
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,3 +17,43 @@ def typed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
         main()
     return int(caught.value.code or 0)
+
+
+def said(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """`vivace ARGUMENTS` typed in a folder: what it wrote to standard output and standard error.
+
+    Args:
+        code: the exit status that it must have.
+    """
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with (
+        pytest.MonkeyPatch.context() as monkeypatch,
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        _libraries_as_they_were(),
+    ):
+        status = typed(monkeypatch, *arguments)
+    shown = [stream.buffer.getvalue().decode() for stream in (_flushed(out), _flushed(err))]
+    assert status == code, shown[1]
+    assert "Traceback" not in shown[1]
+    return subprocess.CompletedProcess(["vivace", *arguments], status, *shown)
+
+
+def _flushed(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    stream.flush()
+    return stream
+
+
+@contextlib.contextmanager
+def _libraries_as_they_were():  # type: ignore[no-untyped-def]
+    """Commands silence diffusers and set the threads for good, since their process ends with them."""
+    import torch
+    from diffusers.utils import logging
+
+    before = logging.get_verbosity(), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before[0])
+        torch.set_num_threads(before[1])

@@ -1,4 +1,4 @@
-"""Which recipes are drawn: every legal pair, and seeded random recipes, from what the techniques declare."""
+"""Which recipes are drawn: legal pairs and seeded random recipes, of what techniques declare, and a few by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SUITED: dict[tuple[str, str], list[Any]] = {
     ("vae_tiling", "tile"): [64],
     ("vae_tiling", "overlap"): [None],
     ("compile", "mode"): ["default"],
-    ("compile", "backend"): ["eager"],  # inductor's own compile time is for the tests of compile
+    ("compile", "backend"): ["eager"],  # inductor's own compile time is for the named recipes
     ("first_block_cache", "threshold"): [0.3, 0.2],
     ("guidance", "scale"): [3.0, 1.0, 5.0],
     ("steps", "steps"): [12, 20],
@@ -49,7 +49,7 @@ _OF_FLOW_MODELS: dict[tuple[str, str], list[Any]] = {
 }
 _MACHINE = Machine("cpu", "CPU", None, "c++")
 
-Kind = Literal["single", "pair", "random"]
+Kind = Literal["single", "pair", "random", "named"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,29 @@ class Case:
     model: str
     recipe: str
     names: tuple[str, ...]
+
+
+_NAMED = (
+    ("tiny-sd", "bf16+channels_last+fuse_qkv+compile"),
+    ("tiny-sd", "channels_last+compile(blocks=repeated)+scheduler(dpmpp_2m)+steps(12)"),
+    ("tiny-sd", "quantize(int8, convolutions=True)+compile"),
+    ("tiny-sd", "tiny_vae+prompt_cache+compile@denoiser,vae"),
+    ("tiny-sd", "bf16+cfg_cutoff(0.5)+compile(dynamic=True)"),
+    ("tiny-flux", "bf16+first_block_cache(0.2)+compile"),
+    ("tiny-flux", "quantize(int8)+inference_mode+compile(blocks=repeated)"),
+    ("tiny-flux", "bf16+attention(math)+fuse_qkv+compile@denoiser,vae"),
+    ("tiny-flux", "bf16+quantize(fp8)@denoiser,text_encoder_2+compile"),
+    ("tiny-flux", "bf16+compile(mode=reduce-overhead)"),
+)
+
+
+def named_recipes() -> list[Case]:
+    """Ten that people type, all with `compile` as it comes, which means with the real inductor."""
+    found = [(model, resolve(recipe)) for model, recipe in _NAMED]
+    return [
+        Case("named", model, recipe.text, tuple(call.name for call in recipe.techniques))
+        for model, recipe in found
+    ]
 
 
 def worth_tuning(name: str, knob: str, model: str) -> list[Any]:

@@ -1,20 +1,24 @@
-"""Draw every legal pair and the seeded random recipes on the embedded models, one forked process each.
+"""Draw every legal pair and the seeded random recipes on the embedded models, or the named ones, each in a process of
+its own.
 
-    python -m tests.composition.run --out results/composition-cpu.json --limit-s 600
+    python -m tests.composition.run --limit-s 600
+    python -m tests.composition.run --named --device cuda
 
-The record is written anew after each recipe, one line each; the same command goes on where it stopped, and tries again
-what crashed or timed out.
+The first writes results/composition-cpu.json, with compile's "eager" backend; the second, with the real inductor,
+results/composition-named-cuda.json. The record is written anew after each recipe, one line each. The same command goes
+on where it stopped: it draws what is missing, what crashed or timed out, and what a technique declares otherwise since.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -31,19 +35,27 @@ from tests.composition.recipes import (
     Case,
     legal_pairs,
     members,
+    named_recipes,
     random_recipes,
 )
 from tests.composition.worker import COMMAND, EQUAL_DB, without_picture
 from vivace.benchmark.launcher import Launcher, last_line
+from vivace.errors import Unsupported
+from vivace.measure.machine import choose_device
 from vivace.spec.recipe import BASELINE
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import resolve
 
-RECORD = Path(__file__).parents[2] / "results" / "composition-cpu.json"
+RESULTS = Path(__file__).parents[2] / "results"
+DEVICES = ("cpu", "cuda")
 TIMEOUT_S = 120.0
+COMPILE_TIMEOUT_S = 900.0
+"""Of the named recipes and their members, which inductor compiles: on a busy CPU a graph may take a minute."""
 STATED = ("measured", "unsupported", "no_effect")
 EXACT_LEAST_DB = 40.0
 WORST_MEMBER_DB = 6.0
+_COUNTS = {"pairs", "random", "named"}
+_TOLD = ("compiled_graphs", "graph_breaks")
 REPEAT_LEAST_DB = 60.0
 """Between two calls with the same noise, whatever the recipe."""
 
@@ -53,8 +65,9 @@ Row = dict[str, Any]
 class Drawer:
     """Draws cases one at a time; a context manager that owns the worker process and the references."""
 
-    def __init__(self) -> None:
-        self._launcher = Launcher(COMMAND)
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
+        self._launcher = Launcher(COMMAND, tries_gpu=device != "cpu")
         self._folder = tempfile.TemporaryDirectory()
         self._references: set[str] = set()
 
@@ -70,23 +83,32 @@ class Drawer:
     def draw(self, case: Case, timeout_s: float = TIMEOUT_S) -> Row:
         """A row: the case, `outcome`, `reason`, `psnr_db` to the baseline in fp32, `faults`, and `wall_s`.
 
+        That of a named recipe also has `compiled_graphs` and `graph_breaks`.
+
         Raises:
             RuntimeError: the baseline itself cannot be drawn.
         """
         if case.model not in self._references:
-            said = self._request(case.model, BASELINE, True, TIMEOUT_S)
+            said = self._request(case.model, BASELINE, (), True, TIMEOUT_S)
             if said["outcome"] != "measured" or said["faults"]:
                 raise RuntimeError(f"{case.model} draws no baseline: {said}")
             self._references.add(case.model)
         started = time.monotonic()
-        said = self._request(case.model, case.recipe, False, timeout_s)
-        return asdict(case) | said | {"wall_s": round(time.monotonic() - started, 2)}
+        tell = _TOLD if case.kind == "named" else ()
+        said = self._request(case.model, case.recipe, tell, False, timeout_s)
+        wall_s = round(time.monotonic() - started, 2)
+        return asdict(case) | said | {"wall_s": wall_s, "declared": declared(case.recipe)}
 
-    def _request(self, model: str, recipe: str, is_reference: bool, timeout_s: float) -> Row:
+    def _request(
+        self, model: str, recipe: str, tell: Sequence[str], is_reference: bool, timeout_s: float
+    ) -> Row:
         request = {
             "model": model,
             "recipe": recipe,
+            "device": self._device,
             "steps": STEPS[model],
+            "code": str(Path(self._folder.name) / "code"),
+            "tell": list(tell),
             "reference": str(Path(self._folder.name) / f"{model}.npy"),
             "is_reference": is_reference,
             "threads": 1,
@@ -100,11 +122,16 @@ class Drawer:
         return without_picture("crashed", f"{how}: {last_line(ending.log) or 'no message'}")
 
 
+def declared(recipe: str) -> str:
+    """What a recipe means: a digest of its techniques with every knob and target, those that it leaves unsaid too."""
+    return hashlib.sha256(resolve(recipe).model_dump_json().encode()).hexdigest()[:8]
+
+
 def complaint(row: Row, singles: dict[tuple[str, str], Row]) -> str | None:
     """What a row breaks of the rules of composition, or None.
 
     Args:
-        row: of a pair or a random recipe.
+        row: of a pair, a random or a named recipe.
         singles: by (model, recipe), at least its members.
     """
     if row["outcome"] not in STATED:
@@ -115,6 +142,8 @@ def complaint(row: Row, singles: dict[tuple[str, str], Row]) -> str | None:
         return f"the picture is {', '.join(row['faults'])}"
     if row["repeat_psnr_db"] < REPEAT_LEAST_DB:
         return f"a second call with the same noise is {row['repeat_psnr_db']} dB from the first"
+    if row["kind"] == "named" and not row["compiled_graphs"]:
+        return "nothing was compiled"
     if not resolve(row["recipe"]).same_picture:
         return None
     psnr_db = row["psnr_db"]
@@ -144,7 +173,10 @@ def in_order() -> list[Case]:
 
 
 def sample(num_pairs: int, num_random: int, seed: int = SEED) -> list[Case]:
-    """A seeded part of the whole in which every technique appears, pairs first."""
+    """A seeded part of the whole in which every technique appears, pairs first.
+
+    None of its random recipes is in fp16, which most CPUs emulate: half a minute a picture.
+    """
     rng = random.Random(seed)
     pairs, recipes = legal_pairs(), random_recipes()
     rng.shuffle(pairs)
@@ -158,7 +190,8 @@ def sample(num_pairs: int, num_random: int, seed: int = SEED) -> list[Case]:
         missing -= set(best.names)
     rest = [case for case in pairs if case not in chosen]
     assert len(chosen) <= num_pairs
-    return [*chosen, *rest[: num_pairs - len(chosen)], *rng.sample(recipes, num_random)]
+    quick = [case for case in recipes if "fp16" not in case.recipe]
+    return [*chosen, *rest[: num_pairs - len(chosen)], *rng.sample(quick, num_random)]
 
 
 def with_members(cases: Iterable[Case]) -> list[Case]:
@@ -172,21 +205,32 @@ def with_members(cases: Iterable[Case]) -> list[Case]:
     return list(found.values())
 
 
-def read(path: Path) -> Row:
-    """A record: `conditions` (what it was drawn with) and `rows`."""
-    return json.loads(path.read_text()) if path.exists() else {"conditions": conditions(), "rows": []}
+def record_of(device: str, named: bool) -> Path:
+    """Where the record of a device lies."""
+    return RESULTS / f"composition-{'named-' if named else ''}{device}.json"
 
 
-def conditions() -> Row:
+def read(path: Path, device: str = "cpu", named: bool = False) -> Row:
+    """A record: `conditions` (what it was drawn with) and `rows`; without the file one without rows."""
+    if path.exists():
+        return json.loads(path.read_text())
+    return {"conditions": conditions(device, named), "rows": []}
+
+
+def conditions(device: str = "cpu", named: bool = False) -> Row:
     from importlib.metadata import version
 
+    from vivace.measure.machine import this_machine
+
+    whole = {"named": len(named_recipes())} if named else {"pairs": len(legal_pairs()), "random": NUM_RANDOM}
     return {
-        "device": "cpu",
+        "device": device,
+        # Which CPU it is decides nothing; which GPU, whether a technique runs.
+        **({"device_name": this_machine(device).device_name} if device == "cuda" else {}),
         "threads": 1,
         "steps": STEPS,
         "seed": SEED,
-        "pairs": len(legal_pairs()),
-        "random": NUM_RANDOM,
+        **whole,
         "libraries": {name: version(name) for name in ("torch", "diffusers", "transformers", "torchao")},
     }
 
@@ -201,26 +245,45 @@ def write(path: Path, record: Row) -> None:
 
 
 @click.command("composition")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
+@click.option("--named", is_flag=True, help="The named recipes, with the real inductor, instead of the rest.")
+@click.option("--device", type=click.Choice(DEVICES), default="cpu", show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The record.  [default: results/composition-DEVICE.json, or results/composition-named-DEVICE.json]",
+)
 @click.option(
     "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
 )
-def main(out: Path, limit_s: float | None) -> None:
+def main(named: bool, device: str, out: Path | None, limit_s: float | None) -> None:
     """Draw what the record lacks, one line a recipe. Exit 1 if a row breaks the rules, 4 if recipes are left."""
-    record = read(out)
-    if record["conditions"] != conditions():
+    try:
+        choose_device(device)
+    except Unsupported as error:
+        raise click.UsageError(str(error)) from None
+    out = out or record_of(device, named)
+    record = read(out, device, named)
+    now = conditions(device, named)
+    # How many recipes there are changes with the techniques, and what of each row with it, its digest tells.
+    others = [name for name in now if name not in _COUNTS and now[name] != record["conditions"].get(name)]
+    if others:
         raise click.UsageError(f"{out} was drawn with {record['conditions']}; give another --out")
-    wanted = {(case.kind, case.model, case.recipe): case for case in with_members(in_order())}
+    cases = with_members(named_recipes() if named else in_order())
+    wanted = {(case.kind, case.model, case.recipe): case for case in cases}
     known = {(row["kind"], row["model"], row["recipe"]): row for row in record["rows"]}
-    rows = {key: row for key, row in known.items() if key in wanted and row["outcome"] in STATED}
+    rows = {
+        key: row
+        for key, row in known.items()
+        if key in wanted and row["outcome"] in STATED and row.get("declared") == declared(row["recipe"])
+    }
     started = time.monotonic()
     left = [case for key, case in wanted.items() if key not in rows]
-    with Drawer() as drawer:
+    with Drawer(device) as drawer:
         while left and (limit_s is None or time.monotonic() - started < limit_s):
             case = left.pop(0)
-            row = drawer.draw(case)
+            row = drawer.draw(case, COMPILE_TIMEOUT_S if named else TIMEOUT_S)
             rows[case.kind, case.model, case.recipe] = row
-            write(out, {"conditions": record["conditions"], "rows": list(rows.values())})
+            write(out, {"conditions": now, "rows": list(rows.values())})
             told = row["reason"] or f"{row['psnr_db']} dB"
             click.echo(
                 f"{case.kind} {case.model} {case.recipe}: {row['outcome']}: {told} ({row['wall_s']} s)"
@@ -233,7 +296,7 @@ def main(out: Path, limit_s: float | None) -> None:
 
 
 def complaints(rows: list[Row]) -> list[tuple[str, str]]:
-    """("MODEL RECIPE", what is wrong) of each pair and random recipe that breaks a rule."""
+    """("MODEL RECIPE", what is wrong) of each pair, random and named recipe that breaks a rule."""
     singles = {(row["model"], row["recipe"]): row for row in rows if row["kind"] == "single"}
     return [
         (f"{row['model']} {row['recipe']}", why)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
 
 from docs.composition import page
 from tests.composition.recipes import (
@@ -11,10 +12,21 @@ from tests.composition.recipes import (
     Case,
     is_legal,
     legal_pairs,
+    named_recipes,
     pair,
     random_recipes,
 )
-from tests.composition.run import Drawer, complaint, complaints, read, sample, with_members, write
+from tests.composition.run import (
+    Drawer,
+    complaint,
+    complaints,
+    declared,
+    main,
+    read,
+    sample,
+    with_members,
+    write,
+)
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import resolve
 
@@ -48,6 +60,15 @@ def test_pairs_are_all_that_is_legal() -> None:
     assert all(is_legal(case.recipe) for case in pairs)
     assert {case.names for case in pairs} >= {("dtype", "compile"), ("quantize", "quantize")}
     assert pair("steps", "steps", "tiny-sd") is None, "one slot, and nothing to aim at"
+
+
+def test_named_recipes_are_ten_and_compile_with_inductor() -> None:
+    recipes = named_recipes()
+    assert len({(case.model, case.recipe) for case in recipes}) == 10
+    assert {case.model for case in recipes} == set(MODELS)
+    for case in recipes:
+        (call,) = [call for call in resolve(case.recipe).techniques if call.name == "compile"]
+        assert call.knobs.get("backend", "inductor") == "inductor", case.recipe
 
 
 # All in one test: the members alone, which recipes share, are drawn once.
@@ -87,6 +108,9 @@ def test_what_breaks_the_rules_is_named() -> None:
     assert complaint(row(rounded, names, psnr_db=24.5), singles) is None
     assert "worst member alone 30.0" in str(complaint(row(rounded, names, psnr_db=23.5), singles))
 
+    idle = row("compile+steps(12)", ("compile", "steps"), kind="named", compiled_graphs=0)
+    assert complaint(idle, {}) == "nothing was compiled"
+
     free = "dtype(bf16)+steps(12)"
     assert complaint(row(free, ("dtype", "steps"), psnr_db=5.0), {}) is None, "another picture by right"
 
@@ -105,6 +129,26 @@ def test_a_record_is_read_as_it_was_written(tmp_path) -> None:  # type: ignore[n
     assert read(path) == record
 
 
+def test_what_is_declared_otherwise_since_is_drawn_again(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "composition.json"
+    record = read(path, named=True)
+    record["conditions"]["named"] = 7  # other techniques, other counts
+    known, stale = (case.recipe for case in with_members(named_recipes())[:2])
+    record["rows"] = [
+        row(known, (), kind="single", declared=declared(known)),
+        row(stale, (), kind="single", declared="an older default"),
+    ]
+    write(path, record)
+    ended = CliRunner().invoke(main, ["--named", "--out", str(path), "--limit-s", "0"])
+    num = len(with_members(named_recipes()))
+    assert f"1 in the record, {num - 1} left" in ended.output
+    assert ended.exit_code == 4
+    record["conditions"]["libraries"]["torch"] = "1.0"
+    write(path, record)
+    ended = CliRunner().invoke(main, ["--named", "--out", str(path), "--limit-s", "0"])
+    assert "give another --out" in ended.output
+
+
 def test_the_page_counts_what_the_record_holds(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "composition.json"
     record = read(path)
@@ -119,3 +163,21 @@ def test_the_page_counts_what_the_record_holds(tmp_path) -> None:  # type: ignor
     assert f"0 of {NUM_RANDOM} random recipes" in said
     assert "- u tf32: a CPU has none (tiny-sd; 1 pair)" in said
     assert "tiny-sd channels_last+inference_mode`: exact techniques, but 9.0 dB" in said
+
+
+def test_the_page_tells_of_the_named_recipes(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    whole, named = tmp_path / "composition.json", tmp_path / "composition-named.json"
+    write(whole, read(whole))
+    first, second = named_recipes()[1], named_recipes()[-1]
+    record = read(named, named=True)
+    graphs = {"compiled_graphs": 2, "graph_breaks": 1, "wall_s": 68.7}
+    record["rows"] += [
+        row(first.recipe, first.names) | {"kind": "named", "psnr_db": 25.91} | graphs,
+        row(second.recipe, second.names, outcome="unsupported", reason="there is no C++ compiler")
+        | {"kind": "named", "model": second.model},
+    ]
+    write(named, record)
+    said = page(whole, "a note\n", [named])
+    assert f"| `{first.recipe}` | ✓ 25.9 dB; 2 graphs, 1 breaks; 69 s |" in said
+    assert f"| `{second.recipe}` | u: there is no C++ compiler |" in said
+    assert said.count("| ? |") == 8, "the others are not drawn yet"

@@ -1,9 +1,10 @@
-"""A worker whose requests are drawings: one recipe on one embedded model, in a forked process of its own.
+"""A worker whose requests are drawings: one recipe on one embedded model, in a process of its own.
 
-Requests: {"model": ..., "recipe": ..., "steps": n, "reference": FILE, "is_reference": bool, "log": FILE,
-           "threads": ...}
+Requests: {"model": ..., "recipe": ..., "device": ..., "steps": n, "reference": FILE, "is_reference": bool,
+           "code": FOLDER, "tell": [...], "log": FILE, "threads": ...}
 Result:   {"outcome": measured | unsupported | no_effect, "reason": ..., "warnings": [...], "psnr_db": ...,
-           "repeat_psnr_db": ..., "faults": [...]}; what else goes wrong ends the process.
+           "repeat_psnr_db": ..., "faults": [...], and of the evidence what `tell` names}; what else goes wrong ends the
+          process.
 """
 
 import os
@@ -18,14 +19,26 @@ EQUAL_DB = 200.0
 """Stands for equal pictures, whose PSNR is infinite."""
 
 
-def draw(model: str, recipe: str, steps: int, reference: str, is_reference: bool) -> dict[str, Any]:
+def draw(
+    model: str,
+    recipe: str,
+    device: str,
+    steps: int,
+    reference: str,
+    is_reference: bool,
+    code: str,
+    tell: list[str],
+) -> dict[str, Any]:
     """Draw twice with the same noise, and compare the second time with the reference and with the first.
 
     Twice, because caches, hooks and schedules must start anew with each call, and because a prompt is only found
     in a cache the second time.
 
     Args:
+        device: "cpu" or "cuda"; the model comes to it in fp32, whatever its catalogue says.
         reference: a .npy file of float32 (N, H, W, 3) in 0 .. 1; written if `is_reference`, else read.
+        code: a folder for compiled code: what earlier runs left behind would hide that something does not compile.
+        tell: entries of the evidence that go into the result, where there are such.
     """
     import numpy as np
     import torch
@@ -34,13 +47,14 @@ def draw(model: str, recipe: str, steps: int, reference: str, is_reference: bool
     from vivace.measure.quality import faults, pixels
     from vivace.models import find_model, load_pipeline
     from vivace.runtime.session import session_of
+    from vivace.techniques.compiled_graphs import VARIABLE
     from vivace.techniques.resolve import resolve
 
+    os.environ[VARIABLE] = code
     found = find_model(model)
     try:
-        session = session_of(
-            load_pipeline(found, "cpu"), found, resolve(recipe), "cpu", {"num_inference_steps": steps}
-        )
+        pipe = load_pipeline(found, "cpu").to(device)
+        session = session_of(pipe, found, resolve(recipe), device, {"num_inference_steps": steps})
         pictures = []
         for _ in range(2):
             noise = [torch.Generator().manual_seed(k) for k in range(len(PROMPTS))]
@@ -51,7 +65,8 @@ def draw(model: str, recipe: str, steps: int, reference: str, is_reference: bool
         return without_picture("no_effect", str(error))
     if is_reference:
         np.save(reference, pictures[1])
-    reason = session.refuted(session.evidence())
+    evidence = session.evidence()
+    reason = session.refuted(evidence)
     return {
         "outcome": "measured" if reason is None else "no_effect",
         "reason": reason,
@@ -59,6 +74,7 @@ def draw(model: str, recipe: str, steps: int, reference: str, is_reference: bool
         "psnr_db": _psnr_db(pictures[1], np.load(reference)),
         "repeat_psnr_db": _psnr_db(pictures[1], pictures[0]),
         "faults": sorted({fault for picture in pictures[1] for fault in faults(pixels(picture))}),
+        **{name: evidence[name] for name in tell if name in evidence},
     }
 
 

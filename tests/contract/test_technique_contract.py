@@ -14,10 +14,10 @@ from vivace.errors import NoEffect, Unsupported
 from vivace.measure.machine import this_machine
 from vivace.models import find_model, load_pipeline
 from vivace.runtime.session import Session, session_of
-from vivace.spec.technique import COMPONENTS, Machine, Stage, Target, Technique
+from vivace.spec.technique import COMPONENTS, Arithmetic, Machine, Stage, Target, Technique
 from vivace.techniques import ALIASES, TECHNIQUES
 from vivace.techniques.describe import states
-from vivace.techniques.resolve import resolve
+from vivace.techniques.resolve import instantiate, resolve
 
 STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # what is enough for a picture
 PROMPT = "a red circle above a blue square"
@@ -102,6 +102,12 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
     return 200.0 if error == 0 else -10 * np.log10(error)
 
 
+def kinds(pipe: Any) -> set[tuple[str, torch.dtype]]:
+    """How the weights of a pipeline are stored: class and dtype."""
+    modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
+    return {(type(p.data).__name__, p.dtype) for module in modules for p in module.parameters()}
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_declaration(name: str) -> None:
     technique = TECHNIQUES[name]
@@ -170,6 +176,9 @@ def test_it_works_or_says_why_not(name: str, recipe: str, model: str) -> None:
         return
     (effect,) = session.effects.values()
     assert effect, "an application says what it changed"
+    if kinds(session.pipe) - kinds(load_pipeline(find_model(model), "cpu")):
+        (call,) = resolve(recipe).techniques
+        assert instantiate(call).arithmetic.weights != Arithmetic.weights, "it says how weights are stored"
     picture = draw(session, PROMPTS.get(name, PROMPT))[:1]
     reason = session.refuted({})
     if reason is not None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -42,6 +43,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     die_with_parent()
+    if is_abandoned():
+        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the runner's to handle
     # Whatever a library prints to standard output must not get between the events.
     events = os.fdopen(os.dup(1), "w", buffering=1)
@@ -185,6 +188,13 @@ def ask_machine(request: dict[str, Any]) -> dict[str, Any]:
     if request["kind"] == "environment":
         return environment(device).model_dump(mode="json")
     return dict(race(request["model"], request["recipes"], device))
+
+
+def is_abandoned() -> bool:
+    """Whether the parent died before `die_with_parent`: nobody holds the other end of the pipe of requests any more."""
+    poll = select.poll()
+    poll.register(sys.stdin.fileno(), select.POLLIN)
+    return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(0))
 
 
 def say(events: TextIO, event: dict[str, Any]) -> None:

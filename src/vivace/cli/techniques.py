@@ -11,6 +11,7 @@ import click
 
 from vivace.cli import options
 from vivace.errors import UsageError, nearest
+from vivace.spec.technique import Arithmetic
 
 
 @click.command()
@@ -68,4 +69,10 @@ def _explain(technique: dict[str, Any], essay: str) -> None:
         click.echo(f"  short for it: {', '.join(technique['aliases'])}")
     click.echo("")
     for state in technique["here"]:
-        click.echo(f"  {state['recipe']}: {state['unsupported'] or 'runs here'}")
+        numbers = [
+            f"{what} {state[what]}"
+            for what in ("weights", "products")
+            if state[what] != getattr(Arithmetic(), what)
+        ]
+        told = f" ({'; '.join(numbers)})" if numbers else ""
+        click.echo(f"  {state['recipe']}{told}: {state['unsupported'] or 'runs here'}")

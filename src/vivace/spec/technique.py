@@ -182,6 +182,17 @@ class Effect:
     refuted: Callable[[dict[str, Any]], str | None] | None = None
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a technique does to numbers, to be read after "weights are stored" and "products are computed".
+
+    weights: how those of the layers that it takes are stored; products: what is multiplied, e.g. "in int8".
+    """
+
+    weights: str = "as before"
+    products: str = "as before"
+
+
 class Technique(BaseModel, ABC):
     """Base of all techniques. Subclasses are final; the class name in snake_case is the registry name."""
 
@@ -203,6 +214,11 @@ class Technique(BaseModel, ABC):
         """Whether it takes weights where they wait in the host's memory and brings to the GPU what it makes of them, a
         layer or a part at a time; so a model that is too large for the GPU can be loaded."""
         return False
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What it does to weights and to products; for most techniques nothing."""
+        return Arithmetic()
 
     @property
     def needs_prompts(self) -> bool:

@@ -22,9 +22,20 @@ from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
 from vivace.spec.script import Script
-from vivace.spec.technique import CallContext, Component, Effect, Stage, Target, Technique, knob, working_part
+from vivace.spec.technique import (
+    Arithmetic,
+    CallContext,
+    Component,
+    Effect,
+    Stage,
+    Target,
+    Technique,
+    knob,
+    working_part,
+)
 from vivace.techniques.attention_calls import Led
 from vivace.techniques.attention_kernels import (
+    KERNELS,
     OF_PYTORCH,
     chosen_by_pytorch,
     head_sizes,
@@ -58,6 +69,10 @@ class Attention(Technique):
         tune=["flash", "cudnn"],
         about="of PyTorch math, efficient, flash (FA2), cudnn, flex; of packages flash3, flash4, sage, xformers",
     )
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return Arithmetic(products=KERNELS[self.backend].products)
 
     def unsupported(self, target: Target) -> str | None:
         if (reason := unsupported_on(self.backend, target.machine)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.spec.technique import Component, Machine
+from vivace.spec.technique import Arithmetic, Component, Machine
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Kernel:
     half: it takes fp16 and bf16 alone.
     max_head, heads: the largest size of an attention head on a GPU, or the sizes that it takes.
     package, install: what must be importable, and the command that makes it so.
+    products: what attention multiplies, if not numbers of the component's own precision.
     """
 
     on_cpu: bool = False
@@ -27,6 +28,7 @@ class Kernel:
     heads: tuple[int, ...] = ()
     package: str | None = None
     install: str = ""
+    products: str = Arithmetic.products
 
     def takes_head(self, size: int) -> bool:
         if self.heads:
@@ -64,6 +66,7 @@ KERNELS: dict[str, Kernel] = {
         heads=(64, 96, 128),
         package="sageattention",
         install="pip install sageattention",
+        products="attention's: queries by keys in int8, by values in fp16 or fp8",
     ),
     "xformers": Kernel(
         package="xformers", install="pip install xformers, in the version made for this PyTorch"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
 from vivace.spec.script import Script
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique
+from vivace.spec.technique import Arithmetic, Component, Effect, Stage, Target, Technique
 
 
 class ChannelsLast(Technique):
@@ -26,6 +26,10 @@ class ChannelsLast(Technique):
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
     when_memory_is_short: ClassVar[tuple[str, ...]] = ("channels_last@vae",)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return Arithmetic(weights="as before, in NHWC order")
 
     def unsupported(self, target: Target) -> str | None:
         return None

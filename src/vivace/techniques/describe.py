@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from vivace.spec.technique import Machine, Target, Technique
+from vivace.spec.technique import Arithmetic, Machine, Target, Technique
 from vivace.techniques import ALIASES
 
 
@@ -40,16 +40,25 @@ def _usage(knob: dict[str, Any]) -> str:
 
 
 def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]:
-    """What there is to choose from, and why each is unsupported on the machine, if so.
+    """What there is to choose from, what each does to weights and products, and why it is unsupported on the machine,
+    if so.
 
     That is the technique with each choice of its first knob (or a typical value of it), and with each choice of its
-    other knobs.
+    other knobs: with the first value that this goes with, and those that do something else to numbers then.
     """
     target = Target(machine=machine, components=technique.default_targets)
-    return [
-        {"recipe": text, "unsupported": technique(**knobs).unsupported(target)}
-        for text, knobs in _variants(technique).items()
-    ]
+    found = []
+    for text, knobs in _variants(technique).items():
+        chosen = technique(**knobs)
+        found.append(
+            {
+                "recipe": text,
+                "weights": chosen.arithmetic.weights,
+                "products": chosen.arithmetic.products,
+                "unsupported": chosen.unsupported(target),
+            }
+        )
+    return found
 
 
 def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
@@ -69,11 +78,13 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
         for choice in _choices(other):
             if not other.is_required() and choice == other.default:
                 continue
-            # The first value that goes with it: a scale per tensor is for some schemes only.
-            value = next(
-                (value for value in firsts if _is_valid(technique, {first: value, name: choice})), None
-            )
-            if value is not None or not field.is_required():
+            seen: set[Arithmetic] = set()
+            for value in firsts:
+                chosen = _valid(technique, {first: value, name: choice})
+                # Not everything goes together: a scale per tensor is for some schemes only.
+                if chosen is None or chosen.arithmetic in seen:
+                    continue
+                seen.add(chosen.arithmetic)
                 given = f"{value}, " if field.is_required() else ""
                 found[f"{technique.name}({given}{name}={choice})"] = {first: value, name: choice}
     return found
@@ -81,20 +92,19 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
 
 def _completion(technique: type[Technique], knobs: dict[str, Any], others: list[str]) -> dict[str, Any]:
     """The other knob that these need beside them: a scheme that is not of the default library names its own."""
-    if not _is_valid(technique, knobs):
+    if _valid(technique, knobs) is None:
         for name in others:
             for choice in _choices(technique.model_fields[name]):
-                if _is_valid(technique, knobs | {name: choice}):
+                if _valid(technique, knobs | {name: choice}) is not None:
                     return {name: choice}
     return {}
 
 
-def _is_valid(technique: type[Technique], knobs: dict[str, Any]) -> bool:
+def _valid(technique: type[Technique], knobs: dict[str, Any]) -> Technique | None:
     try:
-        technique(**knobs)
+        return technique(**knobs)
     except ValidationError:
-        return False
-    return True
+        return None
 
 
 def _choices(field: Any) -> list[str]:

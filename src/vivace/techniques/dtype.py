@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal
-from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
+from vivace.spec.technique import COMPONENTS, Arithmetic, Component, Effect, Stage, Target, Technique, knob
 from vivace.techniques.quantization.layers import layers_of
 
 _NAMES = {"fp32": "torch.float32", "fp16": "torch.float16", "bf16": "torch.bfloat16"}
@@ -33,6 +33,10 @@ class Dtype(Technique):
     when_memory_is_short: ClassVar[tuple[str, ...]] = ("dtype(bf16)", "dtype(fp16)")
 
     dtype: Literal["fp32", "fp16", "bf16"] = knob(tune=["fp16", "bf16"], about="fp32, fp16 or bf16")
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return Arithmetic(weights=f"in {self.dtype}", products=f"in {self.dtype}")
 
     def unsupported(self, target: Target) -> str | None:
         capability = target.machine.capability

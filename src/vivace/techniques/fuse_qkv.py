@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
 from vivace.spec.script import Script
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique
+from vivace.spec.technique import Arithmetic, Component, Effect, Stage, Target, Technique
 from vivace.techniques.quantization.layers import is_quantised
 
 _REPLACED = {
@@ -37,6 +37,10 @@ class FuseQkv(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return Arithmetic(weights="as before, three in one", products="as before, one for three")
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal, written_call
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique
+from vivace.spec.technique import Arithmetic, Component, Effect, Stage, Target, Technique
 from vivace.techniques.quantization.layers import is_quantised, layers_of
 
 
@@ -28,6 +28,10 @@ class LayerwiseCasting(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "text_encoder", "text_encoder_2")
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return Arithmetic(weights="in fp8 (e4m3), without scales")
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

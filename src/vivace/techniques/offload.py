@@ -20,7 +20,7 @@ from pydantic import model_validator
 
 from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal, written_call
-from vivace.spec.technique import COMPONENTS, Effect, Stage, Target, Technique, component_of, knob
+from vivace.spec.technique import COMPONENTS, Arithmetic, Effect, Stage, Target, Technique, component_of, knob
 
 _MADE_ANEW = {"Parameter", "Int8Params", "Params4bit"}
 """What accelerate, which makes a weight anew from its bytes in each visit, knows how to make. Of others it loses what
@@ -47,6 +47,10 @@ class Offload(Technique):
         if self.stream and self.mode != "group":
             raise ValueError(f"stream belongs to group, not to {self.mode}")
         return self
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return Arithmetic(weights="as before, in the host's memory")
 
     @property
     def from_host(self) -> bool:

@@ -17,11 +17,12 @@ in $VIVACE_CACHE (else ~/.cache/vivace) for the next time. `int4` is packed two 
 keeps a byte for each elsewhere. `int4_gemm`: Hopper's tensor cores know no int4, and torchao 0.16 took its int4 by
 int4 product out; the nearest that is left is int4 weights by fp8 inputs, in kernels that PyTorch's mslk brings.
 bitsandbytes' `int8` multiplies in int8, its `nf4` is QLoRA's own; Quanto's and SDNQ's `int8`, `fp8_weight`, `int4`
-take convolutions too. GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0` are what files of that name hold: the weights are
-quantised by llama.cpp's own package, and widened by diffusers in each call. Such files themselves vivace does not read;
-`vivace.apply` takes a pipeline that diffusers loaded from one.
-ModelOpt's `int8`, `fp8_weight`, `int4` and `nvfp4` store in fewer bits, its `fp8_static` multiplies in fp8. It can
-simulate more (int8 and fp4 products), which saves neither memory nor time and is therefore not offered.
+take convolutions too. No scheme multiplies those in fewer bits: docs/adr/0005 says what stands in for TensorRT.
+GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0` are what files of that name hold: the weights are quantised by llama.cpp's
+own package, and widened by diffusers in each call. Such files themselves vivace does not read; `vivace.apply` takes a
+pipeline that diffusers loaded from one. ModelOpt's `int8`, `fp8_weight`, `int4` and `nvfp4` store in fewer bits, its
+`fp8_static` multiplies in fp8. It can simulate more (int8 and fp4 products), which saves neither memory nor time and is
+therefore not offered.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from pydantic import model_validator
 
 from vivace.errors import NoEffect
 from vivace.spec.script import Script
-from vivace.spec.technique import COMPONENTS, Component, Effect, Stage, Target, Technique, knob
+from vivace.spec.technique import COMPONENTS, Arithmetic, Component, Effect, Stage, Target, Technique, knob
 from vivace.techniques.quantization import SCHEMES, Scheme, backends_of, schemes_of
 from vivace.techniques.quantization.calibration import Scales, scales_of
 from vivace.techniques.quantization.layers import (
@@ -115,6 +116,12 @@ class Quantize(Technique):
         return self
 
     @property
+    def arithmetic(self) -> Arithmetic:
+        scheme = self._scheme()
+        scales = {"row": ", a scale per output row", "tensor": ", one scale"}[self.granularity]
+        return Arithmetic(scheme.weights + (scales if scheme.has_tensor_scales else ""), scheme.products)
+
+    @property
     def from_host(self) -> bool:
         return not self._scheme().is_calibrated  # which draws with the model as it is
 
@@ -174,7 +181,8 @@ class Quantize(Technique):
                 changed[f"{component}.layers_left_alone"] = len(choice.kept)
                 changed[f"{component}.weights_are"] = _kind(module, choice)
         if changed:
-            changed["how"] = scheme.about
+            numbers = self.arithmetic
+            changed["how"] = f"weights {numbers.weights}; products {numbers.products}"
         else:
             _refuse(choices)
         if scales is not None:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
 from vivace.spec.script import Script
-from vivace.spec.technique import COMPONENTS, Effect, Stage, Target, Technique, component_of
+from vivace.spec.technique import COMPONENTS, Arithmetic, Effect, Stage, Target, Technique, component_of
 
 
 class Tf32(Technique):
@@ -29,6 +29,10 @@ class Tf32(Technique):
     stage: ClassVar[Stage] = Stage.KERNEL
     owns: ClassVar[str] = "fp32 arithmetic"
     same_picture: ClassVar[bool] = True
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return Arithmetic(weights="in fp32, as before", products="in TF32 where they were in fp32")
 
     def unsupported(self, target: Target) -> str | None:
         machine = target.machine

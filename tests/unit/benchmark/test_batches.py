@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 import vivace
+from tests.typed import said as run
 from tests.unit.cli.test_commands import QUICK
-from tests.unit.cli.test_commands import vivace as run
 from vivace.benchmark import Plan
 from vivace.benchmark.fitting import largest, settled
 from vivace.benchmark.prepare import prepare

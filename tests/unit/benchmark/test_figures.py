@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import vivace
+from tests.typed import said as run
 from tests.unit.cli.test_commands import QUICK
-from tests.unit.cli.test_commands import vivace as run
 from tinyworld import clip
 from vivace.benchmark import Plan
 from vivace.benchmark.store import Store
@@ -113,13 +113,13 @@ def test_two_models_in_one_command_make_two_tables_and_one_page(tmp_path: Path) 
     models = ["--model", "tiny-sd", "--model", str(folder)]
     done = run(
         tmp_path, "bench", *models, "--recipe", "baseline", "--recipe", "steps:1", *QUICK,
-        "--height", "128", "--width", "128",
+        "--height", "128", "--width", "128", "--threads", "1",
     )  # fmt: skip
     tables = [line for line in done.stdout.splitlines() if line in ("tiny-sd", str(folder))]
     assert tables == ["tiny-sd", str(folder)]
     assert done.stdout.count("steps(1)") >= 2
     again = run(tmp_path, "bench", *models, "--recipe", "baseline", *QUICK, "--height", "128", "--width", "128",
-                "--format", "json")  # fmt: skip
+                "--threads", "1", "--format", "json")  # fmt: skip
     assert [row["model"] for row in json.loads(again.stdout)] == ["tiny-sd", str(folder)]
     run(tmp_path, "report", "-o", "page.html")
     page = (tmp_path / "page.html").read_text()

@@ -1,23 +1,25 @@
-"""The commands as a user runs them, each in a process of its own."""
+"""The commands as a user types them; where the process itself matters, in one of its own."""
 
 import csv
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from tests.typed import said as vivace
+
 VIVACE = [sys.executable, "-m", "vivace"]
 QUICK = ["--num-inference-steps", "2", "--repeats", "1", "--rounds", "1", "--warmup", "1"]
 
 
-def vivace(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def in_a_process(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [*VIVACE, *arguments], cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
@@ -31,11 +33,12 @@ def test_help_is_quick_and_imports_no_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
     times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        text = vivace(tmp_path, "--help").stdout
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.5
+    for _ in range(3):
+        start = resource.getrusage(resource.RUSAGE_CHILDREN)
+        text = in_a_process(tmp_path, "--help").stdout
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
+    assert min(times) < 0.5, "seconds of a processor, whatever else the machine is doing"
     for command in ("bench", "demo", "doctor", "generate", "models", "report", "techniques"):
         assert command in text
 
@@ -51,7 +54,7 @@ def test_generate_gives_the_same_bytes_and_carries_its_facts(tmp_path: Path) -> 
         "--num-images",
         "2",
     ]
-    first = vivace(tmp_path, *command, "--out", "a").stdout.split()
+    first = in_a_process(tmp_path, *command, "--out", "a").stdout.split()
     assert first == ["a/a-red-circle-uber-b-5.png", "a/a-red-circle-uber-b-6.png"]
     second = vivace(tmp_path, *command, "--out", "b").stdout.split()
     for one, other in zip(first, second, strict=True):
@@ -89,7 +92,7 @@ def test_generate_never_overwrites_another_picture(tmp_path: Path) -> None:
 
 def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
     recipes = ["--recipe", "baseline", "--recipe", "tiny_vae", "--recipe", "attention(cudnn)"]
-    done = vivace(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "json", code=4)
+    done = in_a_process(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "json", code=4)
     rows = json.loads(done.stdout)
     assert [row["recipe"] for row in rows] == ["baseline", "tiny_vae", "attention(cudnn)"]
     for row in rows[:2]:
@@ -202,6 +205,10 @@ def test_listings_as_json(tmp_path: Path) -> None:
     reasons = {s["recipe"]: s["unsupported"] for t in techniques.values() for s in t["here"]}
     assert reasons["attention(math)"] is None
     assert "compile(blocks=repeated)" in reasons, "every mode of every knob has its state"
+    numbers = {s["recipe"]: (s["weights"], s["products"]) for t in techniques.values() for s in t["here"]}
+    assert numbers["quantize(int8)"] == ("in int8, a scale per output row", "as before")
+    assert numbers["quantize(nf4, backend=bitsandbytes)"][1] == "as before", "each scheme of each library"
+    assert numbers["quantize(int8, backend=bitsandbytes)"][1].startswith("in int8")
     doctor = json.loads(vivace(tmp_path, "doctor", "--device", "cpu", "--json").stdout)
     assert set(doctor["dtype_ms"]) == {"fp32", "bf16", "fp16"}
     assert doctor["environment"]["device"] == "cpu"
@@ -220,6 +227,8 @@ def test_a_technique_is_explained(tmp_path: Path) -> None:
     text = vivace(tmp_path, "techniques", "fa2").stdout
     assert "Why:" in text
     assert "attention(flash)" in text
+    text = vivace(tmp_path, "techniques", "layerwise_casting").stdout
+    assert "layerwise_casting (weights in fp8 (e4m3), without scales): runs here" in text
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")

@@ -33,7 +33,7 @@ def test_names_are_forgiving_about_case() -> None:
 
 
 def test_a_saved_pipeline_is_benched_like_any_other(folder: Path, tmp_path: Path) -> None:
-    plan = Plan(rounds=1, repeats=1, max_warmup=1)
+    plan = Plan(rounds=1, repeats=1, max_warmup=1, threads=1)
     recipes = ["baseline", "steps(2)", "tiny_vae"]
     records = vivace.bench(str(folder), recipes, num_inference_steps=3, plan=plan, store=tmp_path / "s")
     assert records[0].trial.workload.height == 128, "its native size"

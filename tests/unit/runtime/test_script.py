@@ -360,6 +360,6 @@ def test_the_docs_show_what_is_really_written() -> None:
 
 
 def test_what_adapts_to_prompts_is_given_the_scripts_own(scripts: Path) -> None:
-    written = write("tiny-sd", "quantize(fp8_static)+steps(2)")
+    written = write("tiny-sd", "quantize(fp8_static, pictures=1)+steps(2)")
     assert f'prompts=["{PROMPT}"]' in written.text
     assert run(written.text, scripts).std() > 10

@@ -58,9 +58,10 @@ def test_dynamic_code_serves_another_size(family: str) -> None:
 
     first, second = graphs("compile(backend=eager, dynamic=True)")
     assert first == second, "the second size was compiled for already"
-    torch._dynamo.reset()
-    first, second = graphs("compile(backend=eager)")
-    assert first < second
+    if family == "flux":  # the quicker to trace
+        torch._dynamo.reset()
+        first, second = graphs("compile(backend=eager)")
+        assert first < second
 
 
 @pytest.mark.parametrize("recipe", ["fbcache(hits=0.5)", "int8", "layerwise_casting", "fuse_qkv"])

@@ -48,7 +48,7 @@ def test_fewer_products_run(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", ["bf16", "int8", "channels_last", "compile(backend=eager)", "attention(math)"]
+    "recipe", ["bf16", "int8", "channels_last", "compile(backend=eager, blocks=repeated)", "attention(math)"]
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_composes(family: str, recipe: str) -> None:

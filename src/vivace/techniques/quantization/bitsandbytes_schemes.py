@@ -77,12 +77,14 @@ def _nf4(layer: Any, settings: Settings) -> Any:
 BITSANDBYTES: dict[str, Scheme] = {
     "int8": Scheme(
         _PACKAGE,
-        "LLM.int8(): int8 weights and inputs, products in int8, outliers among the inputs in fp16",
+        "in int8, a scale per output row",
+        "in int8, inputs scaled anew in each call, outliers among them in fp16 (LLM.int8())",
         _int8,
     ),
     "nf4": Scheme(
         _PACKAGE,
-        "4 bits on a scale of normal quantiles, a scale per 64 weights, quantised too or not; products as before",
+        f"in 4 bits, quantiles of a normal distribution, a scale per {_BLOCK} weights which is itself in 8 bits or not",
+        "as before",
         _nf4,
         has_single_scales=True,
         hides_dtype=True,

@@ -61,7 +61,8 @@ def _keeps(layer: Any, name: str, settings: Settings) -> str | None:
 def _scheme(kind: str, about: str) -> Scheme:
     return Scheme(
         _PACKAGE,
-        f"{kind}: {about} per 32 weights, in fp16; products as before",
+        f"as {kind}: {about} per 32 weights, in fp16",
+        "as before",
         _change(kind),
         _keeps,
         keeps_dtype=True,

@@ -151,13 +151,15 @@ def _multiple_of(size: int) -> Callable[[Any, str, Settings], str | None]:
 MODELOPT: dict[str, Scheme] = {
     "int8": Scheme(
         _PACKAGE,
-        "int8 weights, a scale per output row; products as before",
+        "in int8, a scale per output row",
+        "as before",
         _change(lambda settings: {"num_bits": 8, "axis": 0}, _int8_parts),
         keeps_dtype=True,
     ),
     "fp8_weight": Scheme(
         _PACKAGE,
-        "fp8 (e4m3) weights with scales; products as before",
+        "in fp8 (e4m3)",
+        "as before",
         _change(
             lambda settings: {"num_bits": _FP8, "axis": 0 if settings.granularity == "row" else None},
             _fp8_parts,
@@ -169,7 +171,8 @@ MODELOPT: dict[str, Scheme] = {
     ),
     "fp8_static": Scheme(
         _PACKAGE,
-        "fp8 weights and inputs, one scale each, chosen before by looking at what is drawn; products in fp8",
+        "in fp8 (e4m3), one scale",
+        "in fp8, by inputs whose scale was chosen before by looking at what is drawn",
         _change_static,
         _static_keeps,
         _static_lacks,
@@ -179,7 +182,8 @@ MODELOPT: dict[str, Scheme] = {
     ),
     "int4": Scheme(
         _PACKAGE,
-        "int4 weights, a scale per 128 weights; products as before",
+        "in int4, a scale per 128 weights",
+        "as before",
         _change(lambda settings: {"num_bits": 4, "block_sizes": {-1: _INT4_GROUP}}, _int4_parts),
         _multiple_of(_INT4_GROUP),
         keeps_dtype=True,
@@ -187,7 +191,8 @@ MODELOPT: dict[str, Scheme] = {
     ),
     "nvfp4": Scheme(
         _PACKAGE,
-        "fp4 (e2m1) weights, a scale in fp8 per 16 weights and one for all; products as before",
+        "in fp4 (e2m1), a scale in fp8 per 16 weights and one for all",
+        "as before",
         _change(
             lambda settings: {
                 "num_bits": (2, 1),

@@ -45,21 +45,24 @@ def _int4_keeps(layer: Any, name: str, settings: Settings) -> str | None:
 QUANTO: dict[str, Scheme] = {
     "int8": Scheme(
         _PACKAGE,
-        "int8 weights, a scale per output row; products as before",
+        "in int8, a scale per output row",
+        "as before",
         _change("qint8"),
         takes_convolutions=True,
         keeps_dtype=True,
     ),
     "fp8_weight": Scheme(
         _PACKAGE,
-        "fp8 (e4m3) weights, a scale per output row; products as before",
+        "in fp8 (e4m3), a scale per output row",
+        "as before",
         _change("qfloat8_e4m3fn"),
         takes_convolutions=True,
         keeps_dtype=True,
     ),
     "int4": Scheme(
         _PACKAGE,
-        "4 bits, a scale and a zero per 128 weights; products as before",
+        f"in 4 bits, a scale and a zero per {_GROUP} weights",
+        "as before",
         _change("qint4"),
         _int4_keeps,
         takes_convolutions=True,

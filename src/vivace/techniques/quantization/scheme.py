@@ -37,7 +37,8 @@ class Scheme:
     """One way of storing the weights of a layer in fewer bits.
 
     package: what is imported, and what is said when it is missing (`pip install ...`).
-    about: bits, scales, and what the product is computed in.
+    weights: how they are stored: bits and scales (of a scheme that `has_tensor_scales`, those are the settings').
+    products: what is multiplied.
     change: gets a Linear, or a Conv2d where `takes_convolutions`, and returns what takes its place: the layer
         itself with another weight, or another layer.
     keeps: why a layer is left alone, or None. Asked before anything is changed.
@@ -50,7 +51,8 @@ class Scheme:
     """
 
     package: tuple[str, str]
-    about: str
+    weights: str
+    products: str
     change: Callable[[Any, Settings], Any]
     keeps: Callable[[Any, str, Settings], str | None] = anything
     lacks: Callable[[Settings], str | None] = nothing

@@ -60,7 +60,8 @@ def _uint4_keeps(layer: Any, name: str, settings: Settings) -> str | None:
 SDNQ: dict[str, Scheme] = {
     "int8": Scheme(
         _PACKAGE,
-        "int8 weights, a scale per output row; products as before",
+        "in int8, a scale per output row",
+        "as before",
         _change("int8"),
         _keeps,
         takes_convolutions=True,
@@ -68,7 +69,8 @@ SDNQ: dict[str, Scheme] = {
     ),
     "fp8_weight": Scheme(
         _PACKAGE,
-        "fp8 (e4m3) weights, a scale per output row; products as before",
+        "in fp8 (e4m3), a scale per output row",
+        "as before",
         _change("float8_e4m3fn"),
         _keeps,
         takes_convolutions=True,
@@ -76,7 +78,8 @@ SDNQ: dict[str, Scheme] = {
     ),
     "int4": Scheme(
         _PACKAGE,
-        "4 bits (uint4), a scale and a zero per 64 weights; products as before",
+        f"in 4 bits, a scale and a zero per {_GROUP} weights",
+        "as before",
         _change("uint4"),
         _uint4_keeps,
         takes_convolutions=True,

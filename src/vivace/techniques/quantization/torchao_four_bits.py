@@ -108,19 +108,22 @@ def _int4_gemm_lacks(settings: Settings) -> str | None:
 FOUR_BITS: dict[str, Scheme] = {
     "nf4": Scheme(
         PACKAGE,
-        "4 bits on a scale of normal quantiles, a scale per 64 weights which is itself int8; products as before",
+        "in 4 bits, quantiles of a normal distribution, a scale per 64 weights which is itself in int8",
+        "as before",
         _nf4,
         _nf4_keeps,
     ),
     "int4": Scheme(
         PACKAGE,
-        "int4 weights; packed with tinygemm on GPUs in bf16, elsewhere a byte each; products as before",
+        "in int4, a scale per 32 to 128 weights; two a byte on GPUs in bf16, elsewhere a byte each",
+        "as before",
         _int4,
         _int4_keeps,
     ),
     "int4_gemm": Scheme(
         PACKAGE,
-        "int4 weights, fp8 inputs; products in fp8",
+        f"in int4, a scale per {_GEMM_GROUP} weights",
+        "in fp8, inputs scaled anew in each call",
         _int4_gemm,
         _int4_gemm_keeps,
         _int4_gemm_lacks,
