@@ -218,3 +218,21 @@ def test_freed_text_encoders_come_back_for_new_prompts(family: str) -> None:
     found = freed.evidence()
     assert (found["prompt_cache_hits"], found["prompt_cache_misses"]) == (1, 2)
     assert found["text_encoders_freed"] == 2 * (1 if family == "sd" else 2)
+
+
+# deepcache
+
+
+@pytest.mark.parametrize(
+    "extra", ["compile", "compile(reduce-overhead)", "cuda_graph", "offload", "offload(group)"]
+)
+@pytest.mark.parametrize("family", ["sd", "sdxl"])
+def test_deep_features_outlast_what_wraps_the_forward(family: str, extra: str) -> None:
+    alone = draw(on_gpu(family, "deepcache(2)"), num_inference_steps=8)
+    both = on_gpu(family, f"deepcache(2)+{extra}")
+    for _ in range(3):
+        assert psnr(draw(both, num_inference_steps=8), alone) > 35
+    found = both.evidence()
+    assert found["cache_hit_rate"] == 0.5
+    if "compile" in extra:
+        assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0)

@@ -8,6 +8,7 @@ from vivace.techniques.cfg_cutoff import CfgCutoff
 from vivace.techniques.channels_last import ChannelsLast
 from vivace.techniques.compile import Compile
 from vivace.techniques.cuda_graph import CudaGraph
+from vivace.techniques.deepcache import Deepcache
 from vivace.techniques.dtype import Dtype
 from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.fuse_qkv import FuseQkv
@@ -36,6 +37,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         VaeSlicing,
         VaeTiling,
         FirstBlockCache,
+        Deepcache,
         Compile,
         CudaGraph,
         Attention,
