@@ -20,6 +20,7 @@ from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
 from vivace.techniques.steps import Steps
+from vivace.techniques.teacache import Teacache
 from vivace.techniques.tf32 import Tf32
 from vivace.techniques.tiny_vae import TinyVae
 from vivace.techniques.vae_slicing import VaeSlicing
@@ -37,6 +38,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         VaeSlicing,
         VaeTiling,
         FirstBlockCache,
+        Teacache,
         Deepcache,
         Compile,
         CudaGraph,

@@ -1,0 +1,175 @@
+"""What a change of FLUX's modulated first input means for its output: polynomials, published or fitted, and kept.
+
+A file holds one fit as JSON, under a key of the model and its architecture; it may be deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vivace.spec.cache import cache_folder
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A polynomial from the relative change of the modulated input to that of the output, between two steps.
+
+    coefficients: the highest power's first.
+    model: what it was fitted on, NAME@REVISION.
+    low, high: the changes of the input that were seen. Outside of them the polynomial says nothing: below, the value at
+        `low` is taken, above, that at `high` grows in proportion. Published ones do not say; theirs is taken as it is.
+    num_pairs: pairs of steps.
+    num_steps: of a picture.
+    residual: the root mean square of what the polynomial misses, in relative changes of the output.
+    explained: the share of the variance that it explains.
+    source: where it is published, "" if it was fitted here.
+    """
+
+    coefficients: tuple[float, ...]
+    model: str
+    low: float = 0.0
+    high: float = math.inf
+    num_pairs: int = 0
+    num_steps: int = 0
+    residual: float = 0.0
+    explained: float = 0.0
+    source: str = ""
+
+    @property
+    def degree(self) -> int:
+        return len(self.coefficients) - 1
+
+    def rescaled(self, change: float) -> float:
+        """The output's change, never below 0."""
+        seen = min(max(change, self.low), self.high)
+        value = 0.0
+        for coefficient in self.coefficients:
+            value = value * seen + coefficient
+        beyond = change / self.high if change > self.high else 1.0
+        return max(0.0, value * beyond)
+
+    def about(self) -> str:
+        return self.source or f"degree {self.degree}, fitted on {self.model}"
+
+
+FLUX_DEV = Fit(
+    (4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01),
+    model="FLUX.1 [dev]",
+    source="published for FLUX.1 [dev] (TeaCache4FLUX)",
+)
+_FLUX_DEV_CONFIG = {
+    "num_layers": 19,
+    "num_single_layers": 38,
+    "num_attention_heads": 24,
+    "attention_head_dim": 128,
+    "guidance_embeds": True,
+}
+
+
+def fitted(changes: Sequence[tuple[float, float]], degree: int, model: str, num_steps: int) -> Fit:
+    """The least squares polynomial through (change of the input, change of the output).
+
+    Raises:
+        ValueError: fewer pairs than it takes to tell a fit from an interpolation, or numbers that are not finite.
+    """
+    import numpy as np
+
+    if len(changes) < 2 * (degree + 1):
+        raise ValueError(
+            f"{len(changes)} pairs of steps are too few for a polynomial of degree {degree}; "
+            f"{2 * (degree + 1)} at least are wanted"
+        )
+    x, y = np.asarray(changes, dtype=np.float64).T
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise ValueError("the model's values are not finite")
+    coefficients = np.polyfit(x, y, degree)
+    missed = y - np.polyval(coefficients, x)
+    spread = float(((y - y.mean()) ** 2).mean())
+    square = float((missed**2).mean())
+    return Fit(
+        coefficients=tuple(float(c) for c in coefficients),
+        model=model,
+        low=float(x.min()),
+        high=float(x.max()),
+        num_pairs=len(changes),
+        num_steps=num_steps,
+        residual=math.sqrt(square),
+        explained=1 - square / spread if spread else 1.0,
+    )
+
+
+def find_fit(transformer: Any, model: str) -> Fit | None:
+    """What was fitted for this model, else what is published for its architecture, else None.
+
+    Args:
+        model: NAME@REVISION; "" for a pipeline of unknown origin, which takes the latest fit of its architecture.
+    """
+    config = _config(transformer)
+    kept = _read(_file(model, config)) if model else _latest(config)
+    if kept is not None:
+        return kept
+    is_dev = all(transformer.config.get(name) == value for name, value in _FLUX_DEV_CONFIG.items())
+    return FLUX_DEV if is_dev else None
+
+
+def keep(fit: Fit, transformer: Any) -> Path:
+    """Write a fit where `find_fit` finds it; whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    config = _config(transformer)
+    file = _file(fit.model, config)
+    part = file.with_suffix(f".{os.getpid()}.part")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        part.write_text(json.dumps({"version": _VERSION, "architecture": config, "fit": asdict(fit)}))
+        part.replace(file)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+    return file
+
+
+def _config(transformer: Any) -> str:
+    """The architecture, without where it was loaded from and with which version."""
+    known = {name: value for name, value in transformer.config.items() if not name.startswith("_")}
+    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _folder() -> Path:
+    return cache_folder() / "teacache"
+
+
+def _file(model: str, config: str) -> Path:
+    return _folder() / f"{config}-{hashlib.sha256(model.encode()).hexdigest()[:16]}.json"
+
+
+def _latest(config: str) -> Fit | None:
+    try:
+        files = sorted(_folder().glob(f"{config}-*.json"), key=lambda file: file.stat().st_mtime)
+    except OSError:
+        return None
+    return next((fit for file in reversed(files) if (fit := _read(file)) is not None), None)
+
+
+def _read(file: Path) -> Fit | None:
+    """None: there is no such file, it is damaged, or of another version."""
+    try:
+        held = json.loads(file.read_text())
+        if held["version"] != _VERSION:
+            return None
+        fit = Fit(**held["fit"] | {"coefficients": tuple(float(c) for c in held["fit"]["coefficients"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return fit if fit.coefficients else None
