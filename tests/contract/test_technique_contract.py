@@ -27,6 +27,7 @@ ALL = sorted(TECHNIQUES)
 SUITED = {
     "vae_tiling": ["vae_tiling(64)"],
     "teacache": ["teacache(hits=0.3)", "teacache(hits=0.5)"],  # a threshold wants a fit, which is not there
+    "magcache": ["magcache(hits=0.3)", "magcache(hits=0.5)"],
 }
 LEAST_DB = {
     "quantize(int4)": 20,  # sixteen values a weight

@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vivace.cli import options
 
+if TYPE_CHECKING:
+    from vivace.benchmark.prepare import Prepared
+
 
 @click.group()
 def calibrate() -> None:
-    """Fit once what a technique needs to know of a model; it is kept in vivace's cache."""
+    """Find out once what a technique needs to know of a model; it is kept in vivace's cache."""
+
+
+def _common(function: Callable[..., int]) -> Callable[..., int]:
+    pictures = click.option(
+        "--pictures",
+        type=click.IntRange(1, 1000),
+        default=8,
+        show_default=True,
+        help="Pictures to draw and to learn from; picture k has seed k.",
+    )
+    for option in (
+        options.as_json,
+        options.threads,
+        options.device,
+        options.workload,
+        pictures,
+        options.model,
+    ):
+        function = option(function)
+    return function
 
 
 @calibrate.command()
-@options.model
-@click.option(
-    "--pictures",
-    type=click.IntRange(1, 1000),
-    default=8,
-    show_default=True,
-    help="Pictures to draw and to learn from; picture k has seed k.",
-)
+@_common
 @click.option("--degree", type=click.IntRange(1, 8), default=4, show_default=True, help="Of the polynomial.")
-@options.workload
-@options.device
-@options.threads
-@options.as_json
 def teacache(
-    model: str,
-    pictures: int,
-    degree: int,
-    height: int | None,
-    width: int | None,
-    num_inference_steps: int | None,
-    guidance_scale: float | None,
-    device: str,
-    threads: int | None,
-    as_json: bool,
+    model: str, pictures: int, degree: int, device: str, threads: int | None, as_json: bool, **size: Any
 ) -> int:
     """Fit the polynomial that teacache rescales changes by, for a FLUX model, and say how well it fits.
 
@@ -48,36 +53,13 @@ def teacache(
     \b
         vivace calibrate teacache --model tiny-flux
     """
-    from vivace.benchmark.prepare import default_threads, prepare
+    prepared, arguments = _prepared(model, pictures, device, threads, size)
 
-    prepared = prepare(
-        model,
-        ["baseline"],
-        height=height,
-        width=width,
-        num_inference_steps=num_inference_steps,
-        guidance_scale=guidance_scale,
-    )
-
-    import torch
-
-    from vivace.measure.machine import choose_device
     from vivace.runtime.calibration import calibrate_teacache
 
-    torch.set_num_threads(threads if threads is not None else default_threads(prepared.found))
-    workload = prepared.workload
-    made = calibrate_teacache(
-        prepared.found,
-        choose_device(device),
-        workload.prompts,
-        num_pictures=pictures,
-        degree=degree,
-        call=workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
-        tell=lambda drawn: click.echo(f"[{drawn}/{pictures}]", err=True),
-    )
-    fit = made.fit
+    fit, file = calibrate_teacache(prepared.found, degree=degree, **arguments)
     if as_json:
-        click.echo(json.dumps(asdict(fit) | {"degree": fit.degree, "file": str(made.file)}, indent=2))
+        click.echo(json.dumps(asdict(fit) | {"degree": fit.degree, "file": str(file)}, indent=2))
         return 0
     click.echo(f"model          {fit.model}")
     click.echo(f"seen           {fit.num_pairs} pairs of steps, {pictures} pictures of {fit.num_steps} steps")
@@ -86,5 +68,54 @@ def teacache(
     click.echo(f"coefficients   {', '.join(f'{c:.6g}' for c in fit.coefficients)}")
     click.echo(f"residual       {fit.residual:.4g} (root mean square, of the output's relative change)")
     click.echo(f"explained      {100 * fit.explained:.1f} % of its variance")
-    click.echo(f"kept in        {made.file}")
+    click.echo(f"kept in        {file}")
     return 0
+
+
+@calibrate.command()
+@_common
+def magcache(model: str, pictures: int, device: str, threads: int | None, as_json: bool, **size: Any) -> int:
+    """Measure how the residual of a FLUX model's blocks grows from step to step, which magcache decides by.
+
+    The model draws its own prompts as published. The table is used from then on, before a published one.
+
+    \b
+        vivace calibrate magcache --model tiny-flux
+    """
+    prepared, arguments = _prepared(model, pictures, device, threads, size)
+
+    from vivace.runtime.calibration import calibrate_magcache
+
+    ratios, file = calibrate_magcache(prepared.found, **arguments)
+    if as_json:
+        click.echo(json.dumps(asdict(ratios) | {"file": str(file)}, indent=2))
+        return 0
+    click.echo(f"model    {ratios.model}")
+    click.echo(f"seen     {ratios.num_pictures} pictures of {len(ratios.ratios)} steps")
+    click.echo(f"ratios   {', '.join(f'{ratio:.3f}' for ratio in ratios.ratios)}")
+    click.echo(f"spread   {ratios.spread:.3g} (standard deviation between pictures, the worst step's)")
+    click.echo(f"kept in  {file}")
+    return 0
+
+
+def _prepared(
+    model: str, pictures: int, device: str, threads: int | None, size: dict[str, Any]
+) -> tuple[Prepared, dict[str, Any]]:
+    """What is drawn, checked, and how."""
+    from vivace.benchmark.prepare import default_threads, prepare
+
+    prepared = prepare(model, ["baseline"], **size)
+
+    import torch
+
+    from vivace.measure.machine import choose_device
+
+    torch.set_num_threads(threads if threads is not None else default_threads(prepared.found))
+    workload = prepared.workload
+    return prepared, {
+        "device": choose_device(device),
+        "prompts": workload.prompts,
+        "num_pictures": pictures,
+        "call": workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
+        "tell": lambda drawn: click.echo(f"[{drawn}/{pictures}]", err=True),
+    }

@@ -15,11 +15,13 @@ from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.guidance import Guidance
 from vivace.techniques.inference_mode import InferenceMode
 from vivace.techniques.layerwise_casting import LayerwiseCasting
+from vivace.techniques.magcache import Magcache
 from vivace.techniques.offload import Offload
 from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
 from vivace.techniques.steps import Steps
+from vivace.techniques.taylorseer import Taylorseer
 from vivace.techniques.teacache import Teacache
 from vivace.techniques.tf32 import Tf32
 from vivace.techniques.tiny_vae import TinyVae
@@ -39,6 +41,8 @@ TECHNIQUES: dict[str, type[Technique]] = {
         VaeTiling,
         FirstBlockCache,
         Teacache,
+        Magcache,
+        Taylorseer,
         Deepcache,
         Compile,
         CudaGraph,

@@ -95,12 +95,14 @@ class Memory:
 
     step: of the call that is being decided, from 0.
     kept: tensors that could be reused.
+    before: what was kept while a step is computed, for a `keep` that wants it.
     shape: of the input that they were computed for.
     notes: the deciding function's own.
     """
 
     step: int = -1
     kept: tuple[Any, ...] = ()
+    before: tuple[Any, ...] = ()
     shape: Hashable = None
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -120,6 +122,8 @@ class Cached:
             of tensors, in mode "compute"; (output, ()) in mode "reuse"; anything in mode "look".
         wrap: makes of the output what the denoiser returns with `return_dict`.
         decide: see `Decide`.
+        keep: makes of what the forward handed out what is kept; without it, that itself.
+        predict: makes of what is kept what the forward is given to reuse; without it, that itself.
         can_reuse: whether a call with these keyword arguments can reuse anything.
         always_compute: for a pipeline without data, where nothing can be decided; what can be kept is.
 
@@ -134,12 +138,16 @@ class Cached:
         wrap: Callable[[Any], Any],
         decide: Decide,
         *,
+        keep: Callable[[Memory, tuple[Any, ...]], tuple[Any, ...]] | None = None,
+        predict: Callable[[Memory], tuple[Any, ...]] | None = None,
         can_reuse: Callable[[dict[str, Any]], bool] = lambda kwargs: True,
         always_compute: bool = False,
     ) -> None:
         self.steps = Steps()
         self._wrap = wrap
         self._decide = decide
+        self._keep = keep
+        self._predict = predict
         self._can_reuse = can_reuse
         self._always_compute = always_compute
         self._memories: dict[str, Memory] = {}
@@ -177,14 +185,18 @@ class Cached:
         is_hit = not self._always_compute and self._decide(memory, look) and bool(memory.kept)
         self.steps.count(is_hit)
         if is_hit:
-            return args, kwargs | {MODE: "reuse", KEPT: memory.kept}
-        memory.kept = ()  # not held while its successor is computed
+            reused = self._predict(memory) if self._predict is not None else memory.kept
+            return args, kwargs | {MODE: "reuse", KEPT: reused}
+        # Not held while its successor is computed, unless that is made of both.
+        memory.before, memory.kept = (memory.kept if self._keep is not None else ()), ()
         return args, kwargs | {MODE: "compute"}
 
     def _after(self, module: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
         output, kept = result
         if kwargs[MODE] == "compute":
-            self._memories[self._context].kept = tuple(kept)
+            memory = self._memories[self._context]
+            memory.kept = self._keep(memory, kept) if self._keep is not None else tuple(kept)
+            memory.before = ()
         return self._wrap(output) if kwargs.get("return_dict", True) else (output,)
 
 

@@ -1,23 +1,16 @@
-"""What a change of FLUX's modulated first input means for its output: polynomials, published or fitted, and kept.
-
-A file holds one fit as JSON, under a key of the model and its architecture; it may be deleted.
-"""
+"""What a change of FLUX's modulated first input means for its output: polynomials, published or fitted."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vivace.spec.cache import cache_folder
+from vivace.techniques import model_fits
 
-_VERSION = 1
+_KIND = "teacache"
 
 
 @dataclass(frozen=True)
@@ -67,13 +60,6 @@ FLUX_DEV = Fit(
     model="FLUX.1 [dev]",
     source="published for FLUX.1 [dev] (TeaCache4FLUX)",
 )
-_FLUX_DEV_CONFIG = {
-    "num_layers": 19,
-    "num_single_layers": 38,
-    "num_attention_heads": 24,
-    "attention_head_dim": 128,
-    "guidance_embeds": True,
-}
 
 
 def fitted(changes: Sequence[tuple[float, float]], degree: int, model: str, num_steps: int) -> Fit:
@@ -109,67 +95,20 @@ def fitted(changes: Sequence[tuple[float, float]], degree: int, model: str, num_
 
 
 def find_fit(transformer: Any, model: str) -> Fit | None:
-    """What was fitted for this model, else what is published for its architecture, else None.
-
-    Args:
-        model: NAME@REVISION; "" for a pipeline of unknown origin, which takes the latest fit of its architecture.
-    """
-    config = _config(transformer)
-    kept = _read(_file(model, config)) if model else _latest(config)
-    if kept is not None:
-        return kept
-    is_dev = all(transformer.config.get(name) == value for name, value in _FLUX_DEV_CONFIG.items())
-    return FLUX_DEV if is_dev else None
+    """What was fitted for this model, else what is published for its architecture, else None; see `model_fits.find`."""
+    found = model_fits.find(_KIND, transformer, model)
+    if found is not None:
+        try:
+            return Fit(**found | {"coefficients": tuple(float(c) for c in found["coefficients"])})
+        except (KeyError, TypeError, ValueError):  # another version's
+            return None
+    return FLUX_DEV if model_fits.is_flux_dev(transformer) else None
 
 
 def keep(fit: Fit, transformer: Any) -> Path:
-    """Write a fit where `find_fit` finds it; whole or not at all.
+    """Write a fit where `find_fit` finds it.
 
     Raises:
         OSError: it cannot be written.
     """
-    config = _config(transformer)
-    file = _file(fit.model, config)
-    part = file.with_suffix(f".{os.getpid()}.part")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        part.write_text(json.dumps({"version": _VERSION, "architecture": config, "fit": asdict(fit)}))
-        part.replace(file)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-    return file
-
-
-def _config(transformer: Any) -> str:
-    """The architecture, without where it was loaded from and with which version."""
-    known = {name: value for name, value in transformer.config.items() if not name.startswith("_")}
-    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _folder() -> Path:
-    return cache_folder() / "teacache"
-
-
-def _file(model: str, config: str) -> Path:
-    return _folder() / f"{config}-{hashlib.sha256(model.encode()).hexdigest()[:16]}.json"
-
-
-def _latest(config: str) -> Fit | None:
-    try:
-        files = sorted(_folder().glob(f"{config}-*.json"), key=lambda file: file.stat().st_mtime)
-    except OSError:
-        return None
-    return next((fit for file in reversed(files) if (fit := _read(file)) is not None), None)
-
-
-def _read(file: Path) -> Fit | None:
-    """None: there is no such file, it is damaged, or of another version."""
-    try:
-        held = json.loads(file.read_text())
-        if held["version"] != _VERSION:
-            return None
-        fit = Fit(**held["fit"] | {"coefficients": tuple(float(c) for c in held["fit"]["coefficients"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return fit if fit.coefficients else None
+    return model_fits.keep(_KIND, transformer, fit.model, asdict(fit))
