@@ -240,14 +240,14 @@ def test_deep_features_outlast_what_wraps_the_forward(family: str, extra: str) -
         assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0)
 
 
-# teacache, magcache, taylorseer
+# teacache, magcache, taylorseer, pyramid_attention
 
 
 @pytest.mark.parametrize(
     "extra", ["compile", "compile(reduce-overhead)", "cuda_graph", "offload", "offload(group)"]
 )
 @pytest.mark.parametrize(
-    "recipe", ["teacache(hits=0.5)", "teacache(0.3)", "magcache(hits=0.5)", "taylorseer"]
+    "recipe", ["teacache(hits=0.5)", "teacache(0.3)", "magcache(hits=0.5)", "taylorseer", "pyramid_attention"]
 )
 def test_a_look_in_front_of_what_wraps_the_forward(
     recipe: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from vivace.techniques.layerwise_casting import LayerwiseCasting
 from vivace.techniques.magcache import Magcache
 from vivace.techniques.offload import Offload
 from vivace.techniques.prompt_cache import PromptCache
+from vivace.techniques.pyramid_attention import PyramidAttention
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
 from vivace.techniques.steps import Steps
@@ -43,6 +44,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Teacache,
         Magcache,
         Taylorseer,
+        PyramidAttention,
         Deepcache,
         Compile,
         CudaGraph,

@@ -204,3 +204,12 @@ def _kind_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     """Shape, dtype and device of the noisy latents: a denoiser's first argument, or by either name."""
     latents = args[0] if args else kwargs["sample" if "sample" in kwargs else "hidden_states"]
     return tuple(latents.shape), latents.dtype, latents.device
+
+
+def wrap_of(denoiser: Any) -> Any:
+    """Makes of an output what the denoiser returns with `return_dict`."""
+    from diffusers.models.modeling_outputs import Transformer2DModelOutput
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
+
+    kind = UNet2DConditionOutput if hasattr(denoiser, "up_blocks") else Transformer2DModelOutput
+    return lambda sample: kind(sample=sample)

@@ -39,6 +39,7 @@ from vivace.techniques.step_cache import (
     is_scheduled_hit,
     names_its_context,
     starting_anew,
+    wrap_of,
 )
 
 _DEFAULT_INTERVAL, _DEFAULT_WARMUP = 3, 3
@@ -104,7 +105,7 @@ class Taylorseer(Technique):
         cached = Cached(
             denoiser,
             forward,
-            _wrap_of(denoiser),
+            wrap_of(denoiser),
             decide,
             keep=self._continued,
             predict=_predicted,
@@ -156,12 +157,3 @@ def _predicted(memory: Memory) -> tuple[Any, ...]:
     offset = memory.step - memory.notes["computed_at"]
     output = sum(factor * (offset**order / math.factorial(order)) for order, factor in enumerate(memory.kept))
     return (output.to(memory.notes["dtype"]),)
-
-
-def _wrap_of(denoiser: Any) -> Any:
-    """Makes of an output what the denoiser returns with `return_dict`."""
-    from diffusers.models.modeling_outputs import Transformer2DModelOutput
-    from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
-
-    kind = UNet2DConditionOutput if hasattr(denoiser, "up_blocks") else Transformer2DModelOutput
-    return lambda sample: kind(sample=sample)
