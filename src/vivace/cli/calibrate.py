@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ from vivace.cli import options
 
 if TYPE_CHECKING:
     from vivace.benchmark.prepare import Prepared
+    from vivace.spec.limits import Limits
 
 
 @click.group()
@@ -119,3 +121,71 @@ def _prepared(
         "call": workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
         "tell": lambda drawn: click.echo(f"[{drawn}/{pictures}]", err=True),
     }
+
+
+@calibrate.command()
+@options.model
+@click.option("--cache", "caches", multiple=True, metavar="NAME", help="A step cache; repeat; default: all.")
+@options.min_quality
+@click.option(
+    "--runs",
+    type=click.IntRange(1, 20),
+    default=6,
+    show_default=True,
+    help="Settings to try of each cache, at most.",
+)
+@click.option("--prompt-set", help="What is drawn: tinyworld or real; default: what suits the model.")
+@click.option("--seeds", type=click.IntRange(1, 1000), help="Seeds a prompt; default: three.")
+@options.device
+@options.threads
+@options.store
+@options.as_json
+def cache(
+    model: str,
+    caches: tuple[str, ...],
+    limits: Limits | None,
+    runs: int,
+    prompt_set: str | None,
+    seeds: int | None,
+    device: str,
+    threads: int | None,
+    store: Path,
+    as_json: bool,
+) -> int:
+    """Find the most aggressive setting of each step cache that keeps the quality gate.
+
+    Bisects each cache's threshold, or its share of hits where it has none, over bench runs with quality. What was
+    measured is kept in the store: the same command goes on where it stopped.
+
+    \b
+        vivace calibrate cache --model tiny-flux --cache first_block_cache --min-quality clip=0.99
+    """
+    from vivace.benchmark.aggressive import calibrate_caches
+
+    found = calibrate_caches(
+        model,
+        caches,
+        limits=limits,
+        runs=runs,
+        prompt_set=prompt_set,
+        num_seeds=seeds,
+        device=device,
+        threads=threads,
+        store=store,
+        tell=lambda tried: click.echo(f"{tried.recipe}: {tried.reason or tried.outcome}", err=True),
+    )
+    if as_json:
+        click.echo(json.dumps([asdict(one) for one in found], indent=2))
+        return 0
+    for one in found:
+        if one.best is None:
+            click.echo(f"{one.cache}: none: {one.reason}")
+            continue
+        click.echo(
+            f"{one.best.recipe}: {_number(one.best.speedup, 'x')}, {_number(one.best.hit_rate)} of the steps reused"
+        )
+    return 0
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.2f}{unit}"
