@@ -38,6 +38,13 @@ _SUITED: dict[tuple[str, str], list[Any]] = {
     ("compile", "mode"): ["default"],
     ("compile", "backend"): ["eager"],  # inductor's own compile time is for the named recipes
     ("first_block_cache", "threshold"): [0.3, 0.2],
+    ("teacache", "threshold"): [0.25],  # the default, which goes with hits: a threshold wants a fit
+    ("teacache", "hits"): [0.5, 0.3],
+    ("pyramid_attention", "start"): [600],  # of few steps the second, just below 800, decides
+    ("magcache", "threshold"): [0.06],
+    ("magcache", "max_skip"): [3],
+    ("magcache", "retention"): [0.2],
+    ("magcache", "hits"): [0.5, 0.3],
     ("guidance", "scale"): [3.0, 1.0, 5.0],
     ("steps", "steps"): [12, 20],
     ("dtype", "dtype"): ["bf16", "fp16"],

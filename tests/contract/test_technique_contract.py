@@ -25,7 +25,11 @@ ALL = sorted(TECHNIQUES)
 
 
 # Where what is worth tuning for real models says nothing about a small one.
-SUITED = {"vae_tiling": ["vae_tiling(64)"]}
+SUITED = {
+    "vae_tiling": ["vae_tiling(64)"],
+    "teacache": ["teacache(hits=0.3)", "teacache(hits=0.5)"],  # a threshold wants a fit, which is not there
+    "magcache": ["magcache(hits=0.3)", "magcache(hits=0.5)"],
+}
 LEAST_DB = {
     "quantize(int4)": 20,  # sixteen values a weight
     "quantize(nf4)": 20,

@@ -1,6 +1,7 @@
 """Techniques that only a CUDA device can show: graphs, TF32, offloading. `python -m pytest -m gpu tests/gpu`."""
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 import vivace
 from tests.families import STEPS, build, draw, psnr
 from vivace.errors import NoEffect, Unsupported
+from vivace.techniques.teacache_fit import Fit, keep
 
 pytestmark = pytest.mark.gpu
 
@@ -218,3 +220,45 @@ def test_freed_text_encoders_come_back_for_new_prompts(family: str) -> None:
     found = freed.evidence()
     assert (found["prompt_cache_hits"], found["prompt_cache_misses"]) == (1, 2)
     assert found["text_encoders_freed"] == 2 * (1 if family == "sd" else 2)
+
+
+# deepcache
+
+
+@pytest.mark.parametrize(
+    "extra", ["compile", "compile(reduce-overhead)", "cuda_graph", "offload", "offload(group)"]
+)
+@pytest.mark.parametrize("family", ["sd", "sdxl"])
+def test_deep_features_outlast_what_wraps_the_forward(family: str, extra: str) -> None:
+    alone = draw(on_gpu(family, "deepcache(2)"), num_inference_steps=8)
+    both = on_gpu(family, f"deepcache(2)+{extra}")
+    for _ in range(3):
+        assert psnr(draw(both, num_inference_steps=8), alone) > 35
+    found = both.evidence()
+    assert found["cache_hit_rate"] == 0.5
+    if "compile" in extra:
+        assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0)
+
+
+# teacache, magcache, taylorseer, pyramid_attention
+
+
+@pytest.mark.parametrize(
+    "extra", ["compile", "compile(reduce-overhead)", "cuda_graph", "offload", "offload(group)"]
+)
+@pytest.mark.parametrize(
+    "recipe", ["teacache(hits=0.5)", "teacache(0.3)", "magcache(hits=0.5)", "taylorseer", "pyramid_attention"]
+)
+def test_a_look_in_front_of_what_wraps_the_forward(
+    recipe: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
+    keep(Fit((1.0, 0.0), model="a line", high=10.0), build("flux").transformer)
+    alone = draw(on_gpu("flux", recipe), num_inference_steps=12)
+    both = on_gpu("flux", f"{recipe}+{extra}")
+    for _ in range(3):
+        assert psnr(draw(both, num_inference_steps=12), alone) > 30
+    found = both.evidence()
+    assert 0.1 < found["cache_hit_rate"] < 0.9
+    if "compile" in extra:
+        assert (found["compiled_graphs"], found["graph_breaks"]) == (3 if "0.3" in recipe else 2, 0)

@@ -9,6 +9,7 @@ import click
 
 from vivace import __version__
 from vivace.cli.bench import bench
+from vivace.cli.calibrate import calibrate
 from vivace.cli.demo import demo
 from vivace.cli.doctor import doctor
 from vivace.cli.export import export
@@ -36,7 +37,7 @@ def app() -> None:
     """
 
 
-for command in (plan, generate, bench, report, export, quality, models, techniques, doctor, demo):
+for command in (plan, generate, bench, report, export, quality, calibrate, models, techniques, doctor, demo):
     app.add_command(command)
 
 

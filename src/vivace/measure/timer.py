@@ -27,7 +27,9 @@ class PipelineTimer:
         if hasattr(pipe, "encode_prompt"):
             pipe.encode_prompt = self._marking(pipe.encode_prompt, "text_start", "text_end")
         denoiser = component_of(pipe, "denoiser")
-        denoiser.forward = self._counting(denoiser.forward)
+        # Around what a step cache does in front of the forward, which may call the forward to decide.
+        denoiser.register_forward_pre_hook(self._start_step, prepend=True)
+        denoiser.register_forward_hook(self._end_step)
         self._pipe = pipe
         self._watch_vae()
 
@@ -87,16 +89,13 @@ class PipelineTimer:
 
         return marked
 
-    def _counting(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            if self._num_denoiser_calls == 0:
-                self._mark("steps_start")
-            self._num_denoiser_calls += 1
-            result = forward(*args, **kwargs)
-            self._mark("steps_end")
-            return result
+    def _start_step(self, module: Any, args: Any) -> None:
+        if self._num_denoiser_calls == 0:
+            self._mark("steps_start")
+        self._num_denoiser_calls += 1
 
-        return counted
+    def _end_step(self, module: Any, args: Any, output: Any) -> None:
+        self._mark("steps_end")
 
     def _synchronise(self) -> None:
         if self._is_cuda:

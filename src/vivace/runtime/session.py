@@ -90,6 +90,7 @@ def session_of(
         waits=waits_on_host(recipe) and device == "cuda" and pipe.device.type == "cpu",
         prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts),
         identity=f"{found.model.name}@{found.model.revision}",
+        model=f"{found.model.name}@{found.model.revision}",
         keep=cache_folder() / "scales",
     )
     session = Session(pipe, recipe, target, write)

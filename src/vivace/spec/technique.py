@@ -105,8 +105,8 @@ class Target:
     `has_data` is False where the pipeline has shapes alone (its tensors lie on the meta device), to predict what memory
     it takes: whatever looks at values or compiles is then left out, and what it would hold is held.
     `prompts` are what will be drawn, or the like of it, for what adapts to that; `identity` tells the model's weights
-    and the techniques that were applied before from all others ("": unknown), and `keep` is a folder for what may be
-    found again by it (None: nothing is kept).
+    and the techniques that were applied before from all others ("": unknown), `model` the weights alone, and `keep` is
+    a folder for what may be found again by the identity (None: nothing is kept).
     """
 
     machine: Machine
@@ -121,6 +121,7 @@ class Target:
     components: tuple[Component, ...] = ()
     prompts: tuple[str, ...] = ()
     identity: str = ""
+    model: str = ""
     keep: Path | None = None
 
     def module(self, component: Component) -> Any:

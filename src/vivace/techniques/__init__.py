@@ -8,18 +8,23 @@ from vivace.techniques.cfg_cutoff import CfgCutoff
 from vivace.techniques.channels_last import ChannelsLast
 from vivace.techniques.compile import Compile
 from vivace.techniques.cuda_graph import CudaGraph
+from vivace.techniques.deepcache import Deepcache
 from vivace.techniques.dtype import Dtype
 from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.guidance import Guidance
 from vivace.techniques.inference_mode import InferenceMode
 from vivace.techniques.layerwise_casting import LayerwiseCasting
+from vivace.techniques.magcache import Magcache
 from vivace.techniques.offload import Offload
 from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.prune import Prune
+from vivace.techniques.pyramid_attention import PyramidAttention
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
 from vivace.techniques.steps import Steps
+from vivace.techniques.taylorseer import Taylorseer
+from vivace.techniques.teacache import Teacache
 from vivace.techniques.tf32 import Tf32
 from vivace.techniques.tiny_vae import TinyVae
 from vivace.techniques.token_merging import TokenMerging
@@ -40,6 +45,11 @@ TECHNIQUES: dict[str, type[Technique]] = {
         VaeTiling,
         TokenMerging,
         FirstBlockCache,
+        Teacache,
+        Magcache,
+        Taylorseer,
+        PyramidAttention,
+        Deepcache,
         Compile,
         CudaGraph,
         Attention,

@@ -14,8 +14,6 @@ random weights, whose residuals say nothing, and for comparing caches at equal c
 
 from __future__ import annotations
 
-import inspect
-import math
 from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
@@ -23,6 +21,16 @@ from pydantic import model_validator
 from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.techniques.step_cache import (
+    ONE_AT_A_TIME,
+    Steps,
+    contexts_for,
+    has_step_cache,
+    is_scheduled_hit,
+    names_its_context,
+    nothing_learnt,
+    starting_anew,
+)
 
 _DEFAULT_THRESHOLD = 0.05
 
@@ -63,13 +71,10 @@ class FirstBlockCache(Technique):
         denoiser = target.module("denoiser")
         if not hasattr(type(denoiser), "enable_cache"):
             return f"{type(denoiser).__name__} has no chain of transformer blocks that could be cached"
-        if denoiser.is_cache_enabled:
-            return "the denoiser has a step cache already; only one at a time can work"
+        if has_step_cache(denoiser):
+            return ONE_AT_A_TIME
         if target.has_random_weights and self.hits is None:
-            return (
-                "with random weights a threshold says nothing: how much the first block's residual changes from step "
-                "to step is learnt; give a fixed schedule, first_block_cache(hits=0.5)"
-            )
+            return nothing_learnt("the first block's residual", "first_block_cache(hits=0.5)")
         return None
 
     def apply(self, target: Target) -> Effect:
@@ -84,48 +89,34 @@ class FirstBlockCache(Technique):
         )
         if hook is None:
             raise NoEffect("diffusers attached no cache to this transformer")
-        seen = {"calls": 0, "hits": 0}
+        steps = Steps()
         by_threshold = hook._should_compute_remaining_blocks
-        step = 0
 
         def decide(residual: Any) -> bool:
-            nonlocal step
-            is_first = hook.state_manager.get_state().head_block_residual is None
+            state = hook.state_manager.get_state()  # anew in each call; guidance in two calls has two
+            state.step = getattr(state, "step", -1) + 1
             if not target.has_data:
                 compute = True  # nothing to compare; a computed step stores all that the cache can hold
             elif self.hits is None:
                 compute = bool(by_threshold(residual))
             else:
-                step = 0 if is_first else step + 1
-                compute = is_first or math.floor(step * self.hits) == math.floor((step - 1) * self.hits)
-            seen["calls"] += 1
-            seen["hits"] += not compute
+                compute = not is_scheduled_hit(state.step, self.hits)
+            steps.count(not compute)
             return compute
 
         hook._should_compute_remaining_blocks = torch.compiler.disable(decide)
-
-        def evidence() -> dict[str, int | float | str]:
-            rate = seen["hits"] / seen["calls"] if seen["calls"] else 0.0
-            return {"cache_hit_rate": rate, "cache_calls": seen["calls"]}
-
-        def refuted(_: dict[str, Any]) -> str | None:
-            if seen["calls"] and not seen["hits"]:
-                return f"the cache never hit in {seen['calls']} steps"
-            return None
-
         return Effect(
             changed={
                 "denoiser.first_block_cache": self.threshold if self.hits is None else f"hits={self.hits:g}"
             },
-            contexts={}
-            if _names_its_context(target.pipe)
-            else {"denoiser": lambda: denoiser.cache_context("cond")},
-            evidence=evidence,
-            refuted=refuted,
+            contexts=contexts_for(target.pipe, denoiser),
+            around=starting_anew(denoiser),
+            evidence=steps.evidence,
+            refuted=steps.refuted,
         )
 
     def script(self, target: Target) -> Script | None:
-        if self.hits is not None or not _names_its_context(target.pipe):
+        if self.hits is not None or not names_its_context(target.pipe):
             return None
         config = f"FirstBlockCacheConfig(threshold={literal(self.threshold)})"
         return Script(
@@ -140,8 +131,3 @@ def _leader(registry_class: Any, block: Any) -> Any:
 
     registry = getattr(block, "_diffusers_hook", None)
     return registry.get_hook(_FBC_LEADER_BLOCK_HOOK) if isinstance(registry, registry_class) else None
-
-
-def _names_its_context(pipe: Any) -> bool:
-    """Whether the pipeline itself tells the cache which call is which; of FLUX's pipelines only text-to-image does."""
-    return "cache_context" in inspect.getsource(type(pipe).__call__)

@@ -92,7 +92,7 @@ def draw_sdxl(session: Any, batch: int = 1) -> np.ndarray:
     return np.asarray(result.images)
 
 
-def draw_flux(session: Any) -> np.ndarray:
+def draw_flux(session: Any, **call: Any) -> np.ndarray:
     result = session(
         prompt_embeds=torch.randn(1, 7, 64, generator=torch.Generator().manual_seed(1)),
         pooled_prompt_embeds=torch.randn(1, 32, generator=torch.Generator().manual_seed(2)),
@@ -101,6 +101,7 @@ def draw_flux(session: Any) -> np.ndarray:
         num_inference_steps=3,
         generator=torch.Generator().manual_seed(0),
         output_type="np",
+        **call,
     )
     return np.asarray(result.images)
 
@@ -167,6 +168,31 @@ def test_first_block_cache_hits_on_its_schedule(flux: Any) -> None:
     # Two pictures of three steps: compute, compute, hit; then the same again from a clean state.
     assert session.evidence() == {"cache_hit_rate": pytest.approx(1 / 3), "cache_calls": 6}
     assert session.refuted({}) is None
+
+
+def test_first_block_cache_starts_anew_after_a_call_that_failed(flux: Any) -> None:
+    session = vivace.apply(flux, "first_block_cache(hits=0.5)")
+    first = draw_flux(session)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        draw_flux(session, callback_on_step_end=fail)
+    assert np.array_equal(draw_flux(session), first)
+
+
+def test_first_block_cache_counts_the_steps_of_each_of_guidances_calls(flux: Any) -> None:
+    session = vivace.apply(flux, "first_block_cache(hits=0.5)")
+    negative = torch.randn(1, 7, 64, generator=torch.Generator().manual_seed(3))
+    draw_flux(
+        session,
+        true_cfg_scale=2.0,
+        negative_prompt_embeds=negative,
+        negative_pooled_prompt_embeds=torch.zeros(1, 32),
+    )
+    # Compute, compute, hit: in each of both.
+    assert session.evidence() == {"cache_hit_rate": pytest.approx(1 / 3), "cache_calls": 6}
 
 
 def test_a_higher_threshold_hits_more(flux: Any) -> None:

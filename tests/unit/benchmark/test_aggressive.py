@@ -1,0 +1,120 @@
+"""The most aggressive setting of a step cache that keeps the quality gate."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.typed import typed
+from vivace.benchmark import aggressive
+from vivace.benchmark.aggressive import CACHES, Tried, bisected, calibrate_caches, settings
+from vivace.errors import Unsupported, UsageError
+from vivace.spec.record import Outcome
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.resolve import resolve
+
+
+def tried_up_to(limit: float, hits_from: float = 0.0, outcome: str = Outcome.MEASURED) -> Any:
+    """As if pictures passed up to a setting, and the cache hit from another one on."""
+
+    def measure(recipe: str, setting: float) -> Tried:
+        resolve(recipe)
+        if outcome != Outcome.MEASURED:
+            return Tried(recipe, setting, False, outcome, "in words")
+        if setting < hits_from:
+            return Tried(recipe, setting, False, Outcome.NO_EFFECT, "the cache never hit")
+        return Tried(recipe, setting, setting <= limit, Outcome.MEASURED, None, setting, 1 + setting)
+
+    return measure
+
+
+def test_every_step_cache_can_be_set() -> None:
+    assert set(CACHES) == {name for name, t in TECHNIQUES.items() if t.owns == "step cache"}
+    assert {"first_block_cache", "deepcache", "teacache"} <= set(CACHES)
+    for name in CACHES:
+        knob, low, high = settings(name)
+        assert 0 < low < high
+        for value in (low, high):
+            resolve(f"{name}({knob}={value:g})")
+    assert settings("first_block_cache") == ("threshold", 0.0125, 1.2)
+    assert settings("deepcache") == ("hits", 0.1, 0.9)
+
+
+def test_a_search_halves_what_is_left() -> None:
+    search: Any = bisected(0.1, 0.9, 4, is_ratio=False)
+    assert [next(search), search.send(True), search.send(False), search.send(True)] == [0.5, 0.7, 0.6, 0.65]
+    with pytest.raises(StopIteration):
+        search.send(True)
+    assert next(bisected(0.01, 1.0, 1, is_ratio=True)) == 0.1
+
+
+@pytest.mark.parametrize("limit", [0.15, 0.34, 0.62, 0.87])
+@pytest.mark.parametrize("cache", ["deepcache", "first_block_cache"])
+def test_it_is_found(cache: str, limit: float) -> None:
+    found = aggressive._calibrated(cache, 8, tried_up_to(limit))
+    assert found.best is not None
+    assert found.best.setting == max(one.setting for one in found.tried if one.keeps)
+    assert limit * 0.9 - 0.01 < found.best.setting <= limit
+    assert len(found.tried) <= 8
+    assert len({one.recipe for one in found.tried}) == len(found.tried), "nothing is measured twice"
+
+
+def test_a_cache_that_never_hit_is_not_aggressive_enough() -> None:
+    found = aggressive._calibrated("deepcache", 8, tried_up_to(0.8, hits_from=0.6))
+    assert found.best is not None
+    assert 0.7 < found.best.setting <= 0.8
+
+
+def test_none_is_found() -> None:
+    found = aggressive._calibrated("deepcache", 3, tried_up_to(0.0))
+    assert (found.best, found.reason) == (None, "no setting from 0.2 on keeps the gate")
+    for outcome in (Outcome.UNSUPPORTED, Outcome.CRASHED, Outcome.OUT_OF_MEMORY):
+        found = aggressive._calibrated("deepcache", 3, tried_up_to(0.5, outcome=outcome))
+        assert (found.best, found.reason, len(found.tried)) == (None, "in words", 1), "no use in going on"
+
+
+def test_what_cannot_be_asked(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no step cache 'first_block'; did you mean .*first_block_cache"):
+        calibrate_caches("tiny-sd", ["first_block"], store=tmp_path)
+    with pytest.raises(UsageError, match="no step cache 'tiny_vae'"):
+        calibrate_caches("tiny-sd", ["tiny_vae"], store=tmp_path)
+    with pytest.raises(Unsupported, match="no quality can be kept of its pictures"):
+        calibrate_caches("synthetic:flux-dev", store=tmp_path)
+
+
+def test_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "cache"))
+    command = [
+        "calibrate",
+        "cache",
+        "--model",
+        "tiny-flux",
+        "--cache",
+        "first_block_cache",
+        "--cache",
+        "deepcache",
+    ]
+    command += [
+        "--runs",
+        "1",
+        "--seeds",
+        "1",
+        "--store",
+        str(tmp_path / "store"),
+        "--min-quality",
+        "clip=0.9",
+    ]
+    assert typed(monkeypatch, *command) == 0
+    printed = capsys.readouterr()
+    first, second = printed.out.splitlines()
+    assert first.startswith("first_block_cache(0.12): ")
+    assert first.endswith(" of the steps reused")
+    assert second.startswith("deepcache: none: ")
+    assert "is no UNet" in second
+    assert "first_block_cache(0.12): passed: CLIP margin kept" in printed.err
+    assert typed(monkeypatch, *command, "--json") == 0, "from the store"
+    found = json.loads(capsys.readouterr().out)
+    assert [one["cache"] for one in found] == ["first_block_cache", "deepcache"]
+    assert found[0]["best"]["keeps"]
+    assert 0.3 < found[0]["best"]["hit_rate"] < 0.8

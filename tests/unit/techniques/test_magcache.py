@@ -1,0 +1,200 @@
+"""MagCache: steps skipped by a table of ratios, published or measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import MagCacheConfig
+from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS, nearest_interp
+
+import vivace
+from tests.families import build, draw, psnr, session
+from tests.typed import typed
+from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.errors import RecipeError, Unsupported, UsageError
+from vivace.models import find_model
+from vivace.models.weightless import find_weightless
+from vivace.runtime.calibration import calibrate_magcache
+from vivace.spec.technique import Machine, Target
+from vivace.techniques.flux_residual import watching_residuals
+from vivace.techniques.magcache import Magcache
+from vivace.techniques.magcache_ratios import Ratios, find_ratios, growth, keep, mean_of
+from vivace.techniques.resolve import resolve
+
+CALL = {"num_inference_steps": 14}
+FLUX = Ratios(tuple(float(r) for r in FLUX_MAG_RATIOS), model="FLUX's")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "cache"))
+
+
+def with_ratios(recipe: str, ratios: Ratios = FLUX) -> Any:
+    pipe = build("flux")
+    keep(ratios, pipe.transformer)
+    return vivace.apply(pipe, recipe)
+
+
+@pytest.mark.parametrize("num_steps", [14, 28])
+@pytest.mark.parametrize(
+    ("threshold", "max_skip", "retention"), [(0.06, 3, 0.2), (0.24, 5, 0.1), (0.3, 2, 0.0)]
+)
+def test_it_draws_what_diffusers_draws(
+    threshold: float, max_skip: int, retention: float, num_steps: int
+) -> None:
+    pipe = build("flux")
+    config = MagCacheConfig(
+        threshold=threshold,
+        max_skip_steps=max_skip,
+        retention_ratio=retention,
+        num_inference_steps=num_steps,
+        mag_ratios=FLUX_MAG_RATIOS,
+    )
+    pipe.transformer.enable_cache(config)
+    wanted = draw(vivace.apply(pipe), num_inference_steps=num_steps)
+    made = with_ratios(f"magcache({threshold}, max_skip={max_skip}, retention={retention})")
+    for _ in range(2):
+        assert psnr(draw(made, num_inference_steps=num_steps), wanted) > 80
+    assert made.refuted({}) is None
+
+
+def test_the_table_of_another_number_of_steps() -> None:
+    for num_steps in (1, 4, 20, 28, 50):
+        wanted = nearest_interp(FLUX_MAG_RATIOS, num_steps)
+        assert [FLUX.at(step, num_steps) for step in range(num_steps)] == pytest.approx(wanted.tolist())
+    assert FLUX.at(28, 28) == 1.0, "after the end, as some schedulers go"
+
+
+def test_a_higher_threshold_hits_more() -> None:
+    rates = []
+    for threshold in (0.0, 0.1, 10.0):
+        made = with_ratios(f"magcache({threshold}, max_skip=100)")
+        draw(made, **CALL)
+        rates.append(float(made.evidence()["cache_hit_rate"]))
+    assert rates[0] == pytest.approx(1 / 14), "where the table says that nothing changes"
+    assert rates[-1] == pytest.approx(11 / 14), "all but the first fifth"
+    assert rates == sorted(set(rates))
+
+
+def test_every_call_starts_anew() -> None:
+    made = with_ratios("magcache(0.3)")
+    first = draw(made, **CALL)
+    found = made.evidence()
+    assert np.array_equal(draw(made, **CALL), first)
+    assert made.evidence() == found | {"cache_calls": 28}
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        draw(made, **CALL, callback_on_step_end=fail)
+    assert np.array_equal(draw(made, **CALL), first)
+
+
+@pytest.mark.parametrize("recipe", ["magcache(0.3)", "magcache(hits=0.5)"])
+def test_compiled_and_recorded_it_is_two_graphs(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = draw(with_ratios(recipe), **CALL)
+    made = with_ratios(f"{recipe}+compile(backend=eager)")
+    for _ in range(2):
+        assert psnr(draw(made, **CALL), alone) > 60
+        found = made.evidence()
+        assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0), "none in the second call"
+    pipe = build("flux")
+    made = vivace.apply(pipe, recipe)
+    effect = apply_cuda_graph(pipe, monkeypatch)
+    for _ in range(2):
+        assert psnr(draw(made, **CALL), alone) > 60
+    assert effect.evidence()["cuda_graphs_recorded"] == 2
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "int8", "fuse_qkv", "compile(backend=eager, blocks=repeated)"])
+def test_it_composes(recipe: str) -> None:
+    both = with_ratios(f"magcache(0.3)+{recipe}")
+    assert psnr(draw(both, **CALL), draw(with_ratios("magcache(0.3)"), **CALL)) > 20
+    assert float(both.evidence()["cache_hit_rate"]) > 0.1
+
+
+def test_whose_table_it_is() -> None:
+    dev, schnell = (
+        find_weightless(f"synthetic:flux-{name}").build().transformer for name in ("dev", "schnell")
+    )
+    published = find_ratios(dev, "mine@1")
+    assert published is not None
+    assert published.ratios == FLUX.ratios
+    assert find_ratios(schnell, "") is None
+    own = Ratios((1.0, 0.9), model="mine@1")
+    keep(own, dev)
+    assert find_ratios(dev, "mine@1") == own
+    assert find_ratios(dev, "another@1") == published
+    # What decides is the table, so that random weights of its architecture take it.
+    for pipe, wanted in ((find_weightless("synthetic:flux-dev").build(), None), (build("flux"), "is learnt")):
+        target = Target(Machine("cpu", "CPU", None, None), pipe, has_random_weights=True)
+        said = Magcache().unsupported(target)
+        assert said is None if wanted is None else wanted in (said or "")
+        assert Magcache(hits=0.5).unsupported(target) is None
+
+
+def test_what_is_measured() -> None:
+    """Residuals that grow by a tenth a step, and one that does not."""
+    growing = [torch.full((1, 4, 8), 1.1**k) for k in range(4)]
+    assert growth(growing) == pytest.approx((1.0, 1.1, 1.1, 1.1))
+    mean = mean_of([growth(growing), (1.0, 1.0, 1.0, 1.0)], "made up")
+    assert mean.ratios == pytest.approx((1.0, 1.05, 1.05, 1.05))
+    assert (mean.spread, mean.num_pictures) == (pytest.approx(0.05), 2)
+    with pytest.raises(ValueError, match="one step"):
+        growth(growing[:1])
+    with pytest.raises(ValueError, match="not finite"):
+        growth([growing[0], growing[1] * float("nan")])
+    pipe = build("flux")
+    with watching_residuals(pipe.transformer) as residuals:
+        draw(vivace.apply(pipe), num_inference_steps=5)
+    assert len(residuals) == 5
+    assert not pipe.transformer.norm_out._forward_pre_hooks
+
+
+def test_calibrating_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    with pytest.raises(
+        Unsupported, match=r"measure one, once: vivace calibrate magcache --model tiny-flux; or give"
+    ):
+        vivace.load("tiny-flux", "magcache")
+    command = [
+        "calibrate",
+        "magcache",
+        "--model",
+        "tiny-flux",
+        "--num-inference-steps",
+        "14",
+        "--pictures",
+        "2",
+    ]
+    assert typed(monkeypatch, *command, "--threads", "1", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (len(said["ratios"]), said["ratios"][0], said["num_pictures"]) == (14, 1.0, 2)
+    assert 0 < said["spread"] < 0.2
+    made = vivace.load("tiny-flux", "magcache(0.2)")
+    assert made.effects["magcache@denoiser"]["denoiser.magcache_ratios"] == f"measured on {said['model']}"
+    picture = draw(made, **CALL)
+    assert 0.1 < float(made.evidence()["cache_hit_rate"]) < 0.8
+    assert psnr(picture, draw(session("flux"), **CALL)) > 20
+    assert typed(monkeypatch, *command[:2], "--model", "tiny-sd") == 3
+    assert "UNet2DConditionModel is no FLUX transformer" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="a picture of one step has nothing that could be skipped"):
+        calibrate_magcache(
+            find_model("tiny-flux"), "cpu", ["a star"], num_pictures=1, call={"num_inference_steps": 1}
+        )
+
+
+def test_a_threshold_or_hits() -> None:
+    for knobs in ("0.1, hits=0.5", "max_skip=5, hits=0.5", "retention=0.5, hits=0.5"):
+        with pytest.raises(RecipeError, match="give a threshold"):
+            resolve(f"magcache({knobs})")

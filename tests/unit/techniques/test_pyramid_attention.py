@@ -1,0 +1,181 @@
+"""Attention's outputs, kept between steps."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import PyramidAttentionBroadcastConfig, apply_pyramid_attention_broadcast
+
+import vivace
+from tests import exported
+from tests.families import FAMILIES, build, draw, psnr, session
+from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.errors import RecipeError, Unsupported
+from vivace.measure.flops import count_denoiser
+from vivace.spec.technique import component_of
+from vivace.techniques.resolve import resolve
+
+CALL = {"num_inference_steps": 12}
+SIZE = {"height": 128, "width": 128, "text_length": 32}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.mark.parametrize(("interval", "start", "until"), [(2, 800, 100), (3, 900, 50), (2, 1001, -1)])
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_it_draws_what_diffusers_draws(family: str, interval: int, start: int, until: int) -> None:
+    pipe = build(family)
+    timesteps: list[float] = []
+
+    def note(*_: Any) -> None:
+        timesteps.append(float(pipe.scheduler.timesteps[len(timesteps)]))
+
+    denoiser = component_of(pipe, "denoiser")
+    denoiser.register_forward_pre_hook(note)
+    config = PyramidAttentionBroadcastConfig(
+        spatial_attention_block_skip_range=interval,
+        cross_attention_block_skip_range=interval,
+        spatial_attention_timestep_skip_range=(until, start),
+        cross_attention_timestep_skip_range=(until, start),
+        current_timestep_callback=lambda: timesteps[-1],
+    )
+    apply_pyramid_attention_broadcast(denoiser, config)
+    wanted = draw(vivace.apply(pipe), **CALL)
+    made = session(family, f"pyramid_attention({interval}, start={start}, until={until})")
+    for _ in range(2):
+        assert psnr(draw(made, **CALL), wanted) > 80
+    assert 0.1 < float(made.evidence()["cache_hit_rate"]) < 0.7
+    assert made.refuted({}) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_hit_computes_no_attention(family: str) -> None:
+    pipe = build(family)
+    denoiser = component_of(pipe, "denoiser")
+    alone = count_denoiser(denoiser, **SIZE)
+    made = vivace.apply(pipe, "pyramid_attention(hits=0.99)")
+    whole, again, hit = (count_denoiser(denoiser, **SIZE) for _ in range(3))
+    assert whole == again == alone, "nothing is computed for the cache's own sake"
+    # The VAE aside, tiny models have attention in the denoiser's blocks alone.
+    assert hit.attention == 0
+    assert 0 < hit.total < 0.9 * alone.total
+    (effect,) = made.effects.values()
+    assert effect["denoiser.reused_attentions"] == sum(
+        hasattr(m, "set_processor") for m in denoiser.modules()
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_call_starts_anew(family: str) -> None:
+    made = session(family, "pyramid_attention(hits=0.65)")
+    first = draw(made, **CALL)
+    assert np.array_equal(draw(made, **CALL), first)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        draw(made, **CALL, callback_on_step_end=fail)
+    assert np.array_equal(draw(made, **CALL), first)
+
+
+def test_batches_and_guidance_that_is_cut_off() -> None:
+    made = session("sd", "pyramid_attention(hits=0.5)+cfg_cutoff(0.5)")
+    pictures = draw(made, ["a red circle", "a blue square"], num_inference_steps=8)
+    # Hits at 2, 4, 6, but for 4, where the rows are others.
+    assert made.evidence()["cache_hit_rate"] == pytest.approx(2 / 8)
+    for k, prompt in enumerate(["a red circle", "a blue square"]):
+        assert psnr(pictures[k : k + 1], draw(made, prompt, seed=k, num_inference_steps=8)) > 60
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_it_is_two_graphs_without_a_break(family: str) -> None:
+    recipe = "pyramid_attention(hits=0.5)"
+    alone = draw(session(family, recipe), **CALL)
+    made = session(family, f"{recipe}+compile(backend=eager)")
+    for _ in range(2):
+        assert psnr(draw(made, **CALL), alone) > 60
+        found = made.evidence()
+        assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0), "none in the second call"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_compiled_one_code_for_all_stay_so(family: str) -> None:
+    recipe = "pyramid_attention(hits=0.5)"
+    alone = draw(session(family, recipe), **CALL)
+    made = session(family, f"{recipe}+compile(backend=eager, blocks=repeated)")
+    counts = []
+    for _ in range(2):
+        assert psnr(draw(made, **CALL), alone) > 60
+        counts.append((made.evidence()["compiled_graphs"], made.evidence()["graph_breaks"]))
+    assert counts[0] == counts[1], "none in the second call"
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    plain = session(family, "compile(backend=eager, blocks=repeated)")
+    draw(plain, **CALL)
+    num_graphs, num_breaks = counts[0]
+    assert num_breaks == 0
+    assert num_graphs <= 2 * int(plain.evidence()["compiled_graphs"]), (
+        "each code once more, without attention"
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = "pyramid_attention(hits=0.5)"
+    alone = draw(session(family, recipe), num_inference_steps=8)
+    pipe = build(family)
+    made = vivace.apply(pipe, recipe)
+    effect = apply_cuda_graph(pipe, monkeypatch)
+    for _ in range(2):
+        assert psnr(draw(made, num_inference_steps=8), alone) > 60
+    assert effect.evidence()["cuda_graphs_recorded"] == 2
+
+
+@pytest.mark.parametrize("recipe", ["int8", "bf16", "fuse_qkv", "attention(math)", "layerwise_casting"])
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_it_composes(family: str, recipe: str) -> None:
+    both = session(family, f"pyramid_attention+{recipe}")
+    assert psnr(draw(both, **CALL), draw(session(family, recipe), **CALL)) > 20
+    assert float(both.evidence()["cache_hit_rate"]) > 0.1
+
+
+def test_what_cannot_be_is_said_in_words() -> None:
+    with pytest.raises(RecipeError, match=r"give an interval .* or hits, not both"):
+        resolve("pyramid_attention(3, hits=0.5)")
+    with pytest.raises(RecipeError, match=r"start \(100\) must be above until \(800\)"):
+        resolve("pyramid_attention(start=100, until=800)")
+    pipe = build("sd")
+    pipe.unet = torch.nn.Linear(2, 2)
+    with pytest.raises(Unsupported, match="Linear has no attention of diffusers'"):
+        vivace.apply(pipe, "pyramid_attention")
+    pipe = build("flux")
+    vivace.apply(pipe, "pyramid_attention")
+    with pytest.raises(Unsupported, match="has a step cache already"):
+        vivace.apply(pipe, "taylorseer")
+    made = session("flux", "pyramid_attention(start=10, until=5)")
+    draw(made, **CALL)
+    assert made.refuted({}) == "pyramid_attention@denoiser: the cache never hit in 12 steps"
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "own"),
+    [
+        ("tiny-flux", "pyramid_attention(3)+steps(8)", []),
+        ("tiny-flux", "pyramid_attention(hits=0.5)+steps(8)", ["pyramid_attention(hits=0.5)"]),
+        ("tiny-sd", "pyramid_attention+steps(8)", ["pyramid_attention"]),
+    ],
+)
+def test_a_script_draws_the_same(model: str, recipe: str, own: list[str], tmp_path: Path) -> None:
+    call = {"height": 128, "width": 128}
+    written = exported.write(model, recipe, call=call)
+    assert written.own == own
+    picture = exported.run(written.text, tmp_path).astype(float)
+    assert np.abs(picture - exported.with_vivace(model, recipe, call)).max() <= 1
+    exported.check(tmp_path)

@@ -1,0 +1,160 @@
+"""TaylorSeer: outputs predicted from those of the last computed steps."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import TaylorSeerCacheConfig
+
+import vivace
+from tests import exported
+from tests.families import FAMILIES, build, draw, psnr, session
+from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.errors import RecipeError, Unsupported
+from vivace.spec.technique import component_of
+from vivace.techniques.resolve import resolve
+from vivace.techniques.step_cache import Memory
+from vivace.techniques.taylorseer import Taylorseer, _predicted
+
+CALL = {"num_inference_steps": 12}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
+def test_a_polynomial_path_is_continued_exactly(order: int) -> None:
+    """Newton's differences of a straight line are its slope; of order 0, the last value is repeated."""
+    made, memory = Taylorseer(order=order), Memory()
+    for step in (0, 1, 3):
+        memory.step = step
+        memory.before, memory.kept = memory.kept, ()
+        memory.kept = made._continued(memory, (torch.tensor([2.0 * step + 1], dtype=torch.float64),))
+    assert len(memory.kept) == min(order, 2) + 1
+    memory.step = 5
+    (found,) = _predicted(memory)
+    assert found.dtype == torch.float64
+    assert float(found) == pytest.approx(7 if order == 0 else 11)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize(("interval", "warmup"), [(3, 3), (2, 1), (4, 2)])
+def test_it_draws_what_diffusers_draws(order: int, interval: int, warmup: int) -> None:
+    pipe = build("flux")
+    config = TaylorSeerCacheConfig(
+        cache_interval=interval,
+        disable_cache_before_step=warmup,
+        max_order=order,
+        taylor_factors_dtype=torch.float32,
+        use_lite_mode=True,
+    )
+    pipe.transformer.enable_cache(config)
+    wanted = draw(vivace.apply(pipe), **CALL)
+    made = session("flux", f"taylorseer({interval}, order={order}, warmup={warmup})")
+    assert psnr(draw(made, **CALL), wanted) > 80
+    assert made.refuted({}) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_hit_does_not_call_the_denoiser(family: str) -> None:
+    made = session(family, "taylorseer")
+    calls: list[int] = []
+    denoiser = component_of(made.pipe, "denoiser")
+    first = denoiser.x_embedder if family == "flux" else denoiser.conv_in
+    first.register_forward_hook(lambda *_: calls.append(1))
+    picture = draw(made, **CALL)
+    # Computed: 0, 1, 2, then 4, 7, 10.
+    assert len(calls) == 6
+    assert made.evidence() == {"cache_hit_rate": 0.5, "cache_calls": 12}
+    assert 8 < psnr(picture, draw(session(family), **CALL)) < 100
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_call_starts_anew(family: str) -> None:
+    made = session(family, "taylorseer(2, order=2)")
+    first = draw(made, **CALL)
+    assert np.array_equal(draw(made, **CALL), first)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        draw(made, **CALL, callback_on_step_end=fail)
+    assert np.array_equal(draw(made, **CALL), first)
+
+
+def test_batches_and_guidance_that_is_cut_off() -> None:
+    made = session("sd", "taylorseer(hits=0.5)+cfg_cutoff(0.5)")
+    pictures = draw(made, ["a red circle", "a blue square"], num_inference_steps=8)
+    # Hits at 2, 4, 6, but for 4, where the rows are others.
+    assert made.evidence()["cache_hit_rate"] == pytest.approx(2 / 8)
+    for k, prompt in enumerate(["a red circle", "a blue square"]):
+        assert psnr(pictures[k : k + 1], draw(made, prompt, seed=k, num_inference_steps=8)) > 60
+
+
+@pytest.mark.parametrize("extra", ["", "+bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_it_has_no_break(family: str, extra: str) -> None:
+    alone = draw(session(family, f"taylorseer{extra}"), **CALL)
+    made = session(family, f"taylorseer+compile(backend=eager){extra}")
+    for _ in range(2):
+        assert psnr(draw(made, **CALL), alone) > (20 if extra else 60)
+        found = made.evidence()
+        assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0), "none in the second call"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = draw(session(family, "taylorseer"), num_inference_steps=8)
+    pipe = build(family)
+    made = vivace.apply(pipe, "taylorseer")
+    effect = apply_cuda_graph(pipe, monkeypatch)
+    for _ in range(2):
+        assert psnr(draw(made, num_inference_steps=8), alone) > 60
+    assert effect.evidence()["cuda_graphs_recorded"] == 2
+
+
+@pytest.mark.parametrize("recipe", ["int8", "bf16@denoiser", "fuse_qkv", "inference_mode", "prompt_cache"])
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_it_composes(family: str, recipe: str) -> None:
+    picture = draw(session(family, f"taylorseer+{recipe}"), **CALL)
+    assert psnr(picture, draw(session(family, "taylorseer"), **CALL)) > 15
+
+
+def test_what_cannot_be_is_said_in_words() -> None:
+    with pytest.raises(RecipeError, match="give an interval and warmup or hits, not both"):
+        resolve("taylorseer(2, hits=0.5)")
+    pipe = build("sd")
+    vivace.apply(pipe, "taylorseer")
+    with pytest.raises(Unsupported, match="has a step cache already"):
+        vivace.apply(pipe, "deepcache")
+    pipe = build("sd")
+    pipe.unet = torch.nn.Linear(2, 2)
+    with pytest.raises(Unsupported, match="what Linear returns is not known"):
+        vivace.apply(pipe, "taylorseer")
+    made = session("flux", "taylorseer(warmup=12)")
+    draw(made, **CALL)
+    assert made.refuted({}) == "taylorseer@denoiser: the cache never hit in 12 steps"
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "own"),
+    [
+        ("tiny-flux", "taylorseer(2)+steps(8)", []),
+        ("tiny-flux", "taylorseer(hits=0.5)+steps(8)", ["taylorseer(hits=0.5)"]),
+        ("tiny-flux", "bf16+taylorseer(2)+steps(8)", ["taylorseer(2)"]),
+        ("tiny-sd", "taylorseer+steps(8)", ["taylorseer"]),
+    ],
+)
+def test_a_script_draws_the_same(model: str, recipe: str, own: list[str], tmp_path: Path) -> None:
+    call = {"height": 128, "width": 128}
+    written = exported.write(model, recipe, call=call)
+    assert written.own == own
+    picture = exported.run(written.text, tmp_path).astype(float)
+    assert np.abs(picture - exported.with_vivace(model, recipe, call)).max() <= 1
+    exported.check(tmp_path)

@@ -1,0 +1,351 @@
+"""TeaCache: polynomials fitted and kept, steps skipped by them or by a schedule."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests import exported
+from tests.families import build, draw, psnr, session
+from tests.typed import typed
+from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.errors import RecipeError, Unsupported, UsageError
+from vivace.measure.flops import count_denoiser
+from vivace.measure.timer import PipelineTimer
+from vivace.models import find_model
+from vivace.models.weightless import find_weightless
+from vivace.runtime.calibration import calibrate_teacache
+from vivace.runtime.prediction import predict
+from vivace.spec.technique import Machine, Target
+from vivace.techniques.resolve import resolve
+from vivace.techniques.teacache import Teacache, relative_change, watching
+from vivace.techniques.teacache_fit import FLUX_DEV, Fit, find_fit, fitted, keep
+
+CALL = {"num_inference_steps": 12}
+LINE = Fit((1.0, 0.0), model="a line", high=10.0)
+"""Every change is its own rescaled one."""
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
+    return tmp_path / "teacache"
+
+
+def with_fit(recipe: str, fit: Fit = LINE) -> Any:
+    pipe = build("flux")
+    keep(fit, pipe.transformer)
+    return vivace.apply(pipe, recipe)
+
+
+def inputs(transformer: Any) -> dict[str, Any]:
+    config, generator = transformer.config, torch.Generator().manual_seed(0)
+    return {
+        "hidden_states": torch.randn(1, 16, config.in_channels, generator=generator),
+        "encoder_hidden_states": torch.randn(1, 7, config.joint_attention_dim, generator=generator),
+        "pooled_projections": torch.randn(1, config.pooled_projection_dim, generator=generator),
+        "timestep": torch.tensor([0.5]),
+        "guidance": torch.tensor([3.5]),
+        "img_ids": torch.zeros(16, 3),
+        "txt_ids": torch.zeros(7, 3),
+    }
+
+
+def test_a_hit_on_what_was_computed_is_the_same() -> None:
+    pipe = build("flux")
+    given = inputs(pipe.transformer)
+    with torch.no_grad():
+        wanted = pipe.transformer(**given).sample
+        made = vivace.apply(pipe, "teacache(hits=0.99)")
+        results = [pipe.transformer(**given).sample for _ in range(3)]
+        (plain,) = pipe.transformer(**given, return_dict=False)
+    for result in (*results, plain):
+        assert torch.allclose(result, wanted, atol=1e-5)
+    assert made.evidence() == {"cache_hit_rate": 0.5, "cache_calls": 4}, (
+        "the second is a miss by the schedule"
+    )
+
+
+def test_a_hit_computes_no_block() -> None:
+    pipe = build("flux")
+    size = {"height": 128, "width": 128, "text_length": 32}
+    alone = count_denoiser(pipe.transformer, **size).total
+    vivace.apply(pipe, "teacache(hits=0.99)")
+    whole, again, hit = (count_denoiser(pipe.transformer, **size).total for _ in range(3))
+    assert whole == again == alone, "with a fixed schedule nothing is computed for the cache's own sake"
+    assert hit < 0.05 * alone
+
+
+def test_a_threshold_adds_up_changes_since_the_last_computed_step(cache: Path) -> None:
+    """Against a plain reckoning over the changes that were really seen."""
+    made = with_fit("teacache(0.3)")
+    decided: list[bool] = []
+    before = made.evidence()["cache_calls"]
+    assert before == 0
+    seen: list[torch.Tensor] = []
+    norm1 = made.pipe.transformer.transformer_blocks[0].norm1
+    norm1.register_forward_hook(lambda _, __, output: seen.append(output[0]))
+    blocks: list[int] = []
+    made.pipe.transformer.single_transformer_blocks[0].register_forward_hook(
+        lambda *_: blocks.append(len(seen))
+    )
+    draw(made, **CALL)
+    # Each step looks; a computed one modulates once more, just before its blocks run.
+    computed_at = set(blocks)
+    looks: list[torch.Tensor] = []
+    place = 0
+    while place < len(seen):
+        looks.append(seen[place])
+        decided.append(place + 2 in computed_at)
+        place += 2 if decided[-1] else 1
+    assert len(looks) == 12
+    distance, wanted = 0.0, [True]
+    for step in range(1, 12):
+        distance += relative_change(looks[step], looks[step - 1])
+        compute = step == 11 or distance >= 0.3
+        distance = 0.0 if compute else distance
+        wanted.append(compute)
+    assert decided == wanted
+    assert 0 < sum(wanted) < 12
+    assert made.evidence() == {"cache_hit_rate": pytest.approx(1 - sum(wanted) / 12), "cache_calls": 12}
+
+
+def test_a_higher_threshold_hits_more(cache: Path) -> None:
+    rates = []
+    for threshold in (0.0, 0.3, 10.0):
+        made = with_fit(f"teacache({threshold})")
+        draw(made, **CALL)
+        rates.append(float(made.evidence()["cache_hit_rate"]))
+        assert (made.refuted({}) is None) == (rates[-1] > 0)
+    assert rates[0] == 0.0
+    assert rates[-1] == pytest.approx(10 / 12), "all but the first and the last step"
+    assert rates == sorted(set(rates))
+
+
+@pytest.mark.parametrize("recipe", ["teacache(hits=0.5)", "teacache(0.3)"])
+def test_every_call_starts_anew(recipe: str, cache: Path) -> None:
+    made = with_fit(recipe)
+    first = draw(made, **CALL)
+    found = made.evidence()
+    assert np.array_equal(draw(made, **CALL), first)
+    assert made.evidence() == found | {"cache_calls": 24}
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        draw(made, **CALL, callback_on_step_end=fail)
+    assert np.array_equal(draw(made, **CALL), first)
+
+
+def test_guidance_in_two_calls_has_a_cache_for_each(cache: Path) -> None:
+    told = {"true_cfg_scale": 2.0, "negative_prompt": "a blue square"}
+    made = with_fit("teacache(hits=0.5)")
+    picture = draw(made, **CALL, **told)
+    assert made.evidence() == {"cache_hit_rate": pytest.approx(5 / 12), "cache_calls": 24}
+    assert psnr(picture, draw(session("flux"), **CALL, **told)) > 18
+    assert psnr(picture, draw(session("flux"), **CALL)) < psnr(picture, draw(session("flux"), **CALL, **told))
+
+
+def test_batches() -> None:
+    made = session("flux", "teacache(hits=0.5)")
+    pictures = draw(made, ["a red circle", "a blue square"], **CALL)
+    for k, prompt in enumerate(["a red circle", "a blue square"]):
+        assert psnr(pictures[k : k + 1], draw(made, prompt, seed=k, **CALL)) > 60
+
+
+@pytest.mark.parametrize(("recipe", "graphs"), [("teacache(hits=0.5)", 2), ("teacache(0.3)", 3)])
+def test_compiled_it_has_no_break(recipe: str, graphs: int, cache: Path) -> None:
+    alone = draw(with_fit(recipe), **CALL)
+    made = with_fit(f"{recipe}+compile(backend=eager)")
+    for _ in range(2):
+        assert psnr(draw(made, **CALL), alone) > 60
+        found = made.evidence()
+        assert (found["compiled_graphs"], found["graph_breaks"]) == (graphs, 0), "none in the second call"
+
+
+@pytest.mark.parametrize(("recipe", "graphs"), [("teacache(hits=0.5)", 2), ("teacache(0.3)", 3)])
+def test_recorded(recipe: str, graphs: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = draw(with_fit(recipe))
+    pipe = build("flux")
+    keep(LINE, pipe.transformer)
+    made = vivace.apply(pipe, recipe)
+    effect = apply_cuda_graph(pipe, monkeypatch)
+    for _ in range(2):
+        assert psnr(draw(made), alone) > 60
+    assert effect.evidence()["cuda_graphs_recorded"] == graphs
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["bf16", "bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "attention(math)", "inference_mode",
+     "compile(backend=eager, blocks=repeated)", "prompt_cache"],
+)  # fmt: skip
+def test_it_composes(recipe: str, cache: Path) -> None:
+    alone = draw(session("flux", recipe), **CALL)
+    both = with_fit(f"teacache(0.3)+{recipe}")
+    assert 15 < psnr(draw(both, **CALL), alone) < 100
+    assert float(both.evidence()["cache_hit_rate"]) > 0.1
+
+
+def test_a_look_is_no_step_of_its_own(cache: Path) -> None:
+    made = with_fit("teacache(0.3)")
+    _, sample = PipelineTimer(made.pipe, "cpu").time_call(lambda: draw(made, num_inference_steps=6), 0)
+    assert sample.num_denoiser_calls == 6
+
+
+def test_what_cannot_be_is_said_in_words(cache: Path) -> None:
+    with pytest.raises(Unsupported, match="UNet2DConditionModel is no FLUX transformer"):
+        session("sd", "teacache(hits=0.5)")
+    with pytest.raises(
+        Unsupported, match=r"fit one, once: vivace calibrate teacache --model tiny-flux; or give a"
+    ):
+        vivace.load("tiny-flux", "teacache")
+    with pytest.raises(Unsupported, match="calibrate teacache --model M;"):
+        session("flux", "teacache")
+    with pytest.raises(RecipeError, match="give a threshold or hits, not both"):
+        resolve("teacache(0.1, hits=0.5)")
+    pipe = build("flux")
+    vivace.apply(pipe, "teacache(hits=0.5)")
+    for other in ("teacache(hits=0.5)", "first_block_cache"):
+        with pytest.raises(Unsupported, match="has a step cache already"):
+            vivace.apply(pipe, other)
+    target = Target(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
+    assert "give a fixed schedule, teacache(hits=0.5)" in (Teacache().unsupported(target) or "")
+    assert Teacache(hits=0.5).unsupported(target) is None
+
+
+def test_memory_is_predicted_with_the_residual() -> None:
+    found = find_weightless("synthetic:flux-dev")
+    plain, cached = (predict(found, resolve(recipe)) for recipe in ("baseline", "teacache(hits=0.5)"))
+    residual = 4096 * 3072 * 2
+    assert cached.stages["vae"] - plain.stages["vae"] == pytest.approx(residual, rel=0.1)
+    assert predict(found, resolve("teacache")).peak_bytes == cached.peak_bytes
+
+
+# The fit
+
+
+def test_the_published_polynomial_is_for_its_architecture(cache: Path) -> None:
+    dev, schnell = (
+        find_weightless(f"synthetic:flux-{name}").build().transformer for name in ("dev", "schnell")
+    )
+    assert find_fit(dev, "") is FLUX_DEV
+    assert find_fit(dev, "mine@1") is FLUX_DEV
+    assert find_fit(schnell, "") is None
+    assert FLUX_DEV.rescaled(0.1) == pytest.approx(np.polyval(FLUX_DEV.coefficients, 0.1))
+    own = Fit((2.0, 0.0), model="mine@1")
+    keep(own, dev)
+    assert find_fit(dev, "mine@1") == own, "what was fitted for the model comes first"
+    assert find_fit(dev, "another@1") is FLUX_DEV
+
+
+def test_outside_of_what_was_seen() -> None:
+    fit = Fit((1.0, 0.0, -1.0), model="a parabola", low=0.5, high=2.0)
+    assert fit.rescaled(1.5) == pytest.approx(1.25)
+    assert fit.rescaled(0.1) == fit.rescaled(0.5) == 0.0, "a change is never below 0"
+    assert fit.rescaled(4.0) == pytest.approx(2 * fit.rescaled(2.0)), "in proportion"
+
+
+def test_a_fit_finds_the_polynomial_again() -> None:
+    x = np.linspace(0.1, 1, 40)
+    y = 3 * x**2 - 0.5 * x + 0.2
+    fit = fitted(list(zip(x, y, strict=True)), 2, "made up", 41)
+    assert fit.coefficients == pytest.approx((3, -0.5, 0.2))
+    assert (fit.residual, fit.explained) == (pytest.approx(0, abs=1e-9), pytest.approx(1))
+    assert (fit.low, fit.high, fit.num_pairs, fit.degree) == (0.1, 1.0, 40, 2)
+    noisy = fitted(list(zip(x, y + 0.1 * (-1) ** np.arange(40), strict=True)), 2, "made up", 41)
+    assert noisy.residual == pytest.approx(0.1, rel=0.1)
+    assert noisy.explained < 1
+    with pytest.raises(ValueError, match="3 pairs of steps are too few for a polynomial of degree 2"):
+        fitted([(0.1, 0.1)] * 3, 2, "made up", 4)
+    with pytest.raises(ValueError, match="not finite"):
+        fitted([(math.nan, 0.1)] * 6, 2, "made up", 4)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"version": 0}', '{"version": 1, "fit": {"model": ""}}'])
+def test_a_damaged_file_counts_as_none(content: str, cache: Path) -> None:
+    transformer = build("flux").transformer
+    file = keep(LINE, transformer)
+    assert find_fit(transformer, LINE.model) == find_fit(transformer, "") == LINE
+    file.write_text(content)
+    assert find_fit(transformer, LINE.model) is None
+    assert find_fit(transformer, "") is None
+
+
+def test_what_is_watched_is_what_changes() -> None:
+    transformer = build("flux").transformer
+    given = inputs(transformer)
+    with torch.no_grad(), watching(transformer) as (changes, start_picture):
+        for timestep in (0.9, 0.8):
+            outputs = transformer(**given | {"timestep": torch.tensor([timestep])}).sample
+        start_picture()
+        again = transformer(**given | {"timestep": torch.tensor([0.7])}).sample
+        assert len(changes) == 1, "pictures are not compared with each other"
+        transformer(**given | {"timestep": torch.tensor([0.7])}, return_dict=False)
+    assert changes[1] == (0.0, 0.0)
+    assert changes[0][1] == pytest.approx(
+        relative_change(outputs, transformer(**given | {"timestep": torch.tensor([0.9])}).sample.detach())
+    )
+    assert again.shape == outputs.shape
+    assert not transformer.transformer_blocks[0].norm1._forward_hooks
+
+
+def test_calibrating_by_hand(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    command = [
+        "calibrate",
+        "teacache",
+        "--model",
+        "tiny-flux",
+        "--num-inference-steps",
+        "12",
+        "--pictures",
+        "2",
+    ]
+    assert typed(monkeypatch, *command, "--threads", "1", "--json") == 0
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)
+    assert printed.err.count("/2]") == 2
+    assert (said["num_pairs"], said["degree"], said["num_steps"]) == (22, 4, 12)
+    assert said["explained"] > 0.5
+    assert Path(said["file"]).parent == cache
+    made = vivace.load("tiny-flux", "teacache(0.3)+steps(12)")
+    assert (
+        made.effects["teacache@denoiser"]["denoiser.teacache_polynomial"]
+        == f"degree 4, fitted on {said['model']}"
+    )
+    picture = draw(made, **CALL)
+    assert 0.1 < float(made.evidence()["cache_hit_rate"]) < 0.9
+    assert psnr(picture, draw(session("flux"), **CALL)) > 15
+    # A pipeline of unknown origin, as in a script, takes the latest fit of its architecture.
+    recipe = "teacache(0.3)+steps(12)"
+    written = exported.write("tiny-flux", recipe, call={"height": 128, "width": 128})
+    assert written.own == ["teacache(0.3)"]
+    wanted = exported.with_vivace("tiny-flux", recipe, {"height": 128, "width": 128})
+    (tmp_path / "script").mkdir()
+    assert np.array_equal(exported.run(written.text, tmp_path / "script"), wanted)
+
+
+def test_what_cannot_be_calibrated(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    assert typed(monkeypatch, "calibrate", "teacache", "--model", "tiny-sd", "--pictures", "1") == 3
+    assert "UNet2DConditionModel is no FLUX transformer" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"3 pairs of steps are too few.*give more --pictures"):
+        calibrate_teacache(
+            find_model("tiny-flux"), "cpu", ["a star"], num_pictures=1, call={"num_inference_steps": 4}
+        )
+    with pytest.raises(Unsupported, match="random weights, so there is nothing to learn"):
+        calibrate_teacache(find_model("synthetic:flux-dev"), "cpu", ["a star"])
+    assert not cache.exists()
