@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from tests.make import make_trial
-from vivace.errors import UnknownModel, Unsupported, WorkloadError
+from vivace.errors import NoEffect, UnknownModel, Unsupported, WorkloadError
 from vivace.measure.footprint import CUBLAS_WORKSPACE
 from vivace.measure.memory import weights_bytes
 from vivace.models import find_model, load_pipeline
 from vivace.models.weightless import find_weightless
+from vivace.runtime import fit
 from vivace.runtime.fit import RESERVE_BYTES, changes, fits
 from vivace.runtime.prediction import Prediction, predict, predict_trial
 from vivace.runtime.session import session_of
@@ -155,6 +156,27 @@ def test_what_techniques_propose_is_a_recipe_of_theirs_alone() -> None:
             assert [call.name for call in resolve(recipe).techniques] == [name]
 
 
+@pytest.fixture
+def _each_prediction_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was predicted for one card is not computed again for the next."""
+    kept: dict[object, Prediction | Exception] = {}
+
+    def once(model: Any, recipe: Any, **given: Any) -> Prediction:
+        key = (model.name, recipe.text, *given.items())
+        if key not in kept:
+            try:
+                kept[key] = predict(model, recipe, **given)
+            except (NoEffect, Unsupported, WorkloadError) as error:
+                kept[key] = error
+        found = kept[key]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(fit, "predict", once)
+
+
+@pytest.mark.usefixtures("_each_prediction_once")
 def test_changes_come_in_order_of_harmlessness_and_each_lowers_the_peak() -> None:
     model, recipe = find_weightless("tiny-sd"), resolve("dtype(fp32)")
     now = predict(model, recipe, batch=2)
