@@ -12,7 +12,7 @@ it is no part of a baseline.
 
 from __future__ import annotations
 
-from vivace.models.entry import Embedded, Entry, Hub, Part, Sampler
+from vivace.models.entry import Embedded, Entry, FewSteps, Hub, Part, Sampler
 from vivace.models.prompts import PROMPT_SETS
 
 _VAE_FILES = ("config.json", "diffusion_pytorch_model.safetensors")
@@ -23,6 +23,8 @@ _TAESDXL = Part(
 _TAEF1 = Part(repo="madebyollin/taef1", revision="b1b2d00e9e440cfbf3dedb34266864da86016ceb", files=_VAE_FILES)
 
 _RAIL = "CreativeML Open RAIL++-M"
+_LIGHTNING = "c9a24f48e1c025556787b0c58dd67a091ece2e44"  # of ByteDance/SDXL-Lightning
+_HYPER = "bc08d970a87c74c71209491d64e3525845698863"  # of ByteDance/Hyper-SD
 _HALF_SDXL_BYTES = 6_940_000_000  # UNet 5.14 GB, text encoders 0.25 and 1.39, VAE 0.17
 
 
@@ -84,7 +86,7 @@ def _lightning(num_steps: int) -> Entry:
     """
     unet = Part(
         repo="ByteDance/SDXL-Lightning",
-        revision="c9a24f48e1c025556787b0c58dd67a091ece2e44",
+        revision=_LIGHTNING,
         files=(f"sdxl_lightning_{num_steps}step_unet.safetensors",),
     )
     return _sdxl(
@@ -94,6 +96,99 @@ def _lightning(num_steps: int) -> Entry:
         scheduler=Sampler(class_name="EulerDiscreteScheduler", overrides={"timestep_spacing": "trailing"}),
         num_inference_steps=num_steps,
         guidance_scale=0.0,
+    )
+
+
+def _few_steps_of_sdxl() -> tuple[FewSteps, ...]:
+    """As their cards say; LCM's says guidance off or 1 to 2, the others off."""
+    trailing = {"timestep_spacing": "trailing"}
+    return (
+        FewSteps(
+            kind="lcm",
+            lora=Part(
+                repo="latent-consistency/lcm-lora-sdxl",
+                revision="main",
+                files=("pytorch_lora_weights.safetensors",),
+            ),
+            steps=(4, 2, 3, 5, 6, 7, 8),
+            guidance_scale=1.0,
+            scheduler=Sampler(class_name="LCMScheduler"),
+        ),
+        *(
+            FewSteps(
+                kind="lightning",
+                lora=Part(
+                    repo="ByteDance/SDXL-Lightning",
+                    revision=_LIGHTNING,
+                    files=(f"sdxl_lightning_{steps}step_lora.safetensors",),
+                ),
+                steps=(steps,),
+                guidance_scale=0.0,
+                scheduler=Sampler(class_name="EulerDiscreteScheduler", overrides=trailing),
+            )
+            for steps in (4, 2, 8)
+        ),
+        *(_hyper(f"Hyper-SDXL-{steps}steps-lora.safetensors", steps) for steps in (4, 2, 8)),
+    )
+
+
+def _hyper(file: str, steps: int) -> FewSteps:
+    return FewSteps(
+        kind="hyper",
+        lora=Part(repo="ByteDance/Hyper-SD", revision=_HYPER, files=(file,)),
+        steps=(steps,),
+        guidance_scale=0.0,
+        scheduler=Sampler(class_name="DDIMScheduler", overrides={"timestep_spacing": "trailing"}),
+    )
+
+
+def _few_steps_of_sd15() -> tuple[FewSteps, ...]:
+    return (
+        FewSteps(
+            kind="lcm",
+            lora=Part(
+                repo="latent-consistency/lcm-lora-sdv1-5",
+                revision="d8c735b2d28c82270200ac4499ae88b03be2b23b",
+                files=("pytorch_lora_weights.safetensors",),
+            ),
+            steps=(4, 2, 3, 5, 6, 7, 8),
+            guidance_scale=1.0,
+            scheduler=Sampler(class_name="LCMScheduler"),
+        ),
+        *(_hyper(f"Hyper-SD15-{steps}steps-lora.safetensors", steps) for steps in (4, 2, 8)),
+    )
+
+
+def _few_steps_of_flux_dev() -> tuple[FewSteps, ...]:
+    """Both keep FLUX.1 [dev]'s guidance, which is an input of the model, and its scheduler."""
+    own = Sampler(class_name="FlowMatchEulerDiscreteScheduler")
+    return (
+        *(
+            FewSteps(
+                kind="hyper",
+                lora=Part(
+                    repo="ByteDance/Hyper-SD",
+                    revision=_HYPER,
+                    files=(f"Hyper-FLUX.1-dev-{steps}steps-lora.safetensors",),
+                ),
+                steps=(steps,),
+                guidance_scale=3.5,
+                scheduler=own,
+                scale=0.125,
+            )
+            for steps in (8, 16)
+        ),
+        FewSteps(
+            kind="turbo",
+            lora=Part(
+                repo="alimama-creative/FLUX.1-Turbo-Alpha",
+                revision="main",
+                files=("diffusion_pytorch_model.safetensors",),
+            ),
+            steps=(8,),
+            guidance_scale=3.5,
+            scheduler=own,
+        ),
     )
 
 
@@ -168,8 +263,9 @@ CATALOGUE: dict[str, Entry] = {
             cuda_dtype="fp16",
             prompts=PROMPT_SETS["real"][:3],
             prompt_set="real",
+            few_steps=_few_steps_of_sd15(),
         ),
-        _sdxl("sdxl", "Stable Diffusion XL 1.0"),
+        _sdxl("sdxl", "Stable Diffusion XL 1.0", few_steps=_few_steps_of_sdxl()),
         # Its repository's scheduler is the one to use: ancestral Euler with trailing spacing. The card draws with one
         # step, and says 1 to 4.
         _sdxl(
@@ -198,7 +294,7 @@ CATALOGUE: dict[str, Entry] = {
             origin=_sdxl_base(
                 lora=Part(
                     repo="ByteDance/Hyper-SD",
-                    revision="bc08d970a87c74c71209491d64e3525845698863",
+                    revision=_HYPER,
                     files=("Hyper-SDXL-4steps-lora.safetensors",),
                 ),
                 download_bytes=_HALF_SDXL_BYTES + 790_000_000,
@@ -243,6 +339,7 @@ CATALOGUE: dict[str, Entry] = {
             num_inference_steps=25,
             guidance_scale=7.0,
             clip_skip=0,
+            few_steps=_few_steps_of_sdxl(),
         ),
         # The repository's scheduler (EDMDPMSolverMultistepScheduler) and the latents' mean and deviation, which its
         # VAE's config gives, are what the pipeline needs; SDXL's tiny VAE knows nothing of the latter.
@@ -268,6 +365,7 @@ CATALOGUE: dict[str, Entry] = {
             num_inference_steps=28,
             guidance_scale=3.5,
             max_sequence_length=512,
+            few_steps=_few_steps_of_flux_dev(),
         ),
         _flux(
             "flux-schnell",

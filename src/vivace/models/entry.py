@@ -61,6 +61,20 @@ class Sampler(Spec):
     overrides: dict[str, Any] = Field(default={})
 
 
+class FewSteps(Spec):
+    """A LoRA that makes the model draw in few steps; fields as of `vivace.spec.technique.Distillation`.
+
+    lora: one file on the hub, or of those that ship with vivace, below models/weights.
+    """
+
+    kind: Literal["lcm", "lightning", "hyper", "turbo"]
+    lora: Part | str
+    steps: tuple[int, ...] = Field(min_length=1)
+    guidance_scale: float
+    scheduler: Sampler
+    scale: float = 1.0
+
+
 class Entry(Spec):
     """How a model is meant to be run by those who published it: what `baseline` stands for.
 
@@ -74,6 +88,7 @@ class Entry(Spec):
     threads: CPU threads to draw with. A picture depends on it in its last bits, so it is fixed; None: all cores.
     prompts: what is drawn unless something else is asked for.
     prompt_set: the key in `vivace.models.prompts` of prompts such as this model understands.
+    few_steps: LoRAs that make it draw in fewer steps, the usual one of each kind first.
     scorer: the CLIP model that scores the pictures; None: whichever usual one is at hand.
     """
 
@@ -96,4 +111,5 @@ class Entry(Spec):
     clip_skip: int | None = None
     max_sequence_length: int | None = None
     threads: int | None = None
+    few_steps: tuple[FewSteps, ...] = ()
     scorer: str | None = None

@@ -13,10 +13,42 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
+from vivace.models.entry import Entry, FewSteps, Part
+from vivace.models.find import WEIGHTS
+from vivace.models.remote import fetch_part
+from vivace.spec.technique import Distillation
 
 
-def merge(pipe: Any, path: Path) -> int:
+def distillations(entry: Entry | None) -> tuple[Distillation, ...]:
+    """The LoRAs for few steps that the catalogue knows for a model."""
+    return tuple(_distillation(one) for one in (entry.few_steps if entry is not None else ()))
+
+
+def _distillation(known: FewSteps) -> Distillation:
+    lora = known.lora
+
+    def add(pipe: Any) -> int:
+        return merge(pipe, WEIGHTS / lora if isinstance(lora, str) else fetch_part(lora), known.scale)
+
+    on_the_hub = (lora.repo, lora.files[0], lora.revision) if isinstance(lora, Part) else None
+    return Distillation(
+        kind=known.kind,
+        steps=known.steps,
+        guidance_scale=known.guidance_scale,
+        scheduler=known.scheduler.class_name,
+        scheduler_config=known.scheduler.overrides,
+        scale=known.scale,
+        where=lora if isinstance(lora, str) else f"{lora.repo}/{lora.files[0]}@{lora.revision}",
+        on_the_hub=on_the_hub,
+        merge=add,
+    )
+
+
+def merge(pipe: Any, path: Path, amount: float = 1.0) -> int:
     """Merge the LoRA in `path` into the UNet or transformer of `pipe`; how many of its layers were changed.
+
+    Args:
+        amount: how much of it is added.
 
     Raises:
         UnusableModel: the file holds something else than a LoRA of this denoiser.
@@ -36,7 +68,7 @@ def merge(pipe: Any, path: Path) -> int:
             down, up = (pair[key].to(weight.device, torch.float32) for key in ("down", "up"))
             rank = down.shape[0]
             delta = (up.flatten(1) @ down.flatten(1)).reshape(weight.shape)  # 1x1 and 3x3 convolutions too
-            scale = alphas.get(layer, rank) / rank
+            scale = amount * alphas.get(layer, rank) / rank
             weight.copy_((weight.float() + scale * delta).to(weight.dtype))
     return len(layers)
 

@@ -16,8 +16,10 @@ from typing import Any, Literal
 from vivace.errors import Unsupported, VivaceError, WorkloadError
 from vivace.measure.footprint import Footprint
 from vivace.measure.memory import plain_tensors
+from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.load import quiet
+from vivace.models.lora import distillations
 from vivace.models.weightless import Weightless, find_weightless
 from vivace.runtime.embeddings import encode
 from vivace.runtime.noise import draw_noise_in_fp32
@@ -129,7 +131,14 @@ def _predict(
     )
     loaded = footprint.held
     footprint.start_peak()
-    target = Target(machine, pipe, defaults, model.build_tiny_vae, has_data=False)
+    target = Target(
+        machine,
+        pipe,
+        defaults,
+        model.build_tiny_vae,
+        distillations=distillations(CATALOGUE.get(model.name)),
+        has_data=False,
+    )
     with footprint.following():
         session = Session(pipe, recipe, target)
     gc.collect()  # modules that were exchanged may lie in cycles

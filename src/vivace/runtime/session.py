@@ -11,6 +11,7 @@ from vivace.errors import NoEffect, Unsupported
 from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae
+from vivace.models.lora import distillations
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.script import tiny_vae_arguments
 from vivace.runtime.noise import draw_noise_in_fp32
@@ -86,6 +87,7 @@ def session_of(
         defaults=_signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
         load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
         tiny_vae_arguments=tiny_vae_arguments(found),
+        distillations=distillations(found.entry),
         has_random_weights=found.model.is_synthetic,
         waits=waits_on_host(recipe) and device == "cuda" and pipe.device.type == "cpu",
         prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts),

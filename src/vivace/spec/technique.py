@@ -92,6 +92,28 @@ class Machine:
 CallContext = Callable[[], AbstractContextManager[object]]
 
 
+@dataclass(frozen=True)
+class Distillation:
+    """A LoRA that makes a model draw in few steps, and how it is meant to be used.
+
+    steps: the numbers of steps that it was made for, the usual one first.
+    scheduler, scheduler_config: a class of diffusers, and in what it differs from the pipeline's own configuration.
+    scale: how much of it is added.
+    where: the file in words, for the Record; on_the_hub: its repository, file and revision, for a script.
+    merge: fetches it if need be and adds it to a pipeline's denoiser; how many layers were changed.
+    """
+
+    kind: str
+    steps: tuple[int, ...]
+    guidance_scale: float
+    scheduler: str
+    scheduler_config: Mapping[str, Any]
+    scale: float
+    where: str
+    on_the_hub: tuple[str, str, str] | None
+    merge: Callable[[Any], int]
+
+
 @dataclass
 class Target:
     """What a technique is applied to: the pipeline, its catalogue defaults, and the device.
@@ -99,6 +121,7 @@ class Target:
     `pipe` is None when only the machine is judged (`vivace techniques`). `defaults` are the call's defaults
     (steps, guidance, size) as far as known. `load_tiny_vae` gives the tiny VAE of this model, or None;
     `tiny_vae_arguments` are what `AutoencoderTiny.from_pretrained` takes to load the same in a script.
+    `distillations` are the LoRAs for few steps that are known for this model, the usual one of each kind first.
     `has_random_weights` says that nothing was learnt: what adapts to the content has nothing to adapt to.
     `waits` says that the pipeline is in the host's memory still, to be brought to the device; `home` is then where
     weights are left: on the "cpu" if a later technique moves them when they are needed.
@@ -114,6 +137,7 @@ class Target:
     defaults: dict[str, Any] = field(default_factory=dict)
     load_tiny_vae: Callable[[], Any] | None = None
     tiny_vae_arguments: tuple[str, ...] = ()
+    distillations: tuple[Distillation, ...] = ()
     has_random_weights: bool = False
     has_data: bool = True
     waits: bool = False

@@ -9,6 +9,7 @@ from vivace.techniques.channels_last import ChannelsLast
 from vivace.techniques.compile import Compile
 from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.deepcache import Deepcache
+from vivace.techniques.distilled import Distilled
 from vivace.techniques.dtype import Dtype
 from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.fuse_qkv import FuseQkv
@@ -34,6 +35,7 @@ from vivace.techniques.vae_tiling import VaeTiling
 TECHNIQUES: dict[str, type[Technique]] = {
     technique.name: technique
     for technique in (
+        Distilled,
         TinyVae,
         Prune,
         Dtype,

@@ -69,9 +69,13 @@ class Scheduler(Technique):
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None
+        import diffusers
+
         class_name = _CLASSES[self.sampler][0]
         current = target.pipe.scheduler
-        family = {c.__name__ for c in current.compatibles} | {type(current).__name__}
+        # LCM's scheduler names none, though it has the noise and the configuration of Euler's family.
+        relative = diffusers.EulerDiscreteScheduler if type(current).__name__ == "LCMScheduler" else current
+        family = {c.__name__ for c in relative._get_compatibles()} | {type(current).__name__}
         if class_name not in family:
             return f"{class_name} does not belong to the family of this model's {type(current).__name__}"
         if self.karras and "use_karras_sigmas" not in _parameters(class_name):

@@ -1,0 +1,108 @@
+"""A published LoRA that lets the model draw in a few steps, merged into its weights.
+
+Why: a picture in 4 steps instead of 30 or 50, most of them without guidance and so with half the work a step: nothing
+    else saves as much. Merged, the LoRA costs nothing at each step.
+Costs: another picture, with less variety and detail than the whole model's; each kind has numbers of steps that it was
+    made for. The LoRA is fetched once (70 MB to 1.4 GB).
+Needs: a model for which such a LoRA is known: vivace's own catalogue says which (`vivace models NAME`).
+Source: Luo et al., LCM-LoRA, arXiv 2311.05556; Lin et al., SDXL-Lightning, arXiv 2402.13929; Ren et al., Hyper-SD,
+    arXiv 2404.13686.
+
+It is merged before anything else is done to the weights, in fp32 and rounded once, so that it can be quantised, fused
+or compiled afterwards. The scheduler, the steps and the guidance become those that it was made for; `scheduler`,
+`steps` and `guidance` beside it still win. A whole distilled model (sdxl-turbo, sdxl-lightning-4step, lcm-sdxl) is a
+model of its own name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from vivace.spec.script import Script, literal, written_call
+from vivace.spec.technique import Component, Distillation, Effect, Stage, Target, Technique, knob
+
+
+class Distilled(Technique):
+    name: ClassVar[str] = "distilled"
+    summary: ClassVar[str] = "a LoRA for few steps, merged into the weights"
+    stage: ClassVar[Stage] = Stage.SWAP
+    owns: ClassVar[str] = "distillation"
+    same_picture: ClassVar[bool] = False
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+
+    kind: Literal["lcm", "lightning", "hyper", "turbo"] = knob(
+        tune=["lcm", "hyper"], about="how it was distilled"
+    )
+    steps: int | None = knob(
+        None, ge=1, le=16, tune=[4], about="denoising steps; none: what the kind is used with most"
+    )
+
+    def unsupported(self, target: Target) -> str | None:
+        if target.pipe is None:
+            return None
+        if target.has_random_weights:
+            return "no LoRA belongs to random weights; steps(4)+guidance(0) takes the same time"
+        if not target.distillations:
+            return "no LoRA for few steps is known for this model"
+        of_kind = [one for one in target.distillations if one.kind == self.kind]
+        if not of_kind:
+            kinds = sorted({one.kind for one in target.distillations})
+            return f"no {self.kind} LoRA is known for this model; there is {', '.join(kinds)}"
+        if self._chosen(target) is None:
+            steps = sorted({number for one in of_kind for number in one.steps})
+            return f"{self.kind} of this model is made for {', '.join(map(str, steps))} steps, not for {self.steps}"
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        chosen = self._chosen(target)
+        assert chosen is not None
+        changed: dict[str, int | float | str] = {"lora": chosen.where, "scheduler": chosen.scheduler}
+        if target.has_data:
+            changed["denoiser.merged_layers"] = chosen.merge(target.pipe)
+        import diffusers
+
+        kind = getattr(diffusers, chosen.scheduler)
+        target.pipe.register_modules(
+            scheduler=kind.from_config(target.pipe.scheduler.config, **chosen.scheduler_config)
+        )
+        return Effect(changed=changed, call=self._call(chosen))
+
+    def script(self, target: Target) -> Script | None:
+        chosen = self._chosen(target)
+        assert chosen is not None
+        if chosen.on_the_hub is None:
+            return None
+        repo, file, revision = chosen.on_the_hub
+        load = written_call(
+            "pipe.load_lora_weights", literal(repo), weight_name=literal(file), revision=literal(revision)
+        )
+        scale = "" if chosen.scale == 1 else f"lora_scale={chosen.scale:g}"
+        given = {name: literal(value) for name, value in chosen.scheduler_config.items()}
+        scheduler = written_call(
+            f"pipe.scheduler = {chosen.scheduler}.from_config", "pipe.scheduler.config", **given
+        )
+        return Script(
+            imports=(f"diffusers:{chosen.scheduler}",),
+            lines=(
+                "# Needs peft. The LoRA is merged into the weights, so that it costs nothing at each step;",
+                "# vivace sums in fp32 and rounds once, so the last bits may differ.",
+                *load.splitlines(),
+                f"pipe.fuse_lora({scale})",
+                "pipe.unload_lora_weights()",
+                *scheduler.splitlines(),
+            ),
+            call=self._call(chosen),
+        )
+
+    def _call(self, chosen: Distillation) -> dict[str, Any]:
+        return {
+            "num_inference_steps": self.steps or chosen.steps[0],
+            "guidance_scale": chosen.guidance_scale,
+        }
+
+    def _chosen(self, target: Target) -> Distillation | None:
+        for one in target.distillations:
+            if one.kind == self.kind and (self.steps is None or self.steps in one.steps):
+                return one
+        return None

@@ -1,0 +1,166 @@
+"""LoRAs for few steps, merged."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import vivace
+from tests.families import draw, psnr
+from vivace.errors import Unsupported, UnusableModel
+from vivace.measure.machine import this_machine
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.entry import FewSteps, Part, Sampler
+from vivace.models.find import find_model
+from vivace.models.load import load_pipeline
+from vivace.models.lora import distillations
+from vivace.models.weightless import find_weightless
+from vivace.runtime.prediction import predict
+from vivace.runtime.script import write_script
+from vivace.spec.technique import Target
+from vivace.techniques.distilled import Distilled
+from vivace.techniques.resolve import resolve
+
+LAYERS = ("mid_block.attentions.0.transformer_blocks.0.attn1.to_q", "mid_block.resnets.0.conv1")
+RANK = 2
+
+
+@pytest.fixture
+def lora(tmp_path: Path) -> Path:
+    """Of tiny-sd: a Linear and a convolution."""
+    unet = load_pipeline(find_model("tiny-sd"), "cpu").unet
+    generator = torch.Generator().manual_seed(0)
+    state = {}
+    for name in LAYERS:
+        weight = unet.get_submodule(name).weight
+        down = (RANK, *weight.shape[1:])
+        up = (weight.shape[0], RANK, *[1] * (weight.dim() - 2))
+        state[f"unet.{name}.lora_A.weight"] = torch.randn(down, generator=generator) * 0.1
+        state[f"unet.{name}.lora_B.weight"] = torch.randn(up, generator=generator) * 0.1
+    path = tmp_path / "lora.safetensors"
+    save_file(state, str(path))
+    return path
+
+
+@pytest.fixture
+def known(lora: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """tiny-sd has an LCM LoRA for 4 or 2 steps, and a lightning one for 8."""
+    lcm = FewSteps(
+        kind="lcm",
+        lora=str(lora),
+        steps=(4, 2),
+        guidance_scale=1.0,
+        scheduler=Sampler(class_name="LCMScheduler"),
+    )
+    eight = lcm.model_copy(update={"kind": "lightning", "steps": (8,), "scale": 0.5})
+    entry = CATALOGUE["tiny-sd"].model_copy(update={"few_steps": (lcm, eight)})
+    monkeypatch.setitem(CATALOGUE, "tiny-sd", entry)
+    return lora
+
+
+def merged_weight(session: Any, name: str) -> torch.Tensor:
+    return torch.as_tensor(session.pipe.unet.get_submodule(name).weight)
+
+
+@pytest.mark.parametrize(("recipe", "amount"), [("distilled(lcm)", 1.0), ("distilled(lightning)", 0.5)])
+def test_the_lora_is_in_the_weights_and_the_call_is_what_it_was_made_for(
+    known: Path, recipe: str, amount: float
+) -> None:
+    from safetensors.torch import load_file
+
+    plain, made = vivace.load("tiny-sd", device="cpu"), vivace.load("tiny-sd", recipe, device="cpu")
+    state = load_file(known)
+    for name in LAYERS:
+        down, up = (state[f"unet.{name}.lora_{which}.weight"] for which in "AB")
+        delta = amount * (up.flatten(1) @ down.flatten(1)).view_as(merged_weight(plain, name))
+        assert torch.allclose(merged_weight(made, name), merged_weight(plain, name) + delta, atol=1e-6)
+    assert type(made.pipe.scheduler).__name__ == "LCMScheduler"
+    steps = 4 if amount == 1 else 8
+    assert (made.defaults["num_inference_steps"], made.defaults["guidance_scale"]) == (steps, 1.0)
+    found = made.effects["distilled@denoiser"]
+    assert (found["denoiser.merged_layers"], found["scheduler"]) == (2, "LCMScheduler")
+    calls = []
+    made.pipe.unet.register_forward_hook(lambda *_: calls.append(1))
+    assert np.isfinite(np.asarray(made("a red circle", output_type="np").images)).all()
+    assert len(calls) == steps
+
+
+def test_what_stands_beside_it_wins(known: Path) -> None:
+    made = vivace.load("tiny-sd", "distilled(lcm, steps=2)+guidance(2)+scheduler(euler)", device="cpu")
+    assert (made.defaults["num_inference_steps"], made.defaults["guidance_scale"]) == (2, 2.0)
+    assert type(made.pipe.scheduler).__name__ == "EulerDiscreteScheduler"
+
+
+@pytest.mark.parametrize("other", ["int8", "fuse_qkv", "bf16", "compile(backend=eager)"])
+def test_it_is_merged_before_what_changes_weights(known: Path, other: str) -> None:
+    alone = draw(vivace.load("tiny-sd", "distilled(lcm)", device="cpu"))
+    both = draw(vivace.load("tiny-sd", f"{other}+distilled(lcm)", device="cpu"))
+    assert psnr(both, alone) > 20
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "words"),
+    [
+        ("tiny-flux", "distilled(lcm)", "no LoRA for few steps is known for this model"),
+        ("tiny-sd", "distilled(turbo)", "no turbo LoRA is known for this model; there is lcm, lightning"),
+        ("tiny-sd", "distilled(lcm, steps=3)", "lcm of this model is made for 2, 4 steps, not for 3"),
+    ],
+)
+def test_what_is_not_there_is_said(known: Path, model: str, recipe: str, words: str) -> None:
+    with pytest.raises(Unsupported, match=words):
+        vivace.load(model, recipe, device="cpu")
+
+
+def test_a_file_of_another_model_is_refused(known: Path) -> None:
+    save_file(
+        {"unet.nothing.lora_A.weight": torch.zeros(2, 2), "unet.nothing.lora_B.weight": torch.zeros(2, 2)},
+        known,
+    )
+    with pytest.raises(UnusableModel, match="is no LoRA of this unet"):
+        vivace.load("tiny-sd", "distilled(lcm)", device="cpu")
+
+
+def test_random_weights_have_no_lora() -> None:
+    assert CATALOGUE["sdxl"].few_steps
+    target = Target(this_machine("cpu"), pipe=object(), has_random_weights=True)
+    assert "takes the same time" in (Distilled(kind="lcm").unsupported(target) or "")
+
+
+@pytest.mark.parametrize("name", ["sd15", "sdxl", "pony", "flux-dev"])
+def test_the_catalogues_are_whole(name: str) -> None:
+    import diffusers
+
+    for one in distillations(CATALOGUE[name]):
+        assert hasattr(diffusers, one.scheduler)
+        assert one.on_the_hub is not None
+        assert one.on_the_hub[1].endswith(".safetensors")
+        assert set(one.steps) <= set(range(1, 17))
+    kinds = {one.kind for one in distillations(CATALOGUE[name])}
+    wanted = {"sd15": {"lcm", "hyper"}, "flux-dev": {"hyper", "turbo"}}
+    assert kinds == wanted.get(name, {"lcm", "hyper", "lightning"})
+
+
+def test_a_plan_has_fewer_steps_and_no_larger_model() -> None:
+    plain, few = (
+        predict(find_weightless("sd15"), resolve(text)) for text in ("baseline", "distilled(hyper, steps=2)")
+    )
+    assert few.model_bytes == plain.model_bytes
+    assert few.stages["denoiser"] < plain.stages["denoiser"], "no guidance: half the batch"
+
+
+def test_a_script_merges_it_through_diffusers(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = Part(repo="somebody/some-lora", revision="abc", files=("it.safetensors",))
+    entry = CATALOGUE["tiny-sd"]
+    hub = entry.few_steps[1].model_copy(update={"lora": part, "kind": "hyper"})
+    monkeypatch.setitem(CATALOGUE, "tiny-sd", entry.model_copy(update={"few_steps": (hub,)}))
+    monkeypatch.setattr("vivace.models.lora.fetch_part", lambda _: known)
+    text = write_script(find_model("tiny-sd"), resolve("distilled(hyper)"), "cpu", prompt="a red circle").text
+    for words in ('"somebody/some-lora",', 'weight_name="it.safetensors",', 'revision="abc",'):
+        assert words in text.split("pipe.load_lora_weights(")[1].split(")")[0]
+    assert "pipe.fuse_lora(lora_scale=0.5)" in text
+    assert "pipe.scheduler = LCMScheduler.from_config(pipe.scheduler.config)" in text
+    assert "num_inference_steps=8" in text
+    assert "apply(" not in text, "in public calls alone"
