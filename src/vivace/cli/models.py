@@ -54,6 +54,8 @@ def models(wanted: tuple[str, Path] | None, as_json: bool) -> int:
         click.echo(f"{entry.name}  {entry.summary}")
         click.echo(f"    {entry.width}x{entry.height}, {steps}, {guidance}; {entry.licence}")
         click.echo(f"    {_where(entry, sizes[entry.name])}")
+        if entry.few_steps:
+            click.echo(f"    by a LoRA: {', '.join(_few_steps(entry))}")
     click.echo(
         "\nOther models: --model org/repo or org/repo@revision on the Hugging Face hub, a folder with a "
         "model_index.json,\nor a .safetensors file of SD 1.5, SDXL or FLUX.1"
@@ -63,6 +65,18 @@ def models(wanted: tuple[str, Path] | None, as_json: bool) -> int:
         f"memory;\nits pictures show nothing. NAME: {', '.join(synthetic_names())}"
     )
     return 0
+
+
+def _few_steps(entry: Entry) -> list[str]:
+    """The recipes, with the numbers of steps: ["distilled(lcm) in 4 steps (2, 3, 5, ...)"]."""
+    by_kind: dict[str, list[int]] = {}
+    for one in entry.few_steps:
+        by_kind.setdefault(one.kind, []).extend(one.steps)
+    return [
+        f"distilled({kind}) in {usual} steps"
+        + (f" (or {', '.join(map(str, sorted(others)))})" if others else "")
+        for kind, (usual, *others) in by_kind.items()
+    ]
 
 
 def _num_bytes(entry: Entry) -> int | None:

@@ -4,7 +4,7 @@ Why: a picture in 4 steps instead of 30 or 50, most of them without guidance and
     else saves as much. Merged, the LoRA costs nothing at each step.
 Costs: another picture, with less variety and detail than the whole model's; each kind has numbers of steps that it was
     made for. The LoRA is fetched once (70 MB to 1.4 GB).
-Needs: a model for which such a LoRA is known: vivace's own catalogue says which (`vivace models NAME`).
+Needs: a model for which such a LoRA is known: `vivace models` lists them.
 Source: Luo et al., LCM-LoRA, arXiv 2311.05556; Lin et al., SDXL-Lightning, arXiv 2402.13929; Ren et al., Hyper-SD,
     arXiv 2404.13686.
 

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 import vivace
 from tests.families import draw, psnr
+from tests.typed import said
 from vivace.errors import Unsupported, UnusableModel
 from vivace.measure.machine import this_machine
 from vivace.models.catalogue import CATALOGUE
@@ -164,3 +165,9 @@ def test_a_script_merges_it_through_diffusers(known: Path, monkeypatch: pytest.M
     assert "pipe.scheduler = LCMScheduler.from_config(pipe.scheduler.config)" in text
     assert "num_inference_steps=8" in text
     assert "apply(" not in text, "in public calls alone"
+
+
+def test_vivace_models_lists_them(tmp_path: Path) -> None:
+    out = said(tmp_path, "models").stdout
+    assert out.count("by a LoRA: distilled(lcm) in 4 steps (or 2, 3, 5, 6, 7, 8), ") == 3
+    assert "by a LoRA: distilled(hyper) in 8 steps (or 16), distilled(turbo) in 8 steps\n" in out
