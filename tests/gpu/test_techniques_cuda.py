@@ -240,6 +240,27 @@ def test_deep_features_outlast_what_wraps_the_forward(family: str, extra: str) -
         assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0)
 
 
+# faster_cache
+
+
+@pytest.mark.parametrize(
+    "extra", ["compile", "compile(reduce-overhead)", "cuda_graph", "offload", "offload(group)", "bf16"]
+)
+@pytest.mark.parametrize("family", ["sd", "sdxl"])
+def test_half_of_the_batch_outlasts_what_wraps_the_forward(family: str, extra: str) -> None:
+    recipe, prompts = "faster_cache(2, start=1001)", ["a red circle", "a blue square"]
+    alone = draw(on_gpu(family, recipe), prompts, num_inference_steps=8)
+    both = on_gpu(family, f"{recipe}+{extra}")
+    calls = 0
+    for _ in range(3):
+        assert psnr(draw(both, prompts, num_inference_steps=8), alone) > (20 if extra == "bf16" else 35)
+        calls += 4
+        found = both.evidence()
+        assert (found["half_batch_calls"], found["whole_batch_calls"]) == (calls, calls)
+    if "compile" in extra:
+        assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0)
+
+
 # teacache, magcache, taylorseer, pyramid_attention
 
 

@@ -11,6 +11,7 @@ from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.deepcache import Deepcache
 from vivace.techniques.distilled import Distilled
 from vivace.techniques.dtype import Dtype
+from vivace.techniques.faster_cache import FasterCache
 from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.guidance import Guidance
@@ -52,6 +53,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Taylorseer,
         PyramidAttention,
         Deepcache,
+        FasterCache,
         Compile,
         CudaGraph,
         Attention,

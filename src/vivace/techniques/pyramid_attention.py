@@ -41,6 +41,7 @@ from vivace.techniques.step_cache import (
     is_scheduled_hit,
     names_its_context,
     starting_anew,
+    timestep_of,
     wrap_of,
 )
 
@@ -108,7 +109,7 @@ class PyramidAttention(Technique):
         def decide(memory: Memory, _: Look) -> bool:
             if self.hits is not None:
                 return is_scheduled_hit(memory.step, self.hits)
-            in_range = self.until < _timestep(pipe, memory) < self.start
+            in_range = self.until < timestep_of(pipe, memory) < self.start
             return in_range and memory.step % self.interval != 0
 
         cached = Cached(denoiser, forward, wrap_of(denoiser), decide, always_compute=not target.has_data)
@@ -141,14 +142,6 @@ class PyramidAttention(Technique):
             imports=("diffusers:PyramidAttentionBroadcastConfig",),
             lines=(*config.splitlines(), f"{target.path('denoiser')}.enable_cache(config)"),
         )
-
-
-def _timestep(pipe: Any, memory: Memory) -> float:
-    """The timestep of the step that is being decided, read from the scheduler once a call."""
-    if "timesteps" not in memory.notes:
-        memory.notes["timesteps"] = pipe.scheduler.timesteps.tolist()[-pipe.num_timesteps :]
-    timesteps = memory.notes["timesteps"]
-    return float(timesteps[min(memory.step, len(timesteps) - 1)])
 
 
 def _attentions(denoiser: Any) -> list[Any]:

@@ -200,10 +200,23 @@ class Cached:
         return self._wrap(output) if kwargs.get("return_dict", True) else (output,)
 
 
+def latents_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The noisy latents among a denoiser's arguments: the first, or by either name."""
+    return args[0] if args else kwargs["sample" if "sample" in kwargs else "hidden_states"]
+
+
 def _kind_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """Shape, dtype and device of the noisy latents: a denoiser's first argument, or by either name."""
-    latents = args[0] if args else kwargs["sample" if "sample" in kwargs else "hidden_states"]
+    """Shape, dtype and device of the noisy latents."""
+    latents = latents_of(args, kwargs)
     return tuple(latents.shape), latents.dtype, latents.device
+
+
+def timestep_of(pipe: Any, memory: Memory) -> float:
+    """The timestep of the step that is being decided, read from the scheduler once a call."""
+    if "timesteps" not in memory.notes:
+        memory.notes["timesteps"] = pipe.scheduler.timesteps.tolist()[-pipe.num_timesteps :]
+    timesteps = memory.notes["timesteps"]
+    return float(timesteps[min(memory.step, len(timesteps) - 1)])
 
 
 def wrap_of(denoiser: Any) -> Any:

@@ -1,0 +1,316 @@
+"""Guidance's unconditional half, made from the conditional one in some of the steps."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusionControlNetPipeline
+from diffusers.hooks.faster_cache import _split_low_high_freq
+
+import vivace
+from tests import exported
+from tests.families import build, draw, psnr, session
+from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.errors import RecipeError, Unsupported
+from vivace.measure.flops import count_denoiser
+from vivace.measure.timer import PipelineTimer
+from vivace.models.weightless import find_weightless
+from vivace.runtime.prediction import predict
+from vivace.spec.technique import Target
+from vivace.techniques.faster_cache import FasterCache, _bands, _conditional, _doubles_the_batch
+from vivace.techniques.resolve import resolve
+
+UNETS = ("sd", "sdxl")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def counts(made: Any) -> tuple[int, int, int]:
+    """Calls of the denoiser with half of the batch, with the whole, and without guidance."""
+    found = made.evidence()
+    return found["half_batch_calls"], found["whole_batch_calls"], found["unguided_calls"]
+
+
+def rows_of(pipe: Any) -> list[int]:
+    """The rows of each call of the UNet's own layers, filled as it draws."""
+    rows: list[int] = []
+    pipe.unet.conv_in.register_forward_hook(lambda _, __, output: rows.append(output.shape[0]))
+    return rows
+
+
+@pytest.mark.filterwarnings("ignore:torch.meshgrid")  # diffusers'
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (16, 10), (9, 13), (4, 32), (128, 96)])
+def test_bands_are_those_of_diffusers(height: int, width: int) -> None:
+    latents = torch.randn(2, 4, height, width, generator=torch.Generator().manual_seed(0))
+    bands = _bands(latents)
+    for band, wanted in zip(bands, _split_low_high_freq(latents), strict=True):
+        inverse = torch.fft.ifft2(torch.fft.ifftshift(wanted))
+        assert inverse.imag.abs().max() < 1e-5
+        torch.testing.assert_close(band, inverse.real, atol=1e-5, rtol=0)
+    torch.testing.assert_close(sum(bands), latents)
+
+
+def test_the_means_are_low_and_checkerboards_high() -> None:
+    checkers = (torch.arange(16)[:, None] + torch.arange(16)) % 2 * 2.0 - 1
+    low, high = _bands((checkers + 3).expand(1, 4, 16, 16))
+    torch.testing.assert_close(low, torch.full((1, 4, 16, 16), 3.0))
+    torch.testing.assert_close(high, checkers.expand(1, 4, 16, 16))
+
+
+@pytest.mark.parametrize("timestep", [900, 100])
+@pytest.mark.parametrize("num", [2, 6])
+def test_a_hit_adds_the_weighted_difference(timestep: int, num: int) -> None:
+    pipe = build("sd")
+    generator = torch.Generator().manual_seed(0)
+    given = {
+        "sample": torch.randn(num, 4, 8, 8, generator=generator),
+        "encoder_hidden_states": torch.randn(num, 7, pipe.unet.config.cross_attention_dim, generator=generator),
+        "return_dict": False,
+    }  # fmt: skip
+    pipe.scheduler.set_timesteps(2)
+    pipe.scheduler.timesteps = torch.tensor([timestep, timestep])
+    pipe._num_timesteps = 2
+    pipe._guidance_scale = 3.0
+    with torch.no_grad():
+        first, second = (
+            pipe.unet(timestep=timestep, **given)[0],
+            pipe.unet(timestep=timestep - 50, **given)[0],
+        )
+        made = vivace.apply(pipe, "faster_cache(hits=0.99, boost=0.5)")
+        for _ in range(2):  # of so many hits the second step is none either
+            assert torch.equal(pipe.unet(timestep=timestep, **given)[0], first)
+        (hit,) = pipe.unet(timestep=timestep - 50, **given)
+        other = pipe.unet(timestep=timestep - 50, **given | {"return_dict": True}).sample
+    low, high = _bands(first[: num // 2] - first[num // 2 :])
+    weights = (1.5, 1.0) if timestep > 301 else (1.0, 1.5)
+    wanted = second[num // 2 :] + weights[0] * low + weights[1] * high
+    torch.testing.assert_close(hit[num // 2 :], second[num // 2 :])
+    torch.testing.assert_close(hit[: num // 2], wanted)
+    assert torch.equal(other, hit)
+    assert counts(made) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("family", UNETS)
+def test_a_hit_computes_half_of_the_batch(family: str) -> None:
+    pipe = build(family)
+    rows = rows_of(pipe)
+    made = vivace.apply(pipe, "faster_cache(hits=0.5)")
+    draw(made, num_inference_steps=8)
+    assert rows == [2, 2, 1, 2, 1, 2, 1, 2]
+    assert counts(made) == (3, 5, 0)
+    assert made.evidence()["cache_hit_rate"] == 3 / 8
+    rows.clear()
+    draw(made, ["a red circle", "a blue square", "a star"], num_inference_steps=3)
+    assert rows == [6, 6, 3]
+
+
+def test_a_hit_is_half_of_the_operations() -> None:
+    pipe = build("sd")
+    size = {"height": 64, "width": 64, "text_length": 7, "batch": 2}
+    pipe.scheduler.set_timesteps(4)
+    pipe._num_timesteps, pipe._guidance_scale = 4, 3.0
+    alone = count_denoiser(pipe.unet, **size).total
+    vivace.apply(pipe, "faster_cache(hits=0.99)")
+    whole, again, hit = (count_denoiser(pipe.unet, **size).total for _ in range(3))
+    assert whole == again == alone, "nothing is computed for the cache's own sake"
+    assert hit == pytest.approx(alone / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "whole"),
+    [
+        ("faster_cache", [0, 1, 2, 3, 4, 6, 8, 10]),  # step 5 is the first below 641
+        ("faster_cache(3)", [0, 1, 2, 3, 4, 7, 10]),
+        ("faster_cache(2, start=1001)", [0, 2, 4, 6, 8, 10]),
+        ("faster_cache(5, start=0)", list(range(12))),
+        ("faster_cache(hits=0.3)", [0, 1, 2, 3, 5, 6, 8, 9, 11]),
+    ],
+)
+def test_schedules(recipe: str, whole: list[int]) -> None:
+    pipe = build("sd")
+    rows = rows_of(pipe)
+    made = vivace.apply(pipe, recipe)
+    for _ in range(2):
+        rows.clear()
+        draw(made, num_inference_steps=12)
+        timesteps = pipe.scheduler.timesteps.tolist()
+        assert [step for step, num in enumerate(rows) if num == 2] == whole, timesteps
+
+
+@pytest.mark.parametrize("family", UNETS)
+def test_every_call_starts_anew(family: str) -> None:
+    made = session(family, "faster_cache(hits=0.65)")
+    first = draw(made, num_inference_steps=8)
+    assert np.array_equal(draw(made, num_inference_steps=8), first)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        draw(made, num_inference_steps=8, callback_on_step_end=fail)
+    assert np.array_equal(draw(made, num_inference_steps=8), first)
+
+
+def test_better_than_fewer_steps_of_the_same_work() -> None:
+    """The pictures nearer to the plain ones, over many prompts; single ones turn out either way."""
+    prompts = [f"a {colour} {shape}" for colour in ("red", "green", "blue", "yellow", "purple", "orange")
+               for shape in ("circle", "square", "star", "triangle")]  # fmt: skip
+    plain = session("sd")
+    wanted = draw(plain, prompts, seed=5, num_inference_steps=20)
+    fewer = draw(plain, prompts, seed=5, num_inference_steps=17)
+    made = session("sd", "faster_cache")
+    cached = draw(made, prompts, seed=5, num_inference_steps=20)
+    half, whole, _ = counts(made)
+    assert half / 2 + whole <= 17
+    near, far = (
+        np.mean([psnr(a, b) for a, b in zip(pictures, wanted, strict=True)]) for pictures in (cached, fewer)
+    )
+    assert near > far + 2
+    assert near > 25
+
+
+def test_batches_and_guidance_that_is_cut_off() -> None:
+    recipe = "faster_cache(2, start=1001)+cfg_cutoff(0.5)"
+    made = session("sd", recipe)
+    pictures = draw(made, ["a red circle", "a blue square"], num_inference_steps=8)
+    assert counts(made) == (2, 2, 4), "when the batch has shrunk already nothing is split"
+    for k, prompt in enumerate(["a red circle", "a blue square"]):
+        alone = draw(session("sd", recipe), prompt, seed=k, num_inference_steps=8)
+        assert psnr(pictures[k : k + 1], alone) > 60, "neighbours do not change each other"
+
+
+def test_an_even_batch_without_guidance_is_not_split() -> None:
+    prompts = ["a red circle", "a blue square"]
+    made = session("sd", "faster_cache(2, start=1001)+guidance(1)")
+    pictures = draw(made, prompts, num_inference_steps=4)
+    assert np.array_equal(pictures, draw(session("sd", "guidance(1)"), prompts, num_inference_steps=4))
+    assert counts(made) == (0, 0, 4)
+    assert made.refuted({}) == (
+        "faster_cache@denoiser: guidance was off (scale 1 or less), so there was no unconditional half to leave out"
+    )
+
+
+@pytest.mark.parametrize(("extra", "graphs"), [("", 2), ("+cfg_cutoff(0.5)", 3), ("+bf16+channels_last", 2)])
+@pytest.mark.parametrize("family", UNETS)
+def test_compiled_it_is_two_graphs_without_a_break(family: str, extra: str, graphs: int) -> None:
+    recipe = f"faster_cache(2, start=1001){extra}"
+    alone = draw(session(family, recipe), num_inference_steps=8)
+    made = session(family, f"{recipe}+compile(backend=eager)")
+    for _ in range(2):
+        assert psnr(draw(made, num_inference_steps=8), alone) > (25 if "bf16" in extra else 80)
+        found = made.evidence()
+        assert (found["compiled_graphs"], found["graph_breaks"]) == (graphs, 0), "none in the second call"
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_blocks_compiled_one_code_for_all(num: int) -> None:
+    prompts = ["a red circle", "a star"][:num]
+    recipe = "faster_cache(2, start=1001)"
+    alone = draw(session("sd", recipe), prompts, num_inference_steps=8)
+    made = session("sd", f"{recipe}+compile(backend=eager, blocks=repeated)")
+    found = []
+    for _ in range(2):
+        assert psnr(draw(made, prompts, num_inference_steps=8), alone) > 80
+        found.append((made.evidence()["compiled_graphs"], made.evidence()["graph_breaks"]))
+    assert found[0] == found[1], "none in the second call"
+    assert found[0][1] == 0
+
+
+@pytest.mark.parametrize("family", UNETS)
+def test_recorded_it_is_two_graphs(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = "faster_cache(2, start=1001)"
+    alone = draw(session(family, recipe), num_inference_steps=4)
+    pipe = build(family)
+    made = vivace.apply(pipe, recipe)
+    effect = apply_cuda_graph(pipe, monkeypatch)
+    for _ in range(2):
+        assert psnr(draw(made, num_inference_steps=4), alone) > 90
+    assert effect.evidence() == {"cuda_graphs_recorded": 2, "cuda_graph_replays": 8}
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["bf16", "bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "attention(math)", "inference_mode",
+     "token_merging", "scheduler(heun)", "prompt_cache"],
+)  # fmt: skip
+@pytest.mark.parametrize("family", UNETS)
+def test_it_composes(family: str, recipe: str) -> None:
+    alone = draw(session(family, recipe), num_inference_steps=4)
+    both = session(family, f"faster_cache(2, start=1001)+{recipe}")
+    picture = draw(both, num_inference_steps=4)
+    assert np.isfinite(picture).all()
+    assert 10 < psnr(picture, alone) < 100
+    assert 0 < float(both.evidence()["cache_hit_rate"]) <= 0.5
+
+
+def test_a_batch_in_one_context_is_timed_once_a_step() -> None:
+    made = session("sd", "faster_cache(2, start=1001)")
+    _, sample = PipelineTimer(made.pipe, "cpu").time_call(lambda: draw(made, num_inference_steps=5), 0)
+    assert sample.num_denoiser_calls == 5
+
+
+def test_the_conditional_half_of_nested_arguments() -> None:
+    """What control nets and adapters add comes in lists and dicts; scales, timesteps and flags have no halves."""
+    rows = torch.arange(4.0)[:, None]
+    given = (
+        (rows, torch.tensor(3.0)),
+        {"added": {"ids": rows}, "residuals": [rows, (rows,)], "scale": 0.5, "t": rows[:1]},
+    )
+    args, kwargs = _conditional(given, 4)
+    half = rows[2:]
+    assert torch.equal(args[0], half)
+    assert args[1] is given[0][1]
+    assert torch.equal(kwargs["added"]["ids"], half)
+    assert torch.equal(kwargs["residuals"][0], half)
+    assert torch.equal(kwargs["residuals"][1][0], half)
+    assert (kwargs["scale"], kwargs["t"].shape) == (0.5, (1, 1))
+
+
+def test_what_cannot_be_is_said_in_words() -> None:
+    with pytest.raises(
+        Unsupported,
+        match="FluxPipeline does not run guidance as a doubled batch, so there is no unconditional",
+    ):
+        session("flux", "faster_cache")
+    assert _doubles_the_batch(StableDiffusionControlNetPipeline.__new__(StableDiffusionControlNetPipeline))
+    with pytest.raises(RecipeError, match=r"give an interval .* or hits, not both"):
+        resolve("faster_cache(3, hits=0.5)")
+    pipe = build("sd")
+    pipe.unet.register_to_config(time_cond_proj_dim=256)
+    with pytest.raises(Unsupported, match="takes the guidance scale as an input"):
+        vivace.apply(pipe, "faster_cache")
+    pipe = build("sd")
+    vivace.apply(pipe, "faster_cache")
+    with pytest.raises(Unsupported, match="has a step cache already"):
+        vivace.apply(pipe, "deepcache")
+    with pytest.raises(RecipeError, match="both set the step cache of denoiser"):
+        resolve("deepcache+faster_cache")
+    made = session("sd", "faster_cache")
+    draw(made, num_inference_steps=1)
+    assert made.refuted({}) == "faster_cache@denoiser: the cache never hit in 1 steps"
+
+
+def test_random_weights_take_its_schedule() -> None:
+    pipe = build("sdxl")
+    target = Target(machine=None, pipe=pipe, components=("denoiser",), has_random_weights=True)  # type: ignore[arg-type]
+    assert FasterCache().unsupported(target) is None
+
+
+def test_memory_is_predicted_with_both_bands() -> None:
+    found = find_weightless("synthetic:sdxl")
+    plain, cached = (predict(found, resolve(recipe)) for recipe in ("baseline", "faster_cache"))
+    assert cached.model_bytes == plain.model_bytes
+    assert cached.stages["vae"] - plain.stages["vae"] == 2 * 4 * 128 * 128 * 4, "kept until the call's end"
+
+
+def test_a_script_draws_the_same(tmp_path: Path) -> None:
+    recipe = "faster_cache(3)+steps(6)"
+    written = exported.write("tiny-sd", recipe)
+    assert written.own == ["faster_cache(3)"]
+    assert np.array_equal(exported.run(written.text, tmp_path), exported.with_vivace("tiny-sd", recipe))
