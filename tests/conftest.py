@@ -29,6 +29,7 @@ def _workers_last() -> Iterator[None]:
     environment, so another environment gets another worker. Tests of the worker's own life start theirs.
     """
     from vivace.benchmark import launcher, sweep
+    from vivace.measure.environment import DRIVER
 
     class Lasting(launcher.Launcher):
         def __exit__(self, *_: object) -> None:
@@ -44,14 +45,14 @@ def _workers_last() -> Iterator[None]:
     kept: dict[object, Lasting] = {}
 
     def start_or_take(device: str, worker: Sequence[str] = launcher.WORKER) -> launcher.Launcher:
-        if device != "cpu" and sweep._has_nvidia_driver():
+        if device != "cpu" and DRIVER.exists():
             return start(device, worker)
         surroundings = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
         key = (tuple(worker), tuple(sorted(surroundings.items())))
         if key not in kept:
             while len(kept) > 1:  # each holds half a gigabyte
                 kept.pop(next(iter(kept))).close()
-            kept[key] = Lasting(fork=True, command=warm if worker == launcher.WORKER else worker)
+            kept[key] = Lasting(warm if worker == launcher.WORKER else worker, tries_gpu=False)
         return kept[key]
 
     with pytest.MonkeyPatch.context() as monkeypatch:
