@@ -1,18 +1,18 @@
-"""Speed-up against fidelity on the embedded models: every step cache, fewer steps, guidance cut off, and what is pruned.
+"""Speed-up against fidelity on the embedded models: every step cache, fewer steps, guidance cut off, blocks taken out.
 
     python -m benchmarks.step_curves tiny-sd --limit-s 500       measure what the record lacks, until the time is over
     python -m benchmarks.step_curves tiny-flux --device cuda     on a GPU, into a record of its own
 
-Each recipe is one `vivace.bench` beside the baseline, with the figures of its pictures: SSIM, PSNR, CLIP's margin. It is
-added to the record as soon as it is there, and the same command goes on with what is missing. docs/step-curves.md is made
-of the records (`make docs`).
+Each recipe is one `vivace.bench` beside the baseline, with the figures of its pictures: SSIM, PSNR, CLIP's margin. It
+is added to the record as soon as it is there, and the same command goes on with what is missing. docs/step-curves.md is
+made of the records (`make docs`).
 
 Beside the time stands the denoiser's work: the floating-point operations that all its calls of a picture take, over the
 baseline's. They are counted while pictures are drawn once more, on the CPU, and do not depend on how busy a machine is.
 A cache that decides by content is counted over every prompt, anything else over one.
 
-TeaCache and MagCache by threshold need to know their model. The script finds that out first, as `vivace calibrate teacache`
-and `vivace calibrate magcache` do, on the CPU, since the process that starts GPU work holds no GPU itself.
+TeaCache and MagCache by threshold need to know their model. The script finds that out first, as `vivace calibrate
+teacache` and `vivace calibrate magcache` do, on the CPU: the process that starts work on a GPU never touches it itself.
 """
 
 from __future__ import annotations
@@ -155,9 +155,7 @@ def step_curves(
     with sweep.start_launcher(device) as launcher:
         for recipe in wanted:
             if limit_s is not None and time.monotonic() - started >= limit_s:
-                click.echo(
-                    f"{limit_s:g} s are over; the same command goes on with {recipe.text}", err=True
-                )
+                click.echo(f"{limit_s:g} s are over; the same command goes on with {recipe.text}", err=True)
                 return MEASURED_IN_PART
             before = time.monotonic()
             measured = vivace.bench(

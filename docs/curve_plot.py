@@ -149,7 +149,9 @@ def _shape(number: int, x: float, y: float, hollow: bool, title: str) -> str:
     else:
         points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in _OUTLINES[kind])
         body = f'<polygon points="{points}"'
-    return f'{body} class="c{number} mark{" hollow" if hollow else ""}"><title>{title}</title>{_closing(kind)}'
+    return (
+        f'{body} class="c{number} mark{" hollow" if hollow else ""}"><title>{title}</title>{_closing(kind)}'
+    )
 
 
 def _closing(kind: int) -> str:
