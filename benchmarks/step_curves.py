@@ -52,7 +52,7 @@ STEPS = "steps"
 _ALIKE = {
     "taylorseer": tuple(f"taylorseer(interval={k})" for k in (2, 3, 4, 6, 8)),
     "pyramid_attention": tuple(f"pyramid_attention(hits={share})" for share in (0.3, 0.5, 0.65, 0.8, 0.9)),
-    "prune": tuple(f"prune({share})" for share in (0.05, 0.1, 0.2, 0.3)),
+    "prune": tuple(f"prune({share})" for share in (0.1, 0.2, 0.3, 0.4)),
 }
 CURVES: dict[str, dict[str, tuple[str, ...]]] = {
     "tiny-sd": {
@@ -171,6 +171,7 @@ def step_curves(
                 progress=for_this_terminal(),
                 launcher=launcher,
             )
+            check_baseline(cases, measured[0], path)
             case = _case(measured, store, found, operations)
             cases = _with(cases, case, path)
             write_cases(path, cases.values())
@@ -236,6 +237,25 @@ def check_pictures(cases: Mapping[str, Case], prompts: Sequence[str], num_seeds:
                 f"{path} holds {len(held.prompts)} prompts at {len(held.seeds)} seeds, and {len(prompts)} at "
                 f"{num_seeds} are asked for; give --prompts and --seeds as it has them, or --record another file"
             )
+
+
+def check_baseline(cases: Mapping[str, Case], baseline: Record, path: Path) -> None:
+    """Figures are against the baseline's pictures, which a resumed run may have drawn again.
+
+    Raises:
+        StoreError: they are not those of the record.
+    """
+    if BASELINE not in cases:
+        return
+    drawn, held = (
+        [picture.sha256 for picture in record.rounds[0].pictures]
+        for record in (baseline, cases[BASELINE].record)
+    )
+    if drawn != held:
+        raise StoreError(
+            f"the baseline's pictures are not those of {path} any more, so nothing can be added to it; give --record "
+            f"another file"
+        )
 
 
 def _is_done(cases: Mapping[str, Case], recipe: Recipe) -> bool:

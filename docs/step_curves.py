@@ -19,7 +19,7 @@ from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import resolve
 
 _HEADINGS = (
-    "recipe", "denoiser's work", "speed-up", "hit rate", "measured speed-up", "SSIM [95 % interval]", "PSNR dB, worst",
+    "recipe", "denoiser's work", "speed-up", "hit rate", "SSIM [95 % interval]", "PSNR dB, worst",
     "CLIP margin kept", "gate", "against fewer steps", "front",
 )  # fmt: skip
 
@@ -241,7 +241,7 @@ def _family(one: Family) -> list[str]:
         "",
         f"| {' | '.join(_HEADINGS)} |",
         "|" + " --- |" * len(_HEADINGS),
-        *(f"| {' | '.join(_cells(point))} |" for point in one.points),
+        *(f"| {' | '.join(_cells(point, one.is_gpu))} |" for point in one.points),
         "",
     ]
     told = [f"- `{row.recipe}`: {row.outcome.value.replace('_', ' ')}: {row.reason}" for row in one.missing]
@@ -327,7 +327,7 @@ def _span(speedups: Sequence[float]) -> str:
     return f"at {low}" if low == high else f"from {low} to {high}"
 
 
-def _cells(point: Point) -> list[str]:
+def _cells(point: Point, is_gpu: bool) -> list[str]:
     row, found = point.row, point.row.fidelity
     assert found is not None
     hits = row.record.rounds[0].evidence.get("cache_hit_rate")
@@ -337,9 +337,8 @@ def _cells(point: Point) -> list[str]:
     return [
         f"`{row.recipe}`".replace("|", "\\|"),
         f"{100 * point.work:.1f} %",
-        f"{point.speedup:.2f}x",
+        ratio(row.speedup) if is_gpu and row.speedup is not None else f"{point.speedup:.2f}x",
         "-" if hits is None else f"{100 * float(str(hits)):.0f} %",
-        "-" if row.speedup is None else ratio(row.speedup),
         _interval(found.ssim, 1, 3),
         psnr,
         _interval(found.clip_kept, 100, 1, " %"),

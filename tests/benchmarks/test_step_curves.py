@@ -11,6 +11,7 @@ from benchmarks.command import run
 from benchmarks.step_curves import CURVES, STEPS, read_cases, rows_with_quality
 from benchmarks.step_curves import step_curves as command
 from vivace.benchmark.aggressive import CACHES
+from vivace.errors import StoreError
 from vivace.models.catalogue import CATALOGUE
 from vivace.spec.record import Outcome
 from vivace.techniques.resolve import resolve
@@ -103,8 +104,11 @@ def test_other_pictures_or_another_machine_want_another_file(
     cases = read_cases(path)
     environment = cases["baseline"].record.environment.model_copy(update={"device_name": "another GPU"})
     record = cases["baseline"].record.model_copy(update={"environment": environment})
-    with pytest.raises(Exception, match="give --record another file"):
+    with pytest.raises(StoreError, match="give --record another file"):
         step_curves._with(cases, cases["baseline"].model_copy(update={"record": record}), path)
+    with pytest.raises(StoreError, match="the baseline's pictures are not those of"):
+        step_curves.check_baseline(cases, cases["steps(2)"].record, path)
+    step_curves.check_baseline(cases, cases["baseline"].record, path)
     path.write_text(json.dumps([{"record": 1}]))
     assert run(command, ["tiny-sd", *_arguments(tmp_path, ASKED)]) != 0
     assert "is no record of this script" in capfd.readouterr().err
