@@ -8,7 +8,7 @@ from enum import Enum
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.step_curves import CURVES, STEPS, Case, read_cases, record_file, rows_with_quality
+from benchmarks.step_curves import CALIBRATED, CURVES, STEPS, Case, read_cases, record_file, rows_with_quality
 from docs import curve_plot
 from docs.models_measured import conditions_of, environments_of
 from vivace.report.rows import Row
@@ -252,12 +252,7 @@ def _family(one: Family) -> list[str]:
             "Guidance is distilled into this model: its pipeline runs no second branch, so `cfg_cutoff` has nothing to "
             "cut off.\n"
         )
-    learnt = [
-        point.row.effects.get("teacache", {}).get("denoiser.teacache_polynomial")
-        for point in one.points
-        if point.curve == "teacache"
-    ]
-    if learnt and learnt[0]:
+    if any(point.curve in CALIBRATED for point in one.points):
         lines.append(
             "`teacache` and `magcache` were calibrated on this model first (`vivace calibrate teacache`, "
             "`vivace calibrate magcache`), so their thresholds are this model's own.\n"
