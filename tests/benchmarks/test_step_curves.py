@@ -123,7 +123,8 @@ def test_what_needs_to_know_its_model_finds_it_out_first_and_is_counted_over_eve
     assert "calibrated teacache over 2 pictures" in capfd.readouterr().err
     case = read_cases(tmp_path / "record.json")["teacache(0.1)"]
     assert case.record.outcome is Outcome.MEASURED, case.record.rounds[0].reason
-    polynomial = case.record.rounds[0].effects["teacache(0.1)"]["denoiser.teacache_polynomial"]
+    (effect,) = case.record.rounds[0].effects.values()
+    polynomial = effect["denoiser.teacache_polynomial"]
     assert str(polynomial).startswith("degree 4, fitted on tiny-flux@")
     assert case.work is not None
     assert 0.1 < case.work < 0.95
