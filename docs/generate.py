@@ -1,6 +1,6 @@
 """Generate what comes from the code or from records: docs/techniques.md, docs/hardware.md, docs/cli.md,
-docs/models-measured.md, docs/techniques-measured.md and docs/composition.md once their records exist, and the
-README's table.
+docs/models-measured.md, docs/techniques-measured.md, docs/composition.md and docs/step-curves.md with its plots once
+their records exist, and the README's table.
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -12,12 +12,14 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 
 from benchmarks import every_model, every_technique, overhead
-from docs import composition, hardware, models_measured, techniques_measured
+from benchmarks.step_curves import RESULTS as CURVE_RECORDS
+from docs import composition, hardware, models_measured, step_curves, techniques_measured
 from tests.composition.run import DEVICES, record_of
 from vivace.cli import app
 from vivace.report.summary import plus_minus, ratio, size
@@ -157,6 +159,10 @@ def composition_page() -> str:
     return composition.page(record_of("cpu", named=False), NOTE, named)
 
 
+def step_curves_page() -> str:
+    return step_curves.page(NOTE, CURVE_RECORDS)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/techniques.md": techniques_page,
     "docs/hardware.md": hardware_page,
@@ -169,6 +175,9 @@ if any(every_technique.record_file(name).exists() for name in every_technique.FA
     PAGES["docs/techniques-measured.md"] = techniques_measured_page
 if record_of("cpu", named=False).exists():
     PAGES["docs/composition.md"] = composition_page
+for _family in step_curves.families(CURVE_RECORDS):
+    PAGES["docs/step-curves.md"] = step_curves_page
+    PAGES[f"docs/{step_curves.plot_file(_family.name)}"] = partial(step_curves.plot, _family)
 
 
 def main() -> int:

@@ -10,7 +10,8 @@ does not count at all. So attention is counted where it is called, from the shap
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,19 +29,59 @@ class Flops:
         return self.gemm + self.conv + self.attention
 
 
-def count_flops(call: Callable[[], Any]) -> Flops:
-    """Run `call` once, without gradients, and count."""
+def count_flops(call: Callable[[], Any], of: Any = None) -> Flops:
+    """Run `call` once, without gradients, and count.
+
+    Args:
+        of: count only what the calls of this module compute, its forward hooks included.
+    """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False)
     attention = _attention_mode(counter.get_total_flops)
+
+    def so_far() -> Flops:
+        by_operator = counter.get_flop_counts().get("Global", {})
+        conv = sum(flop for operator, flop in by_operator.items() if "convolution" in str(operator))
+        gemm = counter.get_total_flops() - conv - attention.counted_below
+        return Flops(gemm, conv, attention.flop)
+
     with torch.no_grad(), counter, attention:
-        call()
-    by_operator = counter.get_flop_counts().get("Global", {})
-    conv = sum(flop for operator, flop in by_operator.items() if "convolution" in str(operator))
-    gemm = counter.get_total_flops() - conv - attention.counted_below
-    return Flops(gemm, conv, attention.flop)
+        if of is None:
+            call()
+            return so_far()
+        with _counting_calls(of, so_far) as total:
+            call()
+        return total()
+
+
+@contextmanager
+def _counting_calls(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[[], Flops]]:
+    """What `so_far` rose by in all calls of the module."""
+    total = Flops(0, 0, 0)
+    before = total
+
+    def begin(*_: Any) -> None:
+        nonlocal before
+        before = so_far()
+
+    def end(*_: Any) -> None:
+        nonlocal total
+        after = so_far()
+        total = Flops(
+            total.gemm + after.gemm - before.gemm,
+            total.conv + after.conv - before.conv,
+            total.attention + after.attention - before.attention,
+        )
+
+    # Around all other hooks: a technique may compute in its own.
+    hooks = [module.register_forward_pre_hook(begin, prepend=True), module.register_forward_hook(end)]
+    try:
+        yield lambda: total
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def count_denoiser(

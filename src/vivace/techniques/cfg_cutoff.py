@@ -54,9 +54,11 @@ class CfgCutoff(Technique):
             return {name: tensors[name].chunk(2)[1] for name in doubled}
 
         def refuted(evidence: dict[str, Any]) -> str | None:
-            if seen["unguided_steps"] and seen["guided_steps"]:
+            # What was gathered before `seen`: the session may have drawn with other steps since.
+            counted = seen | evidence
+            if counted["unguided_steps"] and counted["guided_steps"]:
                 return None
-            if seen["guided_steps"]:
+            if counted["guided_steps"]:
                 return "the cutoff fell on the last step, so every step was guided"
             return "guidance was off (scale 1 or less), so there was nothing to cut"
 

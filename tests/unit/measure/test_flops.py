@@ -128,3 +128,21 @@ def test_attention_is_told_from_linear_layers(device: str, written_out: bool) ->
     flops = count_flops(lambda: heads(x))
     assert flops == Flops(gemm=2 * 3 * 10 * 16 * 16, conv=0, attention=2 * 2 * 3 * 10 * 10 * 16)
     assert flops.total == flops.gemm + flops.attention
+
+
+def test_one_modules_calls_are_counted_alone() -> None:
+    """Its hooks included, and nothing beside it."""
+    counted, beside = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
+    counted.register_forward_pre_hook(lambda _, args: (args[0] + torch.ones(2, 8) @ torch.ones(8, 8),))
+
+    def call() -> None:
+        for _ in range(3):
+            counted(torch.ones(2, 8))
+            beside(torch.ones(2, 8))
+
+    own = 2 * 2 * 8 * 4 + 2 * 2 * 8 * 8
+    assert count_flops(call, of=counted).total == 3 * own
+    assert count_flops(call, of=beside).total == 3 * 2 * 2 * 8 * 4
+    assert count_flops(call).total == 3 * (own + 2 * 2 * 8 * 4)
+    assert count_flops(lambda: beside(torch.ones(2, 8)), of=counted).total == 0
+    assert len(counted._forward_pre_hooks) == 1, "the counting ones are gone"

@@ -91,6 +91,17 @@ def test_the_users_own_callback_is_chained_behind_ours() -> None:
     assert shapes == [2, 1, 1, 1]
 
 
+def test_a_cutoff_is_judged_by_the_evidence_and_not_by_what_was_drawn_since() -> None:
+    session = vivace.load("tiny-sd", "cfg_cutoff(0.8)")
+    draw(session, PROMPTS[0], 0, num_inference_steps=5)
+    evidence = session.evidence()
+    draw(session, PROMPTS[0], 0, num_inference_steps=2)
+    assert session.refuted(evidence) is None
+    reason = session.refuted(session.evidence())
+    assert reason is not None
+    assert "the cutoff fell on the last step" in reason
+
+
 @pytest.mark.parametrize("per_prompt", [1, 2])
 def test_cfg_cutoff_is_right_at_any_batch_size(per_prompt: int) -> None:
     """A batch gives what its pictures give alone: each prompt keeps its own embedding after the cutoff."""

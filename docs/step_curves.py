@@ -1,0 +1,352 @@
+"""The page docs/step-curves.md and its plots, from the records that `python -m benchmarks.step_curves` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import groupby
+from pathlib import Path
+
+from benchmarks.step_curves import CALIBRATED, CURVES, STEPS, Case, read_cases, record_file, rows_with_quality
+from docs import curve_plot
+from docs.models_measured import conditions_of, environments_of
+from vivace.report.rows import Row
+from vivace.report.summary import ratio
+from vivace.spec.recipe import BASELINE
+from vivace.stats import Interval, mean_interval
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.resolve import resolve
+
+_HEADINGS = (
+    "recipe", "denoiser's work", "speed-up", "hit rate", "SSIM [95 % interval]", "PSNR dB, worst",
+    "CLIP margin kept", "gate", "against fewer steps", "front",
+)  # fmt: skip
+
+
+class Against(Enum):
+    """A recipe's SSIM beside that of fewer steps at the same speed-up: 95 % sure, or not."""
+
+    ABOVE = "above"
+    BELOW = "below"
+    UNCLEAR = "no difference"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured recipe of a curve.
+
+    speedup: measured on a GPU; else what the denoiser's work would give.
+    ssim: of each picture to the baseline's, in the order of the baseline's.
+    against: None for fewer steps themselves, and where they were not measured at this speed-up.
+    """
+
+    curve: str
+    row: Row
+    work: float
+    speedup: float
+    ssim: tuple[float, ...]
+    on_front: bool = False
+    against: Against | None = None
+
+    @property
+    def mean_ssim(self) -> float:
+        return sum(self.ssim) / len(self.ssim)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model's record, ready to be shown. `points` are in the order of the curves, by speed-up in each."""
+
+    name: str
+    path: Path
+    cases: Mapping[str, Case]
+    is_gpu: bool
+    points: tuple[Point, ...]
+    missing: tuple[Row, ...]
+
+    @property
+    def curves(self) -> list[tuple[str, list[Point]]]:
+        return [(name, list(group)) for name, group in groupby(self.points, key=lambda p: p.curve)]
+
+
+def families(results: Path) -> list[Family]:
+    """Of each model with a record, the one of a GPU before that of a CPU."""
+    found = []
+    for name in CURVES:
+        for device in ("cuda", "cpu"):
+            path = results / record_file(name, device).name
+            cases = read_cases(path)
+            if BASELINE in cases and len(cases) > 1:
+                found.append(family(name, path, cases, is_gpu=device == "cuda"))
+                break
+    return found
+
+
+def family(name: str, path: Path, cases: Mapping[str, Case], *, is_gpu: bool) -> Family:
+    rows = rows_with_quality(cases)
+    points: list[Point] = []
+    missing = []
+    for curve, texts in CURVES[name].items():
+        of_curve = []
+        for recipe in dict.fromkeys(resolve(text).text for text in texts):
+            if recipe not in rows:
+                continue
+            point = _point(curve, rows[recipe], cases[recipe], is_gpu)
+            if point is None:
+                missing.append(rows[recipe])
+            else:
+                of_curve.append(point)
+        points += sorted(of_curve, key=lambda p: (p.speedup, -p.mean_ssim))
+    steps = [p for p in points if p.curve == STEPS]
+    points = [replace(p, on_front=_is_on_front(p, points), against=_against(p, steps)) for p in points]
+    return Family(name, path, cases, is_gpu, tuple(points), tuple(missing))
+
+
+def page(note: str, results: Path) -> str:
+    """Markdown.
+
+    Args:
+        note: what stands above the heading: that the page is generated.
+        results: the folder of the records.
+    """
+    lines = [
+        note,
+        "# Speed-up against fidelity\n",
+        "Every step cache, guidance cut off, tokens merged and blocks taken out, each beside the rival of all of "
+        "them: fewer plain steps. Drawn by the embedded models, whose pictures show what a recipe ruins. What a cache "
+        "gains on a model of full size is another question: there a hit costs another share of a step.\n",
+    ]
+    for one in families(results):
+        lines += _family(one)
+    lines += [
+        "## How to read this\n",
+        "- *Denoiser's work*: the floating-point operations of all its calls of a picture over the baseline's, "
+        "counted. *Hit rate*: over the warm-up and the timed calls.",
+        "- *Speed-up*: the work's inverse, where the record is of a CPU, whose times depend on what else runs; that is "
+        "the ideal, which leaves out text encoders, VAE, and what deciding costs. Of a GPU it is the measured one.",
+        "- *SSIM* is held against the baseline's picture of the same prompt and seed. The plot's axis is stretched "
+        "towards 1: 0.9, 0.99 and 0.999 lie equally far apart.",
+        "- *Against fewer steps*: of each picture, its SSIM less that of fewer steps at the same speed-up, "
+        "interpolated between the numbers of steps that were drawn (where a smaller number does better than a larger "
+        "one, it counts for both). *Above* and *below* say that the 95 % interval of the mean over the pictures leaves "
+        "out zero.",
+        "- *Pareto front*: no other recipe here is at least as fast and at least as close to the baseline.",
+        "- *Gate*: [the quality gate's](quality.md) verdict on what the pictures show, by CLIP's margin; few pictures "
+        "leave it `unclear`. A picture may differ from the baseline's and still show what was asked for.",
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def plot(one: Family) -> str:
+    """The family's SVG."""
+    curves = [
+        (
+            name,
+            [
+                curve_plot.Mark(
+                    p.speedup,
+                    p.mean_ssim,
+                    f"{p.row.recipe}, {p.speedup:.2f}x, SSIM {p.mean_ssim:.3f}",
+                    p.row.failed_quality,
+                    p.on_front,
+                )
+                for p in points
+            ],
+        )
+        for name, points in one.curves
+    ]
+    what = "measured speed-up" if one.is_gpu else "speed-up, counted as the denoiser's work"
+    label = f"{one.name}: SSIM to the baseline against {what}; the values are in the table"
+    return curve_plot.draw(curves, what, label)
+
+
+def plot_file(name: str) -> str:
+    """Where the plot lies, in the docs' folder."""
+    return f"images/step-curves-{name}.svg"
+
+
+def _point(curve: str, row: Row, case: Case, is_gpu: bool) -> Point | None:
+    if row.latency is None or case.work is None or row.fidelity is None or not row.figures:
+        return None
+    ssim = tuple(1.0 if f.is_identical else f.against["ssim"] for f in row.figures)
+    measured = row.speedup.point if row.speedup is not None else None
+    if is_gpu and measured is None:
+        return None
+    speedup = measured if is_gpu and measured is not None else 1 / case.work
+    return Point(curve, row, case.work, speedup, ssim)
+
+
+def _is_on_front(point: Point, points: Sequence[Point]) -> bool:
+    here = (point.speedup, point.mean_ssim)
+    return not any(
+        there != here and there[0] >= here[0] and there[1] >= here[1]
+        for there in ((p.speedup, p.mean_ssim) for p in points)
+    )
+
+
+def _against(point: Point, steps: Sequence[Point]) -> Against | None:
+    if point.curve == STEPS:
+        return None
+    rival = ssim_of_steps(steps, point.speedup)
+    if rival is None or len(rival) != len(point.ssim):
+        return None
+    difference = mean_interval([mine - theirs for mine, theirs in zip(point.ssim, rival, strict=True)])
+    if difference.low is None or difference.high is None:
+        return Against.UNCLEAR
+    if difference.low > 0:
+        return Against.ABOVE
+    return Against.BELOW if difference.high < 0 else Against.UNCLEAR
+
+
+def ssim_of_steps(steps: Sequence[Point], speedup: float) -> list[float] | None:
+    """Of each picture what fewer steps would reach at this speed-up; None beyond the fewest that were drawn.
+
+    Args:
+        steps: by speed-up.
+    """
+    if not steps:
+        return None
+    # A number of steps that is faster than another and no worse takes its place.
+    best = [max(steps[k:], key=lambda p: p.mean_ssim).ssim for k in range(len(steps))]
+    places = [1.0, *(p.speedup for p in steps)]
+    values = [(1.0,) * len(steps[0].ssim), *best]
+    for left, right, near, far in zip(places, places[1:], values, values[1:], strict=False):
+        if left <= speedup <= right:
+            share = (speedup - left) / (right - left) if right > left else 1.0
+            return [a + share * (b - a) for a, b in zip(near, far, strict=True)]
+    return None
+
+
+def _family(one: Family) -> list[str]:
+    baseline = one.cases[BASELINE].record
+    workload = baseline.trial.workload
+    lines = [
+        f"## {one.name}\n",
+        f"{workload.width}x{workload.height}, {workload.num_inference_steps} steps, guidance "
+        f"{workload.guidance_scale:g}; {workload.num_pictures} pictures a recipe ({len(workload.prompts)} prompts at "
+        f"{len(workload.seeds)} seed{'s' if len(workload.seeds) > 1 else ''}). "
+        + (
+            "The plot shows measured speed-ups.\n"
+            if one.is_gpu
+            else "Measured on a CPU, so the plot shows what the denoiser's work saves, counted, and not times.\n"
+        ),
+        *(
+            f"- {conditions_of(environment)}"
+            for environment in environments_of([c.record for c in one.cases.values()])
+        ),
+        "",
+        f"![{one.name}: SSIM to the baseline against speed-up]({plot_file(one.name)})\n",
+        *in_words(one),
+        "",
+        f"| {' | '.join(_HEADINGS)} |",
+        "|" + " --- |" * len(_HEADINGS),
+        *(f"| {' | '.join(_cells(point, one.is_gpu))} |" for point in one.points),
+        "",
+    ]
+    told = [f"- `{row.recipe}`: {row.outcome.value.replace('_', ' ')}: {row.reason}" for row in one.missing]
+    if told:
+        lines += ["Not in the table:\n", *told, ""]
+    if "cfg_cutoff" not in CURVES[one.name]:
+        lines.append(
+            "Guidance is distilled into this model: its pipeline runs no second branch, so `cfg_cutoff` has nothing to "
+            "cut off.\n"
+        )
+    if any(point.curve in CALIBRATED for point in one.points):
+        lines.append(
+            "`teacache` and `magcache` were calibrated on this model first (`vivace calibrate teacache`, "
+            "`vivace calibrate magcache`), so their thresholds are this model's own.\n"
+        )
+    lines.append(
+        f"Made by `python -m benchmarks.step_curves {one.name}` ([record](../results/{one.path.name})).\n"
+    )
+    return lines
+
+
+def in_words(one: Family) -> list[str]:
+    """Which caches dominate fewer steps and from where on, what the rest does, and who is on the front."""
+    caches = [(name, points) for name, points in one.curves if _is_cache(name)]
+    others = [(name, points) for name, points in one.curves if name != STEPS and not _is_cache(name)]
+    winners = [f"`{name}` {since}" for name, points in caches if (since := _dominates(points)) is not None]
+    if winners:
+        lines = [f"**Which cache dominates fewer steps: {'; '.join(winners)}.**\n"]
+    else:
+        lines = ["**No cache dominates fewer steps here.**\n"]
+    lines += [f"- `{name}`: {_told(points)}." for name, points in [*caches, *others]]
+    front = sorted((p for p in one.points if p.on_front), key=lambda p: p.speedup)
+    parts = []
+    for name, group in groupby(front, key=lambda p: p.curve):
+        parts.append(f"{_span([p.speedup for p in group])} `{name}`")
+    lines.append(f"- Pareto front, from mild to greedy: {', '.join(parts)}.")
+    return lines
+
+
+def _is_cache(curve: str) -> bool:
+    return TECHNIQUES[curve.partition(",")[0]].owns == "step cache"
+
+
+def _dominates(points: Sequence[Point]) -> str | None:
+    """ "from 1.42x to 2.90x", the longest stretch whose ends are above fewer steps with nothing below between them."""
+    stretches = []
+    for is_below, group in groupby(points, key=lambda p: p.against is Against.BELOW):
+        above = [p.speedup for p in group if p.against is Against.ABOVE]
+        if above and not is_below:
+            stretches.append((above[0], above[-1]))
+    if not stretches:
+        return None
+    first, last = max(stretches, key=lambda ends: ends[1] / ends[0])
+    if last < points[-1].speedup:
+        return _span([first, last])
+    return f"from {first:.2f}x on (its greediest setting here gives {last:.2f}x)"
+
+
+def _told(points: Sequence[Point]) -> str:
+    known = [p for p in points if p.against is not None]
+    said = {
+        Against.ABOVE: "closer to the baseline than fewer steps {}",
+        Against.BELOW: "behind fewer steps {}",
+        Against.UNCLEAR: "not to be told from fewer steps {}",
+    }
+    parts = []
+    for against, group in groupby(known, key=lambda p: p.against):
+        assert against is not None
+        parts.append(said[against].format(_span([p.speedup for p in group])))
+    beyond = [p.speedup for p in points if p.against is None]
+    if beyond:
+        parts.append(f"{_span(beyond)} beyond the fewest steps that were drawn")
+    return ", ".join(parts)
+
+
+def _span(speedups: Sequence[float]) -> str:
+    low, high = f"{min(speedups):.2f}x", f"{max(speedups):.2f}x"
+    return f"at {low}" if low == high else f"from {low} to {high}"
+
+
+def _cells(point: Point, is_gpu: bool) -> list[str]:
+    row, found = point.row, point.row.fidelity
+    assert found is not None
+    hits = row.record.rounds[0].evidence.get("cache_hit_rate")
+    psnr = "-"
+    if found.psnr_db is not None and found.worst_psnr_db is not None:
+        psnr = f"{found.psnr_db.point:.1f}, {found.worst_psnr_db:.1f}"
+    return [
+        f"`{row.recipe}`".replace("|", "\\|"),
+        f"{100 * point.work:.1f} %",
+        ratio(row.speedup) if is_gpu and row.speedup is not None else f"{point.speedup:.2f}x",
+        "-" if hits is None else f"{100 * float(str(hits)):.0f} %",
+        _interval(found.ssim, 1, 3),
+        psnr,
+        _interval(found.clip_kept, 100, 1, " %"),
+        "-" if row.judgement is None else row.judgement.gate.value,
+        "-" if point.against is None else point.against.value,
+        "yes" if point.on_front else "",
+    ]
+
+
+def _interval(value: Interval | None, factor: float, digits: int, unit: str = "") -> str:
+    if value is None:
+        return "-"
+    said = f"{factor * value.point:.{digits}f}{unit}"
+    if value.low is None or value.high is None:
+        return said
+    return f"{said} [{factor * value.low:.{digits}f}, {factor * value.high:.{digits}f}]"

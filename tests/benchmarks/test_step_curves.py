@@ -1,0 +1,141 @@
+"""The script that measures speed-up against fidelity: counted work, resumed, figures kept beside the record."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import step_curves
+from benchmarks.command import run
+from benchmarks.step_curves import CURVES, STEPS, read_cases, rows_with_quality
+from benchmarks.step_curves import step_curves as command
+from vivace.benchmark.aggressive import CACHES
+from vivace.errors import StoreError
+from vivace.models.catalogue import CATALOGUE
+from vivace.spec.record import Outcome
+from vivace.techniques.resolve import resolve
+
+QUICK = ["--prompts", "2", "--repeats", "1", "--device", "cpu"]
+STEPS_HERE = 8
+ASKED = ["steps(2)", "cfg_cutoff(0.5)"]
+
+
+def _arguments(folder: Path, recipes: list[str]) -> list[str]:
+    only = [word for recipe in recipes for word in ("--only", recipe)]
+    return ["--record", str(folder / "record.json"), "--store", str(folder / "store"), *QUICK, *only]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_steps() -> Iterator[None]:
+    """The models' own numbers are for pictures that are looked at."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CURVES:
+            entry = CATALOGUE[name].model_copy(update={"num_inference_steps": STEPS_HERE})
+            patch.setitem(CATALOGUE, name, entry)
+        yield
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured")
+    assert run(command, ["tiny-sd", *_arguments(folder, ASKED)]) == 0
+    return folder
+
+
+def test_every_step_cache_has_a_curve_on_a_model_that_takes_it() -> None:
+    drawn = {
+        call.name
+        for of in CURVES.values()
+        for texts in of.values()
+        for t in texts
+        for call in resolve(t).techniques
+    }
+    assert set(CACHES) <= drawn
+    assert {"steps", "cfg_cutoff", "token_merging", "prune"} <= drawn
+    for curves in CURVES.values():
+        assert len(curves[STEPS]) >= 8
+        for name in curves:
+            if name.partition(",")[0] in CACHES:
+                assert len({resolve(text).text for text in curves[name]}) >= 4, name
+
+
+def test_each_recipe_has_its_work_and_its_figures(measured: Path) -> None:
+    cases = read_cases(measured / "record.json")
+    assert list(cases) == ["baseline", *ASKED]
+    assert [case.record.outcome for case in cases.values()] == [Outcome.MEASURED] * 3
+    assert cases["baseline"].work == 1.0
+    assert cases["steps(2)"].work == pytest.approx(2 / 8)
+    # Four steps with both branches, four with one.
+    assert cases["cfg_cutoff(0.5)"].work == pytest.approx((4 + 4 / 2) / 8)
+    rows = rows_with_quality(cases)
+    few, cut = rows["steps(2)"].fidelity, rows["cfg_cutoff(0.5)"].fidelity
+    assert few is not None
+    assert cut is not None
+    assert few.num_pictures == cut.num_pictures == 2
+    assert few.ssim is not None
+    assert cut.ssim is not None
+    assert few.ssim.point < cut.ssim.point < 1
+    assert few.clip_kept is not None
+    assert rows["steps(2)"].speedup is not None
+
+
+def test_it_goes_on_where_it_stopped(
+    measured: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "record.json").write_bytes((measured / "record.json").read_bytes())
+    again = ["tiny-sd", *_arguments(tmp_path, [*ASKED, "steps(3)"])]
+    assert run(command, [*again, "--limit-s", "0"]) == step_curves.MEASURED_IN_PART
+    assert "the same command goes on with steps(3)" in capfd.readouterr().err
+    before = (tmp_path / "record.json").read_bytes()
+    assert run(command, ["tiny-sd", *_arguments(tmp_path, ASKED)]) == 0
+    assert capfd.readouterr().out == "all in the record already\n"
+    assert (tmp_path / "record.json").read_bytes() == before
+
+
+def test_other_pictures_or_another_machine_want_another_file(
+    measured: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes((measured / "record.json").read_bytes())
+    again = ["tiny-sd", *_arguments(tmp_path, ASKED), "--seeds", "2"]
+    assert run(command, again) != 0
+    assert "holds 2 prompts at 1 seeds, and 2 at 2 are asked for" in capfd.readouterr().err
+    cases = read_cases(path)
+    environment = cases["baseline"].record.environment.model_copy(update={"device_name": "another GPU"})
+    record = cases["baseline"].record.model_copy(update={"environment": environment})
+    with pytest.raises(StoreError, match="give --record another file"):
+        step_curves._with(cases, cases["baseline"].model_copy(update={"record": record}), path)
+    with pytest.raises(StoreError, match="the baseline's pictures are not those of"):
+        step_curves.check_baseline(cases, cases["steps(2)"].record, path)
+    step_curves.check_baseline(cases, cases["baseline"].record, path)
+    path.write_text(json.dumps([{"record": 1}]))
+    assert run(command, ["tiny-sd", *_arguments(tmp_path, ASKED)]) != 0
+    assert "is no record of this script" in capfd.readouterr().err
+
+
+def test_what_needs_to_know_its_model_finds_it_out_first_and_is_counted_over_every_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(step_curves, "NUM_CALIBRATION_PICTURES", 2)
+    assert run(command, ["tiny-flux", *_arguments(tmp_path, ["teacache(0.1)"])]) == 0
+    assert "calibrated teacache over 2 pictures" in capfd.readouterr().err
+    case = read_cases(tmp_path / "record.json")["teacache(0.1)"]
+    assert case.record.outcome is Outcome.MEASURED, case.record.rounds[0].reason
+    (effect,) = case.record.rounds[0].effects.values()
+    polynomial = effect["denoiser.teacache_polynomial"]
+    assert str(polynomial).startswith("degree 4, fitted on tiny-flux@")
+    assert case.work is not None
+    assert 0.1 < case.work < 0.95
+
+
+def test_only_a_threshold_is_decided_by_content() -> None:
+    def decides(recipe: str) -> bool:
+        return step_curves._decides_by_content(resolve(recipe))
+
+    assert decides("first_block_cache(0.2)")
+    assert decides("tiny_vae+magcache(0.1)")
+    assert not decides("first_block_cache(hits=0.5)")
+    assert not decides("taylorseer(interval=3)")
+    assert not decides("baseline")

@@ -1,0 +1,140 @@
+"""The page of the curves, made of records: what dominates fewer steps and from where on, the front, the plot."""
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.step_curves import Case, record_file, write_cases
+from docs import step_curves
+from docs.generate import NOTE
+from docs.step_curves import Against, families, ssim_of_steps
+from tests.make import make_record, make_round
+from vivace.spec.figures import PictureFigures
+from vivace.spec.record import Outcome, Picture
+from vivace.techniques.resolve import resolve
+
+PROMPTS = tuple(f"picture {k}" for k in range(8))
+SCATTER = (-0.02, -0.01, -0.01, 0.0, 0.0, 0.01, 0.01, 0.02)
+
+
+def _sha(recipe: str, index: int) -> str:
+    return f"{abs(hash((recipe, index))):064x}"[-64:]
+
+
+def case(recipe: str, work: float, ssim: float, seconds: float = 1.0) -> Case:
+    """Pictures whose SSIMs scatter around `ssim`."""
+    text = resolve(recipe).text
+    pictures = tuple(Picture(index=k, prompt=p, seed=0, sha256=_sha(text, k)) for k, p in enumerate(PROMPTS))
+    round_ = make_round(0, (seconds,) * 4, prompts=PROMPTS).model_copy(update={"pictures": pictures})
+    record = make_record(text, round_)
+    workload = record.trial.workload.model_copy(update={"prompts": PROMPTS})
+    record = record.model_copy(update={"trial": record.trial.model_copy(update={"workload": workload})})
+    figures = tuple(
+        PictureFigures(
+            sha256=picture.sha256,
+            reference=_sha("baseline", picture.index),
+            prompt=picture.prompt,
+            alone={},
+            against={} if text == "baseline" else {"ssim": ssim + SCATTER[picture.index], "psnr_db": 30.0},
+        )
+        for picture in pictures
+    )
+    return Case(record=record, figures=figures, scorer=None, work=work)
+
+
+def write(folder: Path, cases: Sequence[Case], device: str = "cpu") -> Path:
+    write_cases(folder / record_file("tiny-sd", device).name, cases)
+    return folder
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    return write(
+        tmp_path,
+        [
+            case("baseline", 1.0, 1.0),
+            case("steps(18)", 0.8, 0.90),
+            case("steps(13)", 0.5, 0.80),
+            case("steps(7)", 0.25, 0.60),
+            case("taylorseer(interval=2)", 0.8, 0.80),
+            case("taylorseer(interval=4)", 0.5, 0.90),
+            case("taylorseer(interval=8)", 0.25, 0.75, seconds=0.5),
+            case("pyramid_attention(hits=0.5)", 0.8, 0.90),
+            case("cfg_cutoff(0.4)", 0.2, 0.55),
+        ],
+    )
+
+
+def test_each_recipe_is_held_against_fewer_steps_of_the_same_speed(results: Path) -> None:
+    (one,) = families(results)
+    found = {p.row.recipe: p for p in one.points}
+    assert found["taylorseer(2)"].speedup == pytest.approx(1.25)
+    assert found["taylorseer(2)"].against is Against.BELOW
+    assert found["taylorseer(4)"].against is Against.ABOVE
+    assert found["pyramid_attention(hits=0.5)"].against is Against.UNCLEAR
+    assert found["steps(13)"].against is None
+    assert found["cfg_cutoff(0.4)"].against is None, "so few steps were not drawn"
+    front = {recipe for recipe, point in found.items() if point.on_front}
+    assert "taylorseer(4)" in front
+    assert "taylorseer(8)" in front
+    assert "cfg_cutoff(0.4)" in front
+    assert not front & {"steps(13)", "steps(7)", "taylorseer(2)"}
+
+
+def test_the_words_say_what_dominates_and_from_where_on(results: Path) -> None:
+    page = step_curves.page(NOTE, results)
+    assert (
+        "**Which cache dominates fewer steps: `taylorseer` from 2.00x on (its greediest setting here" in page
+    )
+    assert (
+        "- `taylorseer`: behind fewer steps at 1.25x, closer to the baseline than fewer steps from 2.00x to 4.00x."
+        in page
+    )
+    assert "- `pyramid_attention`: not to be told from fewer steps at 1.25x." in page
+    assert "- `cfg_cutoff`: at 5.00x beyond the fewest steps that were drawn." in page
+    assert "8 pictures a recipe (8 prompts at 1 seed)" in page
+    assert "Measured on a CPU, so the plot shows what the denoiser's work saves" in page
+    assert "| `taylorseer(4)` | 50.0 % | 2.00x |" in page
+
+
+def test_where_no_cache_is_better_it_says_so(tmp_path: Path) -> None:
+    cases = [case("baseline", 1, 1), case("steps(13)", 0.5, 0.8), case("taylorseer(interval=4)", 0.5, 0.7)]
+    failed = make_record("prune(0.3)", make_round(0, outcome=Outcome.UNSUPPORTED, reason="no blocks"))
+    cases.append(Case(record=failed, figures=(), scorer=None, work=None))
+    page = step_curves.page(NOTE, write(tmp_path, cases))
+    assert "**No cache dominates fewer steps here.**" in page
+    assert "- `prune(0.3)`: unsupported: no blocks" in page
+
+
+def test_a_record_of_a_gpu_takes_the_place_and_its_times_count(results: Path) -> None:
+    cases = [case("baseline", 1, 1), case("steps(13)", 0.5, 0.8, seconds=0.8)]
+    (one,) = families(write(results, cases, "cuda"))
+    assert one.is_gpu
+    assert one.points[0].speedup == pytest.approx(1.25)
+    assert "The plot shows measured speed-ups." in step_curves.page(NOTE, results)
+
+
+def test_a_number_of_steps_that_is_faster_and_no_worse_takes_the_place_of_another(tmp_path: Path) -> None:
+    cases = [case("baseline", 1, 1), case("steps(15)", 0.5, 0.7), case("steps(13)", 0.4, 0.9)]
+    (one,) = families(write(tmp_path, cases))
+    found = ssim_of_steps(one.points, 2.0)
+    assert found is not None
+    assert sum(found) / len(found) == pytest.approx(0.9)
+    assert ssim_of_steps(one.points, 1.0) == [1.0] * len(PROMPTS)
+    assert ssim_of_steps(one.points, 3.0) is None
+
+
+def test_the_plot_shows_every_point_and_marks_the_front(results: Path) -> None:
+    (one,) = families(results)
+    root = ElementTree.fromstring(step_curves.plot(one))
+    names = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    for point in one.points:
+        assert any(name and f"{point.row.recipe}, " in name for name in names), point.row.recipe
+    rings = [e for e in root.iter("{http://www.w3.org/2000/svg}circle") if e.get("class") == "ring"]
+    assert len(rings) == 1 + sum(point.on_front for point in one.points), "and the key's"
+    width, height = (float(number) for number in (root.get("viewBox") or "").split()[2:])
+    for text in root.iter("{http://www.w3.org/2000/svg}text"):
+        assert 0 <= float(text.get("x") or -1) <= width
+        assert 0 <= float(text.get("y") or -1) <= height
