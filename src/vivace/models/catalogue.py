@@ -103,17 +103,7 @@ def _few_steps_of_sdxl() -> tuple[FewSteps, ...]:
     """As their cards say; LCM's says guidance off or 1 to 2, the others off."""
     trailing = {"timestep_spacing": "trailing"}
     return (
-        FewSteps(
-            kind="lcm",
-            lora=Part(
-                repo="latent-consistency/lcm-lora-sdxl",
-                revision="main",
-                files=("pytorch_lora_weights.safetensors",),
-            ),
-            steps=(4, 2, 3, 5, 6, 7, 8),
-            guidance_scale=1.0,
-            scheduler=Sampler(class_name="LCMScheduler"),
-        ),
+        _lcm("latent-consistency/lcm-lora-sdxl", "main"),
         *(
             FewSteps(
                 kind="lightning",
@@ -142,19 +132,19 @@ def _hyper(file: str, steps: int) -> FewSteps:
     )
 
 
+def _lcm(repo: str, revision: str) -> FewSteps:
+    return FewSteps(
+        kind="lcm",
+        lora=Part(repo=repo, revision=revision, files=("pytorch_lora_weights.safetensors",)),
+        steps=(4, 2, 3, 5, 6, 7, 8),
+        guidance_scale=1.0,
+        scheduler=Sampler(class_name="LCMScheduler"),
+    )
+
+
 def _few_steps_of_sd15() -> tuple[FewSteps, ...]:
     return (
-        FewSteps(
-            kind="lcm",
-            lora=Part(
-                repo="latent-consistency/lcm-lora-sdv1-5",
-                revision="d8c735b2d28c82270200ac4499ae88b03be2b23b",
-                files=("pytorch_lora_weights.safetensors",),
-            ),
-            steps=(4, 2, 3, 5, 6, 7, 8),
-            guidance_scale=1.0,
-            scheduler=Sampler(class_name="LCMScheduler"),
-        ),
+        _lcm("latent-consistency/lcm-lora-sdv1-5", "d8c735b2d28c82270200ac4499ae88b03be2b23b"),
         *(_hyper(f"Hyper-SD15-{steps}steps-lora.safetensors", steps) for steps in (4, 2, 8)),
     )
 
