@@ -34,12 +34,13 @@ from vivace.techniques.step_cache import (
     Cached,
     Look,
     Memory,
+    chosen_by,
     has_step_cache,
+    hits_knob,
     is_scheduled_hit,
-    starting_anew,
+    refuse_both,
 )
 
-_DEFAULT_INTERVAL = 3
 _BLOCKS = ("DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D")
 
 
@@ -52,9 +53,7 @@ class Deepcache(Technique):
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
-    interval: int = knob(
-        _DEFAULT_INTERVAL, ge=2, le=100, tune=[2, 3, 5], about="every so many steps one is computed whole"
-    )
+    interval: int = knob(3, ge=2, le=100, tune=[2, 3, 5], about="every so many steps one is computed whole")
     branch: int = knob(
         0,
         ge=0,
@@ -62,14 +61,11 @@ class Deepcache(Technique):
         tune=[0, 1, 2],
         about="skip connection at which the kept feature enters; 0: outermost",
     )
-    hits: float | None = knob(
-        None, gt=0, lt=1, tune=[0.3, 0.5, 0.65], about="share of hits, evenly spread, instead of an interval"
-    )
+    hits: float | None = hits_knob("an interval")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
-        if self.hits is not None and self.interval != _DEFAULT_INTERVAL:
-            raise ValueError("give an interval or hits, not both")
+        refuse_both(self, self.hits, ("interval",), "an interval")
         return self
 
     def unsupported(self, target: Target) -> str | None:
@@ -91,8 +87,6 @@ class Deepcache(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
-
         unet = target.module("denoiser")
         deep = _Deep()
         whole, outer, outer_forward = unet.forward, _outermost(unet, self.branch, deep), type(unet).forward
@@ -119,22 +113,16 @@ class Deepcache(Technique):
         cached = Cached(
             unet,
             forward,
-            lambda sample: UNet2DConditionOutput(sample=sample),
             decide,
             # Adapters add to features at places which a hit leaves out.
             can_reuse=lambda kwargs: kwargs.get("down_intrablock_additional_residuals") is None,
             always_compute=not target.has_data,
         )
-        return Effect(
-            changed={
-                "denoiser.deepcache": f"interval={self.interval}"
-                if self.hits is None
-                else f"hits={self.hits:g}",
+        return cached.effect(
+            {
+                "denoiser.deepcache": chosen_by(self.hits, f"interval={self.interval}"),
                 "denoiser.layers_computed_in_a_hit": f"{_num_resnets(outer)} of {_num_resnets(unet)}",
-            },
-            around=starting_anew(unet),
-            evidence=cached.steps.evidence,
-            refuted=cached.steps.refuted,
+            }
         )
 
 

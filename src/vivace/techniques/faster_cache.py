@@ -39,15 +39,16 @@ from vivace.techniques.step_cache import (
     Cached,
     Look,
     Memory,
+    chosen_by,
     has_step_cache,
+    hits_knob,
     is_scheduled_hit,
     latents_of,
+    refuse_both,
     starting_anew,
     timestep_of,
-    wrap_of,
 )
 
-_DEFAULTS = (2, 641)
 _NUM_RADII = 5
 """The low band's radius is the shorter side divided by this, as in the paper's code and in diffusers."""
 
@@ -62,11 +63,9 @@ class FasterCache(Technique):
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     interval: int = knob(
-        _DEFAULTS[0], ge=2, le=100, tune=[2, 3, 5], about="every so many steps both halves are computed"
+        2, ge=2, le=100, tune=[2, 3, 5], about="every so many steps both halves are computed"
     )
-    start: int = knob(
-        _DEFAULTS[1], ge=0, le=1001, tune=[641, 801, 1001], about="timestep below which it begins"
-    )
+    start: int = knob(641, ge=0, le=1001, tune=[641, 801, 1001], about="timestep below which it begins")
     details: int = knob(
         301,
         ge=0,
@@ -75,18 +74,11 @@ class FasterCache(Technique):
         about="timestep below which the high band counts more, above it the low one",
     )
     boost: float = knob(0.1, ge=0, le=1, tune=[0.0, 0.1, 0.2], about="how much more")
-    hits: float | None = knob(
-        None,
-        gt=0,
-        lt=1,
-        tune=[0.3, 0.5, 0.65],
-        about="share of hits, on a fixed schedule, instead of interval and start",
-    )
+    hits: float | None = hits_knob("interval and start")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
-        if self.hits is not None and (self.interval, self.start) != _DEFAULTS:
-            raise ValueError("give an interval (with start) or hits, not both")
+        refuse_both(self, self.hits, ("interval", "start"), "an interval (with start)")
         return self
 
     def unsupported(self, target: Target) -> str | None:
@@ -147,7 +139,6 @@ class FasterCache(Technique):
         cached = Cached(
             denoiser,
             forward,
-            wrap_of(denoiser),
             decide,
             keep=keep,
             predict=predict,
@@ -165,9 +156,7 @@ class FasterCache(Technique):
 
         return Effect(
             changed={
-                "denoiser.faster_cache": f"interval={self.interval}"
-                if self.hits is None
-                else f"hits={self.hits:g}",
+                "denoiser.faster_cache": chosen_by(self.hits, f"interval={self.interval}"),
                 "denoiser.faster_cache_boost": self.boost,
             },
             around=starting_anew(denoiser),

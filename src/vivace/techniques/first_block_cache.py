@@ -24,15 +24,16 @@ from vivace.spec.technique import Component, Effect, Stage, Target, Technique, k
 from vivace.techniques.step_cache import (
     ONE_AT_A_TIME,
     Steps,
+    chosen_by,
     contexts_for,
     has_step_cache,
+    hits_knob,
     is_scheduled_hit,
     names_its_context,
     nothing_learnt,
+    refuse_both,
     starting_anew,
 )
-
-_DEFAULT_THRESHOLD = 0.05
 
 
 class FirstBlockCache(Technique):
@@ -45,24 +46,17 @@ class FirstBlockCache(Technique):
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     threshold: float = knob(
-        _DEFAULT_THRESHOLD,
+        0.05,
         ge=0,
         le=10,
         tune=[0.05, 0.1, 0.2, 0.3],
         about="relative change of the first block's residual below which a step is a hit",
     )
-    hits: float | None = knob(
-        None,
-        gt=0,
-        lt=1,
-        tune=[0.3, 0.5, 0.65],
-        about="share of hits, on a fixed schedule, instead of a threshold",
-    )
+    hits: float | None = hits_knob("a threshold")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
-        if self.hits is not None and self.threshold != _DEFAULT_THRESHOLD:
-            raise ValueError("give a threshold or hits, not both")
+        refuse_both(self, self.hits, ("threshold",), "a threshold")
         return self
 
     def unsupported(self, target: Target) -> str | None:
@@ -106,9 +100,7 @@ class FirstBlockCache(Technique):
 
         hook._should_compute_remaining_blocks = torch.compiler.disable(decide)
         return Effect(
-            changed={
-                "denoiser.first_block_cache": self.threshold if self.hits is None else f"hits={self.hits:g}"
-            },
+            changed={"denoiser.first_block_cache": chosen_by(self.hits, self.threshold)},
             contexts=contexts_for(target.pipe, denoiser),
             around=starting_anew(denoiser),
             evidence=steps.evidence,

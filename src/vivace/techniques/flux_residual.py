@@ -18,13 +18,6 @@ def not_flux(denoiser: Any) -> str | None:
     return None
 
 
-def wrapped(sample: Any) -> Any:
-    """A transformer's output as it returns it with `return_dict`."""
-    from diffusers.models.modeling_outputs import Transformer2DModelOutput
-
-    return Transformer2DModelOutput(sample=sample)
-
-
 @dataclass
 class _Inside:
     """Where tensors pass within one forward; empty between forwards, so that a graph carries no state."""

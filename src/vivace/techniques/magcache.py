@@ -28,20 +28,20 @@ from typing import ClassVar, Self
 from pydantic import model_validator
 
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
-from vivace.techniques.flux_residual import not_flux, residual_forward, wrapped
+from vivace.techniques.flux_residual import not_flux, residual_forward
 from vivace.techniques.magcache_ratios import Ratios, find_ratios
 from vivace.techniques.step_cache import (
     ONE_AT_A_TIME,
     Cached,
     Look,
     Memory,
+    chosen_by,
     has_step_cache,
+    hits_knob,
     is_scheduled_hit,
     nothing_learnt,
-    starting_anew,
+    refuse_both,
 )
-
-_DEFAULTS = (0.06, 3, 0.2)
 
 
 class Magcache(Technique):
@@ -54,32 +54,30 @@ class Magcache(Technique):
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     threshold: float = knob(
-        _DEFAULTS[0],
+        0.06,
         ge=0,
         le=10,
         tune=[0.06, 0.12, 0.24],
         about="sum of the errors of steps skipped in a row",
     )
-    max_skip: int = knob(_DEFAULTS[1], ge=1, le=100, tune=[3, 5], about="steps that may be skipped in a row")
+    max_skip: int = knob(3, ge=1, le=100, tune=[3, 5], about="steps that may be skipped in a row")
     retention: float = knob(
-        _DEFAULTS[2],
+        0.2,
         ge=0,
         le=1,
         tune=[0.1, 0.2],
         about="share of the steps, at the beginning, that are computed",
     )
-    hits: float | None = knob(
-        None,
-        gt=0,
-        lt=1,
-        tune=[0.3, 0.5, 0.65],
-        about="share of hits, on a fixed schedule, instead of a threshold",
-    )
+    hits: float | None = hits_knob("a threshold")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
-        if self.hits is not None and (self.threshold, self.max_skip, self.retention) != _DEFAULTS:
-            raise ValueError("give a threshold (with max_skip and retention) or hits, not both")
+        refuse_both(
+            self,
+            self.hits,
+            ("threshold", "max_skip", "retention"),
+            "a threshold (with max_skip and retention)",
+        )
         return self
 
     def unsupported(self, target: Target) -> str | None:
@@ -110,20 +108,11 @@ class Magcache(Technique):
                 return self.hits is not None and is_scheduled_hit(memory.step, self.hits)
             return self._is_near(memory, ratios, int(pipe.num_timesteps))
 
-        cached = Cached(
-            denoiser, residual_forward(denoiser), wrapped, decide, always_compute=not target.has_data
-        )
-        changed: dict[str, int | float | str] = {
-            "denoiser.magcache": self.threshold if self.hits is None else f"hits={self.hits:g}"
-        }
+        cached = Cached(denoiser, residual_forward(denoiser), decide, always_compute=not target.has_data)
+        changed: dict[str, int | float | str] = {"denoiser.magcache": chosen_by(self.hits, self.threshold)}
         if ratios is not None:
             changed["denoiser.magcache_ratios"] = ratios.about()
-        return Effect(
-            changed=changed,
-            around=starting_anew(denoiser),
-            evidence=cached.steps.evidence,
-            refuted=cached.steps.refuted,
-        )
+        return cached.effect(changed)
 
     def _is_near(self, memory: Memory, ratios: Ratios, num_steps: int) -> bool:
         """Whether the last residual, kept through this step too, stays near enough to what it would be."""

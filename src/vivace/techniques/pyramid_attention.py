@@ -37,15 +37,14 @@ from vivace.techniques.step_cache import (
     Cached,
     Look,
     Memory,
+    chosen_by,
     has_step_cache,
+    hits_knob,
     is_scheduled_hit,
     names_its_context,
-    starting_anew,
+    refuse_both,
     timestep_of,
-    wrap_of,
 )
-
-_DEFAULTS = (2, 800, 100)
 
 
 class PyramidAttention(Technique):
@@ -57,23 +56,14 @@ class PyramidAttention(Technique):
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
-    interval: int = knob(
-        _DEFAULTS[0], ge=2, le=100, tune=[2, 3], about="every so many steps attention is computed"
-    )
-    start: int = knob(_DEFAULTS[1], ge=0, le=1001, tune=[800], about="timestep below which it begins")
-    until: int = knob(_DEFAULTS[2], ge=-1, le=1000, tune=[100], about="timestep above which it goes on")
-    hits: float | None = knob(
-        None,
-        gt=0,
-        lt=1,
-        tune=[0.3, 0.5, 0.65],
-        about="share of hits, on a fixed schedule, instead of an interval",
-    )
+    interval: int = knob(2, ge=2, le=100, tune=[2, 3], about="every so many steps attention is computed")
+    start: int = knob(800, ge=0, le=1001, tune=[800], about="timestep below which it begins")
+    until: int = knob(100, ge=-1, le=1000, tune=[100], about="timestep above which it goes on")
+    hits: float | None = hits_knob("an interval")
 
     @model_validator(mode="after")
     def _knobs_go_together(self) -> Self:
-        if self.hits is not None and (self.interval, self.start, self.until) != _DEFAULTS:
-            raise ValueError("give an interval (with start and until) or hits, not both")
+        refuse_both(self, self.hits, ("interval", "start", "until"), "an interval (with start and until)")
         if self.start <= self.until:
             raise ValueError(
                 f"timesteps count down, so start ({self.start}) must be above until ({self.until})"
@@ -112,17 +102,12 @@ class PyramidAttention(Technique):
             in_range = self.until < timestep_of(pipe, memory) < self.start
             return in_range and memory.step % self.interval != 0
 
-        cached = Cached(denoiser, forward, wrap_of(denoiser), decide, always_compute=not target.has_data)
-        return Effect(
-            changed={
-                "denoiser.pyramid_attention": f"interval={self.interval}"
-                if self.hits is None
-                else f"hits={self.hits:g}",
+        cached = Cached(denoiser, forward, decide, always_compute=not target.has_data)
+        return cached.effect(
+            {
+                "denoiser.pyramid_attention": chosen_by(self.hits, f"interval={self.interval}"),
                 "denoiser.reused_attentions": len(slots),
-            },
-            around=starting_anew(denoiser),
-            evidence=cached.steps.evidence,
-            refuted=cached.steps.refuted,
+            }
         )
 
     def script(self, target: Target) -> Script | None:

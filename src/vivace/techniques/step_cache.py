@@ -15,11 +15,46 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from vivace.spec.technique import CallContext, Component
+from vivace.spec.technique import CallContext, Component, Effect, Technique, knob
 
 _MARK = "_vivace_step_cache"
 MODE, KEPT = "step_cache_mode", "step_cache_kept"
 """Arguments that `Cached` adds to a forward's own: "compute", "reuse" or "look", and what is reused."""
+
+
+def hits_knob(instead: str) -> Any:
+    """The knob `hits` of a cache.
+
+    Args:
+        instead: what it replaces, e.g. "a threshold".
+    """
+    return knob(
+        None,
+        gt=0,
+        lt=1,
+        tune=[0.3, 0.5, 0.65],
+        about=f"share of hits, on a fixed schedule, instead of {instead}",
+    )
+
+
+def refuse_both(cache: Technique, hits: float | None, replaced: tuple[str, ...], said: str) -> None:
+    """For a cache's validator.
+
+    Args:
+        replaced: knobs that `hits` replaces.
+        said: those in words.
+
+    Raises:
+        ValueError: hits are given, and so is one of those.
+    """
+    fields = type(cache).model_fields
+    if hits is not None and any(getattr(cache, name) != fields[name].default for name in replaced):
+        raise ValueError(f"give {said} or hits, not both")
+
+
+def chosen_by(hits: float | None, otherwise: float | str) -> float | str:
+    """What decides which steps are hits, for an Effect."""
+    return otherwise if hits is None else f"hits={hits:g}"
 
 
 def is_scheduled_hit(step: int, share: float) -> bool:
@@ -120,7 +155,6 @@ class Cached:
         denoiser: its `forward` is replaced, on the instance, by `forward`.
         forward: takes MODE and KEPT beside what the denoiser's own takes. Returns (output, kept), a tensor and a tuple
             of tensors, in mode "compute"; (output, ()) in mode "reuse"; anything in mode "look".
-        wrap: makes of the output what the denoiser returns with `return_dict`.
         decide: see `Decide`.
         keep: makes of what the forward handed out what is kept; without it, that itself.
         predict: makes of what is kept what the forward is given to reuse; without it, that itself.
@@ -135,7 +169,6 @@ class Cached:
         self,
         denoiser: Any,
         forward: Callable[..., Any],
-        wrap: Callable[[Any], Any],
         decide: Decide,
         *,
         keep: Callable[[Memory, tuple[Any, ...]], tuple[Any, ...]] | None = None,
@@ -144,7 +177,8 @@ class Cached:
         always_compute: bool = False,
     ) -> None:
         self.steps = Steps()
-        self._wrap = wrap
+        self._wrap = _wrap_of(denoiser)
+        self._denoiser = denoiser
         self._decide = decide
         self._keep = keep
         self._predict = predict
@@ -159,6 +193,15 @@ class Cached:
         denoiser.cache_context = self._named
         denoiser._reset_stateful_cache = self.reset
         setattr(denoiser, _MARK, True)
+
+    def effect(self, changed: dict[str, int | float | str]) -> Effect:
+        """What a technique returns that is nothing but this."""
+        return Effect(
+            changed=changed,
+            around=starting_anew(self._denoiser),
+            evidence=self.steps.evidence,
+            refuted=self.steps.refuted,
+        )
 
     def reset(self, recurse: bool = True) -> None:
         self._memories.clear()
@@ -219,7 +262,7 @@ def timestep_of(pipe: Any, memory: Memory) -> float:
     return float(timesteps[min(memory.step, len(timesteps) - 1)])
 
 
-def wrap_of(denoiser: Any) -> Any:
+def _wrap_of(denoiser: Any) -> Any:
     """Makes of an output what the denoiser returns with `return_dict`."""
     from diffusers.models.modeling_outputs import Transformer2DModelOutput
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput

@@ -35,14 +35,13 @@ from vivace.techniques.step_cache import (
     Cached,
     Look,
     Memory,
+    chosen_by,
     has_step_cache,
+    hits_knob,
     is_scheduled_hit,
     names_its_context,
-    starting_anew,
-    wrap_of,
+    refuse_both,
 )
-
-_DEFAULT_INTERVAL, _DEFAULT_WARMUP = 3, 3
 
 
 class Taylorseer(Technique):
@@ -54,25 +53,14 @@ class Taylorseer(Technique):
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
-    interval: int = knob(
-        _DEFAULT_INTERVAL, ge=2, le=100, tune=[2, 3, 4], about="every so many steps one is computed"
-    )
+    interval: int = knob(3, ge=2, le=100, tune=[2, 3, 4], about="every so many steps one is computed")
     order: int = knob(1, ge=0, le=4, tune=[1, 2], about="of the Taylor series; 0 repeats")
-    warmup: int = knob(
-        _DEFAULT_WARMUP, ge=1, le=1000, tune=[3], about="steps at the beginning that are computed"
-    )
-    hits: float | None = knob(
-        None,
-        gt=0,
-        lt=1,
-        tune=[0.3, 0.5, 0.65],
-        about="share of hits, on a fixed schedule, instead of interval and warmup",
-    )
+    warmup: int = knob(3, ge=1, le=1000, tune=[3], about="steps at the beginning that are computed")
+    hits: float | None = hits_knob("interval and warmup")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
-        if self.hits is not None and (self.interval, self.warmup) != (_DEFAULT_INTERVAL, _DEFAULT_WARMUP):
-            raise ValueError("give an interval and warmup or hits, not both")
+        refuse_both(self, self.hits, ("interval", "warmup"), "an interval and warmup")
         return self
 
     def unsupported(self, target: Target) -> str | None:
@@ -105,22 +93,16 @@ class Taylorseer(Technique):
         cached = Cached(
             denoiser,
             forward,
-            wrap_of(denoiser),
             decide,
             keep=self._continued,
             predict=_predicted,
             always_compute=not target.has_data,
         )
-        return Effect(
-            changed={
-                "denoiser.taylorseer": f"interval={self.interval}"
-                if self.hits is None
-                else f"hits={self.hits:g}",
+        return cached.effect(
+            {
+                "denoiser.taylorseer": chosen_by(self.hits, f"interval={self.interval}"),
                 "denoiser.taylorseer_order": self.order,
-            },
-            around=starting_anew(denoiser),
-            evidence=cached.steps.evidence,
-            refuted=cached.steps.refuted,
+            }
         )
 
     def _continued(self, memory: Memory, computed: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -30,20 +30,20 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
-from vivace.techniques.flux_residual import not_flux, residual_forward, wrapped
+from vivace.techniques.flux_residual import not_flux, residual_forward
 from vivace.techniques.step_cache import (
     ONE_AT_A_TIME,
     Cached,
     Look,
     Memory,
+    chosen_by,
     has_step_cache,
+    hits_knob,
     is_scheduled_hit,
     nothing_learnt,
-    starting_anew,
+    refuse_both,
 )
 from vivace.techniques.teacache_fit import Fit, find_fit
-
-_DEFAULT_THRESHOLD = 0.25
 
 
 class Teacache(Technique):
@@ -56,24 +56,17 @@ class Teacache(Technique):
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     threshold: float = knob(
-        _DEFAULT_THRESHOLD,
+        0.25,
         ge=0,
         le=10,
         tune=[0.25, 0.4, 0.6],
         about="sum of rescaled changes at which a step is computed again",
     )
-    hits: float | None = knob(
-        None,
-        gt=0,
-        lt=1,
-        tune=[0.3, 0.5, 0.65],
-        about="share of hits, on a fixed schedule, instead of a threshold",
-    )
+    hits: float | None = hits_knob("a threshold")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
-        if self.hits is not None and self.threshold != _DEFAULT_THRESHOLD:
-            raise ValueError("give a threshold or hits, not both")
+        refuse_both(self, self.hits, ("threshold",), "a threshold")
         return self
 
     def unsupported(self, target: Target) -> str | None:
@@ -109,21 +102,13 @@ class Teacache(Technique):
         cached = Cached(
             denoiser,
             residual_forward(denoiser),
-            wrapped,
             decide,
             always_compute=not target.has_data,
         )
-        changed: dict[str, int | float | str] = {
-            "denoiser.teacache": self.threshold if self.hits is None else f"hits={self.hits:g}"
-        }
+        changed: dict[str, int | float | str] = {"denoiser.teacache": chosen_by(self.hits, self.threshold)}
         if fit is not None:
             changed["denoiser.teacache_polynomial"] = fit.about()
-        return Effect(
-            changed=changed,
-            around=starting_anew(denoiser),
-            evidence=cached.steps.evidence,
-            refuted=cached.steps.refuted,
-        )
+        return cached.effect(changed)
 
 
 def _is_close(memory: Memory, modulated: Any, fit: Fit, threshold: float, num_steps: int | None) -> bool:
