@@ -5,9 +5,9 @@
     python -m vivace.benchmark.worker                     serves its requests itself, in a fresh process
 
 A forked child starts in milliseconds and shares the imported libraries, which take seconds; a parent that has only
-imported is safe to fork. CUDA's driver does not survive a fork once a process has woken it, and what libraries do when
-they are imported is their own affair. So a first child tries the GPU, if there is one, and `ready` says how that ended;
-if badly, the launcher starts a fresh process for each request.
+imported is safe to fork. CUDA's driver does not survive a fork once a process has woken it. `vivace.benchmark.driver`
+keeps it asleep, but what libraries do when they are imported is their own affair: so a first child tries the GPU, if
+there is one, and `ready` says how that ended; if badly, the launcher starts a fresh process for each request.
 
 Requests: {"kind": "environment", "device": ..., "threads": ...}
           {"kind": "figures", "pictures": FOLDER, "keys": [...], "scorer": ..., "device": ..., "lpips": ...,
@@ -69,10 +69,11 @@ def main() -> None:
 def import_all() -> None:
     """Import what every trial needs. Nothing here may start a thread or touch a device."""
     from vivace.benchmark import round as _round
+    from vivace.benchmark.driver import asleep
     from vivace.models.load import quiet
 
     assert _round is not None
-    with quiet():
+    with quiet(), asleep():
         import diffusers
         import torchao.quantization
         import transformers

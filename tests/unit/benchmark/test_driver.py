@@ -1,0 +1,63 @@
+"""The parent of forked rounds never wakes CUDA's driver: shown with a CUDA build of PyTorch acted on a CPU."""
+
+import subprocess
+import sys
+
+import pytest
+
+from vivace.benchmark import driver
+
+_PRELUDE = """
+import sys, types
+import torch
+import vivace.benchmark.driver as driver
+
+woken = []
+def wake():
+    woken.append(True)
+def properties(device=None):
+    wake()
+    return types.SimpleNamespace(major=9, minor=0)
+def capability(device=None):
+    wake()
+    return (9, 0)
+torch.version.cuda = "13.0"
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 1
+torch.cuda.get_device_properties = properties
+torch.cuda.get_device_capability = capability
+driver.nvml_capability = lambda: eval(sys.argv[1])
+"""
+
+
+def run(program: str, known: str) -> str:
+    command = [sys.executable, "-c", _PRELUDE + program, known]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(("known", "expected"), [("(9, 0)", "False"), ("None", "True")])
+def test_importing_asks_nvml_and_not_the_driver(known: str, expected: str) -> None:
+    """With no NVML the libraries do ask the driver, so this test would notice if the first case asked it too."""
+    program = "from vivace.benchmark.worker import import_all\nimport_all()\nprint(bool(woken))"
+    assert run(program, known).splitlines()[-1] == expected
+
+
+def test_afterwards_pytorch_answers_again() -> None:
+    program = """
+with driver.asleep():
+    from torch.cuda import get_device_capability as kept
+    assert kept() == (8, 6) and not woken
+assert torch.cuda.get_device_capability is capability
+print(kept(), len(woken))
+"""
+    assert run(program, "(8, 6)") == "(9, 0) 1"
+
+
+def test_a_machine_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: no such file")
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", missing)
+    assert driver.nvml_capability() is None
