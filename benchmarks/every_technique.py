@@ -202,6 +202,13 @@ def key_of(record: Record) -> Key:
     return record.trial.recipe.text, record.trial.workload.num_inference_steps
 
 
+def alone(name: str) -> tuple[str, ...]:
+    """ALONE for this model: with a scale per row fp8 wants bf16, and the UNets' own precision is fp16."""
+    if CATALOGUE[name].cuda_dtype == "bf16":
+        return ALONE
+    return tuple(f"bf16+{text}" if text in ("fp8", "fp8+compile") else text for text in ALONE)
+
+
 def configurations(name: str) -> list[str]:
     """The study's, canonical, for this model."""
     texts = CONFIGURATIONS
@@ -278,7 +285,7 @@ def _cases(name: str, part: str, only: Sequence[str]) -> list[Key]:
         return [(resolve(text).text, STEPS) for text in only]
     found: list[Key] = []
     if part != "configurations":
-        found += [(resolve(text).text, STEPS) for text in ALONE]
+        found += [(resolve(text).text, STEPS) for text in alone(name)]
     if part != "alone":
         found += [(text, full_length(name)) for text in configurations(name)]
     return list(dict.fromkeys(found))

@@ -16,6 +16,12 @@ from vivace.techniques.teacache_fit import Fit, keep
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
 def load(recipe: str) -> Any:
     return vivace.load("tiny-sd", recipe, device="cuda")
 
@@ -226,7 +232,7 @@ def test_freed_text_encoders_come_back_for_new_prompts(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", ["compile", "compile(reduce-overhead)", "cuda_graph", "offload", "offload(group)"]
+    "extra", ["compile", "compile(reduce-overhead)", "cuda_graph", "offload(model)", "offload(group)"]
 )
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
 def test_deep_features_outlast_what_wraps_the_forward(family: str, extra: str) -> None:
@@ -244,7 +250,7 @@ def test_deep_features_outlast_what_wraps_the_forward(family: str, extra: str) -
 
 
 @pytest.mark.parametrize(
-    "extra", ["compile", "compile(reduce-overhead)", "cuda_graph", "offload", "offload(group)", "bf16"]
+    "extra", ["compile", "compile(reduce-overhead)", "cuda_graph", "offload(model)", "offload(group)", "bf16"]
 )
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
 def test_half_of_the_batch_outlasts_what_wraps_the_forward(family: str, extra: str) -> None:
@@ -265,7 +271,7 @@ def test_half_of_the_batch_outlasts_what_wraps_the_forward(family: str, extra: s
 
 
 @pytest.mark.parametrize(
-    "extra", ["compile", "compile(reduce-overhead)", "cuda_graph", "offload", "offload(group)"]
+    "extra", ["compile", "compile(reduce-overhead)", "cuda_graph", "offload(model)", "offload(group)"]
 )
 @pytest.mark.parametrize(
     "recipe", ["teacache(hits=0.5)", "teacache(0.3)", "magcache(hits=0.5)", "taylorseer", "pyramid_attention"]

@@ -44,7 +44,7 @@ from vivace.techniques.attention_kernels import (
     unsupported_for,
     unsupported_on,
 )
-from vivace.techniques.compiled_graphs import graphs_compiled, keep_compiled_code
+from vivace.techniques.compiled_graphs import counting_graphs, keep_compiled_code
 
 _OPERATORS = {
     "math": "_scaled_dot_product_attention_math",
@@ -130,6 +130,7 @@ class Attention(Technique):
 
     def _led(self, changed: dict[str, int | float | str], led: dict[Component, Led]) -> Effect:
         """A kernel that calls must be led to."""
+        counted = counting_graphs() if self.backend == "flex" else dict
 
         def evidence() -> dict[str, int | float | str]:
             found: dict[str, int | float | str] = {}
@@ -138,7 +139,7 @@ class Attention(Technique):
                 found[f"{component}.attentions_compiled_{self.backend}"] = calls.num_compiled
                 if calls.left:
                     found[f"{component}.attention_calls_left"] = _words(calls.left)
-            return found | (graphs_compiled() if self.backend == "flex" else {})
+            return found | counted()
 
         def refuted(_: dict[str, Any]) -> str | None:
             for component, calls in led.items():

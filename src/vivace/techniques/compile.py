@@ -37,7 +37,7 @@ from vivace.spec.technique import (
     knob,
     working_part,
 )
-from vivace.techniques.compiled_graphs import graphs_compiled, keep_compiled_code
+from vivace.techniques.compiled_graphs import counting_graphs, keep_compiled_code
 
 _LEAST = (7, 5)  # compute capability that Triton generates code for
 
@@ -123,7 +123,7 @@ class Compile(Technique):
             contexts=dict.fromkeys(target.modules(), _sizes_apart)
             if self.dynamic and target.has_data
             else {},
-            evidence=graphs_compiled,
+            evidence=counting_graphs(),
         )
 
     def script(self, target: Target) -> Script | None:

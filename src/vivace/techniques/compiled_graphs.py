@@ -8,6 +8,8 @@ start of the machine empties; here it is a lasting one. `TORCHINDUCTOR_CACHE_DIR
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from vivace.spec.cache import cache_folder
@@ -40,22 +42,39 @@ def keep_compiled_code() -> None:
         os.environ[VARIABLE] = str(folder)
 
 
-def graphs_compiled() -> dict[str, int | float | str]:
-    """Graphs since the process began, and how many of inductor's were found compiled already.
+def counting_graphs() -> Callable[[], dict[str, int | float | str]]:
+    """Returns what counts the process's graphs from now on, and how many of inductor's were found compiled already.
 
     A graph counts as found if its whole compiled form was (aot_autograd's cache) or its code was (inductor's).
     """
+    start = _counts()
+
+    def counted() -> dict[str, int | float | str]:
+        now = _counts()
+        # Who clears PyTorch's counters in between begins anew.
+        since = now - start if start <= now else now
+        found: dict[str, int | float | str] = {
+            "compiled_graphs": since["graphs"],
+            "graph_breaks": since["breaks"],
+        }
+        if since["whole_hits"] or since["code_hits"] or since["misses"]:
+            # A graph found whole never asks for its code, or finds that too.
+            found["graphs_from_cache"] = max(since["whole_hits"], since["code_hits"])
+            found["graphs_not_in_cache"] = since["misses"]
+        return found
+
+    return counted
+
+
+def _counts() -> Counter[str]:
+    """Since the process began."""
     from torch._dynamo.utils import counters
 
     whole, code = counters["aot_autograd"], counters["inductor"]
-    found: dict[str, int | float | str] = {
-        "compiled_graphs": int(counters["stats"]["unique_graphs"]),
-        "graph_breaks": int(sum(counters["graph_break"].values())),
-    }
-    hits = int(whole["autograd_cache_hit"]), int(code["fxgraph_cache_hit"])
-    misses = int(code["fxgraph_cache_miss"]) + int(code["fxgraph_cache_bypass"])
-    if any(hits) or misses:
-        # A graph found whole never asks for its code, or finds that too.
-        found["graphs_from_cache"] = max(hits)
-        found["graphs_not_in_cache"] = misses
-    return found
+    return Counter(
+        graphs=counters["stats"]["unique_graphs"],
+        breaks=sum(counters["graph_break"].values()),
+        whole_hits=whole["autograd_cache_hit"],
+        code_hits=code["fxgraph_cache_hit"],
+        misses=code["fxgraph_cache_miss"] + code["fxgraph_cache_bypass"],
+    )

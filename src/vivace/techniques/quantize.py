@@ -27,6 +27,7 @@ therefore not offered.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NoReturn, Self, cast
@@ -278,6 +279,9 @@ def _refuse(choices: Mapping[Component, Choice]) -> NoReturn:
         raise NoEffect("the weights are quantised already", already_so=True)
     if not kept:
         raise NoEffect(f"no Linear layer to quantise in {', '.join(choices) or 'this pipeline'}")
-    reasons = briefly_why(kept)
-    more = f" and {len(reasons) - 5} more" if len(reasons) > 5 else ""
-    raise NoEffect(f"no layer could be quantised: {'; '.join(reasons[:5])}{more}")
+    counts = Counter(kept.values()).most_common()
+    # Of a UNet most layers are convolutions, which is no news; what one can mend comes first.
+    counts.sort(key=lambda found: found[0] == "convolution")
+    said = "; ".join(f"{number} layer{'s' * (number != 1)}: {reason}" for reason, number in counts[:5])
+    more = f" and {len(counts) - 5} other reasons" if len(counts) > 5 else ""
+    raise NoEffect(f"no layer could be quantised: {said}{more}")

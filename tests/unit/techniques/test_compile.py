@@ -46,6 +46,17 @@ def test_blocks_that_are_not_named_are_refused_in_words() -> None:
     assert "needs compute capability 7.5" in (Compile().unsupported(Target(machine=old)) or "")
 
 
+def test_each_session_counts_its_own_graphs() -> None:
+    first = session("sd", "compile(backend=eager)")
+    draw(first)
+    second = session("flux", "compile(backend=eager)")
+    draw(second)
+    counts = [made.evidence()["compiled_graphs"] for made in (first, second)]
+    assert counts == [2, 1], (
+        "the first's go on counting, since the process does; the second's begin where it began"
+    )
+
+
 @pytest.mark.parametrize("family", ["sd", "flux"])
 def test_dynamic_code_serves_another_size(family: str) -> None:
     def graphs(recipe: str) -> list[int]:

@@ -84,7 +84,7 @@ def _int4_gemm_keeps(layer: Any, name: str, settings: Settings) -> str | None:
     import torch
 
     if layer.weight.dtype != torch.bfloat16:
-        return "its product wants bf16"
+        return "its product wants bf16 (add bf16)"
     if layer.in_features % _GEMM_GROUP:
         return f"{layer.in_features} inputs are no multiple of {_GEMM_GROUP}"
     return not_a_multiple(layer, 16)

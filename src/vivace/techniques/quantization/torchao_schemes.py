@@ -138,7 +138,7 @@ def _fp8_keeps(layer: Any, name: str, settings: Settings) -> str | None:
     import torch
 
     if settings.machine.is_cuda and settings.granularity == "row" and layer.weight.dtype != torch.bfloat16:
-        return "a scale per row wants bf16"
+        return "a scale per row wants bf16 (add bf16, or granularity=tensor)"
     if settings.granularity == "tensor" and (reason := _taken_for_a_block(layer)):
         return reason
     return not_a_multiple(layer, 16)
