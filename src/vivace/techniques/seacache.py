@@ -7,7 +7,7 @@ Why: early steps settle coarse structure, late ones detail, and until then a fre
 Costs: the picture drifts with every hit. A 2-D FFT of the image's tokens and a number read back from the GPU in every
     step, and a batch is decided as one. A residual is kept (FLUX at 1024 px: 25 MB a picture in bf16; two with
     order 1), and between steps what was filtered, in fp32 (50 MB). The rival is always fewer plain steps: bench both.
-    On tiny-flux no other cache drew closer to the baseline between 1.4x and 2.4x; beyond 2.5x others did
+    On tiny-flux it stays closer to the baseline than the other caches between 1.4x and 2.4x, from 2.5x on it does not
     (docs/step-curves.md).
 Needs: FLUX with trained weights; a fixed schedule takes random ones too.
 Source: Chung et al., SeaCache: Spectral-Evolution-Aware Cache for Accelerating Diffusion Models, CVPR 2026, arXiv
