@@ -68,6 +68,8 @@ CURVES: dict[str, dict[str, tuple[str, ...]]] = {
         STEPS: tuple(f"steps({k})" for k in (24, 20, 17, 14, 12, 10, 8, 6)),
         "first_block_cache": tuple(f"first_block_cache({t})" for t in (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)),
         "teacache": tuple(f"teacache({t})" for t in (0.02, 0.04, 0.07, 0.1, 0.2, 0.4)),
+        "seacache": tuple(f"seacache({t})" for t in (0.08, 0.15, 0.2, 0.3, 0.6, 1.0)),
+        "seacache, order 1": tuple(f"seacache({t},order=1)" for t in (0.1, 0.2, 0.3, 0.6)),
         "magcache": tuple(f"magcache({t})" for t in (0.03, 0.06, 0.12, 0.24, 0.5, 1.0)),
         **_ALIKE,
     },

@@ -43,6 +43,21 @@ def with_vivace(model: str, recipe: str, call: dict[str, Any] = CALL) -> np.ndar
     return np.asarray(session(PROMPT, generator=torch.Generator().manual_seed(3)).images[0])
 
 
+def check_it_draws_the_same(model: str, recipe: str, own: list[str], folder: Path) -> None:
+    """That a script draws what vivace draws, to a level of 255, and passes `check`.
+
+    Args:
+        own: the techniques that vivace itself has to draw, as `Written` names them.
+        folder: an empty one.
+    """
+    call = {"height": 128, "width": 128}
+    written = write(model, recipe, call=call)
+    assert written.own == own
+    picture = run(written.text, folder).astype(float)
+    assert np.abs(picture - with_vivace(model, recipe, call)).max() <= 1
+    check(folder)
+
+
 def check(folder: Path) -> None:
     """Nothing that ruff would complain of or lay out otherwise."""
     for command in (

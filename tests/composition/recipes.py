@@ -40,6 +40,9 @@ _SUITED: dict[tuple[str, str], list[Any]] = {
     ("first_block_cache", "threshold"): [0.3, 0.2],
     ("teacache", "threshold"): [0.25],  # the default, which goes with hits: a threshold wants a fit
     ("teacache", "hits"): [0.5, 0.3],
+    ("seacache", "threshold"): [0.3],  # what goes with hits
+    ("seacache", "max_skip"): [5],
+    ("seacache", "hits"): [0.5, 0.3],
     ("pyramid_attention", "start"): [600],  # of few steps the second, just below 800, decides
     ("magcache", "threshold"): [0.06],
     ("magcache", "max_skip"): [3],

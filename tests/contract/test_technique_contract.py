@@ -29,6 +29,7 @@ SUITED = {
     "vae_tiling": ["vae_tiling(64)"],
     "teacache": ["teacache(hits=0.3)", "teacache(hits=0.5)"],  # a threshold wants a fit, which is not there
     "magcache": ["magcache(hits=0.3)", "magcache(hits=0.5)"],
+    "seacache": ["seacache(1.0)", "seacache(hits=0.5)"],  # of few steps each changes much
 }
 LEAST_DB = {
     "quantize(int4)": 20,  # sixteen values a weight

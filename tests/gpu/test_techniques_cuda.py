@@ -267,15 +267,17 @@ def test_half_of_the_batch_outlasts_what_wraps_the_forward(family: str, extra: s
         assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0)
 
 
-# teacache, magcache, taylorseer, pyramid_attention
+# teacache, seacache, magcache, taylorseer, pyramid_attention
 
 
 @pytest.mark.parametrize(
     "extra", ["compile", "compile(reduce-overhead)", "cuda_graph", "offload(model)", "offload(group)"]
 )
 @pytest.mark.parametrize(
-    "recipe", ["teacache(hits=0.5)", "teacache(0.3)", "magcache(hits=0.5)", "taylorseer", "pyramid_attention"]
-)
+    "recipe",
+    ["teacache(hits=0.5)", "teacache(0.3)", "seacache(hits=0.5)", "seacache(0.3)", "magcache(hits=0.5)", "taylorseer",
+     "pyramid_attention"],
+)  # fmt: skip
 def test_a_look_in_front_of_what_wraps_the_forward(
     recipe: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,9 @@
 
 Revisions are pinned, so that a name means the same weights for everybody. Sizes, steps, guidance and schedulers are
 those of the models' own cards and of diffusers' documentation; where a card gives several, the comment says which was
-taken.
+taken. LoRAs for few steps are less certain: two of them (LCM's for SDXL, turbo for FLUX.1 [dev]) are taken from "main",
+their commits not being known, and the settings of Hyper-SD's for SD 1.5 and FLUX.1 [dev] and of turbo were not held
+against their cards.
 
 SDXL's VAE overflows in fp16. Its config says so (force_upcast), and the pipeline then decodes in fp32: that is the
 picture as published, and what all SDXL models here do. It costs time and about 4 GB at 1024x1024. Many people put
@@ -100,7 +102,9 @@ def _lightning(num_steps: int) -> Entry:
 
 
 def _few_steps_of_sdxl() -> tuple[FewSteps, ...]:
-    """As their cards say; LCM's says guidance off or 1 to 2, the others off."""
+    """LCM's card: 2 to 8 steps, guidance off or 1 to 2. Lightning and Hyper-SD: what `_lightning` and hyper-sdxl-4step
+    say of their cards, with as many steps as the file is named for.
+    """
     trailing = {"timestep_spacing": "trailing"}
     return (
         _lcm("latent-consistency/lcm-lora-sdxl", "main"),

@@ -24,6 +24,7 @@ from vivace.techniques.prune import Prune
 from vivace.techniques.pyramid_attention import PyramidAttention
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.scheduler import Scheduler
+from vivace.techniques.seacache import Seacache
 from vivace.techniques.steps import Steps
 from vivace.techniques.taylorseer import Taylorseer
 from vivace.techniques.teacache import Teacache
@@ -49,6 +50,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         TokenMerging,
         FirstBlockCache,
         Teacache,
+        Seacache,
         Magcache,
         Taylorseer,
         PyramidAttention,

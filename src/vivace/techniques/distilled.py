@@ -1,9 +1,9 @@
 """A published LoRA that lets the model draw in a few steps, merged into its weights.
 
-Why: a picture in 4 steps instead of 30 or 50, most of them without guidance and so with half the work a step: nothing
-    else saves as much. Merged, the LoRA costs nothing at each step.
+Why: a picture in 4 steps instead of 30 or 50, most of them without guidance and so with half the work a step.
+    Merged, the LoRA costs nothing at each step.
 Costs: another picture, with less variety and detail than the whole model's; each kind has numbers of steps that it was
-    made for. The LoRA is fetched once (70 MB to 1.4 GB).
+    made for. The LoRA is fetched once (Hyper-SD's repository lists 0.27 GB for SD 1.5, 1.39 GB for FLUX.1 [dev]).
 Needs: a model for which such a LoRA is known: `vivace models` lists them.
 Source: Luo et al., LCM-LoRA, arXiv 2311.05556; Lin et al., SDXL-Lightning, arXiv 2402.13929; Ren et al., Hyper-SD,
     arXiv 2404.13686.

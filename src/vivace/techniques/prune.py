@@ -1,10 +1,10 @@
 """Blocks of the denoiser that change little of what passes through them are taken out.
 
 Why: every block of a denoiser adds something to what comes in, and some add next to nothing. What is taken out costs
-    neither time nor memory, needs no kernel and no GPU of a certain age, and goes with everything else. For UNets full
-    of convolutions, which quantising hardly speeds up, it is what remains beside fewer steps.
+    neither time nor memory, and needs no kernel and no GPU of a certain age.
 Costs: another picture, and with a larger share a worse one: published pruned models were trained again afterwards,
-    which vivace does not do. Choosing the blocks draws `pictures` of the workload's prompts first.
+    which vivace does not do. On both embedded models it is further from the baseline than fewer steps of the same work
+    (docs/step-curves.md): bench both. Choosing the blocks draws `pictures` of the workload's prompts first.
 Needs: a UNet as diffusers builds it, or a transformer with lists of blocks (FLUX, SD3, PixArt).
 Source: Men et al., "ShortGPT", arXiv 2403.03853 (a block's influence); Kim et al., "BK-SDM", arXiv 2305.15798 (which
     parts of a UNet can go).

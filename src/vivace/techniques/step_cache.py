@@ -132,6 +132,7 @@ class Memory:
     kept: tensors that could be reused.
     before: what was kept while a step is computed, for a `keep` that wants it.
     shape: of the input that they were computed for.
+    inputs: the call's keyword arguments, while it is decided.
     notes: the deciding function's own.
     """
 
@@ -139,6 +140,7 @@ class Memory:
     kept: tuple[Any, ...] = ()
     before: tuple[Any, ...] = ()
     shape: Hashable = None
+    inputs: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -225,7 +227,9 @@ class Cached:
         def look() -> Any:
             return module.forward(*args, **kwargs, **{MODE: "look"})
 
+        memory.inputs = kwargs
         is_hit = not self._always_compute and self._decide(memory, look) and bool(memory.kept)
+        memory.inputs = {}
         self.steps.count(is_hit)
         if is_hit:
             reused = self._predict(memory) if self._predict is not None else memory.kept
@@ -252,6 +256,11 @@ def _kind_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     """Shape, dtype and device of the noisy latents."""
     latents = latents_of(args, kwargs)
     return tuple(latents.shape), latents.dtype, latents.device
+
+
+def relative_change(new: Any, old: Any) -> float:
+    """The L1 norm of the difference over that of the older one."""
+    return float((new.float() - old.float()).abs().mean() / old.float().abs().mean())
 
 
 def timestep_of(pipe: Any, memory: Memory) -> float:

@@ -42,6 +42,7 @@ from vivace.techniques.step_cache import (
     is_scheduled_hit,
     nothing_learnt,
     refuse_both,
+    relative_change,
 )
 from vivace.techniques.teacache_fit import Fit, find_fit
 
@@ -124,11 +125,6 @@ def _is_close(memory: Memory, modulated: Any, fit: Fit, threshold: float, num_st
     is_hit = bool(distance < threshold)
     memory.notes["distance"] = distance if is_hit else 0.0
     return is_hit
-
-
-def relative_change(new: Any, old: Any) -> float:
-    """The L1 norm of the difference over that of the older one."""
-    return float((new.float() - old.float()).abs().mean() / old.float().abs().mean())
 
 
 @contextmanager

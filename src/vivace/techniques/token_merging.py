@@ -2,9 +2,9 @@
 
 Why: self-attention costs the square of its tokens, and at a UNet's highest resolution there are thousands (SD 1.5 at
     512 px: 4,096) of which neighbours say nearly the same. With half of them merged that attention costs a quarter.
-Costs: another picture: fine texture goes first. Finding the pairs is a product and a sort in every block, which
-    kernels of today's attention (flash, cuDNN) outrun at 512 px; the gain is in large pictures and slow kernels, so
-    measure it.
+Costs: another picture. Finding the pairs is a product and a sort in every block, and where attention is fast already
+    it may cost more than it saves: measure it. On tiny-sd it is no closer to the baseline than fewer steps of the same
+    work (docs/step-curves.md); at what sizes it pays on a GPU has not been measured.
 Needs: a UNet with attention (SD 1.5, SDXL). FLUX's tokens carry their place in each attention and cannot be averaged.
 Source: Bolya and Hoffman, "Token Merging for Fast Stable Diffusion", arXiv 2303.17604; Bolya et al., arXiv 2210.09461.
 

@@ -186,6 +186,7 @@ def test_killed_benches(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_killed_workers_soak(tmp_path: Path) -> None:
     struck = kill_workers(tmp_path / "s", kills=200, seed=3)
+    assert struck >= 50, "the kills must strike"
     print(f"\n200 kills of workers, {struck} struck a round in progress: nothing lost, nothing doubled")
 
 

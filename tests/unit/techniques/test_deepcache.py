@@ -10,7 +10,7 @@ import torch
 import vivace
 from tests import exported
 from tests.families import build, draw, psnr, session
-from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from tests.unit.techniques import halved
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.flops import count_denoiser
 from vivace.measure.timer import PipelineTimer
@@ -146,28 +146,13 @@ def test_compiled_it_is_two_graphs_without_a_break(family: str, extra: str, grap
 
 @pytest.mark.parametrize("family", UNETS)
 def test_recorded_it_is_two_graphs(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = draw(session(family, "deepcache(2)"), num_inference_steps=4)
-    pipe = build(family)
-    made = vivace.apply(pipe, "deepcache(2)")
-    effect = apply_cuda_graph(pipe, monkeypatch)
-    for _ in range(2):
-        assert psnr(draw(made, num_inference_steps=4), alone) > 90
-    assert effect.evidence() == {"cuda_graphs_recorded": 2, "cuda_graph_replays": 8}
+    halved.check_recorded(family, "deepcache(2)", monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    ["bf16", "bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "attention(math)", "inference_mode",
-     "compile(backend=eager, blocks=repeated)", "scheduler(heun)", "prompt_cache"],
-)  # fmt: skip
+@pytest.mark.parametrize("recipe", [*halved.COMPANY, "compile(backend=eager, blocks=repeated)"])
 @pytest.mark.parametrize("family", UNETS)
 def test_it_composes(family: str, recipe: str) -> None:
-    alone = draw(session(family, recipe), num_inference_steps=4)
-    both = session(family, f"deepcache(2)+{recipe}")
-    picture = draw(both, num_inference_steps=4)
-    assert np.isfinite(picture).all()
-    assert 10 < psnr(picture, alone) < 100
-    assert 0 < float(both.evidence()["cache_hit_rate"]) <= 0.5
+    halved.check_it_composes(family, "deepcache(2)", recipe)
 
 
 def test_a_batch_in_one_context_is_timed_once_a_step() -> None:

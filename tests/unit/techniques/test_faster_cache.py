@@ -12,7 +12,7 @@ from diffusers.hooks.faster_cache import _split_low_high_freq
 import vivace
 from tests import exported
 from tests.families import build, draw, psnr, session
-from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from tests.unit.techniques import halved
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.flops import count_denoiser
 from vivace.measure.timer import PipelineTimer
@@ -224,29 +224,13 @@ def test_blocks_compiled_one_code_for_all(num: int) -> None:
 
 @pytest.mark.parametrize("family", UNETS)
 def test_recorded_it_is_two_graphs(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = "faster_cache(2, start=1001)"
-    alone = draw(session(family, recipe), num_inference_steps=4)
-    pipe = build(family)
-    made = vivace.apply(pipe, recipe)
-    effect = apply_cuda_graph(pipe, monkeypatch)
-    for _ in range(2):
-        assert psnr(draw(made, num_inference_steps=4), alone) > 90
-    assert effect.evidence() == {"cuda_graphs_recorded": 2, "cuda_graph_replays": 8}
+    halved.check_recorded(family, "faster_cache(2, start=1001)", monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    ["bf16", "bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "attention(math)", "inference_mode",
-     "token_merging", "scheduler(heun)", "prompt_cache"],
-)  # fmt: skip
+@pytest.mark.parametrize("recipe", [*halved.COMPANY, "token_merging"])
 @pytest.mark.parametrize("family", UNETS)
 def test_it_composes(family: str, recipe: str) -> None:
-    alone = draw(session(family, recipe), num_inference_steps=4)
-    both = session(family, f"faster_cache(2, start=1001)+{recipe}")
-    picture = draw(both, num_inference_steps=4)
-    assert np.isfinite(picture).all()
-    assert 10 < psnr(picture, alone) < 100
-    assert 0 < float(both.evidence()["cache_hit_rate"]) <= 0.5
+    halved.check_it_composes(family, "faster_cache(2, start=1001)", recipe)
 
 
 def test_a_batch_in_one_context_is_timed_once_a_step() -> None:

@@ -173,9 +173,4 @@ def test_what_cannot_be_is_said_in_words() -> None:
     ],
 )
 def test_a_script_draws_the_same(model: str, recipe: str, own: list[str], tmp_path: Path) -> None:
-    call = {"height": 128, "width": 128}
-    written = exported.write(model, recipe, call=call)
-    assert written.own == own
-    picture = exported.run(written.text, tmp_path).astype(float)
-    assert np.abs(picture - exported.with_vivace(model, recipe, call)).max() <= 1
-    exported.check(tmp_path)
+    exported.check_it_draws_the_same(model, recipe, own, tmp_path)

@@ -23,7 +23,8 @@ from vivace.runtime.calibration import calibrate_teacache
 from vivace.runtime.prediction import predict
 from vivace.spec.technique import Machine, Target
 from vivace.techniques.resolve import resolve
-from vivace.techniques.teacache import Teacache, relative_change, watching
+from vivace.techniques.step_cache import relative_change
+from vivace.techniques.teacache import Teacache, watching
 from vivace.techniques.teacache_fit import FLUX_DEV, Fit, find_fit, fitted, keep
 
 CALL = {"num_inference_steps": 12}

@@ -1,0 +1,303 @@
+"""SeaCache: noise filtered out of what steps are compared by, steps skipped by it or by a schedule."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers.hooks.sea_cache import _apply_sea_filter
+
+import vivace
+from tests.families import build, draw, psnr, session
+from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.errors import RecipeError, Unsupported, UsageError
+from vivace.measure.flops import count_denoiser
+from vivace.measure.timer import PipelineTimer
+from vivace.models.weightless import find_weightless
+from vivace.runtime.prediction import predict
+from vivace.spec.technique import Machine, Target
+from vivace.techniques.flux_residual import watching_residuals
+from vivace.techniques.resolve import resolve
+from vivace.techniques.seacache import Seacache, grid_of, sea_filtered, sea_gain
+from vivace.techniques.step_cache import relative_change
+
+CALL = {"num_inference_steps": 12}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def ids_of(rows: int, columns: int, picture: int = 0) -> torch.Tensor:
+    return torch.cartesian_prod(torch.tensor([picture]), torch.arange(rows), torch.arange(columns)).float()
+
+
+# The filter
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.5, 0.95])
+def test_along_one_direction_it_is_diffusers_own(sigma: float) -> None:
+    """There, where power falls by the product of what each direction has, both say the same of a single row."""
+    tokens = torch.randn(1, 16, 3, generator=torch.Generator().manual_seed(0))
+    wanted = _apply_sea_filter(tokens.reshape(1, 1, 16, 3), sigma, power_exp=3.0)
+    assert torch.allclose(sea_filtered(tokens, (1, 16), sigma, 3.0), wanted.reshape(1, 1, 16, 3), atol=1e-5)
+
+
+@pytest.mark.parametrize("grid", [(8, 8), (6, 9), (5, 4), (1, 7)])
+def test_without_noise_nothing_is_filtered(grid: tuple[int, int]) -> None:
+    tokens = torch.randn(2, grid[0] * grid[1] + 3, 5, generator=torch.Generator().manual_seed(0))
+    filtered = sea_filtered(tokens, grid, 0.0, 2.0)
+    assert torch.allclose(filtered, tokens[:, :-3].unflatten(1, grid), atol=1e-5)
+
+
+def test_the_more_noise_the_fewer_frequencies_pass() -> None:
+    highest = []
+    for sigma in (0.0, 0.3, 0.6, 0.9, 1.0):
+        gain = sea_gain((8, 8), sigma, 2.0)
+        assert float(gain.mean()) == pytest.approx(1)
+        assert torch.equal(gain, gain.T)
+        assert torch.equal(gain[1:], gain[1:].flip(0)), "as much of a wave as of its mirror image"
+        assert float(gain.max()) == float(gain[0, 0])
+        highest.append(float(gain[4, 4] / gain[0, 0]))
+    assert highest == sorted(set(highest), reverse=True)
+    assert highest[0] == 1
+    assert highest[-1] < 1e-6, "where there is only noise, the mean alone is left"
+
+
+def test_it_is_the_best_linear_estimate_of_a_picture() -> None:
+    """Of pictures whose power falls as assumed: any other strength of the filter is further from them."""
+    generator, grid, sigma = torch.Generator().manual_seed(0), (16, 16), 0.6
+    rows, columns = (torch.fft.fftfreq(size) for size in grid)
+    radius = (rows[:, None] ** 2 + columns[None, :] ** 2).sqrt()
+    radius[0, 0] = 1.0
+    white = torch.randn(400, *grid, generator=generator)
+    pictures = torch.fft.ifft2(torch.fft.fft2(white) / radius).real
+    noisy = (1 - sigma) * pictures + sigma * torch.randn(400, *grid, generator=generator)
+
+    def error(assumed: float) -> float:
+        estimate = sea_filtered(noisy.flatten(1)[..., None], grid, assumed, 2.0)[..., 0]
+        # It is the shape that counts: steps are compared by relative change.
+        scale = (estimate * pictures).sum() / (estimate**2).sum()
+        return float(((scale * estimate - pictures) ** 2).mean())
+
+    assert error(sigma) < min(error(0.0), error(0.3), error(0.9), error(1.0))
+
+
+def test_noise_that_changes_counts_for_less_than_the_picture_does() -> None:
+    generator, grid, sigma = torch.Generator().manual_seed(0), (16, 16), 0.8
+    smooth, other = (
+        torch.nn.functional.interpolate(torch.randn(1, 1, 4, 4, generator=generator), grid, mode="bicubic")
+        for _ in range(2)
+    )
+    noise, fresh = (torch.randn(1, 1, *grid, generator=generator) for _ in range(2))
+
+    def change(new: torch.Tensor, old: torch.Tensor, filtered: bool) -> float:
+        tokens = [t.flatten(2).transpose(1, 2) for t in (new, old)]
+        return relative_change(
+            *(sea_filtered(t, grid, sigma, 2.0) if filtered else t for t in tokens),
+        )
+
+    seen = (1 - sigma) * smooth + sigma * noise
+    of_noise, of_picture = (1 - sigma) * smooth + sigma * fresh, (1 - sigma) * other + sigma * noise
+    assert change(of_noise, seen, False) > 2 * change(of_picture, seen, False), "noise drowns the picture"
+    ratios = [change(of_noise, seen, f) / change(of_picture, seen, f) for f in (False, True)]
+    assert ratios[1] < 0.6 * ratios[0]
+
+
+def test_the_grid_is_read_from_the_tokens_places() -> None:
+    assert grid_of(ids_of(3, 5)) == (3, 5)
+    assert grid_of(ids_of(3, 5)[None]) == (3, 5), "with a batch's dimension, as older pipelines give them"
+    assert grid_of(ids_of(128, 64).bfloat16()) == (128, 64)
+    both = torch.cat([ids_of(4, 6), ids_of(8, 8, picture=1)])
+    assert grid_of(both) == (4, 6), "what is drawn, and not the picture that is edited"
+    for broken in (torch.zeros(16, 3), ids_of(3, 5)[:-1], ids_of(3, 5).flip(0), ids_of(3, 5, picture=1)):
+        with pytest.raises(UsageError, match=r"give a fixed schedule, seacache\(hits=0.5\)"):
+            grid_of(broken)
+
+
+# The cache
+
+
+def test_a_hit_computes_no_block() -> None:
+    pipe = build("flux")
+    size = {"height": 128, "width": 128, "text_length": 32}
+    alone = count_denoiser(pipe.transformer, **size).total
+    vivace.apply(pipe, "seacache(hits=0.99)")
+    whole, again, hit = (count_denoiser(pipe.transformer, **size).total for _ in range(3))
+    assert whole == again == alone, "with a fixed schedule nothing is computed for the cache's own sake"
+    assert hit < 0.05 * alone
+
+
+@pytest.mark.parametrize(("threshold", "max_skip"), [(0.5, 5), (2.0, 2)])
+def test_changes_add_up_since_the_last_computed_step(threshold: float, max_skip: int) -> None:
+    """Against a plain reckoning over the inputs that were really seen."""
+    made = session("flux", f"seacache({threshold}, max_skip={max_skip})")
+    transformer = made.pipe.transformer
+    looks: list[torch.Tensor] = []
+    computed_at: list[int] = []
+    is_computing: list[bool] = []
+    transformer.transformer_blocks[0].register_forward_pre_hook(lambda *_: is_computing.append(True))
+
+    def modulates(_: Any, __: Any, output: Any) -> None:
+        if is_computing:
+            is_computing.clear()
+            computed_at.append(len(looks) - 1)
+        else:
+            looks.append(output[0])
+
+    transformer.transformer_blocks[0].norm1.register_forward_hook(modulates)
+    draw(made, **CALL)
+    assert len(looks) == 11, "the last step is computed without a look"
+    sigmas = made.pipe.scheduler.sigmas.tolist()
+    filtered = [sea_filtered(look, (8, 8), sigmas[k], 2.0) for k, look in enumerate(looks)]
+    distance, skipped, wanted = 0.0, 0, [0]
+    for step in range(1, 11):
+        distance += relative_change(filtered[step], filtered[step - 1])
+        if distance >= threshold or skipped == max_skip:
+            wanted.append(step)
+            distance, skipped = 0.0, 0
+        else:
+            skipped += 1
+    assert computed_at[:-1] == wanted
+    assert 2 < len(wanted) < 10
+    rate = 1 - (len(wanted) + 1) / 12
+    assert made.evidence() == {"cache_hit_rate": pytest.approx(rate), "cache_calls": 12}
+
+
+def test_a_higher_threshold_hits_more() -> None:
+    rates = []
+    for threshold in (0.0, 0.5, 10.0):
+        made = session("flux", f"seacache({threshold}, max_skip=100)")
+        draw(made, **CALL)
+        rates.append(float(made.evidence()["cache_hit_rate"]))
+        assert (made.refuted({}) is None) == (rates[-1] > 0)
+    assert rates[0] == 0.0
+    assert rates[-1] == pytest.approx(10 / 12), "all but the first and the last step"
+    assert rates == sorted(set(rates))
+
+
+def test_another_power_decides_otherwise() -> None:
+    rates = set()
+    for power in (0.5, 2.0, 6.0):
+        made = session("flux", f"seacache(0.3, power={power})")
+        draw(made, num_inference_steps=20)
+        rates.add(made.evidence()["cache_hit_rate"])
+    assert len(rates) > 1
+
+
+def test_a_residual_on_a_line() -> None:
+    """Every other step is skipped; the residual added there is the line through the two computed before."""
+    pipe = build("flux")
+    made = vivace.apply(pipe, "seacache(hits=0.5, order=1)")
+    with watching_residuals(pipe.transformer) as residuals:
+        draw(made, **CALL)
+    # Computed: 0, 1, 3, 5 ...; a hit adds what it adds between the same two places.
+    for hit in (4, 6, 8):
+        before, last = residuals[hit - 3], residuals[hit - 1]
+        assert torch.allclose(residuals[hit], last + (last - before) / 2, atol=1e-4)
+    assert torch.allclose(residuals[2], 2 * residuals[1] - residuals[0], atol=1e-4), "a step apart"
+    assert made.evidence()["cache_hit_rate"] == pytest.approx(5 / 12)
+
+
+@pytest.mark.parametrize("recipe", ["seacache(hits=0.5, order=1)", "seacache(0.5)", "seacache(0.5, order=1)"])
+def test_every_call_starts_anew(recipe: str) -> None:
+    made = session("flux", recipe)
+    first = draw(made, **CALL)
+    found = made.evidence()
+    assert np.array_equal(draw(made, **CALL), first)
+    assert made.evidence() == found | {"cache_calls": 24}
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        draw(made, **CALL, callback_on_step_end=fail)
+    assert np.array_equal(draw(made, **CALL), first)
+
+
+def test_guidance_in_two_calls_has_a_cache_for_each() -> None:
+    told = {"true_cfg_scale": 2.0, "negative_prompt": "a blue square"}
+    made = session("flux", "seacache(0.5)")
+    picture = draw(made, **CALL, **told)
+    found = made.evidence()
+    assert found["cache_calls"] == 24
+    assert 0.2 < found["cache_hit_rate"] < 0.8
+    assert psnr(picture, draw(session("flux"), **CALL, **told)) > 18
+    assert psnr(picture, draw(session("flux"), **CALL)) < psnr(picture, draw(session("flux"), **CALL, **told))
+
+
+def test_a_picture_that_is_no_square() -> None:
+    size = {"height": 96, "width": 160}
+    made = session("flux", "seacache(0.5)")
+    assert psnr(draw(made, **CALL, **size), draw(session("flux"), **CALL, **size)) > 18
+    assert made.evidence()["cache_hit_rate"] > 0.2
+
+
+@pytest.mark.parametrize("recipe", ["seacache(0.5)", "seacache(0.5, order=1)"])
+def test_compiled_it_has_no_break(recipe: str) -> None:
+    alone = draw(session("flux", recipe), **CALL)
+    made = session("flux", f"{recipe}+compile(backend=eager)")
+    for _ in range(2):
+        assert psnr(draw(made, **CALL), alone) > 60
+        found = made.evidence()
+        assert (found["compiled_graphs"], found["graph_breaks"]) == (3, 0), "none in the second call"
+
+
+@pytest.mark.parametrize(("recipe", "graphs"), [("seacache(hits=0.5, order=1)", 2), ("seacache(0.5)", 3)])
+def test_recorded(recipe: str, graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = draw(session("flux", recipe), **CALL)
+    pipe = build("flux")
+    made = vivace.apply(pipe, recipe)
+    effect = apply_cuda_graph(pipe, monkeypatch)
+    for _ in range(2):
+        assert psnr(draw(made, **CALL), alone) > 60
+    assert effect.evidence()["cuda_graphs_recorded"] == graphs
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["bf16", "bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "attention(math)", "inference_mode",
+     "compile(backend=eager, blocks=repeated)", "prompt_cache"],
+)  # fmt: skip
+def test_it_composes(recipe: str) -> None:
+    alone = draw(session("flux", recipe), **CALL)
+    both = session("flux", f"seacache(0.5)+{recipe}")
+    assert 15 < psnr(draw(both, **CALL), alone) < 100
+    assert float(both.evidence()["cache_hit_rate"]) > 0.1
+
+
+def test_a_look_is_no_step_of_its_own() -> None:
+    made = session("flux", "seacache(0.5)")
+    _, sample = PipelineTimer(made.pipe, "cpu").time_call(lambda: draw(made, num_inference_steps=6), 0)
+    assert sample.num_denoiser_calls == 6
+
+
+def test_what_cannot_be_is_said_in_words() -> None:
+    with pytest.raises(Unsupported, match="UNet2DConditionModel is no FLUX transformer"):
+        session("sd", "seacache(hits=0.5)")
+    for knobs in ("0.1, hits=0.5", "max_skip=2, hits=0.5", "power=3, hits=0.5"):
+        with pytest.raises(
+            RecipeError, match=r"give a threshold \(with max_skip and power\) or hits, not both"
+        ):
+            resolve(f"seacache({knobs})")
+    pipe = build("flux")
+    vivace.apply(pipe, "seacache(hits=0.5)")
+    for other in ("seacache(hits=0.5)", "first_block_cache"):
+        with pytest.raises(Unsupported, match="has a step cache already"):
+            vivace.apply(pipe, other)
+    target = Target(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
+    assert "give a fixed schedule, seacache(hits=0.5)" in (Seacache().unsupported(target) or "")
+    assert Seacache(hits=0.5).unsupported(target) is None
+
+
+def test_memory_is_predicted_with_what_is_kept() -> None:
+    found = find_weightless("synthetic:flux-dev")
+    plain, cached, two = (
+        predict(found, resolve(recipe)).stages["vae"]
+        for recipe in ("baseline", "seacache(hits=0.5)", "seacache(hits=0.5, order=1)")
+    )
+    residual = 4096 * 3072 * 2
+    assert cached - plain == pytest.approx(residual, rel=0.1)
+    assert two - plain == pytest.approx(2 * residual, rel=0.1)
