@@ -178,7 +178,7 @@ def every_technique(
                     click.echo(f"{limit_s:g} s are over; the same command goes on with {recipe}", err=True)
                     return MEASURED_IN_PART
                 before = time.monotonic()
-                found = _measure(name, recipe, steps, plan, device, store, launcher)
+                found = measure(name, recipe, steps, plan, device, store, launcher)
                 records = add(records, found, record)
                 row = rows_with_baselines(records)[-1] if with_baseline else rows_of([found])[0]
                 click.echo(f"{steps} steps, {line(row)} ({time.monotonic() - before:.0f} s)")
@@ -291,9 +291,10 @@ def _cases(name: str, part: str, only: Sequence[str]) -> list[Key]:
     return list(dict.fromkeys(found))
 
 
-def _measure(
+def measure(
     name: str, recipe: str, steps: int, plan: Plan, device: str, store: Path, launcher: Launcher
 ) -> Record:
+    """One recipe on the model with random weights."""
     (found,) = vivace.bench(
         SYNTHETIC + name,
         [recipe],

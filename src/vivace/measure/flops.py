@@ -96,10 +96,19 @@ def count_denoiser(
         batch: rows of the call; classifier-free guidance of one picture makes 2.
         vae_factor: pixels a latent cell is wide.
     """
+    inputs = denoiser_inputs(
+        denoiser, height=height, width=width, text_length=text_length, batch=batch, vae_factor=vae_factor
+    )
+    return count_flops(lambda: denoiser(**inputs))
+
+
+def denoiser_inputs(
+    denoiser: Any, *, height: int, width: int, text_length: int, batch: int = 1, vae_factor: int = 8
+) -> dict[str, Any]:
+    """Zeros for one call of it, as `count_denoiser` makes; on the denoiser's device."""
     cells = (height // vae_factor, width // vae_factor)
     make = _flux_inputs if hasattr(denoiser.config, "joint_attention_dim") else _unet_inputs
-    inputs = make(denoiser, cells, text_length, batch)
-    return count_flops(lambda: denoiser(**inputs))
+    return make(denoiser, cells, text_length, batch)
 
 
 def count_vae_decode(vae: Any, *, height: int, width: int, batch: int = 1, vae_factor: int = 8) -> Flops:

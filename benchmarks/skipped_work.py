@@ -1,0 +1,233 @@
+"""Measure what skipping work saves on full-size models, beside what it would save if skipping cost nothing.
+
+    python -m benchmarks.skipped_work flux-dev --limit-s 300     measure what the record lacks, until the time is over
+    python -m benchmarks.skipped_work flux-dev --operations      count on the CPU what a step and a hit compute
+
+Each step cache runs on fixed schedules of 30, 50 and 65 % hits: with random weights thresholds say nothing. Beside them
+stand guidance cutoffs on UNets, and 20 plain steps. Everything is timed at the model's own number of steps; each
+invocation measures the baseline again, and rows are compared with the one before them. docs/skipped-work.md is made of
+the records.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.command import run
+from benchmarks.every_model import line
+from benchmarks.every_technique import (
+    MEASURED_IN_PART,
+    RESULTS,
+    add,
+    full_length,
+    key_of,
+    measure,
+    read_records,
+    rows_with_baselines,
+)
+from vivace.benchmark import Plan, sweep
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.load import quiet
+from vivace.models.weightless import find_weightless
+from vivace.spec.recipe import BASELINE
+from vivace.spec.technique import Machine, Target
+from vivace.techniques.resolve import instantiate, resolve
+
+FAMILIES = ("flux-dev", "flux-schnell", "sdxl", "sd15")
+HITS = (0.3, 0.5, 0.65)
+TRANSFORMER_CACHES = (
+    "first_block_cache",
+    "teacache",
+    "magcache",
+    "seacache",
+    "taylorseer",
+    "pyramid_attention",
+)
+UNET_CACHES = ("deepcache", "faster_cache")
+HALVES = ("cfg_cutoff", "faster_cache")
+"""Where they skip, the denoiser computes one of the two halves that guidance makes."""
+STEPS = 20
+OPERATIONS = RESULTS / "skipped-work-operations.json"
+_HOPPER = Machine("cuda", "a GPU", (9, 0), None)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Floating-point operations of the denoiser.
+
+    step: a whole call.
+    hit: a call that a cache answers, wholly or in part, or one without guidance.
+    """
+
+    step: int
+    hit: int
+
+
+def caches(name: str) -> tuple[str, ...]:
+    """The step caches that run on this model."""
+    return TRANSFORMER_CACHES if name.startswith("flux") else UNET_CACHES
+
+
+def recipes(name: str) -> list[str]:
+    """Canonical: fewer plain steps first, since they are every cache's rival."""
+    texts = [f"steps({STEPS})"] if full_length(name) > STEPS else []
+    texts += [f"{cache}(hits={hits:g})" for cache in caches(name) for hits in HITS]
+    if not name.startswith("flux"):
+        texts += [f"cfg_cutoff({1 - hits:g})" for hits in HITS]
+    return [resolve(text).text for text in texts]
+
+
+def record_file(name: str) -> Path:
+    return RESULTS / f"skipped-work-{name}.json"
+
+
+@click.command("skipped_work")
+@click.argument("name", metavar="MODEL", type=click.Choice(FAMILIES))
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Default: results/skipped-work-MODEL.json.",
+)
+@click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True)
+@click.option(
+    "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
+)
+@click.option("--only", multiple=True, metavar="RECIPE", help="This recipe; repeat for more.")
+@click.option(
+    "--operations", is_flag=True, help="Measure nothing; count what steps and hits of MODEL compute."
+)
+@click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Timed calls.")
+@click.option("--warmup", type=click.IntRange(1, 100), default=1, show_default=True, help="Calls before.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), default=400.0, show_default=True, help="Seconds a recipe."
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+def skipped_work(
+    name: str,
+    record: Path | None,
+    store: Path,
+    limit_s: float | None,
+    only: Sequence[str],
+    operations: bool,
+    repeats: int,
+    warmup: int,
+    timeout: float,
+    device: str,
+) -> int:
+    """What skipping saves on one model with random weights, one line a recipe; resumable."""
+    if operations:
+        with quiet():
+            return _count(name)
+    record = record or record_file(name)
+    started = time.monotonic()
+    records = read_records(record)
+    done = {key_of(found)[0] for found in records if found.outcome.is_final}
+    wanted = [resolve(text).text for text in only] or recipes(name)
+    wanted = [recipe for recipe in wanted if recipe not in done]
+    if not wanted:
+        click.echo("all measured already")
+        return 0
+    plan = Plan(rounds=1, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
+    with sweep.start_launcher(device) as launcher:
+        for recipe in (BASELINE, *wanted):
+            if limit_s is not None and time.monotonic() - started >= limit_s:
+                click.echo(f"{limit_s:g} s are over; the same command goes on with {recipe}", err=True)
+                return MEASURED_IN_PART
+            before = time.monotonic()
+            found = measure(name, recipe, full_length(name), plan, device, store, launcher)
+            records = add(records, found, record)
+            click.echo(f"{line(rows_with_baselines(records)[-1])} ({time.monotonic() - before:.0f} s)")
+    return 0
+
+
+def count_operations(name: str, recipe: str) -> Operations:
+    """On tensors without data, so that nothing is computed; some seconds.
+
+    Args:
+        recipe: a step cache with a fixed schedule, or `cfg_cutoff`.
+    """
+    from vivace.measure.flops import count_flops, denoiser_inputs
+
+    (call,) = resolve(recipe).techniques
+    batch = 1 if name.startswith("flux") or CATALOGUE[name].guidance_scale <= 1 else 2
+    pipe = find_weightless(name).build()
+    entry = CATALOGUE[name]
+    encoder = "text_encoder_2" if name.startswith("flux") else "text_encoder"
+    denoiser = pipe.transformer if name.startswith("flux") else pipe.unet
+
+    def inputs(rows: int) -> dict[str, Any]:
+        return denoiser_inputs(
+            denoiser,
+            height=entry.height,
+            width=entry.width,
+            text_length=512 if encoder == "text_encoder_2" else 77,
+            batch=rows,
+        )
+
+    def count(rows: int, calls: int) -> int:
+        given = inputs(rows)
+
+        def draw() -> None:
+            for _ in range(calls):
+                denoiser(**given)
+
+        return count_flops(draw, of=denoiser).total
+
+    step = count(batch, 1)
+    if call.name in HALVES:
+        return Operations(step, count(1, 1))
+    # Of three steps the third is a hit.
+    pipe.scheduler.set_timesteps(**_timesteps(pipe))
+    pipe._num_timesteps = len(pipe.scheduler.timesteps)
+    (halves,) = resolve(f"{call.name}(hits=0.5)").techniques
+    target = Target(machine=_HOPPER, pipe=pipe, components=("denoiser",), has_random_weights=True)
+    instantiate(halves).apply(target)
+    with denoiser.cache_context("cond"):
+        return Operations(step, count(batch, 3) - 2 * step)
+
+
+def _timesteps(pipe: Any) -> dict[str, Any]:
+    """What the scheduler needs beside the number of steps."""
+    shifted = getattr(pipe.scheduler.config, "use_dynamic_shifting", False)
+    return {"num_inference_steps": 4} | ({"mu": 1.0} if shifted else {})
+
+
+def read_operations() -> dict[str, dict[str, Operations]]:
+    """By model and technique; empty before the first count."""
+    if not OPERATIONS.exists():
+        return {}
+    read = json.loads(OPERATIONS.read_text())
+    return {
+        name: {technique: Operations(**counts) for technique, counts in by_technique.items()}
+        for name, by_technique in read.items()
+    }
+
+
+def _count(name: str) -> int:
+    found = read_operations()
+    counted = {}
+    techniques = dict.fromkeys(resolve(text).techniques[0].name for text in recipes(name))
+    for technique in techniques:
+        if technique == "steps":
+            continue
+        knob = "0.5" if technique == "cfg_cutoff" else "hits=0.5"
+        counted[technique] = operations = count_operations(name, f"{technique}({knob})")
+        click.echo(f"{name} {technique}: a hit computes {operations.hit / operations.step:.2%} of a step")
+    found[name] = counted
+    told = {
+        model: {technique: {"step": one.step, "hit": one.hit} for technique, one in sorted(by.items())}
+        for model, by in sorted(found.items())
+    }
+    OPERATIONS.write_text(json.dumps(told, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(skipped_work))

@@ -1,0 +1,167 @@
+"""The page docs/skipped-work.md, from the records that `python -m benchmarks.skipped_work` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.every_technique import full_length, key_of, read_records, rows_with_baselines
+from benchmarks.skipped_work import FAMILIES, Operations, read_operations, record_file
+from docs.models_measured import conditions_of, environments_of
+from vivace.models.catalogue import CATALOGUE
+from vivace.report.rows import Row
+from vivace.report.summary import plus_minus, ratio, seconds
+from vivace.spec.record import Outcome, Record
+
+LIMIT = 0.05
+"""Of a step: what a hit may cost beyond what it computes."""
+_HEADINGS = (
+    "recipe", "s/image", "speed-up [95 % interval]", "steps skipped", "a skipped step computes", "ideal speed-up",
+    "overhead of a skipped step",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Skipping:
+    """What a recipe skipped, beside what that would save if it cost nothing.
+
+    skipped: share of the steps.
+    computes: operations of a skipped step over those of a whole one; None for plain fewer steps.
+    ideal: speed-up if time were saved as operations are.
+    overhead: of a skipped step, over a whole step's time; None for plain fewer steps.
+    """
+
+    skipped: float
+    computes: float | None
+    ideal: float
+    overhead: float | None
+
+
+def page(note: str, results: Path) -> str:
+    """Markdown.
+
+    Args:
+        note: what stands above the heading: that the page is generated.
+        results: the folder of the records.
+    """
+    lines = [
+        note,
+        "# What skipping saves, measured\n",
+        "Step caches on fixed schedules of 30, 50 and 65 % hits, guidance cut off for as many steps, and fewer plain "
+        "steps, on full-size models with **random weights** (`synthetic:NAME`) at their native size and number of "
+        "steps, batch 1, eager, text encoders and VAE inside the call. What this does to pictures is on "
+        "[another page](step-curves.md), with trained models.\n",
+        "*A skipped step computes*: the denoiser's operations in such a step over those of a whole one, counted. "
+        "*Ideal speed-up*: if the time of the steps fell as their operations do and all else stayed. *Overhead of a "
+        "skipped step*: what it took beyond that, over the time of a whole step; below 0 where it took less. "
+        f"Above {LIMIT:.0%} it is in bold.\n",
+    ]
+    operations = read_operations()
+    for name in FAMILIES:
+        records = read_records(results / record_file(name).name)
+        if records:
+            lines += _family(name, records, operations.get(name, {}))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def skipping_of(row: Row, baseline: Row, operations: Mapping[str, Operations]) -> Skipping | None:
+    """None where the row's evidence does not tell how many steps were skipped.
+
+    Args:
+        baseline: measured in the same run, all of its steps computed.
+        operations: by technique.
+    """
+    length = key_of(baseline.record)[1]
+    total, steps = _times(baseline)
+    (call,) = row.record.trial.recipe.techniques
+    if call.name == "steps":
+        number = int(str(call.knobs["steps"]))
+        return Skipping(1 - number / length, None, total / (total - steps + steps * number / length), None)
+    evidence = row.record.rounds[0].evidence
+    skipped = _share_skipped(evidence)
+    if skipped is None or call.name not in operations:
+        return None
+    counted = operations[call.name]
+    computes = counted.hit / counted.step
+    left = 1 - skipped * (1 - computes)
+    beyond = _times(row)[1] - steps * left
+    overhead = beyond / (skipped * steps) if skipped else None
+    return Skipping(skipped, computes, total / (total - steps * (1 - left)), overhead)
+
+
+def _times(row: Row) -> tuple[float, float]:
+    """Seconds of a call, and of its steps."""
+    samples = [sample for round_ in row.record.rounds for sample in round_.samples]
+    return median(s.total_s for s in samples), median(s.stages_s.get("steps", 0.0) for s in samples)
+
+
+def _share_skipped(evidence: Mapping[str, object]) -> float | None:
+    def number(name: str) -> float:
+        return float(str(evidence[name]))
+
+    if "cache_hit_rate" in evidence:
+        return number("cache_hit_rate")
+    for some, others in (("unguided_steps", "guided_steps"), ("half_batch_calls", "whole_batch_calls")):
+        if some in evidence and others in evidence and number(some) + number(others):
+            return number(some) / (number(some) + number(others))
+    return None
+
+
+def _family(name: str, records: Sequence[Record], operations: Mapping[str, Operations]) -> list[str]:
+    length, entry = full_length(name), CATALOGUE[name]
+    lines = [
+        f"## {name}\n",
+        f"{entry.width}x{entry.height}, {length} steps, guidance {entry.guidance_scale:g}.\n",
+        *(f"- {conditions_of(environment)}" for environment in environments_of(records)),
+        "",
+        f"| {' | '.join(_HEADINGS)} |",
+        "|" + " --- |" * len(_HEADINGS),
+    ]
+    rows = rows_with_baselines(records)
+    baseline: Row | None = None
+    notes, overheads = [], []
+    for row in rows:
+        if row.is_baseline:
+            baseline = row
+            if row.latency is not None:
+                step = _times(row)[1] / key_of(row.record)[1]
+                cells = ["`baseline`", plus_minus(row.latency.median), "1", "-", "-", "-"]
+                lines.append(f"| {' | '.join([*cells, f'a step: {seconds(step)}'])} |")
+            continue
+        if row.latency is None or baseline is None or baseline.latency is None or row.speedup is None:
+            how = "no effect" if row.outcome is Outcome.NO_EFFECT else row.outcome.value
+            notes.append(f"- `{row.recipe}`: {how}: {row.reason}")
+            continue
+        found = skipping_of(row, baseline, operations)
+        cells = [f"`{row.recipe}`", plus_minus(row.latency.median), ratio(row.speedup)]
+        if found is None:
+            cells += ["-"] * 4
+        else:
+            cells += [f"{found.skipped:.0%}", "-" if found.computes is None else f"{found.computes:.1%}"]
+            cells += [f"{found.ideal:.2f}x", _told(found.overhead)]
+            if found.overhead is not None:
+                overheads.append((found.overhead, row.recipe))
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append("")
+    if overheads:
+        least, most = min(overheads), max(overheads)
+        lines.append(
+            f"Overhead of a skipped step: {least[0]:.1%} (`{least[1]}`) to {most[0]:.1%} (`{most[1]}`).\n"
+        )
+    if notes:
+        lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
+    warnings = [f"- `{row.recipe}`: {w}" for row in rows for w in row.warnings if w.startswith("the CPU ran")]
+    if warnings:
+        lines += ["To be read with care:\n", *dict.fromkeys(warnings), ""]
+    lines.append(
+        f"Made by `python -m benchmarks.skipped_work {name}` ([record](../results/{record_file(name).name})).\n"
+    )
+    return lines
+
+
+def _told(overhead: float | None) -> str:
+    if overhead is None:
+        return "-"
+    return f"**{overhead:.1%}**" if overhead > LIMIT else f"{overhead:.1%}"

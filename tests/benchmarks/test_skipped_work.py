@@ -1,0 +1,109 @@
+"""What skipping saves beside what it would save for nothing: counted, measured on small models, and on the page."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import skipped_work
+from benchmarks.command import run
+from benchmarks.every_technique import read_records, rows_with_baselines
+from benchmarks.skipped_work import FAMILIES, Operations, caches, count_operations, read_operations, recipes
+from benchmarks.skipped_work import skipped_work as command
+from docs.skipped_work import page, skipping_of
+from tests.narrow import make_all_small
+from vivace.spec.record import Outcome
+from vivace.spec.technique import Stage
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.resolve import resolve
+
+ASKED = ["steps(3)", "deepcache(hits=0.5)", "cfg_cutoff(0.5)"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("skipped")
+    with pytest.MonkeyPatch.context() as patch:
+        make_all_small(patch)
+        patch.setattr(skipped_work, "full_length", lambda name: 8)
+        only = [word for recipe in ASKED for word in ("--only", recipe)]
+        paths = ["--record", str(folder / "skipped-work-sd15.json"), "--store", str(folder / "store")]
+        assert run(command, ["sd15", *paths, *only, "--repeats", "2", "--device", "cpu"]) == 0
+    return folder
+
+
+def test_every_cache_is_asked_for_where_it_runs() -> None:
+    asked = {call.name for name in FAMILIES for text in recipes(name) for call in resolve(text).techniques}
+    assert {
+        name for name, t in TECHNIQUES.items() if t.stage is Stage.CACHE and "hits" in t.model_fields
+    } <= asked
+    assert {"steps", "cfg_cutoff"} <= asked
+    assert "steps" not in {resolve(text).techniques[0].name for text in recipes("flux-schnell")}
+
+
+def test_the_counts_are_committed_for_every_recipe() -> None:
+    found = read_operations()
+    for name in FAMILIES:
+        assert set(caches(name)) <= set(found[name])
+        for operations in found[name].values():
+            assert 0 <= operations.hit < operations.step
+
+
+@pytest.mark.parametrize(
+    ("name", "technique"),
+    [("sd15", "deepcache"), ("sd15", "cfg_cutoff"), ("flux-schnell", "first_block_cache")],
+)
+def test_the_committed_counts_are_what_is_counted(name: str, technique: str) -> None:
+    knobs = "0.5" if technique == "cfg_cutoff" else "hits=0.5"
+    assert count_operations(name, f"{technique}({knobs})") == read_operations()[name][technique]
+
+
+def test_a_block_of_flux_is_one_of_57() -> None:
+    """first_block_cache computes the first of 19 double blocks, which are larger than the 38 single ones."""
+    found = read_operations()["flux-dev"]["first_block_cache"]
+    assert 1 / 57 < found.hit / found.step < 2 / 57
+
+
+def test_skipping_beside_its_ideal(measured: Path) -> None:
+    records = read_records(measured / "skipped-work-sd15.json")
+    assert [one.outcome for one in records] == [Outcome.MEASURED] * 4, [one.reason for one in records]
+    baseline, fewer, cache, cutoff = rows_with_baselines(records)
+    operations = {"deepcache": Operations(100, 10), "cfg_cutoff": Operations(100, 50)}
+    found = [skipping_of(row, baseline, operations) for row in (fewer, cache, cutoff)]
+    assert all(found)
+    # SD 1.5's scheduler calls the denoiser once more than there are steps.
+    assert [one.skipped for one in found if one] == [5 / 8, 4 / 9, 5 / 9]
+    assert [one.computes for one in found if one] == [None, 0.1, 0.5]
+    assert found[0] is not None
+    assert found[0].overhead is None
+    for one in found:
+        assert one is not None
+        assert 1 < one.ideal < 8 / 3
+    assert skipping_of(cache, baseline, {}) is None, "what was not counted has no ideal"
+
+
+def test_overhead_is_what_a_hit_takes_beyond_its_operations(measured: Path) -> None:
+    baseline, _, cache, _ = rows_with_baselines(read_records(measured / "skipped-work-sd15.json"))
+
+    def overhead(hit: int) -> float:
+        found = skipping_of(cache, baseline, {"deepcache": Operations(100, hit)})
+        assert found is not None
+        assert found.overhead is not None
+        return found.overhead
+
+    assert overhead(0) - overhead(30) == pytest.approx(0.3)
+
+
+def test_the_page(measured: Path) -> None:
+    text = page("note\n", measured)
+    assert "## sd15" in text
+    assert "| `deepcache(hits=0.5)` |" in text
+    assert "Overhead of a skipped step: " in text
+
+
+def test_it_goes_on_where_it_stopped(measured: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    record = measured / "skipped-work-sd15.json"
+    before = record.read_text()
+    only = [word for recipe in ASKED for word in ("--only", recipe)]
+    assert run(command, ["sd15", "--record", str(record), *only, "--device", "cpu"]) == 0
+    assert "all measured already" in capfd.readouterr().out
+    assert record.read_text() == before
