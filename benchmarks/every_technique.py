@@ -161,19 +161,19 @@ def every_technique(
     def is_over() -> bool:
         return limit_s is not None and time.monotonic() - started >= limit_s
 
-    cases = _cases(name, part, only)
+    asked = cases(name, part, only)
     if at_once is not None:
-        return _compile(name, cases, record, at_once, device, is_over)
+        return _compile(name, asked, record, at_once, device, is_over)
     records = read_records(record)
     if best is not None:
-        cases = [(recipe, full_length(name)) for recipe in fastest(records, best)]
+        asked = [(recipe, full_length(name)) for recipe in fastest(records, best)]
     done = {key_of(found) for found in records if found.outcome.is_final}
-    wanted = [case for case in cases if case not in done]
+    wanted = [case for case in asked if case not in done]
     plan = Plan(rounds=1, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
     with sweep.start_launcher(device) as launcher:
         for steps in dict.fromkeys(steps for _, steps in wanted):
-            asked = [recipe for recipe, of in wanted if of == steps]
-            for recipe in (*[BASELINE] * with_baseline, *asked):
+            of_these = [recipe for recipe, number in wanted if number == steps]
+            for recipe in (*[BASELINE] * with_baseline, *of_these):
                 if is_over():
                     click.echo(f"{limit_s:g} s are over; the same command goes on with {recipe}", err=True)
                     return MEASURED_IN_PART
@@ -280,7 +280,8 @@ def _is_baseline(record: Record) -> bool:
     return record.trial.recipe.text == BASELINE
 
 
-def _cases(name: str, part: str, only: Sequence[str]) -> list[Key]:
+def cases(name: str, part: str = "all", only: Sequence[str] = ()) -> list[Key]:
+    """What is measured on this model, the slow last; `only` these recipes, over a few steps, if there are any."""
     if only:
         return [(resolve(text).text, STEPS) for text in only]
     found: list[Key] = []

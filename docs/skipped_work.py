@@ -10,6 +10,7 @@ from statistics import median
 from benchmarks.every_technique import full_length, key_of, read_records, rows_with_baselines
 from benchmarks.skipped_work import FAMILIES, Operations, read_operations, record_file
 from docs.models_measured import conditions_of, environments_of
+from docs.techniques_measured import told_of_the_cpu
 from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row
 from vivace.report.summary import plus_minus, ratio, seconds
@@ -152,9 +153,7 @@ def _family(name: str, records: Sequence[Record], operations: Mapping[str, Opera
         )
     if notes:
         lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
-    warnings = [f"- `{row.recipe}`: {w}" for row in rows for w in row.warnings if w.startswith("the CPU ran")]
-    if warnings:
-        lines += ["To be read with care:\n", *dict.fromkeys(warnings), ""]
+    lines += told_of_the_cpu(rows)
     lines.append(
         f"Made by `python -m benchmarks.skipped_work {name}` ([record](../results/{record_file(name).name})).\n"
     )

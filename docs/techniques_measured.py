@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.every_technique import (
     FAMILIES,
     STEPS,
+    cases,
     configurations,
     first_calls_file,
     full_length,
@@ -130,9 +131,13 @@ def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -
     notes = [_told(row) for row in rows if row.latency is None and row.recipe not in best]
     if notes:
         lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
-    warnings = [f"- `{row.recipe}`: {w}" for row in rows for w in row.warnings if w.startswith("the CPU ran")]
-    if warnings:
-        lines += ["To be read with care:\n", *dict.fromkeys(warnings), ""]
+    known = {key_of(record) for record in records}
+    if missing := [recipe for recipe, steps in cases(name) if (recipe, steps) not in known]:
+        lines += [
+            f"Still to be measured: {', '.join(f'`{recipe}`' for recipe in dict.fromkeys(missing))}.",
+            "",
+        ]
+    lines += told_of_the_cpu(rows)
     lines += _study(name, measured, length)
     lines.append(
         f"Made by `python -m benchmarks.every_technique {name}` ([record](../results/{record_file(name).name})).\n"
@@ -152,8 +157,21 @@ def _cells(line: Line, compiling_s: float | None) -> list[str]:
 
 
 def _told(row: Row) -> str:
-    how = "already so" if row.outcome is Outcome.NO_EFFECT else row.outcome.value
+    how = "no effect" if row.outcome is Outcome.NO_EFFECT else row.outcome.value
     return f"- `{row.recipe}`: {how}: {row.reason}"
+
+
+def told_of_the_cpu(rows: Sequence[Row]) -> list[str]:
+    """A paragraph on the measured rows beside whose baseline the CPU ran at another speed; none of them, nothing."""
+    recipes: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for warning in row.warnings:
+            if row.latency is not None and warning.startswith("the CPU ran"):
+                recipes.setdefault(warning, {})[f"`{row.recipe}`"] = None
+    if not recipes:
+        return []
+    told = (f"- {', '.join(named)}: {warning}" for warning, named in sorted(recipes.items()))
+    return ["To be read with care:\n", *told, ""]
 
 
 def _study(name: str, measured: dict[tuple[str, int], Line], length: int) -> list[str]:

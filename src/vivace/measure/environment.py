@@ -110,7 +110,9 @@ def _gpu_conditions() -> dict[str, float | str]:
         return {"nvml": "not installed"}
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        # CUDA_VISIBLE_DEVICES renumbers the GPUs for PyTorch, and NVML does not know.
+        identity = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{identity}")
         found: dict[str, float | str] = {
             "gpu_sm_clock_mhz": float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
             "gpu_temperature_c": float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
