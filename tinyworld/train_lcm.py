@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="the folder that holds tiny-sd")
     parser.add_argument("--rank", type=int, default=RANK)
     parser.add_argument("--skip", type=int, default=20, help="timesteps that the teacher's step skips")
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate at its highest")
+    parser.add_argument("--rate", type=float, default=3e-4, help="learning rate at its highest")
     parser.add_argument("--ema", type=float, default=0.999)
     args = parser.parse_args()
     torch.manual_seed(0)

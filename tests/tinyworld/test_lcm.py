@@ -186,3 +186,18 @@ def test_training_stops_resumes_and_says_how_it_was_done(tmp_path, monkeypatch):
         shapes = {key: file.get_tensor(key).shape for key in file.keys()}  # noqa: SIM118
     assert (facts["steps"], facts["finished"], facts["rank"], facts["guidance"]) == (done + 1, True, 2, 4.0)
     assert {shape[0] for key, shape in shapes.items() if ".lora_A." in key} == {2}
+
+
+def test_the_loss_is_one_graph(pipe):
+    loss, _ = loss_of(pipe, batch=2)
+    given = (
+        torch.randn(2, 4, 16, 16),
+        torch.randn(2, 4, 16, 16),
+        torch.tensor([999, 19]),
+        loss.ids[:2, 0].long(),
+    )
+    torch._dynamo.reset()
+    whole = torch.compile(loss._compute, backend="aot_eager", dynamic=False, fullgraph=True)
+    value = whole(*given)[0]
+    value.backward()
+    assert torch.allclose(value, loss._compute(*given)[0], rtol=1e-3)
