@@ -5,12 +5,13 @@ import copy
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, LCMScheduler, StableDiffusionPipeline
 from safetensors import safe_open
 
-from tinyworld import evaluate, loop, networks, train_lcm
+from tinyworld import evaluate, evaluate_lcm, loop, networks, scenes, table, train_lcm
 from vivace.models.lora import merge
 
 RANK = 2
@@ -32,7 +33,7 @@ def loss_of(pipe, batch=4, skip=20):
     student = copy.deepcopy(pipe.unet)
     layers = train_lcm.adapt(student, RANK)
     args = argparse.Namespace(device="cpu", skip=skip, no_compile=True)
-    ids = train_lcm.token_pool(train_lcm.scenes.sample(8, 0), 0)
+    ids = train_lcm.token_pool(scenes.sample(8, 0), 0)
     loss = train_lcm.ConsistencyLoss(pipe.unet, student, pipe.text_encoder, ids, args, batch)
     loss.latents = torch.randn(8, 4, 16, 16)
     return loss, layers
@@ -201,3 +202,25 @@ def test_the_loss_is_one_graph(pipe):
     value = whole(*given)[0]
     value.backward()
     assert torch.allclose(value, loss._compute(*given)[0], rtol=1e-3)
+
+
+def test_the_evaluation_writes_a_record_that_fills_its_tables(pipe, tmp_path, monkeypatch):
+    loss, layers = loss_of(pipe)
+    moved(layers, 0.001)
+    facts = {"steps": 3, "seconds": 1.0, "batch": 2, "rank": RANK, "skip": 20, "rate": 1e-3, "guidance": 4.0}
+    train_lcm.save(tmp_path / "lora", layers, {**facts, "device": "CPU", "finished": True})
+    lora, record = tmp_path / "lora" / train_lcm.FILE, tmp_path / "record.json"
+    kinds = (evaluate_lcm.PLAIN, evaluate_lcm.SAMPLER, evaluate_lcm.LORA)
+    monkeypatch.setattr(evaluate_lcm, "ROWS", tuple(evaluate_lcm.Drawn(what, 2) for what in kinds))
+    given = ["--record", str(record), "--captions", "2", "--device", "cpu", "--lora", str(lora)]
+    monkeypatch.setattr(sys, "argv", ["evaluate", *given, "--pictures", str(tmp_path / "sheets")])
+    evaluate_lcm.main()
+    written = json.loads(record.read_text())
+    assert written["training"]["steps"] == 3
+    assert [row["what"] for row in written["rows"]] == list(kinds)
+    sheets = {np.load(path)["pictures"].tobytes() for path in (tmp_path / "sheets").glob("*.npz")}
+    assert len(sheets) == 3, "three ways to draw, three pictures"
+    page = "".join(f"<!-- table {name} -->\n<!-- end -->\n" for name in table.LCM_TABLES)
+    said = table.filled(page, written, table.LCM_TABLES)
+    assert said.count("| LCMScheduler ") == 2
+    assert "| 3 | 1.0 | 2 | 2 | 20 |" in said
