@@ -205,7 +205,7 @@ def test_the_loss_is_one_graph(pipe):
 
 
 def test_the_evaluation_writes_a_record_that_fills_its_tables(pipe, tmp_path, monkeypatch):
-    loss, layers = loss_of(pipe)
+    _, layers = loss_of(pipe)
     moved(layers, 0.001)
     facts = {"steps": 3, "seconds": 1.0, "batch": 2, "rank": RANK, "skip": 20, "rate": 1e-3, "guidance": 4.0}
     train_lcm.save(tmp_path / "lora", layers, {**facts, "device": "CPU", "finished": True})
