@@ -64,7 +64,7 @@ CURVES: dict[str, dict[str, tuple[str, ...]]] = {
         "cfg_cutoff": tuple(f"cfg_cutoff({share})" for share in (0.8, 0.6, 0.4, 0.2)),
         "token_merging": tuple(f"token_merging({share})" for share in (0.25, 0.5, 0.75)),
         # Without guidance: the work of 4, 2 and 1 plain steps.
-        "distilled": tuple(f"distilled(lcm,steps={k})" for k in (8, 4, 2)),
+        "distilled": ("distilled(lcm,steps=8)", "distilled(lcm)", "distilled(lcm,steps=2)"),
     },
     "tiny-flux": {
         STEPS: tuple(f"steps({k})" for k in (24, 20, 17, 14, 12, 10, 8, 6)),

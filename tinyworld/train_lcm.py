@@ -92,12 +92,15 @@ class ConsistencyLoss:
         batch: int,
     ) -> None:
         self.teacher, self.student, self.text = teacher, student, text
-        self.batch, self.device, self.skip = batch, args.device, args.skip
+        self.batch, self.device, self.skip, self.guidance = batch, args.device, args.skip, args.guidance
         self.latents = torch.empty(0)
         self.ids = ids.to(args.device)
         self.empty = empty_caption(args.device).long()
         kept = DDPMScheduler(**networks.SCHEDULE).alphas_cumprod.to(args.device)
         self.signal, self.spread = kept.sqrt(), (1 - kept).sqrt()
+        # A trajectory ends in the picture itself. The schedule's own timestep 0 still holds 3 % of noise, which the
+        # student would learn to draw.
+        self.signal[0], self.spread[0] = 1.0, 0.0
         self.compute = loop.compiled(self._compute, args)
 
     def __call__(self) -> tuple[Tensor, Tensor]:
@@ -131,7 +134,7 @@ class ConsistencyLoss:
         both = torch.cat([nothing, words])
         made = self.teacher(x.repeat(2, 1, 1, 1), start.repeat(2), encoder_hidden_states=both).sample
         free, told = made.chunk(2)
-        v = free + GUIDANCE * (told - free)
+        v = free + self.guidance * (told - free)
         picture = self._of(self.signal, start) * x - self._of(self.spread, start) * v
         noise = self._of(self.signal, start) * v + self._of(self.spread, start) * x
         return self.noised(picture, noise, end)
@@ -167,6 +170,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="the folder that holds tiny-sd")
     parser.add_argument("--rank", type=int, default=RANK)
     parser.add_argument("--skip", type=int, default=20, help="timesteps that the teacher's step skips")
+    parser.add_argument("--guidance", type=float, default=GUIDANCE, help="the teacher's")
     parser.add_argument("--rate", type=float, default=3e-4, help="learning rate at its highest")
     parser.add_argument("--ema", type=float, default=0.999)
     args = parser.parse_args()
@@ -208,7 +212,7 @@ def main() -> None:
     facts = {
         "method": "latent consistency distillation, arXiv 2311.05556",
         "teacher": networks.SD_FOLDER,
-        "guidance": GUIDANCE,
+        "guidance": args.guidance,
         "skip": args.skip,
         "original_inference_steps": ORIGINAL_STEPS,
         "rank": args.rank,

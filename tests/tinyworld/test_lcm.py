@@ -32,7 +32,7 @@ def loss_of(pipe, batch=4, skip=20):
     torch.manual_seed(0)
     student = copy.deepcopy(pipe.unet)
     layers = train_lcm.adapt(student, RANK)
-    args = argparse.Namespace(device="cpu", skip=skip, no_compile=True)
+    args = argparse.Namespace(device="cpu", skip=skip, guidance=train_lcm.GUIDANCE, no_compile=True)
     ids = train_lcm.token_pool(scenes.sample(8, 0), 0)
     loss = train_lcm.ConsistencyLoss(pipe.unet, student, pipe.text_encoder, ids, args, batch)
     loss.latents = torch.randn(8, 4, 16, 16)
@@ -59,17 +59,20 @@ def test_a_fresh_student_is_the_teacher_and_only_the_lora_learns(pipe):
 
 
 @torch.no_grad()
-def test_the_teachers_step_is_the_ddim_schedulers(pipe):
+@pytest.mark.parametrize(
+    ("begin", "until"), [(499, 479), (19, 0)], ids=["on the way", "to the picture itself"]
+)
+def test_the_teachers_step_is_the_ddim_schedulers(pipe, begin, until):
     loss, _ = loss_of(pipe)
     x, words, nothing = torch.randn(1, 4, 16, 16), torch.randn(1, 32, 128), torch.randn(1, 32, 128)
-    start, end = torch.tensor([499]), torch.tensor([479])
+    start, end = torch.tensor([begin]), torch.tensor([until])
     free, told = (pipe.unet(x, start, encoder_hidden_states=w).sample for w in (nothing, words))
     scheduler = DDIMScheduler.from_config(
         pipe.scheduler.config, timestep_spacing="trailing", clip_sample=False
     )
     scheduler.set_timesteps(train_lcm.ORIGINAL_STEPS)
     v = free + train_lcm.GUIDANCE * (told - free)
-    wanted = scheduler.step(v, 499, x).prev_sample
+    wanted = scheduler.step(v, begin, x).prev_sample
     assert torch.allclose(loss.solve(x, start, end, words, nothing), wanted, atol=1e-5)
 
 
