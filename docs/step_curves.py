@@ -115,7 +115,8 @@ def page(note: str, results: Path) -> str:
         "# Speed-up against fidelity\n",
         "Every step cache, guidance cut off, tokens merged, blocks taken out and a LoRA for few steps, each beside the "
         "rival of all of them: fewer plain steps. Drawn by the embedded models, whose pictures show what a recipe "
-        "ruins. What a cache gains on a model of full size is another question: there a hit costs another share of a step.\n",
+        "ruins. What a cache gains on a model of full size is another question: there a hit costs another share of a "
+        "step.\n",
     ]
     for one in families(results):
         lines += _family(one)

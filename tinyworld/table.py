@@ -119,8 +119,19 @@ def lcm(record: dict[str, Any]) -> str:
 
 def lcm_training(record: dict[str, Any]) -> str:
     facts = record["training"]
-    names = ("steps", "seconds", "batch", "rank", "skip", "rate", "guidance", "device", "finished")
-    return _markdown(list(names), [[str(facts[name]) for name in names]])
+    names = (
+        "steps",
+        "seconds",
+        "batch",
+        "rank",
+        "skip",
+        "rate",
+        "guidance",
+        "device",
+        "finished",
+        "scaled_by",
+    )
+    return _markdown(list(names), [[str(facts.get(name, "-")) for name in names]])
 
 
 def _with_interval(figure: dict[str, Any]) -> str:
