@@ -56,13 +56,15 @@ _ALIKE = {
 }
 CURVES: dict[str, dict[str, tuple[str, ...]]] = {
     "tiny-sd": {
-        STEPS: tuple(f"steps({k})" for k in (21, 18, 15, 13, 11, 9, 7, 5)),
+        STEPS: tuple(f"steps({k})" for k in (21, 18, 15, 13, 11, 9, 7, 5, 4, 2, 1)),
         "deepcache, branch 0": tuple(f"deepcache(interval={k})" for k in (2, 3, 4, 5, 8)),
         "deepcache, branch 2": tuple(f"deepcache(interval={k},branch=2)" for k in (2, 3, 4, 5, 8)),
         "faster_cache": tuple(f"faster_cache({k})" for k in (2, 3, 4, 5, 8)),
         **_ALIKE,
         "cfg_cutoff": tuple(f"cfg_cutoff({share})" for share in (0.8, 0.6, 0.4, 0.2)),
         "token_merging": tuple(f"token_merging({share})" for share in (0.25, 0.5, 0.75)),
+        # Without guidance: the work of 4, 2 and 1 plain steps.
+        "distilled": ("distilled(lcm,steps=8)", "distilled(lcm)", "distilled(lcm,steps=2)"),
     },
     "tiny-flux": {
         STEPS: tuple(f"steps({k})" for k in (24, 20, 17, 14, 12, 10, 8, 6)),

@@ -113,9 +113,10 @@ def page(note: str, results: Path) -> str:
     lines = [
         note,
         "# Speed-up against fidelity\n",
-        "Every step cache, guidance cut off, tokens merged and blocks taken out, each beside the rival of all of "
-        "them: fewer plain steps. Drawn by the embedded models, whose pictures show what a recipe ruins. What a cache "
-        "gains on a model of full size is another question: there a hit costs another share of a step.\n",
+        "Every step cache, guidance cut off, tokens merged, blocks taken out and a LoRA for few steps, each beside the "
+        "rival of all of them: fewer plain steps. Drawn by the embedded models, whose pictures show what a recipe "
+        "ruins. What a cache gains on a model of full size is another question: there a hit costs another share of a "
+        "step.\n",
     ]
     for one in families(results):
         lines += _family(one)

@@ -4,6 +4,7 @@ python -m tinyworld.table            writes them
 """
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from tinyworld import plot
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "results/tinyworld-sd.json"
 FLUX_RECORD = ROOT / "results/tinyworld-flux.json"
+LCM_RECORD = ROOT / "results/tinyworld-lcm.json"
 PAGE = ROOT / "docs/tinyworld.md"
 CACHE_PLOT = ROOT / "docs/images/tiny-flux-cache.svg"
 
@@ -98,6 +100,53 @@ def cache(record: dict[str, Any]) -> str:
     return _markdown(["threshold", "steps reused (%)", "PSNR to no cache (dB)", "everything (%)"], rows)
 
 
+def lcm(record: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["what"],
+            str(row["steps"]),
+            f"{row['guidance']:g}",
+            str(row["denoiser_calls"]),
+            *(_percent(row["accuracies"], column) for column in _COLUMNS[:-1]),
+            _with_interval(row["accuracies"]["everything"]),
+        ]
+        for row in record["rows"]
+    ]
+    return _markdown(
+        ["sampler", "steps", "guidance", "UNet's rows", *_COLUMNS[:-1], "everything [95 % interval]"], rows
+    )
+
+
+def lcm_training(record: dict[str, Any]) -> str:
+    facts = record["training"]
+    names = (
+        "steps",
+        "seconds",
+        "batch",
+        "rank",
+        "skip",
+        "rate",
+        "guidance",
+        "device",
+        "finished",
+        "scaled_by",
+    )
+    return _markdown(list(names), [[str(facts.get(name, "-")) for name in names]])
+
+
+def _with_interval(figure: dict[str, Any]) -> str:
+    low, high = wilson_interval(figure["right"], figure["asked"])
+    return f"{100 * figure['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def wilson_interval(right: int, asked: int, z: float = 1.96) -> tuple[float, float]:
+    """Of a share; z standard errors to each side. Source: Wilson, JASA 22 (1927)."""
+    share, weight = right / asked, z**2 / asked
+    middle = (share + weight / 2) / (1 + weight)
+    half = z / (1 + weight) * math.sqrt(share * (1 - share) / asked + weight / asked / 4)
+    return middle - half, middle + half
+
+
 def _run_name(run: dict[str, Any], runs: list[dict[str, Any]]) -> str:
     alike = [other for other in runs if other["name"] == run["name"]]
     return f"{run['name']}, run {alike.index(run) + 1}" if len(alike) > 1 else run["name"]
@@ -117,6 +166,7 @@ def training(record: dict[str, Any]) -> str:
 
 
 TABLES = {"gates": gates, "round_trips": round_trips, "pictures": pictures, "training": training}
+LCM_TABLES = {"lcm": lcm, "lcm_training": lcm_training}
 FLUX_TABLES = {**{f"flux_{name}": make for name, make in TABLES.items()}, "flux_cache": cache}
 
 
@@ -132,7 +182,7 @@ def filled(page: str, record: dict[str, Any], tables: dict[str, Callable[..., st
 
 
 def main() -> None:
-    for path, tables in ((RECORD, TABLES), (FLUX_RECORD, FLUX_TABLES)):
+    for path, tables in ((RECORD, TABLES), (LCM_RECORD, LCM_TABLES), (FLUX_RECORD, FLUX_TABLES)):
         PAGE.write_text(filled(PAGE.read_text(), json.loads(path.read_text()), tables))
     CACHE_PLOT.write_text(plot.cache_plot(json.loads(FLUX_RECORD.read_text())))
 

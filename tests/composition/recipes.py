@@ -208,8 +208,15 @@ def works_alone(recipe: str, model: str) -> bool:
 @functools.cache
 def _target(model: str) -> Target:
     from vivace.models import find_model, load_pipeline
+    from vivace.models.lora import distillations
 
-    return Target(machine=_MACHINE, pipe=load_pipeline(find_model(model), "cpu"), load_tiny_vae=lambda: None)
+    found = find_model(model)
+    return Target(
+        machine=_MACHINE,
+        pipe=load_pipeline(found, "cpu"),
+        load_tiny_vae=lambda: None,
+        distillations=distillations(found.entry),
+    )
 
 
 def members(case: Case) -> list[Case]:

@@ -107,7 +107,7 @@ def _few_steps_of_sdxl() -> tuple[FewSteps, ...]:
     """
     trailing = {"timestep_spacing": "trailing"}
     return (
-        _lcm("latent-consistency/lcm-lora-sdxl", "main"),
+        _lcm(_lcm_lora("latent-consistency/lcm-lora-sdxl", "main")),
         *(
             FewSteps(
                 kind="lightning",
@@ -136,10 +136,14 @@ def _hyper(file: str, steps: int) -> FewSteps:
     )
 
 
-def _lcm(repo: str, revision: str) -> FewSteps:
+def _lcm_lora(repo: str, revision: str) -> Part:
+    return Part(repo=repo, revision=revision, files=("pytorch_lora_weights.safetensors",))
+
+
+def _lcm(lora: Part | str) -> FewSteps:
     return FewSteps(
         kind="lcm",
-        lora=Part(repo=repo, revision=revision, files=("pytorch_lora_weights.safetensors",)),
+        lora=lora,
         steps=(4, 2, 3, 5, 6, 7, 8),
         guidance_scale=1.0,
         scheduler=Sampler(class_name="LCMScheduler"),
@@ -148,7 +152,7 @@ def _lcm(repo: str, revision: str) -> FewSteps:
 
 def _few_steps_of_sd15() -> tuple[FewSteps, ...]:
     return (
-        _lcm("latent-consistency/lcm-lora-sdv1-5", "d8c735b2d28c82270200ac4499ae88b03be2b23b"),
+        _lcm(_lcm_lora("latent-consistency/lcm-lora-sdv1-5", "d8c735b2d28c82270200ac4499ae88b03be2b23b")),
         *(_hyper(f"Hyper-SD15-{steps}steps-lora.safetensors", steps) for steps in (4, 2, 8)),
     )
 
@@ -213,6 +217,7 @@ CATALOGUE: dict[str, Entry] = {
             size_multiple=32,
             num_inference_steps=25,
             guidance_scale=4.0,
+            few_steps=(_lcm("tiny-sd-lcm/pytorch_lora_weights.safetensors"),),
         ),
         _tiny(
             "tiny-flux",

@@ -16,6 +16,7 @@ from vivace.errors import UnusableModel
 from vivace.models.entry import Entry, FewSteps, Part
 from vivace.models.find import WEIGHTS
 from vivace.models.remote import fetch_part
+from vivace.spec.script import literal
 from vivace.spec.technique import Distillation
 
 
@@ -26,11 +27,21 @@ def distillations(entry: Entry | None) -> tuple[Distillation, ...]:
 
 def _distillation(known: FewSteps) -> Distillation:
     lora = known.lora
+    arguments: tuple[str, ...]
 
     def add(pipe: Any) -> int:
         return merge(pipe, WEIGHTS / lora if isinstance(lora, str) else fetch_part(lora), known.scale)
 
-    on_the_hub = (lora.repo, lora.files[0], lora.revision) if isinstance(lora, Part) else None
+    if isinstance(lora, Part):
+        where = f"{lora.repo}/{lora.files[0]}@{lora.revision}"
+        arguments = (
+            literal(lora.repo),
+            f"weight_name={literal(lora.files[0])}",
+            f"revision={literal(lora.revision)}",
+        )
+    else:
+        folder, _, file = lora.rpartition("/")
+        where, arguments = lora, (f"WEIGHTS / {literal(folder)}", f"weight_name={literal(file)}")
     return Distillation(
         kind=known.kind,
         steps=known.steps,
@@ -38,8 +49,8 @@ def _distillation(known: FewSteps) -> Distillation:
         scheduler=known.scheduler.class_name,
         scheduler_config=known.scheduler.overrides,
         scale=known.scale,
-        where=lora if isinstance(lora, str) else f"{lora.repo}/{lora.files[0]}@{lora.revision}",
-        on_the_hub=on_the_hub,
+        where=where,
+        arguments=arguments,
         merge=add,
     )
 

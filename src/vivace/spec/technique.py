@@ -99,7 +99,7 @@ class Distillation:
     steps: the numbers of steps that it was made for, the usual one first.
     scheduler, scheduler_config: a class of diffusers, and in what it differs from the pipeline's own configuration.
     scale: how much of it is added.
-    where: the file in words, for the Record; on_the_hub: its repository, file and revision, for a script.
+    where: the file in words, for the Record; arguments: what `pipe.load_lora_weights` takes to load it in a script.
     merge: fetches it if need be and adds it to a pipeline's denoiser; how many layers were changed.
     """
 
@@ -110,7 +110,7 @@ class Distillation:
     scheduler_config: Mapping[str, Any]
     scale: float
     where: str
-    on_the_hub: tuple[str, str, str] | None
+    arguments: tuple[str, ...]
     merge: Callable[[Any], int]
 
 

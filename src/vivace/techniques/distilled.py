@@ -3,7 +3,8 @@
 Why: a picture in 4 steps instead of 30 or 50, most of them without guidance and so with half the work a step.
     Merged, the LoRA costs nothing at each step.
 Costs: another picture, with less variety and detail than the whole model's; each kind has numbers of steps that it was
-    made for. The LoRA is fetched once (Hyper-SD's repository lists 0.27 GB for SD 1.5, 1.39 GB for FLUX.1 [dev]).
+    made for. The LoRA is fetched once (Hyper-SD's repository lists 0.27 GB for SD 1.5, 1.39 GB for
+    FLUX.1 [dev]); tiny-sd's ships with vivace (0.6 MB).
 Needs: a model for which such a LoRA is known: `vivace models` lists them.
 Source: Luo et al., LCM-LoRA, arXiv 2311.05556; Lin et al., SDXL-Lightning, arXiv 2402.13929; Ren et al., Hyper-SD,
     arXiv 2404.13686.
@@ -68,15 +69,10 @@ class Distilled(Technique):
         )
         return Effect(changed=changed, call=self._call(chosen))
 
-    def script(self, target: Target) -> Script | None:
+    def script(self, target: Target) -> Script:
         chosen = self._chosen(target)
         assert chosen is not None
-        if chosen.on_the_hub is None:
-            return None
-        repo, file, revision = chosen.on_the_hub
-        load = written_call(
-            "pipe.load_lora_weights", literal(repo), weight_name=literal(file), revision=literal(revision)
-        )
+        load = written_call("pipe.load_lora_weights", *chosen.arguments)
         scale = "" if chosen.scale == 1 else f"lora_scale={chosen.scale:g}"
         given = {name: literal(value) for name, value in chosen.scheduler_config.items()}
         scheduler = written_call(

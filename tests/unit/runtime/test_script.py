@@ -73,6 +73,8 @@ def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
             write(model, recipe)
         return
     written = write(model, recipe)
+    if "pipe.load_lora_weights" in written.text:
+        pytest.importorskip("peft")
     assert np.array_equal(run(written.text, scripts), drawn)
     assert f"Recipe: {resolve(recipe).text}\n" in written.text
     assert ("import vivace" in written.text) is bool(written.own)

@@ -13,11 +13,14 @@ from tests.families import draw, psnr
 from tests.typed import said
 from vivace.errors import Unsupported, UnusableModel
 from vivace.measure.machine import this_machine
+from vivace.measure.scorer import ClipScorer
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import FewSteps, Part, Sampler
-from vivace.models.find import find_model
+from vivace.models.find import WEIGHTS, find_model
 from vivace.models.load import load_pipeline
 from vivace.models.lora import distillations
+from vivace.models.prompts import PROMPT_SETS
+from vivace.models.scorers import find_scorer
 from vivace.models.weightless import find_weightless
 from vivace.runtime.prediction import predict
 from vivace.runtime.script import write_script
@@ -136,12 +139,87 @@ def test_the_catalogues_are_whole(name: str) -> None:
 
     for one in distillations(CATALOGUE[name]):
         assert hasattr(diffusers, one.scheduler)
-        assert one.on_the_hub is not None
-        assert one.on_the_hub[1].endswith(".safetensors")
+        repo, weight_name, *_ = one.arguments
+        assert "/" in repo
+        assert weight_name.endswith('.safetensors"')
         assert set(one.steps) <= set(range(1, 17))
     kinds = {one.kind for one in distillations(CATALOGUE[name])}
     wanted = {"sd15": {"lcm", "hyper"}, "flux-dev": {"hyper", "turbo"}}
     assert kinds == wanted.get(name, {"lcm", "hyper", "lightning"})
+
+
+@pytest.mark.parametrize("steps", [4, 2, 8])
+def test_tiny_sd_draws_in_few_steps_without_guidance(steps: int) -> None:
+    made = vivace.load("tiny-sd", f"distilled(lcm, steps={steps})", device="cpu")
+    assert (made.defaults["num_inference_steps"], made.defaults["guidance_scale"]) == (steps, 1.0)
+    assert made.effects["distilled@denoiser"]["lora"] == CATALOGUE["tiny-sd"].few_steps[0].lora
+    rows: list[int] = []
+    made.pipe.unet.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    picture = np.asarray(made("a red circle", output_type="np").images)
+    assert rows == [1] * steps
+    assert np.isfinite(picture).all()
+
+
+def test_tiny_sds_keeps_more_of_the_clip_margin_than_plain_few_steps() -> None:
+    """As the gate counts it; 8 prompts, one seed each, one thread. Plain steps of the same work are two."""
+    prompts = PROMPT_SETS["tinyworld"][:8]
+    scorer = ClipScorer(find_scorer("tiny-clip").folder)
+    wanted = scorer.embed_prompts(prompts)
+
+    def scores(recipe: str) -> np.ndarray:
+        """(8, 8): each picture with each prompt."""
+        session = vivace.load("tiny-sd", recipe, device="cpu")
+        torch.set_num_threads(1)
+        generators = [torch.Generator().manual_seed(k) for k in range(len(prompts))]
+        return 100 * np.asarray(
+            scorer.embed_pictures(session(list(prompts), generator=generators).images) @ wanted.T
+        )
+
+    usual = scores("baseline")
+    others = (usual.sum(axis=1) - usual.diagonal()) / (len(prompts) - 1)
+    margin = (usual.diagonal() - others).mean()
+    kept = {
+        recipe: 1 - (usual.diagonal() - scores(recipe).diagonal()).mean() / margin
+        for recipe in ("distilled(lcm)", "steps(4)", "steps(2)")
+    }
+    assert kept["distilled(lcm)"] > 0.95, kept
+    assert kept["distilled(lcm)"] > kept["steps(4)"] + 0.05, kept
+    assert kept["distilled(lcm)"] > kept["steps(2)"] + 0.1, kept
+
+
+@pytest.mark.parametrize("other", ["int8", "bf16", "compile(backend=eager)", "tiny_vae", "fuse_qkv+int8"])
+def test_tiny_sds_composes(other: str) -> None:
+    alone = draw(vivace.load("tiny-sd", "distilled(lcm)", device="cpu"), height=128, width=128)
+    both = draw(vivace.load("tiny-sd", f"{other}+distilled(lcm)", device="cpu"), height=128, width=128)
+    assert psnr(both, alone) > 20
+
+
+def test_tiny_sds_is_merged_as_diffusers_merges_it() -> None:
+    pytest.importorskip("peft")
+    from diffusers import LCMScheduler
+
+    lora = WEIGHTS / str(CATALOGUE["tiny-sd"].few_steps[0].lora)
+    made = vivace.load("tiny-sd", "distilled(lcm)", device="cpu")
+    pipe = load_pipeline(find_model("tiny-sd"), "cpu")
+    pipe.load_lora_weights(lora.parent, weight_name=lora.name)
+    pipe.fuse_lora()
+    pipe.unload_lora_weights()
+    pipe.scheduler = LCMScheduler.from_config(pipe.scheduler.config)
+    state = pipe.unet.state_dict()
+    assert state.keys() == made.pipe.unet.state_dict().keys()
+    for name, value in made.pipe.unet.state_dict().items():
+        assert torch.allclose(state[name], value, atol=1e-6), name
+    call = {"num_inference_steps": 4, "guidance_scale": 1.0}
+    assert psnr(draw(made, **call), draw(vivace.apply(pipe), **call)) > 60
+
+
+def test_a_script_of_tiny_sds_takes_the_file_that_ships() -> None:
+    text = write_script(find_model("tiny-sd"), resolve("distilled(lcm)"), "cpu", prompt="a red circle").text
+    lines = text.split("pipe.load_lora_weights(")[1].split(")")[0]
+    assert 'WEIGHTS / "tiny-sd-lcm",' in lines
+    assert 'weight_name="pytorch_lora_weights.safetensors",' in lines
+    assert "from vivace.models.find import WEIGHTS" in text
+    assert "vivace.apply" not in text
 
 
 def test_a_plan_has_fewer_steps_and_no_larger_model() -> None:
@@ -170,4 +248,5 @@ def test_a_script_merges_it_through_diffusers(known: Path, monkeypatch: pytest.M
 def test_vivace_models_lists_them(tmp_path: Path) -> None:
     out = said(tmp_path, "models").stdout
     assert out.count("by a LoRA: distilled(lcm) in 4 steps (or 2, 3, 5, 6, 7, 8), ") == 3
+    assert out.count("by a LoRA: distilled(lcm) in 4 steps (or 2, 3, 5, 6, 7, 8)\n") == 1, "tiny-sd's own"
     assert "by a LoRA: distilled(hyper) in 8 steps (or 16), distilled(turbo) in 8 steps\n" in out
