@@ -1,6 +1,6 @@
 """Generate what comes from the code or from records: docs/techniques.md, docs/hardware.md, docs/cli.md,
-docs/models-measured.md, docs/techniques-measured.md, docs/composition.md and docs/step-curves.md with its plots once
-their records exist, and the README's table.
+docs/models-measured.md, docs/techniques-measured.md, docs/several-gpus.md, docs/composition.md and docs/step-curves.md
+with its plots once their records exist, and the README's table.
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -18,8 +18,9 @@ from pathlib import Path
 import click
 
 from benchmarks import every_model, every_technique, overhead
+from benchmarks import several_gpus as measured_gpus
 from benchmarks.step_curves import RESULTS as CURVE_RECORDS
-from docs import composition, hardware, models_measured, step_curves, techniques_measured
+from docs import composition, hardware, models_measured, several_gpus, step_curves, techniques_measured
 from tests.composition.run import DEVICES, record_of
 from vivace.cli import app
 from vivace.report.summary import plus_minus, ratio, size
@@ -150,6 +151,10 @@ def techniques_measured_page() -> str:
     return techniques_measured.page(NOTE, every_technique.RESULTS)
 
 
+def several_gpus_page() -> str:
+    return several_gpus.page(NOTE, measured_gpus.RECORD)
+
+
 def hardware_page() -> str:
     return hardware.page(NOTE)
 
@@ -173,6 +178,8 @@ if every_model.RECORD.exists():
     PAGES["docs/models-measured.md"] = models_measured_page
 if any(every_technique.record_file(name).exists() for name in every_technique.FAMILIES):
     PAGES["docs/techniques-measured.md"] = techniques_measured_page
+if measured_gpus.RECORD.exists():
+    PAGES["docs/several-gpus.md"] = several_gpus_page
 if record_of("cpu", named=False).exists():
     PAGES["docs/composition.md"] = composition_page
 for _family in step_curves.families(CURVE_RECORDS):
