@@ -43,7 +43,7 @@ def pack_module(module: Any, device: str) -> tuple[bytes, list[Any]]:
 
     pickled = io.BytesIO()
     Pickler(pickled, protocol=pickle.HIGHEST_PROTOCOL).dump(module)
-    return pickled.getvalue(), [as_bytes(storage) for storage in storages.values()]
+    return pickled.getvalue(), [as_bytes(storage) for storage in storages.values() if storage.nbytes()]
 
 
 def unpack_module(pickled: bytes, device: str) -> tuple[Any, list[Any]]:
@@ -66,7 +66,7 @@ def unpack_module(pickled: bytes, device: str) -> tuple[Any, list[Any]]:
             return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
     module = Unpickler(io.BytesIO(pickled)).load()
-    return module, [as_bytes(storages[place]) for place in sorted(storages)]
+    return module, [as_bytes(storages[place]) for place in sorted(storages) if storages[place].nbytes()]
 
 
 def _bound(function: Any, module: Any) -> Any:

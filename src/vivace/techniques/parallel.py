@@ -62,6 +62,11 @@ class Parallel(Technique):
             return "the denoiser is shared among GPUs already"
         if has_step_cache(denoiser):
             return "the denoiser has a step cache already; apply the cache by the same recipe, with a fresh pipeline"
+        if any(hasattr(module, "_diffusers_hook") for module in denoiser.modules()):
+            return (
+                "hooks hang in the denoiser's layers, as of layerwise casting, which cannot be copied to other GPUs; "
+                "to store the weights in 8 bits take quantize(fp8_weight)"
+            )
         if target.has_data and machine.is_cuda and not target.waits and str(denoiser.device) not in _FIRST:
             return (
                 f"the pipeline is on {denoiser.device}, and the first of the GPUs is taken for its own; move it to "

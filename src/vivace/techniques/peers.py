@@ -31,6 +31,7 @@ TIMEOUT = timedelta(minutes=30)
 """Of a collective: one GPU may wait while another compiles. A process that died is seen at once, by its pipe."""
 _NOTICE_S = 5.0  # between a connection that breaks and the end of the process being seen
 _GRACE_S = 5.0
+_LEAVING = threading.Lock()
 
 
 def send(stream: IO[bytes], message: Any) -> None:
@@ -142,12 +143,25 @@ class Peers:
         if self._failure is not None:
             raise WorkerError(self._failure)
 
+    def blame(self, error: Exception) -> None:
+        """
+        Raises:
+            WorkerError: one of the processes has ended, which is why there was an error.
+        """
+        self._look()
+        if self._failure is not None and not isinstance(error, WorkerError):
+            raise WorkerError(self._failure) from error
+
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
         """What breaks because a process ended, as an error that says so."""
+        import torch
+
         try:
             yield
         except (RuntimeError, OSError, EOFError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise  # this process's own
             deadline = time.monotonic() + _NOTICE_S
             while self._failure is None and time.monotonic() < deadline and not self._closing.is_set():
                 self._look()
@@ -204,12 +218,13 @@ def _leave(device: str) -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    if not dist.is_initialized():
-        return
-    if device == "cuda":  # the others are gone, and what is still under way will never end by itself
-        distributed_c10d._abort_process_group()
-    else:
-        dist.destroy_process_group()
+    with _LEAVING:  # the thread that watches may be at it already
+        if not dist.is_initialized():
+            return
+        if device == "cuda":  # the others are gone, and what is still under way will never end by itself
+            distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
 
 
 def _watch(peers: weakref.ref[Peers], processes: list[subprocess.Popen[bytes]]) -> None:

@@ -92,7 +92,11 @@ class Shared:
     def watched(self) -> Iterator[None]:
         """Around a call: a picture that was drawn while one of the others died is not the picture."""
         self.peers.check()
-        yield
+        try:
+            yield
+        except Exception as error:
+            self.peers.blame(error)
+            raise
         self.peers.check()
 
     def evidence(self) -> dict[str, int | float | str | list[str]]:
@@ -115,11 +119,11 @@ class Shared:
 
         def shared(*args: Any, **kwargs: Any) -> Any:
             self.peers.check()
+            if self._mode != "guidance":
+                refuse_uneven(self._denoiser, args, kwargs, self.peers.num)
             try:
                 with self.peers.explained():
                     return share(forward, args, kwargs)
-            except Unsupported:
-                raise
             except BaseException:
                 self.peers.close()  # they may wait for what will never come
                 raise
@@ -129,7 +133,6 @@ class Shared:
     def _by_tokens(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         import torch.distributed as dist
 
-        refuse_uneven(self._denoiser, args, kwargs, self.peers.num)
         header, tensors = take_apart((args, kwargs), self._device)
         for rank in range(1, self.peers.num):
             self._tell(rank, header)

@@ -21,10 +21,12 @@ from tests.families import psnr
 from vivace.benchmark import Plan
 from vivace.errors import Unsupported, WorkerError
 from vivace.models import find_model, load_pipeline
+from vivace.runtime.script import write_script
 from vivace.spec.record import Outcome
 from vivace.spec.technique import Machine, Target
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.parallel import Parallel
+from vivace.techniques.resolve import resolve
 from vivace.techniques.shared_forward import (
     num_bytes,
     pack,
@@ -196,8 +198,7 @@ session("a red circle", num_inference_steps=1000)
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_the_process_that_draws(how: signal.Signals) -> None:
+def test_nothing_outlives_the_process_that_draws() -> None:
     drawing = subprocess.Popen(
         [sys.executable, "-c", _DRAWS_UNTIL_KILLED],
         stdout=subprocess.PIPE,
@@ -209,7 +210,7 @@ def test_nothing_outlives_the_process_that_draws(how: signal.Signals) -> None:
     assert len(started) == 1
     time.sleep(1.0)
     assert drawing.poll() is None
-    drawing.send_signal(how)
+    drawing.kill()
     drawing.wait()
     drawing.stdout.close()
     assert all(ends(pid) for pid in started)
@@ -254,13 +255,29 @@ def test_a_bench_measures_it(tmp_path: Path) -> None:
         ("flux", "parallel(ulysses, gpus=4)", "5 attention heads"),
         ("flux", "parallel(ulysses)+compile(backend=eager)", "cannot follow"),
         ("sd", "parallel(guidance)+faster_cache", "both branches"),
-        ("sd", "parallel(guidance)+layerwise_casting", "cannot be copied"),
+        ("sd", "parallel(guidance)+layerwise_casting", "hooks hang"),
     ],
 )
 def test_what_cannot_work_says_why(family: str, recipe: str, why: str) -> None:
     with pytest.raises(Unsupported, match=f"parallel: .*{why}"):
         families.session(family, recipe)
     assert not torch.distributed.is_initialized()
+
+
+def test_a_script_of_it_says_that_it_needs_vivace() -> None:
+    written = write_script(
+        find_model("tiny-sd"), resolve("parallel(guidance)+steps(8)"), "cpu", prompt="a red circle"
+    )
+    assert written.own == ["parallel(guidance)"]
+    assert 'vivace.apply(pipe, "parallel(guidance)")' in written.text
+    assert not torch.distributed.is_initialized(), "it was applied to be written, and is over"
+
+
+def test_what_cannot_be_pickled_is_told_before_anything_starts() -> None:
+    pipe = families.build("sd")
+    pipe.unet.conv_in.forward = lambda sample: sample
+    with pytest.raises(Unsupported, match=r"parallel: the denoiser cannot be copied .*lambda"):
+        vivace.apply(pipe, "parallel(guidance)")
 
 
 def test_too_few_gpus_are_counted() -> None:
