@@ -292,8 +292,8 @@ def _kernels(found: Any) -> list[Span]:
         (event.name, event.time_range.start, event.time_range.end)
         for event in events
         if event.device_type == DeviceType.CUDA
+        and not event.is_user_annotation  # labels span the kernels that they are about
         and event.time_range.start >= min(begins)
-        and event.name != "vivace step"
     ]
 
 
