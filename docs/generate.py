@@ -1,6 +1,6 @@
 """Generate what comes from the code or from records: docs/techniques.md, docs/hardware.md, docs/cli.md,
-docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/composition.md and docs/step-curves.md
-with its plots once their records exist, and the README's table.
+docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md, docs/composition.md and
+docs/step-curves.md with its plots once their records exist, and the README's table.
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -18,9 +18,18 @@ from pathlib import Path
 import click
 
 from benchmarks import every_model, every_technique, overhead
+from benchmarks import several_gpus as measured_gpus
 from benchmarks import skipped_work as skipping
 from benchmarks.step_curves import RESULTS as CURVE_RECORDS
-from docs import composition, hardware, models_measured, skipped_work, step_curves, techniques_measured
+from docs import (
+    composition,
+    hardware,
+    models_measured,
+    several_gpus,
+    skipped_work,
+    step_curves,
+    techniques_measured,
+)
 from tests.composition.run import DEVICES, record_of
 from vivace.cli import app
 from vivace.report.summary import plus_minus, ratio, size
@@ -155,6 +164,10 @@ def skipped_work_page() -> str:
     return skipped_work.page(NOTE, every_technique.RESULTS)
 
 
+def several_gpus_page() -> str:
+    return several_gpus.page(NOTE, measured_gpus.RECORD)
+
+
 def hardware_page() -> str:
     return hardware.page(NOTE)
 
@@ -180,6 +193,8 @@ if any(every_technique.record_file(name).exists() for name in every_technique.FA
     PAGES["docs/techniques-measured.md"] = techniques_measured_page
 if any(skipping.record_file(name).exists() for name in skipping.FAMILIES):
     PAGES["docs/skipped-work.md"] = skipped_work_page
+if measured_gpus.RECORD.exists():
+    PAGES["docs/several-gpus.md"] = several_gpus_page
 if record_of("cpu", named=False).exists():
     PAGES["docs/composition.md"] = composition_page
 for _family in step_curves.families(CURVE_RECORDS):

@@ -51,11 +51,13 @@ _SUITED: dict[tuple[str, str], list[Any]] = {
     ("guidance", "scale"): [3.0, 1.0, 5.0],
     ("steps", "steps"): [12, 20],
     ("dtype", "dtype"): ["bf16", "fp16"],
+    ("parallel", "mode"): ["guidance"],
     ("attention", "backend"): ["math", "flash"],  # flash is what a CPU takes by itself, which changes nothing
 }
 _OF_FLOW_MODELS: dict[tuple[str, str], list[Any]] = {
     ("scheduler", "sampler"): ["flow_euler"],  # its own family, which for FLUX is this one alone
     ("scheduler", "karras"): [True],
+    ("parallel", "mode"): ["ulysses"],  # one picture's forward has one row
 }
 _MACHINE = Machine("cpu", "CPU", None, "c++")
 

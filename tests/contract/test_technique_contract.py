@@ -179,6 +179,11 @@ def test_it_works_or_says_why_not(name: str, recipe: str, model: str) -> None:
     except NoEffect as error:
         assert error.already_so, "every technique finds something to do unless it is so already"
         return
+    with session:
+        check_picture(session, name, recipe, model)
+
+
+def check_picture(session: Session, name: str, recipe: str, model: str) -> None:
     (effect,) = session.effects.values()
     assert effect, "an application says what it changed"
     if kinds(session.pipe) - kinds(load_pipeline(find_model(model), "cpu")):
@@ -187,7 +192,8 @@ def test_it_works_or_says_why_not(name: str, recipe: str, model: str) -> None:
     picture = draw(session, PROMPTS.get(name, PROMPT))[:1]
     reason = session.refuted({})
     if reason is not None:
-        assert "never hit" in reason, "a cache with a small threshold, in few steps"
+        # A cache with a small threshold, in few steps; one picture of a model without a second, unconditional row.
+        assert "never hit" in reason or "no forward had two rows" in reason
         assert np.array_equal(picture, reference(model))
         return
     assert np.isfinite(picture).all()

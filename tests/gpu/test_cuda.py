@@ -55,7 +55,8 @@ def test_every_technique_works_on_cuda_or_says_why_not(name: str, recipe: str, r
     except NoEffect as error:
         assert error.already_so
         return
-    picture = draw(session)
+    with session:
+        picture = draw(session)
     assert np.isfinite(picture).all()
     assert session.effects
     if TECHNIQUES[name].same_picture:

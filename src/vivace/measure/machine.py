@@ -41,6 +41,7 @@ def this_machine(device: str) -> Machine:
             device_name=torch.cuda.get_device_name(),
             capability=torch.cuda.get_device_capability(),
             compiler=compiler,
+            num_gpus=torch.cuda.device_count(),
         )
     return Machine(device=device, device_name=cpu_name(), capability=None, compiler=compiler)
 

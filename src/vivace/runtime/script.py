@@ -110,6 +110,7 @@ def write_script(
         blocks.append(list(noise.lines))
     blocks.append(_draw(session, "draw" if inside else "pipe", prompt, seed, arounds))
     needs = [f"Needs vivace: no public calls do {', '.join(own)}."] if own else []
+    session.close()
     header = docstring(
         [f"Draw a picture with {found.model.name}.", "", f"Recipe: {recipe.text}", *needs, *about]
     )

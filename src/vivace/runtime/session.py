@@ -144,6 +144,13 @@ class Session:
         self.warnings: list[str] = []
         self._applied: list[tuple[str, Effect]] = []
         self._defaults = dict(target.defaults)
+        try:
+            self._apply(recipe, target, write)
+        except BaseException:
+            self.close()
+            raise
+
+    def _apply(self, recipe: Recipe, target: Target, write: Write | None) -> None:
         from_host = [instantiate(call).from_host for call in recipe.techniques]
         moves_later = any(TECHNIQUES[call.name].stage is Stage.OFFLOAD for call in recipe.techniques)
         target.home = "cpu" if moves_later else target.machine.device
@@ -152,6 +159,7 @@ class Session:
             if not any(from_host[k:]):
                 self._bring(target)
             technique = instantiate(call)
+            target.later = recipe.techniques[k + 1 :]
             if identity:
                 target.identity = "+".join((identity, *(text_of(done) for done in recipe.techniques[:k])))
             target.components = cast("tuple[Component, ...]", call.targets)
@@ -178,7 +186,26 @@ class Session:
         if recipe.techniques and not self._applied:
             raise NoEffect("; ".join(self.warnings), already_so=True)
         self._bring(target)
+        for _, effect in self._applied:
+            if effect.finish is not None:
+                effect.finish()
         self._enter_contexts()
+
+    def close(self) -> None:
+        """End what techniques started: processes on other GPUs. Where there are none, nothing happens.
+
+        A session that is forgotten, or whose process ends, leaves nothing running either. One that needs what was ended
+        draws no more.
+        """
+        for _, effect in reversed(self._applied):
+            if effect.close is not None:
+                effect.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vivace.spec.recipe import TechniqueCall
 from vivace.spec.script import Script
 
 Component = Literal["denoiser", "text_encoder", "text_encoder_2", "vae"]
@@ -42,6 +43,8 @@ class Stage(IntEnum):
     """Weights are replaced by quantised ones."""
     LAYOUT = 40
     """Memory formats; after quantisation, which may create new weights."""
+    SHARE = 42
+    """The denoiser as it is now is given to other GPUs; what is done to it later, is done to each of its copies."""
     SPLIT = 43
     """A part's work is cut into smaller pieces: tiles, slices."""
     THIN = 44
@@ -64,7 +67,8 @@ class Machine:
     """What a technique may ask about the hardware and the installation without importing torch.
 
     `capability` is CUDA's compute capability, None where unknown; `compiler` is the C++ compiler's path.
-    `has_all_packages` takes optional packages for installed: to ask what the hardware alone would allow.
+    `has_all_packages` takes optional packages for installed: to ask what the hardware alone would allow. `num_gpus` are
+    those that this process sees, None where unknown.
     """
 
     device: str
@@ -72,6 +76,7 @@ class Machine:
     capability: tuple[int, int] | None
     compiler: str | None
     has_all_packages: bool = False
+    num_gpus: int | None = None
 
     @property
     def is_cuda(self) -> bool:
@@ -130,6 +135,7 @@ class Target:
     `prompts` are what will be drawn, or the like of it, for what adapts to that; `identity` tells the model's weights
     and the techniques that were applied before from all others ("": unknown), `model` the weights alone, and `keep` is
     a folder for what may be found again by the identity (None: nothing is kept).
+    `later` are the recipe's techniques that come after this one.
     """
 
     machine: Machine
@@ -147,6 +153,7 @@ class Target:
     identity: str = ""
     model: str = ""
     keep: Path | None = None
+    later: tuple[TechniqueCall, ...] = ()
 
     def module(self, component: Component) -> Any:
         """The component's module, or None if this pipeline has none."""
@@ -195,6 +202,8 @@ class Effect:
     around: entered around the whole call, and left at its end: for settings of the process, which must not outlive it.
     evidence: called after a run; what was seen to happen, for the Record.
     refuted: given the evidence of a run, why the technique had no effect after all, or None.
+    finish: called once all techniques have been applied, for what belongs outside of whatever they did.
+    close: called when the session is closed, also where a later technique was refused.
     """
 
     changed: dict[str, int | float | str] = field(default_factory=dict)
@@ -205,6 +214,8 @@ class Effect:
     around: CallContext | None = None
     evidence: Callable[[], Mapping[str, int | float | str | list[str]]] | None = None
     refuted: Callable[[dict[str, Any]], str | None] | None = None
+    finish: Callable[[], None] | None = None
+    close: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -231,6 +242,11 @@ class Technique(BaseModel, ABC):
     targetable: ClassVar[tuple[Component, ...]] = ()
     """Components that the technique can be aimed at; empty: it concerns the call as a whole."""
     default_targets: ClassVar[tuple[Component, ...]] = ()
+    of_the_process: ClassVar[bool] = False
+    """Whether it sets something for the whole process while a call runs, which copies of the denoiser in other
+    processes need as well."""
+    looks_beyond_rows: ClassVar[bool] = False
+    """Whether what it does to one row of the denoiser's batch depends on the others, or keeps state in its copies."""
     when_memory_is_short: ClassVar[tuple[str, ...]] = ()
     """Recipes of this technique alone that are worth trying where memory is short, the most harmless first."""
 

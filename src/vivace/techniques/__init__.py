@@ -19,6 +19,7 @@ from vivace.techniques.inference_mode import InferenceMode
 from vivace.techniques.layerwise_casting import LayerwiseCasting
 from vivace.techniques.magcache import Magcache
 from vivace.techniques.offload import Offload
+from vivace.techniques.parallel import Parallel
 from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.prune import Prune
 from vivace.techniques.pyramid_attention import PyramidAttention
@@ -45,6 +46,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Quantize,
         LayerwiseCasting,
         ChannelsLast,
+        Parallel,
         VaeSlicing,
         VaeTiling,
         TokenMerging,

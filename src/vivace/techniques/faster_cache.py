@@ -59,6 +59,7 @@ class FasterCache(Technique):
     stage: ClassVar[Stage] = Stage.CACHE
     owns: ClassVar[str] = "step cache"
     same_picture: ClassVar[bool] = False
+    looks_beyond_rows: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 

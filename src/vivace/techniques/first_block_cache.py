@@ -42,6 +42,7 @@ class FirstBlockCache(Technique):
     stage: ClassVar[Stage] = Stage.CACHE
     owns: ClassVar[str] = "step cache"
     same_picture: ClassVar[bool] = False
+    looks_beyond_rows: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 

@@ -24,6 +24,7 @@ class InferenceMode(Technique):
     stage: ClassVar[Stage] = Stage.SCHEDULE
     owns: ClassVar[str] = "autograd mode"
     same_picture: ClassVar[bool] = True
+    of_the_process: ClassVar[bool] = True
 
     def unsupported(self, target: Target) -> str | None:
         return None

@@ -204,4 +204,7 @@ def _passage(in_tuple: bool) -> Any:
         def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
             return (hidden_states,) if in_tuple else hidden_states
 
+        def __reduce__(self) -> Any:  # for copies in other processes, which do not find a local class
+            return _passage, (in_tuple,)
+
     return Passage()

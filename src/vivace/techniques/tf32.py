@@ -29,6 +29,7 @@ class Tf32(Technique):
     stage: ClassVar[Stage] = Stage.KERNEL
     owns: ClassVar[str] = "fp32 arithmetic"
     same_picture: ClassVar[bool] = True
+    of_the_process: ClassVar[bool] = True
 
     @property
     def arithmetic(self) -> Arithmetic:

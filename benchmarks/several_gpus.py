@@ -1,0 +1,308 @@
+"""Measure one picture over several GPUs against one GPU, on full-size models with random weights.
+
+    python -m benchmarks.several_gpus --limit-s 400               on 2 GPUs, until the time is over
+    python -m benchmarks.several_gpus --gpus 4 --only flux-dev    FLUX.1 [dev] on 4
+    python -m benchmarks.several_gpus --profile                   where the time of a step goes on the first GPU
+
+Each recipe is measured in processes of its own, at the model's native size and number of steps. A record is added as
+soon as it is there, and the same command goes on with what is missing; docs/several-gpus.md is made of them
+(`make docs`). FLUX is compiled by its repeated blocks, which takes a fraction of the time of compiling it whole; on
+every number of GPUs alike, so that they can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+import vivace
+from benchmarks.command import run
+from benchmarks.every_model import line, read_records, write_records
+from vivace.benchmark import Plan, sweep
+from vivace.cli.progress import for_this_terminal
+from vivace.errors import StoreError
+from vivace.models.find import SYNTHETIC
+from vivace.report.rows import rows_of
+from vivace.spec.record import Outcome, Record
+from vivace.techniques.resolve import resolve
+
+RECORD = Path(__file__).parents[1] / "results" / "several-gpus.json"
+MEASURED_IN_PART = 4
+PROFILE_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe on several GPUs, and the same on one.
+
+    target: the speed-up over one GPU that is wished for, None where none is said.
+    """
+
+    name: str
+    alone: str
+    mode: str
+    gpus: int
+    target: float | None
+
+    @property
+    def recipe(self) -> str:
+        own = f"parallel({self.mode}, gpus={self.gpus})"
+        return resolve(own if self.alone == "baseline" else f"{own}+{self.alone}").text
+
+
+FLUX, UNET = "compile(blocks=repeated)", "compile"
+TARGETS = {2: 1.7, 4: 2.9}
+
+
+def cases(gpus: int) -> list[Case]:
+    """What matters most comes first. Guidance has two branches, however many GPUs there are."""
+    found = [Case("flux-dev", FLUX, mode, gpus, TARGETS.get(gpus)) for mode in ("ulysses", "ring")]
+    return [*found, Case("sdxl", UNET, "guidance", 2, 1.6), Case("sdxl", "baseline", "guidance", 2, None)]
+
+
+@click.command("several_gpus")
+@click.option("--gpus", type=click.IntRange(2, 8), default=2, show_default=True, help="For FLUX.")
+@click.option("--only", type=click.Choice(["flux-dev", "sdxl"]), help="This model. Default: both.")
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
+@click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True)
+@click.option(
+    "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
+)
+@click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Timed calls.")
+@click.option("--warmup", type=click.IntRange(1, 100), default=1, show_default=True, help="Calls before.")
+@click.option("--steps", type=click.IntRange(1, 1000), help="Instead of the model's own number.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), default=400.0, show_default=True, help="Seconds a recipe."
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--profile", is_flag=True, help="Measure nothing; write where the time of a step goes.")
+def several_gpus(
+    gpus: int,
+    only: str | None,
+    record: Path,
+    store: Path,
+    limit_s: float | None,
+    repeats: int,
+    warmup: int,
+    steps: int | None,
+    timeout: float,
+    device: str,
+    profile: bool,
+) -> int:
+    """One picture over several GPUs against one GPU, one line a recipe; resumable."""
+    chosen = [case for case in cases(gpus) if only in (None, case.name)]
+    started = time.monotonic()
+    if profile:
+        return _profile(chosen, record, device, limit_s)
+    records = read_records(record)
+    wanted = [(case.name, recipe) for case in chosen for recipe in (resolve(case.alone).text, case.recipe)]
+    left = [
+        key
+        for key in dict.fromkeys(wanted)
+        if (known := records.get((SYNTHETIC + key[0], key[1]))) is None or not known.outcome.is_final
+    ]
+    plan = Plan(rounds=1, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
+    status = 0
+    with sweep.start_launcher(device) as launcher:
+        for name, recipe in left:
+            if limit_s is not None and time.monotonic() - started >= limit_s:
+                click.echo(f"{limit_s:g} s are over; the same command goes on with {name} {recipe}", err=True)
+                return MEASURED_IN_PART
+            before = time.monotonic()
+            (found,) = vivace.bench(
+                SYNTHETIC + name,
+                [recipe],
+                num_inference_steps=steps,
+                plan=plan,
+                device=device,
+                store=store,
+                rerun=True,
+                quality=False,
+                rivals=False,
+                progress=for_this_terminal(),
+                launcher=launcher,
+            )
+            click.echo(f"{line(rows_of([found])[0])} ({time.monotonic() - before:.0f} s)")
+            if found.outcome is not Outcome.MEASURED:
+                status = MEASURED_IN_PART
+            if found.outcome is not Outcome.UNSUPPORTED:  # on a machine with more GPUs it would be measured
+                records = _with(records, found, record)
+                write_records(record, records.values())
+    return status
+
+
+def _with(records: dict[Any, Record], new: Record, path: Path) -> dict[Any, Record]:
+    for old in records.values():
+        if old.environment.device_name != new.environment.device_name:
+            raise StoreError(
+                f"{path} was made on {old.environment.device_name}, and this is {new.environment.device_name}; give "
+                "--record another file"
+            )
+    return records | {(new.trial.model.name, new.trial.recipe.text): new}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of a step went on the first GPU, milliseconds.
+
+    compute: kernels of its own share. communication: NCCL's kernels beside which nothing was computed, each as long as
+    the fastest of its kind; waiting: what they took beyond that, for data that was not there yet. idle: no kernel ran.
+    """
+
+    model: str
+    recipe: str
+    gpus: int
+    step: float
+    compute: float
+    communication: float
+    waiting: float
+    idle: float
+
+
+Span = tuple[str, float, float]
+"""A kernel's name, start and end, in one unit of time."""
+
+
+def where_time_goes(spans: Sequence[Span]) -> tuple[float, float, float, float]:
+    """Compute, communication, waiting and idle time between the first kernel's start and the last one's end.
+
+    Kernels of several streams may run at the same time: time in which anything was computed counts as compute.
+    """
+    own = _union([(start, end) for name, start, end in spans if not _is_message(name)])
+    messages = [span for span in spans if _is_message(span[0])]
+    fastest: dict[str, float] = {}
+    for name, start, end in messages:
+        fastest[name] = min(fastest.get(name, end - start), end - start)
+    either = _union([(start, end) for _, start, end in spans])
+    total = either[-1][1] - either[0][0]
+    compute = _length(own)
+    bare = _length(either) - compute
+    needed = sum(fastest[name] for name, _, _ in messages)
+    took = sum(end - start for _, start, end in messages)
+    communication = bare * needed / took if took else 0.0
+    return compute, communication, bare - communication, total - _length(either)
+
+
+def _is_message(name: str) -> bool:
+    return "nccl" in name.lower()
+
+
+def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def _length(spans: Sequence[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans)
+
+
+def profile_file(record: Path) -> Path:
+    """Where the profiles that go with a record lie."""
+    return record.with_name(f"{record.stem}-profile.json")
+
+
+def read_profiles(record: Path) -> list[Profile]:
+    path = profile_file(record)
+    return [Profile(**item) for item in json.loads(path.read_text())] if path.exists() else []
+
+
+def _profile(chosen: Sequence[Case], record: Path, device: str, limit_s: float | None) -> int:
+    started = time.monotonic()
+    known = {(one.model, one.recipe): one for one in read_profiles(record)}
+    wanted = [
+        (case.name, recipe, gpus)
+        for case in chosen
+        if case.alone != "baseline"
+        for recipe, gpus in ((resolve(case.alone).text, 1), (case.recipe, case.gpus))
+    ]
+    for name, recipe, gpus in dict.fromkeys(wanted):
+        if limit_s is not None and time.monotonic() - started >= limit_s:
+            click.echo(f"{limit_s:g} s are over; next comes {name} {recipe}", err=True)
+            return MEASURED_IN_PART
+        one = profiled(name, recipe, gpus, device)
+        known[name, recipe] = one
+        path = profile_file(record)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps([asdict(found) for found in known.values()], indent=1) + "\n")
+        click.echo(
+            f"{name} {recipe}: {one.step:.1f} ms a step: compute {one.compute:.1f}, communication "
+            f"{one.communication:.1f}, waiting {one.waiting:.1f}, idle {one.idle:.1f}"
+        )
+    return 0
+
+
+def profiled(name: str, recipe: str, gpus: int, device: str) -> Profile:
+    """Some steps of a picture under torch.profiler, after the same without."""
+    import gc
+
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    with vivace.load(SYNTHETIC + name, recipe, device=device) as session:
+        _draw_steps(session)
+        _draw_steps(session)
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+            # The denoiser's steps alone: text encoders come before them, once a picture.
+            pipe = session.pipe
+            denoiser = pipe.unet if getattr(pipe, "unet", None) is not None else pipe.transformer
+            hook = denoiser.register_forward_pre_hook(lambda *_: _mark())
+            _draw_steps(session)
+            hook.remove()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+        spans = _kernels(found)
+    del session, pipe, denoiser
+    gc.collect()
+    return _per_step(name, recipe, gpus, spans)
+
+
+def _draw_steps(session: Any) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    session("a red circle", num_inference_steps=PROFILE_STEPS, generator=generator, output_type="latent")
+
+
+def _mark() -> None:
+    """A label in the trace at which a step begins."""
+    import torch
+
+    with torch.profiler.record_function("vivace step"):
+        pass
+
+
+def _kernels(found: Any) -> list[Span]:
+    """What ran on the GPU since the first step began."""
+    from torch.autograd import DeviceType
+
+    events = found.events()
+    begins = [event.time_range.start for event in events if event.name == "vivace step"]
+    return [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in events
+        if event.device_type == DeviceType.CUDA
+        and not event.is_user_annotation  # labels span the kernels that they are about
+        and event.time_range.start >= min(begins)
+    ]
+
+
+def _per_step(name: str, recipe: str, gpus: int, spans: Sequence[Span]) -> Profile:
+    if not spans:
+        raise StoreError("--profile: no kernel of a GPU was seen; it wants a CUDA device")
+    parts = [part / 1e3 / PROFILE_STEPS for part in where_time_goes(spans)]
+    return Profile(name, recipe, gpus, sum(parts), *parts)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(several_gpus))

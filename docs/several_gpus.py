@@ -1,0 +1,123 @@
+"""The page docs/several-gpus.md, from the records that `python -m benchmarks.several_gpus` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.every_model import read_records
+from benchmarks.several_gpus import Case, cases, profile_file, read_profiles
+from docs.models_measured import conditions_of, environments_of
+from vivace.models.find import SYNTHETIC
+from vivace.report.rows import Row, rows_of
+from vivace.report.summary import plus_minus, ratio, seconds, size
+from vivace.spec.record import Record
+from vivace.stats import Interval, speedup
+from vivace.techniques.resolve import resolve
+
+_HEADINGS = (
+    "model", "recipe", "GPUs", "s/image", "speed-up over one GPU [95 % interval]", "wished for", "memory of the first",
+    "most on another", "exchanged a step", "first call",
+)  # fmt: skip
+_GPUS = (2, 4, 8)
+_PROFILE = ("model", "recipe", "GPUs", "a step", "compute", "communication", "waiting", "idle")
+
+
+def page(note: str, record: Path) -> str:
+    """Markdown.
+
+    Args:
+        note: what stands above the heading: that the page is generated.
+        record: a file that exists.
+    """
+    records = read_records(record)
+    found = list(dict.fromkeys(case for gpus in _GPUS for case in cases(gpus)))
+    lines = [
+        note,
+        "# One picture over several GPUs\n",
+        "`parallel` against one GPU with the rest of the recipe alike, on full-size models with **random weights** "
+        "(`synthetic:NAME`) at their native size and number of steps, one picture a call, text encoders and VAE inside "
+        "the call and on the first GPU alone. Times and memory are the architecture's; pictures there are none.\n",
+        *(f"- {conditions_of(environment)}" for environment in environments_of(list(records.values()))),
+        "",
+        f"| {' | '.join(_HEADINGS)} |",
+        "|" + " --- |" * len(_HEADINGS),
+    ]
+    told: set[tuple[str, str]] = set()
+    failed = []
+    for case in found:
+        alone = records.get((SYNTHETIC + case.name, resolve(case.alone).text))
+        shared = records.get((SYNTHETIC + case.name, case.recipe))
+        if alone is not None and (case.name, case.alone) not in told:
+            told.add((case.name, case.alone))
+            lines += _line(case, alone, None, failed)
+        if shared is not None:
+            lines += _line(case, shared, alone, failed)
+    lines += ["", *failed, *([""] if failed else [])]
+    lines.append(
+        "*Exchanged a step*: arguments and results between the first GPU and the others; what attention exchanges "
+        "inside of a forward (ulysses, ring) comes on top. *Most on another*: allocated by PyTorch since it started.\n"
+    )
+    lines += _profiles(record)
+    lines.append(f"Made by `python -m benchmarks.several_gpus` ([record](../results/{record.name})).")
+    return "\n".join(lines) + "\n"
+
+
+def gained(alone: Record, shared: Record) -> Interval | None:
+    """How many times faster, None where one of both was not measured."""
+    one, several = (
+        [sample.total_s for round_ in record.rounds for sample in round_.samples]
+        for record in (alone, shared)
+    )
+    return speedup([one], [several]) if one and several else None
+
+
+def _line(case: Case, record: Record, alone: Record | None, failed: list[str]) -> list[str]:
+    row: Row = rows_of([record])[0]
+    recipe = f"`{row.recipe}`"
+    if row.latency is None:
+        failed.append(f"- {case.name} {recipe}: {row.outcome.value}: {row.reason}")
+        return []
+    gain = gained(alone, record) if alone is not None else None
+    is_shared = row.recipe == case.recipe
+    wished = "-"
+    if is_shared and case.target is not None and gain is not None:
+        wished = f"{case.target}x: {'reached' if gain.point >= case.target else 'not reached'}"
+    evidence = record.rounds[0].evidence
+    peers = [
+        value for name, value in evidence.items() if name.startswith("peer_") and name.endswith("peak_bytes")
+    ]
+    sent = evidence.get("bytes_exchanged_a_forward")
+    cells = [
+        case.name,
+        recipe,
+        str(case.gpus if is_shared else 1),
+        plus_minus(row.latency.median),
+        ratio(gain) if gain is not None else "1",
+        wished,
+        size(row.memory.peak_bytes) if row.memory is not None else "-",
+        size(max(int(str(peak)) for peak in peers)) if peers else "-",
+        size(int(str(sent))) if sent is not None else "-",
+        seconds(row.first_call_s) if row.first_call_s is not None else "-",
+    ]
+    return [f"| {' | '.join(cells)} |"]
+
+
+def _profiles(record: Path) -> list[str]:
+    profiles = read_profiles(record)
+    if not profiles:
+        return []
+    lines = [
+        "## Where the time of a step goes\n",
+        "On the first GPU, by torch.profiler. *Compute*: kernels of its own share, which on N GPUs would at best be an "
+        "Nth of those on one. *Communication*: NCCL's kernels beside which nothing was computed, each as long as the "
+        "fastest of its kind; *waiting*: what they took beyond that, until another GPU was there. *Idle*: no kernel "
+        "ran.\n",
+        f"| {' | '.join(_PROFILE)} |",
+        "|" + " --- |" * len(_PROFILE),
+    ]
+    for one in profiles:
+        figures = (one.step, one.compute, one.communication, one.waiting, one.idle)
+        times = " | ".join(f"{figure:.1f} ms" for figure in figures)
+        lines.append(f"| {one.model} | `{one.recipe}` | {one.gpus} | {times} |")
+    made = f"Made by `python -m benchmarks.several_gpus --profile` ([record](../results/{profile_file(record).name}))."
+    return [*lines, "", made, ""]

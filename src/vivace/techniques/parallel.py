@@ -1,0 +1,188 @@
+"""One picture over several GPUs of a host: each computes its share of every forward of the denoiser.
+
+Why: nearly all of a picture's time is the denoiser's. `guidance` splits the rows of its batch: with classifier-free
+    guidance one GPU computes the conditional and one the unconditional branch, which then meet once a step. `ulysses`
+    and `ring` split a transformer's tokens. Each GPU runs all layers on its own tokens; in attention, ulysses exchanges
+    tokens for heads (each GPU has all tokens of some heads), ring hands all keys and values to everybody.
+Costs: the whole denoiser's memory on every GPU. What is not the denoiser (text encoders, VAE, scheduler) runs on the
+    first GPU alone, while the others wait. The other processes start and compile in the first call's time.
+Needs: GPUs that the process sees, NVLink between them for ulysses and ring. `guidance`: a forward of two rows or more,
+    as UNets with guidance have; where it has one (guidance off, or cut off), the first GPU computes alone. `ulysses`
+    and `ring`: a transformer that diffusers can split (`_cp_plan`), tokens and for ulysses heads that divide evenly.
+Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509; Liu et al., Ring Attention, arXiv 2310.01889; both as in
+    diffusers' ContextParallelConfig. The branches of guidance on two GPUs: Fang et al., xDiT, arXiv 2411.01738.
+
+One ordinary call, in a script, a notebook or a server: the other processes are started from it, and end with the
+session or with its process (docs/adr/0006). The denoiser as it is at this point of the recipe, quantised or not, goes
+to the other GPUs; what comes later (caches, compile, kernels) each process does to its own copy. On a CPU the same
+works between processes, which is of use for tests alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.techniques.sharing import MARK, Shared, attentions_of, can_pad, num_heads
+from vivace.techniques.step_cache import has_step_cache
+
+
+class Parallel(Technique):
+    name: ClassVar[str] = "parallel"
+    summary: ClassVar[str] = "one picture over several GPUs"
+    stage: ClassVar[Stage] = Stage.SHARE
+    owns: ClassVar[str] = "GPUs"
+    same_picture: ClassVar[bool] = True
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+
+    mode: Literal["guidance", "ulysses", "ring"] = knob(
+        tune=["guidance", "ulysses", "ring"],
+        about="what is split: the batch's rows, or a transformer's tokens",
+    )
+    gpus: int = knob(2, ge=2, le=8, tune=[2], about="GPUs that share, this process's own among them")
+
+    def unsupported(self, target: Target) -> str | None:
+        import torch
+
+        machine = target.machine
+        if not torch.distributed.is_available():
+            return "this PyTorch was built without torch.distributed, by which the GPUs talk to each other"
+        if machine.is_cuda and machine.num_gpus is not None and machine.num_gpus < self.gpus:
+            seen = "1 GPU" if machine.num_gpus == 1 else f"{machine.num_gpus} GPUs"
+            return f"asked for {self.gpus} GPUs, and this process sees {seen} (CUDA_VISIBLE_DEVICES hides others)"
+        if not machine.is_cuda and self.mode == "ring":
+            return "ring adds up parts of attention by their log-sum-exp, which diffusers takes from CUDA kernels alone"
+        if target.pipe is None:
+            return None
+        if any(kind.stage is Stage.OFFLOAD for kind, _ in _later(target)):
+            return "offloading moves one GPU's copy of the weights, and every GPU has its own; leave out one of both"
+        denoiser = target.module("denoiser")
+        if hasattr(denoiser, MARK) or getattr(denoiser, "_parallel_config", None) is not None:
+            return "the denoiser is shared among GPUs already"
+        if has_step_cache(denoiser):
+            return "the denoiser has a step cache already; apply the cache by the same recipe, with a fresh pipeline"
+        if any(hasattr(module, "_diffusers_hook") for module in denoiser.modules()):
+            return (
+                "hooks hang in the denoiser's layers, as of layerwise casting, which cannot be copied to other GPUs; "
+                "to store the weights in 8 bits take quantize(fp8_weight)"
+            )
+        if target.has_data and machine.is_cuda and not target.waits and str(denoiser.device) not in _FIRST:
+            return (
+                f"the pipeline is on {denoiser.device}, and the first of the GPUs is taken for its own; move it to "
+                "cuda:0, or reorder them with CUDA_VISIBLE_DEVICES"
+            )
+        return self._no_rows(target) if self.mode == "guidance" else self._no_tokens(target, denoiser)
+
+    def _no_rows(self, target: Target) -> str | None:
+        if _has_slot(target, "step cache", looks_beyond_rows=True):
+            return "this step cache works with both branches of guidance at once, which here are on two GPUs"
+        return None
+
+    def _no_tokens(self, target: Target, denoiser: Any) -> str | None:
+        kind = type(denoiser).__name__
+        if not getattr(denoiser, "_cp_plan", None):
+            return f"diffusers has no plan by which {kind} could be split by tokens; take parallel(guidance)"
+        heads = num_heads(denoiser)
+        if (
+            self.mode == "ulysses"
+            and heads is not None
+            and heads % self.gpus
+            and not can_pad(heads, self.gpus)
+        ):
+            return f"{heads} attention heads cannot be shared out among {self.gpus} GPUs; take fewer, or parallel(ring)"
+        if (
+            self.mode == "ulysses"
+            and heads is not None
+            and heads % self.gpus
+            and _has_slot(target, "compilation")
+        ):
+            return (
+                f"{heads} attention heads on {self.gpus} GPUs take messages whose sizes are known as they arrive, "
+                "which torch.compile cannot follow; take a number of GPUs that divides the heads, or do not compile"
+            )
+        if not attentions_of(denoiser):
+            return f"{kind}'s attention is not computed by a processor that diffusers can share"
+        if _has_slot(target, "step cache"):
+            return (
+                "a step cache keeps and compares whole tensors, and each GPU has its own tokens of them; with a cache, "
+                "share by guidance or draw one picture a GPU"
+            )
+        if self.mode == "ring":
+            if str(denoiser.dtype) == "torch.float32":
+                return "the kernels that a ring is made of compute in bf16 and fp16 alone; add bf16"
+            if _has_slot(target, "attention kernel"):
+                return (
+                    "a ring takes the kernel that tells its log-sum-exp, so none can be chosen; take ulysses"
+                )
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        changed: dict[str, int | float | str] = {"denoiser.shared_by": self.mode, "denoiser.gpus": self.gpus}
+        if not target.has_data:
+            return Effect(changed=changed)  # what this GPU holds stays what it was
+        pipe = target.pipe
+        shared = Shared(
+            target.module("denoiser"),
+            self.mode,
+            self.gpus,
+            target.machine.device,
+            {
+                "pipeline": type(pipe),
+                "attribute": target.path("denoiser").removeprefix("pipe."),
+                "scheduler": (type(pipe.scheduler), dict(pipe.scheduler.config)),
+                "recipe": _for_each_copy(target),
+                "defaults": target.defaults,
+                "has_random_weights": target.has_random_weights,
+            },
+        )
+
+        def refuted(_: dict[str, Any]) -> str | None:
+            if shared.num_shared:
+                return None
+            if shared.num_alone:
+                return "no forward had two rows to be shared: guidance was off, or takes two forwards of one row each"
+            return "the denoiser was never called through the session"
+
+        return Effect(
+            changed=changed,
+            around=shared.watched,
+            evidence=shared.evidence,
+            refuted=refuted,
+            finish=shared.finish,
+            close=shared.peers.close,
+        )
+
+
+_FIRST = ("cuda", "cuda:0")
+
+
+def _later(target: Target) -> list[tuple[type[Technique], Any]]:
+    """The recipe's techniques that come later, with their calls."""
+    from vivace.techniques import TECHNIQUES
+
+    return [(TECHNIQUES[call.name], call) for call in target.later]
+
+
+def _has_slot(target: Target, owns: str, looks_beyond_rows: bool | None = None) -> bool:
+    """Whether a later technique owns that slot of the denoiser."""
+    return any(
+        kind.owns == owns
+        and "denoiser" in call.targets
+        and (looks_beyond_rows is None or kind.looks_beyond_rows == looks_beyond_rows)
+        for kind, call in _later(target)
+    )
+
+
+def _for_each_copy(target: Target) -> str:
+    """The later part of the recipe that concerns the denoiser, or its process, in recipe notation."""
+    from vivace.spec.recipe import BASELINE
+    from vivace.techniques.resolve import text_of
+
+    told = []
+    for kind, call in _later(target):
+        if "denoiser" in call.targets:
+            told.append(text_of(call.model_copy(update={"targets": ("denoiser",)})))
+        elif kind.of_the_process:
+            told.append(text_of(call))
+    return "+".join(told) or BASELINE

@@ -1,0 +1,116 @@
+"""The script that measures several GPUs against one, and its page: resumed, compared with the right row, in words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import several_gpus
+from benchmarks.command import run
+from benchmarks.every_model import read_records, write_records
+from benchmarks.several_gpus import Profile, cases, profile_file, read_profiles, where_time_goes
+from benchmarks.several_gpus import several_gpus as command
+from docs import several_gpus as pages
+from docs.generate import NOTE
+from tests.make import make_record, make_round
+from tests.narrow import make_all_small
+from vivace.models.find import find_model
+from vivace.spec.record import Outcome, Record, Round
+
+
+def test_on_a_cpu_processes_take_the_places_of_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_all_small(monkeypatch)
+    monkeypatch.setattr(several_gpus, "UNET", "channels_last")
+    record = tmp_path / "record.json"
+    quick = ["--repeats", "1", "--warmup", "1", "--steps", "2", "--device", "cpu", "--only", "sdxl"]
+    given = [*quick, "--record", str(record), "--store", str(tmp_path / "store")]
+    assert run(command, given) == 0
+    found = {recipe: one for (_, recipe), one in read_records(record).items()}
+    assert list(found) == [
+        "channels_last",
+        "channels_last+parallel(guidance)",
+        "baseline",
+        "parallel(guidance)",
+    ]
+    assert all(one.outcome is Outcome.MEASURED for one in found.values())
+    assert found["parallel(guidance)"].rounds[0].evidence["forwards_shared"] > 0
+    assert len(capfd.readouterr().out.splitlines()) == 4
+    assert run(command, given) == 0
+    assert capfd.readouterr().out == "", "the same command has nothing left to do"
+    assert run(command, [*given, "--limit-s", "0", "--record", str(tmp_path / "other.json")]) == 4
+
+
+def test_the_wished_for_comes_first() -> None:
+    assert [(case.name, case.mode, case.target) for case in cases(2)][:3] == [
+        ("flux-dev", "ulysses", 1.7),
+        ("flux-dev", "ring", 1.7),
+        ("sdxl", "guidance", 1.6),
+    ]
+    assert {case.target for case in cases(4) if case.name == "flux-dev" and case.alone != "baseline"} == {2.9}
+    assert all(case.gpus == 2 for case in cases(4) if case.name == "sdxl")
+
+
+def case(name: str, recipe: str, *rounds: Round) -> Record:
+    record = make_record(recipe, *rounds)
+    trial = record.trial.model_copy(update={"model": find_model(f"synthetic:{name}").model, "device": "cuda"})
+    environment = record.environment.model_copy(update={"device": "cuda", "device_name": "Test GPU"})
+    return record.model_copy(update={"trial": trial, "environment": environment})
+
+
+def round_of(seconds: float, **changes: Any) -> Round:
+    return make_round(0, (seconds,) * 4).model_copy(update=changes)
+
+
+def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "several-gpus.json"
+    evidence = {"peer_1.peak_bytes": 3 * 10**9, "bytes_exchanged_a_forward": 2_000_000}
+    alone, ulysses = cases(2)[0].alone, cases(2)[0].recipe
+    write_records(
+        path,
+        [
+            case("flux-dev", alone, round_of(6.0)),
+            case("flux-dev", ulysses, round_of(3.0, evidence=evidence)),
+            case("flux-dev", cases(2)[1].recipe, round_of(5.0, evidence=evidence)),
+            case(
+                "flux-dev", cases(4)[0].recipe, make_round(0, outcome=Outcome.CRASHED, reason="GPU 3 ended")
+            ),
+            case("sdxl", "baseline", round_of(3.0)),
+            case("sdxl", "parallel(guidance)", round_of(2.0, evidence=evidence)),
+        ],
+    )
+    said = pages.page(NOTE, path)
+    rows = [line for line in said.splitlines() if line.startswith(("| flux-dev", "| sdxl"))]
+    assert len(rows) == 5, "each row once"
+    assert "| 1 |" in rows[0]
+    assert "2.00x" in rows[1]
+    assert "1.7x: reached" in rows[1]
+    assert "3.00 GB" in rows[1]
+    assert "1.7x: not reached" in rows[2]
+    assert "1.50x" in rows[4], "against its own eager row, without a wish"
+    assert "- flux-dev `" in said
+    assert "crashed: GPU 3 ended" in said
+    assert "Where the time" not in said
+
+    profiles = [Profile("flux-dev", ulysses, 2, 100.0, 80.0, 12.0, 5.0, 3.0)]
+    profile_file(path).write_text(json.dumps([vars(one) for one in profiles]))
+    assert read_profiles(path) == profiles
+    assert "| 100.0 ms | 80.0 ms | 12.0 ms | 5.0 ms | 3.0 ms |" in pages.page(NOTE, path)
+
+
+def test_time_is_told_apart() -> None:
+    spans = [
+        ("gemm", 0.0, 10.0),
+        ("ncclDevKernel_SendRecv", 10.0, 12.0),  # as fast as it gets
+        ("gemm", 12.0, 20.0),
+        ("ncclDevKernel_SendRecv", 19.0, 25.0),  # one of it hidden, four of it too long
+        ("gemm", 30.0, 40.0),
+    ]
+    compute, communication, waiting, idle = where_time_goes(spans)
+    assert compute == 28.0
+    assert idle == 5.0
+    assert communication + waiting == 7.0
+    assert communication == 7.0 * 4.0 / 8.0
+    assert where_time_goes([("gemm", 0.0, 1.0)]) == (1.0, 0.0, 0.0, 0.0)

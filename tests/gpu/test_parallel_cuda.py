@@ -1,0 +1,128 @@
+"""One picture over several GPUs. Run with `python -m pytest -m gpu tests/gpu/test_parallel_cuda.py` on two or more."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+
+import vivace
+from tests.families import psnr
+from vivace.benchmark import Plan
+from vivace.errors import Unsupported, WorkerError
+from vivace.models import find_model, load_pipeline
+from vivace.spec.record import Outcome
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs that this process sees"),
+]
+PROMPT = "a red circle above a blue square"
+SAME_DB = 35.0  # in half precision, with other shapes of matrices and so other kernels
+
+
+def draw(session: Any, prompt: Any = PROMPT, **call: Any) -> np.ndarray:
+    generator = torch.Generator().manual_seed(0)
+    told = {"num_inference_steps": 6, "output_type": "np"} | call
+    return np.asarray(session(prompt, generator=generator, **told).images)
+
+
+def even_flux() -> Any:
+    """tiny-flux with a random transformer of four heads in bf16, which two GPUs share out evenly."""
+    pipe = load_pipeline(find_model("tiny-flux"), "cuda")
+    torch.manual_seed(0)
+    config = dict(pipe.transformer.config) | {"num_attention_heads": 4}
+    transformer = FluxTransformer2DModel.from_config(config).to("cuda", torch.bfloat16)
+    pipe.register_modules(transformer=transformer.eval().requires_grad_(False))
+    return pipe
+
+
+def pids(session: Any) -> list[int]:
+    (effect,) = [effect for label, effect in session._applied if label.startswith("parallel")]
+    return [process.pid for process in effect.close.__self__._processes]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ["", "+compile(backend=eager)", "+cuda_graph", "+quantize(int8)+channels_last", "+deepcache+compile"],
+)
+def test_the_branches_of_guidance_on_two_gpus(rest: str) -> None:
+    expected = draw(vivace.load("tiny-sd", rest.removeprefix("+") or "baseline", device="cuda"))
+    with vivace.load("tiny-sd", f"parallel(guidance){rest}", device="cuda") as shared:
+        assert psnr(draw(shared), expected) > SAME_DB
+        assert psnr(draw(shared), expected) > SAME_DB, "and again"
+        evidence = shared.evidence()
+        assert evidence["gpus"] == 2
+        assert evidence["forwards_shared"] == 12
+        assert evidence["peer_1.peak_bytes"] > 1e6
+        assert shared.refuted(evidence) is None
+
+
+@pytest.mark.parametrize("mode", ["ulysses", "ring"])
+@pytest.mark.parametrize("rest", ["", "+compile", "+compile(blocks=repeated)"])
+def test_the_tokens_of_a_transformer_on_two_gpus(mode: str, rest: str) -> None:
+    call = {"height": 128, "width": 128, "max_sequence_length": 32}
+    expected = draw(vivace.apply(even_flux()), **call)
+    with vivace.apply(even_flux(), f"parallel({mode}){rest}") as shared:
+        assert psnr(draw(shared, **call), expected) > SAME_DB
+        assert shared.evidence()["forwards_shared"] == 6
+
+
+def test_uneven_heads_are_padded() -> None:
+    expected = draw(vivace.load("tiny-flux", device="cuda"))
+    with vivace.load("tiny-flux", "parallel(ulysses)", device="cuda") as shared:
+        assert psnr(draw(shared), expected) > SAME_DB
+
+
+def test_attention_kernels_hold_for_ulysses_and_are_refused_for_a_ring() -> None:
+    with vivace.apply(even_flux(), "parallel(ulysses)+attention(cudnn)") as shared:
+        draw(shared, height=128, width=128, max_sequence_length=32)
+        assert shared.evidence()["forwards_shared"] == 6
+    with pytest.raises(Unsupported, match="take ulysses"):
+        vivace.apply(even_flux(), "parallel(ring)+attention(cudnn)")
+    with pytest.raises(Unsupported, match="CUDA graph"):
+        vivace.apply(even_flux(), "parallel(ulysses)+cuda_graph")
+    with pytest.raises(Unsupported, match="bf16 and fp16"):
+        vivace.apply(even_flux(), "fp32+parallel(ring)")
+
+
+def test_a_killed_gpu_is_told_at_once_and_the_next_session_works() -> None:
+    with vivace.load("tiny-sd", "parallel(guidance)", device="cuda") as shared:
+        draw(shared)
+        (pid,) = pids(shared)
+        threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+        start = time.monotonic()
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            draw(shared, num_inference_steps=1000)
+        assert time.monotonic() - start < 15
+    with vivace.load("tiny-sd", "parallel(guidance)", device="cuda") as again:
+        assert np.isfinite(draw(again)).all()
+
+
+def test_more_gpus_than_there_are() -> None:
+    number = torch.cuda.device_count()
+    if number >= 8:
+        pytest.skip("there are as many as can be asked for")
+    with pytest.raises(Unsupported, match=f"asked for {number + 1} GPUs, and this process sees {number}"):
+        vivace.load("tiny-sd", f"parallel(guidance, gpus={number + 1})", device="cuda")
+
+
+def test_a_bench_tells_what_the_other_gpu_held(tmp_path: Path) -> None:
+    plan = Plan(rounds=1, repeats=2, max_warmup=1)
+    (record,) = vivace.bench(
+        "tiny-sd",
+        ["parallel(guidance)"],
+        plan=plan,
+        device="cuda",
+        store=tmp_path,
+        quality=False,
+        rivals=False,
+    )
+    assert record.outcome is Outcome.MEASURED, record.reason
+    assert record.rounds[0].evidence["peer_1.peak_bytes"] > 1e6

@@ -1,0 +1,342 @@
+"""A denoiser shared by two processes draws what one draws; whatever ends one of them ends the others, in words."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+
+import vivace
+from tests import families
+from tests.families import psnr
+from vivace.benchmark import Plan
+from vivace.errors import Unsupported, WorkerError
+from vivace.models import find_model, load_pipeline
+from vivace.runtime.script import write_script
+from vivace.spec.record import Outcome
+from vivace.spec.technique import Machine, Target
+from vivace.techniques import TECHNIQUES
+from vivace.techniques.parallel import Parallel
+from vivace.techniques.resolve import resolve
+from vivace.techniques.shared_forward import (
+    num_bytes,
+    pack,
+    put_together,
+    rows_of,
+    shapes_in,
+    shares,
+    take_apart,
+    unpack,
+)
+
+SAME_DB = 40.0
+RECIPES = {"sd": "parallel(guidance)", "flux": "parallel(ulysses)"}
+
+
+def pids(session: Any) -> list[int]:
+    (effect,) = [effect for label, effect in session._applied if label.startswith("parallel")]
+    return [process.pid for process in effect.close.__self__._processes]
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process, and it is more than a dead one that nobody has asked after."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def ends(pid: int, within_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while lives(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not lives(pid)
+
+
+@pytest.fixture(scope="class", params=list(RECIPES))
+def both(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any, Any]]:
+    """A family, its pipeline shared by two processes, and the same alone."""
+    family = request.param
+    with families.session(family, RECIPES[family]) as shared:
+        started = pids(shared)
+        yield family, shared, families.session(family)
+    assert all(not lives(pid) for pid in started), "closing ends them"
+
+
+class TestBoth:
+    @pytest.mark.parametrize(
+        "call",
+        [
+            {},
+            {"prompt": ["a red circle", "a blue square above a green star"]},
+            {"prompt": ["a red circle", "a blue star", "a green square"]},
+            {"height": 160, "width": 96},
+            {"prompt": "a big blue diamond right of a small red triangle on a striped white background"},
+            {"prompt": "a red circle", "num_images_per_prompt": 2, "guidance_scale": 2.0},
+        ],
+        ids=["plain", "batch", "odd batch", "size", "prompt", "guidance"],
+    )
+    def test_it_draws_the_same_picture(self, both: tuple[str, Any, Any], call: dict[str, Any]) -> None:
+        _, shared, alone = both
+        before = shared.evidence()["forwards_shared"]
+        assert psnr(families.draw(shared, **call), families.draw(alone, **call)) > SAME_DB
+        evidence = shared.evidence()
+        assert evidence["forwards_shared"] > before
+        assert evidence["processes"] == 2
+        assert evidence["bytes_exchanged_a_forward"] > 0
+        assert evidence["peer_1.peak_bytes"] > 1e6
+        assert shared.refuted(evidence) is None
+
+    def test_without_guidance_rows_are_not_shared_and_tokens_are(self, both: tuple[str, Any, Any]) -> None:
+        family, shared, alone = both
+        before = shared.evidence()
+        call = {"guidance_scale": 1.0}
+        assert psnr(families.draw(shared, **call), families.draw(alone, **call)) > SAME_DB
+        after = shared.evidence()
+        assert (after["forwards_shared"] == before["forwards_shared"]) is (family == "sd")
+        assert (after["forwards_alone"] > before["forwards_alone"]) is (family == "sd")
+
+    def test_one_session_at_a_time(self, both: tuple[str, Any, Any]) -> None:
+        family, shared, alone = both
+        with pytest.raises(Unsupported, match="close the session"):
+            families.session(family, RECIPES[family])
+        assert psnr(families.draw(shared), families.draw(alone)) > SAME_DB, "the first goes on"
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe", "least_db"),
+    [
+        ("sdxl", "parallel(guidance)", SAME_DB),  # conditions in nested dictionaries
+        (
+            "sd",
+            "parallel(guidance)+fuse_qkv+quantize(int8)+deepcache+compile(backend=eager)+inference_mode",
+            35,
+        ),
+        ("sd", "parallel(guidance)+token_merging+taylorseer(hits=0.5)+attention(math)", 35),
+        ("flux", "bf16+parallel(guidance)+teacache(hits=0.3)", 35),
+        ("flux", "quantize(nf4)+parallel(ulysses)+attention(math)", 35),
+    ],
+)
+def test_the_rest_of_a_recipe_holds_for_each_share(family: str, recipe: str, least_db: float) -> None:
+    """Precision and structure travel with the weights; what comes later each process does to its own copy."""
+    alone = "+".join(part for part in recipe.split("+") if not part.startswith("parallel")) or "baseline"
+    call: dict[str, Any] = {} if family != "flux" else {"prompt": ["a red circle", "a blue star"]}
+    expected = families.draw(families.session(family, alone), **call)
+    with families.session(family, recipe) as shared:
+        assert psnr(families.draw(shared, **call), expected) > least_db
+        evidence = shared.evidence()
+        assert evidence["forwards_shared"] > 0
+        assert shared.refuted(evidence) is None
+
+
+def even_flux() -> Any:
+    """tiny-flux's pipeline with a random transformer of four heads, which two processes share out evenly."""
+    pipe = load_pipeline(find_model("tiny-flux"), "cpu")
+    torch.manual_seed(0)
+    config = dict(pipe.transformer.config) | {
+        "num_attention_heads": 4,
+        "num_single_layers": 1,
+        "num_layers": 1,
+    }
+    pipe.register_modules(transformer=FluxTransformer2DModel.from_config(config).eval().requires_grad_(False))
+    return pipe
+
+
+def test_even_heads_compile_and_uneven_tokens_are_refused() -> None:
+    expected = families.draw(vivace.apply(even_flux()))
+    with vivace.apply(even_flux(), "parallel(ulysses)+compile(backend=eager)") as shared:
+        assert psnr(families.draw(shared), expected) > SAME_DB
+        assert shared.evidence()["graph_breaks"] == 0
+        with pytest.raises(Unsupported, match="31 tokens, of which 2 GPUs"):
+            families.draw(shared, max_sequence_length=31)
+        assert psnr(families.draw(shared), expected) > SAME_DB, "nothing was sent, so it goes on"
+
+
+def test_a_killed_process_is_told_at_once_and_the_others_end() -> None:
+    shared = families.session("sd", "parallel(guidance, gpus=3)")
+    first, second = pids(shared)
+    families.draw(shared)
+    timer = threading.Timer(0.5, os.kill, (first, signal.SIGKILL))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(
+        WorkerError, match=rf"\(pid {first}\) that computed on share 1 of 3 was killed \(SIGKILL\)"
+    ):
+        families.draw(shared, num_inference_steps=1000)
+    assert time.monotonic() - start < 10
+    assert ends(second), "they would wait for ever"
+    with pytest.raises(WorkerError, match="load the model anew"):
+        families.draw(shared)
+    shared.close()
+    with families.session("sd", "parallel(guidance)") as again:
+        assert np.isfinite(families.draw(again)).all()
+
+
+def test_what_fails_there_is_told_here() -> None:
+    with families.session("sd", "parallel(guidance)") as shared:
+        forward = shared.pipe.unet.forward
+        # A size that a UNet's halvings and doublings do not meet again.
+        with pytest.raises(WorkerError, match=r"ended \(1\): RuntimeError: mat1 and mat2"):
+            forward(torch.zeros(2, 4, 9, 9), 1, encoder_hidden_states=torch.zeros(2, 77, 3))
+
+
+_DRAWS_UNTIL_KILLED = """
+import sys, torch, vivace
+session = vivace.load("tiny-sd", "parallel(guidance)")
+((_, effect),) = session._applied
+print(*(process.pid for process in effect.close.__self__._processes), flush=True)
+session("a red circle", num_inference_steps=1000)
+"""
+
+
+def test_nothing_outlives_the_process_that_draws() -> None:
+    drawing = subprocess.Popen(
+        [sys.executable, "-c", _DRAWS_UNTIL_KILLED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert drawing.stdout is not None
+    started = [int(word) for word in drawing.stdout.readline().split()]
+    assert len(started) == 1
+    time.sleep(1.0)
+    assert drawing.poll() is None
+    drawing.kill()
+    drawing.wait()
+    drawing.stdout.close()
+    assert all(ends(pid) for pid in started)
+
+
+def test_a_forgotten_session_leaves_nothing_running() -> None:
+    import gc
+
+    shared = families.session("sd", "parallel(guidance)")
+    started = pids(shared)
+    del shared
+    gc.collect()
+    assert all(ends(pid) for pid in started)
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_bench_measures_it(tmp_path: Path) -> None:
+    plan = Plan(rounds=1, repeats=1, max_warmup=1)
+    records = vivace.bench(
+        "tiny-sd",
+        ["baseline", "parallel(guidance)"],
+        num_inference_steps=4,
+        plan=plan,
+        device="cpu",
+        store=tmp_path,
+        rivals=False,
+        scorer=None,
+    )
+    (record,) = [record for record in records if record.trial.recipe.text != "baseline"]
+    assert record.outcome is Outcome.MEASURED, record.reason
+    evidence = record.rounds[0].evidence
+    assert evidence["peer_1.peak_bytes"] > 1e6
+    assert evidence["forwards_shared"] > 0
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe", "why"),
+    [
+        ("sd", "parallel(ulysses)", "no plan by which UNet2DConditionModel"),
+        ("flux", "parallel(ring)", "CUDA kernels alone"),
+        ("flux", "parallel(ulysses)+first_block_cache(0.2)", "own tokens"),
+        ("flux", "parallel(ulysses, gpus=4)", "5 attention heads"),
+        ("flux", "parallel(ulysses)+compile(backend=eager)", "cannot follow"),
+        ("sd", "parallel(guidance)+faster_cache", "both branches"),
+        ("sd", "parallel(guidance)+layerwise_casting", "hooks hang"),
+    ],
+)
+def test_what_cannot_work_says_why(family: str, recipe: str, why: str) -> None:
+    with pytest.raises(Unsupported, match=f"parallel: .*{why}"):
+        families.session(family, recipe)
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_script_of_it_says_that_it_needs_vivace() -> None:
+    written = write_script(
+        find_model("tiny-sd"), resolve("parallel(guidance)+steps(8)"), "cpu", prompt="a red circle"
+    )
+    assert written.own == ["parallel(guidance)"]
+    assert 'vivace.apply(pipe, "parallel(guidance)")' in written.text
+    assert not torch.distributed.is_initialized(), "it was applied to be written, and is over"
+
+
+def test_what_cannot_be_pickled_is_told_before_anything_starts() -> None:
+    pipe = families.build("sd")
+    pipe.unet.conv_in.forward = lambda sample: sample
+    with pytest.raises(Unsupported, match=r"parallel: the denoiser cannot be copied .*lambda"):
+        vivace.apply(pipe, "parallel(guidance)")
+
+
+def test_too_few_gpus_are_counted() -> None:
+    def reason(num: int | None) -> str | None:
+        target = Target(Machine("cuda", "H200", (9, 0), None, num_gpus=num))
+        return Parallel(mode="ring", gpus=4).unsupported(target)
+
+    assert reason(4) is None
+    assert reason(None) is None, "the hardware alone"
+    assert "asked for 4 GPUs, and this process sees 2 GPUs" in str(reason(2))
+    assert "sees 1 GPU " in str(reason(1))
+
+
+def test_flux_alone_has_no_second_row() -> None:
+    with families.session("flux", "parallel(guidance)") as shared:
+        families.draw(shared)
+        assert "no forward had two rows" in str(shared.refuted(shared.evidence()))
+
+
+def test_rows_are_shared_out() -> None:
+    assert shares(2, 2) == [slice(0, 1), slice(1, 2)]
+    assert shares(5, 2) == [slice(0, 3), slice(3, 5)]
+    assert len(shares(2, 4)) == 2
+    given = {
+        "sample": torch.arange(8.0).view(4, 2),
+        "timestep": torch.tensor(3),
+        "added": {"ids": torch.arange(4), "names": ["a"]},
+        "txt_ids": torch.zeros(4, 3),
+    }
+    taken = rows_of(((), given), slice(2, 4), 4)[1]
+    assert taken["sample"].tolist() == [[4.0, 5.0], [6.0, 7.0]]
+    assert taken["added"]["ids"].tolist() == [2, 3]
+    assert taken["timestep"].ndim == 0
+    assert taken["txt_ids"].shape == (4, 3), "no row of the batch, though there are as many"
+
+
+def test_arguments_arrive_as_they_were_sent() -> None:
+    given = (
+        (torch.randn(3, 5).t(), 7),
+        {
+            "mask": torch.tensor([True, False]),
+            "half": torch.ones(1, dtype=torch.bfloat16),
+            "none": None,
+            "s": torch.tensor(2),
+        },
+    )
+    header, tensors = take_apart(given, "cpu")
+    shapes = shapes_in(header)
+    buffer = pack(tensors, "cpu")
+    assert buffer.numel() == num_bytes(shapes)
+    args, kwargs = put_together(header, unpack(buffer, shapes))
+    assert torch.equal(args[0], given[0][0])
+    assert args[1] == 7
+    assert kwargs["none"] is None
+    assert all(
+        torch.equal(kwargs[k], given[1][k]) and kwargs[k].dtype == given[1][k].dtype
+        for k in ("mask", "half", "s")
+    )
+
+
+def test_what_is_set_for_the_process_is_told_to_the_others() -> None:
+    assert {name for name, kind in TECHNIQUES.items() if kind.of_the_process} == {"tf32", "inference_mode"}
