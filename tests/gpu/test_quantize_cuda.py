@@ -18,6 +18,7 @@ from vivace.errors import NoEffect, Unsupported
 from vivace.models import find_model, load_pipeline
 from vivace.runtime.session import session_of
 from vivace.spec.technique import Machine
+from vivace.techniques.quantization.packed_int4 import pack, widened
 from vivace.techniques.quantization.scheme import Settings
 from vivace.techniques.quantization.torchao_schemes import TORCHAO
 from vivace.techniques.resolve import resolve
@@ -36,7 +37,7 @@ SCHEMES: dict[str, tuple[float, float]] = {
     "quantize(fp8, granularity=tensor)": (16, 1.01),
     "quantize(fp8_static, pictures=1)": (16, 1.01),
     "quantize(nf4)": (13, 0.54),
-    "quantize(int4)": (13, 2.0),
+    "quantize(int4)": (13, 0.7),
 }
 OTHERS = {
     "quantize(int8, backend=bitsandbytes)": "bitsandbytes",
@@ -106,7 +107,7 @@ def test_the_weights_shrink_on_the_gpu(recipe: str) -> None:
     saved = before - torch.cuda.memory_allocated()
     num = sum(m.weight.numel() for m in quantised(made).values())
     # Each tensor lies in a block of a multiple of 512 bytes, and small layers are many.
-    assert saved > (2 - SCHEMES[recipe][1]) * num - 2048 * len(quantised(made)) > 0 or "int4" in recipe
+    assert saved > (2 - SCHEMES[recipe][1]) * num - 2048 * len(quantised(made)) > 0
     assert saved > 0
 
 
@@ -124,13 +125,55 @@ def test_text_encoders(scheme: str) -> None:
     assert psnr(picture(made), picture(opened("flux"))) > 18
 
 
-def test_int4_is_packed_in_bf16_alone() -> None:
-    packed = opened("flux", "int4")
-    assert packed.effects["quantize@denoiser"]["denoiser.weights_are"] == "Int4TilePackedTo4dTensor"
-    assert any("padded to 1024" in line for line in packed.evidence()["denoiser.left_alone"])
-    unpacked = opened("flux", "fp16+int4")
-    assert unpacked.effects["quantize@denoiser"]["denoiser.weights_are"] == "IntxUnpackedToInt8Tensor"
-    assert psnr(picture(unpacked), picture(opened("flux"))) > 13
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_int4_is_packed(precision: str) -> None:
+    packed = opened("flux", f"{precision}+int4" if precision == "fp16" else "int4")
+    assert packed.effects["quantize@denoiser"]["denoiser.weights_are"] == "PackedInt4Tensor"
+    assert psnr(picture(packed), picture(opened("flux"))) > 13
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(48, 32), (33, 96), (640, 3072), (18432, 3072)])
+def test_the_kernel_widens_as_pytorch_does(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    made = pack(torch.randn(shape, device=DEVICE, dtype=dtype))
+    ours = made.dequantize()
+    theirs = widened(made.packed.cpu(), made.scale.cpu(), made.zero.cpu(), dtype).to(DEVICE)
+    # A multiply-add in one rounding or in two.
+    torch.testing.assert_close(ours, theirs, rtol=2 * torch.finfo(dtype).eps, atol=2 * torch.finfo(dtype).eps)
+    compiled = torch.compile(widened)(made.packed, made.scale, made.zero, dtype)
+    torch.testing.assert_close(
+        compiled, ours, rtol=2 * torch.finfo(dtype).eps, atol=2 * torch.finfo(dtype).eps
+    )
+
+
+def test_widening_costs_one_pass_over_the_weights() -> None:
+    """FLUX's largest layer: read in four bits and written in sixteen, at half of the memory's speed at least."""
+    made = pack(torch.randn(18432, 3072, device=DEVICE, dtype=torch.bfloat16))
+    made.dequantize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(20):
+        made.dequantize()
+    end.record()
+    torch.cuda.synchronize()
+    moved = made.numel() * 2.5
+    copied = torch.empty(int(moved) // 2, dtype=torch.uint8, device=DEVICE)
+    copy_ms = min(_copy_ms(copied) for _ in range(5))
+    assert start.elapsed_time(end) / 20 < 2 * copy_ms
+
+
+def _copy_ms(source: torch.Tensor) -> float:
+    """A copy moves its bytes twice, so half of what is compared with it."""
+    target = torch.empty_like(source)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(20):
+        target.copy_(source)
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end) / 20)
 
 
 def test_a_scale_per_row_wants_bf16() -> None:

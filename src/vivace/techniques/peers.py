@@ -9,6 +9,7 @@ through torch.distributed: NCCL between GPUs, gloo on a CPU.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import select
@@ -78,6 +79,8 @@ class Peers:
         import torch
         import torch.distributed as dist
 
+        if dist.is_initialized():
+            gc.collect()  # a pipeline refers to itself, so that a session which is forgotten may be there still
         if dist.is_initialized():
             raise Unsupported(
                 "this process is part of a torch.distributed group already; close the session that shares its GPUs "

@@ -13,9 +13,10 @@ Source: torchao; Dettmers et al., LLM.int8(), arXiv 2208.07339; Dettmers et al.,
 torchao's schemes: `int8`, `fp8_weight`, `nf4` (its scales are in 8 bits too: double quantisation) and `int4` store in
 fewer bits and multiply as before. `int8_dynamic` and `fp8` scale the inputs anew in each call and multiply in 8 bits.
 So does `fp8_static`, with scales that were chosen once, by drawing `pictures` of the workload's prompts, and are kept
-in $VIVACE_CACHE (else ~/.cache/vivace) for the next time. `int4` is packed two weights a byte on a GPU in bf16, and
-keeps a byte for each elsewhere. `int4_gemm`: Hopper's tensor cores know no int4, and torchao 0.16 took its int4 by
-int4 product out; the nearest that is left is int4 weights by fp8 inputs, in kernels that PyTorch's mslk brings.
+in $VIVACE_CACHE (else ~/.cache/vivace) for the next time. `int4` is our own on a GPU, two weights a byte which one pass
+widens; on a CPU it is torchao's, a byte for each. `int4_gemm`: Hopper's tensor cores know no int4, and torchao 0.16
+took its int4 by int4 product out; the nearest that is left is int4 weights by fp8 inputs, in kernels that PyTorch's
+mslk brings.
 bitsandbytes' `int8` multiplies in int8, its `nf4` is QLoRA's own; Quanto's and SDNQ's `int8`, `fp8_weight`, `int4`
 take convolutions too. No scheme multiplies those in fewer bits: docs/adr/0005 says what stands in for TensorRT.
 GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0` are what files of that name hold: the weights are quantised by llama.cpp's

@@ -124,6 +124,7 @@ class TestBoth:
         ("sd", "parallel(guidance)+token_merging+taylorseer(hits=0.5)+attention(math)", 35),
         ("flux", "bf16+parallel(guidance)+teacache(hits=0.3)", 35),
         ("flux", "quantize(nf4)+parallel(ulysses)+attention(math)", 35),
+        ("sd", "int8_dynamic+parallel(guidance)", 35),
     ],
 )
 def test_the_rest_of_a_recipe_holds_for_each_share(family: str, recipe: str, least_db: float) -> None:

@@ -9,19 +9,18 @@ Part = tuple[tuple[int, ...], Any]
 """Shape and dtype of a tensor."""
 
 
-def held(layer: Any, *parts: Part, widens: bool = True, multiple: int = 1) -> Any:
+def held(layer: Any, *parts: Part, widens: bool = True) -> Any:
     """A layer that holds what the quantised one would, and takes what its call would take.
 
     Args:
         layer: a Linear or Conv2d on the meta device.
         parts: the tensors that are held, the weights first.
         widens: the weight is there in full precision while the layer is called.
-        multiple: inputs are padded to a multiple of this first.
     """
     import torch
 
     if isinstance(layer, torch.nn.Conv2d):
-        product = functools.partial(
+        product: Any = functools.partial(
             torch.nn.functional.conv2d,
             stride=layer.stride,
             padding=layer.padding,
@@ -29,7 +28,7 @@ def held(layer: Any, *parts: Part, widens: bool = True, multiple: int = 1) -> An
             groups=layer.groups,
         )
     else:
-        product = torch.nn.functional.linear if widens else functools.partial(_narrow, multiple)
+        product = torch.nn.functional.linear if widens else _narrow
     # The layer itself must not be held: its weights are what is saved.
     made = _held_class()(tuple(layer.weight.shape), layer.bias, product, widens)
     tensors = [torch.empty(shape, dtype=dtype, device=layer.weight.device) for shape, dtype in parts]
@@ -55,12 +54,7 @@ def _held_class() -> Any:
     return Held
 
 
-def _narrow(multiple: int, inputs: Any, shape: tuple[int, int], bias: Any) -> Any:
+def _narrow(inputs: Any, shape: tuple[int, int], bias: Any) -> Any:
     """A product that reads the weights as they are stored."""
-    import torch
-
-    missing = -shape[1] % multiple
-    if missing:
-        inputs = torch.nn.functional.pad(inputs, (0, missing))
     output = inputs.new_empty((*inputs.shape[:-1], shape[0]))
     return output if bias is None else output + bias

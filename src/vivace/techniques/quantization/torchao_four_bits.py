@@ -1,17 +1,15 @@
-"""torchao's schemes of four bits a weight."""
+"""Schemes of four bits a weight: torchao's, but that on a GPU int4 is our own."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from vivace.techniques.quantization.held import held
+from vivace.techniques.quantization.packed_int4 import pack
 from vivace.techniques.quantization.scheme import Scheme, Settings
 from vivace.techniques.quantization.torchao_tensors import PACKAGE, not_a_multiple, quantize, with_weight
 
 _GROUP = 32  # weights that share a scale in unpacked int4
-_GROUPS_PACKED = (128, 64, 32)  # the largest that divides; those that tinygemm knows
-_TILE = 1024  # tinygemm pads the inputs of a layer to a multiple of this
 _NF4_BLOCK = 64
 _NF4_SCALES = 256  # scales that share a second scale
 _GEMM_GROUP = 128
@@ -30,48 +28,24 @@ def _nf4_keeps(layer: Any, name: str, settings: Settings) -> str | None:
     return None if num % _NF4_BLOCK == 0 else f"{num} weights are no multiple of {_NF4_BLOCK}"
 
 
-def is_packed(layer: Any, settings: Settings) -> bool:
-    """Whether int4 is stored two weights a byte: where PyTorch's int4 kernels run."""
-    import torch
-
-    return settings.machine.is_cuda and layer.weight.dtype == torch.bfloat16
+def is_packed(settings: Settings) -> bool:
+    """Whether int4 is stored two weights a byte: on GPUs, by us."""
+    return settings.machine.is_cuda
 
 
 def _int4(layer: Any, settings: Settings) -> Any:
     import torch
-    from torchao.quantization import Int4WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
+    from torchao.quantization import IntxWeightOnlyConfig, PerGroup
 
-    if not is_packed(layer, settings):
+    if not is_packed(settings):
         return quantize(layer, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(_GROUP)))
-    group = _packed_group(layer)
-    if not settings.has_data:
-        packed, scales = _packed_shapes(layer)
-        return held(layer, (packed, torch.int32), (scales, torch.bfloat16), widens=False, multiple=_TILE)
-    config = Int4WeightOnlyConfig(
-        group_size=group, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
-    )
-    return quantize(layer, config)
-
-
-def _packed_group(layer: Any) -> int:
-    return next((size for size in _GROUPS_PACKED if layer.in_features % size == 0), 0)
-
-
-def _packed_shapes(layer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of the packed weights (int32) and of scales and zeros (bf16)."""
-    rows = -(-layer.out_features // 8) * 8
-    columns = -(-layer.in_features // _TILE) * _TILE
-    return (rows // 8, columns // 128, 32, 4), (columns // _packed_group(layer), rows, 2)
+    return with_weight(layer, pack(layer.weight))
 
 
 def _int4_keeps(layer: Any, name: str, settings: Settings) -> str | None:
-    if layer.in_features % _GROUP:
-        return f"{layer.in_features} inputs are no multiple of {_GROUP}"
-    if is_packed(layer, settings):
-        packed, scales = _packed_shapes(layer)
-        if 4 * math.prod(packed) + 2 * math.prod(scales) >= 2 * layer.weight.numel():
-            return f"{layer.in_features} inputs would be padded to {_TILE}, and take no less"
-    return None
+    return (
+        None if layer.in_features % _GROUP == 0 else f"{layer.in_features} inputs are no multiple of {_GROUP}"
+    )
 
 
 def _int4_gemm(layer: Any, settings: Settings) -> Any:
@@ -115,7 +89,7 @@ FOUR_BITS: dict[str, Scheme] = {
     ),
     "int4": Scheme(
         PACKAGE,
-        "in int4, a scale per 32 to 128 weights; two a byte on GPUs in bf16, elsewhere a byte each",
+        "in int4, a scale per 32 to 128 weights; two a byte on GPUs, elsewhere a byte each",
         "as before",
         _int4,
         _int4_keeps,

@@ -61,7 +61,15 @@ def int8_dynamic_tensor() -> Any:
             return int8_linear(*args, **kwargs)
 
         implements(function)(linear)
+    Int8DynamicTensor.__qualname__ = "Int8DynamicTensor"
     return Int8DynamicTensor
+
+
+def __getattr__(name: str) -> Any:
+    """Where pickle looks for the class, in a process that may not have made it yet."""
+    if name == "Int8DynamicTensor":
+        return int8_dynamic_tensor()
+    raise AttributeError(name)
 
 
 def int8_linear(inputs: Any, weight: Any, bias: Any = None) -> Any:

@@ -55,10 +55,9 @@ def script_of(
         scheme: backend and name.
     """
     modules = target.modules()
-    layers = [modules[c].get_submodule(name) for c, choice in choices.items() for name in choice.taken]
-    if settings.convolutions or len({is_packed(layer, settings) for layer in layers}) != 1:
+    if settings.convolutions:
         return None
-    made = _written(*scheme, settings, is_packed(layers[0], settings))
+    made = _written(*scheme, settings, is_packed(settings))
     is_offloaded = target.machine.is_cuda and target.home == "cpu"
     if made is None or (is_offloaded and not made.on_host):
         return None
@@ -143,7 +142,7 @@ def _written(backend: str, scheme: str, settings: Settings, packed: bool) -> _Wr
         "int8": _INT8,
         "int8_dynamic": _INT8_DYNAMIC,
         "nf4": _NF4,
-        "int4": _PACKED if packed else _INT4,
+        "int4": None if packed else _INT4,
     }.get(scheme)
 
 
@@ -160,19 +159,6 @@ _INT8_DYNAMIC = _Written(
 _INT4 = _Written(
     ("torch", *_ao("IntxWeightOnlyConfig", "PerGroup")),
     "IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))",
-)
-_PACKED = _Written(
-    _ao("Int4WeightOnlyConfig", "quantize_"),
-    lines=(
-        "group = next(size for size in (128, 64, 32) if layer.in_features % size == 0)",
-        "config = Int4WeightOnlyConfig(",
-        "    group_size=group,",
-        '    int4_packing_format="tile_packed_to_4d",',
-        "    set_inductor_config=False,",
-        ")",
-        "quantize_(layer, config)",
-    ),
-    on_host=False,
 )
 _NF4 = _Written(
     ("math", *_ao("NF4Tensor")),
