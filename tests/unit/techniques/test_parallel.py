@@ -228,6 +228,20 @@ def test_a_forgotten_session_leaves_nothing_running() -> None:
     assert not torch.distributed.is_initialized()
 
 
+def test_a_forgotten_session_does_not_stand_in_the_next_ones_way() -> None:
+    """A notebook's cell, run again: pipelines refer to themselves, and nothing has collected the first yet."""
+    import gc
+
+    gc.disable()
+    try:
+        first = pids(families.session("sd", "parallel(guidance)"))
+        with families.session("sd", "parallel(guidance)") as second:
+            assert all(ends(pid) for pid in first)
+            families.draw(second)
+    finally:
+        gc.enable()
+
+
 def test_a_bench_measures_it(tmp_path: Path) -> None:
     plan = Plan(rounds=1, repeats=1, max_warmup=1)
     records = vivace.bench(
