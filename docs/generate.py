@@ -1,6 +1,6 @@
-"""Generate what comes from the code or from records: docs/techniques.md, docs/hardware.md, docs/cli.md,
-docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md, docs/composition.md
-and docs/step-curves.md with its plots once their records exist, and the README's table.
+"""Generate what comes from the code or from records: docs/techniques.md, docs/choosing.md, docs/hardware.md,
+docs/cli.md, docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md,
+docs/composition.md and docs/step-curves.md with its plots once their records exist, and the README's table.
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -22,6 +22,7 @@ from benchmarks import several_gpus as measured_gpus
 from benchmarks import skipped_work as skipping
 from benchmarks.step_curves import RESULTS as CURVE_RECORDS
 from docs import (
+    choosing,
     composition,
     hardware,
     models_measured,
@@ -177,12 +178,17 @@ def composition_page() -> str:
     return composition.page(record_of("cpu", named=False), NOTE, named)
 
 
+def choosing_page() -> str:
+    return choosing.page(NOTE, every_technique.RESULTS)
+
+
 def step_curves_page() -> str:
     return step_curves.page(NOTE, CURVE_RECORDS)
 
 
 PAGES: dict[str, Callable[[], str]] = {
     "docs/techniques.md": techniques_page,
+    "docs/choosing.md": choosing_page,
     "docs/hardware.md": hardware_page,
     "docs/cli.md": cli_page,
     "README.md": readme,

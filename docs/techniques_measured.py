@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,23 +100,39 @@ def _scaled(row: Row, factor: float) -> list[float]:
     return [s.total_s + (factor - 1) * s.stages_s.get("steps", 0.0) for s in samples]
 
 
+def lines_of(name: str, records: Sequence[Record]) -> list[Line]:
+    """What was measured of each recipe, the fastest first; timed at full length, where it was."""
+    return _best(_measured(name, records))
+
+
+def _measured(name: str, records: Sequence[Record]) -> dict[tuple[str, int], Line]:
+    """By recipe and number of steps."""
+    measured: dict[tuple[str, int], Line] = {}
+    latest: dict[int, Row] = {}
+    for row in rows_with_baselines(records):
+        steps = key_of(row.record)[1]
+        if row.is_baseline:
+            latest[steps] = row
+        if row.latency is not None and latest[steps].latency is not None:
+            measured[row.recipe, steps] = line_of(row, latest[steps], full_length(name))
+    return measured
+
+
+def _best(measured: Mapping[tuple[str, int], Line]) -> list[Line]:
+    # What was timed at full length needs no scaling.
+    best = {recipe: line for (recipe, steps), line in sorted(measured.items(), key=lambda item: item[0][1])}
+    return sorted(best.values(), key=lambda line: -(line.speedup.point if line.speedup else 1.0))
+
+
 def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -> list[str]:
     length = full_length(name)
     rows = rows_with_baselines(records)
     first_calls = {
         row.recipe: row.first_call_s for row in rows_of(list(compiling)) if row.latency is not None
     }
-    measured: dict[tuple[str, int], Line] = {}
-    latest: dict[int, Row] = {}
-    for row in rows:
-        steps = key_of(row.record)[1]
-        if row.is_baseline:
-            latest[steps] = row
-        if row.latency is not None and latest[steps].latency is not None:
-            measured[row.recipe, steps] = line_of(row, latest[steps], length)
-    # What was timed at full length needs no scaling.
-    best = {recipe: line for (recipe, steps), line in sorted(measured.items(), key=lambda item: item[0][1])}
-    ordered = sorted(best.values(), key=lambda line: -(line.speedup.point if line.speedup else 1.0))
+    measured = _measured(name, records)
+    ordered = _best(measured)
+    best = {line.row.recipe for line in ordered}
     entry = CATALOGUE[name]
     lines = [
         f"## {name}\n",

@@ -1,0 +1,257 @@
+"""The page docs/choosing.md: which technique to use on which model, read off the records of the other pages.
+
+python -m docs.choosing        draw its pictures anew; thresholds as `python -m benchmarks.step_curves` calibrated them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import every_technique, skipped_work
+from benchmarks.every_technique import full_length, key_of, read_records, rows_with_baselines
+from benchmarks.skipped_work import read_operations
+from docs.skipped_work import skipping_of
+from docs.step_curves import STEPS, Against, Family, Point, families
+from docs.techniques_measured import Line, lines_of
+from vivace.report.quality import Gate
+from vivace.report.rows import Row
+from vivace.report.summary import ratio, size
+from vivace.stats import Verdict
+from vivace.techniques.resolve import resolve
+
+IMAGES = Path(__file__).parent / "images"
+LEVELS = (1.25, 1.5, 2.0, 2.5, 3.0)
+PROMPTS = (
+    "a red circle above a blue square",
+    "a small yellow star left of a large purple diamond",
+    "an orange cross in the top left on a checkered black background",
+)
+FULL_SIZE = {"tiny-sd": ("sd15", "sdxl"), "tiny-flux": ("flux-dev",)}
+"""Models of full size beside the embedded one of the same kind."""
+HEADINGS = {
+    "tiny-sd": "UNets with guidance: SD 1.5, SDXL, Pony, Playground",
+    "tiny-flux": "Transformers: FLUX.1 [dev]",
+}
+_MOST = 5
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The recipe that stays closest to the baseline among those that save so much.
+
+    level: the least speed-up that was asked for.
+    rival: fewer plain steps with at least that speed-up, None where none were drawn.
+    """
+
+    level: float
+    point: Point
+    rival: Point | None
+
+
+def picks(one: Family) -> list[Pick]:
+    """For each of LEVELS, among the recipes whose pictures passed the gate; a recipe for its highest level alone."""
+    found: dict[str, Pick] = {}
+    plain = [point for point in one.points if point.curve == STEPS]
+    passed = [point for point in one.points if point.curve != STEPS and _passed(point)]
+    for level in LEVELS:
+        fast = [point for point in passed if point.speedup >= level]
+        if not fast:
+            break
+        best = max(fast, key=lambda point: point.mean_ssim)
+        rivals = [point for point in plain if point.speedup >= level]
+        rival = max(rivals, key=lambda point: point.mean_ssim) if rivals else None
+        found[best.row.recipe] = Pick(level, best, rival)
+    return list(found.values())
+
+
+def _passed(point: Point) -> bool:
+    return point.row.judgement is not None and point.row.judgement.gate is Gate.PASSED
+
+
+def page(note: str, results: Path) -> str:
+    """Markdown.
+
+    Args:
+        note: what stands above the heading: that the page is generated.
+        results: the folder of the records.
+    """
+    has_skipped = any((results / skipped_work.record_file(n).name).exists() for n in skipped_work.FAMILIES)
+    lines = [
+        note,
+        "# Which one to use\n",
+        "Read off the records of [every technique](techniques-measured.md)"
+        f"{', [what skipping saves](skipped-work.md)' if has_skipped else ''} and [speed-up against fidelity]"
+        "(step-curves.md), and written anew with them. Times are of an H200 "
+        "and random weights; what happens to pictures is shown by the embedded models, of the same kinds. "
+        "`vivace race` finds out in a minute or two what holds for your model and your card, `vivace calibrate cache` "
+        "which threshold.\n",
+    ]
+    for one in families(results):
+        lines += _family(one, results)
+    lines += [
+        "## Models of few steps: FLUX.1 [schnell], Turbo, Lightning, Hyper, LCM\n",
+        "In four steps there is little to skip: a fixed schedule of 30 % hits none of them, one of 50 % hits one. What "
+        "makes each step cheaper works as it does on the model that they were made from, and decoding is a larger part "
+        "of so short a call: `tiny_vae`.\n",
+        "## Several GPUs\n",
+        "One picture sooner: `parallel(ulysses)` or `parallel(ring)` for a transformer, `parallel(guidance)` for a "
+        "UNet with guidance. More pictures an hour: a process for each GPU, without any of these.\n",
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _family(one: Family, results: Path) -> list[str]:
+    lines = [f"## {HEADINGS[one.name]}\n"]
+    for name in FULL_SIZE[one.name]:
+        lines += _same_picture(name, results)
+    lines += _skipping(one, results)
+    return lines
+
+
+def _same_picture(name: str, results: Path) -> list[str]:
+    """What is faster, and what is smaller, on a model of full size."""
+    measured = lines_of(name, read_records(results / every_technique.record_file(name).name))
+    kept = [line for line in measured if resolve(line.row.recipe).same_picture]
+    baselines = [line for line in kept if line.speedup is None]
+    if not baselines:
+        return []
+    faster = [line for line in kept if line.verdict is Verdict.FASTER]
+    faster.sort(key=lambda line: -(line.speedup.point if line.speedup else 0))
+    told = ", ".join(_with_gain(line) for line in faster[:_MOST]) or "nothing that was measured is"
+    lines = [f"- **{name}, the same picture sooner:** {told}."]
+    memory = baselines[-1].row.memory
+    smaller = [line for line in kept if line.row.memory is not None and line.speedup is not None]
+    smaller.sort(key=lambda line: line.row.memory.peak_bytes if line.row.memory else 0)
+    if memory is not None:
+        told = ", ".join(_with_peak(line) for line in _worthwhile(smaller, memory.peak_bytes))
+        lines.append(
+            f"- **{name}, in less memory** ({size(memory.peak_bytes)} at its peak): {told or 'nothing'}."
+        )
+    return lines
+
+
+def _worthwhile(smaller: Sequence[Line], peak: int) -> list[Line]:
+    """From the smallest on, each that is faster than all that are smaller still."""
+    found: list[Line] = []
+    for line in smaller:
+        gain = line.speedup.point if line.speedup else 0
+        memory = line.row.memory.peak_bytes if line.row.memory else 0
+        if memory < 0.95 * peak and all(
+            gain > (other.speedup.point if other.speedup else 0) for other in found
+        ):
+            found.append(line)
+    return found[:_MOST]
+
+
+def _with_gain(line: Line) -> str:
+    assert line.speedup is not None
+    return f"`{line.row.recipe}` {ratio(line.speedup)}"
+
+
+def _with_peak(line: Line) -> str:
+    assert line.row.memory is not None
+    assert line.speedup is not None
+    return f"`{line.row.recipe}` {size(line.row.memory.peak_bytes)} at {line.speedup.point:.2f}x"
+
+
+def _skipping(one: Family, results: Path) -> list[str]:
+    chosen = picks(one)
+    if not chosen:
+        return []
+    lines = [
+        "",
+        f"**What may be skipped**, by {one.name}'s pictures: of all recipes that save so much and passed the quality "
+        "gate, the one closest to the baseline, beside the fewer plain steps that save as much.\n",
+        "| saves at least | recipe | speed-up of the denoiser | SSIM, PSNR dB | fewer steps instead | their SSIM |",
+        "|" + " --- |" * 6,
+    ]
+    for pick in chosen:
+        found = pick.point.row.fidelity
+        psnr = f", {found.psnr_db.point:.1f}" if found is not None and found.psnr_db is not None else ""
+        rival = ["-", "-"]
+        if pick.rival is not None:
+            mark = "" if _passed(pick.rival) else " (gate not passed)"
+            rival = [f"`{pick.rival.row.recipe}`{mark}", f"{pick.rival.mean_ssim:.3f}"]
+        cells = [f"{pick.level:g}x", f"`{pick.point.row.recipe}`", f"{pick.point.speedup:.2f}x"]
+        lines.append(f"| {' | '.join([*cells, f'{pick.point.mean_ssim:.3f}{psnr}', *rival])} |")
+    lines += [
+        "",
+        f"![{one.name}: the baseline, each of these, and the fewer steps beside the last]({_image(one)})",
+        "",
+    ]
+    behind = [name for name, points in one.curves if _is_behind(points)]
+    if behind:
+        told = ", ".join(f"`{name}`" for name in behind)
+        lines.append(f"Leave alone, since fewer plain steps do as much or better: {told}.\n")
+    for name in FULL_SIZE[one.name]:
+        lines += _on_full_size(name, results)
+    return lines
+
+
+def _is_behind(points: Sequence[Point]) -> bool:
+    against = {point.against for point in points if point.curve != STEPS}
+    return Against.BELOW in against and Against.ABOVE not in against
+
+
+def _on_full_size(name: str, results: Path) -> list[str]:
+    """What is left of the ideal at about half of the steps."""
+    rows = rows_with_baselines(read_records(results / skipped_work.record_file(name).name))
+    operations = read_operations().get(name, {})
+    baseline: Row | None = None
+    told = []
+    for row in rows:
+        if row.is_baseline:
+            baseline = row
+        elif baseline is not None and row.latency is not None and row.speedup is not None:
+            if not ("hits=0.5" in row.recipe or row.recipe == "cfg_cutoff(0.5)"):
+                continue
+            found = skipping_of(row, baseline, operations)
+            if found is not None:
+                told.append(f"`{row.recipe}` {row.speedup.point:.2f}x of {found.ideal:.2f}x")
+    steps = key_of(rows[0].record)[1] if rows else full_length(name)
+    return (
+        [f"On {name} ({steps} steps) of what half of the steps could save: {', '.join(told)}.\n"]
+        if told
+        else []
+    )
+
+
+def _image(one: Family) -> str:
+    return f"images/choosing-{one.name}.png"
+
+
+def draw(one: Family) -> None:
+    """The page's pictures of a model: a row a prompt; the baseline, each pick, and the last one's rival."""
+    from PIL import Image, ImageDraw
+
+    import vivace
+
+    chosen = picks(one)
+    recipes = ["baseline", *(pick.point.row.recipe for pick in chosen)]
+    if chosen and chosen[-1].rival is not None:
+        recipes.append(chosen[-1].rival.row.recipe)
+    side, title = 128, 14
+    sheet = Image.new("RGB", (len(recipes) * (side + 4) - 4, title + len(PROMPTS) * (side + 4) - 4), "white")
+    write = ImageDraw.Draw(sheet)
+    for column, recipe in enumerate(recipes):
+        left = column * (side + 4)
+        write.text((left + 1, 1), recipe, fill="black")
+        with vivace.load(one.name, recipe, device="cpu") as session:
+            for row, prompt in enumerate(PROMPTS):
+                import torch
+
+                generator = torch.Generator().manual_seed(0)
+                picture = session(prompt, generator=generator).images[0]
+                sheet.paste(picture, (left, title + row * (side + 4)))
+    sheet.save(IMAGES / Path(_image(one)).name, optimize=True)
+
+
+def main() -> None:
+    for one in families(every_technique.RESULTS):
+        draw(one)
+
+
+if __name__ == "__main__":
+    main()
