@@ -222,7 +222,9 @@ class Session:
         """Draw. Arguments and result are the wrapped pipeline's own."""
         # What is passed by position must not be given a default by name as well.
         by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
-        call = _of_each_prompt({k: v for k, v in self.arguments.items() if k not in by_position}, args, kwargs)
+        call = _of_each_prompt(
+            {k: v for k, v in self.arguments.items() if k not in by_position}, args, kwargs
+        )
         vae = getattr(self.pipe, "vae", None)
         dtype = getattr(vae, "dtype", None)
         try:
@@ -302,7 +304,9 @@ class Session:
             part.forward = _inside(part.forward, contexts)
 
 
-def _of_each_prompt(defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _of_each_prompt(
+    defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     """A call's arguments. A negative prompt by default is one for each prompt: FLUX's pipeline makes one row of one
     text, however many prompts there are. It gives way to embeddings, with which it may not be passed."""
     if kwargs.get("negative_prompt_embeds") is not None:

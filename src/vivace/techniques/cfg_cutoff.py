@@ -53,10 +53,12 @@ class CfgCutoff(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        return self._second_calls(target) if _guides_in_two_calls(target.pipe) else self._doubled_batch(target)
+        return (
+            self._second_calls(target) if _guides_in_two_calls(target.pipe) else self._doubled_batch(target)
+        )
 
     def _last_guided(self, pipe: Any, step: int) -> bool:
-        return step + 1 >= max(1, round(self.fraction * pipe.num_timesteps))
+        return step + 1 >= max(1, round(self.fraction * int(pipe.num_timesteps)))
 
     def _doubled_batch(self, target: Target) -> Effect:
         doubled = tuple(name for name in _DOUBLED if name in target.pipe._callback_tensor_inputs)
