@@ -6,7 +6,7 @@ Costs: another path from noise to picture, so another picture. LCM and TCD are f
     they draw blurred, or flat.
 Needs: a scheduler of the family that the model was trained for. Stable Diffusion's is diffusers' own list of compatible
     ones, with LCM's and TCD's, which have its noise and configuration. Flow models (FLUX) have their own, and the
-    solvers that take flow sigmas; models with EDM's noise (Playground v2.5) two. dpmpp_sde wants the package torchsde.
+    solvers that take flow sigmas; models with EDM's noise (Playground v2.5) two. lms wants the package scipy, dpmpp_sde torchsde.
 Source: Karras et al., arXiv 2206.00364 (Euler, Heun); Lu et al., DPM-Solver++, arXiv 2211.01095; Zhao et al.,
     UniPC, arXiv 2302.04867; Song et al., DDIM, arXiv 2010.02502; Xue et al., SA-Solver, arXiv 2305.16267; Zheng et al.,
     Trajectory Consistency Distillation, arXiv 2402.19159.
@@ -55,6 +55,8 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "flow_heun": ("FlowMatchHeunDiscreteScheduler", {}),
     "flow_lcm": ("FlowMatchLCMScheduler", {}),
 }
+_PACKAGES = {"lms": "scipy", "dpmpp_sde": "torchsde"}
+"""Without which diffusers has the class in name only."""
 _EDM = frozenset({"EDMEulerScheduler", "EDMDPMSolverMultistepScheduler"})
 _FLOW = frozenset(
     {"FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler"}
@@ -103,8 +105,9 @@ class Scheduler(Technique):
 
     def unsupported(self, target: Target) -> str | None:
         class_name = _CLASSES[self.sampler][0]
-        if self.sampler == "dpmpp_sde" and not target.machine.has_package("torchsde"):
-            return "its noise is made by the package torchsde, which is not installed (pip install torchsde)"
+        package = _PACKAGES.get(self.sampler)
+        if package is not None and not target.machine.has_package(package):
+            return f"{class_name} wants the package {package}, which is not installed (pip install {package})"
         if self.karras and "use_karras_sigmas" not in _parameters(class_name):
             return f"{class_name} has no Karras spacing"
         if self.spacing != "as_published" and "timestep_spacing" not in _parameters(class_name):
