@@ -6,7 +6,8 @@ Costs: another path from noise to picture, so another picture. LCM and TCD are f
     they draw blurred, or flat.
 Needs: a scheduler of the family that the model was trained for. Stable Diffusion's is diffusers' own list of compatible
     ones, with LCM's and TCD's, which have its noise and configuration. Flow models (FLUX) have their own, and the
-    solvers that take flow sigmas; models with EDM's noise (Playground v2.5) two. lms wants the package scipy, dpmpp_sde torchsde.
+    solvers that take flow sigmas; models with EDM's noise (Playground v2.5) two. The package scipy for lms, torchsde
+    for dpmpp_sde.
 Source: Karras et al., arXiv 2206.00364 (Euler, Heun); Lu et al., DPM-Solver++, arXiv 2211.01095; Zhao et al.,
     UniPC, arXiv 2302.04867; Song et al., DDIM, arXiv 2010.02502; Xue et al., SA-Solver, arXiv 2305.16267; Zheng et al.,
     Trajectory Consistency Distillation, arXiv 2402.19159.
