@@ -250,8 +250,8 @@ def _family(one: Family) -> list[str]:
         lines += ["Not in the table:\n", *told, ""]
     if "cfg_cutoff" not in CURVES[one.name]:
         lines.append(
-            "Guidance is distilled into this model: its pipeline runs no second branch, so `cfg_cutoff` has nothing to "
-            "cut off.\n"
+            "Guidance is distilled into this model: without true CFG its pipeline runs no second branch, so "
+            "`cfg_cutoff` has nothing to cut off.\n"
         )
     if any(point.curve in CALIBRATED for point in one.points):
         lines.append(

@@ -49,14 +49,16 @@ _SUITED: dict[tuple[str, str], list[Any]] = {
     ("magcache", "retention"): [0.2],
     ("magcache", "hits"): [0.5, 0.3],
     ("guidance", "scale"): [3.0, 1.0, 5.0],
+    ("guidance", "true_cfg"): [None],
     ("steps", "steps"): [12, 20],
     ("dtype", "dtype"): ["bf16", "fp16"],
     ("parallel", "mode"): ["guidance"],
     ("attention", "backend"): ["math", "flash"],  # flash is what a CPU takes by itself, which changes nothing
 }
 _OF_FLOW_MODELS: dict[tuple[str, str], list[Any]] = {
-    ("scheduler", "sampler"): ["flow_euler"],  # its own family, which for FLUX is this one alone
+    ("scheduler", "sampler"): ["flow_euler"],  # of its own family; solvers have no other spacing
     ("scheduler", "karras"): [True],
+    ("guidance", "true_cfg"): [3.0],  # so that there is guidance to cut
     ("parallel", "mode"): ["ulysses"],  # one picture's forward has one row
 }
 _MACHINE = Machine("cpu", "CPU", None, "c++")

@@ -55,7 +55,12 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
     }
     with torch.no_grad(), session.surroundings():
         found = pipe.encode_prompt(**given)
-    names = _NAMES.get(len(found)) if isinstance(found, tuple) else None
-    if names is None:
-        raise Unsupported(f"{name} encodes prompts in a way of its own; measure with --text prompts")
-    return {key: value for key, value in zip(names, found, strict=True) if key and value is not None}
+        names = _NAMES.get(len(found)) if isinstance(found, tuple) else None
+        if names is None:
+            raise Unsupported(f"{name} encodes prompts in a way of its own; measure with --text prompts")
+        told = {key: value for key, value in zip(names, found, strict=True) if key and value is not None}
+        negative = session.arguments.get("negative_prompt")
+        if negative is not None and "negative_prompt_embeds" not in names:  # true CFG: encoded as prompts are
+            found = pipe.encode_prompt(**given | {"prompt": [negative] * len(prompts)})
+            told |= {f"negative_{key}": value for key, value in zip(names, found, strict=True) if key}
+    return told

@@ -222,7 +222,9 @@ class Session:
         """Draw. Arguments and result are the wrapped pipeline's own."""
         # What is passed by position must not be given a default by name as well.
         by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
-        call = {k: v for k, v in self.arguments.items() if k not in by_position} | kwargs
+        call = _of_each_prompt(
+            {k: v for k, v in self.arguments.items() if k not in by_position}, args, kwargs
+        )
         vae = getattr(self.pipe, "vae", None)
         dtype = getattr(vae, "dtype", None)
         try:
@@ -300,6 +302,23 @@ class Session:
         for component, contexts in by_component.items():
             part = working_part(component, component_of(self.pipe, component))
             part.forward = _inside(part.forward, contexts)
+
+
+def _of_each_prompt(
+    defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """A call's arguments. A negative prompt by default is one for each prompt: FLUX's pipeline makes one row of one
+    text, however many prompts there are. It gives way to embeddings, with which it may not be passed."""
+    if kwargs.get("negative_prompt_embeds") is not None:
+        defaults = {name: value for name, value in defaults.items() if name != "negative_prompt"}
+    call = defaults | kwargs
+    prompts = kwargs.get("prompt", args[0] if args else None)
+    if prompts is None:
+        prompts = kwargs.get("prompt_embeds")
+    negative = defaults.get("negative_prompt")
+    if "negative_prompt" not in kwargs and negative is not None and not isinstance(prompts, str | None):
+        call["negative_prompt"] = [negative] * len(prompts)
+    return call
 
 
 def _inside(forward: Any, contexts: list[CallContext]) -> Any:

@@ -1,13 +1,19 @@
 """A given guidance scale.
 
 Why: at 1 or below, models with classifier-free guidance skip the unconditional branch: half the denoiser's work.
-Costs: another picture; too little guidance ignores the prompt, too much burns the colours.
+Costs: another picture; too little guidance ignores the prompt, too much burns the colours. `true_cfg` doubles the
+    denoiser's work.
 Source: Ho and Salimans, Classifier-Free Diffusion Guidance, arXiv 2207.12598.
+
+FLUX.1 [dev] has guidance distilled into the model: the scale is one of its inputs, and costs nothing. `true_cfg` is
+guidance with a second, unconditional call beside that, as pipelines that take a `true_cfg_scale` offer it: FLUX's and
+Qwen-Image's. It is against the empty prompt, unless the call has a `negative_prompt`.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import inspect
+from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
 from vivace.spec.script import Script
@@ -22,18 +28,37 @@ class Guidance(Technique):
     same_picture: ClassVar[bool] = False
 
     scale: float = knob(ge=0, le=100, tune=[1.0, 3.0, 5.0], about="guidance scale; 1 switches it off")
+    true_cfg: float | None = knob(
+        None, gt=1, le=100, about="scale of guidance with a second call, for models whose own is distilled"
+    )
 
     def unsupported(self, target: Target) -> str | None:
+        if target.pipe is None or self.true_cfg is None:
+            return None
+        pipeline = type(target.pipe)
+        if "true_cfg_scale" not in inspect.signature(pipeline.__call__).parameters:
+            return (
+                f"{pipeline.__name__} takes no true_cfg_scale; where guidance is not distilled into the model, its "
+                "scale is all there is: give guidance(scale) alone"
+            )
         return None
 
     def apply(self, target: Target) -> Effect:
         before = target.defaults.get("guidance_scale")
-        if before == self.scale:
+        if before == self.scale and self.true_cfg is None:
             raise NoEffect(f"{self.scale:g} is the workload's own guidance scale", already_so=True)
         changed: dict[str, int | float | str] = {"guidance_scale": self.scale}
         if before is not None:
             changed["guidance_scale_before"] = before
-        return Effect(changed=changed, call={"guidance_scale": self.scale})
+        if self.true_cfg is not None:
+            changed["true_cfg_scale"] = self.true_cfg
+        return Effect(changed=changed, call=self._call())
 
     def script(self, target: Target) -> Script:
-        return Script(call={"guidance_scale": self.scale})
+        return Script(call=self._call())
+
+    def _call(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"guidance_scale": self.scale}
+        if self.true_cfg is not None:
+            told |= {"true_cfg_scale": self.true_cfg, "negative_prompt": ""}
+        return told

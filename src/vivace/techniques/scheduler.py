@@ -1,15 +1,30 @@
 """Another sampler for the same denoiser.
 
 Why: higher-order solvers need fewer steps for the same picture quality; by itself a first-order sampler is as fast
-    per step as any other but Heun and DPM2, which call the denoiser twice.
-Costs: another path from noise to picture, so another picture.
-Needs: a scheduler of the family that the model was trained for (diffusers' own list of compatible ones).
+    per step as any other but Heun, DPM2 and DPM++ SDE, which call the denoiser twice.
+Costs: another path from noise to picture, so another picture. LCM and TCD are for models distilled like that; others
+    they draw blurred, or flat.
+Needs: a scheduler of the family that the model was trained for. Stable Diffusion's is diffusers' own list of compatible
+    ones, with LCM's and TCD's, which have its noise and configuration. Flow models (FLUX) have their own, and the
+    solvers that take flow sigmas; models with EDM's noise (Playground v2.5) two. The package scipy for lms, torchsde
+    for dpmpp_sde.
 Source: Karras et al., arXiv 2206.00364 (Euler, Heun); Lu et al., DPM-Solver++, arXiv 2211.01095; Zhao et al.,
-    UniPC, arXiv 2302.04867; Song et al., DDIM, arXiv 2010.02502.
+    UniPC, arXiv 2302.04867; Song et al., DDIM, arXiv 2010.02502; Xue et al., SA-Solver, arXiv 2305.16267; Zheng et al.,
+    Trajectory Consistency Distillation, arXiv 2402.19159.
+
+Left out of what diffusers has: IPNDM, whose noise levels are not the model's; the cosine DPM++ of Stable Audio; the
+score-based and consistency-model samplers, for denoisers of other outputs; DDIM and DDPM "parallel", which draw what
+those without it do; inverse ones, which go from pictures to noise; and those of one other model (SCM, UnCLIP, ...).
+
+A sampler that adds noise takes it from the generators of the call. FLUX's pipeline gives its scheduler none, and
+dpmpp_sde takes none, so they are given theirs here.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
@@ -22,18 +37,34 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "ddim": ("DDIMScheduler", {}),
     "ddpm": ("DDPMScheduler", {}),
     "pndm": ("PNDMScheduler", {}),
+    "lms": ("LMSDiscreteScheduler", {}),
     "heun": ("HeunDiscreteScheduler", {}),
     "dpm2": ("KDPM2DiscreteScheduler", {}),
     "dpm2_a": ("KDPM2AncestralDiscreteScheduler", {}),
     "dpmpp_2m": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++"}),
     "dpmpp_2m_sde": ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"}),
-    "dpmpp_2s": ("DPMSolverSinglestepScheduler", {}),
+    "dpmpp_2s": ("DPMSolverSinglestepScheduler", {"lower_order_final": True}),
+    "dpmpp_sde": ("DPMSolverSDEScheduler", {}),
     "deis": ("DEISMultistepScheduler", {}),
     "unipc": ("UniPCMultistepScheduler", {}),
+    "sa_solver": ("SASolverScheduler", {}),
     "lcm": ("LCMScheduler", {}),
+    "tcd": ("TCDScheduler", {}),
+    "edm_euler": ("EDMEulerScheduler", {}),
+    "edm_dpmpp_2m": ("EDMDPMSolverMultistepScheduler", {}),
     "flow_euler": ("FlowMatchEulerDiscreteScheduler", {}),
     "flow_heun": ("FlowMatchHeunDiscreteScheduler", {}),
+    "flow_lcm": ("FlowMatchLCMScheduler", {}),
 }
+_PACKAGES = {"lms": "scipy", "dpmpp_sde": "torchsde"}
+"""Without which diffusers has the class in name only."""
+_EDM = frozenset({"EDMEulerScheduler", "EDMDPMSolverMultistepScheduler"})
+_FLOW = frozenset(
+    {"FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler"}
+)
+# They name none that they are compatible with, or not all that are, though they share Euler's noise and configuration.
+_WITH_EULER = frozenset({"LCMScheduler", "TCDScheduler", "SASolverScheduler"})
+_PROBED_STEPS = 20
 
 
 class Scheduler(Technique):
@@ -49,17 +80,24 @@ class Scheduler(Technique):
         "ddim",
         "ddpm",
         "pndm",
+        "lms",
         "heun",
         "dpm2",
         "dpm2_a",
         "dpmpp_2m",
         "dpmpp_2m_sde",
         "dpmpp_2s",
+        "dpmpp_sde",
         "deis",
         "unipc",
+        "sa_solver",
         "lcm",
+        "tcd",
+        "edm_euler",
+        "edm_dpmpp_2m",
         "flow_euler",
         "flow_heun",
+        "flow_lcm",
     ] = knob(tune=["euler", "dpmpp_2m", "unipc"], about="the sampler's name")
     karras: bool = knob(False, tune=[False, True], about="Karras' spacing of the noise levels")
     spacing: Literal["as_published", "leading", "trailing", "linspace"] = knob(
@@ -67,42 +105,87 @@ class Scheduler(Technique):
     )
 
     def unsupported(self, target: Target) -> str | None:
-        if target.pipe is None:
-            return None
-        import diffusers
-
         class_name = _CLASSES[self.sampler][0]
-        current = target.pipe.scheduler
-        # LCM's scheduler names none, though it has the noise and the configuration of Euler's family.
-        relative = diffusers.EulerDiscreteScheduler if type(current).__name__ == "LCMScheduler" else current
-        family = {c.__name__ for c in relative._get_compatibles()} | {type(current).__name__}
-        if class_name not in family:
-            return f"{class_name} does not belong to the family of this model's {type(current).__name__}"
+        package = _PACKAGES.get(self.sampler)
+        if package is not None and not target.machine.has_package(package):
+            return f"{class_name} wants the package {package}, which is not installed (pip install {package})"
         if self.karras and "use_karras_sigmas" not in _parameters(class_name):
             return f"{class_name} has no Karras spacing"
         if self.spacing != "as_published" and "timestep_spacing" not in _parameters(class_name):
             return f"{class_name} has a fixed timestep spacing"
+        if target.pipe is None:
+            return None
+        current = target.pipe.scheduler
+        if class_name not in _family(current):
+            return f"{class_name} does not belong to the family of this model's {type(current).__name__}"
+        return self._not_in_this_pipeline(target.pipe) or self._ignored(current)
+
+    def _not_in_this_pipeline(self, pipe: Any) -> str | None:
+        """What of a flow model's call the scheduler does not take."""
+        class_name = _CLASSES[self.sampler][0]
+        name, own, config = type(pipe).__name__, type(pipe.scheduler).__name__, pipe.scheduler.config
+        if not _is_flow(pipe.scheduler):
+            return None
+        accepted = inspect.signature(_class(class_name).set_timesteps).parameters
+        told = _told_to_schedulers(pipe)
+        if self._has_flow_sigmas(pipe.scheduler):
+            if self.karras or self.spacing != "as_published":
+                return f"{class_name} has no other spacing for flow models than their own"
+            if config.get("shift_terminal") or config.get("time_shift_type", "exponential") != "exponential":
+                return f"{class_name} cannot shift its noise levels as this model's {own} does"
+            told -= {"sigmas"} if "use_flow_sigmas" in inspect.getsource(type(pipe).__call__) else set()
+        missing = sorted(told - set(accepted))
+        if missing:
+            return f"{name} tells its scheduler {' and '.join(missing)}, which {class_name} does not take"
+        return None
+
+    def _ignored(self, current: Any) -> str | None:
+        """Which setting diffusers would take and pay no heed to."""
+        class_name, overrides = self._chosen(current)
+        for setting, knob_name, other in (
+            ("use_karras_sigmas", "karras", False),
+            ("timestep_spacing", "spacing", None),
+        ):
+            if setting not in overrides:
+                continue
+            others = [other] if other is not None else ["leading", "trailing", "linspace"]
+            asked = _levels(class_name, current, overrides)
+            if all(_levels(class_name, current, overrides | {setting: value}) == asked for value in others):
+                beside = " with karras=True" if knob_name == "spacing" and self.karras else ""
+                return f"{class_name}{beside} ignores {knob_name}: its noise levels are the same with any"
         return None
 
     def apply(self, target: Target) -> Effect:
-        import diffusers
-
         before = target.pipe.scheduler
         class_name, overrides = self._chosen(before)
-        after = getattr(diffusers, class_name).from_config(before.config, **overrides)
+        after = _class(class_name).from_config(_merged(before.config, overrides))
         if type(after) is type(before) and all(before.config.get(k) == v for k, v in overrides.items()):
             raise NoEffect(f"{class_name} with these settings is the model's own scheduler", already_so=True)
         target.pipe.scheduler = after
+        if self._needs_noise(before):
+            _give_noise(target.pipe)
         return Effect(changed={"scheduler_before": type(before).__name__, "scheduler": class_name})
 
-    def script(self, target: Target) -> Script:
+    def script(self, target: Target) -> Script | None:
+        if self._needs_noise(target.pipe.scheduler):
+            return None
         class_name, overrides = self._chosen(target.pipe.scheduler)
-        given = {name: literal(value) for name, value in overrides.items()}
-        made = written_call(f"pipe.scheduler = {class_name}.from_config", "pipe.scheduler.config", **given)
+        named = {name: value for name, value in overrides.items() if name in _parameters(class_name)}
+        others = {name: value for name, value in overrides.items() if name not in named}
+        config = "pipe.scheduler.config"
+        if others:
+            inside = ", ".join(f"{literal(name)}: {literal(value)}" for name, value in others.items())
+            config = f"{{**{config}, {inside}}}"
+        given = {name: literal(value) for name, value in named.items()}
+        made = written_call(f"pipe.scheduler = {class_name}.from_config", config, **given)
         lines = made.splitlines()
         if overrides.get("clip_sample") is False:
             lines.insert(
                 0, "# Without clip_sample=False it would clip latents to -1..1, as if they were pixels."
+            )
+        if others:
+            lines.insert(
+                0, "# The model shifts its noise levels always alike; these bounds make the pipeline do so."
             )
         return Script(imports=(f"diffusers:{class_name}",), lines=tuple(lines))
 
@@ -114,16 +197,118 @@ class Scheduler(Technique):
             overrides["use_karras_sigmas"] = True
         if self.spacing != "as_published":
             overrides["timestep_spacing"] = self.spacing
-        # DDIM, DDPM and LCM clip the predicted picture to -1..1 unless told otherwise. Pixels fit in there, latents
-        # do not, and a scheduler whose class knows no clipping has no say in its configuration.
+        # DDIM, DDPM, LCM and TCD clip the predicted picture to -1..1 unless told otherwise. Pixels fit in there,
+        # latents do not, and a scheduler whose class knows no clipping has no say in its configuration.
         if "clip_sample" in _parameters(class_name) and "clip_sample" not in before.config:
             overrides["clip_sample"] = False
+        if self._has_flow_sigmas(before):
+            overrides |= {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+            if not before.config.get("use_dynamic_shifting"):
+                # Pipelines that hand out the shift of their picture's size do so to all solvers, which take it only
+                # with dynamic shifting. Between equal bounds it is the model's own, whatever the size.
+                shift = math.log(before.config.get("shift", before.config.get("flow_shift", 1.0)))
+                overrides |= {"use_dynamic_shifting": True, "base_shift": shift, "max_shift": shift}
         return class_name, overrides
+
+    def _has_flow_sigmas(self, before: Any) -> bool:
+        return _is_flow(before) and _CLASSES[self.sampler][0] not in _FLOW
+
+    def _needs_noise(self, before: Any) -> bool:
+        """Whether nobody gives it the generators of the call."""
+        return self.sampler == "dpmpp_sde" or (
+            _is_flow(before) and self.sampler in {"flow_lcm", "dpmpp_2m_sde"}
+        )
+
+
+def _family(current: Any) -> set[str]:
+    """Names of the schedulers that could take this one's place."""
+    import diffusers
+
+    name = type(current).__name__
+    if name in _EDM:
+        return set(_EDM)
+    if _is_flow(current):
+        solvers = {c for c, _ in _CLASSES.values() if "use_flow_sigmas" in _parameters(c)}
+        return {*_FLOW, *solvers}
+    relative = diffusers.EulerDiscreteScheduler if name in _WITH_EULER else current
+    found = {c.__name__ for c in relative._get_compatibles()} | {name}
+    return (found - _EDM) | (_WITH_EULER if "EulerDiscreteScheduler" in found else set())
+
+
+def _is_flow(scheduler: Any) -> bool:
+    return type(scheduler).__name__ in _FLOW or bool(scheduler.config.get("use_flow_sigmas"))
+
+
+def _told_to_schedulers(pipe: Any) -> set[str]:
+    """What the pipeline gives `set_timesteps` beside the number of steps."""
+    code = inspect.getsource(type(pipe).__call__)
+    found = {"sigmas"} if "np.linspace(1.0, 1 / num_inference_steps" in code else set()
+    return found | ({"mu"} if "mu=mu" in code else set())
+
+
+def _levels(class_name: str, current: Any, overrides: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """The timesteps and noise levels that a scheduler would take."""
+    made = _class(class_name).from_config(_merged(current.config, overrides))
+    accepted = inspect.signature(made.set_timesteps).parameters
+    shifts = "mu" in accepted and made.config.get("use_dynamic_shifting")
+    made.set_timesteps(_PROBED_STEPS, **({"mu": 1.0} if shifts else {}))
+    sigmas = getattr(made, "sigmas", None)
+    return made.timesteps.tolist(), [] if sigmas is None else [float(sigma) for sigma in sigmas]
+
+
+def _merged(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Also settings that the class itself does not know, for the pipeline to read."""
+    return {**config, **overrides}
+
+
+def _give_noise(pipe: Any) -> None:
+    """Let the scheduler's noise come from the generators that the pipeline draws its latents with."""
+    scheduler = pipe.scheduler
+    prepare, step = pipe.prepare_latents, scheduler.step
+    signature = inspect.signature(prepare)
+    generators: list[Any] = [None]
+
+    def prepare_and_remember(*args: Any, **kwargs: Any) -> Any:
+        generators[0] = signature.bind(*args, **kwargs).arguments.get("generator")
+        return prepare(*args, **kwargs)
+
+    def step_with_generator(model_output: Any, timestep: Any, sample: Any, **kwargs: Any) -> Any:
+        return step(model_output, timestep, sample, **{"generator": generators[0]} | kwargs)
+
+    def step_with_tree(model_output: Any, timestep: Any, sample: Any, **kwargs: Any) -> Any:
+        if scheduler.noise_sampler is None:  # a call's first step
+            scheduler.noise_sampler = _noise_on_cpu(scheduler, sample, generators[0])
+        return step(model_output, timestep, sample, **kwargs)
+
+    prepare_and_remember.__signature__ = signature  # type: ignore[attr-defined]
+    pipe.prepare_latents = prepare_and_remember
+    takes_generator = "generator" in inspect.signature(step).parameters
+    patched: Callable[..., Any] = step_with_generator if takes_generator else step_with_tree
+    patched.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
+    scheduler.step = patched
+
+
+def _noise_on_cpu(scheduler: Any, sample: Any, generators: Any) -> Callable[[Any, Any], Any]:
+    """Brownian motion in fp32 on the CPU, so that precisions and devices agree on it; of each generator its own."""
+    import torch
+    from diffusers.schedulers.scheduling_dpmsolver_sde import BrownianTreeNoiseSampler
+
+    seeds: Any = None
+    if generators is not None:
+        alone = not isinstance(generators, list)
+        seeds = generators.initial_seed() if alone else [one.initial_seed() for one in generators]
+    levels = scheduler.sigmas[scheduler.sigmas > 0]
+    like = torch.zeros(sample.shape, dtype=torch.float32)
+    # A little wider: the levels that it is asked for have been through logarithms.
+    sampler = BrownianTreeNoiseSampler(like, 0.999 * levels.min().item(), 1.001 * levels.max().item(), seeds)
+    return lambda sigma, following: sampler(sigma, following).to(sample.device, sample.dtype)
+
+
+def _class(class_name: str) -> Any:
+    import diffusers
+
+    return getattr(diffusers, class_name)
 
 
 def _parameters(class_name: str) -> set[str]:
-    import inspect
-
-    import diffusers
-
-    return set(inspect.signature(getattr(diffusers, class_name).__init__).parameters)
+    return set(inspect.signature(_class(class_name).__init__).parameters)

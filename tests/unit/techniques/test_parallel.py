@@ -1,5 +1,6 @@
 """A denoiser shared by two processes draws what one draws; whatever ends one of them ends the others, in words."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -355,3 +356,41 @@ def test_arguments_arrive_as_they_were_sent() -> None:
 
 def test_what_is_set_for_the_process_is_told_to_the_others() -> None:
     assert {name for name, kind in TECHNIQUES.items() if kind.of_the_process} == {"tf32", "inference_mode"}
+
+
+def _of_session(leader: int) -> list[str]:
+    """The command lines of the processes of a session; dead ones that nobody has asked after have none."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # After the name, which is in brackets: state, parent, group, session.
+            session = (folder / "stat").read_text().rpartition(")")[2].split()[3]
+            if int(session) == leader:
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            continue
+    return [line for line in found if line]
+
+
+@pytest.mark.parametrize("to_all", [True, False], ids=["as a terminal does", "to the first process alone"])
+def test_generate_interrupted_leaves_no_process_and_no_traceback(tmp_path: Path, to_all: bool) -> None:
+    command = [sys.executable, "-m", "vivace", "generate", "a red circle", "--model", "tiny-sd"]
+    command += ["--recipe", "parallel(guidance)+steps(1000)", "--num-images", "50", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not any("runtime.peer" in line for line in _of_session(process.pid)):
+            assert time.monotonic() < deadline, "the second process never started"
+            assert process.poll() is None
+            time.sleep(0.1)
+        time.sleep(1)
+        (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert _of_session(process.pid) == []

@@ -1,11 +1,163 @@
 """Samplers in each other's place."""
 
+from typing import Any, get_args
+
+import numpy as np
 import pytest
+import torch
 
 import vivace
+from tests.families import build, draw, psnr, session
+from vivace.errors import NoEffect, Unsupported
+from vivace.measure.quality import faults
+from vivace.models import find_model, load_pipeline
+from vivace.spec.technique import Machine, Target
+from vivace.techniques.scheduler import Scheduler
+
+SD = ("ddim", "ddpm", "pndm", "lms", "heun", "dpm2", "dpm2_a", "dpmpp_2m", "dpmpp_2m_sde", "dpmpp_2s", "dpmpp_sde",
+      "deis", "unipc", "sa_solver", "lcm", "tcd", "euler")  # fmt: skip
+FLUX = ("dpmpp_2m", "dpmpp_2m_sde", "dpmpp_2s", "deis", "unipc", "flow_lcm")
+A, B = "a red circle above a blue square", "a small yellow star left of a purple diamond"
+CALL: dict[str, dict[str, Any]] = {
+    "sd": {"num_inference_steps": 20, "height": 128, "width": 128, "guidance_scale": 4.0},
+    "flux": {"num_inference_steps": 20, "guidance_scale": 3.5},
+}
 
 
-@pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
+@pytest.mark.parametrize(
+    ("family", "sampler"), [*(("sd", name) for name in SD), *(("flux", name) for name in FLUX)]
+)
+def test_it_draws_what_the_prompt_says_and_the_seed_alone_decides(family: str, sampler: str) -> None:
+    if sampler == "dpmpp_sde":
+        pytest.importorskip("torchsde")
+    made, call = session(family, f"scheduler({sampler})"), CALL[family]
+    first = draw(made, A, **call)
+    torch.manual_seed(12)  # of no concern
+    assert np.array_equal(draw(made, A, **call), first)
+    assert faults((first[0] * 255).round().astype(np.uint8)) == []
+    other = draw(made, B, **call)
+    assert psnr(first, other) < 18, "the prompt decides"
+    assert psnr(first, draw(made, A, seed=1, **call)) < 60
+    both = draw(made, [A, B], **call)
+    assert psnr(both[0], first[0]) > 60, "of a batch each picture is what it is alone"
+    assert psnr(both[1], draw(made, B, seed=1, **call)[0]) > 60
+
+
+def test_every_sampler_is_drawn_above_or_refused_by_the_embedded_models() -> None:
+    names = set(get_args(Scheduler.model_fields["sampler"].annotation))
+    for family, drawn in (("sd", SD), ("flux", FLUX)):
+        own = {"sd": "euler_a", "flux": "flow_euler"}[family]
+        for sampler in sorted(names - set(drawn)):
+            with pytest.raises(NoEffect if sampler == own else Unsupported):
+                session(family, f"scheduler({sampler})")
+
+
+def test_flux_on_a_solver_ends_where_its_own_sampler_does() -> None:
+    """An ordinary differential equation has one solution: with many steps all of them find it."""
+    call = CALL["flux"] | {"num_inference_steps": 40}
+    plain = draw(session("flux"), A, **call)
+    for sampler in ("dpmpp_2m", "dpmpp_2s", "deis", "unipc"):
+        assert psnr(draw(session("flux", f"scheduler({sampler})"), A, **call), plain) > 30, sampler
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_noise_levels_are_shifted_as_the_models_own(dynamic: bool) -> None:
+    """As FLUX.1 [dev]'s, by the picture's size, and as schnell's, always alike."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    pipe = build("flux")
+    config = pipe.scheduler.config
+    pipe.scheduler = FlowMatchEulerDiscreteScheduler.from_config(
+        config, **({"use_dynamic_shifting": True} if dynamic else {"shift": 3.0})
+    )
+    draw(vivace.apply(pipe), A, num_inference_steps=8)
+    wanted = pipe.scheduler.sigmas.tolist()
+    draw(vivace.apply(pipe, "scheduler(dpmpp_2m)"), A, num_inference_steps=8)
+    assert type(pipe.scheduler).__name__ == "DPMSolverMultistepScheduler"
+    # The solver's unshifted levels begin at 0.999 and are spread from there.
+    assert pipe.scheduler.sigmas.tolist() == pytest.approx(wanted, abs=0.004)
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe", "reason"),
+    [
+        ("sd", "scheduler(lcm, spacing=trailing)", "LCMScheduler ignores spacing"),
+        ("sd", "scheduler(dpmpp_2m, spacing=leading, karras=True)", "with karras=True ignores spacing"),
+        ("sd", "scheduler(ddim, karras=True)", "DDIMScheduler has no Karras spacing"),
+        ("sd", "scheduler(dpmpp_2s, spacing=trailing)", "has a fixed timestep spacing"),
+        ("sd", "scheduler(edm_euler)", "EDMEulerScheduler does not belong to the family"),
+        (
+            "flux",
+            "scheduler(flow_heun)",
+            "FluxPipeline tells its scheduler mu and sigmas, which FlowMatchHeun",
+        ),
+        ("flux", "scheduler(sa_solver)", "FluxPipeline tells its scheduler mu, which SASolverScheduler"),
+        ("flux", "scheduler(unipc, karras=True)", "no other spacing for flow models than their own"),
+        ("flux", "scheduler(deis, spacing=trailing)", "no other spacing for flow models than their own"),
+        ("flux", "scheduler(euler_a)", "does not belong to the family"),
+    ],
+)
+def test_what_diffusers_would_ignore_or_break_on_is_refused(family: str, recipe: str, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        session(family, recipe)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["scheduler(euler, karras=True, spacing=leading)", "scheduler(ddim, spacing=leading)"]
+)
+def test_what_is_not_ignored_is_taken(recipe: str) -> None:
+    plain = draw(session("sd", recipe.split(",")[0] + ")"))
+    assert not np.array_equal(draw(session("sd", recipe)), plain)
+
+
+@pytest.mark.parametrize(("sampler", "package"), [("lms", "scipy"), ("dpmpp_sde", "torchsde")])
+def test_a_missing_package_is_named(sampler: Any, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine("cpu", "CPU", None, None)
+    scheduler = Scheduler(sampler=sampler)
+    has = Machine("cpu", "CPU", None, None, has_all_packages=True)
+    assert scheduler.unsupported(Target(has)) is None
+    monkeypatch.setattr(Machine, "has_package", lambda _, name: name != package)
+    assert f"pip install {package}" in (scheduler.unsupported(Target(machine, build("sd"))) or "")
+
+
+def test_edms_noise_has_its_own_samplers() -> None:
+    from diffusers import EDMDPMSolverMultistepScheduler
+
+    pipe = build("sdxl")
+    pipe.scheduler = EDMDPMSolverMultistepScheduler(sigma_data=0.5, sigma_max=80.0, sigma_min=0.002)
+    told = {"guidance_scale": 3.0, "num_inference_steps": 4}
+    before = draw(vivace.apply(pipe), A, **told)
+    made = vivace.apply(pipe, "scheduler(edm_euler)")
+    assert pipe.scheduler.config.sigma_max == 80.0
+    after = draw(made, A, **told)
+    assert np.isfinite(after).all()
+    assert not np.array_equal(after, before)
+    with pytest.raises(NoEffect, match="own scheduler"):
+        vivace.apply(pipe, "scheduler(edm_euler)")
+    with pytest.raises(Unsupported, match="EulerDiscreteScheduler does not belong to the family"):
+        vivace.apply(pipe, "scheduler(euler)")
+
+
+@pytest.mark.parametrize("recipe", ["scheduler(flow_lcm)", "scheduler(dpmpp_2m_sde)"])
+def test_fluxs_noise_is_the_same_in_every_precision(recipe: str) -> None:
+    def drawn(extra: str) -> np.ndarray:
+        made = vivace.load("tiny-flux", f"{extra}{recipe}+steps(8)")
+        return np.asarray(made(A, generator=torch.Generator().manual_seed(0), output_type="np").images)
+
+    assert psnr(drawn(""), drawn("bf16+")) > 20
+
+
+def test_brownian_noise_is_the_same_in_every_precision() -> None:
+    pytest.importorskip("torchsde")
+
+    def drawn(extra: str) -> np.ndarray:
+        made = vivace.load("tiny-sd", f"{extra}scheduler(dpmpp_sde)+steps(8)")
+        return np.asarray(made(A, generator=torch.Generator().manual_seed(0), output_type="np").images)
+
+    assert psnr(drawn(""), drawn("bf16+")) > 20
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "ddpm", "lcm", "tcd"])
 def test_latents_are_not_clipped(sampler: str) -> None:
     session = vivace.load("tiny-sd", f"scheduler({sampler})")
     assert session.pipe.scheduler.config.clip_sample is False, "it is true by default, for pixels"
@@ -14,7 +166,7 @@ def test_latents_are_not_clipped(sampler: str) -> None:
 def test_a_model_that_says_so_keeps_its_clipping() -> None:
     from diffusers import DDIMScheduler
 
-    pipe = vivace.load("tiny-sd").pipe
+    pipe = load_pipeline(find_model("tiny-sd"), "cpu")
     pipe.scheduler = DDIMScheduler(clip_sample=True)
     session = vivace.apply(pipe, "scheduler(ddpm)")
     assert session.pipe.scheduler.config.clip_sample is True
