@@ -23,7 +23,8 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
-from vivace.techniques.sharing import MARK, Shared, attentions_of, can_pad, num_heads
+from vivace.techniques.sharing import MARK, Shared
+from vivace.techniques.split_tokens import attentions_of, can_pad, num_heads
 from vivace.techniques.step_cache import has_step_cache
 
 
@@ -100,6 +101,17 @@ class Parallel(Technique):
             return (
                 f"{heads} attention heads on {self.gpus} GPUs take messages whose sizes are known as they arrive, "
                 "which torch.compile cannot follow; take a number of GPUs that divides the heads, or do not compile"
+            )
+        if (
+            self.mode == "ulysses"
+            and heads is not None
+            and heads % self.gpus
+            and _has_slot(target, "recording")
+        ):
+            return (
+                f"{heads} attention heads on {self.gpus} GPUs take messages whose sizes are known as they arrive, "
+                "which a CUDA graph cannot hold; take a number of GPUs that divides the heads, or leave out the "
+                "recording"
             )
         if not attentions_of(denoiser):
             return f"{kind}'s attention is not computed by a processor that diffusers can share"
