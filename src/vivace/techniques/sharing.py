@@ -30,7 +30,7 @@ from vivace.techniques.shared_forward import (
     take_apart,
     unpack,
 )
-from vivace.techniques.split_tokens import Mode, refuse_uneven, split_tokens
+from vivace.techniques.split_tokens import Mode, needs_diffusers, refuse_uneven, split_tokens
 from vivace.techniques.step_cache import latents_of
 
 _AGAIN = b""  # in the place of a header: the same as before
@@ -68,15 +68,17 @@ class Shared:
                 f"parallel: the denoiser cannot be copied to other GPUs as it is ({str(error).splitlines()[0]}); "
                 "leave out what was hung into it before, or apply the recipe to a pipeline that was just loaded"
             ) from error
+        by_diffusers = needs_diffusers(denoiser, mode, num)
         self.peers = Peers(num, device)
         try:
             for rank in range(1, num):
-                self.peers.say(rank, given | {"mode": mode, "denoiser": pickled})
+                told = {"mode": mode, "denoiser": pickled, "by_diffusers": by_diffusers}
+                self.peers.say(rank, given | told)
             with self.peers.explained():
                 for storage in storages:
                     dist.broadcast(storage, 0)
                 if mode != "guidance":
-                    self.messages = split_tokens(denoiser, mode, num, device)
+                    self.messages = split_tokens(denoiser, mode, num, device, by_diffusers)
             for rank in range(1, num):
                 self.peers.hear(rank)  # "taken": nothing later may change what they are still copying
         except BaseException:
@@ -207,8 +209,9 @@ class Share:
     """The denoiser of one of the other processes.
 
     Args:
-        given: "denoiser" (see `pack_module`), "mode", "pipeline" (its class), "attribute" ("unet" or "transformer"),
-            "scheduler" (class and configuration), "recipe" (what comes later), "defaults", "has_random_weights".
+        given: "denoiser" (see `pack_module`), "mode", "by_diffusers" (see `split_tokens`), "pipeline" (its class),
+            "attribute" ("unet" or "transformer"), "scheduler" (class and configuration), "recipe" (what comes later),
+            "defaults", "has_random_weights".
     """
 
     def __init__(self, rank: int, num: int, device: str, given: dict[str, Any]) -> None:
@@ -228,7 +231,9 @@ class Share:
         for storage in self._storages:
             dist.broadcast(storage, 0)
         if self.given["mode"] != "guidance":
-            split_tokens(self._denoiser, self.given["mode"], self._num, self.device)
+            split_tokens(
+                self._denoiser, self.given["mode"], self._num, self.device, self.given["by_diffusers"]
+            )
 
     def serve(self, message: tuple[Any, ...]) -> dict[str, Any] | None:
         """Do what a message asks; an answer, where it wants one."""

@@ -13,20 +13,28 @@ Mode = Literal["guidance", "ulysses", "ring"]
 _MESSAGES_OF_DIFFUSERS = {"ulysses": 4, "ring": 1}
 
 
-def split_tokens(denoiser: Any, mode: Mode, num: int, device: str) -> int | None:
+def split_tokens(denoiser: Any, mode: Mode, num: int, device: str, by_diffusers: bool) -> int | None:
     """Let each process of the group compute its own share of the tokens. All of them call this at the same time.
+
+    Args:
+        by_diffusers: in diffusers' way. One process decides, by `needs_diffusers`: it depends on what was set there.
 
     Returns:
         Messages that each attention takes; None where they depend on what arrives.
     """
     import torch.distributed as dist
 
-    if mode == "ulysses" and ulysses.can_share(denoiser, num):
+    if not by_diffusers:
         ulysses.share(denoiser, dist.get_rank(), num, dist.group.WORLD.group_name)
         return ulysses.MESSAGES
     _split_by_diffusers(denoiser, mode, num, device)
     is_padded = denoiser._parallel_config.context_parallel_config.ulysses_anything
     return None if is_padded else _MESSAGES_OF_DIFFUSERS[mode]
+
+
+def needs_diffusers(denoiser: Any, mode: Mode, num: int) -> bool:
+    """Whether the tokens are split in diffusers' way."""
+    return mode != "ulysses" or not ulysses.can_share(denoiser, num)
 
 
 def _split_by_diffusers(denoiser: Any, mode: Mode, num: int, device: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vivace
@@ -41,7 +42,8 @@ from vivace.techniques.shared_forward import (
     unpack,
 )
 from vivace.techniques.sharing import _agree
-from vivace.techniques.ulysses import UlyssesFluxProcessor, can_share
+from vivace.techniques.split_tokens import needs_diffusers
+from vivace.techniques.ulysses import UlyssesFluxProcessor
 
 SAME_DB = 40.0
 VERY_SAME_DB = 100.0
@@ -221,10 +223,15 @@ def test_an_attention_takes_two_messages_and_no_copy_behind_the_first() -> None:
 
 def test_a_kernel_chosen_in_diffusers_own_way_stays_chosen() -> None:
     transformer = even_flux().transformer
-    assert can_share(transformer, 2)
-    assert not can_share(transformer, 3), "four heads"
-    transformer.set_attention_backend("_native_math")
-    assert not can_share(transformer, 2)
+    assert not needs_diffusers(transformer, "ulysses", 2)
+    assert needs_diffusers(transformer, "ulysses", 3), "four heads"
+    assert needs_diffusers(transformer, "ring", 2)
+    try:
+        transformer.set_attention_backend("_native_math")  # for all models of this process, and of no other
+        assert needs_diffusers(transformer, "ulysses", 2)
+        assert needs_diffusers(even_flux().transformer, "ulysses", 2)
+    finally:
+        _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)
 
 
 def test_a_mask_is_refused() -> None:
