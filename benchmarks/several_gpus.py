@@ -3,16 +3,19 @@
     python -m benchmarks.several_gpus --limit-s 400               on 2 GPUs, until the time is over
     python -m benchmarks.several_gpus --gpus 4 --only flux-dev    FLUX.1 [dev] on 4
     python -m benchmarks.several_gpus --profile                   where the time of a step goes on the first GPU
+    python -m benchmarks.several_gpus --only-recipe "parallel(ulysses, gpus=2)+compile"    this one alone
 
 Each recipe is measured in processes of its own, at the model's native size and number of steps. A record is added as
 soon as it is there, and the same command goes on with what is missing; docs/several-gpus.md is made of them
-(`make docs`). FLUX is compiled by its repeated blocks, which takes a fraction of the time of compiling it whole; on
-every number of GPUs alike, so that they can be compared.
+(`make docs`). FLUX is compiled by its repeated blocks, which takes a fraction of the time of compiling it whole, and
+whole, each with and without CUDA graphs; every number of GPUs is compared with one GPU and the same of both.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -56,19 +59,35 @@ class Case:
         return resolve(own if self.alone == "baseline" else f"{own}+{self.alone}").text
 
 
-FLUX, UNET = "compile(blocks=repeated)", "compile"
+FLUX = (
+    ("ulysses", "compile(blocks=repeated)+cuda_graph"),
+    ("ulysses", "compile(blocks=repeated)"),
+    ("ring", "compile(blocks=repeated)"),
+    ("ulysses", "compile+cuda_graph"),
+    ("ulysses", "compile"),
+    ("ring", "compile(blocks=repeated)+cuda_graph"),
+    ("ring", "compile"),
+    ("ring", "compile+cuda_graph"),
+)
+"""Modes, and what else the recipe says. What matters most comes first: a machine may be lent for minutes."""
+UNET = "compile"
 TARGETS = {2: 1.7, 4: 2.9}
 
 
 def cases(gpus: int) -> list[Case]:
     """What matters most comes first. Guidance has two branches, however many GPUs there are."""
-    found = [Case("flux-dev", FLUX, mode, gpus, TARGETS.get(gpus)) for mode in ("ulysses", "ring")]
+    found = [Case("flux-dev", alone, mode, gpus, TARGETS.get(gpus)) for mode, alone in FLUX]
     return [*found, Case("sdxl", UNET, "guidance", 2, 1.6), Case("sdxl", "baseline", "guidance", 2, None)]
 
 
 @click.command("several_gpus")
 @click.option("--gpus", type=click.IntRange(2, 8), default=2, show_default=True, help="For FLUX.")
 @click.option("--only", type=click.Choice(["flux-dev", "sdxl"]), help="This model. Default: both.")
+@click.option(
+    "--only-recipe",
+    multiple=True,
+    help="This recipe, shared or of one GPU, and what else is given so. Default: all, one GPU before several.",
+)
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
 @click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True)
 @click.option(
@@ -85,6 +104,7 @@ def cases(gpus: int) -> list[Case]:
 def several_gpus(
     gpus: int,
     only: str | None,
+    only_recipe: tuple[str, ...],
     record: Path,
     store: Path,
     limit_s: float | None,
@@ -98,10 +118,16 @@ def several_gpus(
     """One picture over several GPUs against one GPU, one line a recipe; resumable."""
     chosen = [case for case in cases(gpus) if only in (None, case.name)]
     started = time.monotonic()
+    recipes = _chosen(chosen, only_recipe)
     if profile:
-        return _profile(chosen, record, device, limit_s)
+        return _profile(chosen, recipes, record, device, limit_s)
     records = read_records(record)
-    wanted = [(case.name, recipe) for case in chosen for recipe in (resolve(case.alone).text, case.recipe)]
+    wanted = [
+        (case.name, recipe)
+        for case in chosen
+        for recipe in (resolve(case.alone).text, case.recipe)
+        if recipe in recipes
+    ]
     left = [
         key
         for key in dict.fromkeys(wanted)
@@ -128,13 +154,35 @@ def several_gpus(
                 progress=for_this_terminal(),
                 launcher=launcher,
             )
-            click.echo(f"{line(rows_of([found])[0])} ({time.monotonic() - before:.0f} s)")
             if found.outcome is not Outcome.MEASURED:
                 status = MEASURED_IN_PART
             if found.outcome is not Outcome.UNSUPPORTED:  # on a machine with more GPUs it would be measured
                 records = _with(records, found, record)
                 write_records(record, records.values())
+            _say(f"{line(rows_of([found])[0])} ({time.monotonic() - before:.0f} s)")
     return status
+
+
+def _chosen(among: Sequence[Case], given: Sequence[str]) -> set[str]:
+    """The recipes to measure, in full.
+
+    Raises:
+        click.UsageError: there is no such recipe.
+    """
+    known = {text for case in among for text in (resolve(case.alone).text, case.recipe)}
+    wanted = {resolve(text).text for text in given}
+    if missing := wanted - known:
+        raise click.UsageError(
+            f"--only-recipe: {', '.join(sorted(missing))} is none of {', '.join(sorted(known))} (with these --gpus "
+            "and --only)"
+        )
+    return wanted or known
+
+
+def _say(text: str) -> None:
+    """At once, whoever reads: the machine may be taken away before the end."""
+    click.echo(text)
+    sys.stdout.flush()
 
 
 def _with(records: dict[Any, Record], new: Record, path: Path) -> dict[Any, Record]:
@@ -153,6 +201,9 @@ class Profile:
 
     compute: kernels of its own share. communication: NCCL's kernels beside which nothing was computed, each as long as
     the fastest of its kind; waiting: what they took beyond that, for data that was not there yet. idle: no kernel ran.
+    launch: the part of idle in which the CPU was not waiting for the GPU, but busy with launching what comes next.
+    cpu: what the CPU took from the beginning of a step to that of the next, less its waiting for the GPU. Where it is
+    as long as the step, the CPU is what bounds it, here or in another process; the profiler itself adds to it.
     """
 
     model: str
@@ -163,6 +214,8 @@ class Profile:
     communication: float
     waiting: float
     idle: float
+    launch: float
+    cpu: float
 
 
 Span = tuple[str, float, float]
@@ -187,6 +240,29 @@ def where_time_goes(spans: Sequence[Span]) -> tuple[float, float, float, float]:
     took = sum(end - start for _, start, end in messages)
     communication = bare * needed / took if took else 0.0
     return compute, communication, bare - communication, total - _length(either)
+
+
+def launch_bound(spans: Sequence[Span], waits: Sequence[tuple[float, float]]) -> float:
+    """Time without a kernel, between the first one's start and the last one's end, in which the CPU did not wait.
+
+    Args:
+        waits: when the CPU waited for the GPU.
+    """
+    ran = _union([(start, end) for _, start, end in spans])
+    gaps = [(before[1], after[0]) for before, after in itertools.pairwise(ran)]
+    return _length(gaps) - _shared(gaps, _union(waits))
+
+
+def cpu_a_step(begins: Sequence[float], waits: Sequence[tuple[float, float]]) -> float:
+    """From the beginning of a step to that of the next, less the CPU's waiting for the GPU, on average."""
+    first, last = min(begins), max(begins)
+    waited = _shared([(first, last)], _union(waits))
+    return (last - first - waited) / max(1, len(begins) - 1)
+
+
+def _shared(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> float:
+    """The length of what two unions have in common."""
+    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
 
 
 def _is_message(name: str) -> bool:
@@ -217,7 +293,9 @@ def read_profiles(record: Path) -> list[Profile]:
     return [Profile(**item) for item in json.loads(path.read_text())] if path.exists() else []
 
 
-def _profile(chosen: Sequence[Case], record: Path, device: str, limit_s: float | None) -> int:
+def _profile(
+    chosen: Sequence[Case], recipes: set[str], record: Path, device: str, limit_s: float | None
+) -> int:
     started = time.monotonic()
     known = {(one.model, one.recipe): one for one in read_profiles(record)}
     wanted = [
@@ -225,6 +303,7 @@ def _profile(chosen: Sequence[Case], record: Path, device: str, limit_s: float |
         for case in chosen
         if case.alone != "baseline"
         for recipe, gpus in ((resolve(case.alone).text, 1), (case.recipe, case.gpus))
+        if recipe in recipes
     ]
     for name, recipe, gpus in dict.fromkeys(wanted):
         if limit_s is not None and time.monotonic() - started >= limit_s:
@@ -235,9 +314,10 @@ def _profile(chosen: Sequence[Case], record: Path, device: str, limit_s: float |
         path = profile_file(record)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps([asdict(found) for found in known.values()], indent=1) + "\n")
-        click.echo(
+        _say(
             f"{name} {recipe}: {one.step:.1f} ms a step: compute {one.compute:.1f}, communication "
-            f"{one.communication:.1f}, waiting {one.waiting:.1f}, idle {one.idle:.1f}"
+            f"{one.communication:.1f}, waiting {one.waiting:.1f}, idle {one.idle:.1f}, of it while the CPU was "
+            f"launching {one.launch:.1f}; CPU {one.cpu:.1f}"
         )
     return 0
 
@@ -261,10 +341,10 @@ def profiled(name: str, recipe: str, gpus: int, device: str) -> Profile:
             hook.remove()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-        spans = _kernels(found)
+        traced = _traced(found)
     del session, pipe, denoiser
     gc.collect()
-    return _per_step(name, recipe, gpus, spans)
+    return _per_step(name, recipe, gpus, traced)
 
 
 def _draw_steps(session: Any) -> None:
@@ -282,26 +362,47 @@ def _mark() -> None:
         pass
 
 
-def _kernels(found: Any) -> list[Span]:
-    """What ran on the GPU since the first step began."""
+@dataclass(frozen=True)
+class _Traced:
+    """kernels: what ran on the GPU since the first step began; begins: of steps; waits: of the CPU for the GPU."""
+
+    kernels: list[Span]
+    begins: list[float]
+    waits: list[tuple[float, float]]
+
+
+def _traced(found: Any) -> _Traced:
     from torch.autograd import DeviceType
 
     events = found.events()
-    begins = [event.time_range.start for event in events if event.name == "vivace step"]
-    return [
+    # The GPU's own timeline has the same labels.
+    begins = [
+        event.time_range.start
+        for event in events
+        if event.name == "vivace step" and event.device_type == DeviceType.CPU
+    ]
+    kernels = [
         (event.name, event.time_range.start, event.time_range.end)
         for event in events
         if event.device_type == DeviceType.CUDA
         and not event.is_user_annotation  # labels span the kernels that they are about
         and event.time_range.start >= min(begins)
     ]
+    waits = [
+        (event.time_range.start, event.time_range.end)
+        for event in events
+        if event.name.startswith("cuda") and event.name.endswith("Synchronize")
+    ]
+    return _Traced(kernels, begins, waits)
 
 
-def _per_step(name: str, recipe: str, gpus: int, spans: Sequence[Span]) -> Profile:
-    if not spans:
+def _per_step(name: str, recipe: str, gpus: int, traced: _Traced) -> Profile:
+    if not traced.kernels:
         raise StoreError("--profile: no kernel of a GPU was seen; it wants a CUDA device")
-    parts = [part / 1e3 / PROFILE_STEPS for part in where_time_goes(spans)]
-    return Profile(name, recipe, gpus, sum(parts), *parts)
+    parts = [part / 1e3 / PROFILE_STEPS for part in where_time_goes(traced.kernels)]
+    launch = launch_bound(traced.kernels, traced.waits) / 1e3 / PROFILE_STEPS
+    cpu = cpu_a_step(traced.begins, traced.waits) / 1e3
+    return Profile(name, recipe, gpus, sum(parts), *parts, launch, cpu)
 
 
 if __name__ == "__main__":

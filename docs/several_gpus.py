@@ -19,7 +19,18 @@ _HEADINGS = (
     "most on another", "exchanged a step", "first call",
 )  # fmt: skip
 _GPUS = (2, 4, 8)
-_PROFILE = ("model", "recipe", "GPUs", "a step", "compute", "communication", "waiting", "idle")
+_PROFILE = (
+    "model",
+    "recipe",
+    "GPUs",
+    "a step",
+    "compute",
+    "communication",
+    "waiting",
+    "idle",
+    "launching",
+    "CPU",
+)
 
 
 def page(note: str, record: Path) -> str:
@@ -111,12 +122,13 @@ def _profiles(record: Path) -> list[str]:
         "On the first GPU, by torch.profiler. *Compute*: kernels of its own share, which on N GPUs would at best be an "
         "Nth of those on one. *Communication*: NCCL's kernels beside which nothing was computed, each as long as the "
         "fastest of its kind; *waiting*: what they took beyond that, until another GPU was there. *Idle*: no kernel "
-        "ran.\n",
+        "ran; *launching*: of that, while the CPU was busy with launching more. *CPU*: from the beginning of a step to "
+        "that of the next, less what the CPU waited for the GPU; where it is as long as the step, it bounds it.\n",
         f"| {' | '.join(_PROFILE)} |",
         "|" + " --- |" * len(_PROFILE),
     ]
     for one in profiles:
-        figures = (one.step, one.compute, one.communication, one.waiting, one.idle)
+        figures = (one.step, one.compute, one.communication, one.waiting, one.idle, one.launch, one.cpu)
         times = " | ".join(f"{figure:.1f} ms" for figure in figures)
         lines.append(f"| {one.model} | `{one.recipe}` | {one.gpus} | {times} |")
     made = f"Made by `python -m benchmarks.several_gpus --profile` ([record](../results/{profile_file(record).name}))."

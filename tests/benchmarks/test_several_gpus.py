@@ -9,7 +9,15 @@ import pytest
 from benchmarks import several_gpus
 from benchmarks.command import run
 from benchmarks.every_model import read_records, write_records
-from benchmarks.several_gpus import Profile, cases, profile_file, read_profiles, where_time_goes
+from benchmarks.several_gpus import (
+    Profile,
+    cases,
+    cpu_a_step,
+    launch_bound,
+    profile_file,
+    read_profiles,
+    where_time_goes,
+)
 from benchmarks.several_gpus import several_gpus as command
 from docs import several_gpus as pages
 from docs.generate import NOTE
@@ -44,11 +52,14 @@ def test_on_a_cpu_processes_take_the_places_of_gpus(
 
 
 def test_the_wished_for_comes_first() -> None:
-    assert [(case.name, case.mode, case.target) for case in cases(2)][:3] == [
-        ("flux-dev", "ulysses", 1.7),
-        ("flux-dev", "ring", 1.7),
-        ("sdxl", "guidance", 1.6),
-    ]
+    found = [(case.name, case.mode, case.target) for case in cases(2)]
+    assert found[0] == found[1] == ("flux-dev", "ulysses", 1.7)
+    assert ("flux-dev", "ring", 1.7) in found
+    assert found[-2] == ("sdxl", "guidance", 1.6)
+    of_flux = {case.alone for case in cases(2) if case.name == "flux-dev"}
+    assert of_flux == {
+        f"compile{blocks}{graph}" for blocks in ("", "(blocks=repeated)") for graph in ("", "+cuda_graph")
+    }
     assert {case.target for case in cases(4) if case.name == "flux-dev" and case.alone != "baseline"} == {2.9}
     assert all(case.gpus == 2 for case in cases(4) if case.name == "sdxl")
 
@@ -67,16 +78,16 @@ def round_of(seconds: float, **changes: Any) -> Round:
 def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> None:
     path = tmp_path / "several-gpus.json"
     evidence = {"peer_1.peak_bytes": 3 * 10**9, "bytes_exchanged_a_forward": 2_000_000}
-    alone, ulysses = cases(2)[0].alone, cases(2)[0].recipe
+    ours, ring, four = cases(2)[1], cases(2)[2], cases(4)[1]
+    assert ours.alone == ring.alone == four.alone
+    alone, ulysses = ours.alone, ours.recipe
     write_records(
         path,
         [
             case("flux-dev", alone, round_of(6.0)),
             case("flux-dev", ulysses, round_of(3.0, evidence=evidence)),
-            case("flux-dev", cases(2)[1].recipe, round_of(5.0, evidence=evidence)),
-            case(
-                "flux-dev", cases(4)[0].recipe, make_round(0, outcome=Outcome.CRASHED, reason="GPU 3 ended")
-            ),
+            case("flux-dev", ring.recipe, round_of(5.0, evidence=evidence)),
+            case("flux-dev", four.recipe, make_round(0, outcome=Outcome.CRASHED, reason="GPU 3 ended")),
             case("sdxl", "baseline", round_of(3.0)),
             case("sdxl", "parallel(guidance)", round_of(2.0, evidence=evidence)),
         ],
@@ -94,10 +105,10 @@ def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> No
     assert "crashed: GPU 3 ended" in said
     assert "Where the time" not in said
 
-    profiles = [Profile("flux-dev", ulysses, 2, 100.0, 80.0, 12.0, 5.0, 3.0)]
+    profiles = [Profile("flux-dev", ulysses, 2, 100.0, 80.0, 12.0, 5.0, 3.0, 2.0, 40.0)]
     profile_file(path).write_text(json.dumps([vars(one) for one in profiles]))
     assert read_profiles(path) == profiles
-    assert "| 100.0 ms | 80.0 ms | 12.0 ms | 5.0 ms | 3.0 ms |" in pages.page(NOTE, path)
+    assert "| 100.0 ms | 80.0 ms | 12.0 ms | 5.0 ms | 3.0 ms | 2.0 ms | 40.0 ms |" in pages.page(NOTE, path)
 
 
 def test_time_is_told_apart() -> None:
@@ -114,3 +125,17 @@ def test_time_is_told_apart() -> None:
     assert communication + waiting == 7.0
     assert communication == 7.0 * 4.0 / 8.0
     assert where_time_goes([("gemm", 0.0, 1.0)]) == (1.0, 0.0, 0.0, 0.0)
+    assert launch_bound(spans, []) == 5.0
+    assert launch_bound(spans, [(24.0, 27.0), (26.0, 28.0), (35.0, 40.0)]) == 2.0, (
+        "waiting for two thirds of the gap"
+    )
+    assert cpu_a_step([0.0, 10.0, 20.0], [(5.0, 9.0), (19.0, 30.0)]) == 7.5
+
+
+def test_one_recipe_can_be_chosen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    given = ["--record", str(tmp_path / "record.json"), "--limit-s", "0"]
+    chosen = cases(2)[2].recipe
+    assert run(command, [*given, "--only-recipe", chosen]) == 4
+    assert f"goes on with flux-dev {chosen}" in capfd.readouterr().err
+    assert run(command, [*given, "--only-recipe", "baseline", "--only", "flux-dev"]) == 2
+    assert "baseline is none of" in capfd.readouterr().err

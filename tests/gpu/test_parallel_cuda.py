@@ -71,7 +71,80 @@ def test_the_tokens_of_a_transformer_on_two_gpus(mode: str, rest: str) -> None:
     expected = draw(vivace.apply(even_flux()), **call)
     with vivace.apply(even_flux(), f"parallel({mode}){rest}") as shared:
         assert psnr(draw(shared, **call), expected) > SAME_DB
-        assert shared.evidence()["forwards_shared"] == 6
+        evidence = shared.evidence()
+        assert evidence["forwards_shared"] == 6
+        assert evidence["messages_an_attention"] == {"ulysses": 2, "ring": 1}[mode]
+        assert evidence.get("graph_breaks", 0) == 0
+
+
+SMALL = {"height": 128, "width": 128, "max_sequence_length": 32}
+LARGER = {"height": 192, "width": 128, "max_sequence_length": 32}
+
+
+@pytest.mark.parametrize("mode", ["ulysses", "ring"])
+@pytest.mark.parametrize("compiled", ["", "+compile(blocks=repeated)", "+compile"])
+def test_a_graph_holds_the_messages(mode: str, compiled: str) -> None:
+    """Recorded and replayed at the same calls on both, anew for another size, and again in a later session."""
+    alone = vivace.apply(even_flux())
+    expected, larger = draw(alone, **SMALL), draw(alone, **LARGER)
+    for _ in range(2):
+        with vivace.apply(even_flux(), f"parallel({mode}){compiled}+cuda_graph") as shared:
+            assert psnr(draw(shared, **SMALL), expected) > SAME_DB
+            assert psnr(draw(shared, **LARGER), larger) > SAME_DB
+            assert psnr(draw(shared, **SMALL), expected) > SAME_DB
+            evidence = shared.evidence()
+            assert evidence["cuda_graphs_recorded"] == evidence["peer_1.cuda_graphs_recorded"] == 2
+            assert evidence["cuda_graph_replays"] == evidence["peer_1.forwards"] == 18
+            start = time.monotonic()
+        assert time.monotonic() - start < 15, "NCCL waits for the end of every graph that holds its messages"
+
+
+def test_a_process_killed_while_graphs_are_replayed_is_told() -> None:
+    with vivace.apply(even_flux(), "parallel(ulysses)+cuda_graph") as shared:
+        draw(shared, **SMALL)
+        (pid,) = pids(shared)
+        threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+        start = time.monotonic()
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            draw(shared, **SMALL, num_inference_steps=1000)
+        assert time.monotonic() - start < 20
+    with vivace.apply(even_flux(), "parallel(ulysses)") as again:
+        assert np.isfinite(draw(again, **SMALL)).all()
+
+
+@pytest.mark.parametrize("rest", ["", "+compile(blocks=repeated)", "+cuda_graph"])
+def test_a_step_waits_for_no_gpu(rest: str) -> None:
+    with vivace.apply(even_flux(), f"parallel(ulysses){rest}") as shared:
+        draw(shared, **SMALL)
+        inner = shared.pipe.transformer.forward
+        calls = 0
+
+        def strict(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            before = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+
+        shared.pipe.transformer.forward = strict
+        draw(shared, **SMALL)
+        assert calls == 6
+
+
+def test_flux_takes_pytorchs_own_choice_of_a_kernel() -> None:
+    """Which in half precision is a fused one, on the packed tensors as on contiguous ones."""
+    with vivace.apply(even_flux(), "parallel(ulysses)") as shared:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+            shared(PROMPT, num_inference_steps=2, output_type="latent", **SMALL)
+        ran = {event.key for event in found.key_averages()}
+        assert shared.evidence()["messages_an_attention"] == 2
+    assert ran & {
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_scaled_dot_product_flash_attention",
+    }, ran
 
 
 def test_uneven_heads_are_padded() -> None:
@@ -86,8 +159,8 @@ def test_attention_kernels_hold_for_ulysses_and_are_refused_for_a_ring() -> None
         assert shared.evidence()["forwards_shared"] == 6
     with pytest.raises(Unsupported, match="take ulysses"):
         vivace.apply(even_flux(), "parallel(ring)+attention(cudnn)")
-    with pytest.raises(Unsupported, match="CUDA graph"):
-        vivace.apply(even_flux(), "parallel(ulysses)+cuda_graph")
+    with pytest.raises(Unsupported, match="cuda_graph behind it"):
+        vivace.apply(even_flux(), "parallel(ulysses)+compile(mode=reduce-overhead)")
     with pytest.raises(Unsupported, match="bf16 and fp16"):
         vivace.apply(even_flux(), "fp32+parallel(ring)")
 

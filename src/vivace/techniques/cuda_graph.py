@@ -28,6 +28,7 @@ from vivace.spec.technique import Component, Effect, Stage, Target, Technique, k
 
 Record = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 """Given work without arguments: a function that repeats it, and the outputs which that function writes anew."""
+RECORDED = "_vivace_recorded"
 _WARMUPS = (
     2  # in their first runs libraries choose algorithms and allocate workspaces, which must not be recorded
 )
@@ -74,6 +75,7 @@ class CudaGraph(Technique):
 
         forward.replays_graphs = True  # type: ignore[attr-defined]
         denoiser.forward = forward
+        setattr(denoiser, RECORDED, replayed)  # for who must agree with other processes on what is recorded
 
         def refuted(_: dict[str, Any]) -> str | None:
             if replayed.num_recorded > 1 and replayed.num_replays == replayed.num_recorded:
@@ -112,6 +114,7 @@ class Replayed:
 
     Attributes:
         num_recorded, num_replays: since it was made. The call that records replays once as well.
+        graphs: those that are kept, the latest used last.
 
     Raises:
         Unsupported: when called, if the work cannot be recorded.
@@ -124,27 +127,38 @@ class Replayed:
         self._device = device
         self._record = record
         self._max_graphs = max_graphs
-        self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+        self.graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         import torch
         from torch.utils._pytree import tree_flatten, tree_unflatten
 
         leaves, structure = tree_flatten((args, kwargs))
-        # Buffers that are made in inference mode cannot be written outside of it.
-        key = (structure, tuple(_kind(leaf) for leaf in leaves), torch.is_inference_mode_enabled())
-        graph = self._graphs.get(key)
+        key = _key(leaves, structure)
+        graph = self.graphs.get(key)
         if graph is None:
-            while len(self._graphs) >= self._max_graphs:
-                self._graphs.popitem(last=False)
-            graph = self._graphs[key] = self._make(leaves, structure)
-        self._graphs.move_to_end(key)
+            while len(self.graphs) >= self._max_graphs:
+                self.graphs.popitem(last=False)
+            graph = self.graphs[key] = self._make(leaves, structure)
+        self.graphs.move_to_end(key)
         for buffer, tensor in zip(graph.inputs, _tensors(leaves), strict=True):
             buffer.copy_(tensor)
         graph.replay()
         self.num_replays += 1
         outputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in graph.outputs]
         return tree_unflatten(outputs, graph.structure)
+
+    def has(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call with these arguments would replay what was recorded before."""
+        from torch.utils._pytree import tree_flatten
+
+        return _key(*tree_flatten((args, kwargs))) in self.graphs
+
+    def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let the next call with these arguments record anew."""
+        from torch.utils._pytree import tree_flatten
+
+        self.graphs.pop(_key(*tree_flatten((args, kwargs))), None)
 
     def _make(self, leaves: list[Any], structure: Any) -> _Graph:
         import torch
@@ -170,6 +184,14 @@ def _tensors(leaves: list[Any]) -> list[Any]:
     import torch
 
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _key(leaves: list[Any], structure: Any) -> Hashable:
+    """What must be equal for a graph to be used again."""
+    import torch
+
+    # Buffers that are made in inference mode cannot be written outside of it.
+    return structure, tuple(_kind(leaf) for leaf in leaves), torch.is_inference_mode_enabled()
 
 
 def _kind(leaf: Any) -> Hashable:
@@ -206,7 +228,7 @@ def _cuda_recorder() -> Record:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode=_strictness()):
                 outputs = work()
         except torch.OutOfMemoryError:
             _end_recording_of_noise()
@@ -218,6 +240,14 @@ def _cuda_recorder() -> Record:
         return graph.replay, outputs
 
     return record
+
+
+def _strictness() -> str:
+    """Of a recording. In a group of processes other threads go on meanwhile, such as the one that watches NCCL's
+    messages: what they ask of CUDA concerns earlier work, and is no fault of the recording."""
+    import torch.distributed as dist
+
+    return "thread_local" if dist.is_available() and dist.is_initialized() else "global"
 
 
 def _end_recording_of_noise() -> None:

@@ -4,18 +4,22 @@ Why: nearly all of a picture's time is the denoiser's. `guidance` splits the row
     guidance one GPU computes the conditional and one the unconditional branch, which then meet once a step. `ulysses`
     and `ring` split a transformer's tokens. Each GPU runs all layers on its own tokens; in attention, ulysses exchanges
     tokens for heads (each GPU has all tokens of some heads), ring hands all keys and values to everybody.
+    With several GPUs at a step, launching it is what takes long: `compile` and `cuda_graph` count for more than on one.
 Costs: the whole denoiser's memory on every GPU. What is not the denoiser (text encoders, VAE, scheduler) runs on the
     first GPU alone, while the others wait. The other processes start and compile in the first call's time.
 Needs: GPUs that the process sees, NVLink between them for ulysses and ring. `guidance`: a forward of two rows or more,
     as UNets with guidance have; where it has one (guidance off, or cut off), the first GPU computes alone. `ulysses`
     and `ring`: a transformer that diffusers can split (`_cp_plan`), tokens and for ulysses heads that divide evenly.
-Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509; Liu et al., Ring Attention, arXiv 2310.01889; both as in
-    diffusers' ContextParallelConfig. The branches of guidance on two GPUs: Fang et al., xDiT, arXiv 2411.01738.
+Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509, for FLUX our own, with two messages an attention where
+    diffusers has four; Liu et al., Ring Attention, arXiv 2310.01889, and other models' ulysses, as in diffusers'
+    ContextParallelConfig. The branches of guidance on two GPUs: Fang et al., xDiT, arXiv 2411.01738.
 
 One ordinary call, in a script, a notebook or a server: the other processes are started from it, and end with the
 session or with its process (docs/adr/0006). The denoiser as it is at this point of the recipe, quantised or not, goes
-to the other GPUs; what comes later (caches, compile, kernels) each process does to its own copy. On a CPU the same
-works between processes, which is of use for tests alone.
+to the other GPUs; what comes later (caches, compile, kernels) each process does to its own copy. `cuda_graph` records
+attention's messages with the rest, at the same call on every GPU; graphs that torch.compile records by itself
+(reduce-overhead) are refused for tokens, since each process would decide alone when. On a CPU the same works between
+processes, which is of use for tests alone.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
-from vivace.techniques.sharing import MARK, Shared, attentions_of, can_pad, num_heads
+from vivace.techniques.sharing import MARK, Shared
+from vivace.techniques.split_tokens import attentions_of, can_pad, num_heads
 from vivace.techniques.step_cache import has_step_cache
 
 
@@ -100,6 +105,17 @@ class Parallel(Technique):
             return (
                 f"{heads} attention heads on {self.gpus} GPUs take messages whose sizes are known as they arrive, "
                 "which torch.compile cannot follow; take a number of GPUs that divides the heads, or do not compile"
+            )
+        if (
+            self.mode == "ulysses"
+            and heads is not None
+            and heads % self.gpus
+            and _has_slot(target, "recording")
+        ):
+            return (
+                f"{heads} attention heads on {self.gpus} GPUs take messages whose sizes are known as they arrive, "
+                "which a CUDA graph cannot hold; take a number of GPUs that divides the heads, or leave out the "
+                "recording"
             )
         if not attentions_of(denoiser):
             return f"{kind}'s attention is not computed by a processor that diffusers can share"

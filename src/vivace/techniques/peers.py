@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
@@ -70,6 +70,9 @@ class Peers:
         num: processes in all.
         device: "cuda", one GPU each, or "cpu".
 
+    Attributes:
+        before_leaving: called before this process leaves the group. They must not keep this object alive.
+
     Raises:
         Unsupported: this process belongs to a group already.
         WorkerError: one of them did not start.
@@ -92,7 +95,10 @@ class Peers:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._failure: str | None = None
         self._closing = threading.Event()
-        self._end = weakref.finalize(self, _end, self._processes, self._closing, self._folder, device)
+        self.before_leaving: list[Callable[[], Any]] = []
+        self._end = weakref.finalize(
+            self, _end, self._processes, self._closing, self._folder, device, self.before_leaving
+        )
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
         try:
             for rank in range(1, num):
@@ -247,6 +253,7 @@ def _end(
     closing: threading.Event,
     folder: tempfile.TemporaryDirectory[str],
     device: str,
+    before_leaving: list[Callable[[], Any]],
 ) -> None:
     """Close the pipes, upon which the processes end by themselves; kill those that do not. Then leave the group."""
     closing.set()
@@ -264,4 +271,6 @@ def _end(
         assert process.stdout is not None
         process.stdout.close()
     folder.cleanup()
+    for call in before_leaving:
+        call()
     _leave(device)

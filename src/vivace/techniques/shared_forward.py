@@ -56,6 +56,11 @@ def put_together(header: bytes, tensors: list[Any]) -> Any:
     return Unpickler(io.BytesIO(header)).load()
 
 
+def shapes_of(tensors: list[Any]) -> list[tuple[tuple[int, ...], Any]]:
+    """Shape and dtype of each."""
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+
+
 def num_bytes(shapes: list[tuple[tuple[int, ...], Any]]) -> int:
     """Of the buffer that holds tensors of these shapes and dtypes."""
     return sum(_room(math.prod(shape) * dtype.itemsize) for shape, dtype in shapes)
@@ -65,12 +70,9 @@ def pack(tensors: list[Any], device: Any) -> Any:
     """One buffer of bytes that holds the tensors one after the other."""
     import torch
 
-    buffer = torch.empty(
-        num_bytes([(tuple(t.shape), t.dtype) for t in tensors]), dtype=torch.uint8, device=device
-    )
-    for place, tensor in zip(
-        unpack(buffer, [(tuple(t.shape), t.dtype) for t in tensors]), tensors, strict=True
-    ):
+    shapes = shapes_of(tensors)
+    buffer = torch.empty(num_bytes(shapes), dtype=torch.uint8, device=device)
+    for place, tensor in zip(unpack(buffer, shapes), tensors, strict=True):
         place.copy_(tensor)
     return buffer
 

@@ -1,7 +1,11 @@
 """A denoiser's forward, shared among processes of one GPU each: both ends of it.
 
 `Shared` is the end of the process that draws, `Share` that of each of the others. Either the rows of the batch are
-split, or the tokens, in diffusers' own way ("ulysses", "ring"), where each process is given all arguments.
+split, or the tokens ("ulysses", "ring"), where each process is given all arguments.
+
+A CUDA graph of a forward whose tokens are split holds messages, so all record at the same call and replay at the same
+call. The process that draws tells the others which it is, and gives its own forward what they are given: the same views
+of the same buffer, so that all know the arguments by the same shapes and strides.
 """
 
 from __future__ import annotations
@@ -9,10 +13,11 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from vivace.errors import Unsupported
 from vivace.techniques.copied_module import pack_module, unpack_module
+from vivace.techniques.cuda_graph import RECORDED
 from vivace.techniques.peers import Peers
 from vivace.techniques.shared_forward import (
     num_bytes,
@@ -20,13 +25,14 @@ from vivace.techniques.shared_forward import (
     put_together,
     rows_of,
     shapes_in,
+    shapes_of,
     shares,
     take_apart,
     unpack,
 )
+from vivace.techniques.split_tokens import Mode, needs_diffusers, refuse_uneven, split_tokens
 from vivace.techniques.step_cache import latents_of
 
-Mode = Literal["guidance", "ulysses", "ring"]
 _AGAIN = b""  # in the place of a header: the same as before
 MARK = "_vivace_shared"
 
@@ -53,6 +59,8 @@ class Shared:
         self._device = device
         self._denoiser = denoiser
         self._last: dict[int, bytes] = {}
+        self._graphs: Any = None
+        self.messages: int | None = None
         try:
             pickled, storages = pack_module(denoiser, device)
         except (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError) as error:
@@ -60,15 +68,17 @@ class Shared:
                 f"parallel: the denoiser cannot be copied to other GPUs as it is ({str(error).splitlines()[0]}); "
                 "leave out what was hung into it before, or apply the recipe to a pipeline that was just loaded"
             ) from error
+        by_diffusers = needs_diffusers(denoiser, mode, num)
         self.peers = Peers(num, device)
         try:
             for rank in range(1, num):
-                self.peers.say(rank, given | {"mode": mode, "denoiser": pickled})
+                told = {"mode": mode, "denoiser": pickled, "by_diffusers": by_diffusers}
+                self.peers.say(rank, given | told)
             with self.peers.explained():
                 for storage in storages:
                     dist.broadcast(storage, 0)
                 if mode != "guidance":
-                    split_tokens(denoiser, mode, num, device)
+                    self.messages = split_tokens(denoiser, mode, num, device, by_diffusers)
             for rank in range(1, num):
                 self.peers.hear(rank)  # "taken": nothing later may change what they are still copying
         except BaseException:
@@ -80,10 +90,15 @@ class Shared:
         """Wrap the forward as it is now, and wait until the others have theirs."""
         forward = self._denoiser.forward
         if self._mode != "guidance" and getattr(forward, "replays_graphs", False):
-            raise Unsupported(
-                "parallel: a CUDA graph of the denoiser would hold what its attention says to other GPUs, which is not "
-                "known to work; leave out the recording, or share by guidance"
-            )
+            self._graphs = getattr(self._denoiser, RECORDED, None)
+            if self._graphs is None:
+                raise Unsupported(
+                    "parallel: a graph that torch.compile records holds what attention says to other GPUs, and each "
+                    "process would decide for itself when to record anew; take compile in its default mode, with "
+                    "cuda_graph behind it"
+                )
+            # NCCL waits for the end of every graph that holds its messages before it lets go of a communicator.
+            self.peers.before_leaving.append(self._graphs.graphs.clear)
         for rank in range(1, self.peers.num):
             self.peers.hear(rank)  # "applied"
         self._denoiser.forward = self._wrapped(forward)
@@ -107,6 +122,8 @@ class Shared:
             "forwards_alone": self.num_alone,
             "bytes_exchanged_a_forward": round(self.bytes_sent / self.num_shared) if self.num_shared else 0,
         }
+        if self.messages is not None:
+            found["messages_an_attention"] = self.messages
         for rank in range(1, self.peers.num):
             self.peers.say(rank, ("evidence",))
         for rank in range(1, self.peers.num):
@@ -134,9 +151,13 @@ class Shared:
         import torch.distributed as dist
 
         header, tensors = take_apart((args, kwargs), self._device)
-        for rank in range(1, self.peers.num):
-            self._tell(rank, header)
         buffer = pack(tensors, self._denoiser.device)
+        records = False
+        if self._graphs is not None:
+            args, kwargs = put_together(header, unpack(buffer, shapes_of(tensors)))
+            records = not self._graphs.has(args, kwargs)
+        for rank in range(1, self.peers.num):
+            self._tell(rank, header, records)
         dist.broadcast(buffer, 0)
         self._count(buffer.numel() * (self.peers.num - 1))
         return forward(*args, **kwargs)
@@ -174,10 +195,10 @@ class Shared:
         self._count(sent)
         return put_together(header, [torch.cat(pieces) for pieces in zip(*parts, strict=True)])
 
-    def _tell(self, rank: int, header: bytes) -> None:
+    def _tell(self, rank: int, header: bytes, records: bool = False) -> None:
         again = self._last.get(rank) == header
         self._last[rank] = header
-        self.peers.say(rank, ("forward", _AGAIN if again else header))
+        self.peers.say(rank, ("forward", _AGAIN if again else header, records))
 
     def _count(self, sent: int) -> None:
         self.num_shared += 1
@@ -188,8 +209,9 @@ class Share:
     """The denoiser of one of the other processes.
 
     Args:
-        given: "denoiser" (see `pack_module`), "mode", "pipeline" (its class), "attribute" ("unet" or "transformer"),
-            "scheduler" (class and configuration), "recipe" (what comes later), "defaults", "has_random_weights".
+        given: "denoiser" (see `pack_module`), "mode", "by_diffusers" (see `split_tokens`), "pipeline" (its class),
+            "attribute" ("unet" or "transformer"), "scheduler" (class and configuration), "recipe" (what comes later),
+            "defaults", "has_random_weights".
     """
 
     def __init__(self, rank: int, num: int, device: str, given: dict[str, Any]) -> None:
@@ -197,6 +219,7 @@ class Share:
         self.given = given
         self._rank, self._num = rank, num
         self._header = b""
+        self._shapes: list[tuple[tuple[int, ...], Any]] = []
         self._denoiser, self._storages = unpack_module(given["denoiser"], device)
         self.pipe = _pipeline_of(self._denoiser, given)
         self._num_forwards = 0
@@ -208,7 +231,9 @@ class Share:
         for storage in self._storages:
             dist.broadcast(storage, 0)
         if self.given["mode"] != "guidance":
-            split_tokens(self._denoiser, self.given["mode"], self._num, self.device)
+            split_tokens(
+                self._denoiser, self.given["mode"], self._num, self.device, self.given["by_diffusers"]
+            )
 
     def serve(self, message: tuple[Any, ...]) -> dict[str, Any] | None:
         """Do what a message asks; an answer, where it wants one."""
@@ -216,19 +241,37 @@ class Share:
         import torch.distributed as dist
 
         if message[0] == "evidence":
-            return {"peak_bytes": _peak_bytes(self.device), "forwards": self._num_forwards}
-        self._header = message[1] or self._header
-        shapes = shapes_in(self._header)
-        buffer = torch.empty(num_bytes(shapes), dtype=torch.uint8, device=self._denoiser.device)
+            found = {"peak_bytes": _peak_bytes(self.device), "forwards": self._num_forwards}
+            if (graphs := getattr(self._denoiser, RECORDED, None)) is not None:
+                found["cuda_graphs_recorded"] = graphs.num_recorded
+            return found
+        if message[1] != _AGAIN:
+            self._header = message[1]
+            self._shapes = shapes_in(self._header)
+        buffer = torch.empty(num_bytes(self._shapes), dtype=torch.uint8, device=self._denoiser.device)
         by_rows = self.given["mode"] == "guidance"
         dist.recv(buffer, 0) if by_rows else dist.broadcast(buffer, 0)
-        args, kwargs = put_together(self._header, unpack(buffer, shapes))
+        args, kwargs = put_together(self._header, unpack(buffer, self._shapes))
+        if not by_rows and (graphs := getattr(self._denoiser, RECORDED, None)) is not None:
+            _agree(graphs, message[2], args, kwargs)
         # Not the module itself: what decides in front of the forward has decided in the process that draws.
         output = self._denoiser.forward(*args, **kwargs)
         self._num_forwards += 1
         if by_rows:
             dist.send(pack(take_apart(output, self.device)[1], self._denoiser.device), 0)
         return None
+
+
+def _agree(graphs: Any, records: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Let this process record, or replay, as the one that draws does.
+
+    Raises:
+        RuntimeError: it would replay what this process never recorded.
+    """
+    if records:
+        graphs.forget(args, kwargs)
+    elif not graphs.has(args, kwargs):
+        raise RuntimeError("a CUDA graph was to be replayed that this process has not recorded")
 
 
 def _pipeline_of(denoiser: Any, given: dict[str, Any]) -> Any:
@@ -249,85 +292,3 @@ def _peak_bytes(device: str) -> int:
         torch.cuda.synchronize()
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def split_tokens(denoiser: Any, mode: Mode, num: int, device: str) -> None:
-    """Let each process of the group compute its own share of the tokens, in diffusers' own way.
-
-    All of them call this at the same time.
-    """
-    import warnings
-
-    import torch
-    from diffusers import ContextParallelConfig
-    from diffusers.models.attention_dispatch import AttentionBackendName
-    from torch.distributed.device_mesh import init_device_mesh
-
-    # diffusers calls a function by its old name, in each forward.
-    warnings.filterwarnings("ignore", ".*all_gather_tensor` is deprecated", FutureWarning)
-    degrees: dict[str, Any] = {"ulysses_degree": num} if mode == "ulysses" else {"ring_degree": num}
-    if mode == "ulysses" and (num_heads(denoiser) or num) % num:
-        degrees["ulysses_anything"] = True  # pads the heads, at the price of more messages
-    shape = (1, num) if mode == "ulysses" else (num, 1)
-    config = ContextParallelConfig(
-        **degrees, mesh=init_device_mesh(device, shape, mesh_dim_names=("ring", "ulysses"))
-    )
-    if mode == "ring":
-        # PyTorch's own choice of a kernel tells no log-sum-exp, by which a ring adds its parts up.
-        least = torch.cuda.get_device_capability() >= (9, 0)
-        kernel = AttentionBackendName._NATIVE_CUDNN if least else AttentionBackendName._NATIVE_FLASH
-        for processor in attentions_of(denoiser):
-            processor._attention_backend = kernel
-    if device == "cuda":
-        denoiser.enable_parallelism(config=config)
-        return
-    # diffusers looks for an accelerator's number; the rest of what it does holds for a CPU as well.
-    from diffusers import ParallelConfig
-    from diffusers.hooks.context_parallel import apply_context_parallel
-
-    whole = ParallelConfig(context_parallel_config=config)
-    whole.setup(torch.distributed.get_rank(), num, torch.device(device), mesh=config.mesh)
-    denoiser._parallel_config = whole
-    for processor in attentions_of(denoiser):
-        processor._parallel_config = whole
-    apply_context_parallel(denoiser, config, denoiser._cp_plan)
-
-
-def attentions_of(denoiser: Any) -> list[Any]:
-    """The processors of the attentions that diffusers can share."""
-    found = [getattr(module, "processor", None) for module in denoiser.modules()]
-    return [processor for processor in found if hasattr(processor, "_parallel_config")]
-
-
-def num_heads(denoiser: Any) -> int | None:
-    """Attention heads of a transformer, None where its configuration does not tell."""
-    heads = getattr(denoiser.config, "num_attention_heads", None)
-    return heads if isinstance(heads, int) else None
-
-
-def can_pad(heads: int, num: int) -> bool:
-    """Whether diffusers can fill the heads up to a multiple of `num`: only the last share may have empty ones."""
-    missing = -heads % num
-    return missing < (heads + missing) // num
-
-
-def refuse_uneven(denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any], num: int) -> None:
-    """
-    Raises:
-        Unsupported: tokens that `num` processes cannot have equal shares of.
-    """
-    import inspect
-
-    if denoiser._parallel_config.context_parallel_config.ulysses_anything:
-        return
-    names = list(inspect.signature(type(denoiser).forward).parameters)[1:]
-    known = dict(zip(names, args, strict=False)) | kwargs
-    for name, how in (denoiser._cp_plan.get("") or {}).items():
-        tensor, dim = known.get(name), getattr(how, "split_dim", None)
-        if tensor is None or dim is None or tensor.ndim <= dim:
-            continue
-        if tensor.shape[dim] % num:
-            raise Unsupported(
-                f"parallel: {name} has {tensor.shape[dim]} tokens, of which {num} GPUs cannot have equal shares; "
-                f"choose a size or a number of GPUs that divides them, e.g. a multiple of {16 * num} px"
-            )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import vivace
 from tests import families
@@ -25,7 +28,8 @@ from vivace.models import find_model, load_pipeline
 from vivace.runtime.script import write_script
 from vivace.spec.record import Outcome
 from vivace.spec.technique import Machine, Target
-from vivace.techniques import TECHNIQUES
+from vivace.techniques import TECHNIQUES, cuda_graph
+from vivace.techniques.cuda_graph import Replayed
 from vivace.techniques.parallel import Parallel
 from vivace.techniques.resolve import resolve
 from vivace.techniques.shared_forward import (
@@ -38,8 +42,12 @@ from vivace.techniques.shared_forward import (
     take_apart,
     unpack,
 )
+from vivace.techniques.sharing import _agree
+from vivace.techniques.split_tokens import needs_diffusers
+from vivace.techniques.ulysses import UlyssesFluxProcessor
 
 SAME_DB = 40.0
+VERY_SAME_DB = 100.0
 RECIPES = {"sd": "parallel(guidance)", "flux": "parallel(ulysses)"}
 
 
@@ -161,6 +169,144 @@ def test_even_heads_compile_and_uneven_tokens_are_refused() -> None:
         with pytest.raises(Unsupported, match="31 tokens, of which 2 GPUs"):
             families.draw(shared, max_sequence_length=31)
         assert psnr(families.draw(shared), expected) > SAME_DB, "nothing was sent, so it goes on"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "call"),
+    [
+        ("parallel(ulysses)", {}),
+        ("parallel(ulysses, gpus=4)", {"height": 128, "width": 64}),
+        ("parallel(ulysses)", {"prompt": ["a red circle", "a blue star", "a green square"]}),
+        ("parallel(ulysses)+attention(math)", {}),
+        ("fuse_qkv+parallel(ulysses)", {"num_images_per_prompt": 2}),
+        ("quantize(int8)+parallel(ulysses)+compile(backend=aot_eager)", {}),
+        ("parallel(ulysses)+compile(blocks=repeated, backend=eager)", {"prompt": ["a red circle", "a star"]}),
+    ],
+)
+def test_even_heads_of_flux_draw_the_very_same_picture(recipe: str, call: dict[str, Any]) -> None:
+    alone = "+".join(part for part in recipe.split("+") if part.startswith(("quantize", "fuse")))
+    expected = families.draw(vivace.apply(even_flux(), alone or "baseline"), **call)
+    with vivace.apply(even_flux(), recipe) as shared:
+        assert psnr(families.draw(shared, **call), expected) > VERY_SAME_DB
+        evidence = shared.evidence()
+        assert evidence["messages_an_attention"] == 2
+        assert evidence.get("graph_breaks", 0) == 0
+
+
+class Operators(TorchDispatchMode):
+    """Counts what runs, and keeps what attention is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num: Counter[str] = Counter()
+        self.attended: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name()
+        self.num[name] += 1
+        if "scaled_dot_product" in name:
+            self.attended.append(args[:3])
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_attention_takes_two_messages_and_no_copy_behind_the_first() -> None:
+    with vivace.apply(even_flux(), "parallel(ulysses)") as shared, Operators() as seen:
+        shared("a red circle", height=64, width=64, num_inference_steps=1, output_type="latent")
+    attentions = 2
+    assert seen.num["_c10d_functional::all_to_all_single"] == 2 * attentions
+    assert seen.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
+    query, key, value = seen.attended[-1]
+    assert len({x.untyped_storage().data_ptr() for x in (query, key, value)}) == 1
+    assert query.shape[1] == 2, "half of the heads"
+    assert query.stride()[1:] == (query.shape[3], 3 * query.shape[1] * query.shape[3], 1), (
+        "packed as fused layers do"
+    )
+
+
+def test_a_kernel_chosen_in_diffusers_own_way_stays_chosen() -> None:
+    transformer = even_flux().transformer
+    assert not needs_diffusers(transformer, "ulysses", 2)
+    assert needs_diffusers(transformer, "ulysses", 3), "four heads"
+    assert needs_diffusers(transformer, "ring", 2)
+    try:
+        transformer.set_attention_backend("_native_math")  # for all models of this process, and of no other
+        assert needs_diffusers(transformer, "ulysses", 2)
+        assert needs_diffusers(even_flux().transformer, "ulysses", 2)
+    finally:
+        _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)
+
+
+def test_a_mask_is_refused() -> None:
+    attention = even_flux().transformer.transformer_blocks[0].attn
+    with pytest.raises(ValueError, match="without a mask"):
+        UlyssesFluxProcessor(2, "0")(attention, torch.zeros(1, 4, 8), attention_mask=torch.ones(1, 4))
+
+
+_RECORDS_ON_A_CPU = """
+import torch
+from torch.utils._pytree import tree_leaves
+from vivace.techniques import cuda_graph
+
+def record(work):
+    outputs = work()
+    kept = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+
+    def replay():
+        fresh = [leaf for leaf in tree_leaves(work()) if isinstance(leaf, torch.Tensor)]
+        for old, new in zip(kept, fresh):
+            old.copy_(new)
+
+    return replay, outputs
+
+cuda_graph.CudaGraph.unsupported = lambda self, target: None
+cuda_graph._cuda_recorder = lambda: record
+"""
+
+
+def test_all_record_and_replay_at_the_same_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a recorder that runs on a CPU, here and in the other process, which executes this when it starts."""
+    (tmp_path / "sitecustomize.py").write_text(_RECORDS_ON_A_CPU)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    monkeypatch.setattr(cuda_graph, "_cuda_recorder", cuda_graph._cuda_recorder)
+    monkeypatch.setattr(cuda_graph.CudaGraph, "unsupported", cuda_graph.CudaGraph.unsupported)
+    exec(_RECORDS_ON_A_CPU, {})  # noqa: S102
+    larger = {"height": 128, "width": 64}
+    alone = vivace.apply(even_flux())
+    expected, expected_larger = families.draw(alone), families.draw(alone, **larger)
+    with vivace.apply(even_flux(), "parallel(ulysses)+cuda_graph(max_graphs=1)") as shared:
+        graphs = getattr(shared.pipe.transformer, cuda_graph.RECORDED).graphs
+        assert psnr(families.draw(shared), expected) > VERY_SAME_DB
+        assert psnr(families.draw(shared, **larger), expected_larger) > VERY_SAME_DB, "another graph"
+        graphs.clear()  # this process alone
+        assert psnr(families.draw(shared, **larger), expected_larger) > VERY_SAME_DB, "both record anew"
+        assert psnr(families.draw(shared), expected) > VERY_SAME_DB
+        evidence = shared.evidence()
+        assert evidence["cuda_graphs_recorded"] == 4
+        assert evidence["peer_1.cuda_graphs_recorded"] == 4
+        assert evidence["peer_1.forwards"] == evidence["forwards_shared"] == evidence["cuda_graph_replays"]
+        assert len(graphs) == 1
+    assert not graphs, "NCCL would wait for their end for ever"
+
+
+def test_a_graph_that_one_process_lacks_is_no_silence() -> None:
+    graphs = Replayed(lambda x: x, torch.device("cpu"), lambda work: (lambda: None, work()), 4)
+    with pytest.raises(RuntimeError, match="not recorded"):
+        _agree(graphs, False, (torch.ones(2),), {})
+    graphs(torch.ones(2))
+    _agree(graphs, False, (torch.zeros(2),), {})
+    assert graphs.has((torch.ones(2),), {})
+    _agree(graphs, True, (torch.ones(2),), {})
+    assert not graphs.has((torch.ones(2),), {})
+
+
+def test_graphs_that_each_process_records_by_itself_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with families.session("sd", "parallel(guidance)") as shared:
+        (effect,) = [effect for label, effect in shared._applied if label.startswith("parallel")]
+        end = effect.finish.__self__
+        end._mode = "ulysses"
+        shared.pipe.unet.forward.replays_graphs = True
+        with pytest.raises(Unsupported, match="cuda_graph behind it"):
+            end.finish()
 
 
 def test_a_killed_process_is_told_at_once_and_the_others_end() -> None:
