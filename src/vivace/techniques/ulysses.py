@@ -156,8 +156,10 @@ class UlyssesFluxProcessor:
             for each in (query, key, value)
         ]
         sent = torch.stack(parts, dim=3)
-        arrived = self._exchange(sent).flatten(0, 1)
-        query, key, value = (each.permute(1, 2, 0, 3) for each in arrived.unbind(2))
+        arrived = self._exchange(sent).flatten(0, 1)  # tokens, batch, ...
+        # The one row of a batch viewed as such has the strides by which kernels know three packed in one.
+        rows = arrived.view(1, -1, *arrived.shape[2:]) if arrived.shape[1] == 1 else arrived.transpose(0, 1)
+        query, key, value = (each.transpose(1, 2) for each in rows.unbind(2))
         return query, key, value
 
     def _all_heads(self, out: Any) -> Any:
