@@ -1,9 +1,9 @@
 """Weights of four bits, two a byte, which are widened in front of each product.
 
-PyTorch's own int4 product (tinygemm) is made for a handful of rows, such as a language model's next token: with the
-4,608 tokens of FLUX.1 [dev] it took twelve times as long as bf16 (docs/techniques-measured.md, int4 as of November
-2026), it pads inputs to 1024, and it knows bf16 alone. For as many rows as pictures have, widening costs one pass over
-the weights, small beside the product, which then is the library's in full precision.
+PyTorch's own int4 product (tinygemm) is made for a handful of rows, such as a language model's next token. With the
+4,608 tokens of FLUX.1 [dev] it took eleven times as long as bf16 (results/int4-tinygemm-flux-dev.json, of torchao's
+Int4WeightOnlyConfig); it pads inputs to 1024, and knows bf16 alone. For as many rows as pictures have, widening costs
+one pass over the weights, small beside the product, which then is the library's in full precision.
 """
 
 from __future__ import annotations
