@@ -13,7 +13,8 @@ Source: PyTorch, "Accelerating PyTorch with CUDA Graphs"; CUDA C++ Programming G
 A replay reads and writes the same memory each time. Inputs are therefore copied into buffers of the graph's own, and
 callers get copies of its outputs: schedulers keep earlier ones. Tensors of another shape, dtype or layout, other
 structure of arguments, or another value of anything that is not a tensor make another graph; of those the latest used
-are kept. Guidance that ends halfway (`cfg_cutoff`) therefore takes two.
+are kept. Guidance that ends halfway (`cfg_cutoff`) therefore takes two. With `parallel` each GPU has its own, with its
+messages to the others.
 """
 
 from __future__ import annotations

@@ -299,7 +299,7 @@ def test_a_graph_that_one_process_lacks_is_no_silence() -> None:
     assert not graphs.has((torch.ones(2),), {})
 
 
-def test_graphs_that_each_process_records_by_itself_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_that_each_process_records_by_itself_are_refused() -> None:
     with families.session("sd", "parallel(guidance)") as shared:
         (effect,) = [effect for label, effect in shared._applied if label.startswith("parallel")]
         end = effect.finish.__self__
