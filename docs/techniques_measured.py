@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +76,118 @@ def page(note: str, results: Path) -> str:
         "graphs in the compiler's cache; *compiling*: the first call of a process that found none, while others "
         "compiled beside it.\n",
     ]
+    lines += _claims(
+        {name: lines_of(name, read_records(results / record_file(name).name)) for name in FAMILIES}
+    )
     for name in FAMILIES:
         records = read_records(results / record_file(name).name)
         if records:
             lines += _family(name, records, read_records(results / first_calls_file(record_file(name)).name))
     return "\n".join(lines).rstrip() + "\n"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a study published, and the rows here that speak of it.
+
+    models: where it was said of, or may be asked of as well.
+    at_least, at_most: of each row's speed-up, for the study to be right here.
+    beats: a recipe that each row must be faster than, for the same.
+    why: of what is seen here.
+    """
+
+    says: str
+    models: tuple[str, ...]
+    recipes: tuple[str, ...]
+    why: str
+    at_least: float = 0.0
+    at_most: float = math.inf
+    beats: str | None = None
+
+    def holds(self, line: Line, others: Sequence[Line]) -> bool:
+        """
+        Args:
+            others: of the same model.
+        """
+        assert line.speedup is not None
+        least = max(
+            (o.speedup.point for o in others if o.row.recipe == self.beats and o.speedup), default=0.0
+        )
+        return self.at_least <= line.speedup.point <= self.at_most and line.speedup.point > least
+
+
+CLAIMS = (
+    Claim(
+        "8-bit weights without compiling are slower than none (FLUX.1 [dev] on an H100: 12.20 s, of 10.32 s)",
+        FAMILIES,
+        ("quantize(int8)",),
+        "the weights are widened in a pass of their own in front of each product, and nothing fuses the two",
+        at_most=0.95,
+    ),
+    Claim(
+        "8-bit weights and compiling are faster than compiling alone (FLUX.1 [dev] on an H100: 5.46 s, of 6.93 s)",
+        ("flux-dev",),
+        ("quantize(int8)+compile",),
+        "compiled, widening is fused, so that what is left is reading half of the bytes",
+        beats="compile",
+    ),
+    Claim(
+        "fp8 with scales chosen once is twice as fast as fp16 on FLUX.1 [dev] (4.75 s, of 9.45 s, on a Blackwell)",
+        ("flux-dev",),
+        ("quantize(fp8_static)", "quantize(fp8_static)+compile"),
+        "torchao's product, uncompiled, scales, clamps and casts its inputs in passes of their own",
+        at_least=1.8,
+    ),
+    Claim(
+        "every quantiser is slower than fp16 on SDXL",
+        ("sdxl",),
+        tuple(
+            f"quantize({scheme})"
+            for scheme in ("int8", "int8_dynamic", "fp8_weight", "fp8_static", "nf4", "int4")
+        ),
+        "convolutions stay as they are, and the kernels that widen and scale come on top of a step that waits for the "
+        "CPU to launch its kernels",
+        at_most=0.95,
+    ),
+    Claim(
+        "torchao's fp8 without compiling is no faster on FLUX.1 [dev] (7.28 s, of 7.23 s, on an H100)",
+        ("flux-dev",),
+        ("quantize(fp8)", "quantize(fp8_weight)"),
+        "what the products gain, scaling the inputs anew takes; weights alone in fp8 are widened in each call",
+        at_most=1.05,
+    ),
+)
+
+
+def _claims(measured: Mapping[str, Sequence[Line]]) -> list[str]:
+    """What the studies published beside what was measured here; nothing before there are rows."""
+    told = []
+    for claim in CLAIMS:
+        found = {
+            name: [line for recipe in claim.recipes for line in measured[name] if line.row.recipe == recipe]
+            for name in claim.models
+        }
+        known = [line for lines in found.values() for line in lines if line.speedup is not None]
+        if not known:
+            continue
+        holds = [
+            claim.holds(line, measured[name])
+            for name, lines in found.items()
+            for line in lines
+            if line.speedup
+        ]
+        seen = "; ".join(
+            f"{name}: {', '.join(f'`{line.row.recipe}` {ratio(line.speedup)}' for line in lines if line.speedup)}"
+            for name, lines in found.items()
+            if lines
+        )
+        judged = "agrees" if all(holds) else "does not agree" if not any(holds) else "agrees in part"
+        missing = [recipe for recipe in claim.recipes if not any(line.row.recipe == recipe for line in known)]
+        still = (
+            f" (still to be measured: {', '.join(f'`{recipe}`' for recipe in missing)})" if missing else ""
+        )
+        told.append(f"- *{claim.says}*: **{judged}**{still}. {seen}. Why: {claim.why}.")
+    return ["## What published studies found, and whether it is so here\n", *told, ""] if told else []
 
 
 def line_of(row: Row, baseline: Row, length: int) -> Line:

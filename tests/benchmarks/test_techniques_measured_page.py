@@ -92,3 +92,28 @@ def test_the_studys_configurations_stand_in_its_order_beside_what_it_published(r
     assert rows[1][-2:] == ["6.93 s", "1.49x"]
     assert rows[9][-2:] == ["5.30 s", "1.95x"]
     assert rows[9][2].startswith("10.00x")
+
+
+def test_what_studies_claim_is_held_against_the_rows(tmp_path: Path) -> None:
+    path = tmp_path / record_file("flux-dev").name
+
+    def judged(**seconds: float) -> dict[str, str]:
+        """The page's verdicts, by a word of each claim; a baseline takes 10 s."""
+        named = {"int8": "quantize(int8)", "both": "quantize(int8)+compile", "compiled": "compile"}
+        rows = [case("baseline", 28, round_of(10.0))]
+        rows += [case(named.get(name, f"quantize({name})"), 28, round_of(s)) for name, s in seconds.items()]
+        write_records(path, rows)
+        found = {}
+        for line in techniques_measured.page(NOTE, tmp_path).splitlines():
+            if line.startswith("- *"):
+                said, rest = line[3:].split("*: **", 1)
+                found[said.split()[0] + (" and" if "and compiling" in said else "")] = rest.split("**")[0]
+        return found
+
+    assert judged() == {}
+    assert judged(int8=12.0) == {"8-bit": "agrees"}
+    assert judged(int8=9.0) == {"8-bit": "does not agree"}
+    assert judged(compiled=6.0, both=5.0) == {"8-bit and": "agrees"}
+    assert judged(compiled=5.0, both=6.0) == {"8-bit and": "does not agree"}
+    assert judged(fp8_static=5.0) == {"fp8": "agrees"}
+    assert judged(fp8=9.0, fp8_weight=12.0) == {"torchao's": "agrees in part"}
