@@ -69,7 +69,7 @@ FLUX = (
     ("ring", "compile"),
     ("ring", "compile+cuda_graph"),
 )
-"""Modes, and what else the recipe says. What matters most comes first: a machine may be lent for minutes."""
+"""Modes, and what else the recipe says. What matters most comes first."""
 UNET = "compile"
 TARGETS = {2: 1.7, 4: 2.9}
 
