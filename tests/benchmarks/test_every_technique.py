@@ -58,7 +58,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_no_technique_of_the_same_picture_is_left_out() -> None:
     asked = {call.name for text in ALONE for call in resolve(text).techniques}
-    assert {t.name for t in TECHNIQUES.values() if t.same_picture} <= asked
+    # Several GPUs are benchmarks.several_gpus' to measure.
+    assert {t.name for t in TECHNIQUES.values() if t.same_picture} - {"parallel"} <= asked
     texts = [resolve(text).text for text in ALONE]
     assert len(set(texts)) == len(texts)
 

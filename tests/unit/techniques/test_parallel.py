@@ -523,7 +523,13 @@ def test_generate_interrupted_leaves_no_process_and_no_traceback(tmp_path: Path,
     command = [sys.executable, "-m", "vivace", "generate", "a red circle", "--model", "tiny-sd"]
     command += ["--recipe", "parallel(guidance)+steps(1000)", "--num-images", "50", "--out", str(tmp_path)]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        # Whatever runs the tests in the background ignores Ctrl-C, and hands that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + 60
@@ -537,6 +543,7 @@ def test_generate_interrupted_leaves_no_process_and_no_traceback(tmp_path: Path,
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     assert process.returncode == 130
     assert "Traceback" not in said
     assert _of_session(process.pid) == []
