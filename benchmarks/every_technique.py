@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -232,6 +232,19 @@ def read_records(path: Path) -> list[Record]:
         raise StoreError(f"{path} is no record of this script ({why}); give --record another file") from error
 
 
+def check_device(records: Iterable[Record], new: Record, path: Path) -> None:
+    """
+    Raises:
+        StoreError: the file is of another device: rows are compared with each other.
+    """
+    for old in records:
+        if old.environment.device_name != new.environment.device_name:
+            raise StoreError(
+                f"{path} was made on {old.environment.device_name}, and this is {new.environment.device_name}; give "
+                "--record another file"
+            )
+
+
 def add(records: Sequence[Record], new: Record, path: Path) -> list[Record]:
     """To the file as well. What was tried before and did not end well is replaced; baselines pile up, each for the rows
     after it.
@@ -239,12 +252,7 @@ def add(records: Sequence[Record], new: Record, path: Path) -> list[Record]:
     Raises:
         StoreError: the file is of another device: rows are compared with each other.
     """
-    for old in records[:1]:
-        if old.environment.device_name != new.environment.device_name:
-            raise StoreError(
-                f"{path} was made on {old.environment.device_name}, and this is {new.environment.device_name}; give "
-                f"--record another file"
-            )
+    check_device(records, new, path)
     kept = [old for old in records if _is_baseline(old) or key_of(old) != key_of(new)]
     found = [*kept, new]
     write_records(path, found)

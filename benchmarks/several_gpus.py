@@ -27,8 +27,8 @@ import click
 import vivace
 from benchmarks.command import run
 from benchmarks.every_model import line, read_records, write_records
+from benchmarks.every_technique import check_device, full_length, measure
 from vivace.benchmark import Plan, sweep
-from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import rows_of
@@ -141,19 +141,7 @@ def several_gpus(
                 click.echo(f"{limit_s:g} s are over; the same command goes on with {name} {recipe}", err=True)
                 return MEASURED_IN_PART
             before = time.monotonic()
-            (found,) = vivace.bench(
-                SYNTHETIC + name,
-                [recipe],
-                num_inference_steps=steps,
-                plan=plan,
-                device=device,
-                store=store,
-                rerun=True,
-                quality=False,
-                rivals=False,
-                progress=for_this_terminal(),
-                launcher=launcher,
-            )
+            found = measure(name, recipe, steps or full_length(name), plan, device, store, launcher)
             if found.outcome is not Outcome.MEASURED:
                 status = MEASURED_IN_PART
             if found.outcome is not Outcome.UNSUPPORTED:  # on a machine with more GPUs it would be measured
@@ -180,18 +168,13 @@ def _chosen(among: Sequence[Case], given: Sequence[str]) -> set[str]:
 
 
 def _say(text: str) -> None:
-    """At once, whoever reads: the machine may be taken away before the end."""
+    """At once, also where the output is a pipe."""
     click.echo(text)
     sys.stdout.flush()
 
 
 def _with(records: dict[Any, Record], new: Record, path: Path) -> dict[Any, Record]:
-    for old in records.values():
-        if old.environment.device_name != new.environment.device_name:
-            raise StoreError(
-                f"{path} was made on {old.environment.device_name}, and this is {new.environment.device_name}; give "
-                "--record another file"
-            )
+    check_device(records.values(), new, path)
     return records | {(new.trial.model.name, new.trial.recipe.text): new}
 
 

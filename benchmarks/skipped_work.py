@@ -33,6 +33,7 @@ from benchmarks.every_technique import (
     rows_with_baselines,
 )
 from vivace.benchmark import Plan, sweep
+from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.load import quiet
 from vivace.models.weightless import find_weightless
@@ -156,18 +157,18 @@ def count_operations(name: str, recipe: str) -> Operations:
     from vivace.measure.flops import count_flops, denoiser_inputs
 
     (call,) = resolve(recipe).techniques
-    batch = 1 if name.startswith("flux") or CATALOGUE[name].guidance_scale <= 1 else 2
+    entry, is_flux = CATALOGUE[name], name.startswith("flux")
+    batch = 1 if is_flux else 2  # guidance takes two rows
     pipe = find_weightless(name).build()
-    entry = CATALOGUE[name]
-    encoder = "text_encoder_2" if name.startswith("flux") else "text_encoder"
-    denoiser = pipe.transformer if name.startswith("flux") else pipe.unet
+    denoiser = pipe.transformer if is_flux else pipe.unet
+    text_length = ARCHITECTURES[name].text_lengths["text_encoder_2" if is_flux else "text_encoder"]
 
     def inputs(rows: int) -> dict[str, Any]:
         return denoiser_inputs(
             denoiser,
             height=entry.height,
             width=entry.width,
-            text_length=512 if encoder == "text_encoder_2" else 77,
+            text_length=text_length,
             batch=rows,
         )
 

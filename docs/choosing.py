@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import every_technique, skipped_work
+from benchmarks import every_technique, several_gpus, skipped_work
 from benchmarks.every_technique import full_length, key_of, read_records, rows_with_baselines
 from benchmarks.skipped_work import read_operations
 from docs.skipped_work import skipping_of
@@ -78,6 +78,9 @@ def page(note: str, results: Path) -> str:
         results: the folder of the records.
     """
     has_skipped = any((results / skipped_work.record_file(n).name).exists() for n in skipped_work.FAMILIES)
+    told = "no record of their speed is kept yet"
+    if (results / several_gpus.RECORD.name).exists():
+        told = "[what it gains](several-gpus.md)"
     lines = [
         note,
         "# Which one to use\n",
@@ -96,8 +99,8 @@ def page(note: str, results: Path) -> str:
         "makes each step cheaper works as it does on the model that they were made from, and decoding is a larger part "
         "of so short a call: `tiny_vae`.\n",
         "## Several GPUs\n",
-        "One picture sooner: `parallel(ulysses)` or `parallel(ring)` for a transformer, `parallel(guidance)` for a "
-        "UNet with guidance. More pictures an hour: a process for each GPU, without any of these.\n",
+        "To share one picture: `parallel(ulysses)` or `parallel(ring)` for a transformer, `parallel(guidance)` for a "
+        f"UNet with guidance ({told}). For more pictures an hour: a process for each GPU, without any of these.\n",
     ]
     return "\n".join(lines).rstrip() + "\n"
 

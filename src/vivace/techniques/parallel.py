@@ -4,7 +4,6 @@ Why: nearly all of a picture's time is the denoiser's. `guidance` splits the row
     guidance one GPU computes the conditional and one the unconditional branch, which then meet once a step. `ulysses`
     and `ring` split a transformer's tokens. Each GPU runs all layers on its own tokens; in attention, ulysses exchanges
     tokens for heads (each GPU has all tokens of some heads), ring hands all keys and values to everybody.
-    With several GPUs at a step, launching it is what takes long: `compile` and `cuda_graph` count for more than on one.
 Costs: the whole denoiser's memory on every GPU. What is not the denoiser (text encoders, VAE, scheduler) runs on the
     first GPU alone, while the others wait. The other processes start and compile in the first call's time.
 Needs: GPUs that the process sees, NVLink between them for ulysses and ring. `guidance`: a forward of two rows or more,
@@ -15,11 +14,11 @@ Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509, for FLUX our own, wi
     ContextParallelConfig. The branches of guidance on two GPUs: Fang et al., xDiT, arXiv 2411.01738.
 
 One ordinary call, in a script, a notebook or a server: the other processes are started from it, and end with the
-session or with its process (docs/adr/0006). The denoiser as it is at this point of the recipe, quantised or not, goes
-to the other GPUs; what comes later (caches, compile, kernels) each process does to its own copy. `cuda_graph` records
-attention's messages with the rest, at the same call on every GPU; graphs that torch.compile records by itself
-(reduce-overhead) are refused for tokens, since each process would decide alone when. On a CPU the same works between
-processes, which is of use for tests alone.
+session or with its process (docs/adr/0006). No record of its speed is kept yet. The denoiser as it is at this point of
+the recipe, quantised or not, goes to the other GPUs; what comes later (caches, compile, kernels) each process does to
+its own copy. `cuda_graph` records attention's messages with the rest, at the same call on every GPU (tested between two
+CPU processes, not on GPUs yet); graphs that torch.compile records by itself (reduce-overhead) are refused for tokens,
+since each process would decide alone when. On a CPU the same works between processes, which is of use for tests alone.
 """
 
 from __future__ import annotations

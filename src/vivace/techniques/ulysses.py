@@ -1,8 +1,8 @@
 """FLUX's tokens shared among processes, with two messages an attention.
 
-Why: between the messages nothing waits for the CPU. diffusers' own way sends four an attention (query, key, value,
-    output) and copies each tensor before and after; one that is sent takes tens of microseconds of the CPU, which is
-    what bounds FLUX's step once several GPUs share its work. Here query, key and value travel as one.
+Why: diffusers' own way sends four messages an attention (query, key, value, output) and copies each tensor before and
+    after; each is launched by the CPU, which may be what bounds FLUX's step once several GPUs share its work. Here
+    query, key and value travel as one.
 Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509.
 
 Every process has an equal part of the text's and of the image's tokens, and of both tables of rotary embeddings, from

@@ -107,8 +107,12 @@ def _measured(rounds: dict[int, Round]) -> list[int]:
     return [index for index, round_ in rounds.items() if round_.outcome is Outcome.MEASURED]
 
 
-def kill_benches(folder: Path, kills: int, seed: int) -> None:
-    """Kill the whole bench at random moments until it has come through; check the store after each kill."""
+def kill_benches(folder: Path, kills: int, seed: int) -> int:
+    """Kill the whole bench at random moments until it has come through; check the store after each kill.
+
+    Returns how many kills struck it at work.
+    """
+    struck = 0
     generator = random.Random(seed)
     store = folder / "s0"
     kept: dict[tuple[str, int], str] = {}
@@ -121,6 +125,7 @@ def kill_benches(folder: Path, kills: int, seed: int) -> None:
         while time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.02)
             workers = _children(process.pid) or workers
+        struck += process.poll() is None
         process.kill()
         process.wait()
         _, alive = psutil.wait_procs(workers, timeout=10)
@@ -142,6 +147,7 @@ def kill_benches(folder: Path, kills: int, seed: int) -> None:
     assert all(after[row] == text for row, text in kept.items()), (
         "the rerun continued, it did not begin again"
     )
+    return struck
 
 
 def _children(pid: int) -> list[psutil.Process]:
@@ -180,7 +186,7 @@ def test_a_worker_whose_parent_died_first_ends_by_itself() -> None:
 
 @pytest.mark.timeout(600)
 def test_killed_benches(tmp_path: Path) -> None:
-    kill_benches(tmp_path, kills=10, seed=2)
+    assert kill_benches(tmp_path, kills=10, seed=2) >= 3, "the kills must strike"
 
 
 @pytest.mark.soak
@@ -192,5 +198,8 @@ def test_killed_workers_soak(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_killed_benches_soak(tmp_path: Path) -> None:
-    kill_benches(tmp_path, kills=100, seed=4)
-    print("\n100 kills of the whole bench: nothing lost, nothing doubled, no process left behind")
+    struck = kill_benches(tmp_path, kills=100, seed=4)
+    assert struck >= 30, "the kills must strike"
+    print(
+        f"\n100 kills of the whole bench, {struck} at work: nothing lost, nothing doubled, no process left behind"
+    )
