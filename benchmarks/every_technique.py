@@ -76,6 +76,14 @@ ALONE = (
     "tiny_vae",
     "fp16",
     "bf16",
+    "attention(math)",
+    "offload(sequential)",
+    "tf32+fp32",
+    "fp32",
+)
+"""The slow ones last."""
+
+COMPILED = (
     "compile",
     "compile(blocks=repeated)",
     "compile(dynamic=True)",
@@ -88,12 +96,8 @@ ALONE = (
     "fp8_static+compile",
     "nf4+compile",
     "int4+compile",
-    "attention(math)",
-    "offload(sequential)",
-    "tf32+fp32",
-    "fp32",
 )
-"""Everything alone, and with compile where that decides what a technique is worth; the slow ones last."""
+"""`compile` alone, and with what it decides the worth of."""
 
 _ALL = "denoiser,text_encoder_2,vae"
 CONFIGURATIONS = (
@@ -128,7 +132,10 @@ Key = tuple[str, int]  # recipe, steps
     "--only", multiple=True, metavar="RECIPE", help="This recipe, over eight steps; repeat for more."
 )
 @click.option(
-    "--part", type=click.Choice(["alone", "configurations", "all"]), default="all", show_default=True
+    "--part",
+    type=click.Choice(["alone", "compiled", "configurations", "all"]),
+    default="all",
+    show_default=True,
 )
 @click.option("--best", type=click.IntRange(1, 50), help="The fastest so far once more, at full length.")
 @click.option("--compile", "at_once", type=click.IntRange(1, 64), help="Only compile, so many at a time.")
@@ -202,11 +209,20 @@ def key_of(record: Record) -> Key:
     return record.trial.recipe.text, record.trial.workload.num_inference_steps
 
 
-def alone(name: str) -> tuple[str, ...]:
-    """ALONE for this model: with a scale per row fp8 wants bf16, and the UNets' own precision is fp16."""
-    if CATALOGUE[name].cuda_dtype == "bf16":
-        return ALONE
-    return tuple(f"bf16+{text}" if text in ("fp8", "fp8+compile") else text for text in ALONE)
+def alone(name: str) -> list[str]:
+    """ALONE, canonical, for this model."""
+    return [_own_precision(name, text) for text in ALONE]
+
+
+def compiled(name: str) -> list[str]:
+    """COMPILED, canonical, for this model."""
+    return [_own_precision(name, text) for text in COMPILED]
+
+
+def _own_precision(name: str, text: str) -> str:
+    """With a scale per row fp8 wants bf16, and the UNets' own precision is fp16."""
+    wants_bf16 = text in ("fp8", "fp8+compile") and CATALOGUE[name].cuda_dtype != "bf16"
+    return resolve(f"bf16+{text}" if wants_bf16 else text).text
 
 
 def configurations(name: str) -> list[str]:
@@ -293,9 +309,11 @@ def cases(name: str, part: str = "all", only: Sequence[str] = ()) -> list[Key]:
     if only:
         return [(resolve(text).text, STEPS) for text in only]
     found: list[Key] = []
-    if part != "configurations":
-        found += [(resolve(text).text, STEPS) for text in alone(name)]
-    if part != "alone":
+    if part in ("alone", "all"):
+        found += [(text, STEPS) for text in alone(name)]
+    if part in ("compiled", "all"):
+        found += [(text, STEPS) for text in compiled(name)]
+    if part in ("configurations", "all"):
         found += [(text, full_length(name)) for text in configurations(name)]
     return list(dict.fromkeys(found))
 

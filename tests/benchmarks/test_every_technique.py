@@ -12,6 +12,9 @@ from benchmarks import every_technique
 from benchmarks.command import run
 from benchmarks.every_technique import (
     ALONE,
+    COMPILED,
+    alone,
+    compiled,
     configurations,
     fastest,
     first_calls_file,
@@ -57,11 +60,14 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_no_technique_of_the_same_picture_is_left_out() -> None:
-    asked = {call.name for text in ALONE for call in resolve(text).techniques}
+    everything = (*ALONE, *COMPILED)
+    asked = {call.name for text in everything for call in resolve(text).techniques}
     # Several GPUs are benchmarks.several_gpus' to measure.
     assert {t.name for t in TECHNIQUES.values() if t.same_picture} - {"parallel"} <= asked
-    texts = [resolve(text).text for text in ALONE]
-    assert len(set(texts)) == len(texts)
+    for name in every_technique.FAMILIES:
+        assert all("compile" in text for text in compiled(name))
+        texts = [*alone(name), *compiled(name)]
+        assert len(set(texts)) == len(everything)
 
 
 def test_the_study_has_ten_configurations_on_every_model() -> None:
