@@ -13,13 +13,14 @@ _BYTES = (
 )
 
 
+# Triton reads annotations as code, and knows no `Any`.
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _widen(
-    packed: Any,
-    scale: Any,
-    zero: Any,
-    wide: Any,
-    num_bytes: Any,
+def _widen(  # type: ignore[no-untyped-def]
+    packed,  # noqa: ANN001
+    scale,  # noqa: ANN001
+    zero,  # noqa: ANN001
+    wide,  # noqa: ANN001
+    num_bytes,  # noqa: ANN001
     GROUP_BYTES: tl.constexpr,  # noqa: N803
     BYTES: tl.constexpr,  # noqa: N803
 ) -> None:
