@@ -72,6 +72,11 @@ class HashedTokenizer:
         """Hashes cannot be read backwards: the ids themselves. Pipelines log them for what they cut off."""
         return [" ".join(f"<{int(i)}>" for i in row) for row in rows]
 
+    def __len__(self) -> int:
+        """Tokens that there are."""
+        special = [token for token in (self.start, self.end, self.padding) if token is not None]
+        return max(self.last_word, *special) + 1
+
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
         """None: textual inversion has nothing to look up."""

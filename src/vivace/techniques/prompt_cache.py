@@ -119,12 +119,13 @@ class _Cache:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            key = self._key(args, kwargs)
+            asked = self._asked(args, kwargs)
         except (
             TypeError
         ):  # an argument that is no text and no number: embeddings, or what the pipeline will refuse
             self.passed_through += 1
             return self._encode(*args, **kwargs)
+        key = asked, self._state()
         if key in self._kept:
             self.hits += 1
             self._kept.move_to_end(key)
@@ -136,10 +137,10 @@ class _Cache:
             self._kept.popitem(last=False)
         return result
 
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return _frozen(bound.arguments), self._state()
+        return _frozen(bound.arguments)
 
 
 def _frozen(value: Any) -> Hashable:

@@ -9,7 +9,10 @@ import sys
 import pytest
 import torch
 
-from vivace.techniques.quantization.packed_int4 import group_of, pack, widened
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from vivace.techniques.quantization import packed_int4
+from vivace.techniques.quantization.packed_int4 import group_of, pack, takes_kernel, widened
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -58,6 +61,16 @@ def test_a_layer_multiplies_by_the_widened_weights(compiled: bool) -> None:
     assert torch.equal(called(inputs), expected)
 
 
+def test_the_kernel_is_not_called_while_a_compiler_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo asks the layer for the shape of its result with a GPU's tensors that hold nothing."""
+    monkeypatch.setattr(packed_int4, "_has_triton", lambda: True)
+    made = torch.empty(48, 32, dtype=torch.uint8, device="meta")
+    with FakeTensorMode() as mode:
+        seen = FakeTensor(mode, made, torch.device("cuda", 0))
+    assert seen.is_cuda
+    assert not takes_kernel(seen)
+
+
 def test_another_process_gets_the_same_weights() -> None:
     made = pack(torch.randn(4, 64))
     program = "import sys, pickle; print(pickle.load(sys.stdin.buffer).dequantize().sum().item())"
@@ -72,6 +85,9 @@ def test_another_process_gets_the_same_weights() -> None:
 def test_the_kernel_in_tritons_interpreter(dtype: torch.dtype) -> None:
     program = f"""
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from vivace.techniques.quantization import packed_int4
 from vivace.techniques.quantization.packed_int4 import pack, widened
 from vivace.techniques.quantization.widen_int4 import widen
 for shape in ((48, 32), (33, 96), (257, 3072)):

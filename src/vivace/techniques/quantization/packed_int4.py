@@ -96,13 +96,22 @@ def widened(packed: Any, scale: Any, zero: Any, dtype: Any) -> Any:
 
     if packed.is_meta:
         return packed.new_empty((packed.shape[0], 2 * packed.shape[1]), dtype=dtype)
-    if packed.is_cuda and not torch.compiler.is_compiling() and _has_triton():
+    if takes_kernel(packed):
         from vivace.techniques.quantization.widen_int4 import widen
 
         return widen(packed, scale, zero, dtype)
     values = torch.stack((packed & 15, packed >> 4), dim=-1).reshape(*scale.shape, -1)
     wide = (values.float() - 8) * scale.float()[..., None] + zero.float()[..., None]
     return wide.to(dtype).reshape(packed.shape[0], -1)
+
+
+def takes_kernel(packed: Any) -> bool:
+    """Whether our own kernel widens this. Whoever traces calls with tensors of a class of its own, without data, also
+    where `is_compiling` says nothing of it."""
+    import torch
+
+    is_traced = type(packed) is not torch.Tensor or torch.compiler.is_compiling()
+    return bool(packed.is_cuda) and not is_traced and _has_triton()
 
 
 @functools.cache
