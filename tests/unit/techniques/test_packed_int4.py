@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from vivace.techniques.quantization import packed_int4

@@ -16,11 +16,11 @@ _BYTES = (
 # Triton reads annotations as code, and knows no `Any`.
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _widen(  # type: ignore[no-untyped-def]
-    packed,  # noqa: ANN001
-    scale,  # noqa: ANN001
-    zero,  # noqa: ANN001
-    wide,  # noqa: ANN001
-    num_bytes,  # noqa: ANN001
+    packed,
+    scale,
+    zero,
+    wide,
+    num_bytes,
     GROUP_BYTES: tl.constexpr,  # noqa: N803
     BYTES: tl.constexpr,  # noqa: N803
 ) -> None:
