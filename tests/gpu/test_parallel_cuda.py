@@ -153,16 +153,23 @@ def test_uneven_heads_are_padded() -> None:
         assert psnr(draw(shared), expected) > SAME_DB
 
 
-def test_attention_kernels_hold_for_ulysses_and_are_refused_for_a_ring() -> None:
-    with vivace.apply(even_flux(), "parallel(ulysses)+attention(cudnn)") as shared:
-        draw(shared, height=128, width=128, max_sequence_length=32)
+@pytest.mark.parametrize("mode", ["ulysses", "ring"])
+def test_the_kernel_that_was_asked_for_attends(mode: str) -> None:
+    with vivace.apply(even_flux(), f"parallel({mode})+attention(cudnn)") as shared:
+        draw(shared, **SMALL)
         assert shared.evidence()["forwards_shared"] == 6
-    with pytest.raises(Unsupported, match="take ulysses"):
-        vivace.apply(even_flux(), "parallel(ring)+attention(cudnn)")
+        assert shared.refuted(shared.evidence()) is None
+
+
+def test_a_ring_in_fp32_and_of_uneven_heads() -> None:
+    expected = draw(vivace.load("tiny-flux", "fp32", device="cuda"))
+    with vivace.load("tiny-flux", "fp32+parallel(ring)", device="cuda") as shared:
+        assert psnr(draw(shared), expected) > SAME_DB
+
+
+def test_graphs_that_each_gpu_records_by_itself_are_refused() -> None:
     with pytest.raises(Unsupported, match="cuda_graph behind it"):
         vivace.apply(even_flux(), "parallel(ulysses)+compile(mode=reduce-overhead)")
-    with pytest.raises(Unsupported, match="bf16 and fp16"):
-        vivace.apply(even_flux(), "fp32+parallel(ring)")
 
 
 def test_a_killed_gpu_is_told_at_once_and_the_next_session_works() -> None:

@@ -9,15 +9,15 @@ Costs: the whole denoiser's memory on every GPU. What is not the denoiser (text 
 Needs: GPUs that the process sees, NVLink between them for ulysses and ring. `guidance`: a forward of two rows or more,
     as UNets with guidance have; where it has one (guidance off, or cut off), the first GPU computes alone. `ulysses`
     and `ring`: a transformer that diffusers can split (`_cp_plan`), tokens and for ulysses heads that divide evenly.
-Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509, for FLUX our own, with two messages an attention where
-    diffusers has four; Liu et al., Ring Attention, arXiv 2310.01889, and other models' ulysses, as in diffusers'
-    ContextParallelConfig. The branches of guidance on two GPUs: Fang et al., xDiT, arXiv 2411.01738.
+    Add `cuda_graph`: the less each GPU has to compute, the sooner it waits for its CPU.
+Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509; Liu et al., Ring Attention, arXiv 2310.01889; for FLUX both
+    our own (`flux_tokens`), for other models diffusers' ContextParallelConfig. The branches of guidance on two GPUs:
+    Fang et al., xDiT, arXiv 2411.01738.
 
 One ordinary call, in a script, a notebook or a server: the other processes are started from it, and end with the
-session or with its process (docs/adr/0006). No record of its speed is kept yet. The denoiser as it is at this point of
+session or with its process (docs/adr/0006); what it gains is in docs/several-gpus.md. The denoiser as it is at this point of
 the recipe, quantised or not, goes to the other GPUs; what comes later (caches, compile, kernels) each process does to
-its own copy. `cuda_graph` records attention's messages with the rest, at the same call on every GPU (tested between two
-CPU processes, not on GPUs yet); graphs that torch.compile records by itself (reduce-overhead) are refused for tokens,
+its own copy. `cuda_graph` records attention's messages with the rest, at the same call on every GPU; graphs that torch.compile records by itself (reduce-overhead) are refused for tokens,
 since each process would decide alone when. On a CPU the same works between processes, which is of use for tests alone.
 """
 
@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal
 
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
 from vivace.techniques.sharing import MARK, Shared
-from vivace.techniques.split_tokens import attentions_of, can_pad, num_heads
+from vivace.techniques.split_tokens import attentions_of, can_pad, needs_diffusers, num_heads
 from vivace.techniques.step_cache import has_step_cache
 
 
@@ -55,8 +55,6 @@ class Parallel(Technique):
         if machine.is_cuda and machine.num_gpus is not None and machine.num_gpus < self.gpus:
             seen = "1 GPU" if machine.num_gpus == 1 else f"{machine.num_gpus} GPUs"
             return f"asked for {self.gpus} GPUs, and this process sees {seen} (CUDA_VISIBLE_DEVICES hides others)"
-        if not machine.is_cuda and self.mode == "ring":
-            return "ring adds up parts of attention by their log-sum-exp, which diffusers takes from CUDA kernels alone"
         if target.pipe is None:
             return None
         if any(kind.stage is Stage.OFFLOAD for kind, _ in _later(target)):
@@ -123,13 +121,16 @@ class Parallel(Technique):
                 "a step cache keeps and compares whole tensors, and each GPU has its own tokens of them; with a cache, "
                 "share by guidance or draw one picture a GPU"
             )
-        if self.mode == "ring":
+        if self.mode == "ring" and needs_diffusers(denoiser, self.mode, self.gpus):
+            if not target.machine.is_cuda:
+                return (
+                    "diffusers' ring adds up parts of attention by their log-sum-exp, which it takes from CUDA kernels "
+                    "alone"
+                )
             if str(denoiser.dtype) == "torch.float32":
                 return "the kernels that a ring is made of compute in bf16 and fp16 alone; add bf16"
             if _has_slot(target, "attention kernel"):
-                return (
-                    "a ring takes the kernel that tells its log-sum-exp, so none can be chosen; take ulysses"
-                )
+                return "diffusers' ring takes the kernel that tells its log-sum-exp, so none can be chosen; take ulysses"
         return None
 
     def apply(self, target: Target) -> Effect:

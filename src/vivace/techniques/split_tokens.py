@@ -1,4 +1,4 @@
-"""How a transformer's tokens are split among processes: FLUX's by `ulysses`, others' and a ring's in diffusers' way."""
+"""How a transformer's tokens are split among processes: FLUX's by `flux_tokens`, others' in diffusers' way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import inspect
 from typing import Any, Literal
 
 from vivace.errors import Unsupported
-from vivace.techniques import ulysses
 
 Mode = Literal["guidance", "ulysses", "ring"]
 _MESSAGES_OF_DIFFUSERS = {"ulysses": 4, "ring": 1}
@@ -25,8 +24,9 @@ def split_tokens(denoiser: Any, mode: Mode, num: int, device: str, by_diffusers:
     import torch.distributed as dist
 
     if not by_diffusers:
-        ulysses.share(denoiser, dist.get_rank(), num, dist.group.WORLD.group_name)
-        return ulysses.MESSAGES
+        from vivace.techniques.flux_tokens import share
+
+        return share(denoiser, mode, dist.get_rank(), num, dist.group.WORLD.group_name)
     _split_by_diffusers(denoiser, mode, num, device)
     is_padded = denoiser._parallel_config.context_parallel_config.ulysses_anything
     return None if is_padded else _MESSAGES_OF_DIFFUSERS[mode]
@@ -34,7 +34,9 @@ def split_tokens(denoiser: Any, mode: Mode, num: int, device: str, by_diffusers:
 
 def needs_diffusers(denoiser: Any, mode: Mode, num: int) -> bool:
     """Whether the tokens are split in diffusers' way."""
-    return mode != "ulysses" or not ulysses.can_share(denoiser, num)
+    from vivace.techniques.flux_tokens import can_share
+
+    return mode == "guidance" or not can_share(denoiser, mode, num)
 
 
 def _split_by_diffusers(denoiser: Any, mode: Mode, num: int, device: str) -> None:

@@ -30,6 +30,7 @@ from vivace.spec.record import Outcome
 from vivace.spec.technique import Machine, Target
 from vivace.techniques import TECHNIQUES, cuda_graph
 from vivace.techniques.cuda_graph import Replayed
+from vivace.techniques.flux_tokens import Ulysses
 from vivace.techniques.parallel import Parallel
 from vivace.techniques.resolve import resolve
 from vivace.techniques.shared_forward import (
@@ -44,7 +45,6 @@ from vivace.techniques.shared_forward import (
 )
 from vivace.techniques.sharing import _agree
 from vivace.techniques.split_tokens import needs_diffusers
-from vivace.techniques.ulysses import UlyssesFluxProcessor
 
 SAME_DB = 40.0
 VERY_SAME_DB = 100.0
@@ -133,6 +133,7 @@ class TestBoth:
         ("sd", "parallel(guidance)+token_merging+taylorseer(hits=0.5)+attention(math)", 35),
         ("flux", "bf16+parallel(guidance)+teacache(hits=0.3)", 35),
         ("flux", "quantize(nf4)+parallel(ulysses)+attention(math)", 35),
+        ("flux", "parallel(ring)+attention(math)+steps(4)", SAME_DB),
         ("sd", "int8_dynamic+parallel(guidance)", 35),
     ],
 )
@@ -181,15 +182,20 @@ def test_even_heads_compile_and_uneven_tokens_are_refused() -> None:
         ("fuse_qkv+parallel(ulysses)", {"num_images_per_prompt": 2}),
         ("quantize(int8)+parallel(ulysses)+compile(backend=aot_eager)", {}),
         ("parallel(ulysses)+compile(blocks=repeated, backend=eager)", {"prompt": ["a red circle", "a star"]}),
+        ("parallel(ring)", {}),
+        ("parallel(ring, gpus=3)", {"height": 96, "width": 96, "max_sequence_length": 24}),
+        ("fuse_qkv+parallel(ring)", {"prompt": ["a red circle", "a blue star", "a green square"]}),
+        ("quantize(int8)+parallel(ring)+compile(backend=aot_eager)", {}),
+        ("parallel(ring)+compile(blocks=repeated, backend=aot_eager)", {"num_images_per_prompt": 2}),
     ],
 )
-def test_even_heads_of_flux_draw_the_very_same_picture(recipe: str, call: dict[str, Any]) -> None:
+def test_flux_draws_the_very_same_picture(recipe: str, call: dict[str, Any]) -> None:
     alone = "+".join(part for part in recipe.split("+") if part.startswith(("quantize", "fuse")))
     expected = families.draw(vivace.apply(even_flux(), alone or "baseline"), **call)
     with vivace.apply(even_flux(), recipe) as shared:
         assert psnr(families.draw(shared, **call), expected) > VERY_SAME_DB
         evidence = shared.evidence()
-        assert evidence["messages_an_attention"] == 2
+        assert evidence["messages_an_attention"] == (1 if "ring" in recipe else 2)
         assert evidence.get("graph_breaks", 0) == 0
 
 
@@ -212,8 +218,8 @@ class Operators(TorchDispatchMode):
 def test_an_attention_takes_two_messages_and_no_copy_behind_the_first() -> None:
     with vivace.apply(even_flux(), "parallel(ulysses)") as shared, Operators() as seen:
         shared("a red circle", height=64, width=64, num_inference_steps=1, output_type="latent")
-    attentions = 2
-    assert seen.num["_c10d_functional::all_to_all_single"] == 2 * attentions
+    assert seen.num["_c10d_functional::all_to_all_single"] == 2, "of the double block"
+    assert seen.num["vivace::exchange_beside_linear"] == 2, "of the single one"
     assert seen.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
     query, key, value = seen.attended[-1]
     assert len({x.untyped_storage().data_ptr() for x in (query, key, value)}) == 1
@@ -223,15 +229,41 @@ def test_an_attention_takes_two_messages_and_no_copy_behind_the_first() -> None:
     assert query.stride() == (tokens * packed, channels, packed, 1), "as of one product for all three"
 
 
+def test_a_ring_takes_one_message_that_travels_beside_a_product() -> None:
+    with vivace.apply(even_flux(), "parallel(ring)") as shared, Operators() as seen:
+        shared("a red circle", height=64, width=64, num_inference_steps=1, output_type="latent")
+    assert seen.num["vivace::gather_beside_linear"] == 2
+    assert seen.num["_c10d_functional::all_to_all_single"] == 0
+    assert seen.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
+    query, key, value = seen.attended[-1]
+    assert query.shape[2] * 2 == key.shape[2] == value.shape[2], "half of the queries, all keys"
+    assert query.shape[1] == key.shape[1] == 4, "of all heads"
+
+
+def test_layers_that_are_more_than_a_product_are_called() -> None:
+    """A hook, as an adapter or a probe hangs it in, runs, though nothing is computed beside the message then."""
+    pipe, plain = even_flux(), even_flux()
+    expected = families.draw(vivace.apply(plain))
+    with vivace.apply(pipe, "parallel(ulysses)") as shared:
+        calls: list[Any] = []
+        shared.pipe.transformer.single_transformer_blocks[0].proj_out.register_forward_hook(
+            lambda *_: calls.append(_)
+        )
+        assert psnr(families.draw(shared), expected) > VERY_SAME_DB
+        assert len(calls) == shared.evidence()["forwards_shared"]
+
+
 def test_a_kernel_chosen_in_diffusers_own_way_stays_chosen() -> None:
     transformer = even_flux().transformer
     assert not needs_diffusers(transformer, "ulysses", 2)
     assert needs_diffusers(transformer, "ulysses", 3), "four heads"
-    assert needs_diffusers(transformer, "ring", 2)
+    assert not needs_diffusers(transformer, "ring", 3)
     try:
         transformer.set_attention_backend("_native_math")  # for all models of this process, and of no other
         assert needs_diffusers(transformer, "ulysses", 2)
         assert needs_diffusers(even_flux().transformer, "ulysses", 2)
+        with pytest.raises(Unsupported, match=r"parallel: diffusers' ring .*CUDA kernels alone"):
+            vivace.apply(even_flux(), "parallel(ring)")
     finally:
         _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)
 
@@ -239,7 +271,7 @@ def test_a_kernel_chosen_in_diffusers_own_way_stays_chosen() -> None:
 def test_a_mask_is_refused() -> None:
     attention = even_flux().transformer.transformer_blocks[0].attn
     with pytest.raises(ValueError, match="without a mask"):
-        UlyssesFluxProcessor(2, "0")(attention, torch.zeros(1, 4, 8), attention_mask=torch.ones(1, 4))
+        Ulysses(2, "0")(attention, torch.zeros(1, 4, 8), attention_mask=torch.ones(1, 4))
 
 
 _RECORDS_ON_A_CPU = """
@@ -412,7 +444,6 @@ def test_a_bench_measures_it(tmp_path: Path) -> None:
     ("family", "recipe", "why"),
     [
         ("sd", "parallel(ulysses)", "no plan by which UNet2DConditionModel"),
-        ("flux", "parallel(ring)", "CUDA kernels alone"),
         ("flux", "parallel(ulysses)+first_block_cache(0.2)", "own tokens"),
         ("flux", "parallel(ulysses, gpus=4)", "5 attention heads"),
         ("flux", "parallel(ulysses)+compile(backend=eager)", "cannot follow"),
