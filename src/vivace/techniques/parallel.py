@@ -15,10 +15,11 @@ Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509; Liu et al., Ring Att
     Fang et al., xDiT, arXiv 2411.01738.
 
 One ordinary call, in a script, a notebook or a server: the other processes are started from it, and end with the
-session or with its process (docs/adr/0006); what it gains is in docs/several-gpus.md. The denoiser as it is at this point of
-the recipe, quantised or not, goes to the other GPUs; what comes later (caches, compile, kernels) each process does to
-its own copy. `cuda_graph` records attention's messages with the rest, at the same call on every GPU; graphs that torch.compile records by itself (reduce-overhead) are refused for tokens,
-since each process would decide alone when. On a CPU the same works between processes, which is of use for tests alone.
+session or with its process (docs/adr/0006); what it gains is in docs/several-gpus.md. The denoiser as it is at this
+point of the recipe, quantised or not, goes to the other GPUs; what comes later (caches, compile, kernels) each process
+does to its own copy. `cuda_graph` records attention's messages with the rest, at the same call on every GPU; graphs
+that torch.compile records by itself (reduce-overhead) are refused for tokens, since each process would decide alone
+when. On a CPU the same works between processes, which is of use for tests alone.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Parallel(Technique):
             if str(denoiser.dtype) == "torch.float32":
                 return "the kernels that a ring is made of compute in bf16 and fp16 alone; add bf16"
             if _has_slot(target, "attention kernel"):
-                return "diffusers' ring takes the kernel that tells its log-sum-exp, so none can be chosen; take ulysses"
+                return "diffusers' ring takes the kernel that tells its log-sum-exp, and no other; take ulysses"
         return None
 
     def apply(self, target: Target) -> Effect:
