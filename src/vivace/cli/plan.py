@@ -143,6 +143,13 @@ def _print(predicted: Prediction) -> None:
     click.echo(f"\nmodel    {size(predicted.model_bytes)}")
     click.echo(f"peak     {size(predicted.peak_bytes)}, in stage {predicted.peak_stage} ({stages})")
     click.echo(f"loading  {size(predicted.loading_bytes)}, the recipe's own work included")
+    if predicted.other_gpus:
+        others = (
+            "the other GPU" if predicted.other_gpus == 1 else f"each of {predicted.other_gpus} other GPUs"
+        )
+        click.echo(
+            f"others   {size(predicted.other_gpu_bytes)} at most on {others}: the denoiser and its forward"
+        )
     click.echo(
         f"beside   about {size(predicted.beyond_allocator_bytes)} for the CUDA context, which no allocator counts"
     )

@@ -28,6 +28,7 @@ from vivace.spec.base import Spec
 from vivace.spec.recipe import Recipe
 from vivace.spec.technique import Machine, Target, component_of
 from vivace.spec.trial import Trial
+from vivace.techniques.resolve import instantiate
 
 BEYOND_ALLOCATOR = 600_000_000
 """The CUDA context with the kernels of PyTorch, cuBLAS and cuDNN: an assumption, not a measurement. No allocator's
@@ -57,6 +58,8 @@ class Prediction(Spec):
         outside of its components.
     loading_bytes: the most held while the model is loaded and the recipe applied. Techniques convert what is on the GPU
         already, but for those that take weights from the host's memory (quantize, offload) layer by layer.
+    other_gpus: GPUs besides this one that share a picture (parallel).
+    other_gpu_bytes: at most held on each of them: the denoiser, and what a whole forward takes.
     beyond_allocator_bytes: what the process takes besides, of which no allocator knows.
     """
 
@@ -72,6 +75,8 @@ class Prediction(Spec):
     peak_stage: str
     stages: dict[str, int]
     loading_bytes: int
+    other_gpus: int = 0
+    other_gpu_bytes: int = 0
     beyond_allocator_bytes: int = BEYOND_ALLOCATOR
 
     @property
@@ -155,6 +160,9 @@ def _predict(
     _name_stages(pipe, footprint)
     _call(session, footprint, ["a red circle"] * batch, text)
     peak, stage = footprint.peak
+    other_gpus = max((instantiate(call).num_gpus for call in recipe.techniques), default=1) - 1
+    copied = footprint.bytes_of(_tensors(component_of(pipe, "denoiser"))) if other_gpus else 0
+    forward = footprint.peaks.get("denoiser", model_bytes) - model_bytes if other_gpus else 0
     return Prediction(
         model=model.name,
         recipe=recipe.text,
@@ -168,6 +176,8 @@ def _predict(
         peak_stage=stage,
         stages=dict(footprint.peaks),
         loading_bytes=loading,
+        other_gpus=other_gpus,
+        other_gpu_bytes=copied + forward,
     )
 
 

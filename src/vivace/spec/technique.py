@@ -262,6 +262,11 @@ class Technique(BaseModel, ABC):
         return Arithmetic()
 
     @property
+    def num_gpus(self) -> int:
+        """GPUs that each hold the denoiser, this process's own among them."""
+        return 1
+
+    @property
     def needs_prompts(self) -> bool:
         """Whether it draws some of the prompts when it is applied, to adapt to them."""
         return False

@@ -47,6 +47,10 @@ class Parallel(Technique):
     )
     gpus: int = knob(2, ge=2, le=8, tune=[2], about="GPUs that share, this process's own among them")
 
+    @property
+    def num_gpus(self) -> int:
+        return self.gpus
+
     def unsupported(self, target: Target) -> str | None:
         import torch
 
@@ -131,7 +135,9 @@ class Parallel(Technique):
             if str(denoiser.dtype) == "torch.float32":
                 return "the kernels that a ring is made of compute in bf16 and fp16 alone; add bf16"
             if _has_slot(target, "attention kernel"):
-                return "diffusers' ring takes the kernel that tells its log-sum-exp, and no other; take ulysses"
+                return (
+                    "diffusers' ring takes the kernel that tells its log-sum-exp, and no other; take ulysses"
+                )
         return None
 
     def apply(self, target: Target) -> Effect:

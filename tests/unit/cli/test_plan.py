@@ -19,6 +19,15 @@ def test_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert "AutoencoderTiny" in shown
     assert "cards of 8, 12, 16, 24, 40, 48, 80, 141 GB (with 1.00 GB kept free" in shown
     assert "It fits 8 GB." in shown
+    assert "others" not in shown
+
+
+def test_what_sharing_gpus_hold_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "tiny-sd", "--recipe", "parallel(guidance)") == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("others")]
+    assert "at most on the other GPU: the denoiser and its forward" in line
 
 
 def test_json_has_components_and_what_to_change(

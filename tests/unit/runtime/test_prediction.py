@@ -148,6 +148,18 @@ def test_a_trial_is_predicted_as_it_would_be_measured() -> None:
     assert predict_trial(trial) == of("tiny-sd", "tiny_vae")
 
 
+def test_what_the_other_gpus_of_a_shared_picture_hold() -> None:
+    alone, shared = (
+        of("synthetic:flux-dev", "int8"),
+        of("synthetic:flux-dev", "int8+parallel(ulysses, gpus=4)"),
+    )
+    assert (alone.other_gpus, alone.other_gpu_bytes) == (0, 0)
+    assert shared.other_gpus == 3
+    (denoiser,) = [part.num_bytes for part in shared.components if part.name == "transformer"]
+    assert denoiser < shared.other_gpu_bytes < 1.1 * denoiser
+    assert (shared.peak_bytes, shared.model_bytes) == (alone.peak_bytes, alone.model_bytes)
+
+
 def test_what_techniques_propose_is_a_recipe_of_theirs_alone() -> None:
     proposed = {name: technique.when_memory_is_short for name, technique in TECHNIQUES.items()}
     assert any(proposed.values())
