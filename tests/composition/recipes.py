@@ -59,7 +59,7 @@ _OF_FLOW_MODELS: dict[tuple[str, str], list[Any]] = {
     ("scheduler", "sampler"): ["flow_euler"],  # of its own family; solvers have no other spacing
     ("scheduler", "karras"): [True],
     ("guidance", "true_cfg"): [3.0],  # so that there is guidance to cut
-    ("parallel", "mode"): ["ulysses"],  # one picture's forward has one row
+    ("parallel", "mode"): ["ring", "ulysses"],  # one picture's forward has one row
 }
 _MACHINE = Machine("cpu", "CPU", None, "c++")
 
