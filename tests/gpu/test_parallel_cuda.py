@@ -99,6 +99,17 @@ def test_a_graph_holds_the_messages(mode: str, compiled: str) -> None:
         assert time.monotonic() - start < 15, "NCCL waits for the end of every graph that holds its messages"
 
 
+@pytest.mark.parametrize("rest", ["", "+cuda_graph", "+compile(blocks=repeated)+cuda_graph"])
+def test_a_step_cache_on_shared_tokens(rest: str) -> None:
+    expected = draw(vivace.apply(even_flux(), "teacache(hits=0.5)"), **SMALL)
+    with vivace.apply(even_flux(), f"parallel(ulysses)+teacache(hits=0.5){rest}") as shared:
+        for _ in range(2):
+            assert psnr(draw(shared, **SMALL), expected) > SAME_DB
+        evidence = shared.evidence()
+        assert evidence["forwards_alone"] == round(12 * evidence["cache_hit_rate"]) > 0
+        assert evidence["forwards_shared"] == evidence["peer_1.forwards"] == 12 - evidence["forwards_alone"]
+
+
 def test_a_process_killed_while_graphs_are_replayed_is_told() -> None:
     with vivace.apply(even_flux(), "parallel(ulysses)+cuda_graph") as shared:
         draw(shared, **SMALL)

@@ -335,6 +335,13 @@ def test_all_record_and_replay_at_the_same_calls(tmp_path: Path, monkeypatch: py
         assert evidence["peer_1.forwards"] == evidence["forwards_shared"] == evidence["cuda_graph_replays"]
         assert len(graphs) == 1
     assert not graphs, "NCCL would wait for their end for ever"
+    cached = vivace.apply(even_flux(), "teacache(hits=0.5)")
+    with vivace.apply(even_flux(), "parallel(ulysses)+teacache(hits=0.5)+cuda_graph") as shared:
+        for _ in range(2):
+            assert psnr(families.draw(shared), families.draw(cached)) > VERY_SAME_DB
+        evidence = shared.evidence()
+        assert evidence["cuda_graphs_recorded"] == 2, "a step, and a hit"
+        assert evidence["peer_1.cuda_graphs_recorded"] == 1, "which is computed here alone"
 
 
 def test_a_graph_that_one_process_lacks_is_no_silence() -> None:
