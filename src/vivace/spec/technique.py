@@ -247,6 +247,8 @@ class Technique(BaseModel, ABC):
     processes need as well."""
     looks_beyond_rows: ClassVar[bool] = False
     """Whether what it does to one row of the denoiser's batch depends on the others, or keeps state in its copies."""
+    shares_tokens: ClassVar[bool] = False
+    """Of a step cache, whether it works where each GPU has its own part of a transformer's tokens."""
     when_memory_is_short: ClassVar[tuple[str, ...]] = ()
     """Recipes of this technique alone that are worth trying where memory is short, the most harmless first."""
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from vivace.techniques.split_tokens import WHOLE_TOKENS
 from vivace.techniques.step_cache import KEPT, MODE
 
 
@@ -61,6 +62,7 @@ def residual_forward(transformer: Any) -> Callable[..., Any]:
     transformer.x_embedder.register_forward_hook(entered)
     transformer.norm_out.register_forward_pre_hook(left)
     whole, plain = transformer.forward, type(transformer).forward
+    of_all_tokens = getattr(transformer, WHOLE_TOKENS, None)
     reusing, looking = _of_blocks(transformer, Residual()), _of_blocks(transformer, Modulated())
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -70,7 +72,8 @@ def residual_forward(transformer: Any) -> Callable[..., Any]:
             output = whole(*args, **kwargs)[0]
             residual = inside.leaving - inside.entering
             inside.clear()
-            return output, (residual,)
+            # Of several GPUs the one that draws adds and compares whole residuals, alone.
+            return output, (residual if of_all_tokens is None else of_all_tokens(residual),)
         # What a control net adds between the blocks is in the residual.
         kwargs |= {"controlnet_block_samples": None, "controlnet_single_block_samples": None}
         if kwargs.get("joint_attention_kwargs"):

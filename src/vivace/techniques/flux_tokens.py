@@ -37,6 +37,8 @@ from diffusers.models.transformers import transformer_flux
 from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor
 from torch import nn
 
+from vivace.techniques.split_tokens import WHOLE_TOKENS
+
 _TOKENS = -2
 """The dimension of tokens in each of `_SHARED`: (batch, tokens, channels), or (tokens, 3) for ids."""
 _SHARED = ("hidden_states", "encoder_hidden_states", "img_ids", "txt_ids")
@@ -71,7 +73,9 @@ def share(denoiser: Any, mode: str, rank: int, num: int, group: str) -> int:
         attention.set_processor(processor)
     for block in _of_kind(denoiser, transformer_flux.FluxSingleTransformerBlock):
         block.__class__ = FluxSingleTransformerBlock
-    denoiser.forward = _forward(denoiser, rank, num, group)
+    whole = functools.partial(_whole, num=num, group=group)
+    setattr(denoiser, WHOLE_TOKENS, whole)
+    denoiser.forward = _forward(denoiser, rank, num, whole)
     return processor.messages
 
 
@@ -85,21 +89,26 @@ def _is_plain(layer: Any) -> bool:
     return is_called_plainly and type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
 
 
-def _forward(denoiser: Any, rank: int, num: int, group: str) -> Callable[..., Any]:
+def _whole(own: Any, num: int, group: str) -> Any:
+    """(batch, all tokens, channels) of everybody's (batch, own tokens, channels)."""
+    gathered = _waited(_gathering(own.contiguous(), num, group))
+    # From (num * batch, tokens, channels), the processes one after the other.
+    return gathered.unflatten(0, (num, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _forward(denoiser: Any, rank: int, num: int, whole: Callable[[Any], Any]) -> Callable[..., Any]:
     """The denoiser's forward of its own part of the tokens, from and to all tokens."""
-    whole = denoiser.forward
+    of_own = denoiser.forward
     names = list(inspect.signature(type(denoiser).forward).parameters)[1:]
 
-    @functools.wraps(whole)
+    @functools.wraps(of_own)
     def forward(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | kwargs
         for name in _SHARED:
             if given.get(name) is not None:
                 given[name] = given[name].chunk(num, _TOKENS)[rank]
-        output = whole(**given)
-        gathered = _waited(_gathering(output[0].contiguous(), num, group))
-        # From (num * batch, tokens, channels), the processes one after the other.
-        sample = gathered.unflatten(0, (num, -1)).transpose(0, 1).flatten(1, 2)
+        output = of_own(**given)
+        sample = whole(output[0])
         return (sample,) if isinstance(output, tuple) else type(output)(sample=sample)
 
     return forward

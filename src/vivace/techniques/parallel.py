@@ -19,7 +19,9 @@ session or with its process (docs/adr/0006); what it gains is in docs/several-gp
 point of the recipe, quantised or not, goes to the other GPUs; what comes later (caches, compile, kernels) each process
 does to its own copy. `cuda_graph` records attention's messages with the rest, at the same call on every GPU; graphs
 that torch.compile records by itself (reduce-overhead) are refused for tokens, since each process would decide alone
-when. On a CPU the same works between processes, which is of use for tests alone.
+when. A step cache that keeps what the blocks make of whole tensors goes with tokens too: in a computed step its residual
+is put together on every GPU, and a hit, which is hardly any work, is the first GPU's alone. On a CPU the same works
+between processes, which is of use for tests alone.
 """
 
 from __future__ import annotations
@@ -90,43 +92,14 @@ class Parallel(Technique):
         kind = type(denoiser).__name__
         if not getattr(denoiser, "_cp_plan", None):
             return f"diffusers has no plan by which {kind} could be split by tokens; take parallel(guidance)"
-        heads = num_heads(denoiser)
-        if (
-            self.mode == "ulysses"
-            and heads is not None
-            and heads % self.gpus
-            and not can_pad(heads, self.gpus)
-        ):
-            return f"{heads} attention heads cannot be shared out among {self.gpus} GPUs; take fewer, or parallel(ring)"
-        if (
-            self.mode == "ulysses"
-            and heads is not None
-            and heads % self.gpus
-            and _has_slot(target, "compilation")
-        ):
-            return (
-                f"{heads} attention heads on {self.gpus} GPUs take messages whose sizes are known as they arrive, "
-                "which torch.compile cannot follow; take a number of GPUs that divides the heads, or do not compile"
-            )
-        if (
-            self.mode == "ulysses"
-            and heads is not None
-            and heads % self.gpus
-            and _has_slot(target, "recording")
-        ):
-            return (
-                f"{heads} attention heads on {self.gpus} GPUs take messages whose sizes are known as they arrive, "
-                "which a CUDA graph cannot hold; take a number of GPUs that divides the heads, or leave out the "
-                "recording"
-            )
+        if self.mode == "ulysses" and (reason := self._no_heads(target, denoiser)) is not None:
+            return reason
         if not attentions_of(denoiser):
             return f"{kind}'s attention is not computed by a processor that diffusers can share"
-        if _has_slot(target, "step cache"):
-            return (
-                "a step cache keeps and compares whole tensors, and each GPU has its own tokens of them; with a cache, "
-                "share by guidance or draw one picture a GPU"
-            )
-        if self.mode == "ring" and needs_diffusers(denoiser, self.mode, self.gpus):
+        by_diffusers = needs_diffusers(denoiser, self.mode, self.gpus)
+        if (reason := _no_cache(target, by_diffusers)) is not None:
+            return reason
+        if self.mode == "ring" and by_diffusers:
             if not target.machine.is_cuda:
                 return (
                     "diffusers' ring adds up parts of attention by their log-sum-exp, which it takes from CUDA kernels "
@@ -138,6 +111,25 @@ class Parallel(Technique):
                 return (
                     "diffusers' ring takes the kernel that tells its log-sum-exp, and no other; take ulysses"
                 )
+        return None
+
+    def _no_heads(self, target: Target, denoiser: Any) -> str | None:
+        heads = num_heads(denoiser)
+        if heads is None or heads % self.gpus == 0:
+            return None
+        if not can_pad(heads, self.gpus):
+            return f"{heads} attention heads cannot be shared out among {self.gpus} GPUs; take fewer, or parallel(ring)"
+        uneven = f"{heads} attention heads on {self.gpus} GPUs take messages whose sizes are known as they arrive, "
+        if _has_slot(target, "compilation"):
+            return (
+                f"{uneven}which torch.compile cannot follow; take parallel(ring), a number of GPUs that divides the "
+                "heads, or do not compile"
+            )
+        if _has_slot(target, "recording"):
+            return (
+                f"{uneven}which a CUDA graph cannot hold; take parallel(ring), a number of GPUs that divides the "
+                "heads, or leave out the recording"
+            )
         return None
 
     def apply(self, target: Target) -> Effect:
@@ -195,6 +187,24 @@ def _has_slot(target: Target, owns: str, looks_beyond_rows: bool | None = None) 
         and (looks_beyond_rows is None or kind.looks_beyond_rows == looks_beyond_rows)
         for kind, call in _later(target)
     )
+
+
+def _no_cache(target: Target, by_diffusers: bool) -> str | None:
+    """Why a later step cache cannot work on tokens that are split, or None."""
+    for kind, _ in _later(target):
+        if kind.owns != "step cache":
+            continue
+        if not kind.shares_tokens:
+            return (
+                f"{kind.name} keeps tensors inside of the blocks, and each GPU has its own tokens of them; take "
+                "teacache, magcache, seacache or taylorseer"
+            )
+        if by_diffusers:
+            return (
+                "a step cache keeps and compares whole tensors, and tokens that are split in diffusers' way cannot be "
+                "put together for it; take parallel(ring), or a number of GPUs that divides the heads"
+            )
+    return None
 
 
 def _for_each_copy(target: Target) -> str:

@@ -61,6 +61,7 @@ class Seacache(Technique):
     stage: ClassVar[Stage] = Stage.CACHE
     owns: ClassVar[str] = "step cache"
     same_picture: ClassVar[bool] = False
+    shares_tokens: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 

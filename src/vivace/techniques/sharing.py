@@ -31,7 +31,7 @@ from vivace.techniques.shared_forward import (
     unpack,
 )
 from vivace.techniques.split_tokens import Mode, needs_diffusers, refuse_uneven, split_tokens
-from vivace.techniques.step_cache import latents_of
+from vivace.techniques.step_cache import MODE, latents_of
 
 _AGAIN = b""  # in the place of a header: the same as before
 MARK = "_vivace_shared"
@@ -136,6 +136,9 @@ class Shared:
 
         def shared(*args: Any, **kwargs: Any) -> Any:
             self.peers.check()
+            if self._mode != "guidance" and kwargs.get(MODE, "compute") != "compute":
+                self.num_alone += 1  # a step cache's hit, or its look: hardly any work, of all tokens
+                return forward(*args, **kwargs)
             if self._mode != "guidance":
                 refuse_uneven(self._denoiser, args, kwargs, self.peers.num)
             try:

@@ -134,6 +134,10 @@ class TestBoth:
         ("flux", "bf16+parallel(guidance)+teacache(hits=0.3)", 35),
         ("flux", "quantize(nf4)+parallel(ulysses)+attention(math)", 35),
         ("flux", "parallel(ring)+attention(math)+steps(4)", SAME_DB),
+        ("flux", "parallel(ring)+teacache(hits=0.5)+compile(backend=eager)", SAME_DB),
+        ("flux", "parallel(ring)+magcache(hits=0.5)+compile(blocks=repeated, backend=eager)", SAME_DB),
+        ("flux", "parallel(ring)+seacache(1)", SAME_DB),
+        ("flux", "parallel(ring)+taylorseer(hits=0.3)", SAME_DB),
         ("sd", "int8_dynamic+parallel(guidance)", 35),
     ],
 )
@@ -238,6 +242,19 @@ def test_a_ring_takes_one_message_that_travels_beside_a_product() -> None:
     query, key, value = seen.attended[-1]
     assert query.shape[2] * 2 == key.shape[2] == value.shape[2], "half of the queries, all keys"
     assert query.shape[1] == key.shape[1] == 4, "of all heads"
+
+
+def test_a_hit_of_a_step_cache_is_computed_alone_and_of_all_tokens() -> None:
+    recipe = "teacache(hits=0.5)"
+    expected = families.draw(vivace.apply(even_flux(), recipe), num_inference_steps=8)
+    with vivace.apply(even_flux(), f"parallel(ulysses)+{recipe}") as shared:
+        for _ in range(2):
+            assert psnr(families.draw(shared, num_inference_steps=8), expected) > VERY_SAME_DB
+        evidence = shared.evidence()
+    hits = round(16 * evidence["cache_hit_rate"])
+    assert hits >= 6
+    assert evidence["forwards_alone"] == hits
+    assert evidence["forwards_shared"] == evidence["peer_1.forwards"] == 16 - hits
 
 
 def test_layers_that_are_more_than_a_product_are_called() -> None:
@@ -444,7 +461,8 @@ def test_a_bench_measures_it(tmp_path: Path) -> None:
     ("family", "recipe", "why"),
     [
         ("sd", "parallel(ulysses)", "no plan by which UNet2DConditionModel"),
-        ("flux", "parallel(ulysses)+first_block_cache(0.2)", "own tokens"),
+        ("flux", "parallel(ring)+first_block_cache(0.2)", "own tokens"),
+        ("flux", "parallel(ulysses)+teacache(hits=0.5)", "cannot be put together"),
         ("flux", "parallel(ulysses, gpus=4)", "5 attention heads"),
         ("flux", "parallel(ulysses)+compile(backend=eager)", "cannot follow"),
         ("sd", "parallel(guidance)+faster_cache", "both branches"),
