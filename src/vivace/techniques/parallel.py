@@ -19,9 +19,9 @@ session or with its process (docs/adr/0006); what it gains is in docs/several-gp
 point of the recipe, quantised or not, goes to the other GPUs; what comes later (caches, compile, kernels) each process
 does to its own copy. `cuda_graph` records attention's messages with the rest, at the same call on every GPU; graphs
 that torch.compile records by itself (reduce-overhead) are refused for tokens, since each process would decide alone
-when. A step cache that keeps what the blocks make of whole tensors goes with tokens too: in a computed step its residual
-is put together on every GPU, and a hit, which is hardly any work, is the first GPU's alone. On a CPU the same works
-between processes, which is of use for tests alone.
+when. A step cache that keeps what the blocks make of whole tensors goes with tokens too: in a computed step its
+residual is put together on every GPU, and a hit, which is hardly any work, is the first GPU's alone. On a CPU the same
+works between processes, which is of use for tests alone.
 """
 
 from __future__ import annotations
