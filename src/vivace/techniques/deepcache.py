@@ -22,11 +22,9 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from pydantic import model_validator
-
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.spec.technique import Effect, Target, knob
 from vivace.techniques.step_cache import (
     KEPT,
     MODE,
@@ -34,24 +32,21 @@ from vivace.techniques.step_cache import (
     Cached,
     Look,
     Memory,
+    StepCache,
     chosen_by,
     has_step_cache,
     hits_knob,
     is_scheduled_hit,
-    refuse_both,
 )
 
 _BLOCKS = ("DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D")
 
 
-class Deepcache(Technique):
+class Deepcache(StepCache):
     name: ClassVar[str] = "deepcache"
     summary: ClassVar[str] = "reuse a UNet's deep features between steps"
-    stage: ClassVar[Stage] = Stage.CACHE
-    owns: ClassVar[str] = "step cache"
-    same_picture: ClassVar[bool] = False
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    replaced: ClassVar[tuple[str, ...]] = ("interval",)
+    replaced_in_words: ClassVar[str] = "an interval"
 
     interval: int = knob(3, ge=2, le=100, tune=[2, 3, 5], about="every so many steps one is computed whole")
     branch: int = knob(
@@ -62,11 +57,6 @@ class Deepcache(Technique):
         about="skip connection at which the kept feature enters; 0: outermost",
     )
     hits: float | None = hits_knob("an interval")
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        refuse_both(self, self.hits, ("interval",), "an interval")
-        return self
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

@@ -27,11 +27,9 @@ a break, one of the whole batch and one of half of it, and `cuda_graph` records 
 from __future__ import annotations
 
 import inspect
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from pydantic import model_validator
-
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.spec.technique import Effect, Target, knob
 from vivace.techniques.step_cache import (
     KEPT,
     MODE,
@@ -39,12 +37,12 @@ from vivace.techniques.step_cache import (
     Cached,
     Look,
     Memory,
+    StepCache,
     chosen_by,
     has_step_cache,
     hits_knob,
     is_scheduled_hit,
     latents_of,
-    refuse_both,
     starting_anew,
     timestep_of,
 )
@@ -53,15 +51,12 @@ _NUM_RADII = 5
 """The low band's radius is the shorter side divided by this, as in the paper's code and in diffusers."""
 
 
-class FasterCache(Technique):
+class FasterCache(StepCache):
     name: ClassVar[str] = "faster_cache"
     summary: ClassVar[str] = "compute guidance's unconditional half in some of the steps only"
-    stage: ClassVar[Stage] = Stage.CACHE
-    owns: ClassVar[str] = "step cache"
-    same_picture: ClassVar[bool] = False
+    replaced: ClassVar[tuple[str, ...]] = ("interval", "start")
+    replaced_in_words: ClassVar[str] = "an interval (with start)"
     looks_beyond_rows: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     interval: int = knob(
         2, ge=2, le=100, tune=[2, 3, 5], about="every so many steps both halves are computed"
@@ -76,11 +71,6 @@ class FasterCache(Technique):
     )
     boost: float = knob(0.1, ge=0, le=1, tune=[0.0, 0.1, 0.2], about="how much more")
     hits: float | None = hits_knob("interval and start")
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        refuse_both(self, self.hits, ("interval", "start"), "an interval (with start)")
-        return self
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

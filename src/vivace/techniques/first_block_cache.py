@@ -14,15 +14,14 @@ random weights, whose residuals say nothing, and for comparing caches at equal c
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
-
-from pydantic import model_validator
+from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.spec.technique import Effect, Target, knob
 from vivace.techniques.step_cache import (
     ONE_AT_A_TIME,
+    StepCache,
     Steps,
     chosen_by,
     contexts_for,
@@ -31,20 +30,16 @@ from vivace.techniques.step_cache import (
     is_scheduled_hit,
     names_its_context,
     nothing_learnt,
-    refuse_both,
     starting_anew,
 )
 
 
-class FirstBlockCache(Technique):
+class FirstBlockCache(StepCache):
     name: ClassVar[str] = "first_block_cache"
     summary: ClassVar[str] = "reuse a transformer's later blocks while its first one changes little"
-    stage: ClassVar[Stage] = Stage.CACHE
-    owns: ClassVar[str] = "step cache"
-    same_picture: ClassVar[bool] = False
+    replaced: ClassVar[tuple[str, ...]] = ("threshold",)
+    replaced_in_words: ClassVar[str] = "a threshold"
     looks_beyond_rows: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     threshold: float = knob(
         0.05,
@@ -54,11 +49,6 @@ class FirstBlockCache(Technique):
         about="relative change of the first block's residual below which a step is a hit",
     )
     hits: float | None = hits_knob("a threshold")
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        refuse_both(self, self.hits, ("threshold",), "a threshold")
-        return self
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

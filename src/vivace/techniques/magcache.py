@@ -23,11 +23,9 @@ being compiled, here `compile` makes two graphs without a break, and `cuda_graph
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import model_validator
-
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.spec.technique import Effect, Target, knob
 from vivace.techniques.flux_residual import not_flux, residual_forward
 from vivace.techniques.magcache_ratios import Ratios, find_ratios
 from vivace.techniques.step_cache import (
@@ -35,24 +33,21 @@ from vivace.techniques.step_cache import (
     Cached,
     Look,
     Memory,
+    StepCache,
     chosen_by,
     has_step_cache,
     hits_knob,
     is_scheduled_hit,
     nothing_learnt,
-    refuse_both,
 )
 
 
-class Magcache(Technique):
+class Magcache(StepCache):
     name: ClassVar[str] = "magcache"
     summary: ClassVar[str] = "skip a transformer's blocks where their residual is known to change little"
-    stage: ClassVar[Stage] = Stage.CACHE
-    owns: ClassVar[str] = "step cache"
-    same_picture: ClassVar[bool] = False
+    replaced: ClassVar[tuple[str, ...]] = ("threshold", "max_skip", "retention")
+    replaced_in_words: ClassVar[str] = "a threshold (with max_skip and retention)"
     shares_tokens: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     threshold: float = knob(
         0.06,
@@ -70,16 +65,6 @@ class Magcache(Technique):
         about="share of the steps, at the beginning, that are computed",
     )
     hits: float | None = hits_knob("a threshold")
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        refuse_both(
-            self,
-            self.hits,
-            ("threshold", "max_skip", "retention"),
-            "a threshold (with max_skip and retention)",
-        )
-        return self
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from vivace.spec.script import Script, literal, written_call
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.spec.technique import Effect, Target, knob
 from vivace.techniques.step_cache import (
     KEPT,
     MODE,
@@ -37,24 +37,21 @@ from vivace.techniques.step_cache import (
     Cached,
     Look,
     Memory,
+    StepCache,
     chosen_by,
     has_step_cache,
     hits_knob,
     is_scheduled_hit,
     names_its_context,
-    refuse_both,
     timestep_of,
 )
 
 
-class PyramidAttention(Technique):
+class PyramidAttention(StepCache):
     name: ClassVar[str] = "pyramid_attention"
     summary: ClassVar[str] = "reuse every attention's output in some of the middle steps"
-    stage: ClassVar[Stage] = Stage.CACHE
-    owns: ClassVar[str] = "step cache"
-    same_picture: ClassVar[bool] = False
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    replaced: ClassVar[tuple[str, ...]] = ("interval", "start", "until")
+    replaced_in_words: ClassVar[str] = "an interval (with start and until)"
 
     interval: int = knob(2, ge=2, le=100, tune=[2, 3], about="every so many steps attention is computed")
     start: int = knob(800, ge=0, le=1001, tune=[800], about="timestep below which it begins")
@@ -63,7 +60,6 @@ class PyramidAttention(Technique):
 
     @model_validator(mode="after")
     def _knobs_go_together(self) -> Self:
-        refuse_both(self, self.hits, ("interval", "start", "until"), "an interval (with start and until)")
         if self.start <= self.until:
             raise ValueError(
                 f"timesteps count down, so start ({self.start}) must be above until ({self.until})"

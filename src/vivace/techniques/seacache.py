@@ -29,24 +29,22 @@ forward, of a hit, and of the look at the modulated input; `cuda_graph` records 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
-
-from pydantic import model_validator
+from typing import Any, ClassVar
 
 from vivace.errors import UsageError
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.spec.technique import Effect, Target, knob
 from vivace.techniques.flux_residual import not_flux, residual_forward
 from vivace.techniques.step_cache import (
     ONE_AT_A_TIME,
     Cached,
     Look,
     Memory,
+    StepCache,
     chosen_by,
     has_step_cache,
     hits_knob,
     is_scheduled_hit,
     nothing_learnt,
-    refuse_both,
     relative_change,
     timestep_of,
 )
@@ -55,15 +53,12 @@ _LEAST_SIGNAL = 1e-6
 """Of the first step, which is noise alone: only the mean then passes the filter."""
 
 
-class Seacache(Technique):
+class Seacache(StepCache):
     name: ClassVar[str] = "seacache"
     summary: ClassVar[str] = "skip a transformer's blocks while its input, less the noise, changes little"
-    stage: ClassVar[Stage] = Stage.CACHE
-    owns: ClassVar[str] = "step cache"
-    same_picture: ClassVar[bool] = False
+    replaced: ClassVar[tuple[str, ...]] = ("threshold", "max_skip", "power")
+    replaced_in_words: ClassVar[str] = "a threshold (with max_skip and power)"
     shares_tokens: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     threshold: float = knob(
         0.3,
@@ -76,13 +71,6 @@ class Seacache(Technique):
     order: int = knob(0, ge=0, le=1, tune=[0, 1], about="1 continues the residual on a line; 0 repeats it")
     power: float = knob(2.0, gt=0, le=10, tune=[2.0], about="by which a picture's power falls with frequency")
     hits: float | None = hits_knob("a threshold")
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        refuse_both(
-            self, self.hits, ("threshold", "max_skip", "power"), "a threshold (with max_skip and power)"
-        )
-        return self
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

@@ -13,9 +13,11 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from vivace.spec.technique import CallContext, Component, Effect, Technique, knob
+from pydantic import model_validator
+
+from vivace.spec.technique import CallContext, Component, Effect, Stage, Technique, knob
 
 _MARK = "_vivace_step_cache"
 MODE, KEPT = "step_cache_mode", "step_cache_kept"
@@ -37,19 +39,29 @@ def hits_knob(instead: str) -> Any:
     )
 
 
-def refuse_both(cache: Technique, hits: float | None, replaced: tuple[str, ...], said: str) -> None:
-    """For a cache's validator.
+class StepCache(Technique):
+    """What all step caches declare. Each has `hits` as its last knob.
 
-    Args:
-        replaced: knobs that `hits` replaces.
-        said: those in words.
-
-    Raises:
-        ValueError: hits are given, and so is one of those.
+    Attributes:
+        replaced: the knobs that `hits` replaces.
+        replaced_in_words: those in words, e.g. "a threshold".
     """
-    fields = type(cache).model_fields
-    if hits is not None and any(getattr(cache, name) != fields[name].default for name in replaced):
-        raise ValueError(f"give {said} or hits, not both")
+
+    stage: ClassVar[Stage] = Stage.CACHE
+    owns: ClassVar[str] = "step cache"
+    same_picture: ClassVar[bool] = False
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    replaced: ClassVar[tuple[str, ...]]
+    replaced_in_words: ClassVar[str]
+
+    @model_validator(mode="after")
+    def _hits_or_what_they_replace(self) -> Self:
+        fields = type(self).model_fields
+        changed = any(getattr(self, name) != fields[name].default for name in self.replaced)
+        if getattr(self, "hits", None) is not None and changed:
+            raise ValueError(f"give {self.replaced_in_words} or hits, not both")
+        return self
 
 
 def chosen_by(hits: float | None, otherwise: float | str) -> float | str:

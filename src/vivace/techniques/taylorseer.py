@@ -22,12 +22,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any, ClassVar, Self
-
-from pydantic import model_validator
+from typing import Any, ClassVar
 
 from vivace.spec.script import Script, literal, written_call
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.spec.technique import Effect, Target, knob
 from vivace.techniques.step_cache import (
     KEPT,
     MODE,
@@ -35,34 +33,26 @@ from vivace.techniques.step_cache import (
     Cached,
     Look,
     Memory,
+    StepCache,
     chosen_by,
     has_step_cache,
     hits_knob,
     is_scheduled_hit,
     names_its_context,
-    refuse_both,
 )
 
 
-class Taylorseer(Technique):
+class Taylorseer(StepCache):
     name: ClassVar[str] = "taylorseer"
     summary: ClassVar[str] = "predict a denoiser's output from those of the last computed steps"
-    stage: ClassVar[Stage] = Stage.CACHE
-    owns: ClassVar[str] = "step cache"
-    same_picture: ClassVar[bool] = False
+    replaced: ClassVar[tuple[str, ...]] = ("interval", "warmup")
+    replaced_in_words: ClassVar[str] = "an interval and warmup"
     shares_tokens: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     interval: int = knob(3, ge=2, le=100, tune=[2, 3, 4], about="every so many steps one is computed")
     order: int = knob(1, ge=0, le=4, tune=[1, 2], about="of the Taylor series; 0 repeats")
     warmup: int = knob(3, ge=1, le=1000, tune=[3], about="steps at the beginning that are computed")
     hits: float | None = hits_knob("interval and warmup")
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        refuse_both(self, self.hits, ("interval", "warmup"), "an interval and warmup")
-        return self
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

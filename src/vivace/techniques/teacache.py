@@ -25,37 +25,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from pydantic import model_validator
-
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.spec.technique import Effect, Target, knob
 from vivace.techniques.flux_residual import not_flux, residual_forward
 from vivace.techniques.step_cache import (
     ONE_AT_A_TIME,
     Cached,
     Look,
     Memory,
+    StepCache,
     chosen_by,
     has_step_cache,
     hits_knob,
     is_scheduled_hit,
     nothing_learnt,
-    refuse_both,
     relative_change,
 )
 from vivace.techniques.teacache_fit import Fit, find_fit
 
 
-class Teacache(Technique):
+class Teacache(StepCache):
     name: ClassVar[str] = "teacache"
     summary: ClassVar[str] = "skip a transformer's blocks while its modulated input changes little"
-    stage: ClassVar[Stage] = Stage.CACHE
-    owns: ClassVar[str] = "step cache"
-    same_picture: ClassVar[bool] = False
+    replaced: ClassVar[tuple[str, ...]] = ("threshold",)
+    replaced_in_words: ClassVar[str] = "a threshold"
     shares_tokens: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     threshold: float = knob(
         0.25,
@@ -65,11 +60,6 @@ class Teacache(Technique):
         about="sum of rescaled changes at which a step is computed again",
     )
     hits: float | None = hits_knob("a threshold")
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        refuse_both(self, self.hits, ("threshold",), "a threshold")
-        return self
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
