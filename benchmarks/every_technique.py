@@ -261,27 +261,34 @@ def check_device(records: Iterable[Record], new: Record, path: Path) -> None:
             )
 
 
-def add(records: Sequence[Record], new: Record, path: Path) -> list[Record]:
+def add(records: Sequence[Record], new: Record, path: Path, baseline: str = BASELINE) -> list[Record]:
     """To the file as well. What was tried before and did not end well is replaced; baselines pile up, each for the rows
     after it.
+
+    Args:
+        baseline: the recipe, canonical.
 
     Raises:
         StoreError: the file is of another device: rows are compared with each other.
     """
     check_device(records, new, path)
-    kept = [old for old in records if _is_baseline(old) or key_of(old) != key_of(new)]
+    kept = [old for old in records if key_of(old)[0] == baseline or key_of(old) != key_of(new)]
     found = [*kept, new]
     write_records(path, found)
     return found
 
 
-def rows_with_baselines(records: Sequence[Record]) -> list[Row]:
-    """A row a record, in their order, compared with the baseline of as many steps that was measured before it."""
+def rows_with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[Row]:
+    """A row a record, in their order, compared with the baseline of as many steps that was measured before it.
+
+    Args:
+        baseline: the recipe, canonical.
+    """
     rows = []
     latest: dict[int, Record] = {}
     for record in records:
-        steps = key_of(record)[1]
-        if _is_baseline(record):
+        recipe, steps = key_of(record)
+        if recipe == baseline:
             latest[steps] = record
             rows += rows_of([record])
         elif steps in latest:
@@ -298,10 +305,6 @@ def fastest(records: Sequence[Record], number: int) -> list[str]:
     ]
     rows.sort(key=lambda row: -row.speedup.point if row.speedup else 0)
     return list(dict.fromkeys(row.recipe for row in rows))[:number]
-
-
-def _is_baseline(record: Record) -> bool:
-    return record.trial.recipe.text == BASELINE
 
 
 def cases(name: str, part: str = "all", only: Sequence[str] = ()) -> list[Key]:
