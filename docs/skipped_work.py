@@ -17,7 +17,7 @@ from benchmarks.skipped_work import (
     record_file,
     skipping,
 )
-from docs.models_measured import conditions_of, environments_of
+from docs.models_measured import conditions_of
 from docs.techniques_measured import told_of_the_cpu
 from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row
@@ -129,7 +129,7 @@ def _family(name: str, records: Sequence[Record], operations: Mapping[str, Opera
         f"## {name}\n",
         f"{entry.width}x{entry.height}, {length} steps, guidance {entry.guidance_scale:g}. Speed-up, ideal and "
         f"overhead are against `{own}`.\n",
-        *(f"- {conditions_of(environment)}" for environment in environments_of(records)),
+        *conditions_of(records),
         "",
         f"| {' | '.join(_HEADINGS)} |",
         "|" + " --- |" * len(_HEADINGS),

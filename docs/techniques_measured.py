@@ -19,7 +19,7 @@ from benchmarks.every_technique import (
     record_file,
     rows_with_baselines,
 )
-from docs.models_measured import conditions_of, environments_of
+from docs.models_measured import conditions_of
 from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
@@ -245,7 +245,7 @@ def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -
     lines = [
         f"## {name}\n",
         f"{entry.width}x{entry.height}, {length} steps, guidance {entry.guidance_scale:g}.\n",
-        *(f"- {conditions_of(environment)}" for environment in environments_of(records)),
+        *conditions_of(records),
         "",
         f"| {' | '.join(_HEADINGS)} |",
         "|" + " --- |" * len(_HEADINGS),
