@@ -3,12 +3,14 @@
     python -m benchmarks.every_technique sd15 --limit-s 500      measure what the record lacks, until the time is over
     python -m benchmarks.every_technique sd15 --compile 4        only compile, four recipes at a time, and time that
     python -m benchmarks.every_technique sd15 --best 5           the five fastest once more, at full length
+    python -m benchmarks.every_technique sd15 --only int8+compile --steps 50    this one, at full length
 
 The model is drawn with random weights at its native size. What stands alone is timed over eight steps, and
 docs/techniques-measured.md scales that to the model's own number; the baseline, the ten configurations and the best are
-timed at full length. Each invocation measures the baseline again, since the next one may meet another machine; rows are
-compared with the baseline that was measured before them. A record is added as soon as it is there, and the same command
-goes on with what is missing.
+timed at full length, three times at least: of fewer calls there is no interval, and so no verdict. Each invocation
+measures the baseline again, since the next one may meet another machine; rows are compared with the baseline that was
+measured before them. A record is added as soon as it is there, and the same command goes on with what is missing or was
+timed too seldom.
 
 `--compile` fills the compiler's cache on the disk, so that the timing that follows need not wait; how long each first
 call took is kept in a record of its own, because processes that compile side by side disturb each other.
@@ -37,7 +39,8 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import Row, rows_of
 from vivace.spec.recipe import BASELINE
-from vivace.spec.record import Record
+from vivace.spec.record import Outcome, Record
+from vivace.stats.intervals import MIN_SAMPLES
 from vivace.techniques.resolve import resolve
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -128,9 +131,8 @@ Key = tuple[str, int]  # recipe, steps
 @click.option(
     "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
 )
-@click.option(
-    "--only", multiple=True, metavar="RECIPE", help="This recipe, over eight steps; repeat for more."
-)
+@click.option("--only", multiple=True, metavar="RECIPE", help="This recipe, over --steps; repeat for more.")
+@click.option("--steps", type=click.IntRange(1, 1000), help=f"For --only. Default: {STEPS}.")
 @click.option(
     "--part",
     type=click.Choice(["alone", "compiled", "configurations", "all"]),
@@ -152,6 +154,7 @@ def every_technique(
     store: Path,
     limit_s: float | None,
     only: Sequence[str],
+    steps: int | None,
     part: str,
     best: int | None,
     at_once: int | None,
@@ -168,27 +171,34 @@ def every_technique(
     def is_over() -> bool:
         return limit_s is not None and time.monotonic() - started >= limit_s
 
-    asked = cases(name, part, only)
+    if steps is not None and not only:
+        raise click.UsageError("--steps is for recipes that are named; add --only RECIPE")
+    asked = cases(name, part, only, steps or STEPS)
     if at_once is not None:
         return _compile(name, asked, record, at_once, device, is_over)
     records = read_records(record)
     if best is not None:
         asked = [(recipe, full_length(name)) for recipe in fastest(records, best)]
-    done = {key_of(found) for found in records if found.outcome.is_final}
+    done = {key_of(found) for found in records if is_done(name, found)}
     wanted = [case for case in asked if case not in done]
+    if repeats < MIN_SAMPLES and any(number == full_length(name) for _, number in wanted):
+        raise click.UsageError(
+            f"--repeats {repeats}: of fewer than {MIN_SAMPLES} timed calls there is no interval, and rows at full "
+            f"length are there to be compared; give {MIN_SAMPLES} or more"
+        )
     plan = Plan(rounds=1, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
     with sweep.start_launcher(device) as launcher:
-        for steps in dict.fromkeys(steps for _, steps in wanted):
-            of_these = [recipe for recipe, number in wanted if number == steps]
+        for length in dict.fromkeys(number for _, number in wanted):
+            of_these = [recipe for recipe, number in wanted if number == length]
             for recipe in (*[BASELINE] * with_baseline, *of_these):
                 if is_over():
                     click.echo(f"{limit_s:g} s are over; the same command goes on with {recipe}", err=True)
                     return MEASURED_IN_PART
                 before = time.monotonic()
-                found = measure(name, recipe, steps, plan, device, store, launcher)
+                found = measure(name, recipe, length, plan, device, store, launcher)
                 records = add(records, found, record)
                 row = rows_with_baselines(records)[-1] if with_baseline else rows_of([found])[0]
-                click.echo(f"{steps} steps, {line(row)} ({time.monotonic() - before:.0f} s)")
+                click.echo(f"{length} steps, {line(row)} ({time.monotonic() - before:.0f} s)")
     return 0
 
 
@@ -207,6 +217,19 @@ def full_length(name: str) -> int:
 
 def key_of(record: Record) -> Key:
     return record.trial.recipe.text, record.trial.workload.num_inference_steps
+
+
+def num_timed(record: Record) -> int:
+    """Timed calls, of all rounds."""
+    return sum(len(round_.samples) for round_ in record.rounds)
+
+
+def is_done(name: str, record: Record) -> bool:
+    """Whether the record answers its question: measured, at full length often enough for an interval, or failed in a
+    way that would repeat itself."""
+    if record.outcome is Outcome.MEASURED and key_of(record)[1] == full_length(name):
+        return num_timed(record) >= MIN_SAMPLES
+    return record.outcome.is_final
 
 
 def alone(name: str) -> list[str]:
@@ -307,10 +330,10 @@ def fastest(records: Sequence[Record], number: int) -> list[str]:
     return list(dict.fromkeys(row.recipe for row in rows))[:number]
 
 
-def cases(name: str, part: str = "all", only: Sequence[str] = ()) -> list[Key]:
-    """What is measured on this model, the slow last; `only` these recipes, over a few steps, if there are any."""
+def cases(name: str, part: str = "all", only: Sequence[str] = (), steps: int = STEPS) -> list[Key]:
+    """What is measured on this model, the slow last; `only` these recipes, over so many steps, if there are any."""
     if only:
-        return [(resolve(text).text, STEPS) for text in only]
+        return [(resolve(text).text, steps) for text in only]
     found: list[Key] = []
     if part in ("alone", "all"):
         found += [(text, STEPS) for text in alone(name)]
