@@ -25,10 +25,9 @@ from typing import Any
 
 import click
 
-from benchmarks.command import run
+from benchmarks.command import Measuring, measures, run
 from benchmarks.every_model import line
 from benchmarks.every_technique import (
-    MEASURED_IN_PART,
     RESULTS,
     add,
     full_length,
@@ -37,7 +36,7 @@ from benchmarks.every_technique import (
     read_records,
     rows_with_baselines,
 )
-from vivace.benchmark import Plan, sweep
+from vivace.benchmark import sweep
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.load import quiet
@@ -118,15 +117,7 @@ def record_file(name: str) -> Path:
 
 @click.command("skipped_work")
 @click.argument("name", metavar="MODEL", type=click.Choice(FAMILIES))
-@click.option(
-    "--record",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Default: results/skipped-work-MODEL.json.",
-)
-@click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True)
-@click.option(
-    "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
-)
+@measures(record="results/skipped-work-MODEL.json", repeats=3, warmup=1)
 @click.option(
     "--only",
     multiple=True,
@@ -136,30 +127,17 @@ def record_file(name: str) -> Path:
 @click.option(
     "--operations", is_flag=True, help="Measure nothing; count what steps and hits of MODEL compute."
 )
-@click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Timed calls.")
-@click.option("--warmup", type=click.IntRange(1, 100), default=1, show_default=True, help="Calls before.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=1), default=400.0, show_default=True, help="Seconds a recipe."
-)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def skipped_work(
     name: str,
-    record: Path | None,
-    store: Path,
-    limit_s: float | None,
+    how: Measuring,
     only: Sequence[str],
     operations: bool,
-    repeats: int,
-    warmup: int,
-    timeout: float,
-    device: str,
 ) -> int:
     """What skipping saves on one model with random weights, one line a recipe; resumable."""
     if operations:
         with quiet():
             return _count(name)
-    record = record or record_file(name)
-    started = time.monotonic()
+    record = how.record or record_file(name)
     records = read_records(record)
     done = {key_of(found)[0] for found in records if found.outcome.is_final}
     wanted = [recipe_of(name, text) for text in only] or recipes(name)
@@ -167,14 +145,12 @@ def skipped_work(
     if not wanted:
         click.echo("all measured already")
         return 0
-    plan = Plan(rounds=1, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
-    with sweep.start_launcher(device) as launcher:
+    with sweep.start_launcher(how.device) as launcher:
         for recipe in (baseline(name), *wanted):
-            if limit_s is not None and time.monotonic() - started >= limit_s:
-                click.echo(f"{limit_s:g} s are over; the same command goes on with {recipe}", err=True)
-                return MEASURED_IN_PART
+            if how.is_over:
+                return how.ended(recipe)
             before = time.monotonic()
-            found = measure(name, recipe, full_length(name), plan, device, store, launcher)
+            found = measure(name, recipe, full_length(name), how, launcher)
             records = add(records, found, record, baseline(name))
             row = rows_with_baselines(records, baseline(name))[-1]
             click.echo(f"{line(row)} ({time.monotonic() - before:.0f} s)")
