@@ -20,7 +20,7 @@ import click
 from pydantic import ValidationError
 
 import vivace
-from benchmarks.command import run
+from benchmarks.command import MEASURED_IN_PART, run
 from vivace.benchmark import Plan, planned, sweep
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError, UnknownModel, nearest
@@ -34,7 +34,6 @@ RECORD = Path(__file__).parents[1] / "results" / "every-model.json"
 RECIPES = ("baseline", "compile")
 FIRST = ("sd15", "sdxl", "flux-schnell", "flux-dev", "sdxl-turbo", "sdxl-lightning-4step", "lcm-sdxl")
 """What most people ask for, the cheap before the dear; the rest follows in the catalogue's order."""
-MEASURED_IN_PART = 4
 
 Key = tuple[str, str]  # model, recipe
 

@@ -3,12 +3,14 @@
     python -m benchmarks.every_technique sd15 --limit-s 500      measure what the record lacks, until the time is over
     python -m benchmarks.every_technique sd15 --compile 4        only compile, four recipes at a time, and time that
     python -m benchmarks.every_technique sd15 --best 5           the five fastest once more, at full length
+    python -m benchmarks.every_technique sd15 --only int8+compile --steps 50    this one, at full length
 
 The model is drawn with random weights at its native size. What stands alone is timed over eight steps, and
 docs/techniques-measured.md scales that to the model's own number; the baseline, the ten configurations and the best are
-timed at full length. Each invocation measures the baseline again, since the next one may meet another machine; rows are
-compared with the baseline that was measured before them. A record is added as soon as it is there, and the same command
-goes on with what is missing.
+timed at full length, three times at least: of fewer calls there is no interval, and so no verdict. Each invocation
+measures the baseline again, since the next one may meet another machine; rows are compared with the baseline that was
+measured before them. A record is added as soon as it is there, and the same command goes on with what is missing or was
+timed too seldom.
 
 `--compile` fills the compiler's cache on the disk, so that the timing that follows need not wait; how long each first
 call took is kept in a record of its own, because processes that compile side by side disturb each other.
@@ -21,15 +23,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
 
 import vivace
-from benchmarks.command import run
+from benchmarks.command import MEASURED_IN_PART, Measuring, measures, run
 from benchmarks.every_model import line, write_records
-from vivace.benchmark import Plan, sweep
+from vivace.benchmark import sweep
 from vivace.benchmark.launcher import Launcher
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError
@@ -37,13 +39,13 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import Row, rows_of
 from vivace.spec.recipe import BASELINE
-from vivace.spec.record import Record
+from vivace.spec.record import Outcome, Record
+from vivace.stats.intervals import MIN_SAMPLES
 from vivace.techniques.resolve import resolve
 
 RESULTS = Path(__file__).parents[1] / "results"
 FAMILIES = ("sd15", "sdxl", "flux-dev")
 STEPS = 8
-MEASURED_IN_PART = 4
 
 ALONE = (
     "inference_mode",
@@ -119,18 +121,9 @@ Key = tuple[str, int]  # recipe, steps
 
 @click.command("every_technique")
 @click.argument("name", metavar="MODEL", type=click.Choice(FAMILIES))
-@click.option(
-    "--record",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Default: results/techniques-MODEL.json.",
-)
-@click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True)
-@click.option(
-    "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
-)
-@click.option(
-    "--only", multiple=True, metavar="RECIPE", help="This recipe, over eight steps; repeat for more."
-)
+@measures(record="results/techniques-MODEL.json", repeats=4, warmup=3)
+@click.option("--only", multiple=True, metavar="RECIPE", help="This recipe, over --steps; repeat for more.")
+@click.option("--steps", type=click.IntRange(1, 1000), help=f"For --only. Default: {STEPS}.")
 @click.option(
     "--part",
     type=click.Choice(["alone", "compiled", "configurations", "all"]),
@@ -140,55 +133,49 @@ Key = tuple[str, int]  # recipe, steps
 @click.option("--best", type=click.IntRange(1, 50), help="The fastest so far once more, at full length.")
 @click.option("--compile", "at_once", type=click.IntRange(1, 64), help="Only compile, so many at a time.")
 @click.option("--baseline/--no-baseline", "with_baseline", default=True, help="Measure it before the others.")
-@click.option("--repeats", type=click.IntRange(1, 1000), default=4, show_default=True, help="Timed calls.")
-@click.option("--warmup", type=click.IntRange(1, 100), default=3, show_default=True, help="Calls before.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=1), default=400.0, show_default=True, help="Seconds a recipe."
-)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def every_technique(
     name: str,
-    record: Path | None,
-    store: Path,
-    limit_s: float | None,
+    how: Measuring,
     only: Sequence[str],
+    steps: int | None,
     part: str,
     best: int | None,
     at_once: int | None,
     with_baseline: bool,
-    repeats: int,
-    warmup: int,
-    timeout: float,
-    device: str,
 ) -> int:
     """Every technique on one model with random weights, one line a recipe; resumable."""
-    record = record or record_file(name)
-    started = time.monotonic()
-
-    def is_over() -> bool:
-        return limit_s is not None and time.monotonic() - started >= limit_s
-
-    asked = cases(name, part, only)
+    record = how.record or record_file(name)
+    if steps is not None and not only:
+        raise click.UsageError("--steps is for recipes that are named; add --only RECIPE")
+    asked = cases(name, part, only, steps or STEPS)
     if at_once is not None:
-        return _compile(name, asked, record, at_once, device, is_over)
+        return _compile(name, asked, record, at_once, how)
     records = read_records(record)
     if best is not None:
         asked = [(recipe, full_length(name)) for recipe in fastest(records, best)]
-    done = {key_of(found) for found in records if found.outcome.is_final}
+    done = {key_of(found) for found in records if is_done(name, found)}
     wanted = [case for case in asked if case not in done]
-    plan = Plan(rounds=1, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
-    with sweep.start_launcher(device) as launcher:
-        for steps in dict.fromkeys(steps for _, steps in wanted):
-            of_these = [recipe for recipe, number in wanted if number == steps]
+    repeats = how.plan.repeats
+    if (
+        repeats is not None
+        and repeats < MIN_SAMPLES
+        and any(number == full_length(name) for _, number in wanted)
+    ):
+        raise click.UsageError(
+            f"--repeats {repeats}: of fewer than {MIN_SAMPLES} timed calls there is no interval, and rows at full "
+            f"length are there to be compared; give {MIN_SAMPLES} or more"
+        )
+    with sweep.start_launcher(how.device) as launcher:
+        for length in dict.fromkeys(number for _, number in wanted):
+            of_these = [recipe for recipe, number in wanted if number == length]
             for recipe in (*[BASELINE] * with_baseline, *of_these):
-                if is_over():
-                    click.echo(f"{limit_s:g} s are over; the same command goes on with {recipe}", err=True)
-                    return MEASURED_IN_PART
+                if how.is_over:
+                    return how.ended(recipe)
                 before = time.monotonic()
-                found = measure(name, recipe, steps, plan, device, store, launcher)
+                found = measure(name, recipe, length, how, launcher)
                 records = add(records, found, record)
                 row = rows_with_baselines(records)[-1] if with_baseline else rows_of([found])[0]
-                click.echo(f"{steps} steps, {line(row)} ({time.monotonic() - before:.0f} s)")
+                click.echo(f"{length} steps, {line(row)} ({time.monotonic() - before:.0f} s)")
     return 0
 
 
@@ -207,6 +194,19 @@ def full_length(name: str) -> int:
 
 def key_of(record: Record) -> Key:
     return record.trial.recipe.text, record.trial.workload.num_inference_steps
+
+
+def num_timed(record: Record) -> int:
+    """Timed calls, of all rounds."""
+    return sum(len(round_.samples) for round_ in record.rounds)
+
+
+def is_done(name: str, record: Record) -> bool:
+    """Whether the record answers its question: measured, at full length often enough for an interval, or failed in a
+    way that would repeat itself."""
+    if record.outcome is Outcome.MEASURED and key_of(record)[1] == full_length(name):
+        return num_timed(record) >= MIN_SAMPLES
+    return record.outcome.is_final
 
 
 def alone(name: str) -> list[str]:
@@ -261,27 +261,34 @@ def check_device(records: Iterable[Record], new: Record, path: Path) -> None:
             )
 
 
-def add(records: Sequence[Record], new: Record, path: Path) -> list[Record]:
+def add(records: Sequence[Record], new: Record, path: Path, baseline: str = BASELINE) -> list[Record]:
     """To the file as well. What was tried before and did not end well is replaced; baselines pile up, each for the rows
     after it.
+
+    Args:
+        baseline: the recipe, canonical.
 
     Raises:
         StoreError: the file is of another device: rows are compared with each other.
     """
     check_device(records, new, path)
-    kept = [old for old in records if _is_baseline(old) or key_of(old) != key_of(new)]
+    kept = [old for old in records if key_of(old)[0] == baseline or key_of(old) != key_of(new)]
     found = [*kept, new]
     write_records(path, found)
     return found
 
 
-def rows_with_baselines(records: Sequence[Record]) -> list[Row]:
-    """A row a record, in their order, compared with the baseline of as many steps that was measured before it."""
+def rows_with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[Row]:
+    """A row a record, in their order, compared with the baseline of as many steps that was measured before it.
+
+    Args:
+        baseline: the recipe, canonical.
+    """
     rows = []
     latest: dict[int, Record] = {}
     for record in records:
-        steps = key_of(record)[1]
-        if _is_baseline(record):
+        recipe, steps = key_of(record)
+        if recipe == baseline:
             latest[steps] = record
             rows += rows_of([record])
         elif steps in latest:
@@ -300,14 +307,10 @@ def fastest(records: Sequence[Record], number: int) -> list[str]:
     return list(dict.fromkeys(row.recipe for row in rows))[:number]
 
 
-def _is_baseline(record: Record) -> bool:
-    return record.trial.recipe.text == BASELINE
-
-
-def cases(name: str, part: str = "all", only: Sequence[str] = ()) -> list[Key]:
-    """What is measured on this model, the slow last; `only` these recipes, over a few steps, if there are any."""
+def cases(name: str, part: str = "all", only: Sequence[str] = (), steps: int = STEPS) -> list[Key]:
+    """What is measured on this model, the slow last; `only` these recipes, over so many steps, if there are any."""
     if only:
-        return [(resolve(text).text, STEPS) for text in only]
+        return [(resolve(text).text, steps) for text in only]
     found: list[Key] = []
     if part in ("alone", "all"):
         found += [(text, STEPS) for text in alone(name)]
@@ -318,17 +321,15 @@ def cases(name: str, part: str = "all", only: Sequence[str] = ()) -> list[Key]:
     return list(dict.fromkeys(found))
 
 
-def measure(
-    name: str, recipe: str, steps: int, plan: Plan, device: str, store: Path, launcher: Launcher
-) -> Record:
+def measure(name: str, recipe: str, steps: int, how: Measuring, launcher: Launcher) -> Record:
     """One recipe on the model with random weights."""
     (found,) = vivace.bench(
         SYNTHETIC + name,
         [recipe],
         num_inference_steps=steps,
-        plan=plan,
-        device=device,
-        store=store,
+        plan=how.plan,
+        device=how.device,
+        store=how.store,
         rerun=True,
         quality=False,
         rivals=False,
@@ -338,9 +339,7 @@ def measure(
     return found
 
 
-def _compile(
-    name: str, cases: Sequence[Key], record: Path, at_once: int, device: str, is_over: Callable[[], bool]
-) -> int:
+def _compile(name: str, cases: Sequence[Key], record: Path, at_once: int, how: Measuring) -> int:
     """Each recipe that compiles in a process of its own, one call over eight steps: compiled graphs do not know how
     many steps there are."""
     path = first_calls_file(record)
@@ -355,15 +354,15 @@ def _compile(
     running: list[tuple[str, Path, subprocess.Popen[bytes]]] = []
     with tempfile.TemporaryDirectory() as folder:
         while left or running:
-            while left and len(running) < at_once and not is_over():
+            while left and len(running) < at_once and not how.is_over:
                 recipe = left.pop(0)
                 part = Path(folder) / f"{len(left)}.json"
                 arguments = ["--only", recipe, "--no-baseline", "--repeats", "1", "--warmup", "1"]
-                arguments += ["--record", str(part), "--store", str(part.with_suffix("")), "--device", device]
+                arguments += ["--record", str(part), "--store", str(part.with_suffix(""))]
+                arguments += ["--device", how.device]
                 running.append((recipe, part, _start(name, arguments)))
             if not running:
-                click.echo(f"the time is over; the same command goes on with {', '.join(left)}", err=True)
-                return MEASURED_IN_PART
+                return how.ended(", ".join(left))
             time.sleep(0.2)
             for one in [one for one in running if one[2].poll() is not None]:
                 running.remove(one)

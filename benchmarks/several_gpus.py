@@ -8,7 +8,9 @@
 Each recipe is measured in processes of its own, at the model's native size and number of steps. A record is added as
 soon as it is there, and the same command goes on with what is missing; docs/several-gpus.md is made of them
 (`make docs`). FLUX is compiled by its repeated blocks, which takes a fraction of the time of compiling it whole, and
-whole, each with and without CUDA graphs; every number of GPUs is compared with one GPU and the same of both.
+whole, each with and without CUDA graphs; every number of GPUs is compared with one GPU and the same of both. SDXL comes
+with its step recorded first: that takes seconds, and compiling it cold 100 to 140 s on each GPU. Eager it says little:
+on one GPU its step waits for the CPU, however much of it there is to compute.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from typing import Any
 import click
 
 import vivace
-from benchmarks.command import run
+from benchmarks.command import MEASURED_IN_PART, Measuring, measures, run
 from benchmarks.every_model import line, read_records, write_records
 from benchmarks.every_technique import check_device, full_length, measure
-from vivace.benchmark import Plan, sweep
+from vivace.benchmark import sweep
 from vivace.errors import StoreError
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import rows_of
@@ -36,7 +38,6 @@ from vivace.spec.record import Outcome, Record
 from vivace.techniques.resolve import resolve
 
 RECORD = Path(__file__).parents[1] / "results" / "several-gpus.json"
-MEASURED_IN_PART = 4
 PROFILE_STEPS = 4
 
 
@@ -70,14 +71,15 @@ FLUX = (
     ("ring", "compile+cuda_graph"),
 )
 """Modes, and what else the recipe says. What matters most comes first."""
-UNET = "compile"
+UNET: tuple[tuple[str, float | None], ...] = (("cuda_graph", 1.6), ("compile", 1.6), ("baseline", None))
+"""What else SDXL's recipes say, and the target. What costs least to find out comes first."""
 TARGETS = {2: 1.7, 4: 2.9}
 
 
 def cases(gpus: int) -> list[Case]:
     """What matters most comes first. Guidance has two branches, however many GPUs there are."""
     found = [Case("flux-dev", alone, mode, gpus, TARGETS.get(gpus)) for mode, alone in FLUX]
-    return [*found, Case("sdxl", UNET, "guidance", 2, 1.6), Case("sdxl", "baseline", "guidance", 2, None)]
+    return found + [Case("sdxl", alone, "guidance", 2, target) for alone, target in UNET]
 
 
 @click.command("several_gpus")
@@ -88,39 +90,23 @@ def cases(gpus: int) -> list[Case]:
     multiple=True,
     help="This recipe, shared or of one GPU, and what else is given so. Default: all, one GPU before several.",
 )
-@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
-@click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True)
-@click.option(
-    "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
-)
-@click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Timed calls.")
-@click.option("--warmup", type=click.IntRange(1, 100), default=1, show_default=True, help="Calls before.")
+@measures(record=f"results/{RECORD.name}", repeats=3, warmup=1)
 @click.option("--steps", type=click.IntRange(1, 1000), help="Instead of the model's own number.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=1), default=400.0, show_default=True, help="Seconds a recipe."
-)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--profile", is_flag=True, help="Measure nothing; write where the time of a step goes.")
 def several_gpus(
     gpus: int,
     only: str | None,
     only_recipe: tuple[str, ...],
-    record: Path,
-    store: Path,
-    limit_s: float | None,
-    repeats: int,
-    warmup: int,
+    how: Measuring,
     steps: int | None,
-    timeout: float,
-    device: str,
     profile: bool,
 ) -> int:
     """One picture over several GPUs against one GPU, one line a recipe; resumable."""
     chosen = [case for case in cases(gpus) if only in (None, case.name)]
-    started = time.monotonic()
+    record = how.record or RECORD
     recipes = _chosen(chosen, only_recipe)
     if profile:
-        return _profile(chosen, recipes, record, device, limit_s)
+        return _profile(chosen, recipes, record, how)
     records = read_records(record)
     wanted = [
         (case.name, recipe)
@@ -133,15 +119,13 @@ def several_gpus(
         for key in dict.fromkeys(wanted)
         if (known := records.get((SYNTHETIC + key[0], key[1]))) is None or not known.outcome.is_final
     ]
-    plan = Plan(rounds=1, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
     status = 0
-    with sweep.start_launcher(device) as launcher:
+    with sweep.start_launcher(how.device) as launcher:
         for name, recipe in left:
-            if limit_s is not None and time.monotonic() - started >= limit_s:
-                click.echo(f"{limit_s:g} s are over; the same command goes on with {name} {recipe}", err=True)
-                return MEASURED_IN_PART
+            if how.is_over:
+                return how.ended(f"{name} {recipe}")
             before = time.monotonic()
-            found = measure(name, recipe, steps or full_length(name), plan, device, store, launcher)
+            found = measure(name, recipe, steps or full_length(name), how, launcher)
             if found.outcome is not Outcome.MEASURED:
                 status = MEASURED_IN_PART
             if found.outcome is not Outcome.UNSUPPORTED:  # on a machine with more GPUs it would be measured
@@ -276,10 +260,7 @@ def read_profiles(record: Path) -> list[Profile]:
     return [Profile(**item) for item in json.loads(path.read_text())] if path.exists() else []
 
 
-def _profile(
-    chosen: Sequence[Case], recipes: set[str], record: Path, device: str, limit_s: float | None
-) -> int:
-    started = time.monotonic()
+def _profile(chosen: Sequence[Case], recipes: set[str], record: Path, how: Measuring) -> int:
     known = {(one.model, one.recipe): one for one in read_profiles(record)}
     wanted = [
         (case.name, recipe, gpus)
@@ -289,10 +270,9 @@ def _profile(
         if recipe in recipes
     ]
     for name, recipe, gpus in dict.fromkeys(wanted):
-        if limit_s is not None and time.monotonic() - started >= limit_s:
-            click.echo(f"{limit_s:g} s are over; next comes {name} {recipe}", err=True)
-            return MEASURED_IN_PART
-        one = profiled(name, recipe, gpus, device)
+        if how.is_over:
+            return how.ended(f"{name} {recipe}")
+        one = profiled(name, recipe, gpus, how.device)
         known[name, recipe] = one
         path = profile_file(record)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,11 @@ Each step cache runs on fixed schedules of 30, 50 and 65 % hits: with random wei
 stand guidance cutoffs on UNets, and 20 plain steps. Everything is timed at the model's own number of steps; each
 invocation measures the baseline again, and rows are compared with the one before them. docs/skipped-work.md is made of
 the records.
+
+On UNets the denoiser's step is recorded, in every recipe and in the baseline: `cuda_graph` alone. An eager step of
+theirs waits for the CPU that launches its kernels, and a step that computes less launches about as many: such rows
+measure the host. A whole step and a hit, or one without guidance, are a graph each. FLUX's kernels are long enough to
+be launched in time; it stays eager.
 """
 
 from __future__ import annotations
@@ -20,10 +25,9 @@ from typing import Any
 
 import click
 
-from benchmarks.command import run
+from benchmarks.command import Measuring, measures, run
 from benchmarks.every_model import line
 from benchmarks.every_technique import (
-    MEASURED_IN_PART,
     RESULTS,
     add,
     full_length,
@@ -32,12 +36,12 @@ from benchmarks.every_technique import (
     read_records,
     rows_with_baselines,
 )
-from vivace.benchmark import Plan, sweep
+from vivace.benchmark import sweep
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.load import quiet
 from vivace.models.weightless import find_weightless
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe import BASELINE, Recipe, TechniqueCall
 from vivace.spec.technique import Machine, Target
 from vivace.techniques.resolve import instantiate, resolve
 
@@ -55,6 +59,8 @@ UNET_CACHES = ("deepcache", "faster_cache")
 HALVES = ("cfg_cutoff", "faster_cache")
 """Where they skip, the denoiser computes one of the two halves that guidance makes."""
 STEPS = 20
+BESIDE = {"sdxl": "cuda_graph", "sd15": "cuda_graph"}
+"""What every recipe of a model has beside what skips, the baseline too; none: eager."""
 OPERATIONS = RESULTS / "skipped-work-operations.json"
 _HOPPER = Machine("cuda", "a GPU", (9, 0), None)
 
@@ -82,7 +88,27 @@ def recipes(name: str) -> list[str]:
     texts += [f"{cache}(hits={hits:g})" for cache in caches(name) for hits in HITS]
     if not name.startswith("flux"):
         texts += [f"cfg_cutoff({1 - hits:g})" for hits in HITS]
-    return [resolve(text).text for text in texts]
+    return [recipe_of(name, text) for text in texts]
+
+
+def baseline(name: str) -> str:
+    """The recipe that computes all steps, canonical."""
+    return resolve(BESIDE.get(name, BASELINE)).text
+
+
+def recipe_of(name: str, text: str) -> str:
+    """Canonical, with what the model's baseline has, unless it is there already."""
+    own = resolve(text)
+    beside = [call.name for call in resolve(baseline(name)).techniques]
+    if not beside or {call.name for call in own.techniques} & set(beside):
+        return own.text
+    return resolve(f"{text}+{baseline(name)}").text
+
+
+def skipping(recipe: Recipe, among: Recipe) -> TechniqueCall:
+    """The one technique of a recipe that the baseline (`among`) does not have."""
+    (call,) = [call for call in recipe.techniques if call not in among.techniques]
+    return call
 
 
 def record_file(name: str) -> Path:
@@ -91,60 +117,43 @@ def record_file(name: str) -> Path:
 
 @click.command("skipped_work")
 @click.argument("name", metavar="MODEL", type=click.Choice(FAMILIES))
+@measures(record="results/skipped-work-MODEL.json", repeats=3, warmup=1)
 @click.option(
-    "--record",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Default: results/skipped-work-MODEL.json.",
+    "--only",
+    multiple=True,
+    metavar="RECIPE",
+    help="This recipe, with what the model's baseline has; repeat for more.",
 )
-@click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True)
-@click.option(
-    "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
-)
-@click.option("--only", multiple=True, metavar="RECIPE", help="This recipe; repeat for more.")
 @click.option(
     "--operations", is_flag=True, help="Measure nothing; count what steps and hits of MODEL compute."
 )
-@click.option("--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="Timed calls.")
-@click.option("--warmup", type=click.IntRange(1, 100), default=1, show_default=True, help="Calls before.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=1), default=400.0, show_default=True, help="Seconds a recipe."
-)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def skipped_work(
     name: str,
-    record: Path | None,
-    store: Path,
-    limit_s: float | None,
+    how: Measuring,
     only: Sequence[str],
     operations: bool,
-    repeats: int,
-    warmup: int,
-    timeout: float,
-    device: str,
 ) -> int:
     """What skipping saves on one model with random weights, one line a recipe; resumable."""
     if operations:
         with quiet():
             return _count(name)
-    record = record or record_file(name)
-    started = time.monotonic()
+    record = how.record or record_file(name)
     records = read_records(record)
     done = {key_of(found)[0] for found in records if found.outcome.is_final}
-    wanted = [resolve(text).text for text in only] or recipes(name)
+    wanted = [recipe_of(name, text) for text in only] or recipes(name)
     wanted = [recipe for recipe in wanted if recipe not in done]
     if not wanted:
         click.echo("all measured already")
         return 0
-    plan = Plan(rounds=1, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
-    with sweep.start_launcher(device) as launcher:
-        for recipe in (BASELINE, *wanted):
-            if limit_s is not None and time.monotonic() - started >= limit_s:
-                click.echo(f"{limit_s:g} s are over; the same command goes on with {recipe}", err=True)
-                return MEASURED_IN_PART
+    with sweep.start_launcher(how.device) as launcher:
+        for recipe in (baseline(name), *wanted):
+            if how.is_over:
+                return how.ended(recipe)
             before = time.monotonic()
-            found = measure(name, recipe, full_length(name), plan, device, store, launcher)
-            records = add(records, found, record)
-            click.echo(f"{line(rows_with_baselines(records)[-1])} ({time.monotonic() - before:.0f} s)")
+            found = measure(name, recipe, full_length(name), how, launcher)
+            records = add(records, found, record, baseline(name))
+            row = rows_with_baselines(records, baseline(name))[-1]
+            click.echo(f"{line(row)} ({time.monotonic() - before:.0f} s)")
     return 0
 
 
@@ -214,7 +223,8 @@ def read_operations() -> dict[str, dict[str, Operations]]:
 def _count(name: str) -> int:
     found = read_operations()
     counted = {}
-    techniques = dict.fromkeys(resolve(text).techniques[0].name for text in recipes(name))
+    among = resolve(baseline(name))
+    techniques = dict.fromkeys(skipping(resolve(text), among).name for text in recipes(name))
     for technique in techniques:
         if technique == "steps":
             continue

@@ -27,7 +27,7 @@ from typing import Any
 import click
 
 import vivace
-from benchmarks.command import run
+from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.every_model import line
 from vivace.benchmark import Plan, Store, sweep
 from vivace.benchmark.figures import keys_of
@@ -44,7 +44,6 @@ from vivace.spec.record import Outcome, Record
 from vivace.techniques.resolve import instantiate, resolve
 
 RESULTS = Path(__file__).parents[1] / "results"
-MEASURED_IN_PART = 4
 PROMPTS = PROMPT_SETS["tinyworld"]
 STEPS = "steps"
 """The curve that every other one is held against."""

@@ -18,6 +18,7 @@ from docs.techniques_measured import Line, lines_of
 from vivace.report.quality import Gate
 from vivace.report.rows import Row
 from vivace.report.summary import ratio, size
+from vivace.spec.recipe import BASELINE
 from vivace.stats import Verdict
 from vivace.techniques.resolve import resolve
 
@@ -200,24 +201,24 @@ def _is_behind(points: Sequence[Point]) -> bool:
 
 def _on_full_size(name: str, results: Path) -> list[str]:
     """What is left of the ideal at about half of the steps."""
-    rows = rows_with_baselines(read_records(results / skipped_work.record_file(name).name))
+    own = skipped_work.baseline(name)
+    rows = rows_with_baselines(read_records(results / skipped_work.record_file(name).name), own)
     operations = read_operations().get(name, {})
-    baseline: Row | None = None
+    whole: Row | None = None
     told = []
     for row in rows:
         if row.is_baseline:
-            baseline = row
-        elif baseline is not None and row.latency is not None and row.speedup is not None:
-            if not ("hits=0.5" in row.recipe or row.recipe == "cfg_cutoff(0.5)"):
+            whole = row
+        elif whole is not None and row.latency is not None and row.speedup is not None:
+            if not ("hits=0.5" in row.recipe or "cfg_cutoff(0.5)" in row.recipe):
                 continue
-            found = skipping_of(row, baseline, operations)
+            found = skipping_of(row, whole, operations)
             if found is not None:
                 told.append(f"`{row.recipe}` {row.speedup.point:.2f}x of {found.ideal:.2f}x")
     steps = key_of(rows[0].record)[1] if rows else full_length(name)
+    against = f"{steps} steps" if own == BASELINE else f"{steps} steps, against `{own}`"
     return (
-        [f"On {name} ({steps} steps) of what half of the steps could save: {', '.join(told)}.\n"]
-        if told
-        else []
+        [f"On {name} ({against}) of what half of the steps could save: {', '.join(told)}.\n"] if told else []
     )
 
 

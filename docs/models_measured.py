@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -17,6 +17,7 @@ from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS, Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.environment import Environment
 from vivace.spec.recipe import BASELINE
+from vivace.spec.record import Record
 from vivace.stats import median_interval
 
 _HEADINGS = (
@@ -43,7 +44,7 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
         "The models of the catalogue at their published architecture with **random weights** (`synthetic:NAME`), drawn "
         "as their entries say: native size, steps, guidance, scheduler. Times and memory are the architecture's; "
         "pictures, and so quality, there are none.\n",
-        *(f"- {conditions_of(environment)}" for environment in environments_of(list(records.values()))),
+        *conditions_of(records.values()),
         f"- {_workload([row for rows in _tables(records) for row in rows])}\n",
         f"| {' | '.join(headings)} |",
         "|" + " --- |" * len(headings),
@@ -144,13 +145,13 @@ def _predictions(path: Path) -> Planned:
     return {(row["model"], row["recipe"]): row for row in json.loads(path.read_text())}
 
 
-def environments_of(records: Sequence[Any]) -> list[Environment]:
-    """Each once, but for the commit: a record that was resumed may span several."""
-    found = {r.environment.model_copy(update={"source_revision": None}).model_dump_json(): r for r in records}
-    return [record.environment for record in found.values()]
+def conditions_of(records: Iterable[Record]) -> list[str]:
+    """List items: where the records were measured. Each text once: a record that was resumed may span environments that
+    differ in what is not told here, such as the commit or the number of cores."""
+    return [f"- {told}" for told in dict.fromkeys(_conditions(record.environment) for record in records)]
 
 
-def conditions_of(environment: Environment) -> str:
+def _conditions(environment: Environment) -> str:
     driver = f", driver {environment.driver}" if environment.driver else ""
     libraries = ", ".join(f"{name} {version}" for name, version in environment.libraries.items())
     return f"{environment.device_name}{driver}; {libraries}; vivace {environment.vivace}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.every_model import read_records
 from benchmarks.several_gpus import Case, cases, profile_file, read_profiles
-from docs.models_measured import conditions_of, environments_of
+from docs.models_measured import conditions_of
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
@@ -48,7 +48,7 @@ def page(note: str, record: Path) -> str:
         "`parallel` against one GPU with the rest of the recipe alike, on full-size models with **random weights** "
         "(`synthetic:NAME`) at their native size and number of steps, one picture a call, text encoders and VAE inside "
         "the call and on the first GPU alone. Times and memory are the architecture's; pictures there are none.\n",
-        *(f"- {conditions_of(environment)}" for environment in environments_of(list(records.values()))),
+        *conditions_of(records.values()),
         "",
         f"| {' | '.join(_HEADINGS)} |",
         "|" + " --- |" * len(_HEADINGS),

@@ -8,8 +8,16 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.every_technique import full_length, key_of, read_records, rows_with_baselines
-from benchmarks.skipped_work import FAMILIES, Operations, read_operations, record_file
-from docs.models_measured import conditions_of, environments_of
+from benchmarks.skipped_work import (
+    FAMILIES,
+    Operations,
+    baseline,
+    read_operations,
+    recipes,
+    record_file,
+    skipping,
+)
+from docs.models_measured import conditions_of
 from docs.techniques_measured import told_of_the_cpu
 from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row
@@ -52,31 +60,36 @@ def page(note: str, results: Path) -> str:
         "# What skipping saves, measured\n",
         "Step caches on fixed schedules of 30, 50 and 65 % hits, guidance cut off for as many steps, and fewer plain "
         "steps, on full-size models with **random weights** (`synthetic:NAME`) at their native size and number of "
-        "steps, batch 1, eager, text encoders and VAE inside the call. What this does to pictures is on "
+        "steps, batch 1, text encoders and VAE inside the call. What this does to pictures is on "
         "[another page](step-curves.md), with trained models.\n",
+        "FLUX is eager, and its rows are compared with the baseline. On UNets the step is recorded in every row "
+        "(`cuda_graph`), and the baseline is `cuda_graph` alone: an eager step of theirs waits for the CPU that "
+        "launches its kernels, and one that computes less launches about as many.\n",
         "*A skipped step computes*: the denoiser's operations in such a step over those of a whole one, counted. "
         "*Ideal speed-up*: if the time of the steps fell as their operations do and all else stayed. *Overhead of a "
         "skipped step*: what it took beyond that, over the time of a whole step; below 0 where it took less. "
         f"Above {LIMIT:.0%} it is in bold.\n",
     ]
     operations = read_operations()
-    for name in FAMILIES:
-        records = read_records(results / record_file(name).name)
+    found = {name: read_records(results / record_file(name).name) for name in FAMILIES}
+    for name, records in found.items():
         if records:
             lines += _family(name, records, operations.get(name, {}))
+    if missing := [name for name, records in found.items() if not records]:
+        lines.append(f"Still to be measured: {', '.join(missing)}.\n")
     return "\n".join(lines).rstrip() + "\n"
 
 
-def skipping_of(row: Row, baseline: Row, operations: Mapping[str, Operations]) -> Skipping | None:
+def skipping_of(row: Row, whole: Row, operations: Mapping[str, Operations]) -> Skipping | None:
     """None where the row's evidence does not tell how many steps were skipped.
 
     Args:
-        baseline: measured in the same run, all of its steps computed.
+        whole: the baseline, measured in the same run, all of its steps computed; the row's recipe but for what skips.
         operations: by technique.
     """
-    length = key_of(baseline.record)[1]
-    total, steps = _times(baseline)
-    (call,) = row.record.trial.recipe.techniques
+    length = key_of(whole.record)[1]
+    total, steps = _times(whole)
+    call = skipping(row.record.trial.recipe, whole.record.trial.recipe)
     if call.name == "steps":
         number = int(str(call.knobs["steps"]))
         return Skipping(1 - number / length, None, total / (total - steps + steps * number / length), None)
@@ -111,31 +124,32 @@ def _share_skipped(evidence: Mapping[str, object]) -> float | None:
 
 
 def _family(name: str, records: Sequence[Record], operations: Mapping[str, Operations]) -> list[str]:
-    length, entry = full_length(name), CATALOGUE[name]
+    length, entry, own = full_length(name), CATALOGUE[name], baseline(name)
     lines = [
         f"## {name}\n",
-        f"{entry.width}x{entry.height}, {length} steps, guidance {entry.guidance_scale:g}.\n",
-        *(f"- {conditions_of(environment)}" for environment in environments_of(records)),
+        f"{entry.width}x{entry.height}, {length} steps, guidance {entry.guidance_scale:g}. Speed-up, ideal and "
+        f"overhead are against `{own}`.\n",
+        *conditions_of(records),
         "",
         f"| {' | '.join(_HEADINGS)} |",
         "|" + " --- |" * len(_HEADINGS),
     ]
-    rows = rows_with_baselines(records)
-    baseline: Row | None = None
+    rows = rows_with_baselines(records, own)
+    whole: Row | None = None
     notes, overheads = [], []
     for row in rows:
         if row.is_baseline:
-            baseline = row
+            whole = row
             if row.latency is not None:
                 step = _times(row)[1] / key_of(row.record)[1]
-                cells = ["`baseline`", plus_minus(row.latency.median), "1", "-", "-", "-"]
+                cells = [f"`{own}`", plus_minus(row.latency.median), "1", "-", "-", "-"]
                 lines.append(f"| {' | '.join([*cells, f'a step: {seconds(step)}'])} |")
             continue
-        if row.latency is None or baseline is None or baseline.latency is None or row.speedup is None:
+        if row.latency is None or whole is None or whole.latency is None or row.speedup is None:
             how = "no effect" if row.outcome is Outcome.NO_EFFECT else row.outcome.value
             notes.append(f"- `{row.recipe}`: {how}: {row.reason}")
             continue
-        found = skipping_of(row, baseline, operations)
+        found = skipping_of(row, whole, operations)
         cells = [f"`{row.recipe}`", plus_minus(row.latency.median), ratio(row.speedup)]
         if found is None:
             cells += ["-"] * 4
@@ -153,6 +167,9 @@ def _family(name: str, records: Sequence[Record], operations: Mapping[str, Opera
         )
     if notes:
         lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
+    known = {row.recipe for row in rows}
+    if missing := [recipe for recipe in recipes(name) if recipe not in known]:
+        lines.append(f"Still to be measured: {', '.join(f'`{recipe}`' for recipe in missing)}.\n")
     lines += told_of_the_cpu(rows)
     lines.append(
         f"Made by `python -m benchmarks.skipped_work {name}` ([record](../results/{record_file(name).name})).\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.step_curves import CALIBRATED, CURVES, STEPS, Case, read_cases, record_file, rows_with_quality
 from docs import curve_plot
-from docs.models_measured import conditions_of, environments_of
+from docs.models_measured import conditions_of
 from vivace.report.rows import Row
 from vivace.report.summary import ratio
 from vivace.spec.recipe import BASELINE
@@ -232,10 +232,7 @@ def _family(one: Family) -> list[str]:
             if one.is_gpu
             else "Measured on a CPU, so the plot shows what the denoiser's work saves, counted, and not times.\n"
         ),
-        *(
-            f"- {conditions_of(environment)}"
-            for environment in environments_of([c.record for c in one.cases.values()])
-        ),
+        *conditions_of(case.record for case in one.cases.values()),
         "",
         f"![{one.name}: SSIM to the baseline against speed-up]({plot_file(one.name)})\n",
         *in_words(one),

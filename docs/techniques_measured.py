@@ -14,18 +14,21 @@ from benchmarks.every_technique import (
     configurations,
     first_calls_file,
     full_length,
+    is_done,
     key_of,
+    num_timed,
     read_records,
     record_file,
     rows_with_baselines,
 )
-from docs.models_measured import conditions_of, environments_of
+from docs.models_measured import conditions_of
 from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.stats import Interval, Verdict, median_interval, speedup, verdict
+from vivace.stats.intervals import MIN_SAMPLES
 
 _HEADINGS = (
     "recipe", "s/image", "steps timed", "speed-up [95 % interval]", "verdict", "model memory", "peak memory",
@@ -69,12 +72,14 @@ def page(note: str, results: Path) -> str:
         "Each technique that keeps the picture, alone and with `compile` where that decides what it is worth, on "
         "full-size models with **random weights** (`synthetic:NAME`) at their native size, batch 1, text encoders "
         "inside the call. Times and memory are the architecture's; pictures, and so quality, there are none.\n",
-        f"Rows of {STEPS} *steps timed* are scaled: the time of the steps is multiplied to the model's own number, "
+        f"Rows of fewer *steps timed* than the model's own number ({STEPS} mostly) are scaled: the time "
+        "of the steps is multiplied, "
         "that of the text encoders and the VAE is not. Each is compared with the baseline that was measured before it "
         "in the same run, scaled alike. With one process a recipe, differences under 10 % cannot be told from drift: "
-        f"*{Verdict.UNCLEAR}*. *First call*: with whatever is compiled on the way, where the timed process found the "
-        "graphs in the compiler's cache; *compiling*: the first call of a process that found none, while others "
-        "compiled beside it.\n",
+        f"*{Verdict.UNCLEAR}*. So is what was timed in fewer than {MIN_SAMPLES} calls, of which there is no interval; "
+        "where a row over fewer steps has one, it is that which is shown. *First call*: with whatever is compiled on "
+        "the way, where the timed process found the graphs in the compiler's cache; *compiling*: the first call of a "
+        "process that found none, while others compiled beside it.\n",
     ]
     lines += _claims(
         {name: lines_of(name, read_records(results / record_file(name).name)) for name in FAMILIES}
@@ -209,7 +214,7 @@ def _scaled(row: Row, factor: float) -> list[float]:
 
 
 def lines_of(name: str, records: Sequence[Record]) -> list[Line]:
-    """What was measured of each recipe, the fastest first; timed at full length, where it was."""
+    """What was measured of each recipe, the fastest first; timed at full length, where it was often enough."""
     return _best(_measured(name, records))
 
 
@@ -227,9 +232,14 @@ def _measured(name: str, records: Sequence[Record]) -> dict[tuple[str, int], Lin
 
 
 def _best(measured: Mapping[tuple[str, int], Line]) -> list[Line]:
-    # What was timed at full length needs no scaling.
-    best = {recipe: line for (recipe, steps), line in sorted(measured.items(), key=lambda item: item[0][1])}
+    # What was timed at full length needs no scaling; but without an interval it can be compared with nothing.
+    ordered = sorted(measured.items(), key=lambda item: (_has_interval(item[1]), item[0][1]))
+    best = {recipe: line for (recipe, _), line in ordered}
     return sorted(best.values(), key=lambda line: -(line.speedup.point if line.speedup else 1.0))
+
+
+def _has_interval(line: Line) -> bool:
+    return (line.speedup or line.latency).low is not None
 
 
 def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -> list[str]:
@@ -245,7 +255,7 @@ def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -
     lines = [
         f"## {name}\n",
         f"{entry.width}x{entry.height}, {length} steps, guidance {entry.guidance_scale:g}.\n",
-        *(f"- {conditions_of(environment)}" for environment in environments_of(records)),
+        *conditions_of(records),
         "",
         f"| {' | '.join(_HEADINGS)} |",
         "|" + " --- |" * len(_HEADINGS),
@@ -255,12 +265,12 @@ def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -
     notes = [_told(row) for row in rows if row.latency is None and row.recipe not in best]
     if notes:
         lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
-    known = {key_of(record) for record in records}
-    if missing := [recipe for recipe, steps in cases(name) if (recipe, steps) not in known]:
-        lines += [
-            f"Still to be measured: {', '.join(f'`{recipe}`' for recipe in dict.fromkeys(missing))}.",
-            "",
-        ]
+    known = {key_of(record): record for record in records}
+    seldom = [key[0] for key in cases(name) if key in known and not is_done(name, known[key])]
+    missing = [key[0] for key in cases(name) if key not in known]
+    for told, recipes in (("Still to be measured", missing), ("To be measured again", seldom)):
+        if recipes:
+            lines += [f"{told}: {', '.join(f'`{recipe}`' for recipe in dict.fromkeys(recipes))}.", ""]
     lines += told_of_the_cpu(rows)
     lines += _study(name, measured, length)
     lines.append(
@@ -272,6 +282,9 @@ def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -
 def _cells(line: Line, compiling_s: float | None) -> list[str]:
     row = line.row
     gain, told = ("1", "baseline") if line.speedup is None else (ratio(line.speedup), str(line.verdict))
+    if not _has_interval(line):
+        calls = num_timed(row.record)
+        told += f": {calls} timed call{'s' if calls != 1 else ''}"
     memory = ["-", "-"]
     if row.memory is not None:
         memory = [size(row.memory.model_bytes), size(row.memory.peak_bytes)]

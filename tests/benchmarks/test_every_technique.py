@@ -19,7 +19,9 @@ from benchmarks.every_technique import (
     fastest,
     first_calls_file,
     full_length,
+    is_done,
     key_of,
+    num_timed,
     read_records,
     rows_with_baselines,
 )
@@ -115,18 +117,52 @@ def test_it_goes_on_where_it_stopped_with_a_baseline_of_that_day(
 
 
 def test_the_best_are_drawn_at_full_length(
-    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make_all_small(monkeypatch)
     monkeypatch.setattr(every_technique, "full_length", lambda name: 2)
     (tmp_path / "record.json").write_bytes((measured / "record.json").read_bytes())
     best = fastest(read_records(measured / "record.json"), 1)
     assert best[0] in ASKED
-    assert run(command, ["sd15", *_paths(tmp_path), *QUICK, "--best", "1"]) == 0
+    best_one = ["sd15", *_paths(tmp_path), *QUICK, "--best", "1"]
+    assert run(command, best_one) == 2
+    assert "fewer than 3 timed calls there is no interval" in capfd.readouterr().err
+    assert len(read_records(tmp_path / "record.json")) == 4, "nothing was measured"
+    assert run(command, [*best_one, "--repeats", "3"]) == 0
     assert [key_of(one) for one in read_records(tmp_path / "record.json")][4:] == [
         ("baseline", 2),
         (best[0], 2),
     ]
+
+
+def test_a_named_recipe_at_full_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_all_small(monkeypatch)
+    monkeypatch.setattr(every_technique, "full_length", lambda name: 2)
+    asked = ["sd15", *_paths(tmp_path), *QUICK, "--only", "fuse_qkv"]
+    assert run(command, [*asked, "--steps", "3"]) == 0, "of other lengths one call is taken"
+    assert run(command, [*asked, "--steps", "2", "--repeats", "3"]) == 0
+    found = read_records(tmp_path / "record.json")
+    assert [(*key_of(one), num_timed(one)) for one in found] == [
+        ("baseline", 3, 1), ("fuse_qkv", 3, 1), ("baseline", 2, 3), ("fuse_qkv", 2, 3),
+    ]  # fmt: skip
+    assert run(command, ["sd15", *_paths(tmp_path), *QUICK, "--steps", "2"]) == 2
+    assert "add --only RECIPE" in capfd.readouterr().err
+
+
+def test_what_was_timed_too_seldom_is_timed_again(measured: Path) -> None:
+    record = read_records(measured / "record.json")[1]
+    assert num_timed(record) == 1
+    assert is_done("sd15", record), "eight steps are scaled, not full length"
+    workload = record.trial.workload.model_copy(update={"num_inference_steps": full_length("sd15")})
+    whole = record.model_copy(update={"trial": record.trial.model_copy(update={"workload": workload})})
+    assert not is_done("sd15", whole)
+    (round_,) = whole.rounds
+    often = round_.model_copy(update={"samples": round_.samples * 3})
+    assert is_done("sd15", whole.model_copy(update={"rounds": (often,)}))
+    failed = round_.model_copy(update={"samples": (), "outcome": Outcome.UNSUPPORTED, "reason": "so"})
+    assert is_done("sd15", whole.model_copy(update={"rounds": (failed,)}))
 
 
 def test_what_compiles_is_compiled_beside_each_other_into_a_record_of_its_own(

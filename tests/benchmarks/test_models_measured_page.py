@@ -72,6 +72,23 @@ def test_every_case_has_a_row_with_its_figures_or_its_reason(record: Path) -> No
     assert page.count("random weights: times") == 0, "it stands above the table"
 
 
+def test_where_it_was_measured_is_told_once() -> None:
+    def on(**changes: object) -> Record:
+        found = make_record("baseline", make_round(0))
+        return found.model_copy(update={"environment": make_environment().model_copy(update=changes)})
+
+    records = [
+        on(),
+        on(num_cores=64, variables={"OMP_NUM_THREADS": "8"}, source_revision="1" * 40),
+        on(device_name="Test GPU", driver="580.1"),
+        on(),
+    ]
+    assert models_measured.conditions_of(records) == [
+        "- Test CPU; torch 2.13.0; vivace 0.1.0",
+        "- Test GPU, driver 580.1; torch 2.13.0; vivace 0.1.0",
+    ]
+
+
 def test_predictions_stand_beside_where_they_were_made(record: Path) -> None:
     said = {"model": "synthetic:sdxl", "recipe": "compile", "peak_bytes": 459_000_000, "reason": None}
     plan_file(record).write_text(json.dumps([said]))

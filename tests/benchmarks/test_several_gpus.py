@@ -31,7 +31,7 @@ def test_on_a_cpu_processes_take_the_places_of_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make_all_small(monkeypatch)
-    monkeypatch.setattr(several_gpus, "UNET", "channels_last")
+    monkeypatch.setattr(several_gpus, "UNET", (("channels_last", 1.6), ("baseline", None)))
     record = tmp_path / "record.json"
     quick = ["--repeats", "1", "--warmup", "1", "--steps", "2", "--device", "cpu", "--only", "sdxl"]
     given = [*quick, "--record", str(record), "--store", str(tmp_path / "store")]
@@ -55,7 +55,12 @@ def test_the_wished_for_comes_first() -> None:
     found = [(case.name, case.mode, case.target) for case in cases(2)]
     assert found[0] == found[1] == ("flux-dev", "ulysses", 1.7)
     assert ("flux-dev", "ring", 1.7) in found
-    assert found[-2] == ("sdxl", "guidance", 1.6)
+    assert found[-3:] == [("sdxl", "guidance", 1.6), ("sdxl", "guidance", 1.6), ("sdxl", "guidance", None)]
+    of_sdxl = [case for case in cases(2) if case.name == "sdxl"]
+    assert [case.alone for case in of_sdxl] == ["cuda_graph", "compile", "baseline"]
+    assert [case.recipe for case in of_sdxl] == [
+        "parallel(guidance)+cuda_graph", "parallel(guidance)+compile", "parallel(guidance)",
+    ]  # fmt: skip
     of_flux = {case.alone for case in cases(2) if case.name == "flux-dev"}
     assert of_flux == {
         f"compile{blocks}{graph}" for blocks in ("", "(blocks=repeated)") for graph in ("", "+cuda_graph")
@@ -130,6 +135,27 @@ def test_time_is_told_apart() -> None:
         "waiting for two thirds of the gap"
     )
     assert cpu_a_step([0.0, 10.0, 20.0], [(5.0, 9.0), (19.0, 30.0)]) == 7.5
+
+
+def test_what_is_recorded_is_profiled_and_what_is_eager_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def profiled(name: str, recipe: str, gpus: int, device: str) -> Profile:
+        asked.append((recipe, gpus))
+        return Profile(name, recipe, gpus, 100.0, 80.0, 12.0, 5.0, 3.0, 2.0, 40.0)
+
+    monkeypatch.setattr(several_gpus, "profiled", profiled)
+    record = tmp_path / "record.json"
+    assert run(command, ["--profile", "--only", "sdxl", "--record", str(record)]) == 0
+    assert asked == [
+        ("cuda_graph", 1),
+        ("parallel(guidance)+cuda_graph", 2),
+        ("compile", 1),
+        ("parallel(guidance)+compile", 2),
+    ]
+    assert [one.recipe for one in read_profiles(record)] == [recipe for recipe, _ in asked]
 
 
 def test_one_recipe_can_be_chosen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

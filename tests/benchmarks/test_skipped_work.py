@@ -1,5 +1,6 @@
 """What skipping saves beside what it would save for nothing: counted, measured on small models, and on the page."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,19 @@ import pytest
 from benchmarks import skipped_work
 from benchmarks.command import run
 from benchmarks.every_technique import read_records, rows_with_baselines
-from benchmarks.skipped_work import FAMILIES, Operations, caches, count_operations, read_operations, recipes
+from benchmarks.skipped_work import (
+    FAMILIES,
+    Operations,
+    baseline,
+    caches,
+    count_operations,
+    read_operations,
+    recipe_of,
+    recipes,
+    skipping,
+)
 from benchmarks.skipped_work import skipped_work as command
+from docs import choosing
 from docs.skipped_work import page, skipping_of
 from tests.narrow import make_all_small
 from vivace.spec.record import Outcome
@@ -16,19 +28,22 @@ from vivace.spec.technique import Stage
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import resolve
 
+BESIDE = "channels_last"
 ASKED = ["steps(3)", "deepcache(hits=0.5)", "cfg_cutoff(0.5)"]
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("skipped")
     with pytest.MonkeyPatch.context() as patch:
         make_all_small(patch)
+        # In the place of what only a GPU can record.
+        patch.setitem(skipped_work.BESIDE, "sd15", BESIDE)
         patch.setattr(skipped_work, "full_length", lambda name: 8)
         only = [word for recipe in ASKED for word in ("--only", recipe)]
         paths = ["--record", str(folder / "skipped-work-sd15.json"), "--store", str(folder / "store")]
         assert run(command, ["sd15", *paths, *only, "--repeats", "2", "--device", "cpu"]) == 0
-    return folder
+        yield folder
 
 
 def test_every_cache_is_asked_for_where_it_runs() -> None:
@@ -38,6 +53,22 @@ def test_every_cache_is_asked_for_where_it_runs() -> None:
     } <= asked
     assert {"steps", "cfg_cutoff"} <= asked
     assert "steps" not in {resolve(text).techniques[0].name for text in recipes("flux-schnell")}
+
+
+def test_steps_of_unets_are_recorded_in_the_baseline_too() -> None:
+    for name in ("sdxl", "sd15"):
+        assert baseline(name) == "cuda_graph"
+        among = resolve("cuda_graph")
+        assert all("cuda_graph" in text.split("+") for text in recipes(name))
+        assert {skipping(resolve(text), among).name for text in recipes(name)} == {
+            "steps", "deepcache", "faster_cache", "cfg_cutoff",
+        }  # fmt: skip
+    for name in ("flux-dev", "flux-schnell"):
+        assert baseline(name) == "baseline"
+        assert not any("cuda_graph" in text for text in recipes(name))
+    assert recipe_of("sdxl", "steps(20)") == recipe_of("sdxl", "cuda_graph+steps(20)")
+    assert recipe_of("sdxl", "deepcache+compile") == resolve("deepcache+compile+cuda_graph").text
+    assert recipe_of("flux-dev", "fbcache(hits=0.5)") == "first_block_cache(hits=0.5)"
 
 
 def test_the_counts_are_committed_for_every_recipe() -> None:
@@ -66,9 +97,12 @@ def test_a_block_of_flux_is_one_of_57() -> None:
 def test_skipping_beside_its_ideal(measured: Path) -> None:
     records = read_records(measured / "skipped-work-sd15.json")
     assert [one.outcome for one in records] == [Outcome.MEASURED] * 4, [one.reason for one in records]
-    baseline, fewer, cache, cutoff = rows_with_baselines(records)
+    whole, fewer, cache, cutoff = rows_with_baselines(records, BESIDE)
+    assert whole.is_baseline
+    assert whole.recipe == BESIDE
+    assert [row.recipe for row in (fewer, cache, cutoff)] == [recipe_of("sd15", text) for text in ASKED]
     operations = {"deepcache": Operations(100, 10), "cfg_cutoff": Operations(100, 50)}
-    found = [skipping_of(row, baseline, operations) for row in (fewer, cache, cutoff)]
+    found = [skipping_of(row, whole, operations) for row in (fewer, cache, cutoff)]
     assert all(found)
     # SD 1.5's scheduler calls the denoiser once more than there are steps.
     assert [one.skipped for one in found if one] == [5 / 8, 4 / 9, 5 / 9]
@@ -78,14 +112,14 @@ def test_skipping_beside_its_ideal(measured: Path) -> None:
     for one in found:
         assert one is not None
         assert 1 < one.ideal < 8 / 3
-    assert skipping_of(cache, baseline, {}) is None, "what was not counted has no ideal"
+    assert skipping_of(cache, whole, {}) is None, "what was not counted has no ideal"
 
 
 def test_overhead_is_what_a_hit_takes_beyond_its_operations(measured: Path) -> None:
-    baseline, _, cache, _ = rows_with_baselines(read_records(measured / "skipped-work-sd15.json"))
+    whole, _, cache, _ = rows_with_baselines(read_records(measured / "skipped-work-sd15.json"), BESIDE)
 
     def overhead(hit: int) -> float:
-        found = skipping_of(cache, baseline, {"deepcache": Operations(100, hit)})
+        found = skipping_of(cache, whole, {"deepcache": Operations(100, hit)})
         assert found is not None
         assert found.overhead is not None
         return found.overhead
@@ -96,8 +130,23 @@ def test_overhead_is_what_a_hit_takes_beyond_its_operations(measured: Path) -> N
 def test_the_page(measured: Path) -> None:
     text = page("note\n", measured)
     assert "## sd15" in text
-    assert "| `deepcache(hits=0.5)` |" in text
+    assert f"Speed-up, ideal and overhead are against `{BESIDE}`." in text
+    (first, *others) = [line for line in text.splitlines() if line.startswith("| `")]
+    assert first.startswith(f"| `{BESIDE}` |")
+    assert "| 1 | - | - | - | a step: " in first
+    assert sorted(line.split("`")[1] for line in others) == sorted(recipe_of("sd15", text) for text in ASKED)
     assert "Overhead of a skipped step: " in text
+    assert "Still to be measured: `channels_last+deepcache(hits=0.3)`" in text
+    assert "\nStill to be measured: flux-dev, flux-schnell, sdxl." in text
+
+
+def test_the_choosing_page_reads_it(measured: Path, tmp_path: Path) -> None:
+    (told,) = choosing._on_full_size("sd15", measured)
+    assert f"against `{BESIDE}`) of what half of the steps could save: " in told
+    assert "steps(3)" not in told
+    for text in ASKED[1:]:
+        assert f"`{recipe_of('sd15', text)}` " in told
+    assert choosing._on_full_size("sd15", tmp_path) == [], "nothing measured, nothing told"
 
 
 def test_it_goes_on_where_it_stopped(measured: Path, capfd: pytest.CaptureFixture[str]) -> None:

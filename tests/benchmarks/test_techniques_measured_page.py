@@ -81,6 +81,34 @@ def test_rows_are_scaled_and_sorted_and_the_losers_are_shown(results: Path) -> N
     assert "Ten configurations" not in page, "they are not measured yet"
 
 
+def test_a_row_without_an_interval_gives_way_to_one_with_it(results: Path) -> None:
+    def seldom(recipe: str, seconds: float, calls: int = 2) -> Record:
+        return case(recipe, 28, make_round(0, (seconds,) * calls))
+
+    path = results / record_file("flux-dev").name
+    records = [
+        case("baseline", 8, round_of(2.0)),
+        case("compile", 8, round_of(1.0)),
+        seldom("baseline", 3.5),
+        seldom("compile", 1.4),
+        seldom("compile@denoiser,vae", 1.2),
+        seldom("quantize(int8)", 5.0, calls=1),
+    ]
+    write_records(path, records)
+    page = techniques_measured.page(NOTE, results)
+    rows = {row[0]: row[2:5] for row in rows_of(page)}
+    assert rows == {
+        "`compile@denoiser,vae`": ["28", "2.92x", "unclear: 2 timed calls"],
+        "`compile`": ["8", "2.00x [2.00, 2.00]", "faster"],
+        "`baseline`": ["8", "1", "baseline"],
+        "`quantize(int8)`": ["28", "0.70x", "unclear: 1 timed call"],
+    }
+    again = next(line for line in page.splitlines() if line.startswith("To be measured again: "))
+    assert {word.strip("`.,") for word in again.split()[4:]} == {
+        "compile", "compile@denoiser,vae", "quantize(int8)",
+    }  # fmt: skip
+
+
 def test_the_studys_configurations_stand_in_its_order_beside_what_it_published(results: Path) -> None:
     path = results / record_file("flux-dev").name
     recipes = ["baseline", *configurations("flux-dev")]

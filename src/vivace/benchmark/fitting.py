@@ -1,4 +1,11 @@
-"""The largest batch that fits in a GPU's memory, found by trying."""
+"""The largest batch that fits in a GPU's memory, found by trying.
+
+What fits in a process after many tries need not fit in a fresh one. PyTorch's allocator gives a segment of memory back
+only when nothing lies in it, and whether a small tensor (SDXL's VAE, cast to fp32 and back in each call; a library's
+workspace) lands in a segment of its own or in the middle of one that is wanted whole depends on what was allocated and
+freed before. So what is found by trying in one process is a candidate; it counts once it has gone through a rehearsal
+of a measured round in a process of its own (see `vivace.benchmark.runner.ask_largest_batch`).
+"""
 
 from __future__ import annotations
 
@@ -58,30 +65,32 @@ def settled(batch: int, holds: Callable[[int], bool]) -> int:
 
 
 def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None]) -> int:
-    """In the worker, on a GPU: load the trial's model and recipe once and try calls of one step and the decoding.
+    """In the worker, on a GPU: load the trial's model and recipe once and try calls of one step and the decoding, each
+    with emptied memory. The denoiser needs the same memory at every step.
 
-    The denoiser needs the same memory at every step. What fits once into emptied memory need not fit again into what
-    the first call has split up, so the batch that is found must hold for three calls in a row, as a measurement makes
-    them.
+    Returns what fitted once here, 0 if not even one picture did.
     """
     import gc
 
     import torch
 
-    from vivace.benchmark.round import open_trial, try_call
+    from vivace.benchmark.round import explain, open_trial, try_call
+    from vivace.spec.record import Outcome
 
     session = open_trial(trial)
     peaks: dict[int, int] = {}
 
-    def fits(batch: int, calls: int = 1) -> bool:
+    def fits(batch: int) -> bool:
         report({"event": "phase", "phase": "batch", "done": batch})
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         call = trial.workload.model_copy(update={"batch": batch}).calls()[0]
         try:
-            for _ in range(calls):
-                try_call(session, call, trial.workload.text)
-        except torch.OutOfMemoryError:
+            try_call(session, call, trial.workload.text)
+        except Exception as error:
+            # Libraries that allocate for themselves have errors of their own for it.
+            if explain(error)[0] is not Outcome.OUT_OF_MEMORY:
+                raise
             # The traceback holds the tensors of the failed call.
             gc.collect()
             return False
@@ -96,4 +105,4 @@ def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None]) -> int
         each = max(1, peaks[2] - peaks[1])
         return int(1 + (free + torch.cuda.memory_reserved() - peaks[1]) * 0.95 / each)
 
-    return settled(largest(fits, guess), lambda batch: fits(batch, calls=3))
+    return largest(fits, guess)

@@ -30,7 +30,11 @@ from vivace.stats.stopping import enough_samples, is_steady
 Report = Callable[[dict[str, Any]], None]
 Call = Sequence[tuple[int, str, int]]  # index, prompt and seed of each picture that is drawn together
 _TRACE_STEPS = 2
+REHEARSED_CALLS = 4
+REHEARSED_STEPS = 4
 _MAX_RECOMPILES = 3
+_FEWEST_SAMPLES = 3
+_Said = Callable[[Call], dict[str, Any]]
 
 
 def measure_round(trial: Trial, index: int, plan: Plan, pictures: Path, report: Report) -> Round:
@@ -83,6 +87,27 @@ def try_call(session: Session, call: Call, text: str) -> None:
     draw(session, call, said, num_inference_steps=1)
 
 
+def rehearse(trial: Trial, plan: Plan) -> str | None:
+    """Ask of memory in this process what `measure_round` would ask, in a fraction of its time: the same calls in the
+    same order and the trace, but of calls and of steps at most a few. After those the allocator has seen all kinds of
+    steps (computed, answered by a cache, without guidance) more than once, and goes round in a circle.
+
+    Returns:
+        Why it does not fit; None if it does.
+
+    Raises:
+        UnknownModel, Unsupported, NoEffect: see `vivace.errors`; and whatever else fails but for memory.
+    """
+    try:
+        _Measurement(trial, plan, lambda event: None).rehearse()
+    except Exception as error:
+        outcome, reason = explain(error)
+        if outcome is not Outcome.OUT_OF_MEMORY:
+            raise
+        return reason
+    return None
+
+
 def explain(error: Exception) -> tuple[Outcome, str]:
     import torch
 
@@ -118,17 +143,8 @@ class _Measurement:
     def run(self, pictures: Path | None) -> None:
         meter = MemoryMeter(self._trial.device)
         session = self.load_and_apply(meter)
-        timer = PipelineTimer(session.pipe, self._trial.device)
-        calls = self._trial.workload.calls()
         said = self._said(session)
-
-        def timed(k: int) -> Sample:
-            call = calls[k % len(calls)]
-            given = said(call)  # encoded before the window opens, if at all
-            output, sample = timer.time_call(lambda: draw(session, call, given), call[0][0])
-            self._keep(call, output)
-            return sample
-
+        timed = self._timed(session, said)
         self._warm_up(timed)
         meter.start_peak()
         self._time(timed)
@@ -136,14 +152,48 @@ class _Measurement:
         self.results["memory"] = meter.read()
         evidence: dict[str, Any] = dict(session.evidence())
         if pictures is not None:
-            self.keep_pictures(session, calls, pictures)
+            self.keep_pictures(session, self._trial.workload.calls(), pictures)
         self._report({"event": "phase", "phase": "evidence"})
-        evidence["attention_kernels"] = attention_kernels(
-            _parts_with_attention(session.pipe),
-            lambda: draw(session, calls[0], said(calls[0]), num_inference_steps=_TRACE_STEPS),
-        )
+        evidence["attention_kernels"] = self._trace(session, said)
         self.results["evidence"] = evidence
         self._refuted = session.refuted(evidence)
+
+    def rehearse(self) -> None:
+        """See the function of that name."""
+        session = self.load_and_apply(MemoryMeter(self._trial.device))
+        said = self._said(session)
+        steps = min(int(session.defaults["num_inference_steps"]), REHEARSED_STEPS)
+        timed = self._timed(session, said, num_inference_steps=steps)
+        num_calls = self._plan.max_warmup + (self._plan.repeats or _FEWEST_SAMPLES)
+        for k in range(min(num_calls, REHEARSED_CALLS)):
+            timed(k)
+        self._trace(session, said)
+
+    def _timed(self, session: Session, said: _Said, **told: Any) -> Callable[[int], Sample]:
+        """A function that draws the k-th call's pictures, and keeps them.
+
+        Args:
+            told: to the pipeline, instead of what is in force.
+        """
+        timer = PipelineTimer(session.pipe, self._trial.device)
+        calls = self._trial.workload.calls()
+
+        def timed(k: int) -> Sample:
+            call = calls[k % len(calls)]
+            given = said(call)  # encoded before the window opens, if at all
+            output, sample = timer.time_call(lambda: draw(session, call, given, **told), call[0][0])
+            self._keep(call, output)
+            return sample
+
+        return timed
+
+    def _trace(self, session: Session, said: _Said) -> list[str]:
+        """The attention kernels of a short call."""
+        call = self._trial.workload.calls()[0]
+        return attention_kernels(
+            _parts_with_attention(session.pipe),
+            lambda: draw(session, call, said(call), num_inference_steps=_TRACE_STEPS),
+        )
 
     def load_and_apply(self, meter: MemoryMeter) -> Session:
         trial = self._trial
@@ -220,7 +270,7 @@ class _Measurement:
             return len(samples) >= self._plan.repeats
         times = [s.total_s for s in samples]
         return bool(times) and (
-            enough_samples(times) or (spent_s >= self._plan.max_seconds and len(times) >= 3)
+            enough_samples(times) or (spent_s >= self._plan.max_seconds and len(times) >= _FEWEST_SAMPLES)
         )
 
     def keep_pictures(self, session: Session, calls: Sequence[Call], folder: Path) -> None:
@@ -245,7 +295,7 @@ class _Measurement:
         for (index, _, _), image in zip(call, output.images, strict=True):
             self._drawn.setdefault(index, image)
 
-    def _said(self, session: Session) -> Callable[[Call], dict[str, Any]]:
+    def _said(self, session: Session) -> _Said:
         """How a call is told its prompts: in words, or as embeddings that were made before."""
         if self._trial.workload.text == "prompts":
             return in_words

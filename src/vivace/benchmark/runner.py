@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from vivace.benchmark.fitting import settled
 from vivace.benchmark.launcher import Ending, Launcher, last_line
 from vivace.benchmark.plan import Plan
 from vivace.benchmark.store import Store
@@ -56,18 +57,27 @@ def ask_race(
     return {name: float(value) for name, value in _ask(launcher, request).items()}
 
 
-def ask_largest_batch(launcher: Launcher, trial: Trial, threads: int | None) -> int:
-    """The largest batch of the trial's recipe that fits the GPU.
+def ask_largest_batch(launcher: Launcher, trial: Trial, plan: Plan) -> int:
+    """The largest batch of the trial's recipe that fits the GPU: found by trying in one process, and made smaller by a
+    sixteenth at a time until a process that did nothing else goes through what a round of the plan asks of memory.
 
     Raises:
         Unsupported: on a CPU, or not even one picture fits.
+        WorkerError: a process died, or took longer than a round may.
     """
     if trial.device != "cuda":
         raise Unsupported(
             "--batch max needs a GPU: a CPU's memory has no hard end, and batches do not make it faster; give numbers"
         )
-    request = {"kind": "largest_batch", "trial": trial.model_dump(mode="json"), "threads": threads}
-    found = int(_ask(launcher, request)["batch"])
+    request = {"trial": trial.model_dump(mode="json"), "threads": plan.threads}
+    found = int(_ask(launcher, request | {"kind": "largest_batch"})["batch"])
+    rehearsal = {"kind": "rehearsal", "plan": plan.model_dump(mode="json"), "threads": plan.threads}
+
+    def holds(batch: int) -> bool:
+        asked = _with_batch(trial, batch).model_dump(mode="json")
+        return _ask(launcher, rehearsal | {"trial": asked}, plan.timeout_s)["why_not"] is None
+
+    found = settled(found, holds)
     if found == 0:
         raise Unsupported(
             f"not even one picture of {trial.model.name} fits this GPU with {trial.recipe.text}"
@@ -75,8 +85,14 @@ def ask_largest_batch(launcher: Launcher, trial: Trial, threads: int | None) -> 
     return found
 
 
-def _ask(launcher: Launcher, request: dict[str, Any]) -> dict[str, Any]:
-    ending = launcher.run(request, timeout_s=_ASK_TIMEOUT_S)
+def _with_batch(trial: Trial, batch: int) -> Trial:
+    return trial.model_copy(update={"workload": trial.workload.model_copy(update={"batch": batch})})
+
+
+def _ask(launcher: Launcher, request: dict[str, Any], timeout_s: float = _ASK_TIMEOUT_S) -> dict[str, Any]:
+    ending = launcher.run(request, timeout_s=timeout_s)
+    if ending.timed_out:
+        raise WorkerError(f"the worker process took longer than {timeout_s:g} s ({request['kind']})")
     if ending.value is None:
         raise WorkerError(f"the worker process failed: {last_line(ending.log) or ending}")
     if "error" in ending.value:
@@ -92,12 +108,17 @@ def run_trials(
     launcher: Launcher,
     *,
     rerun: bool = False,
+    largest_batch: bool = False,
     progress: Progress | None = None,
 ) -> list[Record]:
     """Measure what is not measured yet and return the trials' Records, in the trials' order.
 
     Rounds are interleaved, every second one in reverse order (A B B A), so that drift of the machine hits all trials
     alike. A trial that failed in a round is not tried in the later rounds of this run.
+
+    Args:
+        largest_batch: the trials' batch is what `ask_largest_batch` said of the first; a round that has too little
+            memory all the same says so.
     """
     progress = progress or Silent()
     keys = [trial.key(environment) for trial in trials]
@@ -115,6 +136,9 @@ def run_trials(
                 continue
             progress.start_round(index, round_index)
             round_ = _run_round(trials[index], round_index, plan, store, launcher, progress)
+            if largest_batch and round_.outcome is Outcome.OUT_OF_MEMORY:
+                why = _why_not_largest(trials[index], None if index == 0 else trials[0])
+                round_ = round_.model_copy(update={"reason": f"{round_.reason}; {why}"})
             store.append(keys[index], round_)
             if round_.outcome is not Outcome.MEASURED:
                 failed.add(index)
@@ -173,6 +197,20 @@ def _run_round(
     if round_.outcome is Outcome.CRASHED:
         _keep_log(store, trial, ending.log)
     return round_
+
+
+def _why_not_largest(trial: Trial, asked: Trial | None) -> str:
+    """
+    Args:
+        asked: the trial that the batch was found for, None if it is this one.
+    """
+    batch = trial.workload.batch
+    if asked is not None:
+        return f"--batch max found {batch} for {asked.recipe.text}, and this recipe needs more memory: give a number"
+    return (
+        f"--batch max had taken {batch} through a rehearsal of this round in another process: memory falls into pieces "
+        "differently each time, or somebody else uses this GPU; give a smaller number"
+    )
 
 
 def _explain(ending: Ending, plan: Plan, oom_killed: bool) -> tuple[Outcome, str]:

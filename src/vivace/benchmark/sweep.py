@@ -62,8 +62,8 @@ def bench(
         prompts: None for the model's own.
         prompt_set: instead, a set of thirteen prompts: "tinyworld" or "real".
         seed, num_seeds: each prompt is drawn at seed, seed + 1, ...; None for one seed, for three of a prompt set.
-        batch: pictures drawn in one call, "max" for as many as fit the GPU with the baseline; times are a picture's
-            share.
+        batch: pictures drawn in one call, "max" for as many as fit the GPU with the baseline, in a fresh process as
+            rounds are; times are a picture's share.
         text: "prompts", or "embeddings" to leave the text encoders out of the measured call.
         plan: rounds, repeats, time limits.
         quality: after all timing, compute figures of the pictures, alone and against the baseline's.
@@ -116,12 +116,21 @@ def bench(
             for recipe in prepared.recipes
         ]
         if batch == "max":
-            most = {"batch": ask_largest_batch(launcher, trials[0], plan.threads)}
+            most = {"batch": ask_largest_batch(launcher, trials[0], plan)}
             workload = prepared.workload.model_copy(update=most)
             trials = [trial.model_copy(update={"workload": workload}) for trial in trials]
         line = command or _command(model, prepared)
         opened.start_run(line, trials, environment, scores.id if scores else None)
-        records = run_trials(trials, environment, plan, opened, launcher, rerun=rerun, progress=progress)
+        records = run_trials(
+            trials,
+            environment,
+            plan,
+            opened,
+            launcher,
+            rerun=rerun,
+            largest_batch=batch == "max",
+            progress=progress,
+        )
         if quality and records:
             start = time.perf_counter()
             num_drawn = draw_noise_floor(records[0], opened, launcher, plan.threads)

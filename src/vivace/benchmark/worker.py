@@ -14,6 +14,7 @@ Requests: {"kind": "environment", "device": ..., "threads": ...}
            "threads": ...}
           {"kind": "pictures", "trial": ..., "number": n, "pictures": FOLDER, "threads": ...}
           {"kind": "largest_batch", "trial": ..., "threads": ...}
+          {"kind": "rehearsal", "trial": ..., "plan": ..., "threads": ...}
           {"kind": "predictions", "trials": [...], "environment": ...}
           {"kind": "race", "device": ..., "threads": ..., "model": ..., "recipes": [...]}
           {"kind": "round", "trial": ..., "round": k, "plan": ..., "pictures": FOLDER, "log": FILE, "threads": ...}
@@ -29,6 +30,7 @@ import os
 import select
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -117,6 +119,8 @@ def serve_in_child(request: dict[str, Any], events: TextIO) -> None:
             say(events, {"event": "started", "pid": os.getpid()})
             serve(request, events)
             status = 0
+        except Exception:  # noqa: BLE001  the process boundary
+            traceback.print_exc()  # to the log: `os._exit` ends the process without a word
         finally:
             events.flush()
             os._exit(status)
@@ -164,6 +168,14 @@ def serve(request: dict[str, Any], events: TextIO) -> None:
         trial = Trial.model_validate(request["trial"])
         try:
             value = {"batch": largest_batch(trial, lambda event: say(events, event))}
+        except VivaceError as error:
+            value = {"error": str(error)}
+    elif request["kind"] == "rehearsal":
+        from vivace.benchmark.round import rehearse
+
+        trial, plan = Trial.model_validate(request["trial"]), Plan.model_validate(request["plan"])
+        try:
+            value = {"why_not": rehearse(trial, plan)}
         except VivaceError as error:
             value = {"error": str(error)}
     elif request["kind"] == "predictions":

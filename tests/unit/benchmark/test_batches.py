@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,17 +10,25 @@ import torch
 from PIL import Image
 
 import vivace
+from tests.faulty_worker import COMMAND, Fault
+from tests.make import make_environment, make_round, make_trial
 from tests.typed import said as run
 from tests.unit.cli.test_commands import QUICK
-from vivace.benchmark import Plan
+from vivace.benchmark import Plan, Store
+from vivace.benchmark import round as rounds
 from vivace.benchmark.fitting import largest, settled
+from vivace.benchmark.launcher import Ending
 from vivace.benchmark.prepare import prepare
+from vivace.benchmark.runner import ask_largest_batch, run_trials
 from vivace.benchmark.store import picture_path
-from vivace.errors import WorkloadError
+from vivace.benchmark.sweep import start_launcher
+from vivace.errors import Unsupported, WorkerError, WorkloadError
 from vivace.report.rows import rows_of
 from vivace.runtime.embeddings import encode
-from vivace.spec.record import Record
+from vivace.spec.record import Outcome, Record
+from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
+from vivace.techniques import TECHNIQUES
 
 PLAN = Plan(rounds=1, repeats=3, max_warmup=1)
 PROMPTS = ["a red circle", "a blue square", "a green star"]
@@ -139,6 +148,141 @@ def test_a_batch_that_fits_once_must_fit_again(found: int, holds: int) -> None:
     batch = settled(found, lambda batch: batch <= holds)
     assert batch <= holds
     assert holds - batch <= max(0, found // 16)
+
+
+class ActedGpu:
+    """In the place of a launcher: so many pictures are found in the process that tries, fewer hold in a fresh one."""
+
+    def __init__(self, found: int, holds: int, ending: Ending | None = None) -> None:
+        self.found, self.holds, self.ending = found, holds, ending
+        self.asked: list[dict[str, Any]] = []
+
+    def run(self, request: dict[str, Any], timeout_s: float, on_event: Any = None) -> Ending:
+        self.asked.append(request | {"timeout_s": timeout_s})
+        if request["kind"] == "largest_batch":
+            return Ending({"batch": self.found})
+        if self.ending is not None:
+            return self.ending
+        batch = self.batch_of(request)
+        return Ending({"why_not": None if batch <= self.holds else "Tried to allocate 32.00 GiB"})
+
+    @staticmethod
+    def batch_of(request: dict[str, Any]) -> int:
+        return Trial.model_validate(request["trial"]).workload.batch
+
+    @property
+    def rehearsed(self) -> list[int]:
+        return [self.batch_of(request) for request in self.asked if request["kind"] == "rehearsal"]
+
+
+def on_a_gpu(recipe: str = "baseline") -> Trial:
+    return make_trial(recipe).model_copy(update={"device": "cuda"})
+
+
+def test_the_largest_batch_has_held_in_a_process_of_its_own() -> None:
+    gpu = ActedGpu(found=32, holds=26)
+    assert ask_largest_batch(gpu, on_a_gpu(), PLAN) == 26  # type: ignore[arg-type]
+    assert gpu.rehearsed == [32, 30, 29, 28, 27, 26]
+    for request in gpu.asked[1:]:
+        assert Plan.model_validate(request["plan"]) == PLAN
+        assert request["timeout_s"] == PLAN.timeout_s
+    gpu = ActedGpu(found=32, holds=32)
+    assert ask_largest_batch(gpu, on_a_gpu(), PLAN) == 32  # type: ignore[arg-type]
+    assert gpu.rehearsed == [32], "and is asked once"
+
+
+@pytest.mark.parametrize(("found", "rehearsed"), [(0, []), (2, [2, 1])])
+def test_not_even_one_picture(found: int, rehearsed: list[int]) -> None:
+    gpu = ActedGpu(found, holds=0)
+    with pytest.raises(Unsupported, match="not even one picture of tiny-sd"):
+        ask_largest_batch(gpu, on_a_gpu(), PLAN)  # type: ignore[arg-type]
+    assert gpu.rehearsed == rehearsed
+
+
+def test_a_rehearsal_that_dies_is_no_batch_that_does_not_fit() -> None:
+    late = ActedGpu(8, 8, Ending(None, timed_out=True))
+    with pytest.raises(WorkerError, match=r"longer than 600 s \(rehearsal\)"):
+        ask_largest_batch(late, on_a_gpu(), PLAN)  # type: ignore[arg-type]
+    dead = ActedGpu(8, 8, Ending(None, signal=11, log="illegal memory access"))
+    with pytest.raises(WorkerError, match="illegal memory access"):
+        ask_largest_batch(dead, on_a_gpu(), PLAN)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("plan", "num_steps", "expected"),
+    [
+        (Plan(max_warmup=1, repeats=1), 2, [2, 2]),  # no more calls, nor steps, than the round's own
+        (Plan(), 25, [rounds.REHEARSED_STEPS] * rounds.REHEARSED_CALLS),
+    ],
+)
+def test_a_rehearsal_draws_as_a_round_does_and_less_of_it(
+    plan: Plan, num_steps: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, int]] = []
+    own = rounds.draw
+
+    def draw(session: vivace.Session, call: rounds.Call, said: dict[str, Any], **told: Any) -> Any:
+        drawn.append((len(call), told["num_inference_steps"]))
+        return own(session, call, said, **told)
+
+    monkeypatch.setattr(rounds, "draw", draw)
+    assert rounds.rehearse(of_tiny_sd("baseline", num_steps), plan) is None
+    assert drawn == [(2, steps) for steps in (*expected, 2)], "the last is the trace of kernels"
+
+
+def of_tiny_sd(recipe: str, num_steps: int = 2) -> Trial:
+    prepared = prepare("tiny-sd", [recipe], num_inference_steps=num_steps, batch=2)
+    return Trial(
+        model=prepared.found.model, recipe=prepared.recipes[0], workload=prepared.workload, device="cpu"
+    )
+
+
+def test_a_rehearsal_says_where_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def draw(*_: Any, **__: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 32.00 GiB")
+        return type("Output", (), {"images": ["a", "b"]})
+
+    monkeypatch.setattr(rounds, "draw", draw)
+    assert "32.00 GiB" in (rounds.rehearse(of_tiny_sd("baseline"), Plan()) or "")
+    assert calls == 3, "not at the first call, and none after"
+
+
+def test_a_rehearsal_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TECHNIQUES, "fault", Fault)
+    with start_launcher("cpu", COMMAND) as launcher:
+
+        def rehearsed(recipe: str) -> Ending:
+            trial = of_tiny_sd(recipe).model_dump(mode="json")
+            plan = PLAN.model_dump(mode="json")
+            return launcher.run({"kind": "rehearsal", "trial": trial, "plan": plan}, timeout_s=100)
+
+        assert rehearsed("baseline").value == {"why_not": None}
+        assert rehearsed("fault(oom)").value == {"why_not": "the allocation failed"}
+        assert "cudnn" in (rehearsed("attention(cudnn)").value or {})["error"]
+        crashed = rehearsed("fault(raise)")
+        assert crashed.value is None
+        assert "flux capacitor" in crashed.log
+
+
+def test_a_round_without_memory_says_what_the_largest_batch_was_worth(tmp_path: Path) -> None:
+    class Full:
+        def run(self, request: dict[str, Any], *_: Any) -> Ending:
+            failed = make_round(0, outcome=Outcome.OUT_OF_MEMORY, reason="Tried to allocate 32.00 GiB")
+            return Ending(failed.model_dump(mode="json"))
+
+    trials = [on_a_gpu(), on_a_gpu("tiny_vae")]
+    with Store.create(tmp_path) as store:
+        store.start_run("vivace bench", trials, make_environment(), None)
+        records = run_trials(trials, make_environment(), PLAN, store, Full(), largest_batch=True)  # type: ignore[arg-type]
+        own, other = (record.reason or "" for record in records)
+        assert own.startswith("Tried to allocate 32.00 GiB; --batch max had taken 1 through a rehearsal")
+        assert "give a smaller number" in own
+        assert "--batch max found 1 for baseline, and this recipe needs more memory" in other
 
 
 def test_the_largest_batch_is_a_gpus_question(tmp_path: Path) -> None:
