@@ -304,9 +304,8 @@ class _Exchange:
             return (
                 torch.nn.Parameter(new, requires_grad=False) if isinstance(old, torch.nn.Parameter) else new
             )
-        with (
-            torch._C.DisableTorchFunctionSubclass()
-        ):  # some kinds (GGUF) make one of themselves of all that they return
+        # Some kinds (GGUF's) else make one of their own of whatever they return.
+        with torch._C.DisableTorchFunctionSubclass():
             data = old.data
             old.data = self._once(data)
         if self._remembers:

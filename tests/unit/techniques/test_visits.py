@@ -12,6 +12,7 @@ import torch
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
 from vivace.errors import Unsupported
+from vivace.measure.memory import weights_bytes
 from vivace.spec.technique import Machine, Target
 from vivace.techniques import offload, page_locked
 from vivace.techniques.offload import Offload
@@ -147,14 +148,15 @@ def test_a_visit_that_finds_no_room_did_not_happen(monkeypatch: pytest.MonkeyPat
     assert not part.is_here
 
 
-def test_a_vae_that_is_cast_in_the_call() -> None:
+@pytest.mark.parametrize("recipe", ["", "inference_mode+", "int8@denoiser,vae+"])
+def test_a_vae_that_is_cast_in_the_call(recipe: str) -> None:
     pipe = upcasting()
-    reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
-    moved = vivace.apply(pipe, "offload(model)")
+    reference = draw(vivace.apply(copy.deepcopy(pipe), recipe.rstrip("+") or "baseline"))
+    moved = vivace.apply(pipe, f"{recipe}offload(model)")
     waiting = addresses(pipe.vae)
     dtypes: list[torch.dtype] = []
     pipe.vae.decoder.register_forward_pre_hook(lambda module, _: dtypes.append(module.conv_in.weight.dtype))
-    whole = sum(t.nbytes for m in modules(pipe).values() for t in (*m.parameters(), *m.buffers()))
+    whole = weights_bytes(pipe)
     for _ in range(2):
         assert np.array_equal(draw(moved), reference)
         assert (pipe.vae.dtype, addresses(pipe.vae)) == (torch.float16, waiting)
