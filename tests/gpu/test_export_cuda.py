@@ -121,7 +121,10 @@ def test_it_draws_the_same(model: str, recipe: str, tmp_path: Path) -> None:
     assert difference >= LEAST_DB
 
 
-@pytest.mark.parametrize("recipe", ["baseline", "bf16", "offload(model)", "channels_last+cfg_cutoff(0.5)"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["baseline", "bf16", "offload(model)", "offload(group, stream=True)", "channels_last+cfg_cutoff(0.5)"],
+)
 def test_a_vae_that_is_cast_in_every_call(recipe: str, tmp_path: Path) -> None:
     folder = shrunken.save(shrunken.sdxl(), tmp_path / "sdxl", (None, "fp16"))
     call = {"height": 64, "width": 64, "num_inference_steps": 4}

@@ -11,6 +11,7 @@ import torch
 import vivace
 from tests.families import STEPS, build, draw, psnr
 from vivace.errors import NoEffect, Unsupported
+from vivace.techniques import page_locked
 from vivace.techniques.teacache_fit import Fit, keep
 
 pytestmark = pytest.mark.gpu
@@ -206,6 +207,110 @@ def test_offloading_composes(recipe: str, mode: str) -> None:
     both = load(f"{recipe}+offload({mode})")
     for _ in range(2):
         assert psnr(draw(both), reference) > 35
+
+
+def parts_of(pipe: Any) -> list[Any]:
+    return [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
+
+
+def tensors_of(pipe: Any) -> list[torch.Tensor]:
+    return [tensor for part in parts_of(pipe) for tensor in (*part.parameters(), *part.buffers())]
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_parts_are_copied_to_the_gpu_and_not_back(family: str) -> None:
+    reference = draw(on_gpu(family, "baseline"))
+    moved = on_gpu(family, "offload(model)")
+    weights = tensors_of(moved.pipe)
+    waiting = [weight.data_ptr() for weight in weights]
+    whole = sum({weight.data_ptr(): weight.nbytes for weight in weights}.values())
+    assert all(weight.is_pinned() for weight in weights if weight.numel())
+    (effect,) = moved.effects.values()
+    assert effect["page_locked_bytes"] == whole
+    assert "rest_not_page_locked" not in effect
+    draw(moved)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        assert psnr(draw(moved), reference) > 60
+    copies = [event.name for event in profiler.events() if event.name.startswith("Memcpy")]
+    there = sum(name.startswith("Memcpy HtoD (Pinned") for name in copies)
+    back = sum(name.startswith("Memcpy DtoH") for name in copies)
+    assert there >= len({*waiting}), "every weight, on its own"
+    assert back < 0.2 * there, "the picture, and what schedulers read"
+    assert [weight.data_ptr() for weight in tensors_of(moved.pipe)] == waiting
+    found = moved.evidence()
+    assert found["weights_copied_per_call_bytes"] == whole
+    assert 0 < found["weights_copied_per_call_s"] < 1
+    assert found["weights_on_gpu_after_run_bytes"] == 0
+
+
+@pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
+def test_a_vae_that_is_cast_in_the_call(mode: str) -> None:
+    reference = draw(on_gpu("sdxl", "baseline", torch.float16))
+    moved = on_gpu("sdxl", f"offload({mode})", torch.float16)
+    assert moved.pipe.vae.config.force_upcast
+    for _ in range(3):
+        assert psnr(draw(moved), reference) > 45
+    if mode == "model":
+        assert moved.pipe.vae.dtype == torch.float16
+        assert all(weight.is_pinned() for weight in moved.pipe.vae.parameters())
+
+
+def test_a_failed_call_leaves_nothing_on_the_gpu() -> None:
+    moved = on_gpu("sdxl", "offload(model)", torch.float16)
+    reference = draw(moved)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no room")
+
+    for part in (moved.pipe.unet, moved.pipe.vae.decoder):
+        hook = part.register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="no room"):
+            draw(moved)
+        hook.remove()
+        assert {weight.device.type for weight in tensors_of(moved.pipe)} == {"cpu"}
+        assert moved.pipe.vae.dtype == torch.float16
+    assert psnr(draw(moved), reference) > 60
+
+
+def test_what_is_put_on_the_gpu_by_hand_goes_back() -> None:
+    moved = on_gpu("sdxl", "offload(model)")
+    reference = draw(moved)
+    moved.pipe.to("cuda")
+    moved.pipe.unet.register_buffer("late", torch.zeros(3, device="cuda"))
+    assert psnr(draw(moved), reference) > 60
+    assert {weight.device.type for weight in tensors_of(moved.pipe)} == {"cpu"}
+    moved.pipe.text_encoder._hf_hook.pre_forward(moved.pipe.text_encoder)
+    moved.pipe.to("cpu")
+    assert psnr(draw(moved), reference) > 60
+    moved.pipe.remove_all_hooks()
+    assert {weight.device.type for weight in tensors_of(moved.pipe)} == {"cpu"}
+    assert psnr(draw(moved), reference) > 30, "on the CPU"
+
+
+def test_a_host_that_locks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lock(_: int) -> Any:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(page_locked, "_lock", lock)
+    reference = draw(on_gpu("flux", "baseline"))
+    moved = on_gpu("flux", "offload(model)")
+    (effect,) = moved.effects.values()
+    assert (effect["page_locked_bytes"], effect["rest_not_page_locked"]) == (0, "CUDA error: out of memory")
+    for _ in range(2):
+        assert psnr(draw(moved), reference) > 60
+    assert {weight.device.type for weight in tensors_of(moved.pipe)} == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    "recipe", ["compile", "int8+compile", "compile(blocks=repeated)", "bf16+int4+compile"]
+)
+def test_visits_compile_nothing_anew(recipe: str) -> None:
+    moved = load(f"{recipe}+offload(model)")
+    draw(moved)
+    graphs = moved.evidence()["compiled_graphs"]
+    for _ in range(2):
+        draw(moved)
+    assert moved.evidence()["compiled_graphs"] == graphs
 
 
 def test_offloading_does_not_go_with_graphs() -> None:

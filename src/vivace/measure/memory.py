@@ -76,9 +76,11 @@ class MemoryMeter:
 
 
 def weights_bytes(pipe: Any) -> int:
-    """Bytes of all parameters and buffers of the pipeline's components, shared storage counted once."""
-    total = 0
-    seen: set[int] = set()
+    """Bytes of all parameters and buffers of the pipeline's components; what several share is counted once.
+
+    Of a storage that holds other things as well (a file's, a piece of page-locked memory), what is not theirs is not.
+    """
+    spans: dict[int, tuple[int, set[tuple[int, int]]]] = {}
     for component in COMPONENTS:
         module = component_of(pipe, component)
         if module is None:
@@ -87,10 +89,10 @@ def weights_bytes(pipe: Any) -> int:
             for part in plain_tensors(tensor):
                 storage = part.untyped_storage()
                 # By the storage's own address: tensors without data (offloaded ones) have no address of data.
-                if storage._cdata not in seen:
-                    seen.add(storage._cdata)
-                    total += storage.nbytes()
-    return total
+                _, found = spans.setdefault(storage._cdata, (storage.nbytes(), set()))
+                size = part.element_size()
+                found.add((part.storage_offset() * size, part.numel() * size))
+    return sum(min(whole, sum(size for _, size in found)) for whole, found in spans.values())
 
 
 def plain_tensors(tensor: Any) -> list[Any]:

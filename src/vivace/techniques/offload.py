@@ -3,17 +3,26 @@
 Why: the parts of a pipeline work one after the other, and most of the weights wait at any time. `model` keeps one part
     on the GPU at a time (FLUX: the transformer without its T5), `sequential` and `group` one layer at a time, so that
     little more than activations has to fit.
-Costs: the way over PCIe. `model` moves each part once a call. `sequential` and `group` move all of a part's weights
-    each time it is called: FLUX's transformer is 24 GB in bf16, in every step. `group` with `stream` fetches the next
+Costs: the way over PCIe. `model` copies each part once a call, and nothing back: what waits is never given up, and lies
+    in page-locked memory, which the GPU reads by itself. `sequential` and `group` move all of a part's weights each
+    time it is called: FLUX's transformer is 24 GB in bf16, in every step. `group` with `stream` fetches the next
     layers while one computes, and pins a copy of all weights in the host's memory.
 Needs: a GPU, and host memory for the whole model; it is loaded there and need never fit the GPU. A recorded step reads
     weights at fixed places, so graphs do not go with it; nor do compiled or quantised parts with `sequential`.
 Source: accelerate, `cpu_offload_with_hook` and `cpu_offload`; diffusers, `enable_group_offload`; Rajbhandari et al.,
     ZeRO-Infinity, arXiv 2104.07857.
+
+`model` is vivace's own (`vivace.techniques.visits`), in the order of diffusers' `enable_model_cpu_offload`. Where the
+host locks no more, the rest waits in ordinary memory, from which copies are slower; the record says how much was
+locked, and what stood in the way. What is written into weights in the middle of a call is lost at its end.
+`stream` leaves out a VAE that the pipeline casts in the call (SDXL's in fp16): diffusers would put back what it had
+pinned before, and the decoder would meet two dtypes. That VAE is moved layer by layer without one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -21,6 +30,8 @@ from pydantic import model_validator
 from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import COMPONENTS, Arithmetic, Effect, Stage, Target, Technique, component_of, knob
+from vivace.techniques.vae_cast import is_cast_in_call
+from vivace.techniques.visits import Visits, mapped, unknown_kind
 
 _MADE_ANEW = {"Parameter", "Int8Params", "Params4bit"}
 """What accelerate, which makes a weight anew from its bytes in each visit, knows how to make. Of others it loses what
@@ -63,10 +74,15 @@ class Offload(Technique):
             return None
         if getattr(getattr(target.pipe, "encode_prompt", None), "moves_encoders", False):
             return "the text encoders are moved with each prompt already; leave that out, offloading frees them as well"
+        if self.mode == "model" and getattr(target.pipe, "model_cpu_offload_seq", None) is None:
+            return f"{type(target.pipe).__name__} does not say in which order its parts work; group can do without"
         for component, module in _parts(target.pipe).items():
             inner = [module, *([module.decoder] if component == "vae" and hasattr(module, "decoder") else [])]
             if any(getattr(part.forward, "replays_graphs", False) for part in inner):
                 return f"the {component} replays CUDA graphs, which read its weights at fixed places"
+            kind = unknown_kind(module) if self.mode == "model" else None
+            if kind is not None:
+                return f"the {component}'s weights are {kind}, which cannot be taken apart and put together again"
             if self.mode != "sequential":
                 continue
             if any(hasattr(part.forward, "_torchdynamo_orig_callable") for part in inner):
@@ -86,36 +102,75 @@ class Offload(Technique):
         if any(_is_offloaded(module) for module in parts.values()):
             raise NoEffect("something moves the pipeline's weights already", already_so=True)
         total = sum(_bytes(module) for module in parts.values())
+        changed: dict[str, int | float | str] = {"offloaded_components": len(parts), "offloaded_bytes": total}
+        visits: Visits | None = None
         if target.has_data:
-            _enable(pipe, self.mode, self.stream, target.machine.device)
+            visits = _enable(pipe, self.mode, self.stream, target.machine.device)
         else:
             _pretend(pipe, parts, by_layer=self.mode != "model")
+        if visits is not None:
+            changed["page_locked_bytes"] = visits.memory.num_bytes
+            if visits.memory.refused is not None:
+                changed["rest_not_page_locked"] = visits.memory.refused
+
+        def on_gpu() -> int:
+            return sum(_bytes(module, "cuda") for module in parts.values())
 
         def evidence() -> dict[str, int | float | str]:
-            return {"weights_on_gpu_after_run_bytes": sum(_bytes(m, "cuda") for m in parts.values())}
+            found: dict[str, int | float | str] = {"weights_on_gpu_after_run_bytes": on_gpu()}
+            if visits is not None:
+                found["weights_copied_per_call_bytes"] = visits.copied_bytes
+                found["weights_copied_per_call_s"] = visits.copied_s
+            return found
 
         def refuted(_: dict[str, Any]) -> str | None:
-            if total and int(evidence()["weights_on_gpu_after_run_bytes"]) == total:
+            if total and on_gpu() == total:
                 return "all weights were on the GPU after the run"
             return None
 
-        return Effect(
-            changed={"offloaded_components": len(parts), "offloaded_bytes": total},
-            evidence=evidence,
-            refuted=refuted,
-        )
+        @contextmanager
+        def leaving() -> Iterator[None]:
+            """A call that fails does not come to its own end."""
+            try:
+                yield
+            finally:
+                if visits is not None:
+                    visits.end()
+
+        return Effect(changed=changed, around=leaving, evidence=evidence, refuted=refuted)
 
     def script(self, target: Target) -> Script:
-        if self.mode != "group":
-            return Script(lines=(f"pipe.enable_{self.mode}_cpu_offload()",), places_weights=True)
-        enable = written_call(
-            "pipe.enable_group_offload",
-            'torch.device("cuda")',
-            'torch.device("cpu")',
-            offload_type='"leaf_level"',
-            use_stream=literal(self.stream),
-        )
-        return Script(imports=("torch",), lines=tuple(enable.splitlines()), places_weights=True)
+        if self.mode == "model":
+            return Script(lines=_MODEL, places_weights=True)
+        if self.mode == "sequential":
+            return Script(lines=("pipe.enable_sequential_cpu_offload()",), places_weights=True)
+        lines = _group_lines("pipe", stream=self.stream)
+        if self.stream and is_cast_in_call(target.pipe):
+            lines = (
+                *_group_lines("pipe", stream=True, exclude_modules='"vae"'),
+                "# The pipeline casts its VAE in each call, and a stream would put back what it was.",
+                *_group_lines("pipe.vae", stream=False),
+            )
+        return Script(imports=("torch",), lines=lines, places_weights=True)
+
+
+def _group_lines(path: str, *, stream: bool, **more: str) -> tuple[str, ...]:
+    enable = written_call(
+        f"{path}.enable_group_offload",
+        'torch.device("cuda")',
+        'torch.device("cpu")',
+        offload_type='"leaf_level"',
+        use_stream=literal(stream),
+        **more,
+    )
+    return tuple(enable.splitlines())
+
+
+_MODEL = (
+    "# diffusers copies each part back to the host's memory after its work, which takes time. vivace",
+    "# draws the same picture without that: vivace.load(model, recipe).",
+    "pipe.enable_model_cpu_offload()",
+)
 
 
 def _parts(pipe: Any) -> dict[str, Any]:
@@ -123,21 +178,29 @@ def _parts(pipe: Any) -> dict[str, Any]:
     return {component: module for component, module in found.items() if module is not None}
 
 
-def _enable(pipe: Any, mode: str, stream: bool, device: Any) -> None:
+def _enable(pipe: Any, mode: str, stream: bool, device: Any) -> Visits | None:
     import torch
 
-    if torch.device(device).type == "cuda":
+    device = torch.device(device)
+    if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
+    visits = None
     if mode == "model":
-        pipe.enable_model_cpu_offload(device=device)
+        visits = Visits(pipe, device, locks=device.type == "cuda")
     elif mode == "sequential":
         pipe.enable_sequential_cpu_offload(device=device)
     else:
         host = torch.device("cpu")
         pipe.to(host, silence_dtype_warnings=True)
-        pipe.enable_group_offload(torch.device(device), host, offload_type="leaf_level", use_stream=stream)
-    if torch.device(device).type == "cuda":
+        options = {"offload_type": "leaf_level", "use_stream": stream}
+        # With a stream, copies are pinned of what weights are now, and put back whatever has become of them since.
+        apart = ["vae"] if stream and is_cast_in_call(pipe) else []
+        pipe.enable_group_offload(device, host, **options, exclude_modules=apart)
+        for name in apart:
+            getattr(pipe, name).enable_group_offload(device, host, **options | {"use_stream": False})
+    if device.type == "cuda":
         torch.cuda.empty_cache()
+    return visits
 
 
 def _is_offloaded(module: Any) -> bool:
@@ -236,20 +299,10 @@ class _Shelf:
         for place, (held, name) in enumerate(self._places):
             old = held[name]
             if id(old) not in made:
-                new = _mapped(old, make, self._strides[place])
+                new = mapped(old, make, self._strides[place])
                 made[id(old)] = (
                     torch.nn.Parameter(new, requires_grad=False)
                     if isinstance(old, torch.nn.Parameter)
                     else new
                 )
             held[name] = made[id(old)]
-
-
-def _mapped(tensor: Any, make: Any, strides: tuple[int, ...] | None) -> Any:
-    """`make` of a tensor, or of each tensor that a quantised weight holds."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
-        return make(tensor, strides)
-    names, context = flatten()
-    inner = {name: _mapped(getattr(tensor, name), make, None) for name in names}
-    return type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from vivace.errors import NoEffect
 from vivace.spec.script import Script
 from vivace.spec.technique import COMPONENTS, Arithmetic, Effect, Stage, Target, Technique, component_of
+from vivace.techniques.vae_cast import is_cast_in_call
 
 
 class Tf32(Technique):
@@ -103,13 +104,6 @@ def _num_fp32_layers(pipe: Any, module: Any) -> int:
         return 0
     kinds = (torch.nn.Linear, torch.nn.Conv2d)
     layers = [part for part in module.modules() if isinstance(part, kinds)]
-    # SDXL's pipelines run an fp16 VAE in fp32 if its configuration says that it overflows.
-    is_vae = module is getattr(pipe, "vae", None)
-    if (
-        is_vae
-        and hasattr(type(pipe), "upcast_vae")
-        and module.config.get("force_upcast")
-        and module.dtype == torch.float16
-    ):
+    if module is getattr(pipe, "vae", None) and is_cast_in_call(pipe):
         return len(layers)
     return sum(1 for layer in layers if layer.weight.dtype == torch.float32)

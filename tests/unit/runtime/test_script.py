@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests import shrunken
 from tests.composition.recipes import MODELS, plain
 from tests.exported import CALL, PROMPT, check, run, with_vivace, write
 from vivace import runtime, techniques
@@ -232,6 +233,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             [
                 'pipe.to("cuda")',
                 'pipe.to("cpu", silence_dtype_warnings=True)',
+                "# draws the same picture without that: vivace.load(model, recipe).",
                 "pipe.enable_model_cpu_offload()",
             ],
         ),
@@ -283,6 +285,21 @@ def test_what_is_quantised_comes_to_the_gpu_smaller(
     assert (first < written.index(visit) < rest) is ("prompt_cache" not in recipe)
     later = [k for k, line in enumerate(written) if line.startswith(("# channels_last", "draw = vivace"))]
     assert all(k > rest for k in later), "what looks at weights finds them where they work"
+
+
+def test_a_vae_that_is_cast_in_the_call_has_no_stream(gpu: None, tmp_path: Path) -> None:
+    folder = shrunken.save(shrunken.sdxl(), tmp_path / "sdxl", (None, "fp16"))
+    text = write_script(
+        find_model(str(folder)), resolve("offload(group, stream=True)"), "cuda", prompt=PROMPT
+    ).text
+    compile(text, "draw.py", "exec")
+    whole, vae = text.index("pipe.enable_group_offload("), text.index("pipe.vae.enable_group_offload(")
+    assert whole < vae
+    assert 'exclude_modules="vae"' in text[whole:vae]
+    assert "use_stream=True" in text[whole:vae]
+    assert "use_stream=False" in text[vae:]
+    text = write_script(find_model(str(folder)), resolve("offload(group)"), "cuda", prompt=PROMPT).text
+    assert "pipe.vae.enable_group_offload(" not in text
 
 
 def test_offloaded_weights_are_quantised_where_they_wait(gpu: None) -> None:

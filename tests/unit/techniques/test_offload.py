@@ -1,10 +1,13 @@
 """Weights that wait in the host's memory: the same hooks with the CPU in the GPU's place, and what is predicted."""
 
+import contextlib
 from typing import Any
 
+import diffusers.hooks
 import numpy as np
 import pytest
 import torch
+from diffusers.hooks import group_offloading
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
@@ -26,15 +29,15 @@ MODES = ("model", "sequential", "group")
 def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     enable = offload._enable
 
-    def on_cpu(pipe: Any, mode: str, stream: bool, device: Any) -> None:
+    def on_cpu(pipe: Any, mode: str, stream: bool, device: Any) -> Any:
         if mode != "sequential":
-            enable(pipe, mode, stream, CPU)
-            return
+            return enable(pipe, mode, stream, CPU)
         from accelerate import cpu_offload
 
         # diffusers would name the device "cpu:0", which accelerate takes for another one than "cpu".
         for module in offload._parts(pipe).values():
             cpu_offload(module, CPU, offload_buffers=len(module._parameters) > 0)
+        return None
 
     monkeypatch.setattr(offload, "_enable", on_cpu)
     monkeypatch.setattr("vivace.runtime.session.this_machine", lambda device: GPU)
@@ -55,7 +58,12 @@ def test_the_picture_stays(family: str, mode: str) -> None:
     (effect,) = moved.effects.values()
     assert effect["offloaded_components"] == (3 if family == "sd" else 4)
     assert 0.99 * total <= int(effect["offloaded_bytes"]) <= total
-    assert moved.evidence() == {"weights_on_gpu_after_run_bytes": 0}
+    found = moved.evidence()
+    assert found.pop("weights_on_gpu_after_run_bytes") == 0
+    if mode == "model":
+        assert found.pop("weights_copied_per_call_s") > 0
+        assert found.pop("weights_copied_per_call_bytes") >= 0.99 * total, "to where it works"
+    assert found == {}
     assert moved.refuted({}) is None
 
 
@@ -103,6 +111,96 @@ def test_what_it_does_not_go_with_is_said_in_words() -> None:
         pipe = session("sd", f"offload({mode})").pipe
         with pytest.raises(NoEffect, match="moves the pipeline's weights already"):
             vivace.apply(pipe, "offload(group)")
+
+
+class _Stream:
+    """Of a device that has none: whatever is asked of it is done at once."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def stream(self, _: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def current_stream(self) -> Any:
+        return self
+
+
+@pytest.fixture
+def _streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """diffusers' own streamed offloading, with the CPU in the GPU's place and copies that are not page-locked."""
+    group, config = group_offloading.ModuleGroup, group_offloading.GroupOffloadingConfig
+    apply = group_offloading.apply_group_offloading
+
+    def on_any_device(module: Any, use_stream: bool = False, **how: Any) -> None:
+        # diffusers asks for a device that has streams.
+        stream = {"stream": _Stream()} if use_stream else {}
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(
+                group_offloading, "GroupOffloadingConfig", lambda **given: config(**given | stream)
+            )
+            apply(module, **how)
+
+    monkeypatch.setattr(diffusers.hooks, "apply_group_offloading", on_any_device)
+    monkeypatch.setattr(group_offloading, "TorchDeviceBackend", _Stream)
+    monkeypatch.setattr(group, "_to_cpu", staticmethod(lambda tensor, _: tensor.data.clone()))
+    monkeypatch.setattr(
+        group, "_pinned_memory_tensors", lambda self: contextlib.nullcontext(self.cpu_param_dict)
+    )
+
+
+def upcasting() -> Any:
+    """SDXL's pipeline, with a VAE that it casts to fp32 and back in each call."""
+    pipe = build("sdxl")
+    pipe.vae.to(torch.float16)
+    return pipe
+
+
+@pytest.mark.usefixtures("_cpu_as_gpu", "_streams")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_vae_that_is_cast_in_the_call(stream: bool) -> None:
+    reference = draw(vivace.apply(upcasting(), "baseline"))
+    if stream:
+        pipe = upcasting()
+        pipe.enable_group_offload(CPU, CPU, offload_type="leaf_level", use_stream=True)
+        with pytest.raises(RuntimeError, match="should be the same"):
+            draw(vivace.apply(pipe, "baseline"))
+    pipe = upcasting()
+    moved = vivace.apply(pipe, f"offload(group, stream={stream})")
+    for _ in range(3):
+        assert np.array_equal(draw(moved), reference)
+        assert pipe.vae.dtype == torch.float16
+    assert streamed(pipe.unet) is stream
+    assert not streamed(pipe.vae)
+
+
+@pytest.mark.usefixtures("_cpu_as_gpu")
+@pytest.mark.parametrize("mode", MODES)
+def test_it_is_cast_wherever_it_waits(mode: str) -> None:
+    reference = draw(vivace.apply(upcasting(), "baseline"))
+    moved = vivace.apply(upcasting(), f"offload({mode})")
+    for _ in range(2):
+        assert np.array_equal(draw(moved), reference)
+
+
+@pytest.mark.usefixtures("_cpu_as_gpu", "_streams")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streams_fetch_every_part_that_stays_as_it_is(family: str) -> None:
+    reference = draw(session(family))
+    moved = session(family, "offload(group, stream=True)")
+    for _ in range(3):
+        assert np.array_equal(draw(moved), reference)
+    parts = [part for part in moved.pipe.components.values() if isinstance(part, torch.nn.Module)]
+    assert all(streamed(part) for part in parts)
+
+
+def streamed(module: Any) -> bool:
+    hook = group_offloading._get_top_level_group_offload_hook(module)
+    assert hook is not None
+    return hook.config.stream is not None
 
 
 def test_it_needs_a_gpu_and_stream_needs_group() -> None:

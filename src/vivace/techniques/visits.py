@@ -1,0 +1,382 @@
+"""A pipeline's parts wait in the host's memory, and each visits the GPU while it works.
+
+Weights do not change while they are used. So nothing is copied back: a visit copies what waits to the GPU, and its end
+drops the copies and puts what waits in their place. What is done to a part during its visit (SDXL's pipeline casts its
+VAE to fp32 and back) ends with the visit; what is done to it while it waits is there at the next one.
+
+A parameter stays the same object and only its data are exchanged, so compiled code goes on being used. Quantised
+weights that consist of several tensors are put together anew for each visit. What shares its data goes on sharing it.
+
+Copies are made on the stream that computes: kernels come after them by themselves, and the allocator knows when their
+memory is free. Nothing is fetched ahead, for little could be hidden: the denoiser would come while the text encoders
+work, which takes milliseconds, and what comes behind the denoiser's work, the VAE, is small.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from vivace.techniques.page_locked import PageLocked
+
+Make = Callable[[Any], Any]
+"""Of a plain tensor another one of its shape and dtype."""
+
+
+class Visits:
+    """Who is on the device: a part comes when it is called, and those before it in the pipeline's order leave.
+
+    A part stays until a later one comes or the call ends, as with diffusers' `enable_model_cpu_offload`. Parts that are
+    not in the order come when they are called and stay until the end; those that the pipeline excludes from offloading
+    stay on the device always.
+
+    Args:
+        pipe: a diffusers pipeline with a `model_cpu_offload_seq`. Its hooks are replaced, and its
+            `maybe_free_model_hooks` on the instance.
+        device: where parts work. On "cpu" visits are copies like any others, for tests.
+        locks: whether the memory that weights wait in is page-locked.
+
+    Attributes:
+        memory: what is page-locked.
+    """
+
+    def __init__(self, pipe: Any, device: Any, *, locks: bool) -> None:
+        import torch
+        from accelerate.hooks import add_hook_to_module
+
+        pipe.remove_all_hooks()
+        modules = {n: part for n, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+        for name in pipe._exclude_from_cpu_offload:
+            if name in modules:
+                modules.pop(name).to(device)
+        self.memory = PageLocked(sum(_num_bytes(module) for module in modules.values()))
+        self._last: list[Copied] = []
+        self._now: list[Copied] = []
+        self._parts = {name: Part(module, torch.device(device)) for name, module in modules.items()}
+        order = [name for name in pipe.model_cpu_offload_seq.split("->") if name in modules]
+        for name, part in self._parts.items():
+            part.settle(self.memory if locks else None)
+            earlier = [self._parts[n] for n in order[: order.index(name)]] if name in order else []
+            add_hook_to_module(part.module, _Hook(self, part, earlier))
+        free = pipe.maybe_free_model_hooks
+
+        @functools.wraps(free)
+        def free_and_end() -> None:
+            free()
+            self.end()
+
+        pipe.maybe_free_model_hooks = free_and_end
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a part is on the device, as always in the middle of a call."""
+        return any(part.is_here for part in self._parts.values())
+
+    @property
+    def copied_bytes(self) -> int:
+        """What the last call that has ended copied to the device."""
+        return sum(copied.num_bytes for copied in self._last)
+
+    @property
+    def copied_s(self) -> float:
+        """Seconds that its copies took, on the device's own clock. Waits for them."""
+        return sum(copied.seconds for copied in self._last)
+
+    def come(self, part: Part) -> None:
+        copied = Copied(part.device)
+        copied.num_bytes = part.come()
+        copied.stop()
+        self._now.append(copied)
+
+    def end(self) -> None:
+        """A call has ended, well or not: every part leaves."""
+        for part in self._parts.values():
+            part.leave()
+        if self._now:
+            self._last, self._now = self._now, []
+
+
+class Copied:
+    """What one visit copied, and in which time. Begins when it is made."""
+
+    def __init__(self, device: Any) -> None:
+        self.num_bytes = 0
+        self._device = device
+        self._start: Any = self._mark()
+        self._stop: Any = None
+
+    def stop(self) -> None:
+        self._stop = self._mark()
+
+    @property
+    def seconds(self) -> float:
+        if self._device.type != "cuda":
+            return float(self._stop - self._start)
+        self._stop.synchronize()
+        return float(self._start.elapsed_time(self._stop)) / 1000
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+class _Hook:
+    """What accelerate's `add_hook_to_module` asks of a hook."""
+
+    no_grad = False
+
+    def __init__(self, visits: Visits, part: Part, earlier: list[Part]) -> None:
+        self.execution_device = part.device  # where pipelines then make their tensors
+        self._visits = visits
+        self._part = part
+        self._earlier = earlier
+
+    def init_hook(self, module: Any) -> Any:
+        convert = module._apply  # what `to`, `half` and `float` do
+
+        @functools.wraps(convert)
+        def convert_where_it_works(*args: Any, **kwargs: Any) -> Any:
+            # A cast in the middle of a call comes before the part itself is called: SDXL's VAE. On the device it takes
+            # no time, and ends with the visit.
+            if self._visits.is_under_way:
+                self._arrive()
+            converted = convert(*args, **kwargs)
+            self._part.leave_if_moved()
+            return converted
+
+        module._apply = convert_where_it_works
+        return module
+
+    def detach_hook(self, module: Any) -> Any:
+        self._part.leave()
+        del module._apply
+        return module
+
+    def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._arrive():
+            return args, kwargs
+        from accelerate.utils import send_to_device
+
+        # Made where the part was found.
+        device = self.execution_device
+        return send_to_device(args, device), send_to_device(kwargs, device)
+
+    def post_forward(self, module: Any, output: Any) -> Any:
+        return output
+
+    def _arrive(self) -> bool:
+        """Whether it was away."""
+        for part in self._earlier:
+            part.leave()
+        if self._part.is_here:
+            return False
+        self._visits.come(self._part)
+        return True
+
+
+class Part:
+    """One network, and where its tensors are.
+
+    Args:
+        device: where it works.
+    """
+
+    def __init__(self, module: Any, device: Any) -> None:
+        self.module = module
+        self.device = device
+        self._exchange: _Exchange | None = None
+
+    @property
+    def is_here(self) -> bool:
+        return self._exchange is not None
+
+    def settle(self, memory: PageLocked | None) -> None:
+        """Put the tensors where they will wait, one after the other, and give up what they were."""
+
+        def on_host(tensor: Any) -> Any:
+            copy = memory.take(tensor) if memory is not None else None
+            return copy if copy is not None else tensor.cpu()
+
+        _Exchange(on_host, remembers=False).of_module(self.module)
+
+    def come(self) -> int:
+        """Put copies on the device in the places of all tensors. Returns their bytes."""
+        import torch
+
+        num_bytes = 0
+
+        def copied(tensor: Any) -> Any:
+            nonlocal num_bytes
+            if self._is_there(tensor):
+                return tensor  # somebody moved it by hand
+            num_bytes += tensor.numel() * tensor.element_size()
+            return torch.empty_like(tensor, device=self.device).copy_(tensor, non_blocking=True)
+
+        self._exchange = _Exchange(copied, remembers=True)
+        try:
+            self._exchange.of_module(self.module)
+        except BaseException:  # no room, mostly
+            self.leave()
+            raise
+        return num_bytes
+
+    def leave(self) -> None:
+        """Put what waits back in its places; copies are dropped. One that is away already stays away."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        exchange.undo()
+        if any(self._is_there(held[name]) for held, name in _places(self.module)):
+            self.settle(None)  # what came to it during the visit, an adapter or a buffer, leaves with it
+
+    def leave_if_moved(self) -> None:
+        """After somebody moved it by hand during its visit."""
+        tensors = (held[name] for held, name in _places(self.module))
+        if self.is_here and self.device.type != "cpu" and not any(self._is_there(t) for t in tensors):
+            self.leave()
+
+    def _is_there(self, tensor: Any) -> bool:
+        return bool(tensor.device.type == self.device.type != "cpu")
+
+
+class _Exchange:
+    """Puts other tensors in the places of a module's: parameters, buffers, and what bitsandbytes hangs on them.
+
+    Args:
+        make: what to put in the place of a plain tensor. Asked once for what several places share.
+        remembers: whether `undo` will be asked for. Else nothing that was there is held.
+    """
+
+    def __init__(self, make: Make, *, remembers: bool) -> None:
+        self._make = make
+        self._remembers = remembers
+        self._made: dict[Any, Any] = {}
+        """By where a tensor's data lie: two parameters may be views of one storage."""
+        self._objects: dict[int, Any] = {}
+        """What was put in a place, by the identity of what was there."""
+        self._places: list[tuple[dict[str, Any], str, Any]] = []
+        self._data: list[tuple[Any, Any]] = []
+        self._hung: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def of_module(self, module: Any) -> None:
+        import torch
+
+        # Not in inference mode, though the call may be: its tensors could not be put in the place of others.
+        with torch.inference_mode(False), torch.no_grad():
+            for held, name in _places(module):
+                old = held[name]
+                if self._remembers:
+                    self._places.append((held, name, old))
+                if id(old) not in self._objects:
+                    self._objects[id(old)] = self._of_tensor(old)
+                held[name] = self._objects[id(old)]
+            for part in module.modules():
+                if _is_of_bitsandbytes(part):
+                    self._of_objects(part)
+
+    def undo(self) -> None:
+        """What was there is in its places again, whatever has been put there since."""
+        import torch
+
+        with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            for tensor, data in self._data:
+                tensor.data = data
+            for attributes, before in self._hung:
+                attributes.clear()
+                attributes.update(before)
+            for held, name, old in self._places:
+                if name in held:
+                    held[name] = old
+
+    def _of_tensor(self, old: Any) -> Any:
+        """What takes the tensor's place: itself with other data, or another one of its kind."""
+        import torch
+
+        if hasattr(old, "__tensor_flatten__"):
+            new = mapped(old, lambda tensor, _: self._once(tensor))
+            return (
+                torch.nn.Parameter(new, requires_grad=False) if isinstance(old, torch.nn.Parameter) else new
+            )
+        # Some kinds (GGUF's) else make one of their own of whatever they return.
+        with torch._C.DisableTorchFunctionSubclass():
+            data = old.data
+            old.data = self._once(data)
+        if self._remembers:
+            self._data.append((old, data))
+        self._of_attributes(old)
+        return old
+
+    def _of_attributes(self, owner: Any) -> None:
+        """Tensors that are attributes of a weight, or of an object of bitsandbytes."""
+        import torch
+
+        attributes = vars(owner)
+        found = {name: value for name, value in attributes.items() if isinstance(value, torch.Tensor)}
+        if self._remembers and (found or _is_of_bitsandbytes(owner)):
+            self._hung.append((attributes, dict(attributes)))
+        attributes.update({name: self._once(tensor) for name, tensor in found.items()})
+        self._of_objects(owner)
+
+    def _of_objects(self, owner: Any) -> None:
+        """bitsandbytes keeps scales in objects that are attributes of weights, of layers, and of each other."""
+        import torch
+
+        for value in list(vars(owner).values()):
+            is_state = _is_of_bitsandbytes(value) and not isinstance(value, torch.Tensor | torch.nn.Module)
+            if is_state and id(value) not in self._objects:
+                self._objects[id(value)] = value
+                self._of_attributes(value)
+
+    def _once(self, tensor: Any) -> Any:
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if key not in self._made:
+            self._made[key] = self._make(tensor)
+        return self._made[key]
+
+
+def mapped(tensor: Any, make: Callable[[Any, Any], Any], strides: tuple[int, ...] | None = None) -> Any:
+    """`make` of a tensor and its strides, or the same kind of quantised weight of `make` of each tensor that it holds.
+
+    Those are made without strides.
+    """
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return make(tensor, strides)
+    names, context = flatten()
+    inner = {name: mapped(getattr(tensor, name), make) for name in names}
+    return type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
+
+
+def unknown_kind(module: Any) -> str | None:
+    """The class of a weight that holds other tensors and does not say which, or None."""
+    import torch
+
+    for held, name in _places(module):
+        kind = type(held[name])
+        hides = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        if hides and not hasattr(kind, "__tensor_flatten__"):
+            return kind.__name__
+    return None
+
+
+def _is_of_bitsandbytes(value: Any) -> bool:
+    return type(value).__module__.startswith("bitsandbytes.") and hasattr(value, "__dict__")
+
+
+def _num_bytes(module: Any) -> int:
+    """About what its tensors take."""
+    return sum(held[name].numel() * held[name].element_size() for held, name in _places(module))
+
+
+def _places(module: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Where the module and all below it hold a parameter or a buffer: a dict, and the name in it."""
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            yield from ((held, name) for name, tensor in list(held.items()) if tensor is not None)
