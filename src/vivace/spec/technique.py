@@ -230,7 +230,7 @@ class Arithmetic:
 
 
 class Technique(BaseModel, ABC):
-    """Base of all techniques. Those that can be asked for are final; the class name in snake_case is the registry name."""
+    """Base of all techniques. Those with a name are final; their class name in snake_case is the registry name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
