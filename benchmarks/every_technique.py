@@ -149,7 +149,8 @@ def every_technique(
         raise click.UsageError("--steps is for recipes that are named; add --only RECIPE")
     asked = cases(name, part, only, steps or STEPS)
     if at_once is not None:
-        return _compile(name, asked, record, at_once, how)
+        timed = {key_of(found) for found in read_records(record) if is_done(name, found)}
+        return _compile(name, [case for case in asked if case not in timed], record, at_once, how)
     records = read_records(record)
     if best is not None:
         asked = [(recipe, full_length(name)) for recipe in fastest(records, best)]

@@ -182,6 +182,11 @@ def test_what_compiles_is_compiled_beside_each_other_into_a_record_of_its_own(
     capfd.readouterr()
     assert run(command, asked) == 0
     assert capfd.readouterr().out == "all compiled already\n"
+    first_calls_file(tmp_path / "record.json").unlink()
+    assert run(command, ["sd15", *_paths(tmp_path), *QUICK, *_only(recipes[1:])]) == 0
+    capfd.readouterr()
+    assert run(command, asked) == 0
+    assert capfd.readouterr().out == "all compiled already\n", "what has been timed needs no more of it"
 
 
 def test_full_length_is_the_models_own() -> None:
