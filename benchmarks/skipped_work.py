@@ -39,7 +39,7 @@ from benchmarks.every_technique import (
 from vivace.benchmark import sweep
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.load import quiet
+from vivace.models.quiet import quiet
 from vivace.models.weightless import find_weightless
 from vivace.spec.recipe import BASELINE, Recipe, TechniqueCall
 from vivace.spec.technique import Machine, Target

@@ -72,7 +72,7 @@ def import_all() -> None:
     """Import what every trial needs. Nothing here may start a thread or touch a device."""
     from vivace.benchmark import round as _round
     from vivace.benchmark.driver import asleep
-    from vivace.models.load import quiet
+    from vivace.models.quiet import quiet
 
     assert _round is not None
     with quiet(), asleep():

@@ -17,6 +17,7 @@ from vivace.models.find import Found, obtain
 from vivace.models.headers import check_whole, main_dtype
 from vivace.models.lora import merge
 from vivace.models.pipelines import read_config
+from vivace.models.quiet import quiet
 from vivace.models.remote import fetch_part
 from vivace.models.repository import INDEX, components_of
 
@@ -214,28 +215,3 @@ def _convert(component: Any, dtype: Any) -> None:
         is_kept = parameter.dtype == torch.float32 and any(part in name for part in kept)
         if parameter.is_floating_point() and parameter.dtype != dtype and not is_kept:
             parameter.data = parameter.data.to(dtype)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Loading bars belong to vivace's own progress, and offline CPUs need no advice about GPUs."""
-    import logging
-
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
-
-    names = ("torchao", "transformers", "diffusers", "torch.utils._pytree")
-    before = {name: logging.getLogger(name).level for name in names}
-    bars = diffusers_logging.is_progress_bar_enabled()
-    for name in names:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    diffusers_logging.disable_progress_bar()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
-        if bars:
-            diffusers_logging.enable_progress_bar()
-            transformers_logging.enable_progress_bar()

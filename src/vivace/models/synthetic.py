@@ -18,7 +18,7 @@ from typing import Any
 from vivace.errors import UnknownModel, nearest
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.hashed_tokenizer import tokenizer_for
-from vivace.models.load import quiet
+from vivace.models.quiet import quiet
 from vivace.models.random_weights import fill
 
 

@@ -46,7 +46,7 @@ def serve(requests: Any, answers: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    from vivace.models.load import quiet
+    from vivace.models.quiet import quiet
     from vivace.techniques.sharing import Share
 
     about = receive(requests)

@@ -18,8 +18,8 @@ from vivace.measure.footprint import Footprint
 from vivace.measure.memory import plain_tensors
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
-from vivace.models.load import quiet
 from vivace.models.lora import distillations
+from vivace.models.quiet import quiet
 from vivace.models.weightless import Weightless, find_weightless
 from vivace.runtime.embeddings import encode
 from vivace.runtime.noise import draw_noise_in_fp32

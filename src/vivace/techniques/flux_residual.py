@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.techniques.split_tokens import WHOLE_TOKENS
-from vivace.techniques.step_cache import KEPT, MODE
+from vivace.techniques.step_cache import KEPT, MODE, WHOLE_TOKENS
 
 
 def not_flux(denoiser: Any) -> str | None:

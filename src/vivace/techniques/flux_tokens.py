@@ -37,7 +37,7 @@ from diffusers.models.transformers import transformer_flux
 from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor
 from torch import nn
 
-from vivace.techniques.split_tokens import WHOLE_TOKENS
+from vivace.techniques.step_cache import WHOLE_TOKENS
 
 _TOKENS = -2
 """The dimension of tokens in each of `_SHARED`: (batch, tokens, channels), or (tokens, 3) for ids."""

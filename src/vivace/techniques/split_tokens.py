@@ -9,9 +9,6 @@ from typing import Any, Literal
 from vivace.errors import Unsupported
 
 Mode = Literal["guidance", "ulysses", "ring"]
-WHOLE_TOKENS = "_vivace_whole_tokens"
-"""Attribute of a denoiser whose tokens are split our own way: a function that makes of a process's own part of a
-tensor (batch, tokens, channels), of the image's tokens, the whole. All processes call it at the same place."""
 _MESSAGES_OF_DIFFUSERS = {"ulysses": 4, "ring": 1}
 
 

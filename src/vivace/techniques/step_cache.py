@@ -20,6 +20,9 @@ from pydantic import model_validator
 from vivace.spec.technique import CallContext, Component, Effect, Stage, Technique, knob
 
 _MARK = "_vivace_step_cache"
+WHOLE_TOKENS = "_vivace_whole_tokens"
+"""Attribute of a denoiser whose tokens are split our own way: a function that makes of a process's own part of a
+tensor (batch, tokens, channels), of the image's tokens, the whole. All processes call it at the same place."""
 MODE, KEPT = "step_cache_mode", "step_cache_kept"
 """Arguments that `Cached` adds to a forward's own: "compute", "reuse" or "look", and what is reused."""
 
