@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks import every_technique, several_gpus, skipped_work
 from benchmarks.every_technique import full_length, key_of, read_records, rows_with_baselines
 from benchmarks.skipped_work import read_operations
+from docs.several_gpus import soonest
 from docs.skipped_work import skipping_of
 from docs.step_curves import STEPS, Against, Family, Point, families
 from docs.techniques_measured import Line, lines_of
@@ -79,9 +80,9 @@ def page(note: str, results: Path) -> str:
         results: the folder of the records.
     """
     has_skipped = any((results / skipped_work.record_file(n).name).exists() for n in skipped_work.FAMILIES)
-    told = "no record of their speed is kept yet"
-    if (results / several_gpus.RECORD.name).exists():
-        told = "[what it gains](several-gpus.md)"
+    told, fastest = "no record of their speed is kept yet", []
+    if (several := results / several_gpus.RECORD.name).exists():
+        told, fastest = "[what it gains](several-gpus.md)", soonest(several)
     lines = [
         note,
         "# Which one to use\n",
@@ -102,6 +103,7 @@ def page(note: str, results: Path) -> str:
         "## Several GPUs\n",
         "To share one picture: `parallel(ulysses)` or `parallel(ring)` for a transformer, `parallel(guidance)` for a "
         f"UNet with guidance ({told}). For more pictures an hour: a process for each GPU, without any of these.\n",
+        *fastest,
     ]
     return "\n".join(lines).rstrip() + "\n"
 

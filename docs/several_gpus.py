@@ -82,6 +82,26 @@ def gained(alone: Record, shared: Record) -> Interval | None:
     return speedup([one], [several]) if one and several else None
 
 
+def soonest(record: Path) -> list[str]:
+    """For each model and number of GPUs the recipe that draws soonest on them without skipping any work; Markdown."""
+    records = read_records(record)
+    found: dict[tuple[str, int], tuple[float, str]] = {}
+    for case in dict.fromkeys(case for gpus in _GPUS for case in cases(gpus)):
+        alone = records.get((SYNTHETIC + case.name, resolve(case.alone).text))
+        shared = records.get((SYNTHETIC + case.name, case.recipe))
+        if alone is None or shared is None or not resolve(case.recipe).same_picture:
+            continue
+        gain, row = gained(alone, shared), rows_of([shared])[0]
+        if gain is None or row.latency is None:
+            continue
+        took = row.latency.median
+        said = f"- {case.name} on {case.gpus}: `{row.recipe}` {plus_minus(took)}, {ratio(gain)} of one GPU's speed."
+        found[case.name, case.gpus] = min(
+            (took.point, said), found.get((case.name, case.gpus), (float("inf"), ""))
+        )
+    return [said for _, said in found.values()]
+
+
 def _line(case: Case, record: Record, alone: Record | None, failed: list[str]) -> list[str]:
     row: Row = rows_of([record])[0]
     recipe = f"`{row.recipe}`"

@@ -25,6 +25,7 @@ from tests.make import make_record, make_round
 from tests.narrow import make_all_small
 from vivace.models.find import find_model
 from vivace.spec.record import Outcome, Record, Round
+from vivace.techniques.resolve import resolve
 
 
 def test_on_a_cpu_processes_take_the_places_of_gpus(
@@ -98,6 +99,10 @@ def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> No
             case("sdxl", "parallel(guidance)", round_of(2.0, evidence=evidence)),
         ],
     )
+    assert pages.soonest(path) == [
+        f"- flux-dev on 2: `{resolve(ulysses).text}` 3.00 s ±0.0 %, 2.00x [2.00, 2.00] of one GPU's speed.",
+        "- sdxl on 2: `parallel(guidance)` 2.00 s ±0.0 %, 1.50x [1.50, 1.50] of one GPU's speed.",
+    ]
     said = pages.page(NOTE, path)
     rows = [line for line in said.splitlines() if line.startswith(("| flux-dev", "| sdxl"))]
     assert len(rows) == 5, "each row once"
