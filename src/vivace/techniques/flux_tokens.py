@@ -136,43 +136,26 @@ def _waited(arriving: torch.Tensor) -> torch.Tensor:
 # A message beside a product is one operator, since a compiler that sees three would order them as it likes.
 
 
-@torch.library.custom_op("vivace::exchange_beside_linear", mutates_args=())  # type: ignore[untyped-decorator]
-def _exchange_beside_linear(
+@torch.library.custom_op("vivace::message_beside_linear", mutates_args=())  # type: ignore[untyped-decorator]
+def _message_beside_linear(
     sent: torch.Tensor,
+    gathers: bool,
     num: int,
     group: str,
     inputs: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    arriving = _exchanging(sent, num, group)
+    """What arrived, by `_gathering` or `_exchanging`, and the linear layer's result."""
+    arriving = (_gathering if gathers else _exchanging)(sent, num, group)
     product = nn.functional.linear(inputs, weight, bias)
     return _waited(arriving), product
 
 
-@torch.library.custom_op("vivace::gather_beside_linear", mutates_args=())  # type: ignore[untyped-decorator]
-def _gather_beside_linear(
-    sent: torch.Tensor,
-    num: int,
-    group: str,
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    arriving = _gathering(sent, num, group)
-    product = nn.functional.linear(inputs, weight, bias)
-    return _waited(arriving), product
-
-
-@_exchange_beside_linear.register_fake  # type: ignore[untyped-decorator]
-def _(sent: Any, num: int, group: str, inputs: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
-    return torch.empty_like(sent), inputs.new_empty((*inputs.shape[:-1], weight.shape[0]))
-
-
-@_gather_beside_linear.register_fake  # type: ignore[untyped-decorator]
-def _(sent: Any, num: int, group: str, inputs: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
-    gathered = sent.new_empty((num * sent.shape[0], *sent.shape[1:]))
-    return gathered, inputs.new_empty((*inputs.shape[:-1], weight.shape[0]))
+@_message_beside_linear.register_fake  # type: ignore[untyped-decorator]
+def _(sent: Any, gathers: bool, num: int, group: str, inputs: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
+    arrived = sent.new_empty(((num if gathers else 1) * sent.shape[0], *sent.shape[1:]))
+    return arrived, inputs.new_empty((*inputs.shape[:-1], weight.shape[0]))
 
 
 class _Tokens:
@@ -248,13 +231,19 @@ class Ulysses(_Tokens):
         # knows nothing of attention.
         mlp, out = block.proj_mlp, block.proj_out
         sent = self._packed(*_query_key_value(block.attn, normed, None, rotary))
-        arrived, hidden = _exchange_beside_linear(
-            sent.flatten(), self.num, self.group, normed, mlp.weight, mlp.bias
+        arrived, hidden = _message_beside_linear(
+            sent.flatten(), False, self.num, self.group, normed, mlp.weight, mlp.bias
         )
         sent = self._by_tokens(self._attention(arrived.view(sent.shape)))
         width = block.attn.inner_dim
-        arrived, rest = _exchange_beside_linear(
-            sent.flatten(), self.num, self.group, block.act_mlp(hidden), out.weight[:, width:], out.bias
+        arrived, rest = _message_beside_linear(
+            sent.flatten(),
+            False,
+            self.num,
+            self.group,
+            block.act_mlp(hidden),
+            out.weight[:, width:],
+            out.bias,
         )
         attended = self._by_heads(arrived.view(sent.shape))
         both = torch.addmm(rest.flatten(0, 1), attended.flatten(0, 1), out.weight[:, :width].t())
@@ -296,16 +285,22 @@ class Ring(_Tokens):
             # The image's query, of which nobody else needs to know, is computed while keys and values travel.
             key, value = _rotated_key_value(attn, hidden_states, text, rotary)
             layer = attn.to_q
-            arrived, own = _gather_beside_linear(
-                self._packed(key, value), self.num, self.group, hidden_states, layer.weight, layer.bias
+            arrived, own = _message_beside_linear(
+                self._packed(key, value), True, self.num, self.group, hidden_states, layer.weight, layer.bias
             )
             query = _rotated_query(attn, own, text, rotary)
         return self._attention(query, arrived)
 
     def single(self, block: Any, normed: Any, rotary: Any) -> Any:
         query, key, value = _query_key_value(block.attn, normed, None, rotary)
-        arrived, hidden = _gather_beside_linear(
-            self._packed(key, value), self.num, self.group, normed, block.proj_mlp.weight, block.proj_mlp.bias
+        arrived, hidden = _message_beside_linear(
+            self._packed(key, value),
+            True,
+            self.num,
+            self.group,
+            normed,
+            block.proj_mlp.weight,
+            block.proj_mlp.bias,
         )
         attended = self._attention(query, arrived)
         return block.proj_out(torch.cat([attended, block.act_mlp(hidden)], dim=2))

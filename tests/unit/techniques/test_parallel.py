@@ -223,7 +223,7 @@ def test_an_attention_takes_two_messages_and_no_copy_behind_the_first() -> None:
     with vivace.apply(even_flux(), "parallel(ulysses)") as shared, Operators() as seen:
         shared("a red circle", height=64, width=64, num_inference_steps=1, output_type="latent")
     assert seen.num["_c10d_functional::all_to_all_single"] == 2, "of the double block"
-    assert seen.num["vivace::exchange_beside_linear"] == 2, "of the single one"
+    assert seen.num["vivace::message_beside_linear"] == 2, "of the single one"
     assert seen.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
     query, key, value = seen.attended[-1]
     assert len({x.untyped_storage().data_ptr() for x in (query, key, value)}) == 1
@@ -236,7 +236,7 @@ def test_an_attention_takes_two_messages_and_no_copy_behind_the_first() -> None:
 def test_a_ring_takes_one_message_that_travels_beside_a_product() -> None:
     with vivace.apply(even_flux(), "parallel(ring)") as shared, Operators() as seen:
         shared("a red circle", height=64, width=64, num_inference_steps=1, output_type="latent")
-    assert seen.num["vivace::gather_beside_linear"] == 2
+    assert seen.num["vivace::message_beside_linear"] == 2
     assert seen.num["_c10d_functional::all_to_all_single"] == 0
     assert seen.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
     query, key, value = seen.attended[-1]
