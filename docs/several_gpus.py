@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.every_model import read_records
@@ -49,6 +50,7 @@ def page(note: str, record: Path) -> str:
         "(`synthetic:NAME`) at their native size and number of steps, one picture a call, text encoders and VAE inside "
         "the call and on the first GPU alone. Times and memory are the architecture's; pictures there are none.\n",
         *conditions_of(records.values()),
+        *_revisions(records.values()),
         "",
         f"| {' | '.join(_HEADINGS)} |",
         "|" + " --- |" * len(_HEADINGS),
@@ -80,6 +82,14 @@ def gained(alone: Record, shared: Record) -> Interval | None:
         for record in (alone, shared)
     )
     return speedup([one], [several]) if one and several else None
+
+
+def _revisions(records: Iterable[Record]) -> list[str]:
+    """Of what code the rows of several GPUs are: how they exchange tokens may have changed since."""
+    shared = [record for record in records if "parallel" in record.trial.recipe.text]
+    found = dict.fromkeys(record.environment.source_revision for record in shared)
+    told = [f"`git log {one}.. -- src/vivace/techniques`" for one in found if one is not None]
+    return [f"- What has changed since rows of several GPUs were measured: {', '.join(told)}"] if told else []
 
 
 def soonest(record: Path) -> list[str]:

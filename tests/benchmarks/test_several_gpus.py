@@ -74,7 +74,9 @@ def test_the_wished_for_comes_first() -> None:
 def case(name: str, recipe: str, *rounds: Round) -> Record:
     record = make_record(recipe, *rounds)
     trial = record.trial.model_copy(update={"model": find_model(f"synthetic:{name}").model, "device": "cuda"})
-    environment = record.environment.model_copy(update={"device": "cuda", "device_name": "Test GPU"})
+    environment = record.environment.model_copy(
+        update={"device": "cuda", "device_name": "Test GPU", "source_revision": "0123abc"}
+    )
     return record.model_copy(update={"trial": trial, "environment": environment})
 
 
@@ -104,6 +106,7 @@ def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> No
         "- sdxl on 2: `parallel(guidance)` 2.00 s ±0.0 %, 1.50x [1.50, 1.50] of one GPU's speed.",
     ]
     said = pages.page(NOTE, path)
+    assert "`git log 0123abc.. -- src/vivace/techniques`" in said
     rows = [line for line in said.splitlines() if line.startswith(("| flux-dev", "| sdxl"))]
     assert len(rows) == 5, "each row once"
     assert "| 1 |" in rows[0]

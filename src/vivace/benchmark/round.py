@@ -25,6 +25,7 @@ from vivace.runtime.session import Session, session_of, waits_on_host
 from vivace.spec.record import Outcome, Picture, Round, Sample
 from vivace.spec.technique import Component, component_of, working_part
 from vivace.spec.trial import Trial
+from vivace.stats.intervals import MIN_SAMPLES
 from vivace.stats.stopping import enough_samples, is_steady
 
 Report = Callable[[dict[str, Any]], None]
@@ -33,7 +34,6 @@ _TRACE_STEPS = 2
 REHEARSED_CALLS = 4
 REHEARSED_STEPS = 4
 _MAX_RECOMPILES = 3
-_FEWEST_SAMPLES = 3
 _Said = Callable[[Call], dict[str, Any]]
 
 
@@ -164,7 +164,7 @@ class _Measurement:
         said = self._said(session)
         steps = min(int(session.defaults["num_inference_steps"]), REHEARSED_STEPS)
         timed = self._timed(session, said, num_inference_steps=steps)
-        num_calls = self._plan.max_warmup + (self._plan.repeats or _FEWEST_SAMPLES)
+        num_calls = self._plan.max_warmup + (self._plan.repeats or MIN_SAMPLES)
         for k in range(min(num_calls, REHEARSED_CALLS)):
             timed(k)
         self._trace(session, said)
@@ -270,7 +270,7 @@ class _Measurement:
             return len(samples) >= self._plan.repeats
         times = [s.total_s for s in samples]
         return bool(times) and (
-            enough_samples(times) or (spent_s >= self._plan.max_seconds and len(times) >= _FEWEST_SAMPLES)
+            enough_samples(times) or (spent_s >= self._plan.max_seconds and len(times) >= MIN_SAMPLES)
         )
 
     def keep_pictures(self, session: Session, calls: Sequence[Call], folder: Path) -> None:

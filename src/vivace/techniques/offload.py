@@ -167,8 +167,8 @@ def _group_lines(path: str, *, stream: bool, **more: str) -> tuple[str, ...]:
 
 
 _MODEL = (
-    "# diffusers copies each part back to the host's memory after its work, which takes time. vivace",
-    "# draws the same picture without that: vivace.load(model, recipe).",
+    "# diffusers copies each part back to the host's memory after its work. vivace draws the same",
+    "# picture without that: vivace.load(model, recipe).",
     "pipe.enable_model_cpu_offload()",
 )
 

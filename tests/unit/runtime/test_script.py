@@ -233,7 +233,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             [
                 'pipe.to("cuda")',
                 'pipe.to("cpu", silence_dtype_warnings=True)',
-                "# draws the same picture without that: vivace.load(model, recipe).",
+                "# picture without that: vivace.load(model, recipe).",
                 "pipe.enable_model_cpu_offload()",
             ],
         ),
