@@ -34,11 +34,11 @@ def draw(session: Any, prompt: Any = PROMPT, **call: Any) -> np.ndarray:
 
 
 def even_flux() -> Any:
-    """tiny-flux with a random transformer of four heads in bf16, which two GPUs share out evenly."""
+    """tiny-flux with a random transformer of four heads, which two GPUs share out evenly."""
     pipe = load_pipeline(find_model("tiny-flux"), "cuda")
     torch.manual_seed(0)
     config = dict(pipe.transformer.config) | {"num_attention_heads": 4}
-    transformer = FluxTransformer2DModel.from_config(config).to("cuda", torch.bfloat16)
+    transformer = FluxTransformer2DModel.from_config(config).to("cuda", pipe.transformer.dtype)
     pipe.register_modules(transformer=transformer.eval().requires_grad_(False))
     return pipe
 
