@@ -63,6 +63,8 @@ class Case:
 FLUX = (
     ("ulysses", "compile(blocks=repeated)+cuda_graph"),
     ("ring", "compile(blocks=repeated)+cuda_graph"),
+    ("ulysses, messages=copies", "compile(blocks=repeated)+cuda_graph"),
+    ("ring, messages=copies", "compile(blocks=repeated)+cuda_graph"),
     ("ulysses", "compile(blocks=repeated)"),
     ("ring", "compile(blocks=repeated)"),
     ("ulysses", "compile+cuda_graph"),
@@ -70,10 +72,15 @@ FLUX = (
     ("ulysses", "compile"),
     ("ring", "compile"),
 )
-"""Modes, and what else the recipe says. What matters most comes first."""
+"""Modes, with how their messages travel, and what else the recipe says. What matters most comes first."""
 CACHED = ("ulysses", "teacache(hits=0.5)+compile(blocks=repeated)+cuda_graph")
 """A step cache as well, for which no speed-up is wished: its hits are one GPU's work alone."""
-UNET: tuple[tuple[str, float | None], ...] = (("cuda_graph", 1.6), ("compile", 1.6), ("baseline", None))
+UNET: tuple[tuple[str, float | None], ...] = (
+    ("cuda_graph", 1.6),
+    ("compile+cuda_graph", 1.6),
+    ("compile", 1.6),
+    ("baseline", None),
+)
 """What else SDXL's recipes say, and the target. What costs least to find out comes first."""
 TARGETS = {2: 1.7, 4: 2.9}
 
@@ -170,8 +177,9 @@ def _with(records: dict[Any, Record], new: Record, path: Path) -> dict[Any, Reco
 class Profile:
     """Where the time of a step went on the first GPU, milliseconds.
 
-    compute: kernels of its own share. communication: NCCL's kernels beside which nothing was computed, each as long as
-    the fastest of its kind; waiting: what they took beyond that, for data that was not there yet. idle: no kernel ran.
+    compute: kernels of its own share. communication: messages (NCCL's kernels, or copies and the kernels that wait for
+    the others in front of them) beside which nothing was computed, each as long as the fastest of its kind; waiting:
+    what they took beyond that, for data that was not there yet or because there was more of it. idle: nothing ran.
     launch: the part of idle in which the CPU was not waiting for the GPU, but busy with launching what comes next.
     cpu: what the CPU took from the beginning of a step to that of the next, less its waiting for the GPU. Where it is
     as long as the step, the CPU is what bounds it, here or in another process; the profiler itself adds to it.
@@ -193,13 +201,16 @@ Span = tuple[str, float, float]
 """A kernel's name, start and end, in one unit of time."""
 
 
-def where_time_goes(spans: Sequence[Span]) -> tuple[float, float, float, float]:
+def where_time_goes(spans: Sequence[Span], gpus: int = 2) -> tuple[float, float, float, float]:
     """Compute, communication, waiting and idle time between the first kernel's start and the last one's end.
 
     Kernels of several streams may run at the same time: time in which anything was computed counts as compute.
+
+    Args:
+        gpus: one GPU alone copies, but sends nothing.
     """
-    own = _union([(start, end) for name, start, end in spans if not _is_message(name)])
-    messages = [span for span in spans if _is_message(span[0])]
+    messages = [span for span in spans if gpus > 1 and _is_message(span[0])]
+    own = _union([(start, end) for name, start, end in spans if gpus == 1 or not _is_message(name)])
     fastest: dict[str, float] = {}
     for name, start, end in messages:
         fastest[name] = min(fastest.get(name, end - start), end - start)
@@ -237,7 +248,7 @@ def _shared(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, flo
 
 
 def _is_message(name: str) -> bool:
-    return "nccl" in name.lower()
+    return any(part in name.lower() for part in ("nccl", "memcpy", "barrier_kernel"))
 
 
 def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -366,7 +377,7 @@ def _traced(found: Any) -> _Traced:
 def _per_step(name: str, recipe: str, gpus: int, traced: _Traced) -> Profile:
     if not traced.kernels:
         raise StoreError("--profile: no kernel of a GPU was seen; it wants a CUDA device")
-    parts = [part / 1e3 / PROFILE_STEPS for part in where_time_goes(traced.kernels)]
+    parts = [part / 1e3 / PROFILE_STEPS for part in where_time_goes(traced.kernels, gpus)]
     launch = launch_bound(traced.kernels, traced.waits) / 1e3 / PROFILE_STEPS
     cpu = cpu_a_step(traced.begins, traced.waits) / 1e3
     return Profile(name, recipe, gpus, sum(parts), *parts, launch, cpu)

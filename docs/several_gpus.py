@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.every_model import read_records
-from benchmarks.several_gpus import Case, cases, profile_file, read_profiles
+from benchmarks.several_gpus import Case, Profile, cases, profile_file, read_profiles
 from docs.models_measured import conditions_of
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import Row, rows_of
@@ -143,6 +143,34 @@ def _line(case: Case, record: Record, alone: Record | None, failed: list[str]) -
     return [f"| {' | '.join(cells)} |"]
 
 
+def _shortfalls(profiles: Sequence[Profile]) -> list[str]:
+    """What stands between a recipe on N GPUs and an Nth of the time on one, a line each."""
+    alone = {(one.model, one.recipe): one for one in profiles if one.gpus == 1}
+    lines = []
+    for one in profiles:
+        rest = "+".join(part for part in one.recipe.split("+") if not part.startswith("parallel("))
+        single = alone.get((one.model, rest))
+        if one.gpus == 1 or single is None:
+            continue
+        beyond = {
+            "compute": one.compute - single.compute / one.gpus,
+            "messages": one.communication + one.waiting,
+            "gaps": one.idle - single.idle / one.gpus,
+        }
+        parts = ", ".join(f"{figure:.1f} ms {what}" for what, figure in beyond.items())
+        lines.append(
+            f"- {one.model} `{one.recipe}`: {one.step - single.step / one.gpus:.1f} ms; of that {parts}."
+        )
+    if not lines:
+        return []
+    said = (
+        "What a step takes beyond an Nth of one GPU's. Compute is more than an Nth because a share fills a GPU less "
+        "than the whole does, because messages that travel beside a product take multiprocessors from it, and because "
+        "some of the work is nobody's share:\n"
+    )
+    return [said, *lines]
+
+
 def _profiles(record: Path) -> list[str]:
     profiles = read_profiles(record)
     if not profiles:
@@ -150,10 +178,12 @@ def _profiles(record: Path) -> list[str]:
     lines = [
         "## Where the time of a step goes\n",
         "On the first GPU, by torch.profiler. *Compute*: kernels of its own share, which on N GPUs would at best be an "
-        "Nth of those on one. *Communication*: NCCL's kernels beside which nothing was computed, each as long as the "
-        "fastest of its kind; *waiting*: what they took beyond that, until another GPU was there. *Idle*: no kernel "
-        "ran; *launching*: of that, while the CPU was busy with launching more. *CPU*: from the beginning of a step to "
-        "that of the next, less what the CPU waited for the GPU; where it is as long as the step, it bounds it.\n",
+        "Nth of those on one. *Communication*: messages (NCCL's kernels, or copies and the kernels that wait for the "
+        "others in front of them) beside which nothing was computed, each as long as the fastest of its kind; "
+        "*waiting*: what they took beyond that, until another GPU was there or because there was more to send. *Idle*: "
+        "nothing ran; *launching*: of that, while the CPU was busy with launching more. *CPU*: from the beginning of a "
+        "step to that of the next, less what the CPU waited for the GPU; where it is as long as the step, it bounds "
+        "it.\n",
         f"| {' | '.join(_PROFILE)} |",
         "|" + " --- |" * len(_PROFILE),
     ]
@@ -161,5 +191,6 @@ def _profiles(record: Path) -> list[str]:
         figures = (one.step, one.compute, one.communication, one.waiting, one.idle, one.launch, one.cpu)
         times = " | ".join(f"{figure:.1f} ms" for figure in figures)
         lines.append(f"| {one.model} | `{one.recipe}` | {one.gpus} | {times} |")
+    lines += ["", *_shortfalls(profiles)]
     made = f"Made by `python -m benchmarks.several_gpus --profile` ([record](../results/{profile_file(record).name}))."
     return [*lines, "", made, ""]

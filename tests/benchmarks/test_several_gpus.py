@@ -55,11 +55,12 @@ def test_on_a_cpu_processes_take_the_places_of_gpus(
 def test_the_wished_for_comes_first() -> None:
     found = [(case.name, case.mode, case.target) for case in cases(2)]
     assert found[:2] == [("flux-dev", "ulysses", 1.7), ("flux-dev", "ring", 1.7)]
-    assert found[-3:] == [("sdxl", "guidance", 1.6), ("sdxl", "guidance", 1.6), ("sdxl", "guidance", None)]
+    assert found[-4:] == [*[("sdxl", "guidance", 1.6)] * 3, ("sdxl", "guidance", None)]
     of_sdxl = [case for case in cases(2) if case.name == "sdxl"]
-    assert [case.alone for case in of_sdxl] == ["cuda_graph", "compile", "baseline"]
+    assert [case.alone for case in of_sdxl] == ["cuda_graph", "compile+cuda_graph", "compile", "baseline"]
     assert [case.recipe for case in of_sdxl] == [
-        "parallel(guidance)+cuda_graph", "parallel(guidance)+compile", "parallel(guidance)",
+        "parallel(guidance)+cuda_graph", "parallel(guidance)+compile+cuda_graph", "parallel(guidance)+compile",
+        "parallel(guidance)",
     ]  # fmt: skip
     *of_flux, cached = [case for case in cases(2) if case.name == "flux-dev"]
     assert cached.alone.startswith("teacache(hits=0.5)+")
@@ -122,7 +123,14 @@ def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> No
     profiles = [Profile("flux-dev", ulysses, 2, 100.0, 80.0, 12.0, 5.0, 3.0, 2.0, 40.0)]
     profile_file(path).write_text(json.dumps([vars(one) for one in profiles]))
     assert read_profiles(path) == profiles
-    assert "| 100.0 ms | 80.0 ms | 12.0 ms | 5.0 ms | 3.0 ms | 2.0 ms | 40.0 ms |" in pages.page(NOTE, path)
+    said = pages.page(NOTE, path)
+    assert "| 100.0 ms | 80.0 ms | 12.0 ms | 5.0 ms | 3.0 ms | 2.0 ms | 40.0 ms |" in said
+    assert "an Nth of one GPU's." not in said, "of which there is no profile"
+    alone = "+".join(part for part in ulysses.split("+") if "parallel" not in part)
+    profiles.append(Profile("flux-dev", alone, 1, 150.0, 148.0, 0.0, 0.0, 2.0, 1.0, 40.0))
+    profile_file(path).write_text(json.dumps([vars(one) for one in profiles]))
+    line = f"- flux-dev `{ulysses}`: 25.0 ms; of that 6.0 ms compute, 17.0 ms messages, 2.0 ms gaps."
+    assert line in pages.page(NOTE, path).splitlines()
 
 
 def test_time_is_told_apart() -> None:
@@ -139,6 +147,9 @@ def test_time_is_told_apart() -> None:
     assert communication + waiting == 7.0
     assert communication == 7.0 * 4.0 / 8.0
     assert where_time_goes([("gemm", 0.0, 1.0)]) == (1.0, 0.0, 0.0, 0.0)
+    copied = [("gemm", 0.0, 1.0), ("barrier_kernel", 1.0, 2.0), ("Memcpy PtoP (Device -> Device)", 2.0, 4.0)]
+    assert where_time_goes(copied) == (1.0, 3.0, 0.0, 0.0)
+    assert where_time_goes(copied, gpus=1) == (4.0, 0.0, 0.0, 0.0), "nobody is there to send anything to"
     assert launch_bound(spans, []) == 5.0
     assert launch_bound(spans, [(24.0, 27.0), (26.0, 28.0), (35.0, 40.0)]) == 2.0, (
         "waiting for two thirds of the gap"
@@ -161,6 +172,8 @@ def test_what_is_recorded_is_profiled_and_what_is_eager_is_not(
     assert asked == [
         ("cuda_graph", 1),
         ("parallel(guidance)+cuda_graph", 2),
+        ("compile+cuda_graph", 1),
+        ("parallel(guidance)+compile+cuda_graph", 2),
         ("compile", 1),
         ("parallel(guidance)+compile", 2),
     ]

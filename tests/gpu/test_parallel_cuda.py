@@ -64,7 +64,7 @@ def test_the_branches_of_guidance_on_two_gpus(rest: str) -> None:
         assert shared.refuted(evidence) is None
 
 
-@pytest.mark.parametrize("mode", ["ulysses", "ring"])
+@pytest.mark.parametrize("mode", ["ulysses", "ring", "ulysses, messages=copies", "ring, messages=copies"])
 @pytest.mark.parametrize("rest", ["", "+compile", "+compile(blocks=repeated)"])
 def test_the_tokens_of_a_transformer_on_two_gpus(mode: str, rest: str) -> None:
     call = {"height": 128, "width": 128, "max_sequence_length": 32}
@@ -73,7 +73,8 @@ def test_the_tokens_of_a_transformer_on_two_gpus(mode: str, rest: str) -> None:
         assert psnr(draw(shared, **call), expected) > SAME_DB
         evidence = shared.evidence()
         assert evidence["forwards_shared"] == 6
-        assert evidence["messages_an_attention"] == {"ulysses": 2, "ring": 1}[mode]
+        assert evidence["messages_an_attention"] == (1 if "ring" in mode else 2)
+        assert evidence["messages_travel_by"] == ("copies" if "copies" in mode else "collectives")
         assert evidence.get("graph_breaks", 0) == 0
 
 
@@ -81,7 +82,7 @@ SMALL = {"height": 128, "width": 128, "max_sequence_length": 32}
 LARGER = {"height": 192, "width": 128, "max_sequence_length": 32}
 
 
-@pytest.mark.parametrize("mode", ["ulysses", "ring"])
+@pytest.mark.parametrize("mode", ["ulysses", "ring", "ulysses, messages=copies", "ring, messages=copies"])
 @pytest.mark.parametrize("compiled", ["", "+compile(blocks=repeated)", "+compile"])
 def test_a_graph_holds_the_messages(mode: str, compiled: str) -> None:
     """Recorded and replayed at the same calls on both, anew for another size, and again in a later session."""
@@ -110,8 +111,9 @@ def test_a_step_cache_on_shared_tokens(rest: str) -> None:
         assert evidence["forwards_shared"] == evidence["peer_1.forwards"] == 12 - evidence["forwards_alone"]
 
 
-def test_a_process_killed_while_graphs_are_replayed_is_told() -> None:
-    with vivace.apply(even_flux(), "parallel(ulysses)+cuda_graph") as shared:
+@pytest.mark.parametrize("mode", ["ulysses", "ulysses, messages=copies"])
+def test_a_process_killed_while_graphs_are_replayed_is_told(mode: str) -> None:
+    with vivace.apply(even_flux(), f"parallel({mode})+cuda_graph") as shared:
         draw(shared, **SMALL)
         (pid,) = pids(shared)
         threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()

@@ -10,8 +10,7 @@ Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509; Liu et al., Ring Att
 Every process has an equal part of the text's and of the image's tokens, and of both tables of rotary embeddings, from
 the denoiser's input to its output. In attention, `Ulysses` exchanges tokens for heads: a process gets all tokens of its
 own heads, and afterwards its own tokens of all heads. `Ring` gets all keys and values, for its own queries. Attention
-does not mind that the tokens of several processes come one after the other. The messages are functional collectives,
-which torch.compile sees as operators of its graph.
+does not mind that the tokens of several processes come one after the other. How messages travel is `messages`'.
 
 Layouts, of `num` processes. Ulysses: before the first message (num, tokens, batch, 3, heads, channels), all of a
 process's own. What arrives from each is put one after the other, so that its first two dimensions are all tokens, and
@@ -37,6 +36,7 @@ from diffusers.models.transformers import transformer_flux
 from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor
 from torch import nn
 
+from vivace.techniques.messages import gathering, message, message_beside_linear, waited
 from vivace.techniques.step_cache import WHOLE_TOKENS
 
 _TOKENS = -2
@@ -91,7 +91,8 @@ def _is_plain(layer: Any) -> bool:
 
 def _whole(own: Any, num: int, group: str) -> Any:
     """(batch, all tokens, channels) of everybody's (batch, own tokens, channels)."""
-    gathered = _waited(_gathering(own.contiguous(), num, group))
+    # By torch.distributed in any case: it is where everybody meets at the end of a forward (`Copies.restart`).
+    gathered = waited(gathering(own.contiguous(), num, group))
     # From (num * batch, tokens, channels), the processes one after the other.
     return gathered.unflatten(0, (num, -1)).transpose(0, 1).flatten(1, 2)
 
@@ -112,50 +113,6 @@ def _forward(denoiser: Any, rank: int, num: int, whole: Callable[[Any], Any]) ->
         return (sample,) if isinstance(output, tuple) else type(output)(sample=sample)
 
     return forward
-
-
-# Messages. The operators themselves: around them PyTorch would wrap what is under way in a tensor of a class of its
-# own, which costs the CPU more than it saves where somebody waits soon.
-
-
-def _exchanging(sent: torch.Tensor, num: int, group: str) -> torch.Tensor:
-    """Give the k-th of `num` parts of a flat tensor to the k-th process, and get one from each in its place."""
-    sizes = [sent.shape[0] // num] * num
-    return torch.ops._c10d_functional.all_to_all_single(sent, sizes, sizes, group)
-
-
-def _gathering(sent: torch.Tensor, num: int, group: str) -> torch.Tensor:
-    """Get everybody's, one after the other in the first dimension."""
-    return torch.ops._c10d_functional.all_gather_into_tensor(sent, num, group)
-
-
-def _waited(arriving: torch.Tensor) -> torch.Tensor:
-    return torch.ops._c10d_functional.wait_tensor(arriving)
-
-
-# A message beside a product is one operator, since a compiler that sees three would order them as it likes.
-
-
-@torch.library.custom_op("vivace::message_beside_linear", mutates_args=())  # type: ignore[untyped-decorator]
-def _message_beside_linear(
-    sent: torch.Tensor,
-    gathers: bool,
-    num: int,
-    group: str,
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What arrived, by `_gathering` or `_exchanging`, and the linear layer's result."""
-    arriving = (_gathering if gathers else _exchanging)(sent, num, group)
-    product = nn.functional.linear(inputs, weight, bias)
-    return _waited(arriving), product
-
-
-@_message_beside_linear.register_fake  # type: ignore[untyped-decorator]
-def _(sent: Any, gathers: bool, num: int, group: str, inputs: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
-    arrived = sent.new_empty(((num if gathers else 1) * sent.shape[0], *sent.shape[1:]))
-    return arrived, inputs.new_empty((*inputs.shape[:-1], weight.shape[0]))
 
 
 class _Tokens:
@@ -231,12 +188,12 @@ class Ulysses(_Tokens):
         # knows nothing of attention.
         mlp, out = block.proj_mlp, block.proj_out
         sent = self._packed(*_query_key_value(block.attn, normed, None, rotary))
-        arrived, hidden = _message_beside_linear(
+        arrived, hidden = message_beside_linear(
             sent.flatten(), False, self.num, self.group, normed, mlp.weight, mlp.bias
         )
         sent = self._by_tokens(self._attention(arrived.view(sent.shape)))
         width = block.attn.inner_dim
-        arrived, rest = _message_beside_linear(
+        arrived, rest = message_beside_linear(
             sent.flatten(),
             False,
             self.num,
@@ -250,7 +207,7 @@ class Ulysses(_Tokens):
         return both.unflatten(0, rest.shape[:2])
 
     def _exchange(self, flat: Any) -> Any:
-        return _waited(_exchanging(flat, self.num, self.group))
+        return message(flat, False, self.num, self.group)
 
     def _packed(self, *three: Any) -> Any:
         """Of three times (batch, own tokens, heads, channels), one tensor, by those who get it."""
@@ -280,12 +237,12 @@ class Ring(_Tokens):
     def attended(self, attn: Any, hidden_states: Any, text: Any, rotary: Any) -> Any:
         if text is None or attn.fused_projections or not _is_plain(attn.to_q):
             query, key, value = _query_key_value(attn, hidden_states, text, rotary)
-            arrived = _waited(_gathering(self._packed(key, value), self.num, self.group))
+            arrived = message(self._packed(key, value), True, self.num, self.group)
         else:
             # The image's query, of which nobody else needs to know, is computed while keys and values travel.
             key, value = _rotated_key_value(attn, hidden_states, text, rotary)
             layer = attn.to_q
-            arrived, own = _message_beside_linear(
+            arrived, own = message_beside_linear(
                 self._packed(key, value), True, self.num, self.group, hidden_states, layer.weight, layer.bias
             )
             query = _rotated_query(attn, own, text, rotary)
@@ -293,7 +250,7 @@ class Ring(_Tokens):
 
     def single(self, block: Any, normed: Any, rotary: Any) -> Any:
         query, key, value = _query_key_value(block.attn, normed, None, rotary)
-        arrived, hidden = _message_beside_linear(
+        arrived, hidden = message_beside_linear(
             self._packed(key, value),
             True,
             self.num,

@@ -48,6 +48,11 @@ class Parallel(Technique):
         about="what is split: the batch's rows, or a transformer's tokens",
     )
     gpus: int = knob(2, ge=2, le=8, tune=[2], about="GPUs that share, this process's own among them")
+    messages: Literal["collectives", "copies"] = knob(
+        "collectives",
+        tune=["collectives", "copies"],
+        about="how tensors travel inside of FLUX's attention: by NCCL's kernels, or by copy engines beside the kernels",
+    )
 
     @property
     def num_gpus(self) -> int:
@@ -84,6 +89,10 @@ class Parallel(Technique):
         return self._no_rows(target) if self.mode == "guidance" else self._no_tokens(target, denoiser)
 
     def _no_rows(self, target: Target) -> str | None:
+        if self.messages == "copies":
+            return (
+                f"attention sends nothing where rows are shared; leave out {COPIES}, or take ulysses or ring"
+            )
         if _has_slot(target, "step cache", looks_beyond_rows=True):
             return "this step cache works with both branches of guidance at once, which here are on two GPUs"
         return None
@@ -99,6 +108,8 @@ class Parallel(Technique):
         by_diffusers = needs_diffusers(denoiser, self.mode, self.gpus)
         if (reason := _no_cache(target, by_diffusers)) is not None:
             return reason
+        if self.messages == "copies" and (reason := self._no_copies(target, by_diffusers)) is not None:
+            return reason
         if self.mode == "ring" and by_diffusers:
             if not target.machine.is_cuda:
                 return (
@@ -111,6 +122,19 @@ class Parallel(Technique):
                 return (
                     "diffusers' ring takes the kernel that tells its log-sum-exp, and no other; take ulysses"
                 )
+        return None
+
+    def _no_copies(self, target: Target, by_diffusers: bool) -> str | None:
+        import torch
+
+        if by_diffusers:
+            return f"tokens that are split in diffusers' way are sent by collectives; leave out {COPIES}"
+        if not target.machine.is_cuda or not target.has_data:
+            return None
+        unreached = [k for k in range(1, self.gpus) if not torch.cuda.can_device_access_peer(0, k)]
+        if unreached:
+            numbers = ", ".join(str(k) for k in unreached)
+            return f"the first GPU does not reach the memory of {numbers}, as it would over NVLink; leave out {COPIES}"
         return None
 
     def _no_heads(self, target: Target, denoiser: Any) -> str | None:
@@ -142,6 +166,7 @@ class Parallel(Technique):
             self.mode,
             self.gpus,
             target.machine.device,
+            self.messages == "copies",
             {
                 "pipeline": type(pipe),
                 "attribute": target.path("denoiser").removeprefix("pipe."),
@@ -170,6 +195,7 @@ class Parallel(Technique):
 
 
 _FIRST = ("cuda", "cuda:0")
+COPIES = "messages=copies"
 
 
 def _later(target: Target) -> list[tuple[type[Technique], Any]]:

@@ -72,6 +72,7 @@ class Peers:
 
     Attributes:
         before_leaving: called before this process leaves the group. They must not keep this object alive.
+        after_failure: called when another process has ended unasked, by the thread that watches. Nor must they.
 
     Raises:
         Unsupported: this process belongs to a group already.
@@ -96,6 +97,7 @@ class Peers:
         self._failure: str | None = None
         self._closing = threading.Event()
         self.before_leaving: list[Callable[[], Any]] = []
+        self.after_failure: list[Callable[[], Any]] = []
         self._end = weakref.finalize(
             self, _end, self._processes, self._closing, self._folder, device, self.before_leaving
         )
@@ -201,6 +203,9 @@ class Peers:
         if self.device == "cuda" and not self._closing.is_set():
             # Kernels that wait for the dead GPU would wait for the time limit, and so would whoever waits for them.
             _leave("cuda")
+        if not self._closing.is_set():
+            for call in self.after_failure:
+                call()
 
     def close(self) -> None:
         """End the processes, and leave the group. A second time does nothing."""

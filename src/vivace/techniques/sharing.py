@@ -42,6 +42,7 @@ class Shared:
 
     Args:
         denoiser: on its device, without local functions in it.
+        by_copies: how messages inside of attention travel where tokens are split; see `messages`.
         given: what the other processes are told beside it; see `Share`.
 
     Raises:
@@ -49,7 +50,9 @@ class Shared:
         WorkerError: the other processes could not be started.
     """
 
-    def __init__(self, denoiser: Any, mode: Mode, num: int, device: str, given: dict[str, Any]) -> None:
+    def __init__(
+        self, denoiser: Any, mode: Mode, num: int, device: str, by_copies: bool, given: dict[str, Any]
+    ) -> None:
         import torch.distributed as dist
 
         self.num_shared = 0
@@ -60,6 +63,7 @@ class Shared:
         self._denoiser = denoiser
         self._last: dict[int, bytes] = {}
         self._graphs: Any = None
+        self._by_copies = by_copies
         self.messages: int | None = None
         try:
             pickled, storages = pack_module(denoiser, device)
@@ -72,13 +76,23 @@ class Shared:
         self.peers = Peers(num, device)
         try:
             for rank in range(1, num):
-                told = {"mode": mode, "denoiser": pickled, "by_diffusers": by_diffusers}
+                told = {
+                    "mode": mode,
+                    "denoiser": pickled,
+                    "by_diffusers": by_diffusers,
+                    "by_copies": by_copies,
+                }
                 self.peers.say(rank, given | told)
             with self.peers.explained():
                 for storage in storages:
                     dist.broadcast(storage, 0)
                 if mode != "guidance":
-                    self.messages = split_tokens(denoiser, mode, num, device, by_diffusers)
+                    self.messages = split_tokens(denoiser, mode, num, device, by_diffusers, by_copies)
+            if by_copies:
+                from vivace.techniques.messages import let_go, send_by_collectives
+
+                self.peers.after_failure.append(let_go)
+                self.peers.before_leaving.append(send_by_collectives)
             for rank in range(1, num):
                 self.peers.hear(rank)  # "taken": nothing later may change what they are still copying
         except BaseException:
@@ -98,7 +112,7 @@ class Shared:
                     "cuda_graph behind it"
                 )
             # NCCL waits for the end of every graph that holds its messages before it lets go of a communicator.
-            self.peers.before_leaving.append(self._graphs.graphs.clear)
+            self.peers.before_leaving.insert(0, self._graphs.graphs.clear)
         for rank in range(1, self.peers.num):
             self.peers.hear(rank)  # "applied"
         self._denoiser.forward = self._wrapped(forward)
@@ -124,6 +138,7 @@ class Shared:
         }
         if self.messages is not None:
             found["messages_an_attention"] = self.messages
+            found["messages_travel_by"] = "copies" if self._by_copies else "collectives"
         for rank in range(1, self.peers.num):
             self.peers.say(rank, ("evidence",))
         for rank in range(1, self.peers.num):
@@ -161,6 +176,7 @@ class Shared:
             records = not self._graphs.has(args, kwargs)
         for rank in range(1, self.peers.num):
             self._tell(rank, header, records)
+        _before_messages(self._by_copies)
         dist.broadcast(buffer, 0)
         self._count(buffer.numel() * (self.peers.num - 1))
         return forward(*args, **kwargs)
@@ -212,9 +228,9 @@ class Share:
     """The denoiser of one of the other processes.
 
     Args:
-        given: "denoiser" (see `pack_module`), "mode", "by_diffusers" (see `split_tokens`), "pipeline" (its class),
-            "attribute" ("unet" or "transformer"), "scheduler" (class and configuration), "recipe" (what comes later),
-            "defaults", "has_random_weights".
+        given: "denoiser" (see `pack_module`), "mode", "by_diffusers" and "by_copies" (see `split_tokens`), "pipeline"
+            (its class), "attribute" ("unet" or "transformer"), "scheduler" (class and configuration), "recipe" (what
+            comes later), "defaults", "has_random_weights".
     """
 
     def __init__(self, rank: int, num: int, device: str, given: dict[str, Any]) -> None:
@@ -235,7 +251,12 @@ class Share:
             dist.broadcast(storage, 0)
         if self.given["mode"] != "guidance":
             split_tokens(
-                self._denoiser, self.given["mode"], self._num, self.device, self.given["by_diffusers"]
+                self._denoiser,
+                self.given["mode"],
+                self._num,
+                self.device,
+                self.given["by_diffusers"],
+                self.given["by_copies"],
             )
 
     def serve(self, message: tuple[Any, ...]) -> dict[str, Any] | None:
@@ -257,12 +278,20 @@ class Share:
         args, kwargs = put_together(self._header, unpack(buffer, self._shapes))
         if not by_rows and (graphs := getattr(self._denoiser, RECORDED, None)) is not None:
             _agree(graphs, message[2], args, kwargs)
+        _before_messages(self.given["by_copies"])
         # Not the module itself: what decides in front of the forward has decided in the process that draws.
         output = self._denoiser.forward(*args, **kwargs)
         self._num_forwards += 1
         if by_rows:
             dist.send(pack(take_apart(output, self.device)[1], self._denoiser.device), 0)
         return None
+
+
+def _before_messages(by_copies: bool) -> None:
+    if by_copies:
+        from vivace.techniques.messages import restart
+
+        restart()
 
 
 def _agree(graphs: Any, records: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -12,11 +12,14 @@ Mode = Literal["guidance", "ulysses", "ring"]
 _MESSAGES_OF_DIFFUSERS = {"ulysses": 4, "ring": 1}
 
 
-def split_tokens(denoiser: Any, mode: Mode, num: int, device: str, by_diffusers: bool) -> int | None:
+def split_tokens(
+    denoiser: Any, mode: Mode, num: int, device: str, by_diffusers: bool, by_copies: bool
+) -> int | None:
     """Let each process of the group compute its own share of the tokens. All of them call this at the same time.
 
     Args:
         by_diffusers: in diffusers' way. One process decides, by `needs_diffusers`: it depends on what was set there.
+        by_copies: how messages travel where it is not; see `messages`.
 
     Returns:
         Messages that each attention takes; None where they depend on what arrives.
@@ -25,8 +28,12 @@ def split_tokens(denoiser: Any, mode: Mode, num: int, device: str, by_diffusers:
 
     if not by_diffusers:
         from vivace.techniques.flux_tokens import share
+        from vivace.techniques.messages import send_by_copies
 
-        return share(denoiser, mode, dist.get_rank(), num, dist.group.WORLD.group_name)
+        group, rank = dist.group.WORLD.group_name, dist.get_rank()
+        if by_copies:
+            send_by_copies(group, rank, num, device)
+        return share(denoiser, mode, rank, num, group)
     _split_by_diffusers(denoiser, mode, num, device)
     is_padded = denoiser._parallel_config.context_parallel_config.ulysses_anything
     return None if is_padded else _MESSAGES_OF_DIFFUSERS[mode]

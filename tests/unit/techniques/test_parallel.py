@@ -191,6 +191,11 @@ def test_even_heads_compile_and_uneven_tokens_are_refused() -> None:
         ("fuse_qkv+parallel(ring)", {"prompt": ["a red circle", "a blue star", "a green square"]}),
         ("quantize(int8)+parallel(ring)+compile(backend=aot_eager)", {}),
         ("parallel(ring)+compile(blocks=repeated, backend=aot_eager)", {"num_images_per_prompt": 2}),
+        ("parallel(ulysses, messages=copies)", {"height": 96, "width": 64}),
+        ("parallel(ring, gpus=3, messages=copies)", {"height": 96, "width": 96, "max_sequence_length": 24}),
+        ("fuse_qkv+parallel(ring, messages=copies)", {"num_images_per_prompt": 2}),
+        ("parallel(ulysses, messages=copies)+compile(backend=aot_eager)", {}),
+        ("parallel(ring, messages=copies)+compile(blocks=repeated, backend=aot_eager)", {}),
     ],
 )
 def test_flux_draws_the_very_same_picture(recipe: str, call: dict[str, Any]) -> None:
@@ -200,6 +205,7 @@ def test_flux_draws_the_very_same_picture(recipe: str, call: dict[str, Any]) -> 
         assert psnr(families.draw(shared, **call), expected) > VERY_SAME_DB
         evidence = shared.evidence()
         assert evidence["messages_an_attention"] == (1 if "ring" in recipe else 2)
+        assert evidence["messages_travel_by"] == ("copies" if "copies" in recipe else "collectives")
         assert evidence.get("graph_breaks", 0) == 0
 
 
@@ -222,7 +228,7 @@ class Operators(TorchDispatchMode):
 def test_an_attention_takes_two_messages_and_no_copy_behind_the_first() -> None:
     with vivace.apply(even_flux(), "parallel(ulysses)") as shared, Operators() as seen:
         shared("a red circle", height=64, width=64, num_inference_steps=1, output_type="latent")
-    assert seen.num["_c10d_functional::all_to_all_single"] == 2, "of the double block"
+    assert seen.num["vivace::message"] == 2, "of the double block"
     assert seen.num["vivace::message_beside_linear"] == 2, "of the single one"
     assert seen.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
     query, key, value = seen.attended[-1]
@@ -237,11 +243,29 @@ def test_a_ring_takes_one_message_that_travels_beside_a_product() -> None:
     with vivace.apply(even_flux(), "parallel(ring)") as shared, Operators() as seen:
         shared("a red circle", height=64, width=64, num_inference_steps=1, output_type="latent")
     assert seen.num["vivace::message_beside_linear"] == 2
-    assert seen.num["_c10d_functional::all_to_all_single"] == 0
+    assert seen.num["vivace::message"] == 0
     assert seen.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
     query, key, value = seen.attended[-1]
     assert query.shape[2] * 2 == key.shape[2] == value.shape[2], "half of the queries, all keys"
     assert query.shape[1] == key.shape[1] == 4, "of all heads"
+
+
+def test_copies_of_other_sizes_and_of_another_session() -> None:
+    """Buffers are made for each size that is larger than those before, and anew in a later session."""
+    expected = {size: families.draw(vivace.apply(even_flux()), height=size) for size in (64, 128, 96)}
+    for _ in range(2):
+        with vivace.apply(even_flux(), "parallel(ulysses, messages=copies)") as shared:
+            for size, picture in expected.items():
+                assert psnr(families.draw(shared, height=size), picture) > VERY_SAME_DB
+
+
+def test_a_process_killed_while_copies_are_fetched_is_told() -> None:
+    with vivace.apply(even_flux(), "parallel(ring, messages=copies)") as shared:
+        families.draw(shared)
+        (pid,) = pids(shared)
+        threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            families.draw(shared, num_inference_steps=1000)
 
 
 def test_a_hit_of_a_step_cache_is_computed_alone_and_of_all_tokens() -> None:

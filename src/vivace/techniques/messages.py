@@ -1,0 +1,333 @@
+"""What processes that share tokens send to each other inside of attention: alone, or beside a product.
+
+Why: a message that arrives while something else is computed costs nothing. NCCL's messages are kernels: they take
+    multiprocessors from the product beside them, or wait until it has ended. A GPU's copy engines need none: with
+    `Copies` each process puts what it sends into memory that the others see, and fetches what it gets.
+Needs: for `Copies` GPUs of one host that reach each other's memory, as over NVLink.
+Source: PyTorch, torch.distributed._symmetric_memory; Wang et al., Overlap Communication with Dependent Computation via
+    Decomposition, ASPLOS 2023.
+
+There are two kinds. A *gathered* message gives each process everybody's tensor, one after the other in the first
+dimension. In an *exchanged* one, flat, the k-th of `num` equal parts goes to the k-th process, and what came from it
+takes that place.
+
+Both are operators that a compiler does not look into: one that saw a message and a product would order them as it
+likes. Imported where a denoiser is shared, since its operators are made when it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Buffer(Protocol):
+    """Memory of one size in each process, all of it seen by all."""
+
+    def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A process's own, from its beginning."""
+        ...
+
+    def meet(self) -> None:
+        """What comes after it in any process sees what came before it in every one."""
+        ...
+
+
+class Memory(Protocol):
+    """Where buffers are made."""
+
+    rank: int
+    num: int
+
+    def allocate(self, num_bytes: int) -> Buffer:
+        """In all processes at the same time."""
+        ...
+
+    def beside(self) -> contextlib.AbstractContextManager[Any]:
+        """What is done in it comes after what was done before, and beside what is done then."""
+        ...
+
+    def join(self) -> None:
+        """What is done from now on comes after what was done beside."""
+        ...
+
+    def let_go(self) -> None:
+        """Another process has ended: let what waits for it here go on."""
+        ...
+
+
+class Copies:
+    """Messages that each process fetches from the others' memory.
+
+    Two buffers take turns. A process writes into one again only after everybody has met at the message in between, and
+    has then fetched what was in it. All processes start the same messages in the same order.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._pairs: dict[int, tuple[Buffer, Buffer]] = {}  # by their size in bytes
+        self._turn = 0
+
+    def restart(self) -> None:
+        """Before each forward, so that all processes agree on whose turn it is. They have met since the last message:
+        the end of a forward puts the whole result together."""
+        self._turn = 0
+
+    def start(self, sent: torch.Tensor, gathers: bool) -> torch.Tensor:
+        """Begin; after `wait` the result holds what arrived."""
+        memory, num = self.memory, self.memory.num
+        sent = sent.contiguous()
+        buffer = self._next(sent.numel() * sent.element_size())
+        arriving = sent.new_empty(_arriving_shape(sent, gathers, num))
+        parts = arriving.chunk(num)
+        with memory.beside():
+            buffer.of(memory.rank, tuple(sent.shape), sent.dtype).copy_(sent)
+            buffer.meet()
+            for step in range(num):  # each begins with another, so that no GPU has to serve all at once
+                rank = (memory.rank + step) % num
+                whole = sent if step == 0 else buffer.of(rank, tuple(sent.shape), sent.dtype)
+                parts[rank].copy_(whole if gathers else whole.chunk(num)[memory.rank])
+        return arriving
+
+    def wait(self) -> None:
+        self.memory.join()
+
+    def _next(self, num_bytes: int) -> Buffer:
+        fitting = [size for size in self._pairs if size >= num_bytes]
+        if not fitting:
+            self._pairs[num_bytes] = (self.memory.allocate(num_bytes), self.memory.allocate(num_bytes))
+        self._turn = 1 - self._turn
+        return self._pairs[min(fitting, default=num_bytes)][self._turn]
+
+
+_COPIES: dict[str, Copies] = {}
+"""By the name of the process group, which is all that an operator can be told of it."""
+
+
+def send_by_copies(group: str, rank: int, num: int, device: str) -> None:
+    """From now on this group's messages are fetched. All its processes call this."""
+    _COPIES[group] = Copies(OfGPUs(group, rank, num) if device == "cuda" else OfProcesses(rank, num))
+
+
+def send_by_collectives() -> None:
+    """From now on messages are torch.distributed's, and buffers are let go of."""
+    _COPIES.clear()
+
+
+def let_go() -> None:
+    """Another process has ended: let what waits for it here go on."""
+    for copies in tuple(_COPIES.values()):
+        copies.memory.let_go()
+
+
+def restart() -> None:
+    """Before each forward; see `Copies.restart`."""
+    for copies in _COPIES.values():
+        copies.restart()
+
+
+@torch.library.custom_op("vivace::message", mutates_args=())  # type: ignore[untyped-decorator]
+def message(sent: torch.Tensor, gathers: bool, num: int, group: str) -> torch.Tensor:
+    """What arrived.
+
+    Args:
+        gathers: whether it is gathered or exchanged.
+    """
+    if (copies := _COPIES.get(group)) is not None:
+        arriving = copies.start(sent, gathers)
+        copies.wait()
+        return arriving
+    return waited((gathering if gathers else _exchanging)(sent, num, group))
+
+
+@message.register_fake  # type: ignore[untyped-decorator]
+def _(sent: Any, gathers: bool, num: int, group: str) -> Any:
+    return sent.new_empty(_arriving_shape(sent, gathers, num))
+
+
+@torch.library.custom_op("vivace::message_beside_linear", mutates_args=())  # type: ignore[untyped-decorator]
+def message_beside_linear(
+    sent: torch.Tensor,
+    gathers: bool,
+    num: int,
+    group: str,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What arrived, and the linear layer's result."""
+    copies = _COPIES.get(group)
+    if copies is not None:
+        arriving = copies.start(sent, gathers)
+    else:
+        arriving = (gathering if gathers else _exchanging)(sent, num, group)
+    product = nn.functional.linear(inputs, weight, bias)
+    if copies is not None:
+        copies.wait()
+        return arriving, product
+    return waited(arriving), product
+
+
+@message_beside_linear.register_fake  # type: ignore[untyped-decorator]
+def _(sent: Any, gathers: bool, num: int, group: str, inputs: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
+    arrived = sent.new_empty(_arriving_shape(sent, gathers, num))
+    return arrived, inputs.new_empty((*inputs.shape[:-1], weight.shape[0]))
+
+
+def _arriving_shape(sent: Any, gathers: bool, num: int) -> tuple[int, ...]:
+    return ((num if gathers else 1) * sent.shape[0], *sent.shape[1:])
+
+
+# torch.distributed's operators themselves: around them PyTorch would wrap what is under way in a tensor of a class of
+# its own, which costs the CPU more than it saves where somebody waits soon.
+
+
+def _exchanging(sent: torch.Tensor, num: int, group: str) -> torch.Tensor:
+    sizes = [sent.shape[0] // num] * num
+    return torch.ops._c10d_functional.all_to_all_single(sent, sizes, sizes, group)
+
+
+def gathering(sent: torch.Tensor, num: int, group: str) -> torch.Tensor:
+    """A gathered message that is under way, by torch.distributed in any case."""
+    return torch.ops._c10d_functional.all_gather_into_tensor(sent, num, group)
+
+
+def waited(arriving: torch.Tensor) -> torch.Tensor:
+    return torch.ops._c10d_functional.wait_tensor(arriving)
+
+
+class OfGPUs:
+    """Memory of each GPU that the others reach, by PyTorch's symmetric memory.
+
+    Args:
+        group: the name of the process group; each of its processes calls its own GPU the first.
+    """
+
+    def __init__(self, group: str, rank: int, num: int) -> None:
+        self.rank = rank
+        self.num = num
+        self._group = group
+        # The numbers of the GPUs, by which PyTorch would tell them apart, are the same in all processes. It also keeps
+        # PyTorch from setting up multicast, which copies have no use for.
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+        self._handles: list[Any] = []
+        # What meets is a kernel of one block, and must not wait for the end of the product that it comes before.
+        self._stream = torch.cuda.Stream(priority=-1)
+
+    def allocate(self, num_bytes: int) -> Buffer:
+        """
+        Raises:
+            RuntimeError: a CUDA graph is being recorded, or the GPUs do not reach each other's memory.
+        """
+        from torch.distributed import _symmetric_memory as symmetric
+
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"a message of {num_bytes} bytes was never sent before a CUDA graph records it"
+            )
+        own = symmetric.empty(num_bytes, dtype=torch.uint8, device=torch.device("cuda", 0))
+        handle = symmetric.rendezvous(own, self._group)
+        self._handles.append(handle)
+        return _OfGPUs(handle, own)
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def let_go(self, limit_s: float = 60.0) -> None:
+        """Where another process has ended: let what waits for it here go on, until the GPU has nothing to do.
+
+        What a process signals lies in the memory of the one that it signals to: 1 from the sender, 0 when it is taken.
+        """
+        stream = torch.cuda.Stream(priority=-1)
+        main = torch.cuda.default_stream()
+        others = [rank for rank in range(self.num) if rank != self.rank]
+        deadline = time.monotonic() + limit_s
+        idle_since: float | None = None
+        while time.monotonic() < deadline:
+            with torch.cuda.stream(stream):
+                for handle in tuple(self._handles):
+                    handle.get_signal_pad(self.rank, (self.num,), torch.int32).fill_(1)
+                    for rank in others:
+                        handle.get_signal_pad(rank, (self.num,), torch.int32)[self.rank].fill_(0)
+            stream.synchronize()
+            now = time.monotonic()
+            idle_since = (idle_since or now) if main.query() else None
+            if idle_since is not None and now - idle_since > _IDLE_S:
+                return
+            time.sleep(0.001)
+
+
+_IDLE_S = 1.0
+"""A CPU that is still launching a forward leaves the GPU idle for less."""
+
+
+class _OfGPUs:
+    def __init__(self, handle: Any, own: torch.Tensor) -> None:
+        self._handle = handle
+        self._own = own  # its memory is there for as long as this is
+        self._views: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        key = (rank, shape, dtype)
+        if key not in self._views:
+            self._views[key] = self._handle.get_buffer(rank, shape, dtype)
+        return self._views[key]
+
+    def meet(self) -> None:
+        self._handle.barrier()
+
+
+class OfProcesses:
+    """Memory of processes on CPUs, in files that all of them map: of use for tests alone."""
+
+    def __init__(self, rank: int, num: int) -> None:
+        self.rank = rank
+        self.num = num
+
+    def allocate(self, num_bytes: int) -> Buffer:
+        folder = [tempfile.mkdtemp(prefix="vivace-messages-") if self.rank == 0 else ""]
+        dist.broadcast_object_list(folder)
+        maps = [
+            torch.from_file(f"{folder[0]}/{rank}", shared=True, size=num_bytes, dtype=torch.uint8)
+            for rank in range(self.num)
+        ]
+        dist.barrier()
+        if self.rank == 0:
+            shutil.rmtree(folder[0])  # who has mapped a file keeps it
+        return _OfProcesses(maps)
+
+    def beside(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def join(self) -> None:
+        pass
+
+    def let_go(self) -> None:
+        pass
+
+
+class _OfProcesses:
+    def __init__(self, maps: list[torch.Tensor]) -> None:
+        self._maps = maps
+
+    def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self._maps[rank][: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+    def meet(self) -> None:
+        dist.barrier()

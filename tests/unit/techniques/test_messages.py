@@ -1,0 +1,119 @@
+"""Messages that are fetched arrive whole, however long anybody takes; with threads that stand for processes."""
+
+import contextlib
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from vivace.techniques.messages import Copies
+
+
+def dawdle() -> None:
+    time.sleep(random.random() * 0.003)
+
+
+class Buffer:
+    def __init__(self, memories: list[torch.Tensor], barrier: threading.Barrier) -> None:
+        self.memories = memories
+        self.barrier = barrier
+
+    def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        num = torch.Size(shape).numel() * dtype.itemsize
+        return self.memories[rank][:num].view(dtype).view(shape)
+
+    def meet(self) -> None:
+        self.barrier.wait()
+        dawdle()  # before anything is fetched
+
+
+class OfThreads:
+    """Memory that threads share. Each allocates the same buffers in the same order."""
+
+    def __init__(
+        self, rank: int, num: int, barrier: threading.Barrier, made: list[list[torch.Tensor]]
+    ) -> None:
+        self.rank, self.num = rank, num
+        self.num_allocated = 0
+        self._barrier, self._made = barrier, made
+
+    def allocate(self, num_bytes: int) -> Buffer:
+        if self.rank == 0:
+            self._made.append([torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(self.num)])
+        self._barrier.wait()
+        self.num_allocated += 1
+        return Buffer(self._made[self.num_allocated - 1], self._barrier)
+
+    def beside(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def join(self) -> None:
+        pass
+
+    def let_go(self) -> None:
+        pass
+
+
+class Hurried(Copies):
+    """Never takes turns."""
+
+    def _next(self, num_bytes: int) -> Any:
+        super()._next(num_bytes)
+        return self._pairs[min(size for size in self._pairs if size >= num_bytes)][0]
+
+
+def sent_by(rank: int, number: int, gathers: bool) -> torch.Tensor:
+    """A message's tensor, of a size of its own; flat where it is exchanged."""
+    rows = 12 * (1 + number % 3)
+    shape = (rows, 3) if gathers else (rows,)
+    return torch.arange(torch.Size(shape).numel()).view(shape) + 1000 * rank + 100_000 * number
+
+
+def run(kind: type[Copies], num: int, forwards: int = 8, messages: int = 7) -> list[str]:
+    """What arrived wrong, in threads that dawdle at random."""
+    barrier = threading.Barrier(num, timeout=30)
+    made: list[list[torch.Tensor]] = []
+    wrong: list[str] = []
+
+    def work(rank: int) -> None:
+        copies = kind(OfThreads(rank, num, barrier, made))
+        for forward in range(forwards):
+            copies.restart()
+            for number in range(messages):
+                gathers = bool((number + forward) % 2)
+                dawdle()
+                found = copies.start(sent_by(rank, number, gathers), gathers)
+                copies.wait()
+                everybody = [sent_by(peer, number, gathers) for peer in range(num)]
+                parts = everybody if gathers else [each.chunk(num)[rank] for each in everybody]
+                if not torch.equal(found, torch.cat(parts)):
+                    wrong.append(f"forward {forward}, message {number} on {rank}")
+            barrier.wait()  # the whole result is put together
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(num)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 6, "two buffers of each size that was larger than those before"
+    return wrong
+
+
+@pytest.mark.parametrize("num", [2, 3, 4])
+def test_what_arrives_is_what_everybody_sent(num: int) -> None:
+    assert run(Copies, num) == []
+
+
+def test_it_takes_two_buffers() -> None:
+    """That the test above can fail: with one, somebody fetches what is written already for the next message."""
+    assert run(Hurried, 3)
+
+
+def test_tensors_that_are_not_contiguous() -> None:
+    barrier = threading.Barrier(1)
+    copies = Copies(OfThreads(0, 1, barrier, []))
+    sent = torch.arange(12).view(3, 4).t()
+    assert torch.equal(copies.start(sent, gathers=True), sent)
