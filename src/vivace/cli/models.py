@@ -58,7 +58,7 @@ def models(wanted: tuple[str, Path] | None, as_json: bool) -> int:
             click.echo(f"    by a LoRA: {', '.join(_few_steps(entry))}")
     click.echo(
         "\nOther models: --model org/repo or org/repo@revision on the Hugging Face hub, a folder with a "
-        "model_index.json,\nor a .safetensors file of SD 1.5, SDXL or FLUX.1"
+        "model_index.json,\na .safetensors file of SD 1.5, SDXL or FLUX.1, or a .gguf file of FLUX.1's transformer"
     )
     click.echo(
         f"\nWithout a download: --model {SYNTHETIC}NAME builds NAME's architecture with random weights, for times and "

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-_HASHED = {".json", ".safetensors", ".txt"}
+_HASHED = {".json", ".safetensors", ".gguf", ".txt"}
 _HASHED_WHOLE = 1_000_000  # bytes; larger files are fingerprinted by their size and their first and last MB
 
 

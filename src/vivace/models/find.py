@@ -15,6 +15,7 @@ from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded, Entry, Hub, Part
 from vivace.models.files import files_of, fingerprint
+from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import check_whole
 from vivace.models.pipelines import call_of, defaults_of, read_config
 from vivace.models.remote import Download
@@ -220,14 +221,10 @@ def _in_folder(path: Path) -> Found:
 
 def _in_file(path: Path, download: bool) -> Found:
     file = path.resolve()
-    if file.suffix == ".gguf":
+    if file.suffix not in (".safetensors", SUFFIX):
         raise UnusableModel(
-            f"{path} is a GGUF file, and vivace reads .safetensors files; take the model that it was made from with "
-            "quantize(q8_0, backend=gguf) or another of GGUF's kinds, or load it with diffusers and give the pipeline "
-            "to vivace.apply"
+            f"{path} is no .safetensors or {SUFFIX} file; vivace loads no pickles, nor other formats"
         )
-    if file.suffix != ".safetensors":
-        raise UnusableModel(f"{path} is no .safetensors file; vivace loads no pickles, nor other formats")
     contents = contents_of(file)
     entry = CATALOGUE[contents.entry]
     assert isinstance(entry.origin, Hub)

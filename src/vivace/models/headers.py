@@ -1,4 +1,5 @@
-"""The headers of safetensors files, read without torch: what a file holds, and whether all of it is there.
+"""The headers of safetensors files, read without torch: what a file holds, and whether all of it is there. Those of
+GGUF files are read by `gguf_file`.
 
 Format: eight bytes of length, a JSON object of that length, then the tensors' bytes, up to the last offset that the
 JSON names (github.com/huggingface/safetensors).
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
+from vivace.models.gguf_file import SUFFIX, read_gguf_header
 
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 
@@ -21,7 +23,10 @@ def read_header(path: Path) -> dict[str, dict[str, Any]]:
 
     Raises:
         UnusableModel: the file is no safetensors file, or not whole.
+        Unsupported: it is a GGUF file, and the package that reads them is not installed.
     """
+    if path.suffix == SUFFIX:
+        return read_gguf_header(path)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -14,6 +14,7 @@ from vivace.models.architectures import Architecture, Component
 from vivace.models.entry import Part, Sampler
 from vivace.models.files import component_class
 from vivace.models.find import Found, obtain
+from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import check_whole, main_dtype
 from vivace.models.lora import merge
 from vivace.models.pipelines import read_config
@@ -155,8 +156,13 @@ def _load_component(found: Found, name: str, path: Path, dtype: Any) -> Any:
         raise ValueError(f"{where} names {class_name!r}, which is no model class of diffusers")
     model: Any = kind
     if path.is_file():
+        stored: dict[str, Any] = {}
+        if (
+            path.suffix == SUFFIX
+        ):  # its weights stay as they are stored, and each layer widens its own in each call
+            stored["quantization_config"] = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
         return model.from_single_file(
-            str(path), config=str(found.folder), subfolder=name, dtype=dtype, local_files_only=True
+            str(path), config=str(found.folder), subfolder=name, dtype=dtype, local_files_only=True, **stored
         )
     variant = "fp16" if any(path.glob("*.fp16.safetensors")) else None
     return model.from_pretrained(

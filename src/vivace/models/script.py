@@ -9,6 +9,7 @@ from vivace.errors import UsageError
 from vivace.models.entry import Embedded, Hub, Part
 from vivace.models.files import component_class
 from vivace.models.find import Found
+from vivace.models.gguf_file import SUFFIX
 from vivace.models.load import precision
 from vivace.models.pipelines import read_config
 from vivace.models.repository import INDEX, components_of
@@ -134,6 +135,9 @@ def _component(found: Found, name: str, path: Path, dtype: str) -> Script:
         file = "file"
         lines += _download("file", part)
     named = _configuration(found, "config_revision") | {"subfolder": literal(name), "dtype": dtype}
+    if path.suffix == SUFFIX:
+        imports.append("diffusers:GGUFQuantizationConfig")
+        named["quantization_config"] = f"GGUFQuantizationConfig(compute_dtype={dtype})"
     lines += written_call(f"{name} = {kind}.from_single_file", file, **named).splitlines()
     return Script(tuple(imports), tuple(lines))
 

@@ -1,4 +1,5 @@
-"""A checkpoint in one .safetensors file, in its authors' own layout: which model it is, told by its tensors' names.
+"""A checkpoint in one .safetensors or .gguf file, in its authors' own layout: which model it is, told by its tensors'
+names.
 
 Such a file has weights but neither configuration nor tokenizers; those are the catalogue's model's of the same family.
 """
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
+from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import read_header
 
 _UNET = "model.diffusion_model."
@@ -34,8 +36,17 @@ def contents_of(path: Path) -> Contents:
 
     Raises:
         UnusableModel: it is damaged, or nothing that can be drawn with.
+        Unsupported: it is a GGUF file, and the package that reads them is not installed.
     """
-    tensors = read_header(path)
+    found = _contents_of(path, read_header(path))
+    if path.suffix == SUFFIX and found.component is None:
+        raise UnusableModel(
+            f"{path} holds a whole pipeline, and of GGUF files FLUX.1's transformer alone is understood"
+        )
+    return found
+
+
+def _contents_of(path: Path, tensors: dict[str, Any]) -> Contents:
     if any(part in name for name in tensors for part in ("lora_", ".lora.", "lokr_", "hada_w")):
         raise UnusableModel(f"{path} is a LoRA, which changes a model and is none; {_UNDERSTOOD}")
     if any(name.endswith("scaled_fp8") for name in tensors):

@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 from vivace.errors import Unsupported
 from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.techniques.quantization.gguf_schemes import unrecordable
 
 Record = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 """Given work without arguments: a function that repeats it, and the outputs which that function writes anew."""
@@ -58,8 +59,8 @@ class CudaGraph(Technique):
             return "the denoiser's step cache decides on the CPU in each step, which a graph cannot contain"
         is_compiled = hasattr(denoiser.forward, "_torchdynamo_orig_callable")
         for name, layer in denoiser.named_modules():
-            if hasattr(layer, "unrecordable") and not is_compiled:
-                return f"a layer cannot be recorded ({name}): {layer.unrecordable}"
+            if not is_compiled and (reason := unrecordable(layer)) is not None:
+                return f"a layer cannot be recorded ({name}): {reason}"
         if not target.has_data:
             return (
                 "what a CUDA graph's own memory pool holds cannot be predicted; predict the recipe without it, and "

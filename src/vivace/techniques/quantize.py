@@ -20,10 +20,10 @@ mslk brings.
 bitsandbytes' `int8` multiplies in int8, its `nf4` is QLoRA's own; Quanto's and SDNQ's `int8`, `fp8_weight`, `int4`
 take convolutions too. No scheme multiplies those in fewer bits: docs/adr/0005 says what stands in for TensorRT.
 GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0` are what files of that name hold: the weights are quantised by llama.cpp's
-own package, and widened by diffusers in each call. Such files themselves vivace does not read; `vivace.apply` takes a
-pipeline that diffusers loaded from one. ModelOpt's `int8`, `fp8_weight`, `int4` and `nvfp4` store in fewer bits, its
-`fp8_static` multiplies in fp8. It can simulate more (int8 and fp4 products), which saves neither memory nor time and is
-therefore not offered.
+own package, and widened by diffusers in each call. A FLUX.1 transformer that comes in such a file, of any kind, is
+given as the model itself (`--model FILE.gguf`). ModelOpt's `int8`, `fp8_weight`, `int4` and `nvfp4` store in fewer
+bits, its `fp8_static` multiplies in fp8. It can simulate more (int8 and fp4 products), which saves neither memory nor
+time and is therefore not offered.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 import re
 import runpy
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from tests.hub_server import Hub, Repository
 from tests.original_layout import save_sd15, save_sdxl
 from tinyworld import flux
 from vivace.benchmark.prepare import prepare
-from vivace.errors import Unsupported, UnusableModel
+from vivace.errors import NoEffect, Unsupported, UnusableModel
 from vivace.models import CATALOGUE, find_model, load_pipeline
-from vivace.models.single_file import contents_of
+from vivace.models.single_file import Contents, contents_of
 from vivace.runtime.script import write_script
 from vivace.runtime.session import open_session
 from vivace.techniques.resolve import resolve
@@ -138,9 +139,8 @@ def test_a_damaged_file(served: Hub, pipe: Any, tmp_path: Path) -> None:
 
 def test_other_formats(tmp_path: Path) -> None:
     for name, says in {
-        "model.ckpt": r"is no \.safetensors file; vivace loads no pickles",
-        "model.pt": r"is no \.safetensors file; vivace loads no pickles",
-        "model.gguf": r"is a GGUF file.*take the model that it was made from with quantize\(q8_0, backend=gguf\)",
+        "model.ckpt": r"is no \.safetensors or \.gguf file; vivace loads no pickles",
+        "model.pt": r"is no \.safetensors or \.gguf file; vivace loads no pickles",
     }.items():
         (tmp_path / name).write_bytes(b"...")
         with pytest.raises(UnusableModel, match=says):
@@ -245,3 +245,97 @@ def test_a_flux_transformer_alone_takes_the_rest_from_the_hub(
     assert pipe.transformer is transformer
     assert find_model(str(file)).defaults["num_inference_steps"] == 28
     assert not {name for name in client.files if name.startswith("transformer/diffusion")}, "not its weights"
+
+
+def write_gguf(path: Path, tensors: dict[str, torch.Tensor], kind: str | None = None) -> Path:
+    """A GGUF file; matrices of rows that are a multiple of its blocks in `kind`, all else in fp32."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, "flux")
+    for name, tensor in tensors.items():
+        values = tensor.float().numpy()
+        if kind is not None and values.ndim == 2 and values.shape[1] % 32 == 0:
+            quant_type = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(name, gguf.quants.quantize(values, quant_type), raw_dtype=quant_type)
+        else:
+            writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_flux(path: Path, **more: torch.Tensor) -> Path:
+    shapes = {FLUX: (1,), "img_in.weight": (8, 64), "guidance_in.in_layer.weight": (1,)}
+    return write_gguf(path, {name: torch.zeros(shape) for name, shape in shapes.items()} | more)
+
+
+def test_a_gguf_file_of_flux_draws_as_its_weights_quantised_here(
+    client: Hub, flux_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Path(shutil.copytree(flux_weights / flux.FOLDER, tmp_path / "base"))
+    revision = str(CATALOGUE["flux-dev"].origin.revision)  # type: ignore[union-attr]
+    client.repositories["black-forest-labs/FLUX.1-dev"] = Repository({revision: base})
+    file = gguf_flux(tmp_path / "flux1-dev-Q8_0.gguf")
+    assert contents_of(file) == Contents("flux-dev", "transformer")
+    found = find_model(str(file))
+    assert found.model.source == "file"
+    assert not {name for name in client.files if name.startswith("transformer/diffusion")}, "not its weights"
+
+    # diffusers converts transformers of FLUX's true width alone; a small one is read in diffusers' own layout.
+    transformer = load_pipeline(find_model(str(base)), "cpu").transformer
+    write_gguf(file, transformer.state_dict(), "Q8_0")
+    monkeypatch.setattr("vivace.models.find.contents_of", lambda _: Contents("flux-dev", "transformer"))
+    session = vivace.load(str(file), device="cpu")
+    layer = session.pipe.transformer.transformer_blocks[0].attn.to_q
+    assert layer.weight.dtype == torch.uint8
+    assert layer.weight.quant_type.name == "Q8_0"
+    call = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "np"}
+
+    def picture(session: Any) -> np.ndarray:
+        return np.asarray(session("a red circle", generator=torch.Generator().manual_seed(0), **call).images)
+
+    drawn = picture(session)
+    whole = picture(vivace.load(str(base), device="cpu"))
+    ours = picture(vivace.load(str(base), "quantize(q8_0, backend=gguf, min_weights=0)", device="cpu"))
+    assert np.abs(drawn - ours).max() < np.abs(drawn - whole).max()
+    assert np.abs(drawn - whole).max() < 0.2
+    with pytest.raises(NoEffect, match="the weights are quantised already"):
+        vivace.load(str(file), "quantize(int8)", device="cpu")
+
+    text = write_script(
+        find_model(str(file)), resolve("baseline"), "cpu", prompt="a red circle", call=call
+    ).text
+    assert re.search(r"quantization_config=GGUFQuantizationConfig\(compute_dtype=[^)]*float32\)", text), text
+    revision = found.model.revision
+    write_gguf(file, transformer.state_dict(), "Q4_0")
+    assert find_model(str(file)).model.revision != revision, "another file of the same name"
+
+
+def test_a_gguf_file_that_is_not_whole(tmp_path: Path) -> None:
+    file = gguf_flux(tmp_path / "flux1-dev.gguf", more=torch.zeros(64, 64))
+    whole = file.read_bytes()
+    for content in (b"", b"GGUF", whole[:40], b"PK\x03\x04" + whole, whole[:-5000], whole[:-1]):
+        file.write_bytes(content)
+        with pytest.raises(UnusableModel, match=r"flux1-dev\.gguf (is no GGUF file|is cut short)") as caught:
+            find_model(str(file))
+        assert caught.value.exit_code == 3
+
+
+def test_a_gguf_file_of_another_model(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "unet.gguf", {"input_blocks.0.0.weight": torch.zeros(8, 32)})
+    with pytest.raises(UnusableModel, match="is no model that vivace knows"):
+        find_model(str(file))
+    shapes = {TEXT: (1,), UNET: (8, 4, 3, 3), VAE: (1,)}
+    write_gguf(file, {name: torch.zeros(shape) for name, shape in shapes.items()})
+    with pytest.raises(UnusableModel, match=r"of GGUF files FLUX\.1's transformer alone is understood"):
+        find_model(str(file))
+
+
+def test_without_its_package_a_gguf_file_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(Unsupported, match=r"pip install 'vivace\[gguf\]'"):
+        find_model(str(tmp_path / "model.gguf"))

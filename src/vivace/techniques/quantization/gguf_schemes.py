@@ -1,7 +1,8 @@
 """GGUF's schemes, named as GGUF names them: diffusers' layers in the place of Linear ones. An optional extra.
 
 The `gguf` package quantises, as it does for files; diffusers' GGUFLinear widens the weight anew in each call. GGUF's
-other kinds (K, I) can be read from a file, but Python cannot make them: `gguf` leaves that to llama.cpp.
+other kinds (K, I) can be read from a file (`--model FILE.gguf`), but Python cannot make them: `gguf` leaves that to
+llama.cpp.
 """
 
 from __future__ import annotations
@@ -14,8 +15,16 @@ from vivace.techniques.quantization.scheme import Scheme, Settings
 _PACKAGE = ("gguf", "gguf")
 _BLOCK = 32  # weights of a row that share a scale, and a minimum where there is one; both fp16
 _BYTES = {"Q8_0": 34, "Q5_1": 24, "Q5_0": 22, "Q4_1": 20, "Q4_0": 18}  # of a block
-_FROM_HOST = {"Q5_1", "Q5_0", "Q4_1", "Q4_0"}
-"""Those that diffusers unpacks with numbers that it copies from the host, which a CUDA graph cannot contain."""
+_RECORDABLE = {"Q8_0", "BF16"}
+"""The others diffusers unpacks with numbers that it copies from the host, which a CUDA graph cannot contain."""
+
+
+def unrecordable(layer: Any) -> str | None:
+    """Why a CUDA graph cannot contain a layer whose weights are stored in one of GGUF's kinds, or None."""
+    quant_type = getattr(getattr(layer, "weight", None), "quant_type", None)
+    if quant_type is None or quant_type.name in _RECORDABLE:
+        return None
+    return f"diffusers unpacks {quant_type.name} with numbers that it copies from the host in each call; take q8_0"
 
 
 def _change(kind: str) -> Callable[[Any, Settings], Any]:
@@ -39,10 +48,6 @@ def _change(kind: str) -> Callable[[Any, Settings], Any]:
             blocks = torch.empty(_stored_shape(layer, kind), dtype=torch.uint8)
         made.weight = GGUFParameter(blocks.to(layer.weight.device), quant_type=quant_type)
         made.bias = layer.bias
-        if kind in _FROM_HOST:
-            made.unrecordable = (
-                f"diffusers unpacks {kind} with numbers that it copies from the host in each call; take q8_0"
-            )
         return made.eval().requires_grad_(False)
 
     return change
