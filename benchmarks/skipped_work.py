@@ -4,9 +4,9 @@
     python -m benchmarks.skipped_work flux-dev --operations      count on the CPU what a step and a hit compute
 
 Each step cache runs on fixed schedules of 30, 50 and 65 % hits: with random weights thresholds say nothing. Beside them
-stand guidance cutoffs on UNets, and 20 plain steps. Everything is timed at the model's own number of steps; each
-invocation measures the baseline again, and rows are compared with the one before them. docs/skipped-work.md is made of
-the records.
+stand guidance cutoffs on UNets, no guidance at all, which tells what half of a batch takes, and 20 plain steps.
+Everything is timed at the model's own number of steps; each invocation measures the baseline again, and rows are
+compared with the one before them. docs/skipped-work.md is made of the records.
 
 On UNets the denoiser's step is recorded, in every recipe and in the baseline: `cuda_graph` alone. An eager step of
 theirs waits for the CPU that launches its kernels, and a step that computes less launches about as many: such rows
@@ -56,7 +56,7 @@ TRANSFORMER_CACHES = (
     "pyramid_attention",
 )
 UNET_CACHES = ("deepcache", "faster_cache")
-HALVES = ("cfg_cutoff", "faster_cache")
+HALVES = ("cfg_cutoff", "faster_cache", "guidance")
 """Where they skip, the denoiser computes one of the two halves that guidance makes."""
 STEPS = 20
 BESIDE = {"sdxl": "cuda_graph", "sd15": "cuda_graph"}
@@ -87,7 +87,7 @@ def recipes(name: str) -> list[str]:
     texts = [f"steps({STEPS})"] if full_length(name) > STEPS else []
     texts += [f"{cache}(hits={hits:g})" for cache in caches(name) for hits in HITS]
     if not name.startswith("flux"):
-        texts += [f"cfg_cutoff({1 - hits:g})" for hits in HITS]
+        texts += ["guidance(1)", *(f"cfg_cutoff({1 - hits:g})" for hits in HITS)]
     return [recipe_of(name, text) for text in texts]
 
 
@@ -161,7 +161,7 @@ def count_operations(name: str, recipe: str) -> Operations:
     """On tensors without data, so that nothing is computed; some seconds.
 
     Args:
-        recipe: a step cache with a fixed schedule, or `cfg_cutoff`.
+        recipe: a step cache with a fixed schedule, `cfg_cutoff` or `guidance(1)`.
     """
     from vivace.measure.flops import count_flops, denoiser_inputs
 
@@ -228,7 +228,7 @@ def _count(name: str) -> int:
     for technique in techniques:
         if technique == "steps":
             continue
-        knob = "0.5" if technique == "cfg_cutoff" else "hits=0.5"
+        knob = {"cfg_cutoff": "0.5", "guidance": "1"}.get(technique, "hits=0.5")
         counted[technique] = operations = count_operations(name, f"{technique}({knob})")
         click.echo(f"{name} {technique}: a hit computes {operations.hit / operations.step:.2%} of a step")
     found[name] = counted

@@ -10,6 +10,7 @@ from statistics import median
 from benchmarks.every_technique import full_length, key_of, read_records, rows_with_baselines
 from benchmarks.skipped_work import (
     FAMILIES,
+    HALVES,
     Operations,
     baseline,
     read_operations,
@@ -94,7 +95,7 @@ def skipping_of(row: Row, whole: Row, operations: Mapping[str, Operations]) -> S
         number = int(str(call.knobs["steps"]))
         return Skipping(1 - number / length, None, total / (total - steps + steps * number / length), None)
     evidence = row.record.rounds[0].evidence
-    skipped = _share_skipped(evidence)
+    skipped = 1.0 if call.name == "guidance" else _share_skipped(evidence)
     if skipped is None or call.name not in operations:
         return None
     counted = operations[call.name]
@@ -136,7 +137,7 @@ def _family(name: str, records: Sequence[Record], operations: Mapping[str, Opera
     ]
     rows = rows_with_baselines(records, own)
     whole: Row | None = None
-    notes, overheads = [], []
+    notes, overheads, halves = [], [], []
     for row in rows:
         if row.is_baseline:
             whole = row
@@ -157,7 +158,10 @@ def _family(name: str, records: Sequence[Record], operations: Mapping[str, Opera
             cells += [f"{found.skipped:.0%}", "-" if found.computes is None else f"{found.computes:.1%}"]
             cells += [f"{found.ideal:.2f}x", _told(found.overhead)]
             if found.overhead is not None:
-                overheads.append((found.overhead, row.recipe))
+                if skipping(row.record.trial.recipe, whole.record.trial.recipe).name == "guidance":
+                    halves = [_of_half_a_batch(row.recipe, found.overhead)]
+                else:
+                    overheads.append((found.overhead, row.recipe))
         lines.append(f"| {' | '.join(cells)} |")
     lines.append("")
     if overheads:
@@ -165,6 +169,7 @@ def _family(name: str, records: Sequence[Record], operations: Mapping[str, Opera
         lines.append(
             f"Overhead of a skipped step: {least[0]:.1%} (`{least[1]}`) to {most[0]:.1%} (`{most[1]}`).\n"
         )
+    lines += halves
     if notes:
         lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
     known = {row.recipe for row in rows}
@@ -175,6 +180,15 @@ def _family(name: str, records: Sequence[Record], operations: Mapping[str, Opera
         f"Made by `python -m benchmarks.skipped_work {name}` ([record](../results/{record_file(name).name})).\n"
     )
     return lines
+
+
+def _of_half_a_batch(recipe: str, overhead: float) -> str:
+    left_out = " and ".join(f"`{name}`" for name in HALVES if name != "guidance")
+    return (
+        f"Half of a batch computes half of a whole one, and takes {0.5 + overhead:.0%} of its time (`{recipe}`): one "
+        f"row fills the GPU less than two. Where half of the batch is left out ({left_out}), {overhead:.1%} of a step "
+        "is therefore no overhead of leaving it out.\n"
+    )
 
 
 def _told(overhead: float | None) -> str:

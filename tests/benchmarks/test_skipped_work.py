@@ -29,7 +29,7 @@ from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import resolve
 
 BESIDE = "channels_last"
-ASKED = ["steps(3)", "deepcache(hits=0.5)", "cfg_cutoff(0.5)"]
+ASKED = ["steps(3)", "deepcache(hits=0.5)", "cfg_cutoff(0.5)", "guidance(1)"]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_steps_of_unets_are_recorded_in_the_baseline_too() -> None:
         among = resolve("cuda_graph")
         assert all("cuda_graph" in text.split("+") for text in recipes(name))
         assert {skipping(resolve(text), among).name for text in recipes(name)} == {
-            "steps", "deepcache", "faster_cache", "cfg_cutoff",
+            "steps", "deepcache", "faster_cache", "cfg_cutoff", "guidance",
         }  # fmt: skip
     for name in ("flux-dev", "flux-schnell"):
         assert baseline(name) == "baseline"
@@ -96,17 +96,20 @@ def test_a_block_of_flux_is_one_of_57() -> None:
 
 def test_skipping_beside_its_ideal(measured: Path) -> None:
     records = read_records(measured / "skipped-work-sd15.json")
-    assert [one.outcome for one in records] == [Outcome.MEASURED] * 4, [one.reason for one in records]
-    whole, fewer, cache, cutoff = rows_with_baselines(records, BESIDE)
+    assert [one.outcome for one in records] == [Outcome.MEASURED] * 5, [one.reason for one in records]
+    whole, fewer, cache, cutoff, unguided = rows_with_baselines(records, BESIDE)
     assert whole.is_baseline
     assert whole.recipe == BESIDE
-    assert [row.recipe for row in (fewer, cache, cutoff)] == [recipe_of("sd15", text) for text in ASKED]
-    operations = {"deepcache": Operations(100, 10), "cfg_cutoff": Operations(100, 50)}
-    found = [skipping_of(row, whole, operations) for row in (fewer, cache, cutoff)]
+    assert [row.recipe for row in (fewer, cache, cutoff, unguided)] == [
+        recipe_of("sd15", text) for text in ASKED
+    ]
+    half = Operations(100, 50)
+    operations = {"deepcache": Operations(100, 10), "cfg_cutoff": half, "guidance": half}
+    found = [skipping_of(row, whole, operations) for row in (fewer, cache, cutoff, unguided)]
     assert all(found)
     # SD 1.5's scheduler calls the denoiser once more than there are steps.
-    assert [one.skipped for one in found if one] == [5 / 8, 4 / 9, 5 / 9]
-    assert [one.computes for one in found if one] == [None, 0.1, 0.5]
+    assert [one.skipped for one in found if one] == [5 / 8, 4 / 9, 5 / 9, 1.0]
+    assert [one.computes for one in found if one] == [None, 0.1, 0.5, 0.5]
     assert found[0] is not None
     assert found[0].overhead is None
     for one in found:
@@ -116,7 +119,7 @@ def test_skipping_beside_its_ideal(measured: Path) -> None:
 
 
 def test_overhead_is_what_a_hit_takes_beyond_its_operations(measured: Path) -> None:
-    whole, _, cache, _ = rows_with_baselines(read_records(measured / "skipped-work-sd15.json"), BESIDE)
+    whole, _, cache, _, _ = rows_with_baselines(read_records(measured / "skipped-work-sd15.json"), BESIDE)
 
     def overhead(hit: int) -> float:
         found = skipping_of(cache, whole, {"deepcache": Operations(100, hit)})
@@ -136,6 +139,7 @@ def test_the_page(measured: Path) -> None:
     assert "| 1 | - | - | - | a step: " in first
     assert sorted(line.split("`")[1] for line in others) == sorted(recipe_of("sd15", text) for text in ASKED)
     assert "Overhead of a skipped step: " in text
+    assert "Half of a batch computes half of a whole one, and takes " in text
     assert "Still to be measured: `channels_last+deepcache(hits=0.3)`" in text
     assert "\nStill to be measured: flux-dev, flux-schnell, sdxl." in text
 
@@ -144,7 +148,7 @@ def test_the_choosing_page_reads_it(measured: Path, tmp_path: Path) -> None:
     (told,) = choosing._on_full_size("sd15", measured)
     assert f"against `{BESIDE}`) of what half of the steps could save: " in told
     assert "steps(3)" not in told
-    for text in ASKED[1:]:
+    for text in ASKED[1:3]:
         assert f"`{recipe_of('sd15', text)}` " in told
     assert choosing._on_full_size("sd15", tmp_path) == [], "nothing measured, nothing told"
 
