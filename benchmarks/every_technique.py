@@ -360,7 +360,7 @@ def _compile(name: str, cases: Sequence[Key], record: Path, at_once: int, how: M
                 part = Path(folder) / f"{len(left)}.json"
                 arguments = ["--only", recipe, "--no-baseline", "--repeats", "1", "--warmup", "1"]
                 arguments += ["--record", str(part), "--store", str(part.with_suffix(""))]
-                arguments += ["--device", how.device]
+                arguments += ["--device", how.device, "--timeout", f"{how.plan.timeout_s:g}"]
                 running.append((recipe, part, _start(name, arguments)))
             if not running:
                 return how.ended(", ".join(left))

@@ -168,13 +168,18 @@ def test_what_was_timed_too_seldom_is_timed_again(measured: Path) -> None:
 def test_what_compiles_is_compiled_beside_each_other_into_a_record_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    limits = []
+
     def start(name: str, arguments: Sequence[str]) -> Any:
+        limits.append(arguments[arguments.index("--timeout") + 1])
         return subprocess.Popen([sys.executable, "-c", SMALL, name, *arguments])
 
     monkeypatch.setattr(every_technique, "_start", start)
     recipes = ["inference_mode", "compile(backend=eager)", "fuse_qkv+compile(backend=eager)"]
     asked = ["sd15", *_paths(tmp_path), "--device", "cpu", *_only(recipes), "--compile", "2"]
+    asked += ["--timeout", "250"]
     assert run(command, asked) == 0
+    assert limits == ["250", "250"]
     found = read_records(first_calls_file(tmp_path / "record.json"))
     assert sorted(one.trial.recipe.text for one in found) == sorted(recipes[1:])
     assert all(one.rounds[0].first_call_s for one in found)
