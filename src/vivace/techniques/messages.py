@@ -85,18 +85,21 @@ class Copies:
 
     def start(self, sent: torch.Tensor, gathers: bool) -> torch.Tensor:
         """Begin; after `wait` the result holds what arrived."""
-        memory, num = self.memory, self.memory.num
+        num, rank = self.memory.num, self.memory.rank
         sent = sent.contiguous()
+        shape = tuple(sent.shape)
         buffer = self._next(sent.numel() * sent.element_size())
         arriving = sent.new_empty(_arriving_shape(sent, gathers, num))
         parts = arriving.chunk(num)
-        with memory.beside():
-            buffer.of(memory.rank, tuple(sent.shape), sent.dtype).copy_(sent)
+        # A GPU copies within its own memory by a kernel, which beside a product would wait for its end.
+        buffer.of(rank, shape, sent.dtype).copy_(sent)
+        parts[rank].copy_(sent if gathers else sent.chunk(num)[rank])
+        with self.memory.beside():
             buffer.meet()
-            for step in range(num):  # each begins with another, so that no GPU has to serve all at once
-                rank = (memory.rank + step) % num
-                whole = sent if step == 0 else buffer.of(rank, tuple(sent.shape), sent.dtype)
-                parts[rank].copy_(whole if gathers else whole.chunk(num)[memory.rank])
+            for step in range(1, num):  # each begins with another, so that no GPU has to serve all at once
+                peer = (rank + step) % num
+                theirs = buffer.of(peer, shape, sent.dtype)
+                parts[peer].copy_(theirs if gathers else theirs.chunk(num)[rank])
         return arriving
 
     def wait(self) -> None:
