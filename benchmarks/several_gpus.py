@@ -78,6 +78,7 @@ CACHED = ("ulysses", "teacache(hits=0.5)+compile(blocks=repeated)+cuda_graph")
 UNET: tuple[tuple[str, float | None], ...] = (
     ("cuda_graph", 1.6),
     ("compile+cuda_graph", 1.6),
+    ("channels_last+compile@denoiser,vae+cuda_graph", 1.6),
     ("compile", 1.6),
     ("baseline", None),
 )

@@ -55,12 +55,15 @@ def test_on_a_cpu_processes_take_the_places_of_gpus(
 def test_the_wished_for_comes_first() -> None:
     found = [(case.name, case.mode, case.target) for case in cases(2)]
     assert found[:2] == [("flux-dev", "ulysses", 1.7), ("flux-dev", "ring", 1.7)]
-    assert found[-4:] == [*[("sdxl", "guidance", 1.6)] * 3, ("sdxl", "guidance", None)]
+    assert found[-5:] == [*[("sdxl", "guidance", 1.6)] * 4, ("sdxl", "guidance", None)]
     of_sdxl = [case for case in cases(2) if case.name == "sdxl"]
-    assert [case.alone for case in of_sdxl] == ["cuda_graph", "compile+cuda_graph", "compile", "baseline"]
+    assert [case.alone for case in of_sdxl] == [
+        "cuda_graph", "compile+cuda_graph", "channels_last+compile@denoiser,vae+cuda_graph", "compile", "baseline",
+    ]  # fmt: skip
     assert [case.recipe for case in of_sdxl] == [
-        "parallel(guidance)+cuda_graph", "parallel(guidance)+compile+cuda_graph", "parallel(guidance)+compile",
-        "parallel(guidance)",
+        "parallel(guidance)+cuda_graph", "parallel(guidance)+compile+cuda_graph",
+        resolve("parallel(guidance)+channels_last+compile@denoiser,vae+cuda_graph").text,
+        "parallel(guidance)+compile", "parallel(guidance)",
     ]  # fmt: skip
     *of_flux, cached = [case for case in cases(2) if case.name == "flux-dev"]
     assert cached.alone.startswith("teacache(hits=0.5)+")
@@ -174,6 +177,8 @@ def test_what_is_recorded_is_profiled_and_what_is_eager_is_not(
         ("parallel(guidance)+cuda_graph", 2),
         ("compile+cuda_graph", 1),
         ("parallel(guidance)+compile+cuda_graph", 2),
+        (resolve("channels_last+compile@denoiser,vae+cuda_graph").text, 1),
+        (resolve("parallel(guidance)+channels_last+compile@denoiser,vae+cuda_graph").text, 2),
         ("compile", 1),
         ("parallel(guidance)+compile", 2),
     ]
