@@ -3,6 +3,7 @@
     python -m benchmarks.every_technique sd15 --limit-s 500      measure what the record lacks, until the time is over
     python -m benchmarks.every_technique sd15 --compile 4        only compile, four recipes at a time, and time that
     python -m benchmarks.every_technique sd15 --best 5           the five fastest once more, at full length
+    python -m benchmarks.every_technique sd15 --careful          rows that the CPU's changing speed spoilt, once more
     python -m benchmarks.every_technique sd15 --only int8+compile --steps 50    this one, at full length
 
 The model is drawn with random weights at its native size. What stands alone is timed over eight steps, and
@@ -11,6 +12,9 @@ timed at full length, three times at least: of fewer calls there is no interval,
 measures the baseline again, since the next one may meet another machine; rows are compared with the baseline that was
 measured before them. A record is added as soon as it is there, and the same command goes on with what is missing or was
 timed too seldom.
+
+Eager UNets wait for the CPU, whose speed on a shared host changes within minutes; a row says so where it differed from
+its baseline's. `--careful` measures such rows again, each with a baseline of its own right before it.
 
 `--compile` fills the compiler's cache on the disk, so that the timing that follows need not wait; how long each first
 call took is kept in a record of its own, because processes that compile side by side disturb each other.
@@ -131,6 +135,7 @@ Key = tuple[str, int]  # recipe, steps
     show_default=True,
 )
 @click.option("--best", type=click.IntRange(1, 50), help="The fastest so far once more, at full length.")
+@click.option("--careful", is_flag=True, help="Rows beside which the CPU's speed differed, once more.")
 @click.option("--compile", "at_once", type=click.IntRange(1, 64), help="Only compile, so many at a time.")
 @click.option("--baseline/--no-baseline", "with_baseline", default=True, help="Measure it before the others.")
 def every_technique(
@@ -140,6 +145,7 @@ def every_technique(
     steps: int | None,
     part: str,
     best: int | None,
+    careful: bool,
     at_once: int | None,
     with_baseline: bool,
 ) -> int:
@@ -155,6 +161,8 @@ def every_technique(
     if best is not None:
         asked = [(recipe, full_length(name)) for recipe in fastest(records, best)]
     done = {key_of(found) for found in records if is_done(name, found)}
+    if careful:
+        asked, done = spoilt(records), set()
     wanted = [case for case in asked if case not in done]
     repeats = how.plan.repeats
     if (
@@ -169,7 +177,11 @@ def every_technique(
     with sweep.start_launcher(how.device) as launcher:
         for length in dict.fromkeys(number for _, number in wanted):
             of_these = [recipe for recipe, number in wanted if number == length]
-            for recipe in (*[BASELINE] * with_baseline, *of_these):
+            if careful:
+                of_these = [text for recipe in of_these for text in (BASELINE, recipe)]
+            elif with_baseline:
+                of_these.insert(0, BASELINE)
+            for recipe in of_these:
                 if how.is_over:
                     return how.ended(recipe)
                 before = time.monotonic()
@@ -295,6 +307,12 @@ def rows_with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> 
         elif steps in latest:
             rows.append(rows_of([latest[steps], record])[1])
     return rows
+
+
+def spoilt(records: Sequence[Record]) -> list[Key]:
+    """What was measured while the CPU ran at another speed than around the baseline."""
+    rows = [row for row in rows_with_baselines(records) if row.latency is not None and row.cpu_differs]
+    return list(dict.fromkeys(key_of(row.record) for row in rows))
 
 
 def fastest(records: Sequence[Record], number: int) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import every_technique
 from benchmarks.command import run
+from benchmarks.every_model import write_records
 from benchmarks.every_technique import (
     ALONE,
     COMPILED,
@@ -24,10 +25,11 @@ from benchmarks.every_technique import (
     num_timed,
     read_records,
     rows_with_baselines,
+    spoilt,
 )
 from benchmarks.every_technique import every_technique as command
 from tests.narrow import make_all_small
-from vivace.spec.record import Outcome
+from vivace.spec.record import Outcome, Record
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import resolve
 
@@ -36,6 +38,7 @@ ASKED = ["inference_mode", "vae_slicing", "compile(backend=eager)"]
 SMALL = """
 import sys, pytest
 from benchmarks.command import run
+from benchmarks.every_model import write_records
 from benchmarks.every_technique import every_technique
 from tests.narrow import make_all_small
 with pytest.MonkeyPatch.context() as patch:
@@ -193,6 +196,38 @@ def test_what_compiles_is_compiled_beside_each_other_into_a_record_of_its_own(
     capfd.readouterr()
     assert run(command, asked) == 0
     assert capfd.readouterr().out == "all compiled already\n", "what has been timed needs no more of it"
+
+
+def _as_if_python_took(record: Record, ms: float) -> Record:
+    """The same, with a CPU of that speed around it."""
+    rounds = tuple(
+        one.model_copy(update={"conditions": one.conditions | {"python_ms": ms, "python_after_ms": ms}})
+        for one in record.rounds
+    )
+    return record.model_copy(update={"rounds": rounds})
+
+
+def test_what_the_cpu_spoilt_is_measured_again_right_behind_a_baseline(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    records = read_records(measured / "record.json")
+    slow = [_as_if_python_took(one, 3.0 if key_of(one)[0] == "inference_mode" else 1.0) for one in records]
+    assert spoilt(slow) == [("inference_mode", 8)]
+    assert spoilt([_as_if_python_took(one, 1.0) for one in records]) == []
+    write_records(tmp_path / "record.json", slow)
+
+    def measure(name: str, recipe: str, steps: int, how: Any, launcher: Any) -> Any:
+        (found,) = [one for one in records if key_of(one) == (recipe, steps)]
+        return _as_if_python_took(found, 3.0)  # the CPU is slow now, for both
+
+    monkeypatch.setattr(every_technique, "measure", measure)
+    assert run(command, ["sd15", *_paths(tmp_path), *QUICK, "--careful"]) == 0
+    found = read_records(tmp_path / "record.json")
+    assert [key_of(one)[0] for one in found] == ["baseline", *ASKED[1:], "baseline", "inference_mode"]
+    assert spoilt(found) == []
+    capfd.readouterr()
+    assert run(command, ["sd15", *_paths(tmp_path), *QUICK, "--careful"]) == 0
+    assert capfd.readouterr().out == "", "nothing is left to do"
 
 
 def test_full_length_is_the_models_own() -> None:

@@ -101,6 +101,11 @@ class Row:
         )
 
     @property
+    def cpu_differs(self) -> bool:
+        """Whether the CPU ran at another speed than around the baseline: what waits for it cannot be compared then."""
+        return self.cpu_ratio is not None and abs(math.log(self.cpu_ratio)) > math.log(CPU_DRIFT)
+
+    @property
     def effects(self) -> dict[str, dict[str, int | float | str]]:
         return self.record.rounds[0].effects
 
@@ -114,7 +119,7 @@ class Row:
             found.append(ONE_ROUND)
         if any(r.steady is False and r.outcome is Outcome.MEASURED for r in self.record.rounds):
             found.append("the warm-up ended before the times were steady")
-        if self.cpu_ratio is not None and abs(math.log(self.cpu_ratio)) > math.log(CPU_DRIFT):
+        if self.cpu_ratio is not None and self.cpu_differs:
             times, how = max(self.cpu_ratio, 1 / self.cpu_ratio), "slowly" if self.cpu_ratio > 1 else "fast"
             found.append(
                 f"the CPU ran Python {times:.1f} times as {how} as while the baseline was measured: what waits for it "
