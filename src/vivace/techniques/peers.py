@@ -72,7 +72,7 @@ class Peers:
 
     Attributes:
         before_leaving: called before this process leaves the group. They must not keep this object alive.
-        after_failure: called when another process has ended unasked, by the thread that watches. Nor must they.
+        after_failure: called when another process has ended unasked, each in a thread. Nor must they.
 
     Raises:
         Unsupported: this process belongs to a group already.
@@ -200,12 +200,14 @@ class Peers:
     def failed(self) -> None:
         """A process ended: let go of what waits for it. Called by the thread that watches."""
         self._look()
-        if self.device == "cuda" and not self._closing.is_set():
+        if self._closing.is_set():
+            return
+        for call in self.after_failure:
+            # Beside what follows: each may wait for what the other lets go of.
+            threading.Thread(target=call, daemon=True).start()
+        if self.device == "cuda":
             # Kernels that wait for the dead GPU would wait for the time limit, and so would whoever waits for them.
             _leave("cuda")
-        if not self._closing.is_set():
-            for call in self.after_failure:
-                call()
 
     def close(self) -> None:
         """End the processes, and leave the group. A second time does nothing."""
