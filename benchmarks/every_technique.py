@@ -72,6 +72,9 @@ ALONE = (
     "nf4",
     "int4",
     "int4_gemm",
+    "quantize(q8_0, backend=gguf)",
+    "quantize(int8, backend=quanto)",
+    "quantize(int8, backend=sdnq)",
     "layerwise_casting",
     "offload(model)",
     "offload(group)",
@@ -87,7 +90,7 @@ ALONE = (
     "tf32+fp32",
     "fp32",
 )
-"""The slow ones last."""
+"""The slow ones last. Other backends than torchao want their extras: pip install 'vivace[gguf,quanto,sdnq]'."""
 
 COMPILED = (
     "compile",
