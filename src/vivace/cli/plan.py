@@ -50,7 +50,8 @@ def plan(
 ) -> int:
     """Predict the memory that MODEL takes on a GPU, and which cards it fits; nothing is loaded.
 
-    MODEL is an architecture (flux-dev, synthetic:flux-dev), a catalogue name, or a folder in diffusers' format.
+    MODEL is an architecture (flux-dev, synthetic:flux-dev), a catalogue name, a folder in diffusers' format, or a
+    .safetensors file of SD 1.5, SDXL or FLUX.1.
 
     \b
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8

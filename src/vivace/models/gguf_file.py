@@ -39,11 +39,8 @@ def read_gguf_header(path: Path) -> dict[str, dict[str, Any]]:
         size = path.stat().st_size
     except OSError as error:
         raise UnusableModel(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, LookupError, TypeError, OverflowError) as error:
-        raise UnusableModel(
-            f"{path} is no GGUF file, or a damaged one ({str(error).splitlines()[0] if str(error) else 'empty'}); copy "
-            "or download it again"
-        ) from None
+    except (ValueError, LookupError, TypeError, OverflowError):  # numpy's words on what it could not view
+        raise UnusableModel(f"{path} is no GGUF file, or a damaged one; copy or download it again") from None
     if size < end:
         raise UnusableModel(f"{path} is cut short: {size:,} bytes, not {end:,}; copy or download it again")
     return found

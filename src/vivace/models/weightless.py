@@ -7,16 +7,19 @@ or read but configuration files and tokenizers.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from vivace.errors import UnknownModel, nearest
+from vivace.errors import UnknownModel, Unsupported, nearest
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component, Library
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, Found, find_model
+from vivace.models.gguf_file import SUFFIX
 from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.single_file import contents_of
 from vivace.models.synthetic import on_meta
 
 
@@ -40,22 +43,27 @@ class Weightless:
 
 
 def find_weightless(name: str) -> Weightless:
-    """An architecture (`flux-dev`, `synthetic:flux-dev`), a catalogue name, or a folder in diffusers' format.
+    """An architecture (`flux-dev`, `synthetic:flux-dev`), a catalogue name, a folder in diffusers' format, or a single
+    .safetensors file.
 
     A folder needs its configuration files and tokenizers only.
 
     Raises:
         UnknownModel: none of these, or the folder holds what diffusers and transformers do not know.
+        UnusableModel: the file is damaged, or nothing that can be drawn with.
+        Unsupported: it is a GGUF file.
     """
     plain = name.strip().lower()
     wanted = plain.removeprefix(SYNTHETIC)
     if wanted in ARCHITECTURES:
         return _of_architecture(plain, ARCHITECTURES[wanted])
+    if plain not in CATALOGUE and os.path.isfile(name):  # unlike Path's, for a name of any length
+        return _of_file(name)
     if plain.startswith(SYNTHETIC) or not (plain in CATALOGUE or _is_folder(name)):
         known = {*ARCHITECTURES, *CATALOGUE}
         raise UnknownModel(
             f"no model '{name[:200]}' to plan{nearest(wanted[:200], known)} (there are {', '.join(sorted(known))}; or "
-            f"give a folder with a model_index.json)"
+            f"give a folder with a model_index.json or a .safetensors file)"
         )
     return _of_folder(name, find_model(name))
 
@@ -87,6 +95,17 @@ def _of_architecture(name: str, architecture: Architecture) -> Weightless:
     has_tiny = "latents_mean" not in architecture.components["vae"].config
     tiny = (lambda: _in_dtype(on_meta(architecture.tiny_vae), "fp32")) if has_tiny else None
     return Weightless(name, dtype, defaults, build, tiny)
+
+
+def _of_file(name: str) -> Weightless:
+    """Every checkpoint of a family has its architecture."""
+    entry = contents_of(Path(name)).entry
+    if Path(name).suffix == SUFFIX:
+        raise Unsupported(
+            f"{name}: what layers of every kind in a GGUF file take is not planned; plan {entry} with the recipe "
+            "quantize(q8_0, backend=gguf), or q5_0 or q4_0 for files of 5 or 4 bits"
+        )
+    return _of_architecture(name, ARCHITECTURES[entry])
 
 
 def _of_folder(name: str, found: Found) -> Weightless:

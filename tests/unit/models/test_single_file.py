@@ -23,6 +23,7 @@ from vivace.benchmark.prepare import prepare
 from vivace.errors import NoEffect, Unsupported, UnusableModel
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.single_file import Contents, contents_of
+from vivace.models.weightless import find_weightless
 from vivace.runtime.script import write_script
 from vivace.runtime.session import open_session
 from vivace.techniques.resolve import resolve
@@ -310,6 +311,17 @@ def test_a_gguf_file_of_flux_draws_as_its_weights_quantised_here(
     revision = found.model.revision
     write_gguf(file, transformer.state_dict(), "Q4_0")
     assert find_model(str(file)).model.revision != revision, "another file of the same name"
+
+
+def test_a_file_is_planned_by_its_family(tmp_path: Path) -> None:
+    shapes = {SDXL_TEXT: (1,), UNET: (8, 4, 3, 3), VAE: (1,)}
+    planned = find_weightless(str(header(tmp_path / "model.safetensors", shapes)))
+    assert planned.defaults == find_weightless("sdxl").defaults
+    assert planned.build().unet.config.cross_attention_dim == 2048
+    with pytest.raises(UnusableModel, match="is a VAE alone"):
+        find_weightless(str(header(tmp_path / "vae.safetensors", {"decoder.conv_in.weight": (1,)})))
+    with pytest.raises(Unsupported, match=r"plan flux-dev with the recipe quantize\(q8_0, backend=gguf\)"):
+        find_weightless(str(gguf_flux(tmp_path / "flux1-dev.gguf")))
 
 
 def test_a_gguf_file_that_is_not_whole(tmp_path: Path) -> None:
