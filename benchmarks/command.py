@@ -4,10 +4,12 @@ those that measure recipe after recipe into a record, until the time is over.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,21 @@ def measures(
         return told
 
     return decorate
+
+
+@contextlib.contextmanager
+def alone_with(record: Path) -> Iterator[None]:
+    """Keep other processes that add to this record waiting, so that none writes over what another has added.
+
+    It is the folder that is locked: nothing is left behind in it.
+    """
+    record.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(record.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def run(command: click.Command, arguments: Sequence[str] | None = None) -> int:

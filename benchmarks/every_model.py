@@ -20,7 +20,7 @@ import click
 from pydantic import ValidationError
 
 import vivace
-from benchmarks.command import MEASURED_IN_PART, run
+from benchmarks.command import MEASURED_IN_PART, alone_with, run
 from vivace.benchmark import Plan, planned, sweep
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError, UnknownModel, nearest
@@ -100,8 +100,9 @@ def every_model(
                 progress=for_this_terminal(),
                 launcher=launcher,
             )
-            records = _with(records, measured, record)
-            write_records(record, records.values())
+            with alone_with(record):
+                records = _with(read_records(record), measured, record)
+                write_records(record, records.values())
             for row in rows_of([records[key] for recipe in wanted if (key := (model, recipe)) in records]):
                 click.echo(line(row))
     if left:

@@ -33,7 +33,7 @@ from pathlib import Path
 import click
 
 import vivace
-from benchmarks.command import MEASURED_IN_PART, Measuring, measures, run
+from benchmarks.command import MEASURED_IN_PART, Measuring, alone_with, measures, run
 from benchmarks.every_model import line, write_records
 from vivace.benchmark import sweep
 from vivace.benchmark.launcher import Launcher
@@ -189,7 +189,7 @@ def every_technique(
                     return how.ended(recipe)
                 before = time.monotonic()
                 found = measure(name, recipe, length, how, launcher)
-                records = add(records, found, record)
+                records = add(found, record)
                 row = rows_with_baselines(records)[-1] if with_baseline else rows_of([found])[0]
                 click.echo(f"{length} steps, {line(row)} ({time.monotonic() - before:.0f} s)")
     return 0
@@ -277,20 +277,25 @@ def check_device(records: Iterable[Record], new: Record, path: Path) -> None:
             )
 
 
-def add(records: Sequence[Record], new: Record, path: Path, baseline: str = BASELINE) -> list[Record]:
-    """To the file as well. What was tried before and did not end well is replaced; baselines pile up, each for the rows
-    after it.
+def add(new: Record, path: Path, baseline: str = BASELINE) -> list[Record]:
+    """To the file, with what other processes have added to it meanwhile. What was tried before and did not end well is
+    replaced; baselines pile up, each for the rows after it.
 
     Args:
         baseline: the recipe, canonical.
 
+    Returns:
+        All of the file, the new one last.
+
     Raises:
         StoreError: the file is of another device: rows are compared with each other.
     """
-    check_device(records, new, path)
-    kept = [old for old in records if key_of(old)[0] == baseline or key_of(old) != key_of(new)]
-    found = [*kept, new]
-    write_records(path, found)
+    with alone_with(path):
+        records = read_records(path)
+        check_device(records, new, path)
+        kept = [old for old in records if key_of(old)[0] == baseline or key_of(old) != key_of(new)]
+        found = [*kept, new]
+        write_records(path, found)
     return found
 
 
@@ -394,7 +399,7 @@ def _compile(name: str, cases: Sequence[Key], record: Path, at_once: int, how: M
                     click.echo(f"{recipe}: the process ended with {process.returncode} and no record")
                     status = MEASURED_IN_PART
                     continue
-                known = add(known, found[0], path)
+                known = add(found[0], path)
                 click.echo(f"compiling, {line(rows_of(found)[0])}")
     return status
 

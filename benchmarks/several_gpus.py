@@ -27,7 +27,7 @@ from typing import Any
 import click
 
 import vivace
-from benchmarks.command import MEASURED_IN_PART, Measuring, measures, run
+from benchmarks.command import MEASURED_IN_PART, Measuring, alone_with, measures, run
 from benchmarks.every_model import line, read_records, write_records
 from benchmarks.every_technique import check_device, full_length, measure
 from vivace.benchmark import sweep
@@ -141,8 +141,8 @@ def several_gpus(
             if found.outcome is not Outcome.MEASURED:
                 status = MEASURED_IN_PART
             if found.outcome is not Outcome.UNSUPPORTED:  # on a machine with more GPUs it would be measured
-                records = _with(records, found, record)
-                write_records(record, records.values())
+                with alone_with(record):
+                    write_records(record, _with(read_records(record), found, record).values())
             _say(f"{line(rows_of([found])[0])} ({time.monotonic() - before:.0f} s)")
     return status
 
@@ -277,7 +277,6 @@ def read_profiles(record: Path) -> list[Profile]:
 
 
 def _profile(chosen: Sequence[Case], recipes: set[str], record: Path, how: Measuring) -> int:
-    known = {(one.model, one.recipe): one for one in read_profiles(record)}
     wanted = [
         (case.name, recipe, gpus)
         for case in chosen
@@ -289,10 +288,10 @@ def _profile(chosen: Sequence[Case], recipes: set[str], record: Path, how: Measu
         if how.is_over:
             return how.ended(f"{name} {recipe}")
         one = profiled(name, recipe, gpus, how.device)
-        known[name, recipe] = one
         path = profile_file(record)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps([asdict(found) for found in known.values()], indent=1) + "\n")
+        with alone_with(path):
+            known = {(old.model, old.recipe): old for old in read_profiles(record)} | {(name, recipe): one}
+            path.write_text(json.dumps([asdict(found) for found in known.values()], indent=1) + "\n")
         _say(
             f"{name} {recipe}: {one.step:.1f} ms a step: compute {one.compute:.1f}, communication "
             f"{one.communication:.1f}, waiting {one.waiting:.1f}, idle {one.idle:.1f}, of it while the CPU was "

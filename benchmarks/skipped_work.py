@@ -151,7 +151,7 @@ def skipped_work(
                 return how.ended(recipe)
             before = time.monotonic()
             found = measure(name, recipe, full_length(name), how, launcher)
-            records = add(records, found, record, baseline(name))
+            records = add(found, record, baseline(name))
             row = rows_with_baselines(records, baseline(name))[-1]
             click.echo(f"{line(row)} ({time.monotonic() - before:.0f} s)")
     return 0

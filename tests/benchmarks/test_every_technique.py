@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.every_model import write_records
 from benchmarks.every_technique import (
     ALONE,
     COMPILED,
+    add,
     alone,
     compiled,
     configurations,
@@ -29,6 +31,7 @@ from benchmarks.every_technique import (
 )
 from benchmarks.every_technique import every_technique as command
 from tests.narrow import make_all_small
+from vivace.errors import StoreError
 from vivace.spec.record import Outcome, Record
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.resolve import resolve
@@ -230,6 +233,23 @@ def test_what_the_cpu_spoilt_is_measured_again_right_behind_a_baseline(
     assert capfd.readouterr().out == "", "nothing is left to do"
 
 
+def test_processes_that_measure_into_one_record_lose_nothing_of_each_other(
+    measured: Path, tmp_path: Path
+) -> None:
+    """As on a machine of several GPUs, each of which has some of the recipes."""
+    some = read_records(measured / "record.json")[1]
+    recipes = [resolve(f"steps({number})") for number in range(2, 26)]
+    news = [
+        some.model_copy(update={"trial": some.trial.model_copy(update={"recipe": one})}) for one in recipes
+    ]
+    path = tmp_path / "new" / "record.json"
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(lambda new: add(new, path), news))
+    assert all(found[-1] == new for found, new in zip(told, news, strict=True))
+    assert {key_of(one)[0] for one in read_records(path)} == {one.text for one in recipes}
+    assert [file.name for file in path.parent.iterdir()] == ["record.json"]
+
+
 def test_full_length_is_the_models_own() -> None:
     assert [full_length(name) for name in every_technique.FAMILIES] == [50, 50, 28]
 
@@ -244,6 +264,6 @@ def test_another_machine_wants_another_file(
     moved = records[0].model_copy(
         update={"environment": records[0].environment.model_copy(update={"device_name": "another GPU"})}
     )
-    with pytest.raises(Exception, match="give --record another file"):
-        every_technique.add(records, moved, other)
+    with pytest.raises(StoreError, match="give --record another file"):
+        add(moved, other)
     assert other.read_text() == text
