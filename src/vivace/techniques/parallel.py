@@ -128,7 +128,10 @@ class Parallel(Technique):
         import torch
 
         if by_diffusers:
-            return f"tokens that are split in diffusers' way are sent by collectives; leave out {COPIES}"
+            return (
+                "tokens that are split in diffusers' way (not FLUX, heads that do not divide, or a kernel that "
+                f"set_attention_backend chose) are sent by collectives; leave out {COPIES}"
+            )
         if not target.machine.is_cuda or not target.has_data:
             return None
         unreached = [k for k in range(1, self.gpus) if not torch.cuda.can_device_access_peer(0, k)]

@@ -498,6 +498,8 @@ def test_a_bench_measures_it(tmp_path: Path) -> None:
         ("flux", "parallel(ulysses)+compile(backend=eager)", "cannot follow"),
         ("sd", "parallel(guidance)+faster_cache", "both branches"),
         ("sd", "parallel(guidance)+layerwise_casting", "hooks hang"),
+        ("sd", "parallel(guidance, messages=copies)", "attention sends nothing where rows are shared"),
+        ("flux", "parallel(ulysses, messages=copies)", "heads that do not divide.*leave out messages=copies"),
     ],
 )
 def test_what_cannot_work_says_why(family: str, recipe: str, why: str) -> None:
