@@ -157,9 +157,8 @@ def _load_component(found: Found, name: str, path: Path, dtype: Any) -> Any:
     model: Any = kind
     if path.is_file():
         stored: dict[str, Any] = {}
-        if (
-            path.suffix == SUFFIX
-        ):  # its weights stay as they are stored, and each layer widens its own in each call
+        if path.suffix == SUFFIX:
+            # Weights stay as they are stored, and each layer widens its own in each call.
             stored["quantization_config"] = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
         return model.from_single_file(
             str(path), config=str(found.folder), subfolder=name, dtype=dtype, local_files_only=True, **stored

@@ -4,6 +4,7 @@ import re
 import runpy
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -222,12 +223,18 @@ def test_what_is_no_whole_model(shapes: dict[str, tuple[int, ...]], says: str, t
         contents_of(header(tmp_path / "model.safetensors", shapes))
 
 
-def test_a_flux_transformer_alone_takes_the_rest_from_the_hub(
-    client: Hub, flux_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def serve_flux(client: Hub, flux_weights: Path, tmp_path: Path) -> Path:
+    """A small FLUX.1 [dev], as a folder and at the hub."""
     base = Path(shutil.copytree(flux_weights / flux.FOLDER, tmp_path / "base"))
     revision = str(CATALOGUE["flux-dev"].origin.revision)  # type: ignore[union-attr]
     client.repositories["black-forest-labs/FLUX.1-dev"] = Repository({revision: base})
+    return base
+
+
+def test_a_flux_transformer_alone_takes_the_rest_from_the_hub(
+    client: Hub, flux_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = serve_flux(client, flux_weights, tmp_path)
     shapes = {FLUX: (1,), "img_in.weight": (8, 64), "guidance_in.in_layer.weight": (1,)}
     file = header(tmp_path / "flux1-dev.safetensors", shapes)
     transformer = load_pipeline(find_model(str(base)), "cpu").transformer
@@ -274,9 +281,7 @@ def gguf_flux(path: Path, **more: torch.Tensor) -> Path:
 def test_a_gguf_file_of_flux_draws_as_its_weights_quantised_here(
     client: Hub, flux_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = Path(shutil.copytree(flux_weights / flux.FOLDER, tmp_path / "base"))
-    revision = str(CATALOGUE["flux-dev"].origin.revision)  # type: ignore[union-attr]
-    client.repositories["black-forest-labs/FLUX.1-dev"] = Repository({revision: base})
+    base = serve_flux(client, flux_weights, tmp_path)
     file = gguf_flux(tmp_path / "flux1-dev-Q8_0.gguf")
     assert contents_of(file) == Contents("flux-dev", "transformer")
     found = find_model(str(file))
@@ -332,6 +337,28 @@ def test_a_gguf_file_that_is_not_whole(tmp_path: Path) -> None:
         with pytest.raises(UnusableModel, match=r"flux1-dev\.gguf (is no GGUF file|is cut short)") as caught:
             find_model(str(file))
         assert caught.value.exit_code == 3
+
+
+def test_a_gguf_file_that_tells_of_more_than_it_has(tmp_path: Path) -> None:
+    """Numbers that the library would believe, and go on for as long as they say."""
+    gguf = pytest.importorskip("gguf")
+    file = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(file, "flux")
+    writer.add_array("numbers", [7, 8, 9])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    whole = file.read_bytes()
+    length = (
+        whole.index(b"numbers") + len(b"numbers") + 4 + 4
+    )  # behind the kinds of the field and of its items
+    assert int.from_bytes(whole[length : length + 8], "little") == 3
+    for many in (2**20, 2**40, 2**62):
+        file.write_bytes(whole[:length] + many.to_bytes(8, "little") + whole[length + 8 :])
+        start = time.monotonic()
+        with pytest.raises(UnusableModel, match="is no GGUF file, or a damaged one"):
+            find_model(str(file))
+        assert time.monotonic() - start < 5
 
 
 def test_a_gguf_file_of_another_model(tmp_path: Path) -> None:
