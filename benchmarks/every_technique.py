@@ -156,6 +156,10 @@ def every_technique(
     record = how.record or record_file(name)
     if steps is not None and not only:
         raise click.UsageError("--steps is for recipes that are named; add --only RECIPE")
+    if careful and (only or best is not None or at_once is not None or not with_baseline):
+        raise click.UsageError(
+            "--careful finds its rows itself; leave out --only, --best, --compile and --no-baseline"
+        )
     asked = cases(name, part, only, steps or STEPS)
     if at_once is not None:
         timed = {key_of(found) for found in read_records(record) if is_done(name, found)}
@@ -177,6 +181,7 @@ def every_technique(
             f"--repeats {repeats}: of fewer than {MIN_SAMPLES} timed calls there is no interval, and rows at full "
             f"length are there to be compared; give {MIN_SAMPLES} or more"
         )
+    behind: Record | None = None
     with sweep.start_launcher(how.device) as launcher:
         for length in dict.fromkeys(number for _, number in wanted):
             of_these = [recipe for recipe, number in wanted if number == length]
@@ -189,8 +194,10 @@ def every_technique(
                     return how.ended(recipe)
                 before = time.monotonic()
                 found = measure(name, recipe, length, how, launcher)
-                records = add(found, record)
-                row = rows_with_baselines(records)[-1] if with_baseline else rows_of([found])[0]
+                records = add(found, record, behind=behind)
+                if recipe == BASELINE:
+                    behind = found
+                row = row_of(found, records) if with_baseline else rows_of([found])[0]
                 click.echo(f"{length} steps, {line(row)} ({time.monotonic() - before:.0f} s)")
     return 0
 
@@ -277,15 +284,17 @@ def check_device(records: Iterable[Record], new: Record, path: Path) -> None:
             )
 
 
-def add(new: Record, path: Path, baseline: str = BASELINE) -> list[Record]:
+def add(new: Record, path: Path, baseline: str = BASELINE, behind: Record | None = None) -> list[Record]:
     """To the file, with what other processes have added to it meanwhile. What was tried before and did not end well is
     replaced; baselines pile up, each for the rows after it.
 
     Args:
         baseline: the recipe, canonical.
+        behind: the baseline that was measured before the new one by the same process. Another's may have come since,
+            of another GPU, with which the new one is not to be compared.
 
     Returns:
-        All of the file, the new one last.
+        All of the file.
 
     Raises:
         StoreError: the file is of another device: rows are compared with each other.
@@ -293,10 +302,21 @@ def add(new: Record, path: Path, baseline: str = BASELINE) -> list[Record]:
     with alone_with(path):
         records = read_records(path)
         check_device(records, new, path)
-        kept = [old for old in records if key_of(old)[0] == baseline or key_of(old) != key_of(new)]
-        found = [*kept, new]
+        found = [old for old in records if key_of(old)[0] == baseline or key_of(old) != key_of(new)]
+        place = len(found)
+        if behind is not None and key_of(new)[0] != baseline:
+            start = [one.model_dump_json() for one in found].index(behind.model_dump_json()) + 1
+            others = (k for k in range(start, len(found)) if key_of(found[k]) == key_of(behind))
+            place = next(others, place)
+        found.insert(place, new)
         write_records(path, found)
     return found
+
+
+def row_of(record: Record, among: Sequence[Record], baseline: str = BASELINE) -> Row:
+    """One record's row, compared with its baseline."""
+    (row,) = [row for row in rows_with_baselines(among, baseline) if row.record is record]
+    return row
 
 
 def rows_with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[Row]:

@@ -34,7 +34,7 @@ from benchmarks.every_technique import (
     key_of,
     measure,
     read_records,
-    rows_with_baselines,
+    row_of,
 )
 from vivace.benchmark import sweep
 from vivace.models.architectures import ARCHITECTURES
@@ -42,6 +42,7 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.quiet import quiet
 from vivace.models.weightless import find_weightless
 from vivace.spec.recipe import BASELINE, Recipe, TechniqueCall
+from vivace.spec.record import Record
 from vivace.spec.technique import Machine, Target
 from vivace.techniques.resolve import instantiate, resolve
 
@@ -145,14 +146,17 @@ def skipped_work(
     if not wanted:
         click.echo("all measured already")
         return 0
+    behind: Record | None = None
     with sweep.start_launcher(how.device) as launcher:
         for recipe in (baseline(name), *wanted):
             if how.is_over:
                 return how.ended(recipe)
             before = time.monotonic()
             found = measure(name, recipe, full_length(name), how, launcher)
-            records = add(found, record, baseline(name))
-            row = rows_with_baselines(records, baseline(name))[-1]
+            records = add(found, record, baseline(name), behind)
+            if recipe == baseline(name):
+                behind = found
+            row = row_of(found, records, baseline(name))
             click.echo(f"{line(row)} ({time.monotonic() - before:.0f} s)")
     return 0
 

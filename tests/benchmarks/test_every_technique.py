@@ -26,6 +26,7 @@ from benchmarks.every_technique import (
     key_of,
     num_timed,
     read_records,
+    row_of,
     rows_with_baselines,
     spoilt,
 )
@@ -245,9 +246,35 @@ def test_processes_that_measure_into_one_record_lose_nothing_of_each_other(
     path = tmp_path / "new" / "record.json"
     with ThreadPoolExecutor(8) as pool:
         told = list(pool.map(lambda new: add(new, path), news))
-    assert all(found[-1] == new for found, new in zip(told, news, strict=True))
+    assert all(new in found for found, new in zip(told, news, strict=True))
     assert {key_of(one)[0] for one in read_records(path)} == {one.text for one in recipes}
     assert [file.name for file in path.parent.iterdir()] == ["record.json"]
+
+
+def test_a_row_stays_with_the_baseline_of_its_own_process(measured: Path, tmp_path: Path) -> None:
+    baseline, some, *_ = read_records(measured / "record.json")
+    path = tmp_path / "record.json"
+    ones, others = _as_if_python_took(baseline, 1.0), _as_if_python_took(baseline, 3.0)
+    mine, theirs = _as_if_python_took(some, 1.0), _as_if_python_took(_named(some, "steps(9)"), 3.0)
+    add(ones, path)
+    add(others, path, behind=None)
+    add(theirs, path, behind=others)
+    found = add(mine, path, behind=ones)
+    assert found == read_records(path) == [ones, mine, others, theirs]
+    assert row_of(mine, found).cpu_ratio == 1.0
+    assert spoilt(found) == []
+
+
+def _named(record: Record, recipe: str) -> Record:
+    return record.model_copy(update={"trial": record.trial.model_copy(update={"recipe": resolve(recipe)})})
+
+
+@pytest.mark.parametrize(
+    "other", [["--only", "tf32"], ["--best", "2"], ["--compile", "2"], ["--no-baseline"]]
+)
+def test_careful_goes_alone(other: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(command, ["sd15", *_paths(tmp_path), *QUICK, "--careful", *other]) == 2
+    assert "leave out --only, --best, --compile and --no-baseline" in " ".join(capfd.readouterr().err.split())
 
 
 def test_full_length_is_the_models_own() -> None:
