@@ -35,6 +35,7 @@ from vivace.errors import StoreError
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import rows_of
 from vivace.spec.record import Outcome, Record
+from vivace.techniques.parallel import COPIES
 from vivace.techniques.resolve import resolve
 
 RECORD = Path(__file__).parents[1] / "results" / "several-gpus.json"
@@ -202,25 +203,31 @@ Span = tuple[str, float, float]
 """A kernel's name, start and end, in one unit of time."""
 
 
-def where_time_goes(spans: Sequence[Span], gpus: int = 2) -> tuple[float, float, float, float]:
+def where_time_goes(
+    spans: Sequence[Span], messages: Sequence[str] = ("nccl",)
+) -> tuple[float, float, float, float]:
     """Compute, communication, waiting and idle time between the first kernel's start and the last one's end.
 
     Kernels of several streams may run at the same time: time in which anything was computed counts as compute.
 
     Args:
-        gpus: one GPU alone copies, but sends nothing.
+        messages: what the name of a message's kernel or copy has in it.
     """
-    messages = [span for span in spans if gpus > 1 and _is_message(span[0])]
-    own = _union([(start, end) for name, start, end in spans if gpus == 1 or not _is_message(name)])
+
+    def is_message(name: str) -> bool:
+        return any(part in name.lower() for part in messages)
+
+    sent = [span for span in spans if is_message(span[0])]
+    own = _union([(start, end) for name, start, end in spans if not is_message(name)])
     fastest: dict[str, float] = {}
-    for name, start, end in messages:
+    for name, start, end in sent:
         fastest[name] = min(fastest.get(name, end - start), end - start)
     either = _union([(start, end) for _, start, end in spans])
     total = either[-1][1] - either[0][0]
     compute = _length(own)
     bare = _length(either) - compute
-    needed = sum(fastest[name] for name, _, _ in messages)
-    took = sum(end - start for _, start, end in messages)
+    needed = sum(fastest[name] for name, _, _ in sent)
+    took = sum(end - start for _, start, end in sent)
     communication = bare * needed / took if took else 0.0
     return compute, communication, bare - communication, total - _length(either)
 
@@ -246,10 +253,6 @@ def cpu_a_step(begins: Sequence[float], waits: Sequence[tuple[float, float]]) ->
 def _shared(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> float:
     """The length of what two unions have in common."""
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
-
-
-def _is_message(name: str) -> bool:
-    return any(part in name.lower() for part in ("nccl", "memcpy", "barrier_kernel"))
 
 
 def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -377,7 +380,8 @@ def _traced(found: Any) -> _Traced:
 def _per_step(name: str, recipe: str, gpus: int, traced: _Traced) -> Profile:
     if not traced.kernels:
         raise StoreError("--profile: no kernel of a GPU was seen; it wants a CUDA device")
-    parts = [part / 1e3 / PROFILE_STEPS for part in where_time_goes(traced.kernels, gpus)]
+    messages = ("nccl", "memcpy", "barrier_kernel") if COPIES in recipe else ("nccl",)
+    parts = [part / 1e3 / PROFILE_STEPS for part in where_time_goes(traced.kernels, messages)]
     launch = launch_bound(traced.kernels, traced.waits) / 1e3 / PROFILE_STEPS
     cpu = cpu_a_step(traced.begins, traced.waits) / 1e3
     return Profile(name, recipe, gpus, sum(parts), *parts, launch, cpu)

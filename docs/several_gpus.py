@@ -164,9 +164,9 @@ def _shortfalls(profiles: Sequence[Profile]) -> list[str]:
     if not lines:
         return []
     said = (
-        "What a step takes beyond an Nth of one GPU's. Compute is more than an Nth because a share fills a GPU less "
-        "than the whole does, because messages that travel beside a product take multiprocessors from it, and because "
-        "some of the work is nobody's share:\n"
+        "What a step takes beyond an Nth of one GPU's. Compute can be more than an Nth where a share fills a GPU less "
+        "than the whole does, where messages beside a product take multiprocessors from it, and where every GPU does "
+        "the same work:\n"
     )
     return [said, *lines]
 
@@ -177,13 +177,13 @@ def _profiles(record: Path) -> list[str]:
         return []
     lines = [
         "## Where the time of a step goes\n",
-        "On the first GPU, by torch.profiler. *Compute*: kernels of its own share, which on N GPUs would at best be an "
-        "Nth of those on one. *Communication*: messages (NCCL's kernels, or copies and the kernels that wait for the "
-        "others in front of them) beside which nothing was computed, each as long as the fastest of its kind; "
-        "*waiting*: what they took beyond that, until another GPU was there or because there was more to send. *Idle*: "
-        "nothing ran; *launching*: of that, while the CPU was busy with launching more. *CPU*: from the beginning of a "
-        "step to that of the next, less what the CPU waited for the GPU; where it is as long as the step, it bounds "
-        "it.\n",
+        "On the first GPU, by torch.profiler. *Compute*: kernels of its own share, which on N GPUs would at best be "
+        "an Nth of those on one. *Communication*: messages (NCCL's kernels; with `messages=copies` also copies, and "
+        "the kernels that wait for the others in front of them) beside which nothing was computed, each as long as "
+        "the fastest of its kind; *waiting*: what they took beyond that, until another GPU was there or because "
+        "there was more to send. *Idle*: nothing ran; *launching*: of that, while the CPU was busy with launching "
+        "more. *CPU*: from the beginning of a step to that of the next, less what the CPU waited for the GPU; where "
+        "it is as long as the step, it bounds it.\n",
         f"| {' | '.join(_PROFILE)} |",
         "|" + " --- |" * len(_PROFILE),
     ]
