@@ -1,6 +1,5 @@
 """Messages that are fetched arrive whole, however long anybody takes; with threads that stand for processes."""
 
-import contextlib
 import random
 import threading
 import time
@@ -9,34 +8,30 @@ from typing import Any
 import pytest
 import torch
 
-from vivace.techniques.messages import Copies
+from vivace.techniques.messages import Copies, OfProcesses, _OfProcesses
 
 
 def dawdle() -> None:
     time.sleep(random.random() * 0.003)
 
 
-class Buffer:
+class Buffer(_OfProcesses):
     def __init__(self, memories: list[torch.Tensor], barrier: threading.Barrier) -> None:
-        self.memories = memories
-        self.barrier = barrier
-
-    def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        num = torch.Size(shape).numel() * dtype.itemsize
-        return self.memories[rank][:num].view(dtype).view(shape)
+        super().__init__(memories)
+        self._barrier = barrier
 
     def meet(self) -> None:
-        self.barrier.wait()
+        self._barrier.wait()
         dawdle()  # before anything is fetched
 
 
-class OfThreads:
+class OfThreads(OfProcesses):
     """Memory that threads share. Each allocates the same buffers in the same order."""
 
     def __init__(
         self, rank: int, num: int, barrier: threading.Barrier, made: list[list[torch.Tensor]]
     ) -> None:
-        self.rank, self.num = rank, num
+        super().__init__(rank, num)
         self.num_allocated = 0
         self._barrier, self._made = barrier, made
 
@@ -46,15 +41,6 @@ class OfThreads:
         self._barrier.wait()
         self.num_allocated += 1
         return Buffer(self._made[self.num_allocated - 1], self._barrier)
-
-    def beside(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def join(self) -> None:
-        pass
-
-    def let_go(self) -> None:
-        pass
 
 
 class Hurried(Copies):
