@@ -8,9 +8,10 @@
 Each recipe is measured in processes of its own, at the model's native size and number of steps. A record is added as
 soon as it is there, and the same command goes on with what is missing; docs/several-gpus.md is made of them
 (`make docs`). FLUX is compiled by its repeated blocks, which takes a fraction of the time of compiling it whole, and
-whole, each with and without CUDA graphs; every number of GPUs is compared with one GPU and the same of both. SDXL comes
-with its step recorded first: that takes seconds, and compiling it cold 100 to 140 s on each GPU. Eager it says little:
-on one GPU its step waits for the CPU, however much of it there is to compute.
+whole, each with and without CUDA graphs; every number of GPUs is compared with one GPU and the same of both, measured
+by the same invocation: the next one may meet another machine, and so it measures one GPU anew. SDXL comes with its step
+recorded first: that takes seconds, and compiling it cold 100 to 140 s on each GPU. Eager it says little: on one GPU its
+step waits for the CPU, however much of it there is to compute.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,21 @@ import click
 
 import vivace
 from benchmarks.command import MEASURED_IN_PART, Measuring, alone_with, measures, run
-from benchmarks.every_model import line, read_records, write_records
-from benchmarks.every_technique import check_device, full_length, measure
+from benchmarks.every_model import line, write_records
+from benchmarks.every_technique import check_device, full_length, measure, read_records
 from vivace.benchmark import sweep
 from vivace.errors import StoreError
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import rows_of
+from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.techniques.parallel import COPIES
 from vivace.techniques.resolve import resolve
 
 RECORD = Path(__file__).parents[1] / "results" / "several-gpus.json"
 PROFILE_STEPS = 4
+
+Key = tuple[str, str]  # model, recipe
 
 
 @dataclass(frozen=True)
@@ -120,21 +124,9 @@ def several_gpus(
     recipes = _chosen(chosen, only_recipe)
     if profile:
         return _profile(chosen, recipes, record, how)
-    records = read_records(record)
-    wanted = [
-        (case.name, recipe)
-        for case in chosen
-        for recipe in (resolve(case.alone).text, case.recipe)
-        if recipe in recipes
-    ]
-    left = [
-        key
-        for key in dict.fromkeys(wanted)
-        if (known := records.get((SYNTHETIC + key[0], key[1]))) is None or not known.outcome.is_final
-    ]
     status = 0
     with sweep.start_launcher(how.device) as launcher:
-        for name, recipe in left:
+        for name, recipe in _left(chosen, recipes, read_records(record)):
             if how.is_over:
                 return how.ended(f"{name} {recipe}")
             before = time.monotonic()
@@ -143,7 +135,7 @@ def several_gpus(
                 status = MEASURED_IN_PART
             if found.outcome is not Outcome.UNSUPPORTED:  # on a machine with more GPUs it would be measured
                 with alone_with(record):
-                    write_records(record, _with(read_records(record), found, record).values())
+                    write_records(record, _with(read_records(record), found, record))
             _say(f"{line(rows_of([found])[0])} ({time.monotonic() - before:.0f} s)")
     return status
 
@@ -170,9 +162,76 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _with(records: dict[Any, Record], new: Record, path: Path) -> dict[Any, Record]:
-    check_device(records.values(), new, path)
-    return records | {(new.trial.model.name, new.trial.recipe.text): new}
+def _left(chosen: Sequence[Case], recipes: set[str], records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Models and recipes to measure. One GPU is measured again where something is left to be compared with it."""
+    done = {_key(record) for record in records if record.outcome.is_final}
+    shared = [case for case in chosen if case.recipe in recipes and _several(case) not in done]
+    compared = {_one(case) for case in shared}
+    wanted = []
+    for case in chosen:
+        alone = _one(case)
+        if alone[1] in recipes and (alone in compared or alone not in done):
+            wanted.append(alone)
+        if case in shared:
+            wanted.append(_several(case))
+    return [(source.removeprefix(SYNTHETIC), recipe) for source, recipe in dict.fromkeys(wanted)]
+
+
+def _key(record: Record) -> Key:
+    return record.trial.model.name, record.trial.recipe.text
+
+
+def _one(case: Case) -> Key:
+    return SYNTHETIC + case.name, resolve(case.alone).text
+
+
+def _several(case: Case) -> Key:
+    return SYNTHETIC + case.name, case.recipe
+
+
+def pair(case: Case, records: Iterable[Record]) -> tuple[Record | None, Record | None]:
+    """The case's record, and that of one GPU which was measured before it; None for what there is not.
+
+    Args:
+        records: in the order in which they were measured.
+
+    Returns:
+        Of one GPU, where nothing was measured on several the latest; of several.
+    """
+    alone: Record | None = None
+    for record in records:
+        if _key(record) == _one(case):
+            alone = record
+        elif _key(record) == _several(case):
+            return alone, record
+    return alone, None
+
+
+def _with(records: list[Record], new: Record, path: Path) -> list[Record]:
+    """Records with a new one, in the place of what it supersedes: of one GPU what nothing is compared with any more."""
+    check_device(records, new, path)
+    found = [*(old for old in records if not _is_of_several(new) or _key(old) != _key(new)), new]
+    return [record for k, record in enumerate(found) if _is_of_several(record) or _is_compared(k, found)]
+
+
+def _is_of_several(record: Record) -> bool:
+    return rest_of(record.trial.recipe.text) != record.trial.recipe.text
+
+
+def _is_compared(place: int, records: Sequence[Record]) -> bool:
+    """Whether a record of one GPU is the latest, or one of several GPUs has come before the next of its kind."""
+    model, recipe = _key(records[place])
+    for record in records[place + 1 :]:
+        if _key(record) == (model, recipe):
+            return False
+        if record.trial.model.name == model and rest_of(record.trial.recipe.text) == recipe:
+            return True
+    return True
+
+
+def rest_of(recipe: str) -> str:
+    """A canonical recipe without `parallel`."""
+    return "+".join(part for part in recipe.split("+") if not part.startswith("parallel")) or BASELINE
 
 
 @dataclass(frozen=True)

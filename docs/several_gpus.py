@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.every_model import read_records
-from benchmarks.several_gpus import Case, Profile, cases, profile_file, read_profiles
+from benchmarks.every_technique import read_records
+from benchmarks.several_gpus import Case, Profile, cases, pair, profile_file, read_profiles, rest_of
 from docs.models_measured import conditions_of
-from vivace.models.find import SYNTHETIC
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.record import Record
@@ -49,22 +48,22 @@ def page(note: str, record: Path) -> str:
         "`parallel` against one GPU with the rest of the recipe alike, on full-size models with **random weights** "
         "(`synthetic:NAME`) at their native size and number of steps, one picture a call, text encoders and VAE inside "
         "the call and on the first GPU alone. Times and memory are the architecture's; pictures there are none.\n",
-        *conditions_of(records.values()),
-        *_revisions(records.values()),
+        *conditions_of(records),
+        *_revisions(records),
         "",
         f"| {' | '.join(_HEADINGS)} |",
         "|" + " --- |" * len(_HEADINGS),
     ]
-    told: set[tuple[str, str]] = set()
+    told: list[Record] = []
     failed = []
     for case in found:
-        alone = records.get((SYNTHETIC + case.name, resolve(case.alone).text))
-        shared = records.get((SYNTHETIC + case.name, case.recipe))
-        if alone is not None and (case.name, case.alone) not in told:
-            told.add((case.name, case.alone))
+        alone, shared = pair(case, records)
+        if shared is None:
+            continue
+        if alone is not None and not any(alone is one for one in told):
+            told.append(alone)
             lines += _line(case, alone, None, failed)
-        if shared is not None:
-            lines += _line(case, shared, alone, failed)
+        lines += _line(case, shared, alone, failed)
     lines += ["", *failed, *([""] if failed else [])]
     lines.append(
         "*Exchanged a step*: arguments and results between the first GPU and the others; what attention exchanges "
@@ -97,8 +96,7 @@ def soonest(record: Path) -> list[str]:
     records = read_records(record)
     found: dict[tuple[str, int], tuple[float, str]] = {}
     for case in dict.fromkeys(case for gpus in _GPUS for case in cases(gpus)):
-        alone = records.get((SYNTHETIC + case.name, resolve(case.alone).text))
-        shared = records.get((SYNTHETIC + case.name, case.recipe))
+        alone, shared = pair(case, records)
         if alone is None or shared is None or not resolve(case.recipe).same_picture:
             continue
         gain, row = gained(alone, shared), rows_of([shared])[0]
@@ -148,8 +146,7 @@ def _shortfalls(profiles: Sequence[Profile]) -> list[str]:
     alone = {(one.model, one.recipe): one for one in profiles if one.gpus == 1}
     lines = []
     for one in profiles:
-        rest = "+".join(part for part in one.recipe.split("+") if not part.startswith("parallel("))
-        single = alone.get((one.model, rest))
+        single = alone.get((one.model, rest_of(one.recipe)))
         if one.gpus == 1 or single is None:
             continue
         beyond = {
@@ -172,7 +169,7 @@ def _shortfalls(profiles: Sequence[Profile]) -> list[str]:
 
 
 def _profiles(record: Path) -> list[str]:
-    profiles = read_profiles(record)
+    profiles = sorted(read_profiles(record), key=lambda one: (one.model, one.gpus))
     if not profiles:
         return []
     lines = [

@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks import several_gpus
 from benchmarks.command import run
-from benchmarks.every_model import read_records, write_records
+from benchmarks.every_model import write_records
+from benchmarks.every_technique import read_records
 from benchmarks.several_gpus import (
     Profile,
     cases,
@@ -37,7 +38,7 @@ def test_on_a_cpu_processes_take_the_places_of_gpus(
     quick = ["--repeats", "1", "--warmup", "1", "--steps", "2", "--device", "cpu", "--only", "sdxl"]
     given = [*quick, "--record", str(record), "--store", str(tmp_path / "store")]
     assert run(command, given) == 0
-    found = {recipe: one for (_, recipe), one in read_records(record).items()}
+    found = {one.trial.recipe.text: one for one in read_records(record)}
     assert list(found) == [
         "channels_last",
         "channels_last+parallel(guidance)",
@@ -134,6 +135,34 @@ def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> No
     profile_file(path).write_text(json.dumps([vars(one) for one in profiles]))
     line = f"- flux-dev `{ulysses}`: 25.0 ms; of that 6.0 ms compute, 17.0 ms messages, 2.0 ms gaps."
     assert line in pages.page(NOTE, path).splitlines()
+
+
+def test_a_row_stays_with_one_gpu_of_its_own_run(tmp_path: Path) -> None:
+    """Another run may be on another machine: it measures one GPU anew, and older rows keep theirs."""
+    path = tmp_path / "several-gpus.json"
+    two, four = cases(2)[0], cases(4)[0]
+    old, new = case("flux-dev", two.alone, round_of(6.0)), case("flux-dev", two.alone, round_of(4.0))
+    records = [old, case("flux-dev", two.recipe, round_of(3.0)), case("flux-dev", four.recipe, round_of(2.0))]
+    for found in (new, case("flux-dev", two.recipe, round_of(2.5))):
+        records = several_gpus._with(records, found, path)
+    assert several_gpus.pair(two, records) == (new, records[-1])
+    assert several_gpus.pair(four, records) == (old, records[1])
+    assert len(records) == 4
+    latest = case("flux-dev", two.alone, round_of(5.0))
+    records = several_gpus._with(records, latest, path)
+    records = several_gpus._with(records, case("flux-dev", two.alone, round_of(5.5)), path)
+    assert latest not in records, "nothing was measured behind it"
+    write_records(path, records)
+    rows = [line for line in pages.page(NOTE, path).splitlines() if line.startswith("| flux-dev")]
+    assert [row.split("|")[5].strip().split("x")[0] for row in rows] == ["1", "1.60", "1", "3.00"]
+    everything = {two.recipe, resolve(two.alone).text}
+    assert several_gpus._left([two], everything, records) == []
+    less = [record for record in records if record.trial.recipe.text != two.recipe]
+    assert several_gpus._left([two], everything, less) == [
+        ("flux-dev", resolve(two.alone).text),
+        ("flux-dev", two.recipe),
+    ]
+    assert several_gpus._left([two], {two.recipe}, less) == [("flux-dev", two.recipe)]
 
 
 def test_time_is_told_apart() -> None:
