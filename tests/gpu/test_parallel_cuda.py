@@ -161,9 +161,11 @@ def test_flux_takes_pytorchs_own_choice_of_a_kernel() -> None:
 
 
 def test_uneven_heads_are_padded() -> None:
+    """Also in a process's second session, where PyTorch cannot split groups."""
     expected = draw(vivace.load("tiny-flux", device="cuda"))
-    with vivace.load("tiny-flux", "parallel(ulysses)", device="cuda") as shared:
-        assert psnr(draw(shared), expected) > SAME_DB
+    for _ in range(2):
+        with vivace.load("tiny-flux", "parallel(ulysses)", device="cuda") as shared:
+            assert psnr(draw(shared), expected) > SAME_DB
 
 
 @pytest.mark.parametrize("mode", ["ulysses", "ring"])

@@ -26,6 +26,7 @@ IMPORTED_LATE = {
     "vivace.techniques.quantization.widen_int4",
     "vivace.techniques.flux_tokens",
     "vivace.techniques.messages",
+    "vivace.techniques.symmetric_memory",
 }
 """Triton's kernels are compiled from a module's own names, and torch's operators and diffusers' blocks are made where a
 module is read; these are imported where they are used."""

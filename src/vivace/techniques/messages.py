@@ -17,53 +17,12 @@ likes. Imported where a denoiser is shared, since its operators are made when it
 
 from __future__ import annotations
 
-import contextlib
-import math
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-
-class Buffer(Protocol):
-    """Memory of one size in each process, all of it seen by all."""
-
-    def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A process's own, from its beginning."""
-        ...
-
-    def meet(self) -> None:
-        """What comes after it in any process sees what came before it in every one."""
-        ...
-
-
-class Memory(Protocol):
-    """Where buffers are made."""
-
-    rank: int
-    num: int
-
-    def allocate(self, num_bytes: int) -> Buffer:
-        """In all processes at the same time."""
-        ...
-
-    def beside(self) -> contextlib.AbstractContextManager[Any]:
-        """What is done in it comes after what was done before, and beside what is done then."""
-        ...
-
-    def join(self) -> None:
-        """What is done from now on comes after what was done beside."""
-        ...
-
-    def let_go(self) -> None:
-        """Another process has ended: let what waits for it here go on."""
-        ...
+from vivace.techniques.symmetric_memory import Buffer, Memory, OfGPUs, OfProcesses
 
 
 class Copies:
@@ -119,11 +78,13 @@ _COPIES: dict[str, Copies] = {}
 
 def send_by_copies(group: str, rank: int, num: int, device: str) -> None:
     """From now on this group's messages are fetched. All its processes call this."""
-    _COPIES[group] = Copies(OfGPUs(group, rank, num) if device == "cuda" else OfProcesses(rank, num))
+    _COPIES[group] = Copies(OfGPUs(rank, num) if device == "cuda" else OfProcesses(rank, num))
 
 
 def send_by_collectives() -> None:
     """From now on messages are torch.distributed's, and buffers are let go of."""
+    for copies in _COPIES.values():
+        copies.memory.close()
     _COPIES.clear()
 
 
@@ -207,130 +168,3 @@ def gathering(sent: torch.Tensor, num: int, group: str) -> torch.Tensor:
 
 def waited(arriving: torch.Tensor) -> torch.Tensor:
     return torch.ops._c10d_functional.wait_tensor(arriving)
-
-
-class OfGPUs:
-    """Memory of each GPU that the others reach, by PyTorch's symmetric memory.
-
-    Args:
-        group: the name of the process group; each of its processes calls its own GPU the first.
-    """
-
-    def __init__(self, group: str, rank: int, num: int) -> None:
-        self.rank = rank
-        self.num = num
-        self._group = group
-        # The numbers of the GPUs, by which PyTorch would tell them apart, are the same in all processes. It also keeps
-        # PyTorch from setting up multicast, which copies have no use for.
-        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-        self._handles: list[Any] = []
-        # What meets is a kernel of one block, and must not wait for the end of the product that it comes before.
-        self._stream = torch.cuda.Stream(priority=-1)
-
-    def allocate(self, num_bytes: int) -> Buffer:
-        """
-        Raises:
-            RuntimeError: a CUDA graph is being recorded, or the GPUs do not reach each other's memory.
-        """
-        from torch.distributed import _symmetric_memory as symmetric
-
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"a message of {num_bytes} bytes was never sent before a CUDA graph records it"
-            )
-        own = symmetric.empty(num_bytes, dtype=torch.uint8, device=torch.device("cuda", 0))
-        handle = symmetric.rendezvous(own, self._group)
-        self._handles.append(handle)
-        return _OfGPUs(handle, own)
-
-    @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def join(self) -> None:
-        torch.cuda.current_stream().wait_stream(self._stream)
-
-    def let_go(self, limit_s: float = 60.0) -> None:
-        """Where another process has ended: let what waits for it here go on, until the GPU has nothing to do.
-
-        What a process signals lies in the memory of the one that it signals to: 1 from the sender, 0 when it is taken.
-        """
-        stream = torch.cuda.Stream(priority=-1)
-        main = torch.cuda.default_stream()
-        others = [rank for rank in range(self.num) if rank != self.rank]
-        deadline = time.monotonic() + limit_s
-        idle_since: float | None = None
-        while time.monotonic() < deadline:
-            with torch.cuda.stream(stream):
-                for handle in tuple(self._handles):
-                    handle.get_signal_pad(self.rank, (self.num,), torch.int32).fill_(1)
-                    for rank in others:
-                        handle.get_signal_pad(rank, (self.num,), torch.int32)[self.rank].fill_(0)
-            stream.synchronize()
-            now = time.monotonic()
-            idle_since = (idle_since or now) if main.query() else None
-            if idle_since is not None and now - idle_since > _IDLE_S:
-                return
-            time.sleep(0.001)
-
-
-_IDLE_S = 1.0
-"""A CPU that is still launching a forward leaves the GPU idle for less."""
-
-
-class _OfGPUs:
-    def __init__(self, handle: Any, own: torch.Tensor) -> None:
-        self._handle = handle
-        self._own = own  # its memory is there for as long as this is
-        self._views: dict[tuple[Any, ...], torch.Tensor] = {}
-
-    def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        key = (rank, shape, dtype)
-        if key not in self._views:
-            self._views[key] = self._handle.get_buffer(rank, shape, dtype)
-        return self._views[key]
-
-    def meet(self) -> None:
-        self._handle.barrier()
-
-
-class OfProcesses:
-    """Memory of processes on CPUs, in files that all of them map: of use for tests alone."""
-
-    def __init__(self, rank: int, num: int) -> None:
-        self.rank = rank
-        self.num = num
-
-    def allocate(self, num_bytes: int) -> Buffer:
-        folder = [tempfile.mkdtemp(prefix="vivace-messages-") if self.rank == 0 else ""]
-        dist.broadcast_object_list(folder)
-        maps = [
-            torch.from_file(f"{folder[0]}/{rank}", shared=True, size=num_bytes, dtype=torch.uint8)
-            for rank in range(self.num)
-        ]
-        dist.barrier()
-        if self.rank == 0:
-            shutil.rmtree(folder[0])  # who has mapped a file keeps it
-        return _OfProcesses(maps)
-
-    def beside(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def join(self) -> None:
-        pass
-
-    def let_go(self) -> None:
-        pass
-
-
-class _OfProcesses:
-    def __init__(self, maps: list[torch.Tensor]) -> None:
-        self._maps = maps
-
-    def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self._maps[rank][: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-
-    def meet(self) -> None:
-        dist.barrier()

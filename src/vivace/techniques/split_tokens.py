@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from vivace.errors import Unsupported
@@ -60,9 +62,10 @@ def _split_by_diffusers(denoiser: Any, mode: Mode, num: int, device: str) -> Non
     if mode == "ulysses" and (num_heads(denoiser) or num) % num:
         degrees["ulysses_anything"] = True  # pads the heads, at the price of more messages
     shape = (1, num) if mode == "ulysses" else (num, 1)
-    config = ContextParallelConfig(
-        **degrees, mesh=init_device_mesh(device, shape, mesh_dim_names=("ring", "ulysses"))
-    )
+    with _groups_made_anew():
+        config = ContextParallelConfig(
+            **degrees, mesh=init_device_mesh(device, shape, mesh_dim_names=("ring", "ulysses"))
+        )
     if mode == "ring":
         # PyTorch's own choice of a kernel tells no log-sum-exp, by which a ring adds its parts up.
         least = torch.cuda.get_device_capability() >= (9, 0)
@@ -70,7 +73,8 @@ def _split_by_diffusers(denoiser: Any, mode: Mode, num: int, device: str) -> Non
         for processor in attentions_of(denoiser):
             processor._attention_backend = kernel
     if device == "cuda":
-        denoiser.enable_parallelism(config=config)
+        with _groups_made_anew():
+            denoiser.enable_parallelism(config=config)
         return
     # diffusers looks for an accelerator's number; the rest of what it does holds for a CPU as well.
     from diffusers import ParallelConfig
@@ -82,6 +86,22 @@ def _split_by_diffusers(denoiser: Any, mode: Mode, num: int, device: str) -> Non
     for processor in attentions_of(denoiser):
         processor._parallel_config = whole
     apply_context_parallel(denoiser, config, denoiser._cp_plan)
+
+
+@contextlib.contextmanager
+def _groups_made_anew() -> Iterator[None]:
+    """PyTorch splits smaller groups off the group of all processes where that one is bound to a GPU, and in a process
+    that was part of another group before, splitting ends it by a segmentation fault (pytorch/pytorch#192109). Off one
+    that is not bound, they are made anew."""
+    import torch.distributed as dist
+
+    world = dist.group.WORLD
+    assert world is not None
+    bound, world.bound_device_id = world.bound_device_id, None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
 
 
 def attentions_of(denoiser: Any) -> list[Any]:

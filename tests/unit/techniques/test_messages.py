@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
-from vivace.techniques.messages import Copies, OfProcesses, _OfProcesses
+from vivace.techniques.messages import Copies
+from vivace.techniques.symmetric_memory import NumberedAnew, OfProcesses, _Group, _OfProcesses
 
 
 def dawdle() -> None:
@@ -103,3 +106,45 @@ def test_tensors_that_are_not_contiguous() -> None:
     copies = Copies(OfThreads(0, 1, barrier, []))
     sent = torch.arange(12).view(3, 4).t()
     assert torch.equal(copies.start(sent, gathers=True), sent)
+
+
+def test_a_process_that_shared_a_model_before_meets_those_that_were_just_started() -> None:
+    """As symmetric memory writes and reads, which goes through C++; it counts from the start of a process."""
+    common = dist.HashStore()
+    processes = [(NumberedAnew(common), 7), (NumberedAnew(common), 0)]
+    for number in range(3):
+        stores = [
+            dist.PrefixStore(f"CUDASymmetricMemory/{counted + number}", store) for store, counted in processes
+        ]
+        for rank, store in enumerate(stores):
+            store.set(str(rank), bytes([rank, 255, number]))
+        for store in stores:
+            store.wait(["0", "1"])
+            assert store.check(["0", "1"])
+            assert store.get("1") == bytes([1, 255, number])
+            assert store.multi_get(["0", "1"]) == [bytes([rank, 255, number]) for rank in range(2)]
+
+
+def test_exchanges_keep_their_order() -> None:
+    common = dist.HashStore()
+    long_lived, fresh = NumberedAnew(common), NumberedAnew(common)
+    for number in range(4):
+        long_lived.set(f"CUDASymmetricMemory/{number + 12}/0", f"{number}")
+    assert [fresh.get(f"CUDASymmetricMemory/{number}/0") for number in range(4)] == [b"0", b"1", b"2", b"3"]
+    assert long_lived.add("barrier/3", 1) == 1
+    assert fresh.add("barrier/0", 1) == 2, "numbers of another kind have a beginning of their own"
+
+
+def test_each_session_has_a_group_of_its_own() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        one, other = _Group(0, 1), _Group(0, 1)
+        assert one.name != other.name
+        assert c10d._resolve_process_group(other.name).size() == 1
+        other.close()
+        with pytest.raises(RuntimeError):
+            c10d._resolve_process_group(other.name)
+        assert c10d._resolve_process_group(one.name).rank() == 0
+        one.close()
+    finally:
+        dist.destroy_process_group()

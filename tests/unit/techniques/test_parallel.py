@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from diffusers import FluxTransformer2DModel
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,7 +45,7 @@ from vivace.techniques.shared_forward import (
     unpack,
 )
 from vivace.techniques.sharing import _agree
-from vivace.techniques.split_tokens import needs_diffusers
+from vivace.techniques.split_tokens import _groups_made_anew, needs_diffusers
 
 SAME_DB = 40.0
 VERY_SAME_DB = 100.0
@@ -317,6 +318,7 @@ def test_a_mask_is_refused() -> None:
 
 _RECORDS_ON_A_CPU = """
 import torch
+import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 from vivace.techniques import cuda_graph
 
@@ -522,6 +524,21 @@ def test_what_cannot_be_pickled_is_told_before_anything_starts() -> None:
     pipe.unet.conv_in.forward = lambda sample: sample
     with pytest.raises(Unsupported, match=r"parallel: the denoiser cannot be copied .*lambda"):
         vivace.apply(pipe, "parallel(guidance)")
+
+
+def test_groups_are_not_split_off_one_that_is_bound_to_a_gpu() -> None:
+    """PyTorch would end a process that was part of another group before."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        world = dist.group.WORLD
+        assert world is not None
+        world.bound_device_id = gpu = torch.device("cuda", 0)
+        with pytest.raises(KeyError), _groups_made_anew():
+            assert world.bound_device_id is None
+            raise KeyError
+        assert world.bound_device_id == gpu
+    finally:
+        dist.destroy_process_group()
 
 
 def test_too_few_gpus_are_counted() -> None:

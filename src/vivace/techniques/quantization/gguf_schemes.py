@@ -8,6 +8,7 @@ llama.cpp.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from vivace.techniques.quantization.scheme import Scheme, Settings
@@ -15,6 +16,7 @@ from vivace.techniques.quantization.scheme import Scheme, Settings
 _PACKAGE = ("gguf", "gguf")
 _BLOCK = 32  # weights of a row that share a scale, and a minimum where there is one; both fp16
 _BYTES = {"Q8_0": 34, "Q5_1": 24, "Q5_0": 22, "Q4_1": 20, "Q4_0": 18}  # of a block
+_AT_ONCE = 1 << 18  # weights: what NumPy makes on the way then fits into a core's cache
 _RECORDABLE = {"Q8_0", "BF16"}
 """The others diffusers unpacks with numbers that it copies from the host, which a CUDA graph cannot contain."""
 
@@ -32,7 +34,6 @@ def _change(kind: str) -> Callable[[Any, Settings], Any]:
         import torch
         from diffusers.quantizers.gguf.utils import GGUFLinear, GGUFParameter
         from gguf import GGMLQuantizationType
-        from gguf.quants import quantize
 
         quant_type = GGMLQuantizationType[kind]
         made = GGUFLinear(
@@ -43,7 +44,7 @@ def _change(kind: str) -> Callable[[Any, Settings], Any]:
             device="meta",
         )
         if settings.has_data:
-            blocks = torch.from_numpy(quantize(layer.weight.detach().float().cpu().numpy(), quant_type))
+            blocks = _quantized(layer.weight.detach(), quant_type)
         else:
             blocks = torch.empty(_stored_shape(layer, kind), dtype=torch.uint8)
         made.weight = GGUFParameter(blocks.to(layer.weight.device), quant_type=quant_type)
@@ -51,6 +52,20 @@ def _change(kind: str) -> Callable[[Any, Settings], Any]:
         return made.eval().requires_grad_(False)
 
     return change
+
+
+def _quantized(weight: Any, quant_type: Any) -> Any:
+    """Rows by rows, on all of this process's threads: NumPy takes one, and over a minute for FLUX's weights."""
+    import numpy as np
+    import torch
+    from gguf.quants import quantize
+
+    def part(start: int) -> Any:
+        return quantize(weight[start : start + step].cpu().float().numpy(), quant_type)
+
+    step = max(1, _AT_ONCE // weight.shape[1])
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return torch.from_numpy(np.concatenate(list(pool.map(part, range(0, len(weight), step)))))
 
 
 def _stored_shape(layer: Any, kind: str) -> tuple[int, int]:
