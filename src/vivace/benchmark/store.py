@@ -12,6 +12,7 @@ import json
 import os
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from vivace.spec.trial import Trial
 DEFAULT_STORE = ".vivace"
 _APPLICATION_ID = 0x76697661  # "viva"
 _SCHEMA_VERSION = 3
+_LOCKED_S = 30.0  # how long to wait for another process's lock
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS trials (
     key TEXT PRIMARY KEY,
@@ -89,7 +91,9 @@ class Store:
         path = folder / "records.sqlite"
         if folder.exists() and not folder.is_dir():
             raise StoreError(f"the store {folder} is a file; give --store a folder")
-        if folder.is_dir() and not path.exists() and any(folder.iterdir()):
+        # Looked at once: another process may be making the store meanwhile.
+        found = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+        if found and not any(name.startswith(path.name) for name in found):
             raise StoreError(
                 f"{folder} is not empty and not a vivace store (no records.sqlite); give --store another folder"
             )
@@ -102,8 +106,8 @@ class Store:
             is_new = not path.exists() or path.stat().st_size == 0
             if not is_new:
                 _check_ours(path)
-            connection = sqlite3.connect(path, timeout=30, isolation_level=None)
-            connection.execute("PRAGMA journal_mode = WAL")
+            connection = sqlite3.connect(path, timeout=_LOCKED_S, isolation_level=None)
+            _write_ahead(connection)
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
             version = _SCHEMA_VERSION if is_new else connection.execute("PRAGMA user_version").fetchone()[0]
@@ -129,7 +133,7 @@ class Store:
             )
         _check_ours(path)
         with _explained(folder):
-            connection = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=30)
+            connection = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=_LOCKED_S)
         return cls(folder, connection)
 
     def close(self) -> None:
@@ -282,6 +286,19 @@ def save_picture(pictures: Path, png: bytes) -> str:
     return sha256
 
 
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """What waits for other locks does not wait for this one: where two make the same store, SQLite fails at once."""
+    deadline = time.monotonic() + _LOCKED_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.005)
+
+
 def _create_schema(connection: sqlite3.Connection, version: int) -> None:
     """All or nothing: a kill halfway leaves the file as it was, empty counts as new. Two may do it at once.
 
@@ -308,7 +325,7 @@ def _check_ours(path: Path) -> None:
     folder = path.parent
     try:
         with contextlib.closing(
-            sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=30)
+            sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=_LOCKED_S)
         ) as probe:
             # One transaction: another process may be creating the store between two of these.
             probe.isolation_level = None

@@ -1,12 +1,12 @@
 """The store keeps every acknowledged row, and never touches what is not its own."""
 
+import multiprocessing
 import os
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -228,21 +228,31 @@ def test_a_read_only_folder() -> None:
         folder.rmdir()
 
 
-def test_two_that_make_the_same_store_at_once(tmp_path: Path) -> None:
-    """Each opens the empty folder before the other has written; both get the one store."""
+def _create_all(folders: list[Path], barrier: Any, failed: Any) -> None:
+    for folder in folders:
+        barrier.wait()
+        try:
+            Store.create(folder).close()
+        except StoreError as error:
+            failed.put(f"{error} ({error.__cause__!r})")
+
+
+def test_some_that_make_the_same_store_at_once(tmp_path: Path) -> None:
+    """Each opens the empty folder before the others have written; all get the one store."""
     trial, environment = make_trial("baseline"), make_environment()
-    code = "import sys, pathlib, vivace.benchmark; vivace.benchmark.Store.create(pathlib.Path(sys.argv[1])).close()"
-    for attempt in range(3):
-        folder = tmp_path / f"s{attempt}"
-        both = [
-            subprocess.Popen([sys.executable, "-c", code, str(folder)], stderr=subprocess.PIPE)
-            for _ in range(4)
-        ]
-        said = [process.communicate()[1] for process in both]
-        assert [process.returncode for process in both] == [0] * 4, said
-        with Store.create(folder) as store:
-            store.start_run("x", [trial], environment)
-            assert len(store.runs()) == 1
+    folders = [tmp_path / f"s{attempt}" for attempt in range(40)]
+    fork = multiprocessing.get_context("fork")
+    barrier, failed = fork.Barrier(4), fork.SimpleQueue()
+    processes = [fork.Process(target=_create_all, args=(folders, barrier, failed)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert failed.empty(), failed.get()
+    assert [process.exitcode for process in processes] == [0] * 4
+    with Store.create(folders[0]) as store:
+        store.start_run("x", [trial], environment)
+        assert len(store.runs()) == 1
 
 
 def test_pictures_are_named_by_content(tmp_path: Path) -> None:
