@@ -67,6 +67,14 @@ def page(record: Path, note: str, named: Sequence[Path] = ()) -> str:
     lines += ["## Reasons\n", *_reasons(list(pairs.values())), ""]
     if named:
         lines += ["## With the real compiler\n", *_named(named), ""]
+    if longer := [row for row in rows if "steps" in row]:
+        lines += [
+            "## Drawn over more steps\n",
+            "Flat over so few steps, and so drawn again over all of the model's own. What that costs in quality is "
+            "for the quality gate to say:\n",
+            *(f"- {row['model']} `{row['recipe']}`: {row['steps']} steps" for row in longer),
+            "",
+        ]
     if broken:
         lines += [
             "## Broken rules\n",

@@ -79,6 +79,14 @@ def test_they_compose_or_say_why_not(drawer: Drawer) -> None:
     assert sum(row["outcome"] == "measured" for row in rows) > len(rows) / 2, "it draws, it does not refuse"
 
 
+def test_what_few_steps_draw_flat_is_drawn_over_all(drawer: Drawer) -> None:
+    names = ("prune", "scheduler")
+    found = drawer.draw(Case("pair", "tiny-flux", "prune+scheduler(flow_euler, karras=True)", names))
+    assert found["steps"] == 28
+    assert found["faults"] == []
+    assert "steps" not in drawer.draw(Case("pair", "tiny-flux", "prune+scheduler(flow_heun)", names))
+
+
 def row(recipe: str, names: tuple[str, ...], **changed: object) -> dict[str, object]:
     plain = {
         "outcome": "measured",
