@@ -20,10 +20,10 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -44,6 +44,7 @@ RECORD = Path(__file__).parents[1] / "results" / "several-gpus.json"
 PROFILE_STEPS = 4
 
 Key = tuple[str, str]  # model, recipe
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -208,23 +209,27 @@ def pair(case: Case, records: Iterable[Record]) -> tuple[Record | None, Record |
 
 
 def _with(records: list[Record], new: Record, path: Path) -> list[Record]:
-    """Records with a new one, in the place of what it supersedes: of one GPU what nothing is compared with any more."""
     check_device(records, new, path)
-    found = [*(old for old in records if not _is_of_several(new) or _key(old) != _key(new)), new]
-    return [record for k, record in enumerate(found) if _is_of_several(record) or _is_compared(k, found)]
+    return _added(records, new, _key)
 
 
-def _is_of_several(record: Record) -> bool:
-    return rest_of(record.trial.recipe.text) != record.trial.recipe.text
+def _added(known: Sequence[T], new: T, key_of: Callable[[T], Key]) -> list[T]:
+    """The known ones and a new one, without what it supersedes: of one GPU what nothing is compared with any more."""
+    found = [*(old for old in known if not _is_of_several(key_of(new)) or key_of(old) != key_of(new)), new]
+    keys = [key_of(one) for one in found]
+    return [one for k, one in enumerate(found) if _is_of_several(keys[k]) or _is_compared(k, keys)]
 
 
-def _is_compared(place: int, records: Sequence[Record]) -> bool:
-    """Whether a record of one GPU is the latest, or one of several GPUs has come before the next of its kind."""
-    model, recipe = _key(records[place])
-    for record in records[place + 1 :]:
-        if _key(record) == (model, recipe):
+def _is_of_several(key: Key) -> bool:
+    return rest_of(key[1]) != key[1]
+
+
+def _is_compared(place: int, keys: Sequence[Key]) -> bool:
+    """Whether one of one GPU is the latest, or one of several GPUs has come before the next of its kind."""
+    for model, recipe in keys[place + 1 :]:
+        if (model, recipe) == keys[place]:
             return False
-        if record.trial.model.name == model and rest_of(record.trial.recipe.text) == recipe:
+        if (model, rest_of(recipe)) == keys[place]:
             return True
     return True
 
@@ -352,8 +357,8 @@ def _profile(chosen: Sequence[Case], recipes: set[str], record: Path, how: Measu
         one = profiled(name, recipe, gpus, how.device)
         path = profile_file(record)
         with alone_with(path):
-            known = {(old.model, old.recipe): old for old in read_profiles(record)} | {(name, recipe): one}
-            path.write_text(json.dumps([asdict(found) for found in known.values()], indent=1) + "\n")
+            known = _added(read_profiles(record), one, lambda profile: (profile.model, profile.recipe))
+            path.write_text(json.dumps([asdict(found) for found in known], indent=1) + "\n")
         _say(
             f"{name} {recipe}: {one.step:.1f} ms a step: compute {one.compute:.1f}, communication "
             f"{one.communication:.1f}, waiting {one.waiting:.1f}, idle {one.idle:.1f}, of it while the CPU was "

@@ -143,11 +143,14 @@ def _line(case: Case, record: Record, alone: Record | None, failed: list[str]) -
 
 def _shortfalls(profiles: Sequence[Profile]) -> list[str]:
     """What stands between a recipe on N GPUs and an Nth of the time on one, a line each."""
-    alone = {(one.model, one.recipe): one for one in profiles if one.gpus == 1}
+    alone: dict[tuple[str, str], Profile] = {}  # the latest so far: that of the same run
     lines = []
     for one in profiles:
+        if one.gpus == 1:
+            alone[one.model, one.recipe] = one
+            continue
         single = alone.get((one.model, rest_of(one.recipe)))
-        if one.gpus == 1 or single is None:
+        if single is None:
             continue
         beyond = {
             "compute": one.compute - single.compute / one.gpus,
@@ -169,7 +172,7 @@ def _shortfalls(profiles: Sequence[Profile]) -> list[str]:
 
 
 def _profiles(record: Path) -> list[str]:
-    profiles = sorted(read_profiles(record), key=lambda one: (one.model, one.gpus))
+    profiles = read_profiles(record)
     if not profiles:
         return []
     lines = [

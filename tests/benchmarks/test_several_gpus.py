@@ -131,7 +131,8 @@ def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> No
     assert "| 100.0 ms | 80.0 ms | 12.0 ms | 5.0 ms | 3.0 ms | 2.0 ms | 40.0 ms |" in said
     assert "an Nth of one GPU's." not in said, "of which there is no profile"
     alone = "+".join(part for part in ulysses.split("+") if "parallel" not in part)
-    profiles.append(Profile("flux-dev", alone, 1, 150.0, 148.0, 0.0, 0.0, 2.0, 1.0, 40.0))
+    profiles.insert(0, Profile("flux-dev", alone, 1, 150.0, 148.0, 0.0, 0.0, 2.0, 1.0, 40.0))
+    profiles.append(Profile("flux-dev", alone, 1, 180.0, 178.0, 0.0, 0.0, 2.0, 1.0, 40.0))  # of a later run
     profile_file(path).write_text(json.dumps([vars(one) for one in profiles]))
     line = f"- flux-dev `{ulysses}`: 25.0 ms; of that 6.0 ms compute, 17.0 ms messages, 2.0 ms gaps."
     assert line in pages.page(NOTE, path).splitlines()
@@ -211,7 +212,13 @@ def test_what_is_recorded_is_profiled_and_what_is_eager_is_not(
         ("compile", 1),
         ("parallel(guidance)+compile", 2),
     ]
-    assert [one.recipe for one in read_profiles(record)] == [recipe for recipe, _ in asked]
+    found = [recipe for recipe, _ in asked]
+    assert [one.recipe for one in read_profiles(record)] == found
+    again = ["--profile", "--only", "sdxl", "--record", str(record), "--only-recipe"]
+    assert run(command, [*again, "cuda_graph", "--only-recipe", "parallel(guidance)+cuda_graph"]) == 0
+    assert [one.recipe for one in read_profiles(record)] == found[2:] + found[:2]
+    assert run(command, [*again, "cuda_graph"]) == 0
+    assert [one.recipe for one in read_profiles(record)] == found[2:] + found[:2] + found[:1]
 
 
 def test_one_recipe_can_be_chosen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def _change(kind: str) -> Callable[[Any, Settings], Any]:
 
 
 def _quantized(weight: Any, quant_type: Any) -> Any:
-    """Rows by rows, on all of this process's threads: NumPy takes one, and over a minute for FLUX's weights."""
+    """Some rows at a time, on all of this process's threads: NumPy takes one."""
     import numpy as np
     import torch
     from gguf.quants import quantize
