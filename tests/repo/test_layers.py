@@ -25,6 +25,7 @@ SIDEWAYS = {("techniques", "kernels"), ("spec", "errors"), ("stats", "errors")}
 IMPORTED_LATE = {
     "vivace.techniques.quantization.widen_int4",
     "vivace.techniques.flux_tokens",
+    "vivace.techniques.gpu_barrier",
     "vivace.techniques.messages",
     "vivace.techniques.symmetric_memory",
 }

@@ -12,7 +12,6 @@ import math
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -72,13 +71,9 @@ class OfGPUs:
         # PyTorch from setting up multicast, which copies have no use for.
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         self._group = _Group(rank, num)
-        self._buffers: list[_OfGPUs] = []
         # What meets is a kernel of one block, and must not wait for the end of the product that it comes before.
         self._stream = torch.cuda.Stream(priority=-1)
-        # Signals that let go come from the host's memory: a kernel that was not run before would be loaded first, and
-        # for that CUDA may wait until the GPU has nothing to do.
-        self._taken = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._sent = torch.ones(num, dtype=torch.int32, pin_memory=True)
+        self._over = torch.zeros(1, dtype=torch.int32, pin_memory=True)
 
     def allocate(self, num_bytes: int) -> Buffer:
         """
@@ -92,9 +87,7 @@ class OfGPUs:
                 f"a message of {num_bytes} bytes was never sent before a CUDA graph records it"
             )
         own = symmetric.empty(num_bytes, dtype=torch.uint8, device=torch.device("cuda", 0))
-        buffer = _OfGPUs(symmetric.rendezvous(own, self._group.name), own, self.num)
-        self._buffers.append(buffer)
-        return buffer
+        return _OfGPUs(symmetric.rendezvous(own, self._group.name), own, self.rank, self.num, self._over)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
@@ -105,49 +98,27 @@ class OfGPUs:
     def join(self) -> None:
         torch.cuda.current_stream().wait_stream(self._stream)
 
-    def let_go(self, limit_s: float = 60.0) -> None:
-        """Where another process has ended: let what waits for it here go on, until the GPU has nothing to do.
-
-        What a process signals lies in the memory of the one that it signals to: 1 from the sender, 0 when it is taken.
-        """
-        stream = torch.cuda.Stream(priority=-1)
-        main = torch.cuda.default_stream()
-        others = [rank for rank in range(self.num) if rank != self.rank]
-        deadline = time.monotonic() + limit_s
-        idle_since: float | None = None
-        while time.monotonic() < deadline:
-            with torch.cuda.stream(stream):
-                for buffer in tuple(self._buffers):
-                    buffer.signals[self.rank].copy_(self._sent, non_blocking=True)
-                    for rank in others:
-                        from_here = buffer.signals[rank][self.rank : self.rank + 1]
-                        from_here.copy_(self._taken, non_blocking=True)
-            stream.synchronize()
-            now = time.monotonic()
-            idle_since = (idle_since or now) if main.query() else None
-            if idle_since is not None and now - idle_since > _IDLE_S:
-                return
-            time.sleep(0.001)
+    def let_go(self) -> None:
+        self._over.fill_(1)  # no call of CUDA, any of which may have to wait for what waits here
 
     def close(self) -> None:
         self._group.close()
 
 
-_IDLE_S = 1.0
-"""A CPU that is still launching a forward leaves the GPU idle for less."""
-
-
 class _OfGPUs:
-    """
-    Attributes:
-        signals: what each process was sent, by all of them.
-    """
+    def __init__(self, handle: Any, own: torch.Tensor, rank: int, num: int, over: torch.Tensor) -> None:
+        from vivace.techniques.gpu_barrier import wait_for_all
 
-    def __init__(self, handle: Any, own: torch.Tensor, num: int) -> None:
+        self._wait_for_all = wait_for_all
         self._handle = handle
         self._own = own  # its memory is there for as long as this is
+        self._rank, self._num, self._over = rank, num, over
         self._views: dict[tuple[Any, ...], torch.Tensor] = {}
-        self.signals = [handle.get_signal_pad(rank, (num,), torch.int32) for rank in range(num)]
+        pads = [handle.get_signal_pad(peer, (num,), torch.int32) for peer in range(num)]
+        self._pads = torch.tensor([pad.data_ptr() for pad in pads], dtype=torch.int64, device=own.device)
+        self._count = torch.zeros(1, dtype=torch.int32, device=own.device)
+        # Once before anything waits: CUDA may load a kernel only when the GPU has nothing to do.
+        self.meet()
 
     def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         key = (rank, shape, dtype)
@@ -156,7 +127,7 @@ class _OfGPUs:
         return self._views[key]
 
     def meet(self) -> None:
-        self._handle.barrier()
+        self._wait_for_all(self._pads, self._count, self._over, self._rank, self._num)
 
 
 class _Group:
