@@ -230,3 +230,28 @@ def test_int8_dynamic_is_torchao_s_to_the_last_bit(dtype: torch.dtype, num_rows:
         output = ours(inputs)
     graph.replay()
     assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_compiled_int8_is_as_fast_as_widening(dtype: torch.dtype) -> None:
+    """Of a picture's thousands of rows inductor would have a kernel for a few compute the product, in bf16."""
+    layer = torch.nn.Linear(3072, 12288, device=DEVICE, dtype=dtype).requires_grad_(False)
+    plain = copy.deepcopy(layer)
+    TORCHAO["int8"].change(layer, Settings(Machine("cuda", "a GPU", (9, 0), None)))
+    inputs = torch.randn(4096, 3072, device=DEVICE, dtype=dtype)
+    expected = layer(inputs)
+    compiled = torch.compile(layer)
+    torch.testing.assert_close(compiled(inputs), expected, rtol=0.02, atol=0.02)
+
+    def milliseconds(work: Any) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        took = []
+        for _ in range(10):
+            start.record()
+            work(inputs)
+            end.record()
+            end.synchronize()
+            took.append(start.elapsed_time(end))
+        return sorted(took)[len(took) // 2]
+
+    assert milliseconds(compiled) < 1.5 * milliseconds(plain)

@@ -319,6 +319,18 @@ def test_what_a_recording_cannot_contain_is_left_to_vivace(
     assert own == ["quantize(int8_dynamic)", "cuda_graph"]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "own"),
+    [("bf16+int8", []), ("int8+compile", []), ("bf16+int8+compile", ["quantize(int8)"])],
+)
+def test_int8_that_inductor_has_a_slow_kernel_for_is_left_to_vivace(
+    gpu: None, recipe: str, own: list[str]
+) -> None:
+    """Which it has in bf16, compiled."""
+    written = write_script(find_model("tiny-sd"), resolve(recipe), "cuda", prompt=PROMPT)
+    assert written.own == own
+
+
 def test_packed_int4_is_vivaces_own() -> None:
     pipe = load_pipeline(find_model("tiny-flux"), "cpu")
     quantize = Quantize(scheme="int4")

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import pickle
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from vivace.spec.technique import Machine, Target
 from vivace.techniques.quantization import SCHEMES as SCHEMES_OF
 from vivace.techniques.quantization.layers import briefly, is_named
 from vivace.techniques.quantization.scheme import Settings
-from vivace.techniques.quantization.torchao_tensors import int8_linear
+from vivace.techniques.quantization.torchao_tensors import int8_linear, int8_weight_linear
 from vivace.techniques.quantize import Quantize
 from vivace.techniques.resolve import resolve
 
@@ -228,6 +229,74 @@ def test_int8_dynamic_is_torchao_s_to_the_last_bit(dtype: torch.dtype, num_rows:
         assert torch.equal(ours(inputs), theirs(inputs))
         for rows in (inputs, inputs[0]):
             assert torch.equal(int8_linear(rows, ours.weight, ours.bias), theirs(rows)), "what a GPU is given"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_int8_is_torchao_s_to_the_last_bit(dtype: torch.dtype) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    torch.manual_seed(0)
+    for bias in (True, False):
+        layer = torch.nn.Linear(192, 64, bias=bias).requires_grad_(False).to(dtype)
+        ours, theirs = copy.deepcopy(layer), copy.deepcopy(layer)
+        SCHEMES_OF["torchao", "int8"].change(ours, Settings(machine(9, 0)))
+        quantize_(theirs, Int8WeightOnlyConfig(set_inductor_config=False))
+        inputs = torch.randn(2, 20, 192).to(dtype)
+        assert torch.equal(ours(inputs), theirs(inputs))
+        sent = pickle.loads(pickle.dumps(ours))  # noqa: S301
+        assert torch.equal(sent(inputs), theirs(inputs))
+        compiled = int8_weight_linear(inputs, ours.weight, ours.bias)  # what a GPU is given
+        torch.testing.assert_close(compiled, theirs(inputs), rtol=2e-2, atol=2e-2)
+
+
+def traced(layer: Any, inputs: Any) -> list[list[str]]:
+    """What a compiler is given of a layer: of each multiplication the dtypes."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.decomposition import select_decomp_table
+
+    graphs: list[Any] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    torch.compile(layer, backend=aot_autograd(fw_compiler=keep, decompositions=select_decomp_table()))(inputs)
+    nodes = [node for graph in graphs for node in graph.graph.nodes if node.name.startswith("mul")]
+    return [[str(a.meta["val"].dtype) for a in node.all_input_nodes] for node in nodes]
+
+
+def test_compiled_on_a_gpu_int8_is_scaled_in_fp32() -> None:
+    """What is on no CPU goes a GPU's way."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    ours = torch.nn.Linear(192, 64, device="meta", dtype=torch.bfloat16).requires_grad_(False)
+    theirs = copy.deepcopy(ours)
+    quantize_(theirs, Int8WeightOnlyConfig(set_inductor_config=False))
+    SCHEMES_OF["torchao", "int8"].change(ours, Settings(machine(9, 0), has_data=False))
+    inputs = torch.empty(20, 192, device="meta", dtype=torch.bfloat16)
+    assert traced(ours, inputs) == [["torch.bfloat16", "torch.float32"]]
+    assert traced(theirs, inputs) == [["torch.bfloat16", "torch.bfloat16"]]
+
+
+def test_inductor_does_not_know_a_product_that_is_scaled_in_fp32() -> None:
+    """It would make `_weight_int8pack_mm` of it, with which FLUX.1 [dev] on a GPU drew no picture in six minutes."""
+    from torch._dynamo.utils import counters
+    from torch._inductor.utils import fresh_cache
+
+    layer = torch.nn.Linear(192, 64).requires_grad_(False).bfloat16()
+    SCHEMES_OF["torchao", "int8"].change(layer, Settings(machine(9, 0)))
+    inputs = torch.randn(20, 192).bfloat16()
+
+    def known(function: Any) -> int:
+        torch._dynamo.reset()
+        counters.clear()
+        with fresh_cache():
+            torch.compile(function)(inputs)
+        return int(counters["inductor"]["woq_matcher_count"])
+
+    assert known(layer) == 1, "torchao's own product, which a CPU is left with"
+    assert known(lambda rows: int8_weight_linear(rows, layer.weight, layer.bias)) == 0
 
 
 def test_int8_dynamic_asks_no_gpu_for_the_text_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from vivace.techniques.quantization.torchao_four_bits import FOUR_BITS
 from vivace.techniques.quantization.torchao_tensors import (
     PACKAGE,
     int8_dynamic_tensor,
+    int8_tensor,
     not_a_multiple,
     quantize,
     with_weight,
@@ -31,12 +32,13 @@ _ONE_ROW = (
 
 def _int8(layer: Any, settings: Settings) -> Any:
     import torch
-    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerAxis
+    from torchao.quantization import IntxWeightOnlyConfig, PerAxis, PerRow
 
     if isinstance(layer, torch.nn.Conv2d):
         # The only tensor of torchao's that knows convolutions without a library of kernels beside it.
         return quantize(layer, IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PerAxis(0)))
-    return quantize(layer, Int8WeightOnlyConfig(set_inductor_config=False))
+    # As Int8WeightOnlyConfig does.
+    return with_weight(layer, int8_tensor().from_hp(layer.weight.detach(), PerRow()))
 
 
 def _int8_dynamic(layer: Any, settings: Settings) -> Any:

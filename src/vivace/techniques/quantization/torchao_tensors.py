@@ -36,6 +36,25 @@ _MORE_THAN = 16
 
 
 @functools.cache
+def int8_tensor() -> Any:
+    """torchao's Int8Tensor, but that inductor leaves its product on a GPU to cuBLAS.
+
+    Inductor (torch 2.11) knows the product of torchao 0.18: of bf16 by int8, scaled in bf16, it makes PyTorch's
+    `_weight_int8pack_mm`. On a GPU that is made for the few rows of a language model's next token. A picture has
+    thousands, and for these it takes many times as long as widening the weights, as uncompiled or in fp16, does.
+    """
+    import torch
+
+    def linear(theirs: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        inputs = args[0]
+        if inputs.dtype == torch.bfloat16 and inputs.device.type != "cpu" and _is_traced():
+            return int8_weight_linear(*args, **kwargs)
+        return theirs(func, types, args, kwargs)
+
+    return _int8_tensor_with("Int8WeightTensor", linear)
+
+
+@functools.cache
 def int8_dynamic_tensor() -> Any:
     """torchao's Int8Tensor, but that its uncompiled product on a GPU runs on the GPU alone.
 
@@ -44,32 +63,64 @@ def int8_dynamic_tensor() -> Any:
     is left to it.
     """
     import torch
+
+    def linear(theirs: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or args[0].device.type == "cpu":
+            return theirs(func, types, args, kwargs)
+        return int8_linear(*args, **kwargs)
+
+    return _int8_tensor_with("Int8DynamicTensor", linear)
+
+
+def _is_traced() -> bool:
+    """Whether a compiler is asking. In a tensor's own code torch.compiler.is_compiling() tells so in torch 2.13, not
+    yet in 2.11."""
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get() is not None
+
+
+def _int8_tensor_with(name: str, linear: Any) -> Any:
+    """A subclass of torchao's Int8Tensor; `linear` is told what torchao's own product would be computed by."""
+    import torch
     from torchao.quantization import Int8Tensor
 
-    class Int8DynamicTensor(Int8Tensor):  # type: ignore[misc]
-        pass
-
+    made: Any = type(name, (Int8Tensor,), {"__module__": __name__, "__qualname__": name})
     for implements, table, function in (
-        (Int8DynamicTensor.implements_torch_function, "_TORCH_FN_TABLE", torch.nn.functional.linear),
-        (Int8DynamicTensor.implements, "_ATEN_OP_TABLE", torch.ops.aten.linear.default),
+        (made.implements_torch_function, "_TORCH_FN_TABLE", torch.nn.functional.linear),
+        (made.implements, "_ATEN_OP_TABLE", torch.ops.aten.linear.default),
     ):
         theirs = getattr(Int8Tensor, table)[Int8Tensor][function]
 
-        def linear(func: Any, types: Any, args: Any, kwargs: Any, theirs: Any = theirs) -> Any:
-            if torch.compiler.is_compiling() or args[0].device.type == "cpu":
-                return theirs(func, types, args, kwargs)
-            return int8_linear(*args, **kwargs)
+        def computed(func: Any, types: Any, args: Any, kwargs: Any, theirs: Any = theirs) -> Any:
+            return linear(theirs, func, types, args, kwargs)
 
-        implements(function)(linear)
-    Int8DynamicTensor.__qualname__ = "Int8DynamicTensor"
-    return Int8DynamicTensor
+        implements(function)(computed)
+    return made
 
 
 def __getattr__(name: str) -> Any:
-    """Where pickle looks for the class, in a process that may not have made it yet."""
+    """Where pickle looks for a class, in a process that may not have made it yet."""
+    if name == "Int8WeightTensor":
+        return int8_tensor()
     if name == "Int8DynamicTensor":
         return int8_dynamic_tensor()
     raise AttributeError(name)
+
+
+def int8_weight_linear(inputs: Any, weight: Any, bias: Any = None) -> Any:
+    """A Linear layer's product as torchao's Int8Tensor has it for inputs that are not quantised, but scaled in fp32:
+    which is what a compiler computes it in anyway, and keeps inductor from knowing it.
+
+    Args:
+        inputs: (..., in_features), floating point.
+        weight: an Int8Tensor (out_features, in_features) with a scale per row.
+    """
+    import torch
+
+    product = torch.nn.functional.linear(inputs, weight.qdata.to(inputs.dtype))
+    output = (product * weight.scale.flatten().to(torch.float32)).to(inputs.dtype)
+    return output if bias is None else output + bias
 
 
 def int8_linear(inputs: Any, weight: Any, bias: Any = None) -> Any:

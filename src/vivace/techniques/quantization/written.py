@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.spec.script import Script, literal, written_call
@@ -58,6 +58,9 @@ def script_of(
     if settings.convolutions:
         return None
     made = _written(*scheme, settings, is_packed(settings))
+    if made is _INT8 and target.machine.is_cuda and any(_is_bfloat16(modules[c]) for c in choices):
+        # Compiled, torchao's own product becomes one for a few rows; see `int8_tensor`.
+        made = replace(made, unless_stage=Stage.COMPILE)
     is_offloaded = target.machine.is_cuda and target.home == "cpu"
     if made is None or (is_offloaded and not made.on_host):
         return None
@@ -113,6 +116,12 @@ def _call(function: str, path: str, kept: list[str], names: str) -> list[str]:
         return [line]
     inside = [f"        {literal(name)}," for name in kept]
     return [f"{function}(", f"    {path},", "    {", *inside, "    },", ")"]
+
+
+def _is_bfloat16(module: Any) -> bool:
+    import torch
+
+    return any(tensor.dtype == torch.bfloat16 for tensor in module.parameters())
 
 
 def _patterns(choice: Choice, module: Any) -> list[str]:
