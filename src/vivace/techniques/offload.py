@@ -6,7 +6,8 @@ Why: the parts of a pipeline work one after the other, and most of the weights w
 Costs: the way over PCIe. `model` copies each part once a call, and nothing back: what waits is never given up, and lies
     in page-locked memory, which the GPU reads by itself. `sequential` and `group` move all of a part's weights each
     time it is called: FLUX's transformer is 24 GB in bf16, in every step. `group` with `stream` fetches the next
-    layers while one computes, and pins a copy of all weights in the host's memory.
+    layers while one computes, and pins a copy of all weights in the host's memory. Without it diffusers copies
+    each layer back as well, from and to memory that is not pinned, which took SDXL six times as long.
 Needs: a GPU, and host memory for the whole model; it is loaded there and need never fit the GPU. A recorded step reads
     weights at fixed places, so graphs do not go with it; nor do compiled or quantised parts with `sequential`.
 Source: accelerate, `cpu_offload_with_hook` and `cpu_offload`; diffusers, `enable_group_offload`; Rajbhandari et al.,
