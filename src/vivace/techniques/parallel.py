@@ -134,6 +134,8 @@ class Parallel(Technique):
             )
         if not target.machine.is_cuda or not target.has_data:
             return None
+        if not target.machine.has_package("triton"):
+            return f"GPUs that copy meet in a Triton kernel, and triton is not installed; leave out {COPIES}"
         unreached = [k for k in range(1, self.gpus) if not torch.cuda.can_device_access_peer(0, k)]
         if unreached:
             numbers = ", ".join(str(k) for k in unreached)

@@ -510,6 +510,24 @@ def test_what_cannot_work_says_why(family: str, recipe: str, why: str) -> None:
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("has_triton", "reaches", "why"),
+    [
+        (True, True, None),
+        (False, True, "triton is not installed; leave out messages=copies"),
+        (True, False, "does not reach the memory of 1"),
+    ],
+)
+def test_what_copies_need(
+    monkeypatch: pytest.MonkeyPatch, has_triton: bool, reaches: bool, why: str | None
+) -> None:
+    monkeypatch.setattr(Machine, "has_package", lambda self, name: has_triton)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: reaches)
+    target = Target(Machine("cuda", "a GPU", (9, 0), None), None)
+    reason = Parallel(mode="ring", messages="copies")._no_copies(target, by_diffusers=False)
+    assert reason is None if why is None else reason is not None and why in reason
+
+
 def test_a_script_of_it_says_that_it_needs_vivace() -> None:
     written = write_script(
         find_model("tiny-sd"), resolve("parallel(guidance)+steps(8)"), "cpu", prompt="a red circle"
