@@ -1,8 +1,8 @@
 """A Triton kernel of one warp in which GPUs of one host wait for each other.
 
 Why ours: PyTorch's barrier of symmetric memory waits for a signal and nothing else. When a process has died, none will
-come, and what would send one in its place has to ask CUDA for it, which waits in turn: for the GPU to have nothing to
-do, or for room among the kernels that were launched. Here the host writes a number into memory of its own.
+come, and what would send one in its place has to ask CUDA for it, which may wait in turn: for the GPU to have nothing
+to do, or for room among the kernels that were launched. Here the host writes a number into memory of its own.
 """
 
 from __future__ import annotations

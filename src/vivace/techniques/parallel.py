@@ -9,7 +9,8 @@ Costs: the whole denoiser's memory on every GPU. What is not the denoiser (text 
 Needs: GPUs that the process sees, NVLink between them for ulysses and ring. `guidance`: a forward of two rows or more,
     as UNets with guidance have; where it has one (guidance off, or cut off), the first GPU computes alone. `ulysses`
     and `ring`: a transformer that diffusers can split (`_cp_plan`), tokens and for ulysses heads that divide evenly.
-    Add `cuda_graph`: the less each GPU has to compute, the sooner it waits for its CPU.
+    Add `cuda_graph`: the less each GPU has to compute, the sooner it waits for its CPU. `messages=copies`: Triton, and
+    GPUs that reach each other's memory.
 Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509; Liu et al., Ring Attention, arXiv 2310.01889; for FLUX both
     our own (`flux_tokens`), for other models diffusers' ContextParallelConfig. The branches of guidance on two GPUs:
     Fang et al., xDiT, arXiv 2411.01738.

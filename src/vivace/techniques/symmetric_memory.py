@@ -71,7 +71,7 @@ class OfGPUs:
         # PyTorch from setting up multicast, which copies have no use for.
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         self._group = _Group(rank, num)
-        # What meets is a kernel of one block, and must not wait for the end of the product that it comes before.
+        # What meets is a kernel of one warp, and must not wait for the end of the product that it comes before.
         self._stream = torch.cuda.Stream(priority=-1)
         self._over = torch.zeros(1, dtype=torch.int32, pin_memory=True)
 

@@ -213,17 +213,29 @@ def test_it_composes(scheme: str, recipe: str) -> None:
     assert both.refuted(dict(both.evidence())) is None
 
 
+def quantized(scheme: str, **made: Any) -> tuple[torch.nn.Linear, torch.nn.Linear]:
+    """The same layer by our scheme and by torchao's configuration."""
+    from torchao import quantization as ao
+
+    configs = {
+        "int8": ao.Int8WeightOnlyConfig,
+        "int8_dynamic": ao.Int8DynamicActivationInt8WeightConfig,
+    }
+    ours = torch.nn.Linear(192, 64, **made).requires_grad_(False)
+    theirs = copy.deepcopy(ours)
+    SCHEMES_OF["torchao", scheme].change(
+        ours, Settings(machine(9, 0), has_data=ours.weight.device.type != "meta")
+    )
+    ao.quantize_(theirs, configs[scheme](set_inductor_config=False))
+    return ours, theirs
+
+
 @pytest.mark.parametrize("num_rows", [5, 16, 17, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_int8_dynamic_is_torchao_s_to_the_last_bit(dtype: torch.dtype, num_rows: int) -> None:
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
-
     torch.manual_seed(0)
     for bias in (True, False):
-        layer = torch.nn.Linear(192, 64, bias=bias).requires_grad_(False).to(dtype)
-        ours, theirs = copy.deepcopy(layer), copy.deepcopy(layer)
-        SCHEMES_OF["torchao", "int8_dynamic"].change(ours, Settings(machine(9, 0)))
-        quantize_(theirs, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
+        ours, theirs = quantized("int8_dynamic", bias=bias, dtype=dtype)
         inputs = torch.randn(2, num_rows, 192).to(dtype)
         inputs[0, 0] = 0
         assert torch.equal(ours(inputs), theirs(inputs))
@@ -233,14 +245,9 @@ def test_int8_dynamic_is_torchao_s_to_the_last_bit(dtype: torch.dtype, num_rows:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_int8_is_torchao_s_to_the_last_bit(dtype: torch.dtype) -> None:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
     torch.manual_seed(0)
     for bias in (True, False):
-        layer = torch.nn.Linear(192, 64, bias=bias).requires_grad_(False).to(dtype)
-        ours, theirs = copy.deepcopy(layer), copy.deepcopy(layer)
-        SCHEMES_OF["torchao", "int8"].change(ours, Settings(machine(9, 0)))
-        quantize_(theirs, Int8WeightOnlyConfig(set_inductor_config=False))
+        ours, theirs = quantized("int8", bias=bias, dtype=dtype)
         inputs = torch.randn(2, 20, 192).to(dtype)
         assert torch.equal(ours(inputs), theirs(inputs))
         sent = pickle.loads(pickle.dumps(ours))  # noqa: S301
@@ -268,24 +275,18 @@ def traced(layer: Any, inputs: Any) -> list[list[str]]:
 
 def test_compiled_on_a_gpu_int8_is_scaled_in_fp32() -> None:
     """What is on no CPU goes a GPU's way."""
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    ours = torch.nn.Linear(192, 64, device="meta", dtype=torch.bfloat16).requires_grad_(False)
-    theirs = copy.deepcopy(ours)
-    quantize_(theirs, Int8WeightOnlyConfig(set_inductor_config=False))
-    SCHEMES_OF["torchao", "int8"].change(ours, Settings(machine(9, 0), has_data=False))
+    ours, theirs = quantized("int8", device="meta", dtype=torch.bfloat16)
     inputs = torch.empty(20, 192, device="meta", dtype=torch.bfloat16)
     assert traced(ours, inputs) == [["torch.bfloat16", "torch.float32"]]
     assert traced(theirs, inputs) == [["torch.bfloat16", "torch.bfloat16"]]
 
 
 def test_inductor_does_not_know_a_product_that_is_scaled_in_fp32() -> None:
-    """It would make `_weight_int8pack_mm` of it, with which FLUX.1 [dev] on a GPU drew no picture in six minutes."""
+    """It would make `_weight_int8pack_mm` of it, which on a GPU is for a few rows."""
     from torch._dynamo.utils import counters
     from torch._inductor.utils import fresh_cache
 
-    layer = torch.nn.Linear(192, 64).requires_grad_(False).bfloat16()
-    SCHEMES_OF["torchao", "int8"].change(layer, Settings(machine(9, 0)))
+    layer, _ = quantized("int8", dtype=torch.bfloat16)
     inputs = torch.randn(20, 192).bfloat16()
 
     def known(function: Any) -> int:
@@ -301,14 +302,11 @@ def test_inductor_does_not_know_a_product_that_is_scaled_in_fp32() -> None:
 
 def test_int8_dynamic_asks_no_gpu_for_the_text_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """That copies them to the host and waits for the GPU in each layer. What is on no CPU goes a GPU's way."""
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
     def no_text(self: Any, **_: Any) -> str:
         raise AssertionError("asked for the text of a tensor")
 
-    ours, theirs = (torch.nn.Linear(192, 64, device="meta").requires_grad_(False) for _ in range(2))
-    quantize_(theirs, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
-    SCHEMES_OF["torchao", "int8_dynamic"].change(ours, Settings(machine(9, 0), has_data=False))
+    ours, theirs = quantized("int8_dynamic", device="meta")
     monkeypatch.setattr(torch.Tensor, "__repr__", no_text)
     inputs = torch.empty(2, 20, 192, device="meta")
     with pytest.raises(AssertionError, match="asked for the text"):

@@ -40,8 +40,8 @@ def int8_tensor() -> Any:
     """torchao's Int8Tensor, but that inductor leaves its product on a GPU to cuBLAS.
 
     Inductor (torch 2.11) knows the product of torchao 0.18: of bf16 by int8, scaled in bf16, it makes PyTorch's
-    `_weight_int8pack_mm`. On a GPU that is made for the few rows of a language model's next token. A picture has
-    thousands, and for these it takes many times as long as widening the weights, as uncompiled or in fp16, does.
+    `_weight_int8pack_mm`. On a GPU that is for the few rows of a language model's next token; a picture has thousands
+    (docs/footguns.md). Uncompiled, or in fp16, the weights are widened and cuBLAS multiplies.
     """
     import torch
 
