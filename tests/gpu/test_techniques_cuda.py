@@ -194,13 +194,18 @@ def test_offloading_takes_the_weights_off_the_gpu(mode: str) -> None:
         "layerwise_casting",
         "int8",
         "compile",
+        "compile(blocks=repeated)",
+        "deepcache(hits=0.5)",
+        "token_merging(0.3)",
         "fp32+tf32",
     ],
 )
 @pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
 def test_offloading_composes(recipe: str, mode: str) -> None:
-    if mode == "sequential" and recipe in {"int8", "compile"}:
-        with pytest.raises(Unsupported, match="group can do that"):
+    if (recipe == "compile" and mode != "model") or (recipe == "int8" and mode == "sequential"):
+        with pytest.raises(
+            Unsupported, match=r"group can do that|group if it is compiled with blocks=repeated"
+        ):
             load(f"{recipe}+offload({mode})")
         return
     reference = draw(load(recipe))
@@ -243,6 +248,33 @@ def test_parts_are_copied_to_the_gpu_and_not_back(family: str) -> None:
     assert found["weights_on_gpu_after_run_bytes"] == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_layers_are_copied_to_the_gpu_and_not_back(family: str, stream: bool) -> None:
+    reference = draw(on_gpu(family, "baseline"))
+    moved = on_gpu(family, f"offload(group, stream={stream})")
+    weights = tensors_of(moved.pipe)
+    waiting = [weight.data_ptr() for weight in weights]
+    whole = sum({weight.data_ptr(): weight.nbytes for weight in weights}.values())
+    assert all(weight.is_pinned() for weight in weights if weight.numel())
+    (effect,) = moved.effects.values()
+    assert effect["page_locked_bytes"] == whole
+    draw(moved)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        assert psnr(draw(moved), reference) > 60
+    copies = [event for event in profiler.events() if event.name.startswith("Memcpy")]
+    there = [event for event in copies if event.name.startswith("Memcpy HtoD (Pinned")]
+    assert sum(event.name.startswith("Memcpy DtoH") for event in copies) < 0.2 * len(there)
+    assert [weight.data_ptr() for weight in tensors_of(moved.pipe)] == waiting
+    found = moved.evidence()
+    assert found["weights_copied_per_call_bytes"] > 2 * whole, "in every step"
+    assert found["weights_on_gpu_after_run_bytes"] == 0
+    if stream:
+        assert found["layers_fetched_ahead_per_call"] > 100
+        computing = {e.device_resource_id for e in profiler.events() if "gemm" in e.name.lower()}
+        assert {copy.device_resource_id for copy in there} - computing, "on a stream of their own"
+
+
 @pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
 def test_a_vae_that_is_cast_in_the_call(mode: str) -> None:
     reference = draw(on_gpu("sdxl", "baseline", torch.float16))
@@ -250,13 +282,14 @@ def test_a_vae_that_is_cast_in_the_call(mode: str) -> None:
     assert moved.pipe.vae.config.force_upcast
     for _ in range(3):
         assert psnr(draw(moved), reference) > 45
-    if mode == "model":
+    if mode != "sequential":
         assert moved.pipe.vae.dtype == torch.float16
         assert all(weight.is_pinned() for weight in moved.pipe.vae.parameters())
 
 
-def test_a_failed_call_leaves_nothing_on_the_gpu() -> None:
-    moved = on_gpu("sdxl", "offload(model)", torch.float16)
+@pytest.mark.parametrize("mode", ["model", "group", "group, stream=True"])
+def test_a_failed_call_leaves_nothing_on_the_gpu(mode: str) -> None:
+    moved = on_gpu("sdxl", f"offload({mode})", torch.float16)
     reference = draw(moved)
 
     def fail(*_: Any) -> None:

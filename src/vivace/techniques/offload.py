@@ -3,21 +3,21 @@
 Why: the parts of a pipeline work one after the other, and most of the weights wait at any time. `model` keeps one part
     on the GPU at a time (FLUX: the transformer without its T5), `sequential` and `group` one layer at a time, so that
     little more than activations has to fit.
-Costs: the way over PCIe. `model` copies each part once a call, and nothing back: what waits is never given up, and lies
-    in page-locked memory, which the GPU reads by itself. `sequential` and `group` move all of a part's weights each
-    time it is called: FLUX's transformer is 24 GB in bf16, in every step. `group` with `stream` fetches the next
-    layers while one computes, and pins a copy of all weights in the host's memory. Without it diffusers copies
-    each layer back as well, from and to memory that is not pinned, which took SDXL six times as long.
+Costs: the way over PCIe. `model` copies each part once a call; `group` and `sequential` move all of a part's weights
+    each time it is called: FLUX's transformer is 24 GB in bf16, in every step. `model` and `group` copy nothing back:
+    what waits is never given up, and lies in page-locked memory, which the GPU reads by itself. `group` with `stream`
+    fetches the next layers while one computes, which takes 268 MB and a layer more. `sequential` reads memory that is
+    not locked, and makes every weight anew.
 Needs: a GPU, and host memory for the whole model; it is loaded there and need never fit the GPU. A recorded step reads
-    weights at fixed places, so graphs do not go with it; nor do compiled or quantised parts with `sequential`.
+    weights at fixed places, so graphs do not go with it; nor do compiled or quantised parts with `sequential`. With
+    `group` a part may be compiled by its repeated blocks, each of which then comes as one.
 Source: accelerate, `cpu_offload_with_hook` and `cpu_offload`; diffusers, `enable_group_offload`; Rajbhandari et al.,
     ZeRO-Infinity, arXiv 2104.07857.
 
-`model` is vivace's own (`vivace.techniques.visits`), in the order of diffusers' `enable_model_cpu_offload`. Where the
-host locks no more, the rest waits in ordinary memory, from which copies are slower; the record says how much was
-locked, and what stood in the way. What is written into weights in the middle of a call is lost at its end.
-`stream` leaves out a VAE that the pipeline casts in the call (SDXL's in fp16): diffusers would put back what it had
-pinned before, and the decoder would meet two dtypes. That VAE is moved layer by layer without one.
+`model` and `group` are vivace's own (`visits` and `layer_visits` in `vivace.techniques`), where diffusers has
+`enable_model_cpu_offload` and `enable_group_offload`. Where the host locks no more, the rest waits in ordinary memory,
+from which copies are slower; the record says how much was locked, and what stood in the way. What is written into
+weights in the middle of a call is lost at its end. With `group` the VAE comes as a whole, when it decodes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from pydantic import model_validator
 from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import COMPONENTS, Arithmetic, Effect, Stage, Target, Technique, component_of, knob
+from vivace.techniques.layer_visits import AHEAD, LayerVisits, comes_whole, units
 from vivace.techniques.vae_cast import is_cast_in_call
 from vivace.techniques.visits import Visits, mapped, unknown_kind
 
@@ -81,19 +82,26 @@ class Offload(Technique):
             inner = [module, *([module.decoder] if component == "vae" and hasattr(module, "decoder") else [])]
             if any(getattr(part.forward, "replays_graphs", False) for part in inner):
                 return f"the {component} replays CUDA graphs, which read its weights at fixed places"
-            kind = unknown_kind(module) if self.mode == "model" else None
+            kind = unknown_kind(module) if self.mode != "sequential" else None
             if kind is not None:
                 return f"the {component}'s weights are {kind}, which cannot be taken apart and put together again"
+            is_compiled = any(hasattr(part.forward, "_torchdynamo_orig_callable") for part in inner)
+            is_compiled = is_compiled or getattr(module, "_compiled_call_impl", None) is not None
+            if is_compiled and (
+                self.mode == "sequential" or (self.mode == "group" and not comes_whole(module))
+            ):
+                return (
+                    f"the {component} is compiled as a whole, and {self.mode} exchanges its layers' weights; model can "
+                    "do that, and group if it is compiled with blocks=repeated"
+                )
             if self.mode != "sequential":
                 continue
-            if any(hasattr(part.forward, "_torchdynamo_orig_callable") for part in inner):
-                return f"the {component} is compiled, and sequential exchanges its layers' weights; group can do that"
             if any(type(weight).__name__ not in _MADE_ANEW for weight in module.parameters()):
                 return f"the {component} is quantised, and sequential moves plain weights only; group can do that"
         if self.stream and not target.has_data:
             return (
-                "how many layers are fetched ahead is decided while it runs, so its memory cannot be predicted; "
-                "predict offload(group), and add the next layer's weights"
+                "which layers are fetched ahead is decided while it runs, so its memory cannot be predicted; predict "
+                f"offload(group), and add {AHEAD / 1e6:.0f} MB and the largest layer's weights"
             )
         return None
 
@@ -108,7 +116,7 @@ class Offload(Technique):
         if target.has_data:
             visits = _enable(pipe, self.mode, self.stream, target.machine.device)
         else:
-            _pretend(pipe, parts, by_layer=self.mode != "model")
+            _pretend(pipe, parts, self.mode)
         if visits is not None:
             changed["page_locked_bytes"] = visits.memory.num_bytes
             if visits.memory.refused is not None:
@@ -121,6 +129,10 @@ class Offload(Technique):
             found: dict[str, int | float | str] = {"weights_on_gpu_after_run_bytes": on_gpu()}
             if visits is not None:
                 found["weights_copied_per_call_bytes"] = visits.copied_bytes
+            if isinstance(visits, LayerVisits):
+                if self.stream:
+                    found["layers_fetched_ahead_per_call"] = visits.fetched_ahead
+            elif visits is not None:
                 found["weights_copied_per_call_s"] = visits.copied_s
             return found
 
@@ -145,9 +157,10 @@ class Offload(Technique):
             return Script(lines=_MODEL, places_weights=True)
         if self.mode == "sequential":
             return Script(lines=("pipe.enable_sequential_cpu_offload()",), places_weights=True)
-        lines = _group_lines("pipe", stream=self.stream)
+        lines = (*_GROUP, *_group_lines("pipe", stream=self.stream))
         if self.stream and is_cast_in_call(target.pipe):
             lines = (
+                *_GROUP,
                 *_group_lines("pipe", stream=True, exclude_modules='"vae"'),
                 "# The pipeline casts its VAE in each call, and a stream would put back what it was.",
                 *_group_lines("pipe.vae", stream=False),
@@ -174,6 +187,12 @@ _MODEL = (
 )
 
 
+_GROUP = (
+    "# diffusers copies layers from memory that is not locked, and back, or locks a second copy of them",
+    "# for its stream. vivace draws the same picture without that: vivace.load(model, recipe).",
+)
+
+
 def _parts(pipe: Any) -> dict[str, Any]:
     found = {component: component_of(pipe, component) for component in COMPONENTS}
     return {component: module for component, module in found.items() if module is not None}
@@ -191,14 +210,7 @@ def _enable(pipe: Any, mode: str, stream: bool, device: Any) -> Visits | None:
     elif mode == "sequential":
         pipe.enable_sequential_cpu_offload(device=device)
     else:
-        host = torch.device("cpu")
-        pipe.to(host, silence_dtype_warnings=True)
-        options = {"offload_type": "leaf_level", "use_stream": stream}
-        # With a stream, copies are pinned of what weights are now, and put back whatever has become of them since.
-        apart = ["vae"] if stream and is_cast_in_call(pipe) else []
-        pipe.enable_group_offload(device, host, **options, exclude_modules=apart)
-        for name in apart:
-            getattr(pipe, name).enable_group_offload(device, host, **options | {"use_stream": False})
+        visits = LayerVisits(pipe, device, locks=device.type == "cuda", ahead=stream)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return visits
@@ -223,7 +235,7 @@ def _bytes(module: Any, device: str | None = None) -> int:
 # claims the whole shape; back, it is a tensor without data again, for whoever counts what the device would hold.
 
 
-def _pretend(pipe: Any, parts: dict[str, Any], by_layer: bool) -> None:
+def _pretend(pipe: Any, parts: dict[str, Any], mode: str) -> None:
     """Let modules come and go as the real thing would, attached by accelerate's own hooks."""
     from accelerate.hooks import ModelHook, add_hook_to_module
 
@@ -252,13 +264,15 @@ def _pretend(pipe: Any, parts: dict[str, Any], by_layer: bool) -> None:
     before: Visit | None = None
     for part in sorted(parts, key=lambda component: order.index(named.get(component, component))):
         module = parts[part]
-        if not by_layer:
+        if mode == "model" or (mode == "group" and comes_whole(module)):
             before = Visit(_Shelf(list(module.modules())), before, stays=True)
             add_hook_to_module(module, before)
             continue
-        for layer in module.modules():
-            if layer is not module and (layer._parameters or layer._buffers):
-                add_hook_to_module(layer, Visit(_Shelf([layer]), None, stays=False))
+        for layer, below in units(module):
+            if layer is not module:
+                add_hook_to_module(
+                    layer, Visit(_Shelf([*layer.modules()] if below else [layer]), None, stays=False)
+                )
         add_hook_to_module(module, Visit(_Shelf([module]), None, stays=False))
 
 

@@ -14,9 +14,10 @@ work, which takes milliseconds, and what comes behind the denoiser's work, the V
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from vivace.techniques.page_locked import PageLocked
@@ -44,7 +45,6 @@ class Visits:
 
     def __init__(self, pipe: Any, device: Any, *, locks: bool) -> None:
         import torch
-        from accelerate.hooks import add_hook_to_module
 
         pipe.remove_all_hooks()
         modules = {n: part for n, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
@@ -52,14 +52,12 @@ class Visits:
             if name in modules:
                 modules.pop(name).to(device)
         self.memory = PageLocked(sum(_num_bytes(module) for module in modules.values()))
+        self._device = torch.device(device)
+        self._locked = self.memory if locks else None
         self._last: list[Copied] = []
         self._now: list[Copied] = []
-        self._parts = {name: Part(module, torch.device(device)) for name, module in modules.items()}
-        order = [name for name in pipe.model_cpu_offload_seq.split("->") if name in modules]
-        for name, part in self._parts.items():
-            part.settle(self.memory if locks else None)
-            earlier = [self._parts[n] for n in order[: order.index(name)]] if name in order else []
-            add_hook_to_module(part.module, _Hook(self, part, earlier))
+        self._parts: dict[str, Part] = {}
+        self._attach(pipe, modules)
         free = pipe.maybe_free_model_hooks
 
         @functools.wraps(free)
@@ -68,6 +66,20 @@ class Visits:
             self.end()
 
         pipe.maybe_free_model_hooks = free_and_end
+
+    def _attach(self, pipe: Any, modules: dict[str, Any]) -> None:
+        order = [name for name in pipe.model_cpu_offload_seq.split("->") if name in modules]
+        for name, module in modules.items():
+            self._parts[name] = Part(module, self._device)
+        for name in modules:
+            earlier = [self._parts[n] for n in order[: order.index(name)]] if name in order else []
+            self._attach_whole(self._parts[name], earlier)
+
+    def _attach_whole(self, part: Part, earlier: list[Part]) -> None:
+        from accelerate.hooks import add_hook_to_module
+
+        part.settle(self._locked)
+        add_hook_to_module(part.module, _Hook(self, part, earlier))
 
     @property
     def is_under_way(self) -> bool:
@@ -186,11 +198,13 @@ class Part:
 
     Args:
         device: where it works.
+        below: with all modules below it; else its own tensors alone.
     """
 
-    def __init__(self, module: Any, device: Any) -> None:
+    def __init__(self, module: Any, device: Any, *, below: bool = True) -> None:
         self.module = module
         self.device = device
+        self._below = below
         self._exchange: _Exchange | None = None
 
     @property
@@ -204,28 +218,36 @@ class Part:
             copy = memory.take(tensor) if memory is not None else None
             return copy if copy is not None else tensor.cpu()
 
-        _Exchange(on_host, remembers=False).of_module(self.module)
+        _Exchange(on_host, remembers=False).of_modules(self._modules())
 
-    def come(self) -> int:
-        """Put copies on the device in the places of all tensors. Returns their bytes."""
+    def come(self, stream: Any = None) -> int:
+        """Put copies on the device in the places of all tensors. Returns their bytes.
+
+        Args:
+            stream: on which they are copied. Their memory is the current stream's, which must have come to this call
+                before anything is copied, and must wait for the copies before they are read or given up.
+        """
         import torch
 
-        num_bytes = 0
+        copies: list[tuple[Any, Any]] = []
 
-        def copied(tensor: Any) -> Any:
-            nonlocal num_bytes
+        def made(tensor: Any) -> Any:
             if self._is_there(tensor):
                 return tensor  # somebody moved it by hand
-            num_bytes += tensor.numel() * tensor.element_size()
-            return torch.empty_like(tensor, device=self.device).copy_(tensor, non_blocking=True)
+            copies.append((torch.empty_like(tensor, device=self.device), tensor))
+            return copies[-1][0]
 
-        self._exchange = _Exchange(copied, remembers=True)
+        self._exchange = _Exchange(made, remembers=True)
         try:
-            self._exchange.of_module(self.module)
+            self._exchange.of_modules(self._modules())
+            on_stream = contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+            with torch.inference_mode(False), torch.no_grad(), on_stream:
+                for copy, tensor in copies:
+                    copy.copy_(tensor, non_blocking=True)
         except BaseException:  # no room, mostly
             self.leave()
             raise
-        return num_bytes
+        return sum(copy.numel() * copy.element_size() for copy, _ in copies)
 
     def leave(self) -> None:
         """Put what waits back in its places; copies are dropped. One that is away already stays away."""
@@ -233,14 +255,17 @@ class Part:
         if exchange is None:
             return
         exchange.undo()
-        if any(self._is_there(held[name]) for held, name in _places(self.module)):
+        if any(self._is_there(held[name]) for held, name in places(self._modules())):
             self.settle(None)  # what came to it during the visit, an adapter or a buffer, leaves with it
 
     def leave_if_moved(self) -> None:
         """After somebody moved it by hand during its visit."""
-        tensors = (held[name] for held, name in _places(self.module))
+        tensors = (held[name] for held, name in places(self._modules()))
         if self.is_here and self.device.type != "cpu" and not any(self._is_there(t) for t in tensors):
             self.leave()
+
+    def _modules(self) -> Iterable[Any]:
+        return self.module.modules() if self._below else (self.module,)
 
     def _is_there(self, tensor: Any) -> bool:
         return bool(tensor.device.type == self.device.type != "cpu")
@@ -265,19 +290,20 @@ class _Exchange:
         self._data: list[tuple[Any, Any]] = []
         self._hung: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
-    def of_module(self, module: Any) -> None:
+    def of_modules(self, modules: Iterable[Any]) -> None:
         import torch
 
         # Not in inference mode, though the call may be: its tensors could not be put in the place of others.
         with torch.inference_mode(False), torch.no_grad():
-            for held, name in _places(module):
+            modules = list(modules)
+            for held, name in places(modules):
                 old = held[name]
                 if self._remembers:
                     self._places.append((held, name, old))
                 if id(old) not in self._objects:
                     self._objects[id(old)] = self._of_tensor(old)
                 held[name] = self._objects[id(old)]
-            for part in module.modules():
+            for part in modules:
                 if _is_of_bitsandbytes(part):
                     self._of_objects(part)
 
@@ -358,7 +384,7 @@ def unknown_kind(module: Any) -> str | None:
     """The class of a weight that holds other tensors and does not say which, or None."""
     import torch
 
-    for held, name in _places(module):
+    for held, name in places(module.modules()):
         kind = type(held[name])
         hides = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
         if hides and not hasattr(kind, "__tensor_flatten__"):
@@ -372,11 +398,11 @@ def _is_of_bitsandbytes(value: Any) -> bool:
 
 def _num_bytes(module: Any) -> int:
     """About what its tensors take."""
-    return sum(held[name].numel() * held[name].element_size() for held, name in _places(module))
+    return sum(held[name].numel() * held[name].element_size() for held, name in places(module.modules()))
 
 
-def _places(module: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Where the module and all below it hold a parameter or a buffer: a dict, and the name in it."""
-    for part in module.modules():
+def places(modules: Iterable[Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Where modules hold a parameter or a buffer of their own: a dict, and the name in it."""
+    for part in modules:
         for held in (part._parameters, part._buffers):
             yield from ((held, name) for name, tensor in list(held.items()) if tensor is not None)

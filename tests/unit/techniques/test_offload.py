@@ -1,13 +1,10 @@
 """Weights that wait in the host's memory: the same hooks with the CPU in the GPU's place, and what is predicted."""
 
-import contextlib
 from typing import Any
 
-import diffusers.hooks
 import numpy as np
 import pytest
 import torch
-from diffusers.hooks import group_offloading
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
@@ -22,7 +19,7 @@ from vivace.techniques.resolve import resolve
 
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
 CPU = torch.device("cpu")
-MODES = ("model", "sequential", "group")
+MODES = ("model", "sequential", "group", "group, stream=True")
 
 
 @pytest.fixture
@@ -60,9 +57,14 @@ def test_the_picture_stays(family: str, mode: str) -> None:
     assert 0.99 * total <= int(effect["offloaded_bytes"]) <= total
     found = moved.evidence()
     assert found.pop("weights_on_gpu_after_run_bytes") == 0
+    if mode != "sequential":
+        copied = found.pop("weights_copied_per_call_bytes")
+        # Layers come in each of the four steps, the embeddings that T5 shares do not.
+        assert copied >= (0.99 if mode == "model" else 2) * total, "to where it works"
     if mode == "model":
         assert found.pop("weights_copied_per_call_s") > 0
-        assert found.pop("weights_copied_per_call_bytes") >= 0.99 * total, "to where it works"
+    if "stream" in mode:
+        assert found.pop("layers_fetched_ahead_per_call") > 50
     assert found == {}
     assert moved.refuted({}) is None
 
@@ -78,9 +80,18 @@ COMPOSING = {
         "cfg_cutoff(0.5)",
         "attention(math)",
         "compile(backend=eager)",
+        "compile(backend=eager, blocks=repeated)",
+        "compile(backend=eager)@vae",
+        "deepcache(hits=0.5)",
+        "token_merging(0.3)",
     ],
     "sdxl": ["fuse_qkv", "layerwise_casting@denoiser,text_encoder_2"],
-    "flux": ["fbcache(hits=0.5)", "layerwise_casting+fuse_qkv", "bf16@denoiser"],
+    "flux": [
+        "fbcache(hits=0.5)",
+        "layerwise_casting+fuse_qkv",
+        "bf16@denoiser",
+        "compile(backend=eager, blocks=repeated)",
+    ],
 }
 
 
@@ -88,9 +99,13 @@ COMPOSING = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in COMPOSING.items() for r in recipes])
 def test_it_composes(family: str, recipe: str, mode: str) -> None:
-    if mode == "sequential" and recipe.startswith(("int8", "compile")):
-        with pytest.raises(Unsupported, match="group can do that"):
-            session(family, f"{recipe}+offload(sequential)")
+    refused = {"sequential": ("int8", "compile(backend=eager)", "compile(backend=eager)@vae")}
+    by_layer = ("compile(backend=eager)",)
+    if recipe in refused.get(mode, () if mode == "model" else by_layer):
+        with pytest.raises(
+            Unsupported, match=r"group can do that|group if it is compiled with blocks=repeated"
+        ):
+            session(family, f"{recipe}+offload({mode})")
         return
     reference = draw(session(family, recipe))
     both = session(family, f"{recipe}+offload({mode})")
@@ -113,68 +128,11 @@ def test_what_it_does_not_go_with_is_said_in_words() -> None:
             vivace.apply(pipe, "offload(group)")
 
 
-class _Stream:
-    """Of a device that has none: whatever is asked of it is done at once."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def stream(self, _: Any) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def current_stream(self) -> Any:
-        return self
-
-
-@pytest.fixture
-def _streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """diffusers' own streamed offloading, with the CPU in the GPU's place and copies that are not page-locked."""
-    group, config = group_offloading.ModuleGroup, group_offloading.GroupOffloadingConfig
-    apply = group_offloading.apply_group_offloading
-
-    def on_any_device(module: Any, use_stream: bool = False, **how: Any) -> None:
-        # diffusers asks for a device that has streams.
-        stream = {"stream": _Stream()} if use_stream else {}
-        with pytest.MonkeyPatch.context() as within:
-            within.setattr(
-                group_offloading, "GroupOffloadingConfig", lambda **given: config(**given | stream)
-            )
-            apply(module, **how)
-
-    monkeypatch.setattr(diffusers.hooks, "apply_group_offloading", on_any_device)
-    monkeypatch.setattr(group_offloading, "TorchDeviceBackend", _Stream)
-    monkeypatch.setattr(group, "_to_cpu", staticmethod(lambda tensor, _: tensor.data.clone()))
-    monkeypatch.setattr(
-        group, "_pinned_memory_tensors", lambda self: contextlib.nullcontext(self.cpu_param_dict)
-    )
-
-
 def upcasting() -> Any:
     """SDXL's pipeline, with a VAE that it casts to fp32 and back in each call."""
     pipe = build("sdxl")
     pipe.vae.to(torch.float16)
     return pipe
-
-
-@pytest.mark.usefixtures("_cpu_as_gpu", "_streams")
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_vae_that_is_cast_in_the_call(stream: bool) -> None:
-    reference = draw(vivace.apply(upcasting(), "baseline"))
-    if stream:
-        pipe = upcasting()
-        pipe.enable_group_offload(CPU, CPU, offload_type="leaf_level", use_stream=True)
-        with pytest.raises(RuntimeError, match="should be the same"):
-            draw(vivace.apply(pipe, "baseline"))
-    pipe = upcasting()
-    moved = vivace.apply(pipe, f"offload(group, stream={stream})")
-    for _ in range(3):
-        assert np.array_equal(draw(moved), reference)
-        assert pipe.vae.dtype == torch.float16
-    assert streamed(pipe.unet) is stream
-    assert not streamed(pipe.vae)
 
 
 @pytest.mark.usefixtures("_cpu_as_gpu")
@@ -184,23 +142,6 @@ def test_it_is_cast_wherever_it_waits(mode: str) -> None:
     moved = vivace.apply(upcasting(), f"offload({mode})")
     for _ in range(2):
         assert np.array_equal(draw(moved), reference)
-
-
-@pytest.mark.usefixtures("_cpu_as_gpu", "_streams")
-@pytest.mark.parametrize("family", FAMILIES)
-def test_streams_fetch_every_part_that_stays_as_it_is(family: str) -> None:
-    reference = draw(session(family))
-    moved = session(family, "offload(group, stream=True)")
-    for _ in range(3):
-        assert np.array_equal(draw(moved), reference)
-    parts = [part for part in moved.pipe.components.values() if isinstance(part, torch.nn.Module)]
-    assert all(streamed(part) for part in parts)
-
-
-def streamed(module: Any) -> bool:
-    hook = group_offloading._get_top_level_group_offload_hook(module)
-    assert hook is not None
-    return hook.config.stream is not None
 
 
 def test_it_needs_a_gpu_and_stream_needs_group() -> None:

@@ -1,0 +1,319 @@
+"""Layers that wait and visit, with the CPU as the device: a visit is a copy, so addresses tell who is where."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests.families import FAMILIES, build, draw, session
+from vivace.spec.technique import Machine
+from vivace.techniques import layer_visits, offload, page_locked
+from vivace.techniques.layer_visits import Ahead, LayerVisits, units
+from vivace.techniques.visits import Part
+
+GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
+CPU = torch.device("cpu")
+RECIPES = ("offload(group)", "offload(group, stream=True)")
+
+
+@pytest.fixture(autouse=True)
+def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def enable(pipe: Any, mode: str, stream: bool, device: Any) -> Any:
+        return LayerVisits(pipe, CPU, locks=False, ahead=stream)
+
+    monkeypatch.setattr(offload, "_enable", enable)
+    monkeypatch.setattr("vivace.runtime.session.this_machine", lambda device: GPU)
+
+
+def modules(pipe: Any) -> dict[str, Any]:
+    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+
+
+def addresses(pipe: Any) -> list[int]:
+    """Of everything that holds data."""
+    return [t.data_ptr() for part in modules(pipe).values() for t in (*part.parameters(), *part.buffers())]
+
+
+def linears(module: Any) -> list[Any]:
+    return [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
+
+
+def here(pipe: Any, waiting: dict[int, int]) -> list[Any]:
+    """Linear layers whose weights are not where they wait."""
+    layers = [layer for part in modules(pipe).values() for layer in linears(part)]
+    return [layer for layer in layers if layer.weight.data_ptr() != waiting[id(layer)]]
+
+
+def upcasting() -> Any:
+    """SDXL's pipeline, with a VAE that it casts to fp32 and back in each call."""
+    pipe = build("sdxl")
+    pipe.vae.to(torch.float16)
+    return pipe
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_comes_alone_and_leaves(family: str) -> None:
+    pipe = build(family)
+    moved = vivace.apply(pipe, "offload(group)")
+    before = addresses(pipe)
+    waiting = {
+        id(layer): layer.weight.data_ptr() for part in modules(pipe).values() for layer in linears(part)
+    }
+    seen: list[Any] = []
+    denoiser = pipe.transformer if family == "flux" else pipe.unet
+    for layer in linears(denoiser):
+        # PyTorch calls it before the forward, in which the layer comes.
+        layer.register_forward_pre_hook(lambda module, _: seen.append(here(pipe, waiting)))
+        visiting = layer.forward
+
+        def look(*given: Any, layer: Any = layer, visiting: Any = visiting) -> Any:
+            found = visiting(*given)
+            assert here(pipe, waiting) == [], "it has left"
+            return found
+
+        layer.forward = look
+    for _ in range(2):
+        draw(moved)
+    assert not any(seen)
+    assert len(seen) > 50
+    assert addresses(pipe) == before, "nothing was copied back"
+
+
+def test_it_computes_with_the_copy() -> None:
+    pipe = build("sd")
+    vivace.apply(pipe, "offload(group)")
+    layer = linears(pipe.unet)[3]
+    own, waiting, found = layer.weight, layer.weight.data_ptr(), []
+    linear = torch.nn.functional.linear
+
+    def look(inputs: Any, weight: Any, *rest: Any) -> Any:
+        if weight is own:
+            found.append(weight.data_ptr())
+        return linear(inputs, weight, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", look)
+        layer(torch.randn(2, layer.in_features))
+    assert found
+    assert waiting not in found
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("place", ["layer", "vae", "callback"])
+def test_a_call_that_fails_leaves_nothing_behind(place: str, recipe: str) -> None:
+    pipe = upcasting()
+    reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
+    moved = vivace.apply(pipe, recipe)
+    waiting = addresses(pipe)
+    draw(moved)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no room")
+
+    call: dict[str, Any] = {"callback_on_step_end": fail} if place == "callback" else {}
+    part = {"layer": pipe.unet.mid_block, "vae": pipe.vae.decoder, "callback": None}[place]
+    hook = part.register_forward_pre_hook(fail) if part is not None else None
+    with pytest.raises(RuntimeError, match="no room"):
+        draw(moved, **call)
+    assert addresses(pipe) == waiting
+    assert pipe.vae.dtype == torch.float16
+    if hook is not None:
+        hook.remove()
+    assert np.array_equal(draw(moved), reference)
+    assert addresses(pipe) == waiting
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_vae_that_is_cast_in_the_call(recipe: str) -> None:
+    reference = draw(vivace.apply(upcasting(), "baseline"))
+    pipe = upcasting()
+    moved = vivace.apply(pipe, recipe)
+    waiting = addresses(pipe)
+    for _ in range(3):
+        assert np.array_equal(draw(moved), reference)
+        assert (pipe.vae.dtype, addresses(pipe)) == (torch.float16, waiting)
+
+
+def test_the_vae_leaves_when_a_layer_comes() -> None:
+    """Drawing from a picture, it encodes before the denoiser works."""
+    pipe = build("sd")
+    vivace.apply(pipe, "offload(group)")
+    waiting = pipe.vae.decoder.conv_in.weight.data_ptr()
+    pipe.vae.decode(torch.zeros(1, pipe.vae.config.latent_channels, 8, 8))
+    assert pipe.vae.decoder.conv_in.weight.data_ptr() != waiting
+    pipe.text_encoder(torch.zeros(1, 4, dtype=torch.long))
+    assert pipe.vae.decoder.conv_in.weight.data_ptr() == waiting
+    pipe.maybe_free_model_hooks()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_adapter_that_comes_between_calls_visits_too(recipe: str) -> None:
+    pipe, same = build("sd"), build("sd")
+    moved, reference = vivace.apply(pipe, recipe), vivace.apply(same, "baseline")
+    draw(moved)
+    for each in (pipe, same):
+        torch.manual_seed(0)
+        for layer in linears(each.unet)[4:9]:
+            parent, _, name = next(n for n, m in each.unet.named_modules() if m is layer).rpartition(".")
+            more = torch.nn.Linear(layer.in_features, layer.out_features)
+            each.unet.get_submodule(parent).register_module(name, _Both(layer, more))
+    added = [layer for layer in linears(pipe.unet) if "forward" not in vars(layer)]
+    assert len(added) == 5
+    for _ in range(2):
+        assert np.array_equal(draw(moved), draw(reference))
+    assert [layer for layer in linears(pipe.unet) if "forward" not in vars(layer)] == []
+
+
+class _Both(torch.nn.Module):
+    """As an adapter wraps a layer."""
+
+    def __init__(self, base: Any, more: Any) -> None:
+        super().__init__()
+        self.base_layer, self.more = base, more
+
+    def forward(self, inputs: Any) -> Any:
+        return self.base_layer(inputs) + 0.01 * self.more(inputs)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_hooks_can_be_taken_off(recipe: str) -> None:
+    pipe = build("sd")
+    reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
+    moved = vivace.apply(pipe, recipe)
+    draw(moved)
+    pipe.remove_all_hooks()
+    assert not any("forward" in vars(layer) for part in modules(pipe).values() for layer in linears(part))
+    assert np.array_equal(draw(moved), reference)
+    again = vivace.apply(pipe, recipe)
+    assert np.array_equal(draw(again), reference)
+
+
+def test_blocks_that_are_compiled_come_as_one() -> None:
+    counters = torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    counters.clear()
+    reference = draw(session("flux", "compile(backend=eager, blocks=repeated)"))
+    graphs = counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+    counters.clear()
+    moved = session("flux", "compile(backend=eager, blocks=repeated)+offload(group)")
+    transformer = moved.pipe.transformer
+    found = dict(units(transformer))
+    blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+    assert [module for module, below in found.items() if below] == blocks
+    assert not {layer for block in blocks for layer in linears(block)} & set(found)
+    for _ in range(2):
+        assert np.array_equal(draw(moved), reference)
+    assert counters["graph_break"] == {}
+    assert counters["stats"]["unique_graphs"] == graphs
+    torch._dynamo.reset()
+    moved.pipe.remove_all_hooks()
+    assert np.array_equal(draw(moved), reference)
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def six() -> list[Part]:
+    """Of 1 kB each."""
+    return [Part(torch.nn.Linear(256, 1, bias=False), CPU) for _ in range(6)]
+
+
+def work(ahead: Ahead, order: list[Part]) -> list[list[bool]]:
+    """Let them come in this order. Returns who was on the device while each worked."""
+    found = []
+    for part in order:
+        ahead.comes(part)
+        found.append([p.is_here for p in dict.fromkeys(order)])
+        part.leave()
+    return found
+
+
+def test_what_came_next_is_fetched_ahead(six: list[Part], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_visits, "AHEAD", 1500)
+    ahead = Ahead(CPU)
+    alone = work(ahead, six)
+    assert [sum(row) for row in alone] == [1] * 6, "nobody knows yet"
+    ahead.end()
+    assert ahead.last == 0
+    for _ in range(2):
+        rows = work(ahead, six)
+        # Two more than the one that works, until 1500 bytes are ahead.
+        assert [sum(row) for row in rows] == [3, 3, 3, 3, 2, 1]
+        ahead.end()
+        assert ahead.last == 5, "all but the first"
+        assert not any(part.is_here for part in six)
+
+
+def test_a_loop_is_fetched_over_its_end(six: list[Part]) -> None:
+    """Steps of a denoiser, that is as small as what may be ahead."""
+    ahead = Ahead(CPU)
+    work(ahead, six * 3)
+    assert ahead._now > 0
+    ahead.end()
+    work(ahead, six * 3)
+    ahead.end()
+    assert ahead.last == 3 * 6 - 1, "all but the first"
+    assert not any(part.is_here for part in six)
+
+
+def test_what_did_not_come_is_dropped(six: list[Part]) -> None:
+    ahead = Ahead(CPU)
+    work(ahead, six)
+    ahead.end()
+    a, b, c, d, e, f = six
+    rows = work(ahead, [a, b, e, f])  # a step cache skips two
+    assert rows[-1][-1]
+    assert not c.is_here
+    assert not d.is_here
+    ahead.end()
+    work(ahead, [a, b, f, e, a])
+    ahead.end()
+    assert not any(part.is_here for part in six)
+
+
+def test_one_that_is_called_twice_and_one_that_calls_itself(six: list[Part]) -> None:
+    ahead = Ahead(CPU)
+    a, b, c, *_ = six
+    for _ in range(3):
+        work(ahead, [a, b, b, c, b, b, c, a, a])
+        ahead.end()
+        assert not any(part.is_here for part in six)
+    assert ahead.last >= 3
+
+    class Nested(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.full((1,), 2.0))
+
+        def forward(self, inputs: Any, again: bool = True) -> Any:
+            return self(inputs * self.scale, again=False) if again else inputs * self.scale
+
+    pipe = build("sd")
+    pipe.unet.nested = Nested()
+    vivace.apply(pipe, "offload(group, stream=True)")
+    waiting = pipe.unet.nested.scale.data_ptr()
+    for _ in range(3):
+        assert pipe.unet.nested(torch.ones(1)).item() == 4
+        assert pipe.unet.nested.scale.data_ptr() == waiting
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_the_host_locked_is_said(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_locked, "_lock", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(
+        offload, "_enable", lambda pipe, mode, stream, _: LayerVisits(pipe, CPU, locks=True, ahead=stream)
+    )
+    reference = draw(session("flux"))
+    moved = session("flux", recipe)
+    (effect,) = moved.effects.values()
+    whole = sum(
+        {
+            t.data_ptr(): t.nbytes for m in modules(moved.pipe).values() for t in m.state_dict().values()
+        }.values()
+    )
+    assert int(effect["offloaded_bytes"]) <= int(effect["page_locked_bytes"]) <= 1.01 * whole
+    for _ in range(2):
+        assert np.array_equal(draw(moved), reference)
