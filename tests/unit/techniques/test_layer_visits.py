@@ -1,6 +1,8 @@
 """Layers that wait and visit, with the CPU as the device: a visit is a copy, so addresses tell who is where."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,17 @@ RECIPES = ("offload(group)", "offload(group, stream=True)")
 
 
 @pytest.fixture(autouse=True)
-def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[LayerVisits]:
+    """With the CPU as the GPU: who sees to the layers of each pipeline."""
+    made: list[LayerVisits] = []
+
     def enable(pipe: Any, mode: str, stream: bool, device: Any) -> Any:
-        return LayerVisits(pipe, CPU, locks=False, ahead=stream)
+        made.append(LayerVisits(pipe, CPU, locks=False, ahead=stream))
+        return made[-1]
 
     monkeypatch.setattr(offload, "_enable", enable)
     monkeypatch.setattr("vivace.runtime.session.this_machine", lambda device: GPU)
+    return made
 
 
 def modules(pipe: Any) -> dict[str, Any]:
@@ -213,6 +220,64 @@ def test_blocks_that_are_compiled_come_as_one() -> None:
     moved.pipe.remove_all_hooks()
     assert np.array_equal(draw(moved), reference)
     torch._dynamo.reset()
+
+
+class _Late:
+    """A stream whose copies are made at the last moment: when somebody waits for them."""
+
+    def __init__(self) -> None:
+        self.copies: list[Any] = []
+        self.num_made = 0
+        self.num_wrongly_begun = 0
+        self.has_come_to_now = False
+
+    @contextmanager
+    def on(self, _: Any) -> Iterator[None]:
+        def later(to: torch.Tensor, tensor: torch.Tensor, **_: Any) -> None:
+            self.num_wrongly_begun += not self.has_come_to_now
+            self.copies.append((to, tensor))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "copy_", later)
+            yield
+        self.has_come_to_now = False
+
+    def wait_stream(self, _: Any) -> None:
+        self.has_come_to_now = True
+
+    def record_event(self) -> int:
+        return len(self.copies)
+
+    def wait_event(self, event: int) -> None:
+        for to, tensor in self.copies[self.num_made : event]:
+            to.copy_(tensor)
+        self.num_made = max(self.num_made, event)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nobody_reads_what_is_still_on_its_way(
+    family: str, made: list[LayerVisits], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = draw(session(family))
+    moved = session(family, "offload(group, stream=True)")
+    stream, empty_like = _Late(), torch.empty_like
+
+    def unwritten(like: torch.Tensor, **how: Any) -> torch.Tensor:
+        empty = empty_like(like, **how)
+        return empty.fill_(float("nan")) if empty.is_floating_point() and "device" in how else empty
+
+    monkeypatch.setattr(torch, "empty_like", unwritten)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
+    monkeypatch.setattr(torch.cuda, "stream", stream.on)
+    ahead = made[-1]._ahead
+    assert ahead is not None
+    ahead._stream = stream
+    for _ in range(3):
+        assert np.array_equal(draw(moved), reference)
+        assert stream.num_made == len(stream.copies), "nothing was given up while it was written to"
+    assert ahead.last > 50
+    assert len(stream.copies) > 2 * ahead.last, "most have weights and a bias"
+    assert not stream.num_wrongly_begun, "in memory that was still in use"
 
 
 @pytest.fixture
