@@ -105,13 +105,19 @@ class Compile(Technique):
         changed: dict[str, int | float | str] = {}
         for component, module in target.modules().items():
             if self.blocks == "repeated":
-                changed[f"{component}.compiled_blocks"] = _num_repeated(module)
+                changed[f"{component}.compiled_blocks"] = len(_repeated(module))
                 if target.has_data:
                     module.compile_repeated_blocks(**options)
-            elif target.has_data:  # without, the eager call stands for the compiled one
+                else:
+                    for block in _repeated(module):
+                        block._compiled_call_impl = _as_if_compiled(block._call_impl)
+            elif target.has_data:
                 _compile_whole(
                     working_part(component, module), options, self._records_graphs and target.machine.is_cuda
                 )
+            else:
+                part = working_part(component, module)
+                part.forward = _as_if_compiled(part.forward)
             changed[f"{component}.compiled"] = ", ".join(
                 [self.backend]
                 + [word for word in (options.get("mode"), "dynamic" if self.dynamic else None) if word]
@@ -165,10 +171,20 @@ def _compile_whole(part: Any, options: dict[str, Any], records_graphs: bool) -> 
     part.forward = _own_outputs(compiled) if records_graphs else compiled
 
 
-def _num_repeated(module: Any) -> int:
+def _as_if_compiled(call: Any) -> Any:
+    """Without data the eager call stands for the compiled one, and is told by the same attribute."""
+
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    eager._torchdynamo_orig_callable = call  # type: ignore[attr-defined]
+    return eager
+
+
+def _repeated(module: Any) -> list[Any]:
     """Blocks of the kinds that the model says it repeats."""
     kinds = module._repeated_blocks
-    found = sum(1 for part in module.modules() if type(part).__name__ in kinds)
+    found = [part for part in module.modules() if type(part).__name__ in kinds]
     if not found:
         raise Unsupported(f"compile: none of the repeated blocks ({', '.join(kinds)}) is in this model")
     return found

@@ -102,10 +102,15 @@ def comes_whole(module: Any) -> bool:
     return hasattr(module, "decode")
 
 
+def is_compiled(function: Any) -> bool:
+    """Whether torch.compile made it, or what stands for that where nothing has data."""
+    return hasattr(function, "_torchdynamo_orig_callable")
+
+
 def units(module: Any) -> Iterator[tuple[Any, bool]]:
     """What visits by itself: modules with tensors of their own, and blocks that are compiled as one, which come with
     all below them (True)."""
-    if getattr(module, "_compiled_call_impl", None) is not None:
+    if is_compiled(getattr(module, "_compiled_call_impl", None)):
         yield module, True
         return
     if next(places((module,)), None) is not None:

@@ -31,7 +31,7 @@ from pydantic import model_validator
 from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import COMPONENTS, Arithmetic, Effect, Stage, Target, Technique, component_of, knob
-from vivace.techniques.layer_visits import AHEAD, LayerVisits, comes_whole, units
+from vivace.techniques.layer_visits import AHEAD, LayerVisits, comes_whole, is_compiled, units
 from vivace.techniques.vae_cast import is_cast_in_call
 from vivace.techniques.visits import Visits, mapped, unknown_kind
 
@@ -85,11 +85,9 @@ class Offload(Technique):
             kind = unknown_kind(module) if self.mode != "sequential" else None
             if kind is not None:
                 return f"the {component}'s weights are {kind}, which cannot be taken apart and put together again"
-            is_compiled = any(hasattr(part.forward, "_torchdynamo_orig_callable") for part in inner)
-            is_compiled = is_compiled or getattr(module, "_compiled_call_impl", None) is not None
-            if is_compiled and (
-                self.mode == "sequential" or (self.mode == "group" and not comes_whole(module))
-            ):
+            called = [getattr(module, "_compiled_call_impl", None), *(part.forward for part in inner)]
+            by_layer = self.mode == "sequential" or (self.mode == "group" and not comes_whole(module))
+            if by_layer and any(is_compiled(one) for one in called):
                 return (
                     f"the {component} is compiled as a whole, and {self.mode} exchanges its layers' weights; model can "
                     "do that, and group if it is compiled with blocks=repeated"
@@ -262,24 +260,29 @@ def _pretend(pipe: Any, parts: dict[str, Any], mode: str) -> None:
     order = pipe.model_cpu_offload_seq.split("->")
     named = {"denoiser": "unet" if getattr(pipe, "unet", None) is not None else "transformer"}
     before: Visit | None = None
+    made: dict[int, tuple[Any, Any]] = {}
     for part in sorted(parts, key=lambda component: order.index(named.get(component, component))):
         module = parts[part]
         if mode == "model" or (mode == "group" and comes_whole(module)):
-            before = Visit(_Shelf(list(module.modules())), before, stays=True)
+            before = Visit(_Shelf(list(module.modules()), made), before, stays=True)
             add_hook_to_module(module, before)
             continue
         for layer, below in units(module):
             if layer is not module:
-                add_hook_to_module(
-                    layer, Visit(_Shelf([*layer.modules()] if below else [layer]), None, stays=False)
-                )
-        add_hook_to_module(module, Visit(_Shelf([module]), None, stays=False))
+                shelf = _Shelf(list(layer.modules()) if below else [layer], made)
+                add_hook_to_module(layer, Visit(shelf, None, stays=False))
+        add_hook_to_module(module, Visit(_Shelf([module], made), None, stays=False))
 
 
 class _Shelf:
-    """The tensors that some modules hold themselves; they start away."""
+    """The tensors that some modules hold themselves; they start away.
 
-    def __init__(self, modules: list[Any]) -> None:
+    Args:
+        made: by the identity of a tensor, the tensor and what has taken its place. What other shelves hold as well goes
+            on being shared, until one of them comes.
+    """
+
+    def __init__(self, modules: list[Any], made: dict[int, tuple[Any, Any]]) -> None:
         self._places = [
             (held, name)
             for module in modules
@@ -289,11 +292,13 @@ class _Shelf:
         ]
         self._strides = {place: held[name].stride() for place, (held, name) in enumerate(self._places)}
         self._is_away = False
-        self.put_away()
+        self.put_away(made)
 
-    def put_away(self) -> None:
+    def put_away(self, made: dict[int, tuple[Any, Any]] | None = None) -> None:
         if not self._is_away:
-            self._exchange(lambda tensor, strides: tensor.new_empty(1, device="cpu").expand(tensor.shape))
+            self._exchange(
+                lambda tensor, strides: tensor.new_empty(1, device="cpu").expand(tensor.shape), made
+            )
         self._is_away = True
 
     def bring_back(self) -> None:
@@ -307,17 +312,15 @@ class _Shelf:
             )
         self._is_away = False
 
-    def _exchange(self, make: Any) -> None:
+    def _exchange(self, make: Any, made: dict[int, tuple[Any, Any]] | None = None) -> None:
         import torch
 
-        made: dict[int, Any] = {}  # what two modules share, they go on sharing
+        made = {} if made is None else made  # what two modules share, they go on sharing
         for place, (held, name) in enumerate(self._places):
             old = held[name]
             if id(old) not in made:
                 new = mapped(old, make, self._strides[place])
-                made[id(old)] = (
-                    torch.nn.Parameter(new, requires_grad=False)
-                    if isinstance(old, torch.nn.Parameter)
-                    else new
-                )
-            held[name] = made[id(old)]
+                if isinstance(old, torch.nn.Parameter):
+                    new = torch.nn.Parameter(new, requires_grad=False)
+                made[id(old)] = old, new
+            held[name] = made[id(old)][1]

@@ -198,6 +198,20 @@ def test_hooks_can_be_taken_off(recipe: str) -> None:
     assert np.array_equal(draw(again), reference)
 
 
+def test_layers_come_one_by_one_where_others_stand_before_the_denoiser(made: list[LayerVisits]) -> None:
+    """Who answers second calls stands where PyTorch puts a compiled call."""
+    moved = session("flux", "guidance(3.5, true_cfg=2)+cfg_cutoff(0.5)+offload(group)")
+    transformer = moved.pipe.transformer
+    assert transformer._compiled_call_impl is not None
+    came: list[Any] = []
+    (visits,) = made
+    comes = visits.layer_comes
+    visits.layer_comes = lambda part: (came.append(part.module), comes(part))[1]  # type: ignore[method-assign]
+    draw(moved)
+    assert transformer not in came
+    assert transformer.x_embedder in came
+
+
 def test_blocks_that_are_compiled_come_as_one() -> None:
     counters = torch._dynamo.utils.counters
     torch._dynamo.reset()

@@ -91,6 +91,7 @@ COMPOSING = {
         "layerwise_casting+fuse_qkv",
         "bf16@denoiser",
         "compile(backend=eager, blocks=repeated)",
+        "guidance(3.5, true_cfg=2)+cfg_cutoff(0.5)",
     ],
 }
 
@@ -182,6 +183,12 @@ def test_its_memory_is_predicted() -> None:
     assert model.stages["text encoders"] > size["text_encoder_2"], "T5 works alone"
     # One layer at a time: activations and the largest layer.
     assert plain.stages["denoiser"] - group.stages["denoiser"] > 0.98 * sum(size.values())
+    assert [c.num_parameters for c in group.components] == [c.num_parameters for c in plain.components]
+    with pytest.raises(Unsupported, match="the denoiser is compiled as a whole"):
+        of("compile+offload(group)")
+    # A block that is compiled comes as one: FLUX's have at most 19 x 9.4 + 2 x 75.5 million weights.
+    block = of("compile(blocks=repeated)+offload(group)").stages["denoiser"] - group.stages["denoiser"]
+    assert 300e6 < block < 700e6
     with pytest.raises(Unsupported, match="fetched ahead is decided while it runs"):
         of("offload(group, stream=True)", "tiny-sd")
 
