@@ -48,7 +48,7 @@ def changes(
 
     def attempt(
         what: str,
-        recipe: Recipe,
+        changed: Recipe,
         height: int | None = None,
         width: int | None = None,
         batch: int | None = None,
@@ -57,20 +57,24 @@ def changes(
         try:
             after = predict(
                 model,
-                recipe,
+                changed,
                 height=height or now.height,
                 width=width or now.width,
                 batch=batch or now.batch,
                 text=now.text,
             )
-        except (NoEffect, Unsupported, WorkloadError):
+        except Unsupported:
+            other = _making_way(changed)
+            return None if other is None else attempt(what, other, height, width, batch)
+        except (NoEffect, WorkloadError):
             return None
         if (
             after.needed_bytes > _WORTH_IT * now.needed_bytes
             and after.peak_bytes > _WORTH_IT * now.peak_bytes
         ):
             return None
-        found.append(Change(what, after))
+        made = [text_of(call) for call in changed.techniques if call not in recipe.techniques]
+        found.append(Change("+".join(made) if len(made) > 1 else what, after))
         return after
 
     for extra in _worth_trying():
@@ -81,7 +85,7 @@ def changes(
             continue
         after = attempt(extra, changed)
         if after is not None:
-            now, recipe = after, changed
+            now, recipe = after, resolve(after.recipe)
     if now.loading_bytes + RESERVE_BYTES > card_bytes:
         return found  # a smaller picture loads the same weights
     while not fits(now, card_bytes) and now.batch > 1:
@@ -111,6 +115,16 @@ def _with(recipe: Recipe, extra: str) -> Recipe | None:
         return resolve("+".join(text_of(call) for call in (*kept, *added)))
     except RecipeError:
         return None
+
+
+def _making_way(recipe: Recipe) -> Recipe | None:
+    """The recipe with what a technique of it can do instead of what others do not go with; None if there is nothing."""
+    for call in recipe.techniques:
+        for instead in TECHNIQUES[call.name].makes_way:
+            changed = _with(recipe, instead)
+            if changed is not None and changed.text != recipe.text:
+                return changed
+    return None
 
 
 def _slots(call: TechniqueCall) -> set[tuple[str, str]]:

@@ -251,6 +251,9 @@ class Technique(BaseModel, ABC):
     """Of a step cache, whether it works where each GPU has its own part of a transformer's tokens."""
     when_memory_is_short: ClassVar[tuple[str, ...]] = ()
     """Recipes of this technique alone that are worth trying where memory is short, the most harmless first."""
+    makes_way: ClassVar[tuple[str, ...]] = ()
+    """Recipes of this technique alone that go with more than others of it do: for the place of one of those where
+    something that saves memory does not go with it."""
 
     @property
     def from_host(self) -> bool:

@@ -50,6 +50,7 @@ class Compile(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    makes_way: ClassVar[tuple[str, ...]] = ("compile(blocks=repeated)",)
 
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = knob(
         "default", tune=["default", "reduce-overhead"], about="torch.compile's mode"

@@ -161,7 +161,10 @@ def test_what_the_other_gpus_of_a_shared_picture_hold() -> None:
 
 
 def test_what_techniques_propose_is_a_recipe_of_theirs_alone() -> None:
-    proposed = {name: technique.when_memory_is_short for name, technique in TECHNIQUES.items()}
+    proposed = {
+        name: (*technique.when_memory_is_short, *technique.makes_way)
+        for name, technique in TECHNIQUES.items()
+    }
     assert any(proposed.values())
     for name, recipes in proposed.items():
         for recipe in recipes:
@@ -186,6 +189,20 @@ def _each_prediction_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(fit, "predict", once)
+
+
+def test_what_stands_in_the_way_of_a_change_makes_way() -> None:
+    """Compiled whole, a denoiser would have to be on the GPU whole."""
+    model, recipe = (
+        find_weightless("tiny-flux"),
+        resolve("tiny_vae+bf16+int8@denoiser,text_encoder_2+compile"),
+    )
+    found = changes(model, recipe, predict(model, recipe), RESERVE_BYTES, lambda _: None)
+    before = [change.what for change in found].index("offload(model)")
+    by_part, by_layer = found[before : before + 2]
+    assert by_part.prediction.recipe.endswith("+compile+offload(model)")
+    assert by_layer.what == "compile(blocks=repeated)+offload(group)"
+    assert by_layer.prediction.recipe.endswith("+channels_last@vae+compile(blocks=repeated)+offload(group)")
 
 
 @pytest.mark.usefixtures("_each_prediction_once")
