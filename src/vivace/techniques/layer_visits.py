@@ -16,7 +16,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vivace.techniques.visits import Part, Visits, places
+from vivace.techniques.exchange import places
+from vivace.techniques.visits import Part, Visits
 
 AHEAD = 2**28
 """Bytes that are fetched ahead, and up to one layer more. 5 ms of PCIe; FLUX's largest layer has 151 MB in bf16."""

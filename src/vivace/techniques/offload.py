@@ -31,9 +31,10 @@ from pydantic import model_validator
 from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import COMPONENTS, Arithmetic, Effect, Stage, Target, Technique, component_of, knob
+from vivace.techniques.exchange import mapped, unknown_kind
 from vivace.techniques.layer_visits import AHEAD, LayerVisits, comes_whole, is_compiled, units
 from vivace.techniques.vae_cast import is_cast_in_call
-from vivace.techniques.visits import Visits, mapped, unknown_kind
+from vivace.techniques.visits import Visits
 
 _MADE_ANEW = {"Parameter", "Int8Params", "Params4bit"}
 """What accelerate, which makes a weight anew from its bytes in each visit, knows how to make. Of others it loses what

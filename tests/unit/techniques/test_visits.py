@@ -15,10 +15,11 @@ from vivace.errors import Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.spec.technique import Machine, Target
 from vivace.techniques import offload, page_locked
+from vivace.techniques.exchange import unknown_kind
 from vivace.techniques.offload import Offload
 from vivace.techniques.page_locked import PageLocked
 from vivace.techniques.quantization.packed_int4 import pack
-from vivace.techniques.visits import Part, Visits, unknown_kind
+from vivace.techniques.visits import Part, Visits
 
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
 ORDERS = {
