@@ -79,6 +79,12 @@ class LayerVisits(Visits):
         for part in self._whole:
             part.leave()
 
+    def come(self, part: Part) -> None:
+        """Of a part that comes whole, for which what was fetched for another step makes room."""
+        if self._ahead is not None:
+            self._ahead.drop_all()
+        super().come(part)
+
     def layer_comes(self, part: Part) -> None:
         if self._ahead is None:
             self._bytes_now += part.come()
@@ -262,7 +268,7 @@ class Ahead:
             self._wait(self._fetched.pop(part)[1])
             self._now += 1
         else:
-            self._drop_all()
+            self.drop_all()
             num_bytes += part.come()
         if self._pair is not None:
             self._then[self._pair] = part
@@ -270,7 +276,7 @@ class Ahead:
         return num_bytes + self._fetch()
 
     def end(self) -> None:
-        self._drop_all()
+        self.drop_all()
         if self._pair is not None:
             self.last, self._now = self._now, 0
         self._pair = None
@@ -309,7 +315,8 @@ class Ahead:
         self._wait(self._fetched.pop(part)[1])
         part.leave()
 
-    def _drop_all(self) -> None:
+    def drop_all(self) -> None:
+        """Nothing is expected any more."""
         for part in list(self._fetched):
             self._drop(part)
 

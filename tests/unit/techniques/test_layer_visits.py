@@ -156,6 +156,27 @@ def test_the_vae_leaves_when_a_layer_comes() -> None:
     pipe.maybe_free_model_hooks()
 
 
+def test_what_was_fetched_for_another_step_makes_room_for_the_vae() -> None:
+    pipe = build("sd")
+    moved = vivace.apply(pipe, "offload(group, stream=True)")
+    layers = linears(pipe.unet)
+    waiting = [layer.weight.data_ptr() for layer in layers]
+    draw(moved)
+    after_steps, in_decoder = [], []
+
+    def num_fetched() -> int:
+        return sum(layer.weight.data_ptr() != place for layer, place in zip(layers, waiting, strict=True))
+
+    def at_end_of_step(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+        after_steps.append(num_fetched())
+        return given
+
+    pipe.vae.decoder.register_forward_pre_hook(lambda *_: in_decoder.append(num_fetched()))
+    draw(moved, callback_on_step_end=at_end_of_step)
+    assert after_steps[-1] > 10, "the first layers of the next step, if there were one"
+    assert in_decoder == [0]
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_adapter_that_comes_between_calls_visits_too(recipe: str) -> None:
     pipe, same = build("sd"), build("sd")
