@@ -95,6 +95,11 @@ class Offload(Technique):
                 )
             if self.mode != "sequential":
                 continue
+            if any(below for _, below in units(module)):
+                return (
+                    f"the {component}'s blocks are compiled, and sequential exchanges their layers' weights; group can "
+                    "do that"
+                )
             if any(type(weight).__name__ not in _MADE_ANEW for weight in module.parameters()):
                 return f"the {component} is quantised, and sequential moves plain weights only; group can do that"
         if self.stream and not target.has_data:
