@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import vivace
 from tests.families import FAMILIES, build, draw, session
@@ -156,6 +158,78 @@ def test_the_vae_leaves_when_a_layer_comes() -> None:
     pipe.maybe_free_model_hooks()
 
 
+class _Watch(TorchDispatchMode):
+    """Which operations meet a tensor that waits, as on a GPU they must not."""
+
+    def __init__(self, pipe: Any) -> None:
+        super().__init__()
+        tensors = [t for part in modules(pipe).values() for t in (*part.parameters(), *part.buffers())]
+        self.waiting = {address for tensor in tensors for address in addresses_in(tensor)}
+        self.is_exchanging = False
+        self.met: set[str] = set()
+        self.num_seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.is_exchanging:
+            given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            self.num_seen += len(given)
+            if any(address in self.waiting for tensor in given for address in addresses_in(tensor)):
+                self.met.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def addresses_in(tensor: Any) -> list[int]:
+    """Of its storage, or of those of the tensors in a quantised one."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return [address for name in names for address in addresses_in(getattr(tensor, name))]
+    return [tensor.untyped_storage().data_ptr()] if tensor.numel() else []
+
+
+EVERYWHERE = {
+    "sd": [
+        "inference_mode",
+        "int8",
+        "token_merging(0.3)",
+        "layerwise_casting",
+        "deepcache(hits=0.5)",
+        "cfg_cutoff(0.5)",
+    ],
+    "sdxl": ["fuse_qkv+channels_last"],
+    "flux": ["fuse_qkv", "int8@denoiser,text_encoder_2", "fbcache(hits=0.5)", "taylorseer(hits=0.5)"],
+}
+
+
+@pytest.mark.parametrize("how", RECIPES)
+@pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in EVERYWHERE.items() for r in recipes])
+def test_nothing_computes_with_what_waits(
+    family: str, recipe: str, how: str, made: list[LayerVisits], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = session(family, f"{recipe}+{how}")
+    watch = _Watch(moved.pipe)
+    for name in ("come", "leave"):
+        whole = getattr(Part, name)
+
+        def exchanging(*given: Any, whole: Any = whole) -> Any:
+            before, watch.is_exchanging = watch.is_exchanging, True
+            try:
+                return whole(*given)
+            finally:
+                watch.is_exchanging = before
+
+        monkeypatch.setattr(Part, name, exchanging)
+    with watch:
+        draw(moved)
+        draw(moved)
+    assert watch.met == set()
+    assert watch.num_seen > 1000
+
+    monkeypatch.setattr(LayerVisits, "layer_comes", lambda self, part: None)
+    with watch:
+        draw(moved)
+    assert len(watch.met) > 3, "layers that do not come compute with what waits"
+
+
 def test_what_was_fetched_for_another_step_makes_room_for_the_vae() -> None:
     pipe = build("sd")
     moved = vivace.apply(pipe, "offload(group, stream=True)")
@@ -175,6 +249,13 @@ def test_what_was_fetched_for_another_step_makes_room_for_the_vae() -> None:
     draw(moved, callback_on_step_end=at_end_of_step)
     assert after_steps[-1] > 10, "the first layers of the next step, if there were one"
     assert in_decoder == [0]
+
+
+def test_pipelines_know_the_device() -> None:
+    pipe = build("sd")
+    LayerVisits(pipe, "meta", locks=False, ahead=False)
+    assert pipe._execution_device == torch.device("meta")
+    assert pipe.device == torch.device("cpu"), "between calls"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
