@@ -161,10 +161,15 @@ class Offload(Technique):
             return Script(lines=_MODEL, places_weights=True)
         if self.mode == "sequential":
             return Script(lines=("pipe.enable_sequential_cpu_offload()",), places_weights=True)
-        lines = (*_GROUP, *_group_lines("pipe", stream=self.stream))
+        does = "locks a second copy of all weights" if self.stream else "copies each layer back to the host"
+        told = (
+            f"# diffusers {does}. vivace draws",
+            "# the same picture without that: vivace.load(model, recipe).",
+        )
+        lines = (*told, *_group_lines("pipe", stream=self.stream))
         if self.stream and is_cast_in_call(target.pipe):
             lines = (
-                *_GROUP,
+                *told,
                 *_group_lines("pipe", stream=True, exclude_modules='"vae"'),
                 "# The pipeline casts its VAE in each call, and a stream would put back what it was.",
                 *_group_lines("pipe.vae", stream=False),
@@ -188,12 +193,6 @@ _MODEL = (
     "# diffusers copies each part back to the host's memory after its work. vivace draws the same",
     "# picture without that: vivace.load(model, recipe).",
     "pipe.enable_model_cpu_offload()",
-)
-
-
-_GROUP = (
-    "# diffusers copies layers from memory that is not locked, and back, or locks a second copy of them",
-    "# for its stream. vivace draws the same picture without that: vivace.load(model, recipe).",
 )
 
 
