@@ -26,6 +26,19 @@ def build(family: str) -> Any:
     return pipe
 
 
+def upcasting() -> Any:
+    """SDXL's pipeline, with a VAE that it casts to fp32 and back in each call."""
+    pipe = build("sdxl")
+    pipe.vae.to(torch.float16)
+    assert pipe.vae.config.force_upcast
+    return pipe
+
+
+def modules(pipe: Any) -> dict[str, Any]:
+    """Its networks."""
+    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+
+
 def session(family: str, recipe: str = "baseline") -> Any:
     return vivace.apply(build(family), recipe)
 

@@ -223,17 +223,22 @@ def tensors_of(pipe: Any) -> list[torch.Tensor]:
     return [tensor for part in parts_of(pipe) for tensor in (*part.parameters(), *part.buffers())]
 
 
-@pytest.mark.parametrize("family", ["sdxl", "flux"])
-def test_parts_are_copied_to_the_gpu_and_not_back(family: str) -> None:
-    reference = draw(on_gpu(family, "baseline"))
-    moved = on_gpu(family, "offload(model)")
+def what_is_locked(moved: Any) -> tuple[list[int], int]:
+    """Where each tensor waits, and the bytes of all. They are page-locked."""
     weights = tensors_of(moved.pipe)
-    waiting = [weight.data_ptr() for weight in weights]
     whole = sum({weight.data_ptr(): weight.nbytes for weight in weights}.values())
     assert all(weight.is_pinned() for weight in weights if weight.numel())
     (effect,) = moved.effects.values()
     assert effect["page_locked_bytes"] == whole
     assert "rest_not_page_locked" not in effect
+    return [weight.data_ptr() for weight in weights], whole
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_parts_are_copied_to_the_gpu_and_not_back(family: str) -> None:
+    reference = draw(on_gpu(family, "baseline"))
+    moved = on_gpu(family, "offload(model)")
+    waiting, whole = what_is_locked(moved)
     draw(moved)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         assert psnr(draw(moved), reference) > 60
@@ -254,12 +259,7 @@ def test_parts_are_copied_to_the_gpu_and_not_back(family: str) -> None:
 def test_layers_are_copied_to_the_gpu_and_not_back(family: str, stream: bool) -> None:
     reference = draw(on_gpu(family, "baseline"))
     moved = on_gpu(family, f"offload(group, stream={stream})")
-    weights = tensors_of(moved.pipe)
-    waiting = [weight.data_ptr() for weight in weights]
-    whole = sum({weight.data_ptr(): weight.nbytes for weight in weights}.values())
-    assert all(weight.is_pinned() for weight in weights if weight.numel())
-    (effect,) = moved.effects.values()
-    assert effect["page_locked_bytes"] == whole
+    waiting, whole = what_is_locked(moved)
     draw(moved)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         assert psnr(draw(moved), reference) > 60

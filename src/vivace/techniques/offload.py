@@ -161,15 +161,10 @@ class Offload(Technique):
             return Script(lines=_MODEL, places_weights=True)
         if self.mode == "sequential":
             return Script(lines=("pipe.enable_sequential_cpu_offload()",), places_weights=True)
-        does = "locks a second copy of all weights" if self.stream else "copies each layer back to the host"
-        told = (
-            f"# diffusers {does}. vivace draws",
-            "# the same picture without that: vivace.load(model, recipe).",
-        )
-        lines = (*told, *_group_lines("pipe", stream=self.stream))
+        lines = (*_GROUP, *_group_lines("pipe", stream=self.stream))
         if self.stream and is_cast_in_call(target.pipe):
             lines = (
-                *told,
+                *_GROUP,
                 *_group_lines("pipe", stream=True, exclude_modules='"vae"'),
                 "# The pipeline casts its VAE in each call, and a stream would put back what it was.",
                 *_group_lines("pipe.vae", stream=False),
@@ -188,6 +183,11 @@ def _group_lines(path: str, *, stream: bool, **more: str) -> tuple[str, ...]:
     )
     return tuple(enable.splitlines())
 
+
+_GROUP = (
+    "# vivace exchanges layers by itself, copies nothing back, and draws the same picture:",
+    "# vivace.load(model, recipe).",
+)
 
 _MODEL = (
     "# diffusers copies each part back to the host's memory after its work. vivace draws the same",

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import vivace
-from tests.families import FAMILIES, build, draw, session
+from tests.families import FAMILIES, build, draw, modules, session, upcasting
 from vivace.spec.technique import Machine
 from vivace.techniques import layer_visits, offload, page_locked
 from vivace.techniques.layer_visits import Ahead, LayerVisits, units
@@ -37,10 +37,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[LayerVisits]:
     return made
 
 
-def modules(pipe: Any) -> dict[str, Any]:
-    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
-
-
 def addresses(pipe: Any) -> list[int]:
     """Of everything that holds data."""
     return [t.data_ptr() for part in modules(pipe).values() for t in (*part.parameters(), *part.buffers())]
@@ -54,13 +50,6 @@ def here(pipe: Any, waiting: dict[int, int]) -> list[Any]:
     """Linear layers whose weights are not where they wait."""
     layers = [layer for part in modules(pipe).values() for layer in linears(part)]
     return [layer for layer in layers if layer.weight.data_ptr() != waiting[id(layer)]]
-
-
-def upcasting() -> Any:
-    """SDXL's pipeline, with a VAE that it casts to fp32 and back in each call."""
-    pipe = build("sdxl")
-    pipe.vae.to(torch.float16)
-    return pipe
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import FAMILIES, build, draw, psnr, session
+from tests.families import FAMILIES, build, draw, modules, psnr, session, upcasting
 from vivace.errors import Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.spec.technique import Machine, Target
@@ -43,21 +43,9 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def modules(pipe: Any) -> dict[str, Any]:
-    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
-
-
 def addresses(module: Any) -> list[int]:
     """Of everything that holds data."""
     return [t.data_ptr() for t in (*module.parameters(), *module.buffers())]
-
-
-def upcasting() -> Any:
-    """A pipeline that casts its VAE to fp32 and back in each call."""
-    pipe = build("sdxl")
-    pipe.vae.to(torch.float16)
-    assert pipe.vae.config.force_upcast
-    return pipe
 
 
 @pytest.mark.parametrize("family", FAMILIES)
