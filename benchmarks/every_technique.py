@@ -227,19 +227,9 @@ def num_timed(record: Record) -> int:
 def is_done(name: str, record: Record) -> bool:
     """Whether the record answers its question: measured, at full length often enough for an interval, or failed in a
     way that would repeat itself."""
-    if _is_of_diffusers(record):
-        return False
     if record.outcome is Outcome.MEASURED and key_of(record)[1] == full_length(name):
         return num_timed(record) >= MIN_SAMPLES
     return record.outcome.is_final
-
-
-def _is_of_diffusers(record: Record) -> bool:
-    """Whether layers were moved by diffusers, before vivace did (docs/adr/0007), which tells what was locked."""
-    effects = [round_.effects.get("offload", {}) for round_ in record.rounds]
-    return "offload(group" in key_of(record)[0] and not all(
-        "page_locked_bytes" in effect for effect in effects
-    )
 
 
 def alone(name: str) -> list[str]:
