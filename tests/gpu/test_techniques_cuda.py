@@ -11,7 +11,7 @@ import torch
 import vivace
 from tests.families import STEPS, build, draw, psnr
 from vivace.errors import NoEffect, Unsupported
-from vivace.techniques import page_locked
+from vivace.techniques import layer_visits, page_locked
 from vivace.techniques.teacache_fit import Fit, keep
 
 pytestmark = pytest.mark.gpu
@@ -277,6 +277,30 @@ def test_layers_are_copied_to_the_gpu_and_not_back(family: str, stream: bool) ->
         assert {copy.device_resource_id for copy in there} - computing, "on a stream of their own"
 
 
+@pytest.mark.parametrize("recipe", ["", "int8+"])
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_nobody_reads_what_is_still_on_its_way(
+    family: str, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = draw(on_gpu(family, recipe.strip("+") or "baseline"))
+    moved = on_gpu(family, f"{recipe}offload(group, stream=True)")
+    write_copies, empty_like = layer_visits.write_copies, torch.empty_like
+
+    def late(copies: Any) -> None:
+        torch.cuda._sleep(10_000_000)  # cycles: milliseconds
+        write_copies(copies)
+
+    def unwritten(like: torch.Tensor, **how: Any) -> torch.Tensor:
+        empty = empty_like(like, **how)
+        return empty.fill_(float("nan") if empty.is_floating_point() else 77) if "device" in how else empty
+
+    monkeypatch.setattr(torch, "empty_like", unwritten)
+    monkeypatch.setattr(layer_visits, "write_copies", late)
+    for _ in range(3):
+        assert psnr(draw(moved), reference) > 60
+    assert moved.evidence()["layers_fetched_ahead_per_call"] > 100
+
+
 @pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
 def test_a_vae_that_is_cast_in_the_call(mode: str) -> None:
     reference = draw(on_gpu("sdxl", "baseline", torch.float16))
@@ -320,6 +344,21 @@ def test_what_is_put_on_the_gpu_by_hand_goes_back() -> None:
     moved.pipe.remove_all_hooks()
     assert {weight.device.type for weight in tensors_of(moved.pipe)} == {"cpu"}
     assert psnr(draw(moved), reference) > 30, "on the CPU"
+
+
+@pytest.mark.parametrize("mode", ["group", "group, stream=True"])
+def test_what_comes_to_a_layer_in_the_call_goes_back(mode: str) -> None:
+    moved = on_gpu("sdxl", f"offload({mode})")
+    reference = draw(moved)
+    late = moved.pipe.unet.mid_block.resnets[0].conv1
+    hook = late.register_forward_pre_hook(
+        lambda module, inputs: module.register_buffer("late", torch.ones(4, 4, device=inputs[0].device))
+    )
+    assert psnr(draw(moved), reference) > 60
+    hook.remove()
+    assert late.late.device.type == "cpu"
+    assert {weight.device.type for weight in tensors_of(moved.pipe)} == {"cpu"}
+    assert psnr(draw(moved), reference) > 60
 
 
 def test_a_host_that_locks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ weights that consist of several tensors are put together anew each time. What sh
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -32,28 +33,33 @@ class Exchange:
         self._data: list[tuple[Any, Any]] = []
         self._hung: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
-    def of_modules(self, modules: Iterable[Any]) -> None:
-        import torch
+    def of_modules(self, modules: Iterable[Any], which: Callable[[Any], bool] | None = None) -> None:
+        """Of all tensors that these modules hold themselves.
 
-        # Not in inference mode, though the call may be: its tensors could not be put in the place of others.
-        with torch.inference_mode(False), torch.no_grad():
+        Args:
+            which: whether to exchange a parameter, a buffer, or what bitsandbytes hangs on a module (asked with the
+                module). None for all.
+        """
+        with unrecorded():
             modules = list(modules)
             for held, name in places(modules):
                 old = held[name]
+                if which is not None and not which(old):
+                    continue
                 if self._remembers:
                     self._places.append((held, name, old))
                 if id(old) not in self._objects:
                     self._objects[id(old)] = self._of_tensor(old)
                 held[name] = self._objects[id(old)]
             for part in modules:
-                if _is_of_bitsandbytes(part):
+                if _is_of_bitsandbytes(part) and (which is None or which(part)):
                     self._of_objects(part)
 
     def undo(self) -> None:
         """What was there is in its places again, whatever has been put there since."""
         import torch
 
-        with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with unrecorded(), torch._C.DisableTorchFunctionSubclass():
             for tensor, data in self._data:
                 tensor.data = data
             for attributes, before in self._hung:
@@ -67,6 +73,12 @@ class Exchange:
         """What takes the tensor's place: itself with other data, or another one of its kind."""
         import torch
 
+        if is_plain(old) and not vars(old):  # by far the most
+            data = old.data
+            old.data = self._once(data)
+            if self._remembers:
+                self._data.append((old, data))
+            return old
         if hasattr(old, "__tensor_flatten__"):
             new = mapped(old, lambda tensor, _: self._once(tensor))
             return (
@@ -107,6 +119,31 @@ class Exchange:
         if key not in self._made:
             self._made[key] = self._make(tensor)
         return self._made[key]
+
+
+@contextlib.contextmanager
+def _unrecorded() -> Iterator[None]:
+    import torch
+
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def unrecorded() -> contextlib.AbstractContextManager[None]:
+    """Without gradients, and not in inference mode, though the call may be: its tensors could not be put in the place
+    of others."""
+    import torch
+
+    if torch.is_inference_mode_enabled() or torch.is_grad_enabled():
+        return _unrecorded()
+    return contextlib.nullcontext()  # as in most calls, thousands of times in each
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether it is of no kind of its own."""
+    import torch
+
+    return type(tensor) is torch.nn.Parameter or type(tensor) is torch.Tensor
 
 
 def mapped(tensor: Any, make: Callable[[Any, Any], Any], strides: tuple[int, ...] | None = None) -> Any:

@@ -16,11 +16,18 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vivace.techniques.exchange import places
-from vivace.techniques.visits import Part, Visits
+from vivace.techniques.exchange import is_plain, places
+from vivace.techniques.visits import Copy, Part, Visits, write_copies
 
 AHEAD = 2**28
 """Bytes that are fetched ahead, and up to one layer more: FLUX's largest of each block has 113 MB in bf16."""
+
+_BATCHES = 4
+"""In how many pieces: a stream waits for the other once for each, not for each layer."""
+
+SMALL = 2**16
+"""Bytes up to which a vector (a bias, a norm's weights) comes when its part is called and stays until the call's end:
+half of all tensors, and 0.1 % of their bytes."""
 
 
 class LayerVisits(Visits):
@@ -85,6 +92,9 @@ class LayerVisits(Visits):
             self._ahead.drop_all()
         super().come(part)
 
+    def vectors_come(self, part: Part) -> None:
+        self._bytes_now += part.come()
+
     def layer_comes(self, part: Part) -> None:
         if self._ahead is None:
             self._bytes_now += part.come()
@@ -114,6 +124,15 @@ def is_compiled(function: Any) -> bool:
     return hasattr(function, "_torchdynamo_orig_callable")
 
 
+def stays(tensor: Any) -> bool:
+    """Whether it is a small vector, which is not worth a copy in every step."""
+    return is_plain(tensor) and tensor.ndim <= 1 and bool(tensor.nbytes <= SMALL)
+
+
+def moves(tensor: Any) -> bool:
+    return not stays(tensor)
+
+
 def units(module: Any) -> Iterator[tuple[Any, bool]]:
     """What visits by itself: modules with tensors of their own, and blocks that are compiled as one, which come with
     all below them (True)."""
@@ -141,7 +160,8 @@ class Layers:
         self._module = module
         self._layers: dict[int, _Layer] = {}
         """By the identity of their module, which they hold."""
-        Part(module, device).settle(memory)  # all at once: what layers share, they go on sharing
+        self._vectors = Part(module, device, which=stays)
+        self._vectors.settle(memory)  # all tensors at once: what layers share, they go on sharing
         self.attach()
 
     def attach(self) -> None:
@@ -149,17 +169,28 @@ class Layers:
         known = self._layers
         for module, below in units(self._module):
             if id(module) not in known:
-                part = Part(module, self.execution_device, below=below)
-                known[id(module)] = _Layer(self._visits, part, compiled=below, is_root=module is self._module)
+                part = Part(module, self.execution_device, below=below, which=moves)
+                known[id(module)] = _Layer(self, part, compiled=below, is_root=module is self._module)
+
+    def layer_comes(self, layer: _Layer) -> None:
+        if not self._vectors.is_here:
+            self._visits.vectors_come(self._vectors)
+        if not layer.is_of_vectors:
+            self._visits.layer_comes(layer.part)
 
     def leave(self) -> None:
+        """The call has ended."""
         for layer in self._layers.values():
             layer.leave()
+        self._vectors.withdraw()
+        for module in self._module.modules():
+            Part(module, self.execution_device, below=False).tidy()
 
     def init_hook(self, module: Any) -> Any:
         return module
 
     def detach_hook(self, module: Any) -> Any:
+        self.leave()
         for layer in self._layers.values():
             layer.detach()
         self._layers.clear()
@@ -191,9 +222,10 @@ class _Layer:
         is_root: the part's own hook says when it is called.
     """
 
-    def __init__(self, visits: LayerVisits, part: Part, *, compiled: bool, is_root: bool) -> None:
-        self._visits = visits
-        self._part = part
+    def __init__(self, layers: Layers, part: Part, *, compiled: bool, is_root: bool) -> None:
+        self._layers = layers
+        self.part = part
+        self.is_of_vectors = not part.has(moves)
         self._depth = 0
         """A module may be called within its own forward."""
         self._place = None if is_root else "_compiled_call_impl" if compiled else "forward"
@@ -217,22 +249,21 @@ class _Layer:
 
     def enter(self) -> None:
         if self._depth == 0:
-            self._visits.layer_comes(self._part)
+            self._layers.layer_comes(self)
         self._depth += 1
 
     def exit(self) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._part.leave()
+            self.part.withdraw()
 
     def leave(self) -> None:
         """Whatever it was doing: the call has ended."""
         self._depth = 0
-        self._part.leave()
+        self.part.withdraw()
 
     def detach(self) -> None:
-        self.leave()
-        held = vars(self._part.module)
+        held = vars(self.part.module)
         if self._place is None or held.get(self._place) is not self._visiting:
             return  # somebody has put another there since, which calls this one
         if self._own is None:
@@ -251,21 +282,24 @@ class Ahead:
         """How many came in time in the last call."""
         self._now = 0
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._then: dict[tuple[Part | None, Part], Part] = {}
+        self._then: dict[_Pair, Part] = {}
         """What came after two."""
-        self._pair: tuple[Part | None, Part] | None = None
-        self._fetched: dict[Part, tuple[int, Any]] = {}
-        """In the order in which they are expected: bytes, and the event that says that they are there."""
+        self._pair: _Pair | None = None
+        """The two that came last."""
+        self._tail: _Pair | None = None
+        """The last two of those that are expected, if any is."""
+        self._fetched: dict[Part, tuple[int, _Batch]] = {}
+        """In the order in which they are expected, with their bytes."""
+        self._waiting = 0
+        """Bytes of them all."""
 
     def comes(self, part: Part) -> int:
         """Its turn has come. Returns the bytes that were copied, of what was fetched ahead as well."""
         num_bytes = 0
         if part in self._fetched:
-            for expected in list(self._fetched):
-                if expected is part:
-                    break
+            while (expected := next(iter(self._fetched))) is not part:
                 self._drop(expected)
-            self._wait(self._fetched.pop(part)[1])
+            self._take(part)
             self._now += 1
         else:
             self.drop_all()
@@ -273,7 +307,7 @@ class Ahead:
         if self._pair is not None:
             self._then[self._pair] = part
         self._pair = (self._pair[1] if self._pair is not None else None, part)
-        return num_bytes + self._fetch()
+        return num_bytes + self._fetch(part)
 
     def end(self) -> None:
         self.drop_all()
@@ -281,47 +315,84 @@ class Ahead:
             self.last, self._now = self._now, 0
         self._pair = None
 
-    def _fetch(self) -> int:
-        assert self._pair is not None
-        num_bytes, waiting = 0, sum(size for size, _ in self._fetched.values())
-        pair, expected = self._pair, {self._pair[1]}
-        while waiting < AHEAD:
-            following = self._then.get(pair)
-            if following is None or following in expected:
-                break
-            if following not in self._fetched:
-                if following.is_here:
-                    break  # it computes, and this comes within it
-                self._fetched[following] = copied = self._copy(following)
-                size = copied[0]
-                waiting += size
-                num_bytes += size
-            expected.add(following)
-            pair = (pair[1], following)
-        return num_bytes
-
-    def _copy(self, part: Part) -> tuple[int, Any]:
-        if self._stream is None:
-            return part.come(), None
-        import torch
-
-        # Its memory may be what was given up by kernels that are still to run.
-        self._stream.wait_stream(torch.cuda.current_stream(part.device))
-        size = part.come(self._stream)
-        return size, self._stream.record_event()
-
-    def _drop(self, part: Part) -> None:
-        """It is written to until its event."""
-        self._wait(self._fetched.pop(part)[1])
-        part.leave()
-
     def drop_all(self) -> None:
         """Nothing is expected any more."""
         for part in list(self._fetched):
             self._drop(part)
+        self._tail = None
 
-    def _wait(self, event: Any) -> None:
+    def _fetch(self, part: Part) -> int:
+        if self._waiting > AHEAD - AHEAD // _BATCHES:
+            return 0
+        batch, before = _Batch(self._stream, part.device), self._waiting
+        pair = self._tail or self._pair
+        assert pair is not None
+        try:
+            while self._waiting < AHEAD:
+                following = self._then.get(pair)
+                if following is None or following is part or following in self._fetched:
+                    break
+                if following.is_here:
+                    break  # it computes, and this comes within it
+                size = batch.add(following)
+                self._fetched[following] = size, batch
+                self._waiting += size
+                pair = self._tail = (pair[1], following)
+        finally:
+            batch.copy()
+        return self._waiting - before
+
+    def _take(self, part: Part) -> None:
+        """Away from what is expected. It is written to until its batch is there."""
+        size, batch = self._fetched.pop(part)
+        self._waiting -= size
+        batch.wait()
+
+    def _drop(self, part: Part) -> None:
+        self._take(part)
+        part.withdraw()
+
+
+_Pair = tuple[Part | None, Part]
+
+
+class _Batch:
+    """What is copied at once on a stream of its own, into memory of the stream that computes.
+
+    Args:
+        stream: None where nothing has streams; then copies are made by whoever asks for them.
+    """
+
+    def __init__(self, stream: Any, device: Any) -> None:
+        self._stream = stream
+        self._device = device
+        self._copies: list[Copy] = []
+        self._event: Any = None
+        """When the copies are there; None as well once the stream that computes waits for that."""
+
+    def add(self, part: Part) -> int:
+        """Returns its bytes."""
+        copies = part.make_room()
+        self._copies += copies
+        return sum(copy.nbytes for copy, _ in copies)
+
+    def copy(self) -> None:
+        copies, self._copies = self._copies, []
+        if not copies or self._stream is None:
+            write_copies(copies)
+            return
+        import torch
+
+        # The memory may be what was given up by kernels that are still to run.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            write_copies(copies)
+        self._event = self._stream.record_event()
+
+    def wait(self) -> None:
+        """Before anything of it is read or given up."""
+        event, self._event = self._event, None
         if event is not None:
             import torch
 
-            torch.cuda.current_stream().wait_event(event)
+            torch.cuda.current_stream(self._device).wait_event(event)

@@ -11,13 +11,12 @@ work, which takes milliseconds, and what comes behind the denoiser's work, the V
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from vivace.techniques.exchange import Exchange, places
+from vivace.techniques.exchange import Exchange, places, unrecorded
 from vivace.techniques.page_locked import PageLocked
 
 
@@ -188,23 +187,43 @@ class _Hook:
         return True
 
 
+Copy = tuple[Any, Any]
+"""A tensor on the device, and the one that waits."""
+
+
+def write_copies(copies: list[Copy]) -> int:
+    """Write to each what waits, on the current stream. Returns the bytes."""
+    with unrecorded():
+        for copy, tensor in copies:
+            copy.copy_(tensor, non_blocking=True)
+    return sum(copy.nbytes for copy, _ in copies)
+
+
 class Part:
     """One network, and where its tensors are.
 
     Args:
         device: where it works.
         below: with all modules below it; else its own tensors alone.
+        which: of its tensors only some, as in `Exchange.of_modules`.
     """
 
-    def __init__(self, module: Any, device: Any, *, below: bool = True) -> None:
+    def __init__(
+        self, module: Any, device: Any, *, below: bool = True, which: Callable[[Any], bool] | None = None
+    ) -> None:
         self.module = module
         self.device = device
         self._below = below
+        self._which = which
         self._exchange: Exchange | None = None
 
     @property
     def is_here(self) -> bool:
         return self._exchange is not None
+
+    def has(self, which: Callable[[Any], bool]) -> bool:
+        """Whether any of its parameters and buffers is such a one."""
+        return any(which(held[name]) for held, name in places(self._modules()))
 
     def settle(self, memory: PageLocked | None) -> None:
         """Put the tensors where they will wait, one after the other, and give up what they were."""
@@ -215,16 +234,15 @@ class Part:
 
         Exchange(on_host, remembers=False).of_modules(self._modules())
 
-    def come(self, stream: Any = None) -> int:
-        """Put copies on the device in the places of all tensors. Returns their bytes.
+    def come(self) -> int:
+        """Put copies on the device in the places of all tensors. Returns their bytes."""
+        return write_copies(self.make_room())
 
-        Args:
-            stream: on which they are copied. Their memory is the current stream's, which must have come to this call
-                before anything is copied, and must wait for the copies before they are read or given up.
-        """
+    def make_room(self) -> list[Copy]:
+        """Put tensors on the device in the places of all, and leave it to the caller to write what waits to them."""
         import torch
 
-        copies: list[tuple[Any, Any]] = []
+        copies: list[Copy] = []
 
         def made(tensor: Any) -> Any:
             if self._is_there(tensor):
@@ -234,24 +252,28 @@ class Part:
 
         self._exchange = Exchange(made, remembers=True)
         try:
-            self._exchange.of_modules(self._modules())
-            on_stream = contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
-            with torch.inference_mode(False), torch.no_grad(), on_stream:
-                for copy, tensor in copies:
-                    copy.copy_(tensor, non_blocking=True)
+            self._exchange.of_modules(self._modules(), self._which)
         except BaseException:  # no room, mostly
-            self.leave()
+            self.withdraw()
             raise
-        return sum(copy.numel() * copy.element_size() for copy, _ in copies)
+        return copies
 
     def leave(self) -> None:
         """Put what waits back in its places; copies are dropped. One that is away already stays away."""
+        if self.is_here:
+            self.withdraw()
+            self.tidy()
+
+    def withdraw(self) -> None:
+        """As `leave`, but what came to it during the visit stays."""
         exchange, self._exchange = self._exchange, None
-        if exchange is None:
-            return
-        exchange.undo()
-        if any(self._is_there(held[name]) for held, name in places(self._modules())):
-            self.settle(None)  # what came to it during the visit, an adapter or a buffer, leaves with it
+        if exchange is not None:
+            exchange.undo()
+
+    def tidy(self) -> None:
+        """What came to it during the visit, an adapter or a buffer, leaves as well."""
+        if self.has(self._is_there):
+            self.settle(None)
 
     def leave_if_moved(self) -> None:
         """After somebody moved it by hand during its visit."""
