@@ -92,6 +92,9 @@ ALONE = (
 )
 """The slow ones last. Other backends than torchao want their extras: pip install 'vivace[gguf,quanto,sdnq]'."""
 
+_HALF_GB = {"sd15": 0.9, "sdxl": 2.6, "flux-dev": 12}
+"""Half of the denoiser's weights, as an example of what `offload` can keep on the GPU."""
+
 COMPILED = (
     "compile",
     "compile(blocks=repeated)",
@@ -234,7 +237,8 @@ def is_done(name: str, record: Record) -> bool:
 
 def alone(name: str) -> list[str]:
     """ALONE, canonical, for this model."""
-    return [_own_precision(name, text) for text in ALONE]
+    halved = f"offload(group, stream=True, keep={_HALF_GB[name]})"
+    return [_own_precision(name, text) for text in (*ALONE, halved)]
 
 
 def compiled(name: str) -> list[str]:

@@ -111,7 +111,11 @@ def _facts(predicted: Prediction, card_bytes: float | None, steps: list[Change])
         "card_bytes": None if card_bytes is None else round(card_bytes),
         "fits_card": None if card_bytes is None else fits(predicted, card_bytes),
         "changes": [
-            {"change": step.what, "fits_card": card_bytes is not None and fits(step.prediction, card_bytes)}
+            {
+                "change": step.what,
+                "fills": step.fills,
+                "fits_card": card_bytes is not None and fits(step.prediction, card_bytes),
+            }
             | step.prediction.model_dump(
                 mode="json",
                 include={"recipe", "height", "width", "batch", "model_bytes", "peak_bytes", "loading_bytes"},
@@ -177,6 +181,8 @@ def _print_card(predicted: Prediction, card_bytes: float, name: str, steps: list
     for step in steps:
         after = step.prediction
         verdict = "fits" if fits(after, card_bytes) else "does not fit yet"
+        if step.fills:
+            verdict += ", and spares copies with what is free"
         click.echo(
             f"  {step.what}: peak {size(after.peak_bytes)}, loading {size(after.loading_bytes)}: {verdict}"
         )

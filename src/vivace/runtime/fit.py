@@ -10,7 +10,7 @@ from vivace.models.weightless import Weightless
 from vivace.runtime.prediction import Prediction, predict
 from vivace.spec.recipe import Recipe, TechniqueCall
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.resolve import resolve, text_of
+from vivace.techniques.resolve import instantiate, resolve, text_of
 
 CARDS_GB = (8, 12, 16, 24, 40, 48, 80, 141)
 RESERVE_BYTES = 1_000_000_000
@@ -23,10 +23,15 @@ _SMALLEST = 256
 
 @dataclass(frozen=True)
 class Change:
-    """One step towards fitting, on top of those before it."""
+    """One step towards fitting, on top of those before it.
+
+    Attributes:
+        fills: it lowers nothing, and uses room that the steps before it left, to be faster.
+    """
 
     what: str
     prediction: Prediction
+    fills: bool = False
 
 
 def fits(prediction: Prediction, card_bytes: float) -> bool:
@@ -39,11 +44,41 @@ def changes(
 ) -> list[Change]:
     """What lowers the need, the most harmless first, until it fits: recipes, then the batch, then the size.
 
-    Each stands on those before it; what does not lower the peak is left out. The last one may still not fit.
+    Each stands on those before it; what does not lower the peak is left out. The last one may still not fit. Where one
+    of these steps can use what it left free, that is the last.
 
     Args:
         tell: called with each thing that is tried, which takes seconds.
     """
+    found = _smaller_steps(model, recipe, now, card_bytes, tell)
+    if not found or not fits(found[-1].prediction, card_bytes):
+        return found
+    filled = _filled(model, found[-1].prediction, card_bytes, tell)
+    return found if filled is None else [*found, filled]
+
+
+def _filled(
+    model: Weightless, now: Prediction, card_bytes: float, tell: Callable[[str], None]
+) -> Change | None:
+    recipe = resolve(now.recipe)
+    free = card_bytes - RESERVE_BYTES - now.stages.get("denoiser", now.peak_bytes)
+    for call in recipe.techniques:
+        what = instantiate(call).with_room(free)
+        changed = _with(recipe, what) if what is not None else None
+        if what is None or changed is None:
+            continue
+        tell(what)
+        after = predict(model, changed, height=now.height, width=now.width, batch=now.batch, text=now.text)
+        if fits(after, card_bytes):
+            return Change(
+                text_of(next(c for c in changed.techniques if c.name == call.name)), after, fills=True
+            )
+    return None
+
+
+def _smaller_steps(
+    model: Weightless, recipe: Recipe, now: Prediction, card_bytes: float, tell: Callable[[str], None]
+) -> list[Change]:
     found: list[Change] = []
 
     def attempt(

@@ -276,6 +276,11 @@ class Technique(BaseModel, ABC):
         """Whether it draws some of the prompts when it is applied, to adapt to them."""
         return False
 
+    def with_room(self, num_bytes: float) -> str | None:
+        """The recipe of this technique alone that gives so many bytes, free on the GPU while the denoiser works, to be
+        faster; None: it has no use for them."""
+        return None
+
     @abstractmethod
     def unsupported(self, target: Target) -> str | None:
         """Why it cannot work here, in words, or None. `target.pipe` may be None: then judge the machine."""

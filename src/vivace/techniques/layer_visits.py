@@ -5,11 +5,10 @@ with tensors of its own, for as long as its forward takes. A block that is compi
 what is compiled. The VAE comes as a whole, since pipelines cast it in the middle of a call, and its activations at full
 size outweigh it.
 
-Small vectors, biases and norms, come with the first layer of their part and stay until the call ends.
+Small vectors, biases and norms, come with the first layer of their part and stay until the call ends. So many bytes of
+the denoiser's layers as the GPU has room for can be kept as well, from its first step until the VAE comes.
 
-Fetched ahead, layers come on a stream beside the one that computes. Which comes next is what came after the last two
-the last time; what was fetched and did not come is dropped. How much is fetched ahead is counted in bytes, since layers
-differ by a factor of thousands.
+The next ones can be fetched ahead (`fetch_ahead`).
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vivace.techniques.exchange import is_plain, places
-from vivace.techniques.visits import Copy, Part, Visits, write_copies
+from vivace.techniques.fetch_ahead import Ahead
+from vivace.techniques.visits import Part, Visits
 
-AHEAD = 2**28
-"""Bytes that are fetched ahead, and up to one layer more: FLUX's largest of each block has 113 MB in bf16."""
-
-_BATCHES = 4
-"""In how many pieces: a stream waits for the other once for each, not for each layer."""
+DENOISERS = ("unet", "transformer")
+"""What diffusers' pipelines call the part that is called in every step."""
 
 SMALL = 2**16
 """Bytes up to which a vector (a bias, a norm's weights) stays for the call: half of SDXL's tensors, and 0.06 % of their
@@ -41,9 +38,13 @@ class LayerVisits(Visits):
         device: where layers work. On "cpu" visits are copies like any others, for tests.
         locks: whether the memory that weights wait in is page-locked.
         ahead: whether the next layers are fetched while one computes.
+        keep: bytes of the denoiser's layers that stay on the device while it works.
+
+    Attributes:
+        kept_bytes: of the layers that were chosen to stay.
     """
 
-    def __init__(self, pipe: Any, device: Any, *, locks: bool, ahead: bool) -> None:
+    def __init__(self, pipe: Any, device: Any, *, locks: bool, ahead: bool, keep: float = 0) -> None:
         import torch
 
         self._is_called = False
@@ -51,6 +52,8 @@ class LayerVisits(Visits):
         self._layered: list[Layers] = []
         self._ahead = Ahead(torch.device(device)) if ahead else None
         self._bytes_now = self._bytes_last = 0
+        self._keep = keep
+        self.kept_bytes = 0
         super().__init__(pipe, device, locks=locks)
 
     def _attach(self, pipe: Any, modules: dict[str, Any]) -> None:
@@ -62,7 +65,9 @@ class LayerVisits(Visits):
                 self._whole.append(self._parts[name])
                 self._attach_whole(self._parts[name], [])
             else:
-                layers = Layers(self, module, self._device, self._locked)
+                keep = self._keep if name in DENOISERS else 0
+                layers = Layers(self, module, self._device, self._locked, keep)
+                self.kept_bytes += layers.kept_bytes
                 self._layered.append(layers)
                 add_hook_to_module(module, layers)
 
@@ -89,12 +94,14 @@ class LayerVisits(Visits):
             part.leave()
 
     def come(self, part: Part) -> None:
-        """Of a part that comes whole, for which what was fetched for another step makes room."""
+        """Of a part that comes whole, for which the denoiser's layers make room."""
         if self._ahead is not None:
             self._ahead.drop_all()
+        for layers in self._layered:
+            layers.vacate()
         super().come(part)
 
-    def vectors_come(self, part: Part) -> None:
+    def comes_to_stay(self, part: Part) -> None:
         self._bytes_now += part.come()
 
     def layer_comes(self, part: Part) -> None:
@@ -135,6 +142,35 @@ def moves(tensor: Any) -> bool:
     return not stays(tensor)
 
 
+def kept(module: Any, num_bytes: float) -> list[tuple[Any, bool]]:
+    """Which of a part's `units` stay where there is room for so many bytes. They are spread evenly, so that copying and
+    computing go on taking turns."""
+    sizes = [(unit, _num_bytes(*unit)) for unit in units(module)]
+    share = min(1.0, num_bytes / max(1, sum(size for _, size in sizes)))
+    chosen, passed, taken = [], 0, 0
+    for unit, size in sizes:
+        passed += size
+        if size and taken + size <= share * passed:
+            taken += size
+            chosen.append(unit)
+    return chosen
+
+
+def _num_bytes(module: Any, below: bool) -> int:
+    """Of what moves; what a compiled block's layers share is counted once."""
+    modules = module.modules() if below else (module,)
+    moving = {id(held[name]): held[name] for held, name in places(modules) if moves(held[name])}
+    return sum(_stored(tensor) for tensor in moving.values())
+
+
+def _stored(tensor: Any) -> int:
+    """Bytes of a tensor, or of those that a quantised one holds."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return int(tensor.nbytes)
+    names, _ = tensor.__tensor_flatten__()
+    return sum(_stored(getattr(tensor, name)) for name in names)
+
+
 def units(module: Any) -> Iterator[tuple[Any, bool]]:
     """What visits by itself: modules with tensors of their own, and blocks that are compiled as one, which come with
     all below them (True)."""
@@ -152,11 +188,12 @@ class Layers:
 
     Args:
         memory: where tensors wait, or None for the host's ordinary memory.
+        keep: bytes of layers that stay until `vacate` or the call's end.
     """
 
     no_grad = False
 
-    def __init__(self, visits: LayerVisits, module: Any, device: Any, memory: Any) -> None:
+    def __init__(self, visits: LayerVisits, module: Any, device: Any, memory: Any, keep: float) -> None:
         self.execution_device = device  # where pipelines then make their tensors
         self._visits = visits
         self._module = module
@@ -164,6 +201,9 @@ class Layers:
         """By the identity of their module, which they hold."""
         self._vectors = Part(module, device, which=stays)
         Part(module, device).settle(memory)  # all at once: what layers share, they go on sharing
+        chosen = kept(module, keep) if keep else []
+        self.kept_bytes = sum(_num_bytes(*unit) for unit in chosen)
+        self._kept = {id(unit) for unit, _ in chosen}
         self.attach()
 
     def attach(self) -> None:
@@ -172,13 +212,24 @@ class Layers:
         for module, below in units(self._module):
             if id(module) not in known:
                 part = Part(module, self.execution_device, below=below, which=moves)
-                known[id(module)] = _Layer(self, part, compiled=below, is_root=module is self._module)
+                layer = _Layer(self, part, compiled=below, is_root=module is self._module)
+                layer.is_kept = id(module) in self._kept
+                known[id(module)] = layer
 
     def layer_comes(self, layer: _Layer) -> None:
         if not self._vectors.is_here:
-            self._visits.vectors_come(self._vectors)
-        if not layer.is_of_vectors:
+            self._visits.comes_to_stay(self._vectors)
+        if layer.is_kept:
+            if not layer.part.is_here:
+                self._visits.comes_to_stay(layer.part)
+        elif not layer.is_of_vectors:
             self._visits.layer_comes(layer.part)
+
+    def vacate(self) -> None:
+        """What is kept leaves, and comes again when it is called."""
+        for layer in self._layers.values():
+            if layer.is_kept:
+                layer.leave()
 
     def leave(self) -> None:
         """The call has ended."""
@@ -228,6 +279,7 @@ class _Layer:
         self._layers = layers
         self.part = part
         self.is_of_vectors = not part.has(moves)
+        self.is_kept = False
         self._depth = 0
         """A module may be called within its own forward."""
         self._place = None if is_root else "_compiled_call_impl" if compiled else "forward"
@@ -256,7 +308,7 @@ class _Layer:
 
     def exit(self) -> None:
         self._depth -= 1
-        if self._depth == 0:
+        if self._depth == 0 and not self.is_kept:
             self.part.withdraw()
 
     def leave(self) -> None:
@@ -272,129 +324,3 @@ class _Layer:
             del held[self._place]
         else:
             held[self._place] = self._own
-
-
-class Ahead:
-    """Fetches the layers that are likely to come next, while the one that has come computes."""
-
-    def __init__(self, device: Any) -> None:
-        import torch
-
-        self.last = 0
-        """How many came in time in the last call."""
-        self._now = 0
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._then: dict[_Pair, Part] = {}
-        """What came after two."""
-        self._pair: _Pair | None = None
-        """The two that came last."""
-        self._tail: _Pair | None = None
-        """The last two of those that are expected, if any is."""
-        self._fetched: dict[Part, tuple[int, _Batch]] = {}
-        """In the order in which they are expected, with their bytes."""
-        self._waiting = 0
-        """Bytes of them all."""
-
-    def comes(self, part: Part) -> int:
-        """Its turn has come. Returns the bytes that were copied, of what was fetched ahead as well."""
-        num_bytes = 0
-        if part in self._fetched:
-            while (expected := next(iter(self._fetched))) is not part:
-                self._drop(expected)
-            self._take(part)
-            self._now += 1
-        else:
-            self.drop_all()
-            num_bytes += part.come()
-        if self._pair is not None:
-            self._then[self._pair] = part
-        self._pair = (self._pair[1] if self._pair is not None else None, part)
-        return num_bytes + self._fetch(part)
-
-    def end(self) -> None:
-        self.drop_all()
-        if self._pair is not None:
-            self.last, self._now = self._now, 0
-        self._pair = None
-
-    def drop_all(self) -> None:
-        """Nothing is expected any more."""
-        for part in list(self._fetched):
-            self._drop(part)
-        self._tail = None
-
-    def _fetch(self, part: Part) -> int:
-        if self._waiting > AHEAD - AHEAD // _BATCHES:
-            return 0
-        batch, before = _Batch(self._stream, part.device), self._waiting
-        pair = self._tail or self._pair
-        assert pair is not None
-        try:
-            while self._waiting < AHEAD:
-                following = self._then.get(pair)
-                if following is None or following is part or following in self._fetched:
-                    break
-                if following.is_here:
-                    break  # it computes, and this comes within it
-                size = batch.add(following)
-                self._fetched[following] = size, batch
-                self._waiting += size
-                pair = self._tail = (pair[1], following)
-        finally:
-            batch.copy()
-        return self._waiting - before
-
-    def _take(self, part: Part) -> None:
-        """Away from what is expected. It is written to until its batch is there."""
-        size, batch = self._fetched.pop(part)
-        self._waiting -= size
-        batch.wait()
-
-    def _drop(self, part: Part) -> None:
-        self._take(part)
-        part.withdraw()
-
-
-_Pair = tuple[Part | None, Part]
-
-
-class _Batch:
-    """What is copied at once on a stream of its own, into memory of the stream that computes.
-
-    Args:
-        stream: None where nothing has streams; then copies are made by whoever asks for them.
-    """
-
-    def __init__(self, stream: Any, device: Any) -> None:
-        self._stream = stream
-        self._device = device
-        self._copies: list[Copy] = []
-        self._event: Any = None
-        """When the copies are there; None as well once the stream that computes waits for that."""
-
-    def add(self, part: Part) -> int:
-        """Returns its bytes."""
-        copies = part.make_room()
-        self._copies += copies
-        return sum(copy.nbytes for copy, _ in copies)
-
-    def copy(self) -> None:
-        copies, self._copies = self._copies, []
-        if not copies or self._stream is None:
-            write_copies(copies)
-            return
-        import torch
-
-        # The memory may be what was given up by kernels that are still to run.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            write_copies(copies)
-        self._event = self._stream.record_event()
-
-    def wait(self) -> None:
-        """Before anything of it is read or given up."""
-        event, self._event = self._event, None
-        if event is not None:
-            import torch
-
-            torch.cuda.current_stream(self._device).wait_event(event)

@@ -6,8 +6,9 @@ Why: the parts of a pipeline work one after the other, and most of the weights w
 Costs: the way over PCIe. `model` copies each part once a call; `group` and `sequential` move all of a part's weights
     each time it is called: FLUX's transformer is 24 GB in bf16, in every step. `model` and `group` copy nothing back:
     what waits is never given up, and lies in page-locked memory, which the GPU reads by itself. `group` with `stream`
-    fetches the next layers while one computes, which takes 268 MB and a layer more. `sequential` reads memory that is
-    not locked, and makes every weight anew.
+    fetches the next layers while one computes, which takes 268 MB and a layer more; with `keep` some of the denoiser's
+    layers stay while it works, and are copied once a call. `sequential` reads memory that is not locked, and makes
+    every weight anew.
 Needs: a GPU, and host memory for the whole model; it is loaded there and need never fit the GPU. A recorded step reads
     weights at fixed places, so graphs do not go with it; nor do compiled or quantised parts with `sequential`. With
     `group` a part may be compiled by its repeated blocks, each of which then comes as one.
@@ -22,6 +23,7 @@ weights in the middle of a call is lost at its end. With `group` the VAE comes a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, Self
@@ -32,9 +34,13 @@ from vivace.errors import NoEffect
 from vivace.spec.script import Script, literal, written_call
 from vivace.spec.technique import COMPONENTS, Arithmetic, Effect, Stage, Target, Technique, component_of, knob
 from vivace.techniques.exchange import mapped, unknown_kind
-from vivace.techniques.layer_visits import AHEAD, LayerVisits, comes_whole, is_compiled, units
+from vivace.techniques.fetch_ahead import AHEAD
+from vivace.techniques.layer_visits import LayerVisits, comes_whole, is_compiled, kept, units
 from vivace.techniques.vae_cast import is_cast_in_call
 from vivace.techniques.visits import Visits
+
+GB = 1e9
+_STEP = 0.5 * GB  # in which plans propose what to keep
 
 _MADE_ANEW = {"Parameter", "Int8Params", "Params4bit"}
 """What accelerate, which makes a weight anew from its bytes in each visit, knows how to make. Of others it loses what
@@ -56,15 +62,30 @@ class Offload(Technique):
         False, tune=[False, True], about="group only: the next layers are fetched while one computes"
     )
 
+    keep: float = knob(
+        0,
+        ge=0,
+        le=1000,
+        tune=[0, 8],
+        about="group only: GB (10^9 bytes) of the denoiser's weights that stay while it works",
+    )
+
     @model_validator(mode="after")
-    def _stream_belongs_to_group(self) -> Self:
-        if self.stream and self.mode != "group":
-            raise ValueError(f"stream belongs to group, not to {self.mode}")
+    def _belongs_to_group(self) -> Self:
+        for name, given in (("stream", self.stream), ("keep", self.keep)):
+            if given and self.mode != "group":
+                raise ValueError(f"{name} belongs to group, not to {self.mode}")
         return self
 
     @property
     def arithmetic(self) -> Arithmetic:
         return Arithmetic(weights="as before, in the host's memory")
+
+    def with_room(self, num_bytes: float) -> str | None:
+        more = math.floor((num_bytes - (AHEAD if self.stream else 0)) / _STEP)
+        if self.mode != "group" or self.keep or more < 1:
+            return None
+        return f"offload(group, stream={self.stream}, keep={more * _STEP / GB:g})"
 
     @property
     def from_host(self) -> bool:
@@ -118,9 +139,11 @@ class Offload(Technique):
         changed: dict[str, int | float | str] = {"offloaded_components": len(parts), "offloaded_bytes": total}
         visits: Visits | None = None
         if target.has_data:
-            visits = _enable(pipe, self.mode, self.stream, target.machine.device)
+            visits = _enable(pipe, self, target.machine.device)
         else:
-            _pretend(pipe, parts, self.mode)
+            _pretend(pipe, parts, self.mode, self.keep * GB)
+        if isinstance(visits, LayerVisits) and self.keep:
+            changed["kept_bytes"] = visits.kept_bytes
         if visits is not None:
             changed["page_locked_bytes"] = visits.memory.num_bytes
             if visits.memory.refused is not None:
@@ -161,10 +184,11 @@ class Offload(Technique):
             return Script(lines=_MODEL, places_weights=True)
         if self.mode == "sequential":
             return Script(lines=("pipe.enable_sequential_cpu_offload()",), places_weights=True)
-        lines = (*_GROUP, *_group_lines("pipe", stream=self.stream))
+        said = (*_GROUP, *(_KEPT if self.keep else ()))
+        lines = (*said, *_group_lines("pipe", stream=self.stream))
         if self.stream and is_cast_in_call(target.pipe):
             lines = (
-                *_GROUP,
+                *said,
                 *_group_lines("pipe", stream=True, exclude_modules='"vae"'),
                 "# The pipeline casts its VAE in each call, and a stream would put back what it was.",
                 *_group_lines("pipe.vae", stream=False),
@@ -189,6 +213,8 @@ _GROUP = (
     "# vivace.load(model, recipe).",
 )
 
+_KEPT = ("# diffusers keeps nothing on the GPU meanwhile; vivace was told to, which copies less.",)
+
 _MODEL = (
     "# diffusers copies each part back to the host's memory after its work. vivace draws the same",
     "# picture without that: vivace.load(model, recipe).",
@@ -201,19 +227,20 @@ def _parts(pipe: Any) -> dict[str, Any]:
     return {component: module for component, module in found.items() if module is not None}
 
 
-def _enable(pipe: Any, mode: str, stream: bool, device: Any) -> Visits | None:
+def _enable(pipe: Any, technique: Offload, device: Any) -> Visits | None:
     import torch
 
     device = torch.device(device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     visits = None
-    if mode == "model":
-        visits = Visits(pipe, device, locks=device.type == "cuda")
-    elif mode == "sequential":
+    locks = device.type == "cuda"
+    if technique.mode == "model":
+        visits = Visits(pipe, device, locks=locks)
+    elif technique.mode == "sequential":
         pipe.enable_sequential_cpu_offload(device=device)
     else:
-        visits = LayerVisits(pipe, device, locks=device.type == "cuda", ahead=stream)
+        visits = LayerVisits(pipe, device, locks=locks, ahead=technique.stream, keep=technique.keep * GB)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return visits
@@ -238,7 +265,7 @@ def _bytes(module: Any, device: str | None = None) -> int:
 # claims the whole shape; back, it is a tensor without data again, for whoever counts what the device would hold.
 
 
-def _pretend(pipe: Any, parts: dict[str, Any], mode: str) -> None:
+def _pretend(pipe: Any, parts: dict[str, Any], mode: str, keep: float) -> None:
     """Let modules come and go as the real thing would, attached by accelerate's own hooks."""
     from accelerate.hooks import ModelHook, add_hook_to_module
 
@@ -272,11 +299,17 @@ def _pretend(pipe: Any, parts: dict[str, Any], mode: str) -> None:
             before = Visit(_Shelf(list(module.modules()), made), before, stays=True)
             add_hook_to_module(module, before)
             continue
+        kept_units = kept(module, keep) if part == "denoiser" else []
+        chosen = {id(layer) for layer, _ in kept_units}
         for layer, below in units(module):
-            if layer is not module:
+            if layer is not module and id(layer) not in chosen:
                 shelf = _Shelf(list(layer.modules()) if below else [layer], made)
                 add_hook_to_module(layer, Visit(shelf, None, stays=False))
         add_hook_to_module(module, Visit(_Shelf([module], made), None, stays=False))
+        if kept_units:
+            inside = [one for layer, below in kept_units for one in (layer.modules() if below else [layer])]
+            before = Visit(_Shelf([one for one in inside if one is not module], made), before, stays=True)
+            add_hook_to_module(module, before, append=True)
 
 
 class _Shelf:

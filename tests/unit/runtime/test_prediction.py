@@ -19,8 +19,8 @@ from vivace.runtime import fit
 from vivace.runtime.fit import RESERVE_BYTES, changes, fits
 from vivace.runtime.prediction import Prediction, predict, predict_trial
 from vivace.runtime.session import session_of
-from vivace.techniques import TECHNIQUES
-from vivace.techniques.resolve import resolve
+from vivace.techniques import TECHNIQUES, offload
+from vivace.techniques.resolve import instantiate, resolve
 
 GIB = 2**30
 # One H200, PyTorch 2.11.0+cu130, cuDNN 9.19, diffusers 0.42.1, 2026-11-20: the public stack with random weights, eager,
@@ -203,6 +203,37 @@ def test_what_stands_in_the_way_of_a_change_makes_way() -> None:
     assert by_part.prediction.recipe.endswith("+compile+offload(model)")
     assert by_layer.what == "compile(blocks=repeated)+offload(group)"
     assert by_layer.prediction.recipe.endswith("+channels_last@vae+compile(blocks=repeated)+offload(group)")
+
+
+def test_what_is_left_free_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "_STEP", 1e6)
+    monkeypatch.setattr(fit, "_WORTH_IT", 1)
+    model = find_weightless("tiny-flux")
+    recipe = resolve("bf16+int8@denoiser,text_encoder_2+channels_last@vae+offload(model)")
+    whole = predict(model, recipe, height=64, width=64)
+    card = RESERVE_BYTES + whole.peak_bytes - 1e5
+    found = changes(model, recipe, whole, card, lambda _: None)
+    *smaller, filled = found
+    assert not any(change.fills for change in smaller)
+    assert filled.fills
+    before, after = smaller[-1].prediction, filled.prediction
+    assert "offload(group)" in before.recipe
+    (call,) = (call for call in resolve(after.recipe).techniques if call.name == "offload")
+    kept = float(dict(call.knobs)["keep"]) * 1e9  # type: ignore[arg-type]
+    assert kept >= 2e6
+    assert after.recipe == before.recipe.replace("offload(group)", f"offload(group, keep={kept / 1e9:g})")
+    assert fits(after, card)
+    assert 0.6 * kept < after.stages["denoiser"] - before.stages["denoiser"] <= kept
+    assert after.stages["vae"] == before.stages["vae"], "what is kept makes room for the VAE"
+
+
+def test_what_has_no_use_for_room() -> None:
+    for recipe in ("offload(model)", "offload(group, keep=2)", "offload(sequential)", "bf16"):
+        (call,) = resolve(recipe).techniques
+        assert instantiate(call).with_room(1e12) is None
+    (call,) = resolve("offload(group, stream=True)").techniques
+    assert instantiate(call).with_room(4.4e9) == "offload(group, stream=True, keep=4)"
+    assert instantiate(call).with_room(0.7e9) is None, "what is fetched ahead takes room as well"
 
 
 @pytest.mark.usefixtures("_each_prediction_once")

@@ -12,15 +12,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import vivace
-from tests.families import FAMILIES, build, draw, modules, session, upcasting
+from tests.families import FAMILIES, STEPS, build, draw, modules, session, upcasting
+from vivace.errors import RecipeError
 from vivace.spec.technique import Machine
-from vivace.techniques import layer_visits, offload, page_locked
-from vivace.techniques.layer_visits import Ahead, LayerVisits, _Batch, units
+from vivace.techniques import fetch_ahead, offload, page_locked
+from vivace.techniques.fetch_ahead import Ahead, _Batch
+from vivace.techniques.layer_visits import LayerVisits, kept, moves, units
 from vivace.techniques.visits import Part
 
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
 CPU = torch.device("cpu")
 RECIPES = ("offload(group)", "offload(group, stream=True)")
+KEEPING = "offload(group, stream=True, keep=0.005)"
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +31,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[LayerVisits]:
     """With the CPU as the GPU: who sees to the layers of each pipeline."""
     made: list[LayerVisits] = []
 
-    def enable(pipe: Any, mode: str, stream: bool, device: Any) -> Any:
-        made.append(LayerVisits(pipe, CPU, locks=False, ahead=stream))
+    def enable(pipe: Any, given: Any, device: Any) -> Any:
+        made.append(LayerVisits(pipe, CPU, locks=False, ahead=given.stream, keep=given.keep * 1e9))
         return made[-1]
 
     monkeypatch.setattr(offload, "_enable", enable)
@@ -168,6 +171,71 @@ def test_the_vae_leaves_when_a_layer_comes() -> None:
     pipe.maybe_free_model_hooks()
 
 
+def whole(module: Any) -> int:
+    """Its bytes, as they wait."""
+    return sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_some_layers_stay_while_the_denoiser_works(
+    family: str, stream: bool, made: list[LayerVisits]
+) -> None:
+    pipe = build(family)
+    denoiser = pipe.transformer if family == "flux" else pipe.unet
+    keep = whole(denoiser) / 2
+    plain = session(family, f"offload(group, stream={stream})")
+    reference = draw(plain)
+    moved = vivace.apply(pipe, f"offload(group, stream={stream}, keep={keep / 1e9})")
+    waiting = {id(layer): layer.weight.data_ptr() for layer in linears(denoiser)}
+    before, in_decoder, in_steps = addresses(pipe), [], []
+
+    def on_device() -> list[Any]:
+        return [layer for layer in linears(denoiser) if layer.weight.data_ptr() != waiting[id(layer)]]
+
+    def at_end_of_step(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+        if not stream:
+            in_steps.append([layer.weight.data_ptr() for layer in on_device()])
+        return given
+
+    pipe.vae.decoder.register_forward_pre_hook(lambda *_: in_decoder.append(len(on_device())))
+    for _ in range(2):
+        assert np.array_equal(draw(moved, callback_on_step_end=at_end_of_step), reference)
+        assert addresses(pipe) == before
+    assert in_decoder == [0, 0], "they make room for the VAE"
+    (effect,) = moved.effects.values()
+    assert 0.8 * keep < effect["kept_bytes"] <= keep
+    if not stream:
+        assert len(in_steps[0]) > 10
+        assert in_steps[0] == in_steps[1], "the same copies"
+    spared = int(plain.evidence()["weights_copied_per_call_bytes"]) - int(
+        moved.evidence()["weights_copied_per_call_bytes"]
+    )
+    assert spared > (STEPS[family] - 1) * 0.8 * keep if not stream else spared > 0
+
+
+def test_what_is_kept_is_spread_evenly() -> None:
+    unet = build("sd").unet
+    chosen = kept(unet, whole(unet) / 3)
+    found = [module for module, _ in units(unet)]
+    places = [found.index(module) for module, _ in chosen]
+    assert places == sorted(places)
+    for third in range(3):
+        part = slice(third * len(found) // 3, (third + 1) * len(found) // 3)
+        assert any(module in found[part] for module, _ in chosen)
+    assert [module for module, _ in kept(unet, 10 * whole(unet))] == [
+        module
+        for module in found
+        if any(moves(t) for t in (*vars(module)["_parameters"].values(),) if t is not None)
+    ]
+    assert kept(unet, 0) == []
+
+
+def test_keeping_belongs_to_group() -> None:
+    with pytest.raises(RecipeError, match="keep belongs to group, not to model"):
+        vivace.apply(build("sd"), "offload(model, keep=2)")
+
+
 class _Watch(TorchDispatchMode):
     """Which operations meet a tensor that waits, as on a GPU they must not."""
 
@@ -210,7 +278,7 @@ EVERYWHERE = {
 }
 
 
-@pytest.mark.parametrize("how", RECIPES)
+@pytest.mark.parametrize("how", [*RECIPES, KEEPING])
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in EVERYWHERE.items() for r in recipes])
 def test_nothing_computes_with_what_waits(
     family: str, recipe: str, how: str, made: list[LayerVisits], monkeypatch: pytest.MonkeyPatch
@@ -395,7 +463,7 @@ def test_nobody_reads_what_is_still_on_its_way(
     moved = session(family, "offload(group, stream=True)")
     stream, empty_like = _Late(), torch.empty_like
     denoiser = max(modules(moved.pipe).values(), key=lambda part: sum(p.nbytes for p in part.parameters()))
-    monkeypatch.setattr(layer_visits, "AHEAD", sum(p.nbytes for p in denoiser.parameters()) // 4)
+    monkeypatch.setattr(fetch_ahead, "AHEAD", sum(p.nbytes for p in denoiser.parameters()) // 4)
 
     def unwritten(like: torch.Tensor, **how: Any) -> torch.Tensor:
         empty = empty_like(like, **how)
@@ -440,7 +508,7 @@ def work(ahead: Ahead, order: list[Part]) -> list[list[bool]]:
 
 
 def test_what_came_next_is_fetched_ahead(six: list[Part], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_visits, "AHEAD", 1500)
+    monkeypatch.setattr(fetch_ahead, "AHEAD", 1500)
     ahead = Ahead(CPU)
     alone = work(ahead, six)
     assert [sum(row) for row in alone] == [1] * 6, "nobody knows yet"
@@ -512,7 +580,7 @@ def test_one_that_is_called_twice_and_one_that_calls_itself(six: list[Part]) -> 
 def test_what_the_host_locked_is_said(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_locked, "_lock", lambda size: torch.empty(size, dtype=torch.uint8))
     monkeypatch.setattr(
-        offload, "_enable", lambda pipe, mode, stream, _: LayerVisits(pipe, CPU, locks=True, ahead=stream)
+        offload, "_enable", lambda pipe, given, _: LayerVisits(pipe, CPU, locks=True, ahead=given.stream)
     )
     reference = draw(session("flux"))
     moved = session("flux", recipe)

@@ -26,9 +26,9 @@ MODES = ("model", "sequential", "group", "group, stream=True")
 def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     enable = offload._enable
 
-    def on_cpu(pipe: Any, mode: str, stream: bool, device: Any) -> Any:
-        if mode != "sequential":
-            return enable(pipe, mode, stream, CPU)
+    def on_cpu(pipe: Any, given: Any, device: Any) -> Any:
+        if given.mode != "sequential":
+            return enable(pipe, given, CPU)
         from accelerate import cpu_offload
 
         # diffusers would name the device "cpu:0", which accelerate takes for another one than "cpu".
