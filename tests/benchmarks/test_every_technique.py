@@ -76,7 +76,7 @@ def test_no_technique_of_the_same_picture_is_left_out() -> None:
     for name in every_technique.FAMILIES:
         assert all("compile" in text for text in compiled(name))
         texts = [*alone(name), *compiled(name)]
-        assert len(set(texts)) == len(everything)
+        assert len(set(texts)) == len(everything) + 1, "half of its denoiser kept on the GPU"
 
 
 def test_the_study_has_ten_configurations_on_every_model() -> None:
