@@ -63,7 +63,7 @@ def plan(
     resolved = resolve(recipe)  # before anything heavy is imported
 
     from vivace.models.weightless import find_weightless
-    from vivace.runtime.fit import changes, fits
+    from vivace.runtime.fit import changes, filling, fits
     from vivace.runtime.prediction import predict
 
     found = find_weightless(model)
@@ -79,10 +79,11 @@ def plan(
         predicted = predict(found, resolved, **question)
     card_bytes, card_name = (card * 1e9, f"{card:g} GB") if card is not None else _own_card()
     steps: list[Change] = []
-    if card_bytes is not None and not fits(predicted, card_bytes):
-        steps = changes(
-            found, resolved, predicted, card_bytes, lambda what: click.echo(f"trying {what}", err=True)
-        )
+    if card_bytes is not None and fits(predicted, card_bytes):
+        faster = filling(found, predicted, card_bytes, _tell)
+        steps = [] if faster is None else [faster]
+    elif card_bytes is not None:
+        steps = changes(found, resolved, predicted, card_bytes, _tell)
     if as_json:
         click.echo(json.dumps(_facts(predicted, card_bytes, steps), indent=2))
         return 0
@@ -90,6 +91,10 @@ def plan(
     if card_bytes is not None:
         _print_card(predicted, card_bytes, card_name, steps)
     return 0
+
+
+def _tell(what: str) -> None:
+    click.echo(f"trying {what}", err=True)
 
 
 def _own_card() -> tuple[float | None, str]:
@@ -176,6 +181,9 @@ def _print_card(predicted: Prediction, card_bytes: float, name: str, steps: list
 
     if fits(predicted, card_bytes):
         click.echo(f"\nIt fits {name}.")
+        for step in steps:
+            peak = size(step.prediction.peak_bytes)
+            click.echo(f"So does --recipe '{step.prediction.recipe}' (peak {peak}), which spares copies.")
         return
     click.echo(f"\nIt does not fit {name}. What lowers the peak, each on top of the one before:")
     for step in steps:

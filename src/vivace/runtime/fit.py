@@ -53,15 +53,20 @@ def changes(
     found = _smaller_steps(model, recipe, now, card_bytes, tell)
     if not found or not fits(found[-1].prediction, card_bytes):
         return found
-    filled = _filled(model, found[-1].prediction, card_bytes, tell)
-    return found if filled is None else [*found, filled]
+    faster = filling(model, found[-1].prediction, card_bytes, tell)
+    return found if faster is None else [*found, faster]
 
 
-def _filled(
+def filling(
     model: Weightless, now: Prediction, card_bytes: float, tell: Callable[[str], None]
 ) -> Change | None:
+    """What uses the room that a recipe leaves on a card that it fits, to be faster; None if nothing of it can."""
     recipe = resolve(now.recipe)
+    denoiser = next((c for c in now.components if c.name in ("unet", "transformer")), None)
+    if denoiser is None:
+        return None
     free = card_bytes - RESERVE_BYTES - now.stages.get("denoiser", now.peak_bytes)
+    free = min(free, denoiser.num_parameters * (4 if "fp32" in denoiser.dtype else 2))
     for call in recipe.techniques:
         what = instantiate(call).with_room(free)
         changed = _with(recipe, what) if what is not None else None

@@ -1,10 +1,12 @@
 """vivace plan, in this process."""
 
 import json
+import re
 
 import pytest
 
 from tests.typed import typed
+from vivace.techniques import offload
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -43,6 +45,20 @@ def test_json_has_components_and_what_to_change(
     assert (found["fits"]["8"], found["fits_card"], found["card_bytes"]) == (True, False, 1_050_000_000)
     assert found["changes"][-1]["fits_card"]
     assert found["changes"][-1]["peak_bytes"] < found["peak_bytes"]
+
+
+def test_room_that_is_left_is_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(offload, "_STEP", 1e6)
+    assert run(monkeypatch, "tiny-sd", "--recipe", "offload(group)", "--card", "8") == 0
+    *_, fits, also = capsys.readouterr().out.splitlines()
+    assert fits == "It fits 8 GB."
+    assert re.fullmatch(
+        r"So does --recipe 'offload\(group, keep=0.009\)' \(peak [\d.]+ MB\), which spares copies\.", also
+    ), also
+    assert run(monkeypatch, "tiny-sd", "--recipe", "offload(model)", "--card", "8") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "It fits 8 GB."
 
 
 def test_what_is_so_already_is_planned_all_the_same(
