@@ -10,6 +10,7 @@ from vivace.models.weightless import Weightless
 from vivace.runtime.prediction import Prediction, predict
 from vivace.spec.recipe import Recipe, TechniqueCall
 from vivace.techniques import TECHNIQUES
+from vivace.techniques.layer_visits import DENOISERS
 from vivace.techniques.resolve import instantiate, resolve, text_of
 
 CARDS_GB = (8, 12, 16, 24, 40, 48, 80, 141)
@@ -62,7 +63,7 @@ def filling(
 ) -> Change | None:
     """What uses the room that a recipe leaves on a card that it fits, to be faster; None if nothing of it can."""
     recipe = resolve(now.recipe)
-    denoiser = next((c for c in now.components if c.name in ("unet", "transformer")), None)
+    denoiser = next((c for c in now.components if c.name in DENOISERS), None)
     if denoiser is None:
         return None
     free = card_bytes - RESERVE_BYTES - now.stages.get("denoiser", now.peak_bytes)

@@ -277,8 +277,8 @@ class Technique(BaseModel, ABC):
         return False
 
     def with_room(self, num_bytes: float) -> str | None:
-        """The recipe of this technique alone that gives so many bytes, free on the GPU while the denoiser works, to be
-        faster; None: it has no use for them."""
+        """The recipe of this technique alone that is faster for so many bytes, free on the GPU while the denoiser
+        works; None: it has no use for them."""
         return None
 
     @abstractmethod
