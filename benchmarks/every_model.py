@@ -25,10 +25,10 @@ from vivace.benchmark import Plan, planned, sweep
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError, UnknownModel, nearest
 from vivace.models.find import SYNTHETIC, synthetic_names
+from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.record import Outcome, Record
-from vivace.techniques.resolve import resolve
 
 RECORD = Path(__file__).parents[1] / "results" / "every-model.json"
 RECIPES = ("baseline", "compile")

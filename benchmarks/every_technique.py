@@ -41,11 +41,11 @@ from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
+from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.stats.intervals import MIN_SAMPLES
-from vivace.techniques.resolve import resolve
 
 RESULTS = Path(__file__).parents[1] / "results"
 FAMILIES = ("sd15", "sdxl", "flux-dev")

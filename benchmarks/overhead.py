@@ -37,13 +37,13 @@ from vivace.models.architectures import ARCHITECTURES, Architecture
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, find_model
 from vivace.models.synthetic import build
+from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds
 from vivace.runtime.embeddings import encode
 from vivace.spec.environment import Environment
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
 from vivace.stats import median_interval
-from vivace.techniques.resolve import resolve
 
 RECORD = Path(__file__).parents[1] / "results" / "overhead.jsonl"
 MODELS = ("sd15", "sdxl", "flux-dev")

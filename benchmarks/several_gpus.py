@@ -34,11 +34,11 @@ from benchmarks.every_technique import check_device, full_length, measure, read_
 from vivace.benchmark import sweep
 from vivace.errors import StoreError
 from vivace.models.find import SYNTHETIC
+from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.techniques.parallel import COPIES
-from vivace.techniques.resolve import resolve
 
 RECORD = Path(__file__).parents[1] / "results" / "several-gpus.json"
 PROFILE_STEPS = 4

@@ -37,14 +37,14 @@ from benchmarks.every_technique import (
     row_of,
 )
 from vivace.benchmark import sweep
+from vivace.contract.technique import Machine, Target
+from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.quiet import quiet
-from vivace.models.weightless import find_weightless
+from vivace.recipes.resolve import instantiate, resolve
 from vivace.spec.recipe import BASELINE, Recipe, TechniqueCall
 from vivace.spec.record import Record
-from vivace.spec.technique import Machine, Target
-from vivace.techniques.resolve import instantiate, resolve
 
 FAMILIES = ("flux-dev", "flux-schnell", "sdxl", "sd15")
 HITS = (0.3, 0.5, 0.65)

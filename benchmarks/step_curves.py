@@ -36,12 +36,12 @@ from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError
 from vivace.models.find import Found, find_model
 from vivace.models.prompts import PROMPT_SETS
+from vivace.recipes.resolve import instantiate, resolve
 from vivace.report.rows import Row, rows_of
 from vivace.spec.base import Spec
 from vivace.spec.figures import PictureFigures, QualityPass
 from vivace.spec.recipe import BASELINE, Recipe
 from vivace.spec.record import Outcome, Record
-from vivace.techniques.resolve import instantiate, resolve
 
 RESULTS = Path(__file__).parents[1] / "results"
 PROMPTS = PROMPT_SETS["tinyworld"]
@@ -327,9 +327,9 @@ def _operations(found: Found, recipe: Recipe, prompts: Sequence[str]) -> int:
     """Of the denoiser, over a picture a prompt."""
     import torch
 
+    from vivace.contract.technique import component_of
     from vivace.measure.flops import count_flops
     from vivace.runtime.session import open_session
-    from vivace.spec.technique import component_of
 
     _set_threads(found)
     session = open_session(found, recipe, "cpu", prompts=prompts)

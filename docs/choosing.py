@@ -16,12 +16,12 @@ from docs.several_gpus import soonest
 from docs.skipped_work import skipping_of
 from docs.step_curves import STEPS, Against, Family, Point, families
 from docs.techniques_measured import Line, lines_of
+from vivace.recipes.resolve import resolve
 from vivace.report.quality import Gate
 from vivace.report.rows import Row
 from vivace.report.summary import ratio, size
 from vivace.spec.recipe import BASELINE
 from vivace.stats import Verdict
-from vivace.techniques.resolve import resolve
 
 IMAGES = Path(__file__).parent / "images"
 LEVELS = (1.25, 1.5, 2.0, 2.5, 3.0)

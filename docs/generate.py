@@ -33,10 +33,10 @@ from docs import (
 )
 from tests.composition.run import DEVICES, record_of
 from vivace.cli import app
+from vivace.recipes.describe import describe
 from vivace.report.summary import plus_minus, ratio, size
 from vivace.stats import Interval
 from vivace.techniques import ALIASES, TECHNIQUES
-from vivace.techniques.describe import describe
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 
-from vivace.spec.technique import Arithmetic, Machine
+from vivace.contract.technique import Arithmetic, Machine
+from vivace.recipes.describe import states
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.describe import states
 
 _GPUS = (
     ("Turing, T4, RTX 20", (7, 5)),

@@ -8,11 +8,11 @@ from pathlib import Path
 from benchmarks.every_technique import read_records
 from benchmarks.several_gpus import Case, Profile, cases, pair, profile_file, read_profiles, rest_of
 from docs.models_measured import conditions_of
+from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.record import Record
 from vivace.stats import Interval, speedup
-from vivace.techniques.resolve import resolve
 
 _HEADINGS = (
     "model", "recipe", "GPUs", "s/image", "speed-up over one GPU [95 % interval]", "wished for", "memory of the first",

@@ -11,12 +11,12 @@ from pathlib import Path
 from benchmarks.step_curves import CALIBRATED, CURVES, STEPS, Case, read_cases, record_file, rows_with_quality
 from docs import curve_plot
 from docs.models_measured import conditions_of
+from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row
 from vivace.report.summary import ratio
 from vivace.spec.recipe import BASELINE
 from vivace.stats import Interval, mean_interval
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.resolve import resolve
 
 _HEADINGS = (
     "recipe", "denoiser's work", "speed-up", "hit rate", "SSIM [95 % interval]", "PSNR dB, worst",

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vivace.export.script import Written, write_script
 from vivace.models import find_model
-from vivace.runtime.script import Written, write_script
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import open_session
-from vivace.techniques.resolve import resolve
 
 PROMPT = "a red circle above a blue square"
 CALL = {"height": 64, "width": 64, "num_inference_steps": 4}

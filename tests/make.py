@@ -1,11 +1,11 @@
 """Small valid Records for tests, built through the spec classes."""
 
+from vivace.recipes.resolve import resolve
 from vivace.spec.environment import Environment
 from vivace.spec.model import Model
 from vivace.spec.record import Memory, Outcome, Picture, Record, Round, Sample
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
-from vivace.techniques.resolve import resolve
 
 PROMPTS = ("a red circle", "a blue square")
 

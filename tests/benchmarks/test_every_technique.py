@@ -33,9 +33,9 @@ from benchmarks.every_technique import (
 from benchmarks.every_technique import every_technique as command
 from tests.narrow import make_all_small
 from vivace.errors import StoreError
+from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome, Record
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.resolve import resolve
 
 QUICK = ["--repeats", "1", "--warmup", "1", "--device", "cpu"]
 ASKED = ["inference_mode", "vae_slicing", "compile(backend=eager)"]

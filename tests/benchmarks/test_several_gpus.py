@@ -25,8 +25,8 @@ from docs.generate import NOTE
 from tests.make import make_record, make_round
 from tests.narrow import make_all_small
 from vivace.models.find import find_model
+from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome, Record, Round
-from vivace.techniques.resolve import resolve
 
 
 def test_on_a_cpu_processes_take_the_places_of_gpus(

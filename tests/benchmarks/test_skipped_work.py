@@ -23,10 +23,10 @@ from benchmarks.skipped_work import skipped_work as command
 from docs import choosing
 from docs.skipped_work import page, skipping_of
 from tests.narrow import make_all_small
+from vivace.contract.technique import Stage
+from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
-from vivace.spec.technique import Stage
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.resolve import resolve
 
 BESIDE = "channels_last"
 ASKED = ["steps(3)", "deepcache(hits=0.5)", "cfg_cutoff(0.5)", "guidance(1)"]

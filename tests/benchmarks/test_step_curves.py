@@ -13,8 +13,8 @@ from benchmarks.step_curves import step_curves as command
 from vivace.benchmark.aggressive import CACHES
 from vivace.errors import StoreError
 from vivace.models.catalogue import CATALOGUE
+from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
-from vivace.techniques.resolve import resolve
 
 QUICK = ["--prompts", "2", "--repeats", "1", "--device", "cpu"]
 STEPS_HERE = 8

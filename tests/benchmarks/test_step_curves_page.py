@@ -11,9 +11,9 @@ from docs import step_curves
 from docs.generate import NOTE
 from docs.step_curves import Against, families, ssim_of_steps
 from tests.make import make_record, make_round
+from vivace.recipes.resolve import resolve
 from vivace.spec.figures import PictureFigures
 from vivace.spec.record import Outcome, Picture
-from vivace.techniques.resolve import resolve
 
 PROMPTS = tuple(f"picture {k}" for k in range(8))
 SCATTER = (-0.02, -0.01, -0.01, 0.0, 0.0, 0.01, 0.01, 0.02)

@@ -8,11 +8,11 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vivace.contract.technique import Component, Machine, Target
 from vivace.errors import RecipeError
+from vivace.recipes.resolve import instantiate, resolve, text_of
 from vivace.spec.recipe import TechniqueCall
-from vivace.spec.technique import Component, Machine, Target
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.resolve import instantiate, resolve, text_of
 
 STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # what is enough for a picture
 MODELS = tuple(STEPS)

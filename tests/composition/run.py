@@ -43,9 +43,9 @@ from vivace.benchmark.launcher import Launcher, last_line
 from vivace.errors import Unsupported
 from vivace.measure.machine import choose_device
 from vivace.models.catalogue import CATALOGUE
+from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import BASELINE
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.resolve import resolve
 
 RESULTS = Path(__file__).parents[2] / "results"
 DEVICES = ("cpu", "cuda")

@@ -27,8 +27,8 @@ from tests.composition.run import (
     with_members,
     write,
 )
+from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.resolve import resolve
 
 PAIRS, RANDOM = 25, 15
 CASES = sample(PAIRS, RANDOM)

@@ -43,12 +43,12 @@ def draw(
     import numpy as np
     import torch
 
+    from vivace.compilation.compiled_code import VARIABLE
     from vivace.errors import NoEffect, Unsupported
     from vivace.measure.quality import faults, pixels
     from vivace.models import find_model, load_pipeline
+    from vivace.recipes.resolve import resolve
     from vivace.runtime.session import session_of
-    from vivace.techniques.compiled_graphs import VARIABLE
-    from vivace.techniques.resolve import resolve
 
     os.environ[VARIABLE] = code
     found = find_model(model)

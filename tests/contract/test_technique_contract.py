@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from vivace.contract.technique import COMPONENTS, Arithmetic, Machine, Stage, Target, Technique
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.machine import this_machine
 from vivace.models import find_model, load_pipeline
+from vivace.recipes.describe import states
+from vivace.recipes.resolve import instantiate, resolve
 from vivace.runtime.session import Session, session_of
-from vivace.spec.technique import COMPONENTS, Arithmetic, Machine, Stage, Target, Technique
 from vivace.techniques import ALIASES, TECHNIQUES
-from vivace.techniques.describe import states
-from vivace.techniques.resolve import instantiate, resolve
 
 STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # what is enough for a picture
 PROMPT = "a red circle above a blue square"

@@ -16,10 +16,10 @@ from PIL import Image
 from tests import shrunken
 from tests.families import psnr
 from vivace.errors import NoEffect, Unsupported
+from vivace.export.script import write_script
 from vivace.models import find_model
-from vivace.runtime.script import write_script
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import open_session
-from vivace.techniques.resolve import resolve
 
 pytestmark = pytest.mark.gpu
 

@@ -12,9 +12,9 @@ import torch
 
 import vivace
 from tests.families import build, draw, psnr
+from vivace.contract.technique import component_of
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.kernels import attention_kernels
-from vivace.spec.technique import component_of
 
 pytestmark = pytest.mark.gpu
 PACKAGES = ("flash3", "flash4", "sage", "xformers")

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from vivace.measure.footprint import CUBLAS_WORKSPACE
+from vivace.contract.technique import Target
 from vivace.measure.machine import this_machine
 from vivace.measure.memory import MemoryMeter
+from vivace.memory.footprint import CUBLAS_WORKSPACE
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.synthetic import build, build_component
-from vivace.models.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 from vivace.runtime.noise import draw_noise_in_fp32
-from vivace.runtime.prediction import predict
 from vivace.runtime.session import Session
-from vivace.spec.technique import Target
-from vivace.techniques.resolve import resolve
 
 pytestmark = pytest.mark.gpu
 PAIRS = [

@@ -14,14 +14,14 @@ from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize
 
 import vivace
 from tests.families import build, draw, psnr
+from vivace.contract.technique import Machine
 from vivace.errors import NoEffect, Unsupported
 from vivace.models import find_model, load_pipeline
+from vivace.quantization.packed_int4 import pack, widened
+from vivace.quantization.scheme import Settings
+from vivace.quantization.torchao_schemes import TORCHAO
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import session_of
-from vivace.spec.technique import Machine
-from vivace.techniques.quantization.packed_int4 import pack, widened
-from vivace.techniques.quantization.scheme import Settings
-from vivace.techniques.quantization.torchao_schemes import TORCHAO
-from vivace.techniques.resolve import resolve
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"

@@ -11,8 +11,8 @@ import torch
 import vivace
 from tests.families import STEPS, build, draw, psnr
 from vivace.errors import NoEffect, Unsupported
+from vivace.step_caching.teacache_fit import Fit, keep
 from vivace.techniques import fetch_ahead, page_locked
-from vivace.techniques.teacache_fit import Fit, keep
 
 pytestmark = pytest.mark.gpu
 

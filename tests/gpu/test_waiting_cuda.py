@@ -7,11 +7,11 @@ import torch
 
 import vivace
 from tests.families import draw, psnr
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
 from vivace.models import find_model, load_pipeline
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import session_of
-from vivace.techniques.resolve import resolve
 
 pytestmark = pytest.mark.gpu
 MODELS = ("tiny-sd", "tiny-flux")

@@ -10,24 +10,34 @@ LAYERS = {
     "errors": 0,
     "spec": 0,
     "stats": 0,
-    "techniques": 1,
-    "models": 1,
-    "measure": 1,
+    "contract": 1,
     "report": 1,
     "kernels": 1,
-    "runtime": 2,
-    "benchmark": 3,
-    "cli": 5,
-    "__main__": 6,
+    "models": 2,
+    "measure": 2,
+    "attention_backends": 2,
+    "compilation": 2,
+    "offloading": 2,
+    "quantization": 2,
+    "step_caching": 2,
+    "multi_gpu": 3,
+    "techniques": 4,
+    "recipes": 5,
+    "runtime": 6,
+    "memory": 7,
+    "export": 7,
+    "benchmark": 8,
+    "cli": 9,
+    "__main__": 10,
 }
-SIDEWAYS = {("techniques", "kernels"), ("spec", "errors"), ("stats", "errors")}
+SIDEWAYS = {("spec", "errors"), ("stats", "errors")}
 # The catalogue of libraries that pull torch in; `report` and `spec` must stay clear of them.
 IMPORTED_LATE = {
-    "vivace.techniques.quantization.widen_int4",
-    "vivace.techniques.flux_tokens",
-    "vivace.techniques.gpu_barrier",
-    "vivace.techniques.messages",
-    "vivace.techniques.symmetric_memory",
+    "vivace.kernels.dequantize_int4",
+    "vivace.multi_gpu.flux_tokens",
+    "vivace.multi_gpu.gpu_barrier",
+    "vivace.multi_gpu.collectives",
+    "vivace.multi_gpu.symmetric_memory",
 }
 """Triton's kernels are compiled from a module's own names, and torch's operators and diffusers' blocks are made where a
 module is read; these are imported where they are used."""

@@ -9,8 +9,8 @@ import pytest
 
 from tinyworld import calibrate_gate, clip, evaluate
 from vivace.models.prompts import PROMPT_SETS
+from vivace.recipes.resolve import resolve
 from vivace.spec.limits import Limits
-from vivace.techniques.resolve import resolve
 
 
 def row(fall: float, gate: str) -> dict[str, Any]:

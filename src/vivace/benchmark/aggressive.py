@@ -17,12 +17,12 @@ from vivace.benchmark.plan import Plan
 from vivace.benchmark.prepare import prepare
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.sweep import bench, start_launcher
+from vivace.contract.technique import Technique
 from vivace.errors import Unsupported, UsageError, nearest
 from vivace.models.find import find_model
 from vivace.report.rows import Row, rows_of
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.record import Outcome
-from vivace.spec.technique import Technique
 from vivace.stats.gate import Gate
 from vivace.techniques import TECHNIQUES
 

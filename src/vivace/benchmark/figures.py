@@ -11,11 +11,11 @@ from vivace.benchmark.store import Store, picture_path
 from vivace.errors import RecipeError, WorkerError
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import FoundScorer
+from vivace.recipes.resolve import resolve
 from vivace.spec.figures import SAME_PIXELS, FiguresKey, NoiseFloor, PictureFigures
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Record
 from vivace.spec.trial import Trial
-from vivace.techniques.resolve import resolve
 
 _TIMEOUT_S = 3600.0
 _AT_ONCE = (

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from vivace.benchmark.launcher import Launcher, last_line
+from vivace.contract.technique import Machine
 from vivace.errors import VivaceError, WorkerError
 from vivace.report.summary import size
 from vivace.spec.environment import Environment
 from vivace.spec.record import Memory, Outcome, Record
-from vivace.spec.technique import Machine
 from vivace.spec.trial import Trial
 
 _TIMEOUT_S = 120.0  # a trial; most take two or three seconds
@@ -69,7 +69,7 @@ def plan_again(records: Sequence[Record], launcher: Launcher) -> list[Planned]:
 
 def predict_all(trials: Sequence[Trial], environment: Environment) -> list[dict[str, Any]]:
     """In the worker: the fields of a `Planned` that are not measured, for each trial."""
-    from vivace.runtime.prediction import predict_trial
+    from vivace.memory.predict import predict_trial
 
     machine = machine_of(environment)
     found: list[dict[str, Any]] = []

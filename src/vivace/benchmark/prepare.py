@@ -12,9 +12,9 @@ from vivace.benchmark.rivals import with_rivals
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.models.find import Found, find_model, obtain
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
+from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import Recipe
 from vivace.spec.workload import MAX_PIXEL_STEPS, Workload
-from vivace.techniques.resolve import resolve
 
 # For models that bring no prompts of their own.
 DEFAULT_PROMPTS = ("a red circle above a blue square", "a lighthouse at dusk", "a bowl of oranges on a table")

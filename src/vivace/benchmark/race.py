@@ -8,8 +8,8 @@ from typing import Any
 
 from vivace.errors import NoEffect, Unsupported
 from vivace.models.find import find_model
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, open_session
-from vivace.techniques.resolve import resolve
 
 _STEPS = 10
 _ROUNDS = 4

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from vivace.contract.technique import Stage
 from vivace.errors import RecipeError
+from vivace.recipes.resolve import resolve, text_of
 from vivace.spec.recipe import Recipe
-from vivace.spec.technique import Stage
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.resolve import resolve, text_of
 
 # Of the steps that the cache's recipe takes. A cache that saves less than a quarter of the work is hardly worth its
 # place, and one that saves more than half has to beat half the steps first.

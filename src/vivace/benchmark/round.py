@@ -12,6 +12,7 @@ from typing import Any
 
 from vivace.benchmark.plan import Plan
 from vivace.benchmark.store import save_picture
+from vivace.contract.technique import Component, component_of, working_part
 from vivace.errors import NoEffect, Unsupported, VivaceError
 from vivace.measure.environment import conditions, python_ms
 from vivace.measure.kernels import attention_kernels
@@ -23,7 +24,6 @@ from vivace.models.load import load_pipeline
 from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session, session_of, waits_on_host
 from vivace.spec.record import Outcome, Picture, Round, Sample
-from vivace.spec.technique import Component, component_of, working_part
 from vivace.spec.trial import Trial
 from vivace.stats.intervals import MIN_SAMPLES
 from vivace.stats.stopping import enough_samples, is_steady

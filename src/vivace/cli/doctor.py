@@ -15,13 +15,13 @@ from vivace.cli import options
 @options.as_json
 def doctor(device: str, as_json: bool) -> int:
     """Tell what this machine can run, what it cannot and why, and which dtypes are slow here."""
+    from vivace.compilation.compiled_code import code_folder
     from vivace.measure.dtypes import probe_dtypes, slow_dtypes
     from vivace.measure.environment import conditions, environment
     from vivace.measure.machine import choose_device, this_machine
+    from vivace.recipes.describe import states
     from vivace.report.summary import size
     from vivace.techniques import TECHNIQUES
-    from vivace.techniques.compiled_graphs import code_folder
-    from vivace.techniques.describe import states
 
     chosen = choose_device(device)
     machine = this_machine(chosen)

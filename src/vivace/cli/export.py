@@ -72,9 +72,9 @@ def export(
     )
     found, workload = prepared.found, prepared.workload
 
+    from vivace.export.loading import check_loadable
+    from vivace.export.script import write_script
     from vivace.measure.machine import choose_device
-    from vivace.models.script import check_loadable
-    from vivace.runtime.script import write_script
 
     check_loadable(found)
     chosen = choose_device(device)

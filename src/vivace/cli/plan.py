@@ -10,8 +10,8 @@ import click
 from vivace.cli import options
 
 if TYPE_CHECKING:
-    from vivace.runtime.fit import Change
-    from vivace.runtime.prediction import Prediction
+    from vivace.memory.fit import Change
+    from vivace.memory.predict import Prediction
 
 
 @click.command()
@@ -57,14 +57,14 @@ def plan(
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8
     """
     from vivace.errors import NoEffect
+    from vivace.recipes.resolve import resolve
     from vivace.spec.recipe import BASELINE
-    from vivace.techniques.resolve import resolve
 
     resolved = resolve(recipe)  # before anything heavy is imported
 
-    from vivace.models.weightless import find_weightless
-    from vivace.runtime.fit import changes, filling, fits
-    from vivace.runtime.prediction import predict
+    from vivace.memory.fit import changes, filling, fits
+    from vivace.memory.predict import predict
+    from vivace.memory.weightless import find_weightless
 
     found = find_weightless(model)
     question: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text}
@@ -108,7 +108,7 @@ def _own_card() -> tuple[float | None, str]:
 
 
 def _facts(predicted: Prediction, card_bytes: float | None, steps: list[Change]) -> dict[str, Any]:
-    from vivace.runtime.fit import CARDS_GB, RESERVE_BYTES, fits
+    from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
 
     return predicted.model_dump(mode="json") | {
         "reserve_bytes": RESERVE_BYTES,
@@ -131,8 +131,8 @@ def _facts(predicted: Prediction, card_bytes: float | None, steps: list[Change])
 
 
 def _print(predicted: Prediction) -> None:
+    from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
     from vivace.report.summary import size
-    from vivace.runtime.fit import CARDS_GB, RESERVE_BYTES, fits
 
     click.echo(
         f"{predicted.model}, {predicted.recipe}, {predicted.width}x{predicted.height}, batch {predicted.batch}: "
@@ -176,8 +176,8 @@ def _cards(sizes: list[int]) -> str:
 
 
 def _print_card(predicted: Prediction, card_bytes: float, name: str, steps: list[Change]) -> None:
+    from vivace.memory.fit import fits
     from vivace.report.summary import size
-    from vivace.runtime.fit import fits
 
     if fits(predicted, card_bytes):
         click.echo(f"\nIt fits {name}.")

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from vivace.cli import options
+from vivace.contract.technique import Arithmetic
 from vivace.errors import UsageError, nearest
-from vivace.spec.technique import Arithmetic
 
 
 @click.command()
@@ -21,8 +21,8 @@ from vivace.spec.technique import Arithmetic
 def techniques(name: str | None, device: str, as_json: bool) -> int:
     """List the techniques and whether this machine can run them, or explain one (NAME)."""
     from vivace.measure.machine import choose_device, this_machine
+    from vivace.recipes.describe import describe
     from vivace.techniques import ALIASES, TECHNIQUES
-    from vivace.techniques.describe import describe
 
     if name is not None:
         known = {*TECHNIQUES, *ALIASES}

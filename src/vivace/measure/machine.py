@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 
+from vivace.contract.technique import Machine
 from vivace.errors import Unsupported
-from vivace.spec.technique import Machine
 
 
 def choose_device(wanted: str) -> str:

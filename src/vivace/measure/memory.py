@@ -11,8 +11,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from vivace.contract.technique import COMPONENTS, component_of
 from vivace.spec.record import Memory
-from vivace.spec.technique import COMPONENTS, component_of
 
 
 class MemoryMeter:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from vivace.contract.technique import component_of
 from vivace.spec.record import Sample
-from vivace.spec.technique import component_of
 
 STAGES = ("text", "steps", "vae", "other")
 

@@ -62,7 +62,7 @@ class Sampler(Spec):
 
 
 class FewSteps(Spec):
-    """A LoRA that makes the model draw in few steps; fields as of `vivace.spec.technique.Distillation`.
+    """A LoRA that makes the model draw in few steps; fields as of `vivace.contract.technique.Distillation`.
 
     lora: one file on the hub, or of those that ship with vivace, below models/weights.
     """

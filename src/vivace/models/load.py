@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vivace.contract.script import literal
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models.architectures import Architecture, Component
 from vivace.models.entry import Part, Sampler
@@ -220,3 +221,13 @@ def _convert(component: Any, dtype: Any) -> None:
         is_kept = parameter.dtype == torch.float32 and any(part in name for part in kept)
         if parameter.is_floating_point() and parameter.dtype != dtype and not is_kept:
             parameter.data = parameter.data.to(dtype)
+
+
+def tiny_vae_arguments(found: Found) -> tuple[str, ...]:
+    """What `AutoencoderTiny.from_pretrained` takes for this model's tiny VAE; empty if there is none."""
+    tiny = found.tiny_vae
+    if isinstance(tiny, Path):
+        return (f"WEIGHTS / {literal(tiny.name)}",)
+    if isinstance(tiny, Part):
+        return literal(tiny.repo), f"revision={literal(tiny.revision)}"
+    return ()

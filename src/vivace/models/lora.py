@@ -12,12 +12,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from vivace.contract.script import literal
+from vivace.contract.technique import Distillation
 from vivace.errors import UnusableModel
 from vivace.models.entry import Entry, FewSteps, Part
 from vivace.models.find import WEIGHTS
 from vivace.models.remote import fetch_part
-from vivace.spec.script import literal
-from vivace.spec.technique import Distillation
 
 
 def distillations(entry: Entry | None) -> tuple[Distillation, ...]:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vivace.contract.technique import component_of
 from vivace.errors import OutputError, Unsupported, UsageError
 from vivace.models.find import Found
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, open_session
-from vivace.spec.technique import component_of
-from vivace.techniques import magcache_ratios, teacache_fit
-from vivace.techniques.flux_residual import not_flux, watching_residuals
-from vivace.techniques.magcache_ratios import Ratios
-from vivace.techniques.resolve import resolve
+from vivace.step_caching import magcache_ratios, teacache_fit
+from vivace.step_caching.flux_residual import not_flux, watching_residuals
+from vivace.step_caching.magcache_ratios import Ratios
+from vivace.step_caching.teacache_fit import Fit
 from vivace.techniques.teacache import watching
-from vivace.techniques.teacache_fit import Fit
 
 Tell = Callable[[int], None]
 """Called after each picture with how many there are."""

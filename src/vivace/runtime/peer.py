@@ -2,7 +2,7 @@
 
     python -m vivace.runtime.peer        messages in on standard input, answers out on standard output
 
-See `vivace.techniques.peers`. It ends when its standard input does, and so with its parent, however that ends.
+See `vivace.multi_gpu.processes`. It ends when its standard input does, and so with its parent, however that ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import traceback
 from typing import Any
 
 from vivace.errors import NoEffect
-from vivace.techniques.peers import TIMEOUT, join, receive, send
+from vivace.multi_gpu.processes import TIMEOUT, join, receive, send
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def serve(requests: Any, answers: Any) -> None:
     import torch.distributed as dist
 
     from vivace.models.quiet import quiet
-    from vivace.techniques.sharing import Share
+    from vivace.multi_gpu.sharded_denoiser import Share
 
     about = receive(requests)
     torch.set_num_threads(about["threads"])
@@ -76,11 +76,11 @@ def serve(requests: Any, answers: Any) -> None:
 
 def _session(share: Any) -> Any:
     """What comes later in the recipe, applied to the denoiser alone; its pipeline has no other part."""
+    from vivace.contract.technique import Target
     from vivace.measure.machine import this_machine
+    from vivace.recipes.resolve import resolve
     from vivace.runtime.session import Session
     from vivace.spec.recipe import BASELINE
-    from vivace.spec.technique import Target
-    from vivace.techniques.resolve import resolve
 
     def applied(recipe: str) -> Session:
         given = share.given

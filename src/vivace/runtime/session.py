@@ -7,21 +7,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
+from vivace.contract.cache_folder import cache_folder
+from vivace.contract.script import Script
+from vivace.contract.technique import (
+    CallContext,
+    Component,
+    Effect,
+    Stage,
+    Target,
+    component_of,
+    working_part,
+)
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import Found, find_model
-from vivace.models.load import load_pipeline, load_tiny_vae
+from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
 from vivace.models.lora import distillations
 from vivace.models.prompts import PROMPT_SETS
-from vivace.models.script import tiny_vae_arguments
+from vivace.quantization.layers import bring
+from vivace.recipes.resolve import instantiate, resolve, text_of
 from vivace.runtime.noise import draw_noise_in_fp32
-from vivace.spec.cache import cache_folder
 from vivace.spec.recipe import BASELINE, Recipe, TechniqueCall
-from vivace.spec.script import Script
-from vivace.spec.technique import CallContext, Component, Effect, Stage, Target, component_of, working_part
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.quantization.layers import bring
-from vivace.techniques.resolve import instantiate, resolve, text_of
 
 Write = Callable[[TechniqueCall, "Script | None", "str | None"], None]
 """Told of each technique in order: its script (see `Technique.script`), or why it was left out as already so."""

@@ -1,4 +1,4 @@
-"""Recipe notation: syntax only. Names, knobs and slots are checked by `vivace.techniques.resolve`.
+"""Recipe notation: syntax only. Names, knobs and slots are checked by `vivace.recipes.resolve`.
 
     recipe    = technique *( "+" technique )          baseline = the model as published, nothing applied
     technique = name [ ":" word | "(" arguments ")" ] [ "@" target *( "," target ) ]

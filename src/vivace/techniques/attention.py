@@ -20,9 +20,20 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vivace.errors import NoEffect
-from vivace.spec.script import Script
-from vivace.spec.technique import (
+from vivace.attention_backends.calls import Led
+from vivace.attention_backends.kernels import (
+    KERNELS,
+    OF_PYTORCH,
+    chosen_by_pytorch,
+    head_sizes,
+    refused_by_pytorch,
+    sdp_backend,
+    unsupported_for,
+    unsupported_on,
+)
+from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
+from vivace.contract.script import Script
+from vivace.contract.technique import (
     Arithmetic,
     CallContext,
     Component,
@@ -33,18 +44,7 @@ from vivace.spec.technique import (
     knob,
     working_part,
 )
-from vivace.techniques.attention_calls import Led
-from vivace.techniques.attention_kernels import (
-    KERNELS,
-    OF_PYTORCH,
-    chosen_by_pytorch,
-    head_sizes,
-    refused_by_pytorch,
-    sdp_backend,
-    unsupported_for,
-    unsupported_on,
-)
-from vivace.techniques.compiled_graphs import counting_graphs, keep_compiled_code
+from vivace.errors import NoEffect
 
 _OPERATORS = {
     "math": "_scaled_dot_product_attention_math",

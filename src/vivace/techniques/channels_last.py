@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.contract.script import Script
+from vivace.contract.technique import Arithmetic, Component, Effect, Stage, Target, Technique
 from vivace.errors import NoEffect
-from vivace.spec.script import Script
-from vivace.spec.technique import Arithmetic, Component, Effect, Stage, Target, Technique
 
 
 class ChannelsLast(Technique):

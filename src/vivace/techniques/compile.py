@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vivace.errors import NoEffect, Unsupported
-from vivace.spec.script import Script, literal, written_call
-from vivace.spec.technique import (
+from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
+from vivace.contract.script import Script, literal, written_call
+from vivace.contract.technique import (
     COMPONENTS,
     Component,
     Effect,
@@ -37,7 +37,7 @@ from vivace.spec.technique import (
     knob,
     working_part,
 )
-from vivace.techniques.compiled_graphs import counting_graphs, keep_compiled_code
+from vivace.errors import NoEffect, Unsupported
 
 _LEAST = (7, 5)  # compute capability that Triton generates code for
 

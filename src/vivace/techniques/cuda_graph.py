@@ -24,13 +24,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from vivace.compilation.captured import RECORDED
+from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
 from vivace.errors import Unsupported
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
-from vivace.techniques.quantization.gguf_schemes import unrecordable
+from vivace.quantization.gguf_schemes import unrecordable
 
 Record = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 """Given work without arguments: a function that repeats it, and the outputs which that function writes anew."""
-RECORDED = "_vivace_recorded"
+
 _WARMUPS = (
     2  # in their first runs libraries choose algorithms and allocate workspaces, which must not be recorded
 )

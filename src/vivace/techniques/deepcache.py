@@ -24,8 +24,8 @@ import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.spec.technique import Effect, Target, knob
-from vivace.techniques.step_cache import (
+from vivace.contract.technique import Effect, Target, knob
+from vivace.step_caching.step_cache import (
     KEPT,
     MODE,
     ONE_AT_A_TIME,

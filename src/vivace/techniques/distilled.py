@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vivace.spec.script import Script, literal, written_call
-from vivace.spec.technique import Component, Distillation, Effect, Stage, Target, Technique, knob
+from vivace.contract.script import Script, literal, written_call
+from vivace.contract.technique import Component, Distillation, Effect, Stage, Target, Technique, knob
 
 
 class Distilled(Technique):

@@ -14,10 +14,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from vivace.contract.script import Script, literal
+from vivace.contract.technique import (
+    COMPONENTS,
+    Arithmetic,
+    Component,
+    Effect,
+    Stage,
+    Target,
+    Technique,
+    knob,
+)
 from vivace.errors import NoEffect
-from vivace.spec.script import Script, literal
-from vivace.spec.technique import COMPONENTS, Arithmetic, Component, Effect, Stage, Target, Technique, knob
-from vivace.techniques.quantization.layers import layers_of
+from vivace.quantization.layers import layers_of
 
 _NAMES = {"fp32": "torch.float32", "fp16": "torch.float16", "bf16": "torch.bfloat16"}
 

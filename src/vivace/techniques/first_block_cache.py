@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.contract.script import Script, literal
+from vivace.contract.technique import Effect, Target, knob
 from vivace.errors import NoEffect
-from vivace.spec.script import Script, literal
-from vivace.spec.technique import Effect, Target, knob
-from vivace.techniques.step_cache import (
+from vivace.step_caching.step_cache import (
     ONE_AT_A_TIME,
     StepCache,
     Steps,

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.contract.script import Script
+from vivace.contract.technique import Arithmetic, Component, Effect, Stage, Target, Technique
 from vivace.errors import NoEffect
-from vivace.spec.script import Script
-from vivace.spec.technique import Arithmetic, Component, Effect, Stage, Target, Technique
-from vivace.techniques.quantization.layers import is_quantised
+from vivace.quantization.layers import is_quantised
 
 _REPLACED = {
     "to_qkv": ("to_q", "to_k", "to_v"),

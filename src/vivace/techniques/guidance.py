@@ -15,9 +15,9 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
+from vivace.contract.script import Script
+from vivace.contract.technique import Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
-from vivace.spec.script import Script
-from vivace.spec.technique import Effect, Stage, Target, Technique, knob
 
 
 class Guidance(Technique):

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.contract.script import Script, literal, written_call
+from vivace.contract.technique import Arithmetic, Component, Effect, Stage, Target, Technique
 from vivace.errors import NoEffect
-from vivace.spec.script import Script, literal, written_call
-from vivace.spec.technique import Arithmetic, Component, Effect, Stage, Target, Technique
-from vivace.techniques.quantization.layers import is_quantised, layers_of
+from vivace.quantization.layers import is_quantised, layers_of
 
 
 class LayerwiseCasting(Technique):

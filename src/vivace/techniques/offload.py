@@ -30,14 +30,23 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from vivace.contract.anatomy import is_cast_in_call
+from vivace.contract.script import Script, literal, written_call
+from vivace.contract.technique import (
+    COMPONENTS,
+    Arithmetic,
+    Effect,
+    Stage,
+    Target,
+    Technique,
+    component_of,
+    knob,
+)
 from vivace.errors import NoEffect
-from vivace.spec.script import Script, literal, written_call
-from vivace.spec.technique import COMPONENTS, Arithmetic, Effect, Stage, Target, Technique, component_of, knob
-from vivace.techniques.exchange import mapped, unknown_kind
-from vivace.techniques.fetch_ahead import AHEAD
-from vivace.techniques.layer_visits import LayerVisits, comes_whole, is_compiled, kept, units
-from vivace.techniques.vae_cast import is_cast_in_call
-from vivace.techniques.visits import Visits
+from vivace.offloading.components import Visits
+from vivace.offloading.layers import LayerVisits, comes_whole, is_compiled, kept, units
+from vivace.offloading.prefetch import AHEAD
+from vivace.offloading.tensor_swap import mapped, unknown_kind
 
 GB = 1e9
 _STEP = 0.5 * GB  # in which plans propose what to keep

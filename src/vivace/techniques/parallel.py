@@ -29,10 +29,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
-from vivace.techniques.sharing import MARK, Shared
-from vivace.techniques.split_tokens import attentions_of, can_pad, needs_diffusers, num_heads
-from vivace.techniques.step_cache import has_step_cache
+from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.multi_gpu.sharded_denoiser import MARK, Shared
+from vivace.multi_gpu.split_tokens import attentions_of, can_pad, needs_diffusers, num_heads
+from vivace.step_caching.step_cache import has_step_cache
 
 
 class Parallel(Technique):
@@ -241,8 +241,8 @@ def _no_cache(target: Target, by_diffusers: bool) -> str | None:
 
 def _for_each_copy(target: Target) -> str:
     """The later part of the recipe that concerns the denoiser, or its process, in recipe notation."""
+    from vivace.recipes.resolve import text_of
     from vivace.spec.recipe import BASELINE
-    from vivace.techniques.resolve import text_of
 
     told = []
     for kind, call in _later(target):

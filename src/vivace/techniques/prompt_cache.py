@@ -22,8 +22,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
+from vivace.contract.technique import Component, Effect, Stage, Target, Technique, component_of, knob
 from vivace.errors import NoEffect
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, component_of, knob
 
 _ENCODERS: tuple[Component, ...] = ("text_encoder", "text_encoder_2")
 _MARK = "_vivace_prompt_cache"

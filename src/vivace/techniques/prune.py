@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
 
 _LISTS = ("transformer_blocks", "single_transformer_blocks")
 

@@ -28,9 +28,9 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from vivace.spec.script import Script, literal, written_call
-from vivace.spec.technique import Effect, Target, knob
-from vivace.techniques.step_cache import (
+from vivace.contract.script import Script, literal, written_call
+from vivace.contract.technique import Effect, Target, knob
+from vivace.step_caching.step_cache import (
     KEPT,
     MODE,
     ONE_AT_A_TIME,

@@ -35,12 +35,21 @@ from typing import Any, ClassVar, Literal, NoReturn, Self, cast
 
 from pydantic import model_validator
 
+from vivace.contract.script import Script
+from vivace.contract.technique import (
+    COMPONENTS,
+    Arithmetic,
+    Component,
+    Effect,
+    Stage,
+    Target,
+    Technique,
+    knob,
+)
 from vivace.errors import NoEffect
-from vivace.spec.script import Script
-from vivace.spec.technique import COMPONENTS, Arithmetic, Component, Effect, Stage, Target, Technique, knob
-from vivace.techniques.quantization import SCHEMES, Scheme, backends_of, schemes_of
-from vivace.techniques.quantization.calibration import Scales, scales_of
-from vivace.techniques.quantization.layers import (
+from vivace.quantization import SCHEMES, Scheme, backends_of, schemes_of
+from vivace.quantization.calibration import Scales, scales_of
+from vivace.quantization.layers import (
     Choice,
     briefly,
     briefly_why,
@@ -51,8 +60,8 @@ from vivace.techniques.quantization.layers import (
     patterns_of,
     put,
 )
-from vivace.techniques.quantization.scheme import Settings
-from vivace.techniques.quantization.written import script_of
+from vivace.quantization.scheme import Settings
+from vivace.quantization.script import script_of
 
 
 class Quantize(Technique):

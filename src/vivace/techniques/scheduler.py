@@ -27,9 +27,9 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
+from vivace.contract.script import Script, literal, written_call
+from vivace.contract.technique import Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
-from vivace.spec.script import Script, literal, written_call
-from vivace.spec.technique import Effect, Stage, Target, Technique, knob
 
 _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "euler": ("EulerDiscreteScheduler", {}),

@@ -31,10 +31,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.contract.technique import Effect, Target, knob
 from vivace.errors import UsageError
-from vivace.spec.technique import Effect, Target, knob
-from vivace.techniques.flux_residual import not_flux, residual_forward
-from vivace.techniques.step_cache import (
+from vivace.step_caching.flux_residual import not_flux, residual_forward
+from vivace.step_caching.step_cache import (
     ONE_AT_A_TIME,
     Cached,
     Look,

@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from vivace.spec.technique import Effect, Target, knob
-from vivace.techniques.flux_residual import not_flux, residual_forward
-from vivace.techniques.step_cache import (
+from vivace.contract.technique import Effect, Target, knob
+from vivace.step_caching.flux_residual import not_flux, residual_forward
+from vivace.step_caching.step_cache import (
     ONE_AT_A_TIME,
     Cached,
     Look,
@@ -42,7 +42,7 @@ from vivace.techniques.step_cache import (
     nothing_learnt,
     relative_change,
 )
-from vivace.techniques.teacache_fit import Fit, find_fit
+from vivace.step_caching.teacache_fit import Fit, find_fit
 
 
 class Teacache(StepCache):

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from vivace.contract.script import Script, written_call
+from vivace.contract.technique import Component, Effect, Stage, Target, Technique
 from vivace.errors import NoEffect
-from vivace.spec.script import Script, written_call
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique
 
 
 class TinyVae(Technique):

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
 
 
 class TokenMerging(Technique):

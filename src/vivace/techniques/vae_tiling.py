@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.contract.script import Script, literal
+from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
-from vivace.spec.script import Script, literal
-from vivace.spec.technique import Component, Effect, Stage, Target, Technique, knob
 
 
 class VaeTiling(Technique):

@@ -10,9 +10,9 @@ from tests.typed import typed
 from vivace.benchmark import aggressive
 from vivace.benchmark.aggressive import CACHES, Tried, bisected, calibrate_caches, settings
 from vivace.errors import Unsupported, UsageError
+from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.resolve import resolve
 
 
 def tried_up_to(limit: float, hits_from: float = 0.0, outcome: str = Outcome.MEASURED) -> Any:

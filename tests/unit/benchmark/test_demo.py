@@ -2,7 +2,7 @@
 
 from vivace.benchmark.demo import LONGEST, demo_recipes
 from vivace.benchmark.race import race
-from vivace.techniques.resolve import resolve
+from vivace.recipes.resolve import resolve
 
 
 def test_each_recipe_adds_one_change() -> None:

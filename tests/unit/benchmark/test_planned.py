@@ -14,7 +14,7 @@ from vivace.benchmark.planned import machine_of, plan_again
 from vivace.benchmark.sweep import start_launcher
 from vivace.cli import main
 from vivace.errors import WorkerError
-from vivace.runtime.prediction import predict_trial
+from vivace.memory.predict import predict_trial
 from vivace.spec.model import Model
 from vivace.spec.record import Memory, Outcome, Record, Round
 

@@ -6,7 +6,7 @@ from vivace.benchmark.prepare import prepare
 from vivace.benchmark.rivals import with_rivals
 from vivace.errors import UsageError, WorkloadError
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
-from vivace.techniques.resolve import resolve
+from vivace.recipes.resolve import resolve
 
 
 def texts(recipes: list[str], steps: int = 28) -> list[str]:

@@ -18,12 +18,12 @@ from tests.hub_server import Hub, Repository
 from tinyworld import flux
 from vivace.benchmark.prepare import default_threads, prepare
 from vivace.errors import Unsupported
+from vivace.export.script import write_script
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models import Hub as Origin
 from vivace.models.entry import Part
-from vivace.runtime.script import write_script
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import open_session
-from vivace.techniques.resolve import resolve
 
 NAMES = [entry.name for entry in CATALOGUE.values() if isinstance(entry.origin, Origin)]
 LAYER = "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"

@@ -22,12 +22,12 @@ from tests.original_layout import save_sd15, save_sdxl
 from tinyworld import flux
 from vivace.benchmark.prepare import prepare
 from vivace.errors import NoEffect, Unsupported, UnusableModel
+from vivace.export.script import write_script
+from vivace.memory.weightless import find_weightless
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.single_file import Contents, contents_of
-from vivace.models.weightless import find_weightless
-from vivace.runtime.script import write_script
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import open_session
-from vivace.techniques.resolve import resolve
 
 
 def draw(model: str) -> np.ndarray:

@@ -16,9 +16,9 @@ from diffusers import (
 )
 
 import vivace
+from vivace.contract.technique import Target
 from vivace.errors import Unsupported
 from vivace.measure.machine import this_machine
-from vivace.spec.technique import Target
 from vivace.techniques.first_block_cache import FirstBlockCache
 
 

@@ -9,12 +9,12 @@ import torch
 
 import vivace
 from tests import shrunken
+from vivace.contract.technique import Target, component_of
 from vivace.errors import NoEffect, RecipeError, UnknownModel, Unsupported
 from vivace.measure.machine import this_machine
 from vivace.models import find_model, load_pipeline
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, waits_on_host
-from vivace.spec.technique import Target, component_of
-from vivace.techniques.resolve import resolve
 
 PROMPTS = ["a red circle", "a blue square", "a green triangle"]
 

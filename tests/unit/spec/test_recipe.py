@@ -3,8 +3,8 @@
 import pytest
 
 from vivace.errors import RecipeError
+from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import MAX_LENGTH, Recipe
-from vivace.techniques.resolve import resolve
 
 
 @pytest.mark.parametrize(

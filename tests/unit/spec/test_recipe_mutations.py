@@ -4,7 +4,7 @@ import random
 import string
 
 from vivace.errors import RecipeError
-from vivace.techniques.resolve import resolve
+from vivace.recipes.resolve import resolve
 
 SEEDS = [
     "baseline",

@@ -9,9 +9,9 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, psnr, session
+from vivace.contract.technique import Machine, Target
 from vivace.errors import NoEffect
 from vivace.runtime.embeddings import encode
-from vivace.spec.technique import Machine, Target
 from vivace.techniques.tf32 import Tf32
 
 AMPERE = Machine("cuda", "a GPU", (8, 0), None)

@@ -12,16 +12,16 @@ import torch.nn.functional as F
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
+from vivace.attention_backends.calls import Led
+from vivace.attention_backends.kernels import KERNELS
+from vivace.contract.technique import Machine, Target
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.kernels import attention_kernels
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
-from vivace.spec.technique import Machine, Target
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 from vivace.techniques import attention_calls
 from vivace.techniques.attention import Attention
-from vivace.techniques.attention_calls import Led
-from vivace.techniques.attention_kernels import KERNELS
-from vivace.techniques.resolve import resolve
 
 CPU = Machine("cpu", "CPU", None, "c++")
 PLAIN = F.scaled_dot_product_attention

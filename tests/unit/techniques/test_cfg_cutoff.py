@@ -9,9 +9,9 @@ import torch
 import vivace
 from tests.families import build, draw, psnr, session
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.contract.technique import Machine, Target
 from vivace.errors import RecipeError, Unsupported
 from vivace.runtime.embeddings import encode
-from vivace.spec.technique import Machine, Target
 from vivace.techniques.cfg_cutoff import CfgCutoff
 
 TRUE_CFG = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}

@@ -12,10 +12,10 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
+from vivace.compilation.compiled_code import code_folder
+from vivace.contract.technique import Machine, Target
 from vivace.errors import Unsupported
-from vivace.spec.technique import Machine, Target
 from vivace.techniques.compile import Compile
-from vivace.techniques.compiled_graphs import code_folder
 
 BLOCKS = {"sd": (7, 3), "sdxl": (12, 1), "flux": (7, 3)}  # blocks, and graphs that serve them all
 
@@ -88,7 +88,7 @@ _PROCESS = """
 import json, types, torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 cache_dir()  # as some imports do: it writes inductor's default into the environment
-from vivace.spec.technique import Machine, Target
+from vivace.contract.technique import Machine, Target
 from vivace.techniques.compile import Compile
 unet = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU())
 pipe = types.SimpleNamespace(unet=unet)

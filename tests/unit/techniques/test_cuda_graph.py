@@ -10,13 +10,13 @@ from torch.utils._pytree import tree_leaves
 
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, psnr
+from vivace.contract.technique import Machine, Target
 from vivace.errors import Unsupported
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
-from vivace.spec.technique import Machine, Target
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 from vivace.techniques import cuda_graph
 from vivace.techniques.cuda_graph import CudaGraph, Replayed
-from vivace.techniques.resolve import resolve
 
 GPU = Machine("cuda", "a GPU", (9, 0), None)
 

@@ -11,9 +11,13 @@ from safetensors.torch import save_file
 import vivace
 from tests.families import draw, psnr
 from tests.typed import said
+from vivace.contract.technique import Target
 from vivace.errors import Unsupported, UnusableModel
+from vivace.export.script import write_script
 from vivace.measure.machine import this_machine
 from vivace.measure.scorer import ClipScorer
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import FewSteps, Part, Sampler
 from vivace.models.find import WEIGHTS, find_model
@@ -21,12 +25,8 @@ from vivace.models.load import load_pipeline
 from vivace.models.lora import distillations
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import find_scorer
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
-from vivace.runtime.script import write_script
-from vivace.spec.technique import Target
+from vivace.recipes.resolve import resolve
 from vivace.techniques.distilled import Distilled
-from vivace.techniques.resolve import resolve
 
 LAYERS = ("mid_block.attentions.0.transformer_blocks.0.attn1.to_q", "mid_block.resnets.0.conv1")
 RANK = 2

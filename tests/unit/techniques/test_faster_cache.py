@@ -13,14 +13,14 @@ import vivace
 from tests import exported
 from tests.families import build, draw, psnr, session
 from tests.unit.techniques import halved
+from vivace.contract.technique import Target
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.flops import count_denoiser
 from vivace.measure.timer import PipelineTimer
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
-from vivace.spec.technique import Target
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 from vivace.techniques.faster_cache import FasterCache, _bands, _conditional, _doubles_the_batch
-from vivace.techniques.resolve import resolve
 
 UNETS = ("sd", "sdxl")
 

@@ -8,12 +8,12 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
+from vivace.contract.technique import component_of
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.memory import weights_bytes
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
-from vivace.spec.technique import component_of
-from vivace.techniques.resolve import resolve
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,9 +8,9 @@ import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
-from vivace.techniques.resolve import resolve
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 
 FP8 = torch.float8_e4m3fn
 TARGETS = [

@@ -14,15 +14,15 @@ import vivace
 from tests.families import build, draw, psnr, session
 from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.contract.technique import Machine, Target
 from vivace.errors import RecipeError, Unsupported, UsageError
+from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
-from vivace.models.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 from vivace.runtime.calibration import calibrate_magcache
-from vivace.spec.technique import Machine, Target
-from vivace.techniques.flux_residual import watching_residuals
+from vivace.step_caching.flux_residual import watching_residuals
+from vivace.step_caching.magcache_ratios import Ratios, find_ratios, growth, keep, mean_of
 from vivace.techniques.magcache import Magcache
-from vivace.techniques.magcache_ratios import Ratios, find_ratios, growth, keep, mean_of
-from vivace.techniques.resolve import resolve
 
 CALL = {"num_inference_steps": 14}
 FLUX = Ratios(tuple(float(r) for r in FLUX_MAG_RATIOS), model="FLUX's")

@@ -8,14 +8,14 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session, upcasting
+from vivace.contract.technique import Machine
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import Prediction, predict
-from vivace.spec.technique import Machine
+from vivace.memory.predict import Prediction, predict
+from vivace.memory.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 from vivace.techniques import offload
 from vivace.techniques.offload import Offload
-from vivace.techniques.resolve import resolve
 
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
 CPU = torch.device("cpu")
@@ -149,7 +149,7 @@ def test_it_needs_a_gpu_and_stream_needs_group() -> None:
 def test_weights_that_never_left_refute_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "_bytes", lambda module, device=None: 10)
     monkeypatch.setattr(offload, "_enable", lambda *given: None)
-    from vivace.spec.technique import Target
+    from vivace.contract.technique import Target
 
     effect = Offload(mode="model").apply(Target(machine=GPU, pipe=build("sd")))
     assert effect.refuted is not None

@@ -24,17 +24,13 @@ import vivace
 from tests import families
 from tests.families import psnr
 from vivace.benchmark import Plan
+from vivace.contract.technique import Machine, Target
 from vivace.errors import Unsupported, WorkerError
+from vivace.export.script import write_script
 from vivace.models import find_model, load_pipeline
-from vivace.runtime.script import write_script
-from vivace.spec.record import Outcome
-from vivace.spec.technique import Machine, Target
-from vivace.techniques import TECHNIQUES, cuda_graph
-from vivace.techniques.cuda_graph import Replayed
-from vivace.techniques.flux_tokens import Ulysses
-from vivace.techniques.parallel import Parallel
-from vivace.techniques.resolve import resolve
-from vivace.techniques.shared_forward import (
+from vivace.multi_gpu.flux_tokens import Ulysses
+from vivace.multi_gpu.sharded_denoiser import _agree
+from vivace.multi_gpu.sharded_forward import (
     num_bytes,
     pack,
     put_together,
@@ -44,8 +40,12 @@ from vivace.techniques.shared_forward import (
     take_apart,
     unpack,
 )
-from vivace.techniques.sharing import _agree
-from vivace.techniques.split_tokens import _groups_made_anew, needs_diffusers
+from vivace.multi_gpu.split_tokens import _groups_made_anew, needs_diffusers
+from vivace.recipes.resolve import resolve
+from vivace.spec.record import Outcome
+from vivace.techniques import TECHNIQUES, cuda_graph
+from vivace.techniques.cuda_graph import Replayed
+from vivace.techniques.parallel import Parallel
 
 SAME_DB = 40.0
 VERY_SAME_DB = 100.0

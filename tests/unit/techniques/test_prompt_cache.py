@@ -9,12 +9,12 @@ import torch
 import vivace
 from tests.families import FAMILIES, build, draw, session
 from tests.narrow import make_all_small
+from vivace.contract.technique import Machine, Target, component_of
 from vivace.errors import NoEffect, Unsupported
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
-from vivace.spec.technique import Machine, Target, component_of
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 from vivace.techniques.prompt_cache import PromptCache
-from vivace.techniques.resolve import resolve
 
 GPU = Machine("cuda", "a GPU", (9, 0), None)
 

@@ -8,15 +8,15 @@ import pytest
 import vivace
 from tests.families import build, draw, psnr
 from tests.narrow import make_all_small
+from vivace.contract.technique import Target, component_of
 from vivace.errors import Unsupported
 from vivace.measure.machine import this_machine
 from vivace.measure.memory import weights_bytes
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session
-from vivace.spec.technique import Target, component_of
 from vivace.techniques.prune import _blocks
-from vivace.techniques.resolve import resolve
 
 PROMPTS = ["a red circle", "a large green triangle"]
 

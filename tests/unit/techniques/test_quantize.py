@@ -10,17 +10,17 @@ import torch
 
 import vivace
 from tests.families import build, draw, psnr, session
+from vivace.contract.technique import Machine, Target
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
-from vivace.spec.technique import Machine, Target
-from vivace.techniques.quantization import SCHEMES as SCHEMES_OF
-from vivace.techniques.quantization.layers import briefly, is_named
-from vivace.techniques.quantization.scheme import Settings
-from vivace.techniques.quantization.torchao_tensors import int8_linear, int8_weight_linear
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.quantization import SCHEMES as SCHEMES_OF
+from vivace.quantization.layers import briefly, is_named
+from vivace.quantization.scheme import Settings
+from vivace.quantization.torchao_tensors import int8_linear, int8_weight_linear
+from vivace.recipes.resolve import resolve
 from vivace.techniques.quantize import Quantize
-from vivace.techniques.resolve import resolve
 
 # Least PSNR on a small UNet with trained weights, and how much smaller (bytes a weight, of four) its layers are.
 SCHEMES = {

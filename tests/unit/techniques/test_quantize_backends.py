@@ -11,17 +11,17 @@ import torch
 
 import vivace
 from tests.families import build, draw, psnr, session
+from vivace.contract.technique import Machine, Target
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
-from vivace.spec.technique import Machine, Target
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.quantization import SCHEMES, schemes_of
+from vivace.quantization.layers import bring
+from vivace.quantization.scheme import Settings
+from vivace.recipes.resolve import resolve
 from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.offload import Offload
-from vivace.techniques.quantization import SCHEMES, schemes_of
-from vivace.techniques.quantization.layers import bring
-from vivace.techniques.quantization.scheme import Settings
-from vivace.techniques.resolve import resolve
 
 os.environ.setdefault("SDNQ_USE_TORCH_COMPILE", "0")  # else it compiles each shape, on a CPU for seconds
 OTHERS = sorted((backend, scheme) for backend, scheme in SCHEMES if backend != "torchao")

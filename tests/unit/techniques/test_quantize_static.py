@@ -12,8 +12,8 @@ import vivace
 from tests.families import build, draw, psnr, session
 from vivace.errors import RecipeError, Unsupported
 from vivace.models import find_model, load_pipeline
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, session_of
-from vivace.techniques.resolve import resolve
 
 PROMPTS = ["a red circle above a blue square", "a large green triangle"]
 RECIPE = "quantize(fp8_static, pictures=2)"

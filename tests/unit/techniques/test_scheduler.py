@@ -8,10 +8,10 @@ import torch
 
 import vivace
 from tests.families import build, draw, psnr, session
+from vivace.contract.technique import Machine, Target
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.quality import faults
 from vivace.models import find_model, load_pipeline
-from vivace.spec.technique import Machine, Target
 from vivace.techniques.scheduler import Scheduler
 
 SD = ("ddim", "ddpm", "pndm", "lms", "heun", "dpm2", "dpm2_a", "dpmpp_2m", "dpmpp_2m_sde", "dpmpp_2s", "dpmpp_sde",

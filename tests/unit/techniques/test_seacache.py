@@ -10,16 +10,16 @@ from diffusers.hooks.sea_cache import _apply_sea_filter
 import vivace
 from tests.families import build, draw, psnr, session
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.contract.technique import Machine, Target
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.measure.flops import count_denoiser
 from vivace.measure.timer import PipelineTimer
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
-from vivace.spec.technique import Machine, Target
-from vivace.techniques.flux_residual import watching_residuals
-from vivace.techniques.resolve import resolve
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.recipes.resolve import resolve
+from vivace.step_caching.flux_residual import watching_residuals
+from vivace.step_caching.step_cache import relative_change
 from vivace.techniques.seacache import Seacache, grid_of, sea_filtered, sea_gain
-from vivace.techniques.step_cache import relative_change
 
 CALL = {"num_inference_steps": 12}
 

@@ -14,18 +14,18 @@ from tests import exported
 from tests.families import build, draw, psnr, session
 from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.contract.technique import Machine, Target
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.measure.flops import count_denoiser
 from vivace.measure.timer import PipelineTimer
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
-from vivace.models.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 from vivace.runtime.calibration import calibrate_teacache
-from vivace.runtime.prediction import predict
-from vivace.spec.technique import Machine, Target
-from vivace.techniques.resolve import resolve
-from vivace.techniques.step_cache import relative_change
+from vivace.step_caching.step_cache import relative_change
+from vivace.step_caching.teacache_fit import FLUX_DEV, Fit, find_fit, fitted, keep
 from vivace.techniques.teacache import Teacache, watching
-from vivace.techniques.teacache_fit import FLUX_DEV, Fit, find_fit, fitted, keep
 
 CALL = {"num_inference_steps": 12}
 LINE = Fit((1.0, 0.0), model="a line", high=10.0)

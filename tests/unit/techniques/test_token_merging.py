@@ -6,9 +6,9 @@ import torch
 
 from tests.families import draw, psnr, session
 from vivace.errors import Unsupported
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
-from vivace.techniques.resolve import resolve
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 from vivace.techniques.token_merging import match
 
 

@@ -7,9 +7,9 @@ import torch
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
 from vivace.errors import NoEffect, RecipeError, Unsupported
-from vivace.models.weightless import find_weightless
-from vivace.runtime.prediction import predict
-from vivace.techniques.resolve import resolve
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.recipes.resolve import resolve
 
 PROMPTS = ["a red circle", "a blue square", "a star"]
 

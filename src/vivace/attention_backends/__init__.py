@@ -1,0 +1,1 @@
+"""Attention kernels: what each needs, and how calls are routed to it."""

@@ -1,0 +1,1 @@
+"""A recipe as a plain diffusers script."""

@@ -1,0 +1,1 @@
+"""What a model takes under a recipe, predicted from shapes alone."""

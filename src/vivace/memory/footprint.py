@@ -1,0 +1,229 @@
+"""Bytes that a call would hold on a GPU, followed while the call runs on meta tensors: nothing is computed or stored.
+
+Every tensor that an operation makes is booked with the caching allocator's rules until its storage dies, so what a
+caller's frame still holds counts, and what is overwritten in place does not. Three things are invisible from outside
+of the operations and are put in by rule:
+
+- Attention on meta tensors falls apart into products with the whole score matrix. The fused kernels never write it, so
+  they count as one operation; `attention(math)` does, and is followed as it is.
+- cuDNN takes a workspace for convolutions in NCHW (`conv_workspace`). Given weights in channels_last, PyTorch itself
+  first copies an input that is not.
+- cuBLAS takes one workspace with the first matrix product and keeps it (`CUBLAS_WORKSPACE`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from vivace.measure.memory import plain_tensors
+from vivace.memory.allocator import Block, CachingAllocator
+
+CUBLAS_WORKSPACE = 32 * 2**20
+"""On Hopper; 8 MiB on older GPUs. Source: PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp."""
+NCHW_WORKSPACE = 1.5
+"""Workspace of a convolution in NCHW, in sizes of its input and output together. Those kernels work on NHWC, so at
+least both are transposed. The factor is fitted, not derived: with it the peaks of SD 1.5, SDXL and FLUX.1-dev that were
+measured on one H200 (PyTorch 2.11, cuDNN 9.19) are met within 0.5 %; with 1.0 they are missed by 1.5 to 8 %. In
+channels_last no workspace is seen there. Other GPUs and other versions of cuDNN may choose otherwise."""
+_EFFICIENT_IN_REGISTERS = 128
+"""Head size above which memory-efficient attention adds up its output in an fp32 buffer of its own (PyTorch's
+mem_eff_attention kernels)."""
+
+
+class Footprint:
+    """Follows the live bytes of one device.
+
+    Attributes:
+        stage: what the call is doing; set by whoever knows. Peaks are kept by stage.
+        peaks: the largest number of bytes held in each stage, everything included that was held from before.
+    """
+
+    def __init__(self, device: str = "meta") -> None:
+        self.stage = ""
+        self.peaks: dict[str, int] = {}
+        self._device = device
+        self._allocator = CachingAllocator()
+        # By the storage's own address, which nothing else has while it lives.
+        self._held: dict[int, tuple[Block, Any]] = {}
+        self._has_cublas = False
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held now."""
+        return self._allocator.allocated
+
+    @property
+    def peak(self) -> tuple[int, str]:
+        """The most bytes held at once since `start_peak`, and the stage in which that was."""
+        stage = max(self.peaks, key=lambda name: self.peaks[name], default="")
+        return self.peaks.get(stage, self.held), stage
+
+    def start_peak(self) -> None:
+        """Forget earlier peaks."""
+        self.peaks.clear()
+
+    def hold(self, tensors: Iterable[Any]) -> None:
+        """Count tensors that exist already: parameters and buffers. Shared storage counts once."""
+        for tensor in tensors:
+            for part in plain_tensors(tensor):
+                self._add(part)
+
+    def bytes_of(self, tensors: Iterable[Any]) -> int:
+        """Bytes of the blocks that these tensors lie in, those that share one counted once."""
+        keys = {part.untyped_storage()._cdata for tensor in tensors for part in plain_tensors(tensor)}
+        return sum(self._held[key][0].size for key in keys if key in self._held)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Count whatever the operations inside make on the device."""
+        dispatch, function = _modes(self)
+        with ExitStack() as stack:
+            stack.enter_context(function)
+            stack.enter_context(dispatch)
+            yield
+
+    @contextmanager
+    def in_stage(self, stage: str) -> Iterator[None]:
+        before, self.stage = self.stage, stage
+        try:
+            yield
+        finally:
+            self.stage = before
+
+    def made(self, result: Any) -> None:
+        """Count the tensors of an operation's result that are new."""
+        import torch
+
+        if isinstance(result, torch.Tensor):
+            self._add(result)
+        elif isinstance(result, list | tuple):
+            for item in result:
+                self.made(item)
+
+    def meanwhile(self, *sizes: int) -> None:
+        """Bytes that an operation takes besides its result and gives back at its end."""
+        blocks = [self._allocator.allocate(size) for size in sizes if size]
+        self._note()
+        for block in blocks:
+            self._allocator.free(block)
+
+    def multiplied(self) -> None:
+        """A matrix product was called."""
+        if not self._has_cublas:
+            self._has_cublas = True
+            self._allocator.allocate(CUBLAS_WORKSPACE)
+
+    def _add(self, tensor: Any) -> None:
+        if tensor.device.type != self._device:
+            return
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._held or not size:
+            return
+        block = self._allocator.allocate(size)
+
+        def gone(_: Any) -> None:
+            held, _reference = self._held.pop(key)
+            self._allocator.free(held)
+
+        self._held[key] = (block, weakref.ref(storage, gone))
+        self._note()
+
+    def _note(self) -> None:
+        held = self._allocator.allocated
+        if held > self.peaks.get(self.stage, -1):
+            self.peaks[self.stage] = held
+
+
+def conv_workspace(inputs: Any, output: Any) -> int:
+    """Bytes of cuDNN's workspace for a convolution on tensor cores (fp16, bf16, and fp32 as TF32); see below."""
+    return 0 if _is_channels_last(inputs) else int(NCHW_WORKSPACE * (_size(inputs) + _size(output)))
+
+
+def _modes(footprint: Footprint) -> tuple[Any, Any]:
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    aten = torch.ops.aten
+    products = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+    plain = {torch.Tensor, torch.nn.Parameter}
+
+    class Follow(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            if any(kind not in plain for kind in types):
+                return NotImplemented  # a quantised weight: its own operations come next, one by one
+            if func in products:
+                footprint.multiplied()
+            result = func(*args, **(kwargs or {}))
+            if func is aten.convolution.default and args[0].dim() == 4:
+                return _convolve(footprint, args[0], args[1], result)
+            footprint.made(result)
+            return result
+
+    class Fuse(TorchFunctionMode):  # type: ignore[misc]
+        """Operations that are one kernel on a GPU, and several on meta tensors."""
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if func is torch.nn.functional.scaled_dot_product_attention:
+                return _attend(footprint, func, args, kwargs)
+            if func is torch.rms_norm:
+                return torch.empty_like(args[0], memory_format=torch.contiguous_format)
+            return func(*args, **kwargs)
+
+    return Follow(), Fuse()
+
+
+def _convolve(footprint: Footprint, inputs: Any, weight: Any, result: Any) -> Any:
+    """The result in the memory format that cuDNN gives it, and what it takes meanwhile."""
+    import torch
+
+    last = torch.channels_last
+    wants_last = _is_channels_last(inputs) or _is_channels_last(weight)
+    output = result.contiguous(memory_format=last if wants_last else torch.contiguous_format)
+    footprint.made(output)
+    if wants_last:
+        # PyTorch copies what is not yet in that format.
+        copies = [
+            _size(tensor) for tensor in (inputs, weight) if not tensor.is_contiguous(memory_format=last)
+        ]
+        footprint.meanwhile(*copies)
+    else:
+        footprint.meanwhile(conv_workspace(inputs, output))
+    return output
+
+
+def _attend(footprint: Footprint, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Attention by whichever kernel is allowed; flash, cuDNN and memory-efficient take the same memory."""
+    import torch
+
+    cuda = torch.backends.cuda
+    query, value = (args[i] if i < len(args) else kwargs[name] for i, name in ((0, "query"), (2, "value")))
+    fused = cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
+    if not fused or query.dim() != 4:
+        return func(*args, **kwargs)
+    batch, heads, tokens, _ = query.shape
+    # Tokens before heads, so that joining the heads again copies nothing.
+    output = query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)
+    log_sum = 4 * batch * heads * tokens
+    in_fp32 = value.shape[-1] > _EFFICIENT_IN_REGISTERS and output.element_size() < 4
+    footprint.meanwhile(log_sum, 4 * output.numel() if in_fp32 else 0)
+    return output
+
+
+def _is_channels_last(tensor: Any) -> bool:
+    import torch
+
+    return bool(tensor.is_contiguous(memory_format=torch.channels_last)) and not tensor.is_contiguous()
+
+
+def _size(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())

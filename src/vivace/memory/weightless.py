@@ -1,0 +1,208 @@
+"""Pipelines without weights: every component as published, its tensors on the meta device. They take no memory.
+
+Called under `vivace.memory.footprint`, such a pipeline tells what the real one would hold; nothing is downloaded
+or read but configuration files and tokenizers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from vivace.errors import UnknownModel, Unsupported, nearest
+from vivace.models.architectures import ARCHITECTURES, Architecture, Component, Library
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import SYNTHETIC, Found, find_model
+from vivace.models.gguf_file import SUFFIX
+from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.single_file import contents_of
+from vivace.models.synthetic import on_meta
+
+
+@dataclass(frozen=True)
+class Weightless:
+    """A model that can be built as often as needed, anew for each recipe.
+
+    Attributes:
+        name: as it was asked for.
+        dtype: of its baseline on a GPU, "fp16", "bf16" or "fp32".
+        defaults: of the call, as far as known: height, width, num_inference_steps, guidance_scale, ...
+        build: its diffusers pipeline in the baseline's dtype.
+        build_tiny_vae: the tiny VAE for its latents in fp32, or None.
+    """
+
+    name: str
+    dtype: str
+    defaults: dict[str, Any]
+    build: Callable[[], Any]
+    build_tiny_vae: Callable[[], Any] | None
+
+
+def find_weightless(name: str) -> Weightless:
+    """An architecture (`flux-dev`, `synthetic:flux-dev`), a catalogue name, a folder in diffusers' format, or a single
+    .safetensors file.
+
+    A folder needs its configuration files and tokenizers only.
+
+    Raises:
+        UnknownModel: none of these, or the folder holds what diffusers and transformers do not know.
+        UnusableModel: the file is damaged, or nothing that can be drawn with.
+        Unsupported: it is a GGUF file.
+    """
+    plain = name.strip().lower()
+    wanted = plain.removeprefix(SYNTHETIC)
+    if wanted in ARCHITECTURES:
+        return _of_architecture(plain, ARCHITECTURES[wanted])
+    if plain not in CATALOGUE and os.path.isfile(name):  # unlike Path's, for a name of any length
+        return _of_file(name)
+    if plain.startswith(SYNTHETIC) or not (plain in CATALOGUE or _is_folder(name)):
+        known = {*ARCHITECTURES, *CATALOGUE}
+        raise UnknownModel(
+            f"no model '{name[:200]}' to plan{nearest(wanted[:200], known)} (there are {', '.join(sorted(known))}; or "
+            f"give a folder with a model_index.json or a .safetensors file)"
+        )
+    return _of_folder(name, find_model(name))
+
+
+def _of_architecture(name: str, architecture: Architecture) -> Weightless:
+    entry = CATALOGUE.get(architecture.name)
+    dtype = "bf16" if architecture.pipeline == "FluxPipeline" else "fp16"
+    defaults: dict[str, Any] = {"height": architecture.height, "width": architecture.width}
+    if entry is not None:
+        dtype = entry.cuda_dtype
+        defaults |= {"num_inference_steps": entry.num_inference_steps, "guidance_scale": entry.guidance_scale}
+    if architecture.pipeline == "FluxPipeline":
+        defaults["max_sequence_length"] = architecture.text_lengths["text_encoder_2"]
+
+    def build() -> Any:
+        import diffusers
+
+        parts: dict[str, Any] = {}
+        for part, component in architecture.components.items():
+            parts[part] = _in_dtype(on_meta(component), dtype)
+            if part in architecture.text_lengths:
+                length = architecture.text_lengths[part]
+                parts[part.replace("text_encoder", "tokenizer")] = tokenizer_for(parts[part].config, length)
+        scheduler = getattr(diffusers, architecture.scheduler.class_name)(**architecture.scheduler.config)
+        kind = getattr(diffusers, architecture.pipeline)
+        return _silent(kind(scheduler=scheduler, **parts, **architecture.arguments))
+
+    # A VAE whose latents have statistics of their own: the family's tiny VAE knows nothing of them.
+    has_tiny = "latents_mean" not in architecture.components["vae"].config
+    tiny = (lambda: _in_dtype(on_meta(architecture.tiny_vae), "fp32")) if has_tiny else None
+    return Weightless(name, dtype, defaults, build, tiny)
+
+
+def _of_file(name: str) -> Weightless:
+    """Every checkpoint of a family has its architecture."""
+    entry = contents_of(Path(name)).entry
+    if Path(name).suffix == SUFFIX:
+        raise Unsupported(
+            f"{name}: what layers of every kind in a GGUF file take is not planned; plan {entry} with the recipe "
+            "quantize(q8_0, backend=gguf), or q5_0 or q4_0 for files of 5 or 4 bits"
+        )
+    return _of_architecture(name, ARCHITECTURES[entry])
+
+
+def _of_folder(name: str, found: Found) -> Weightless:
+    files = found.files
+    dtype = found.entry.cuda_dtype if found.entry is not None else "fp16"
+    tiny = found.tiny_vae
+
+    def build() -> Any:
+        import diffusers
+
+        index = _json(files["model_index.json"])
+        parts: dict[str, Any] = {}
+        for part, value in index.items():
+            if part.startswith("_"):
+                continue
+            if not isinstance(value, list):
+                parts[part] = value
+            elif None not in value and value[0] is not None:
+                parts[part] = _part(part, value, files, dtype)
+            else:
+                parts[part] = None
+        kind = getattr(diffusers, str(index["_class_name"]), None)
+        if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
+            raise UnknownModel(f"{found.folder}: {index['_class_name']} is no pipeline of diffusers")
+        try:
+            return _silent(kind(**parts))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UnknownModel(f"{found.folder} does not make a {kind.__name__}: {error}") from error
+
+    def build_tiny() -> Any:
+        assert isinstance(tiny, Path)  # of a folder or an embedded model
+        return _in_dtype(_component(_json(tiny / "config.json"), "diffusers", "AutoencoderTiny"), "fp32")
+
+    return Weightless(
+        name, dtype, found.defaults | found.call, build, build_tiny if tiny is not None else None
+    )
+
+
+def _part(part: str, value: list[Any], files: Mapping[str, Path], dtype: str) -> Any:
+    """One component of a model_index.json: a network without weights; tokenizers and schedulers as they are."""
+    library, class_name = str(value[0]), str(value[1])
+    import diffusers
+    import torch
+    import transformers
+
+    libraries = {"diffusers": diffusers, "transformers": transformers}
+    if library not in libraries or not hasattr(libraries[library], class_name):
+        raise UnknownModel(
+            f"{part} is a {class_name} of {library}, which is no class of diffusers or transformers; vivace runs no "
+            f"code from models"
+        )
+    try:
+        if issubclass(getattr(libraries[library], class_name), torch.nn.Module):
+            config = _json(files[f"{part}/config.json"])
+            named = str(
+                config.get("_class_name", class_name)
+            )  # a folder that stands in may hold another class
+            return _in_dtype(_component(config, cast("Library", library), named), dtype)
+        folder = next(path.parent for name, path in files.items() if name.split("/")[0] == part)
+        return getattr(libraries[library], class_name).from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, StopIteration) as error:
+        reason = str(error).strip().splitlines()
+        raise UnknownModel(
+            f"{part} ({class_name}) cannot be built: {reason[0] if reason else error!r}"
+        ) from error
+
+
+def _component(config: dict[str, Any], library: Library, class_name: str) -> Any:
+    if library == "diffusers":
+        import diffusers
+
+        config = getattr(diffusers, class_name).extract_init_dict(config)[0]
+    return on_meta(Component(library=library, class_name=class_name, config=config))
+
+
+def _in_dtype(module: Any, dtype: str) -> Any:
+    import torch
+
+    kinds = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+    # Past diffusers' own `to`, which warns of what it keeps in fp32.
+    return torch.nn.Module.to(module, "meta", kinds[dtype])
+
+
+def _silent(pipe: Any) -> Any:
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).expanduser().is_dir()
+    except (OSError, ValueError):  # too long, or a NUL byte
+        return False
+
+
+def _json(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text())
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return content

@@ -1,0 +1,1 @@
+"""One denoiser on several GPUs: processes, collectives, sharded forwards."""

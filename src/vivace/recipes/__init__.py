@@ -1,0 +1,1 @@
+"""Recipes: checked, edited, printed, and described."""

@@ -1,0 +1,134 @@
+"""Describe a technique from its own declaration, as plain data: for the command line and the generated docs."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from vivace.contract.technique import Arithmetic, Machine, Target, Technique
+from vivace.techniques import ALIASES
+
+
+def describe(technique: type[Technique], machine: Machine | None) -> dict[str, Any]:
+    """Name, usage, knobs, targets, aliases, and what of it runs on `machine` (None: left out)."""
+    knobs = [_knob(name, field) for name, field in technique.model_fields.items()]
+    inside = ", ".join(_usage(k) for k in knobs)
+    return {
+        "name": technique.name,
+        "summary": technique.summary,
+        "usage": technique.name + (f"({inside})" if inside else ""),
+        "stage": technique.stage.name.lower(),
+        "owns": technique.owns,
+        "same_picture": technique.same_picture,
+        "has_script": technique.script is not Technique.script,
+        "knobs": knobs,
+        "targets": list(technique.targetable),
+        "default_targets": list(technique.default_targets),
+        "aliases": [alias for alias, (name, _) in ALIASES.items() if name == technique.name],
+        "here": [] if machine is None else states(technique, machine),
+    }
+
+
+def _usage(knob: dict[str, Any]) -> str:
+    """ "fp32|fp16|bf16" for a required choice, "karras=False" for a knob with a default, else the knob's name."""
+    if not knob["required"]:
+        return f"{knob['name']}={knob['default'] if knob['default'] != '' else repr('')}"
+    shown = knob["choices"][:4]
+    more = "|..." if len(knob["choices"]) > len(shown) else ""
+    return "|".join(shown) + more if shown else str(knob["name"])
+
+
+def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]:
+    """What there is to choose from, what each does to weights and products, and why it is unsupported on the machine,
+    if so.
+
+    That is the technique with each choice of its first knob (or a typical value of it), and with each choice of its
+    other knobs: with the first value that this goes with, and those that do something else to numbers then.
+    """
+    target = Target(machine=machine, components=technique.default_targets)
+    found = []
+    for text, knobs in _variants(technique).items():
+        chosen = technique(**knobs)
+        found.append(
+            {
+                "recipe": text,
+                "weights": chosen.arithmetic.weights,
+                "products": chosen.arithmetic.products,
+                "unsupported": chosen.unsupported(target),
+            }
+        )
+    return found
+
+
+def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
+    """Knobs by the recipe that says so, e.g. {"compile(default)": ..., "compile(blocks=repeated)": ...}."""
+    if not technique.model_fields:
+        return {technique.name: {}}
+    first, *others = technique.model_fields
+    field = technique.model_fields[first]
+    firsts: list[Any] = list(_choices(field)) or [_tune(field)[0] if field.is_required() else field.default]
+    found: dict[str, dict[str, Any]] = {}
+    for value in firsts:
+        knobs = {first: value} | _completion(technique, {first: value}, others)
+        words = [str(value), *(f"{name}={choice}" for name, choice in knobs.items() if name != first)]
+        found[technique.name + (f"({', '.join(words)})" if value is not None else "")] = knobs
+    for name in others:
+        other = technique.model_fields[name]
+        for choice in _choices(other):
+            if not other.is_required() and choice == other.default:
+                continue
+            seen: set[Arithmetic] = set()
+            for value in firsts:
+                chosen = _valid(technique, {first: value, name: choice})
+                # Not everything goes together: a scale per tensor is for some schemes only.
+                if chosen is None or chosen.arithmetic in seen:
+                    continue
+                seen.add(chosen.arithmetic)
+                given = f"{value}, " if field.is_required() else ""
+                found[f"{technique.name}({given}{name}={choice})"] = {first: value, name: choice}
+    return found
+
+
+def _completion(technique: type[Technique], knobs: dict[str, Any], others: list[str]) -> dict[str, Any]:
+    """The other knob that these need beside them: a scheme that is not of the default library names its own."""
+    if _valid(technique, knobs) is None:
+        for name in others:
+            for choice in _choices(technique.model_fields[name]):
+                if _valid(technique, knobs | {name: choice}) is not None:
+                    return {name: choice}
+    return {}
+
+
+def _valid(technique: type[Technique], knobs: dict[str, Any]) -> Technique | None:
+    try:
+        return technique(**knobs)
+    except ValidationError:
+        return None
+
+
+def _choices(field: Any) -> list[str]:
+    return [choice for choice in get_args(field.annotation) if isinstance(choice, str)]
+
+
+def _knob(name: str, field: Any) -> dict[str, Any]:
+    limits = []
+    words = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}
+    for limit in field.metadata:
+        kind = type(limit).__name__
+        if kind in words:
+            limits.append(f"{words[kind]} {getattr(limit, kind.lower()):g}")
+    choices = [str(c) for c in get_args(field.annotation)]
+    return {
+        "name": name,
+        "about": field.description or "",
+        "required": field.is_required(),
+        "default": None if field.is_required() else field.default,
+        "choices": choices,
+        "limits": "".join(f", {limit}" for limit in limits),
+        "tune": _tune(field),
+    }
+
+
+def _tune(field: Any) -> list[Any]:
+    return list((field.json_schema_extra or {}).get("tune", []))

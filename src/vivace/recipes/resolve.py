@@ -1,0 +1,232 @@
+"""From a recipe's text to techniques with checked knobs, targets and slots, and its one canonical form."""
+
+from __future__ import annotations
+
+from typing import Any, cast, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from vivace import techniques as registry
+from vivace.contract.technique import COMPONENTS, Component, Technique
+from vivace.errors import RecipeError, nearest
+from vivace.spec.recipe import (
+    BASELINE,
+    KnobValue,
+    ParsedTechnique,
+    Recipe,
+    TechniqueCall,
+    parse_recipe,
+    print_call,
+)
+
+_TARGET_ALIASES: dict[str, Component] = {"unet": "denoiser", "transformer": "denoiser"}
+
+
+def resolve(text: str) -> Recipe:
+    """Check a recipe and put it into canonical form.
+
+    Raises:
+        RecipeError: unknown technique, knob or target, a value out of range, or two techniques in one slot.
+    """
+    calls: list[tuple[TechniqueCall, ParsedTechnique]] = []
+    for parsed in parse_recipe(text):
+        calls.append((_resolve_one(text, parsed), parsed))
+    _check_slots(text, calls)
+    ordered = sorted(
+        (call for call, _ in calls), key=lambda c: (registry.TECHNIQUES[c.name].stage, c.targets, c.name)
+    )
+    return Recipe(
+        text="+".join(text_of(call) for call in ordered) or BASELINE,
+        techniques=tuple(ordered),
+        same_picture=all(registry.TECHNIQUES[call.name].same_picture for call in ordered),
+    )
+
+
+def instantiate(call: TechniqueCall) -> Technique:
+    """The technique of a resolved call."""
+    return registry.TECHNIQUES[call.name](**cast("dict[str, Any]", call.knobs))
+
+
+def _resolve_one(text: str, parsed: ParsedTechnique) -> TechniqueCall:
+    name, given = parsed.name, list(parsed.arguments)
+    knobs: dict[str, object] = {}
+    if name in registry.ALIASES:
+        name, value = registry.ALIASES[name]
+        first = next(iter(registry.TECHNIQUES[name].model_fields))
+        if value is not None:
+            knobs[first] = value
+        for argument in given if value is not None else ():
+            if argument.name is None or argument.name == first:
+                raise RecipeError(
+                    f"'{parsed.name}' already stands for {name}({value}), so {first} cannot be given",
+                    text,
+                    argument.start,
+                    argument.length,
+                )
+    technique = registry.TECHNIQUES.get(name)
+    if technique is None:
+        hint = nearest(name, [*registry.TECHNIQUES, *registry.ALIASES, BASELINE])
+        if name == BASELINE:
+            hint = "; 'baseline' means that nothing is applied, so it stands alone"
+        raise RecipeError(
+            f"no technique '{name}'{hint} (`vivace techniques` lists all)",
+            text,
+            parsed.start,
+            len(parsed.name),
+        )
+    fields = list(technique.model_fields)
+    places: dict[str, tuple[int, int]] = {}
+    positional = iter(f for f in fields)
+    for argument in given:
+        key = argument.name
+        if key is None:
+            key = next(positional, None)
+            if key is None:
+                takes = f"takes at most {len(fields)}" if fields else "takes no arguments"
+                raise RecipeError(
+                    f"too many arguments: {name} {takes}", text, argument.start, argument.length
+                )
+        elif key not in fields:
+            known = f" (its knobs: {', '.join(fields)})" if fields else " (it has none)"
+            raise RecipeError(
+                f"{name} has no knob '{key}'{nearest(key, fields)}{known}",
+                text,
+                argument.start,
+                argument.length,
+            )
+        if key in places:
+            raise RecipeError(f"'{key}' is given twice", text, argument.start, argument.length)
+        knobs[key] = argument.value
+        places[key] = (argument.start, argument.length)
+    checked = _check_knobs(text, parsed, technique, knobs, places)
+    return TechniqueCall(name=name, knobs=checked, targets=_targets(text, parsed, technique))
+
+
+def _check_knobs(
+    text: str,
+    parsed: ParsedTechnique,
+    technique: type[Technique],
+    knobs: dict[str, object],
+    places: dict[str, tuple[int, int]],
+) -> dict[str, KnobValue]:
+    for key, value in knobs.items():
+        # pydantic would take True for 1 and "20" for 20; a recipe says what it means.
+        kinds = _kinds(technique.model_fields[key])
+        number = bool(kinds & {int, float})
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and not is_number and not (value is None and type(None) in kinds):
+            start, length = places[key]
+            raise RecipeError(
+                f"{technique.name}: {_wanted(key, technique)}; got {value!r}", text, start, length
+            )
+    try:
+        made = technique(**cast("dict[str, Any]", knobs))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        if not problem["loc"]:  # knobs that are right one by one, but not together
+            said = str(problem["msg"]).removeprefix("Value error, ")
+            raise RecipeError(f"{technique.name}: {said}", text, parsed.start, len(parsed.name)) from None
+        key = str(problem["loc"][0])
+        wanted_text = _wanted(key, technique)
+        if problem["type"] == "missing":
+            raise RecipeError(
+                f"{technique.name} needs a value: {wanted_text}", text, parsed.start, len(parsed.name)
+            ) from None
+        start, length = places.get(key, (parsed.start, len(parsed.name)))
+        value = knobs.get(key)
+        choices = _choices(technique.model_fields[key])
+        hint = nearest(str(value), choices) if choices else ""
+        raise RecipeError(
+            f"{technique.name}: {wanted_text}; got {value!r}{hint}", text, start, length
+        ) from None
+    return cast("dict[str, KnobValue]", made.model_dump())
+
+
+def _kinds(field: FieldInfo) -> set[object]:
+    """The types that a knob takes: {float} for float, {float, NoneType} for float | None."""
+    return set(get_args(field.annotation)) or {field.annotation}
+
+
+def _choices(field: FieldInfo) -> list[str]:
+    arguments = get_args(field.annotation)
+    return [str(a) for a in arguments if isinstance(a, str)]
+
+
+def _wanted(key: str, technique: type[Technique]) -> str:
+    """ "steps must be a whole number from 1 to 1000", from the field's own declaration."""
+    field = technique.model_fields[key]
+    choices = _choices(field)
+    if choices:
+        return f"{key} must be one of {', '.join(choices)}"
+    names = {int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}
+    kind = " or ".join(word for wanted, word in names.items() if wanted in _kinds(field)) or "a value"
+    words = {"Ge": "at least", "Gt": "more than", "Le": "at most", "Lt": "less than"}
+    limits = []
+    for limit in _limits(field):
+        word = words.get(type(limit).__name__)
+        if word:
+            limits.append(f"{word} {getattr(limit, type(limit).__name__.lower()):g}")
+    return f"{key} must be {kind}" + (f", {' and '.join(limits)}" if limits else "")
+
+
+def _limits(field: FieldInfo) -> list[Any]:
+    """The range of a knob. Of an optional number pydantic keeps it inside the number's own annotation."""
+    found = list(field.metadata)
+    for argument in get_args(field.annotation):
+        found += getattr(argument, "__metadata__", ())
+    return found
+
+
+def _targets(text: str, parsed: ParsedTechnique, technique: type[Technique]) -> tuple[str, ...]:
+    if not parsed.targets:
+        return tuple(technique.default_targets)
+    found: list[Component] = []
+    for word, start in parsed.targets:
+        target = _TARGET_ALIASES.get(word, cast("Component", word))
+        if target not in COMPONENTS:
+            known = [*COMPONENTS, *_TARGET_ALIASES]
+            raise RecipeError(
+                f"no target '{word}'{nearest(word, known)} (targets: {', '.join(COMPONENTS)})",
+                text,
+                start,
+                len(word),
+            )
+        if target not in technique.targetable:
+            takes = ", ".join(technique.targetable) or "no targets: it concerns the call as a whole"
+            raise RecipeError(
+                f"{technique.name} cannot be aimed at {target}; it takes {takes}", text, start, len(word)
+            )
+        if target in found:
+            raise RecipeError(f"target '{target}' is given twice", text, start, len(word))
+        found.append(target)
+    return tuple(c for c in COMPONENTS if c in found)
+
+
+def _check_slots(text: str, calls: list[tuple[TechniqueCall, ParsedTechnique]]) -> None:
+    """Two techniques that own the same slot of the same component conflict. No technique names another."""
+    owners: dict[tuple[str, str], tuple[TechniqueCall, ParsedTechnique]] = {}
+    for call, parsed in calls:
+        slot = registry.TECHNIQUES[call.name].owns
+        for target in call.targets or ("the call",):
+            other = owners.setdefault((slot, target), (call, parsed))
+            if other[1] is not parsed:
+                raise RecipeError(
+                    f"{text_of(other[0])} and {text_of(call)} both set the {slot} of {target}; keep one"
+                    + (", or give them different targets with @" if call.targets else ""),
+                    text,
+                    parsed.start,
+                    len(parsed.name),
+                )
+
+
+def text_of(call: TechniqueCall) -> str:
+    """Full name; knobs that differ from their default, the first by position; targets if not the default."""
+    technique = registry.TECHNIQUES[call.name]
+    arguments: list[tuple[str | None, KnobValue]] = []
+    for i, (key, field) in enumerate(technique.model_fields.items()):
+        value = call.knobs[key]
+        if field.is_required() or value != field.default:
+            arguments.append((None if i == 0 else key, value))
+    targets = call.targets if call.targets != tuple(technique.default_targets) else ()
+    return print_call(call.name, arguments, targets)

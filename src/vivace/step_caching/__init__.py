@@ -1,0 +1,1 @@
+"""What step caches share: schedules, states, fits."""
