@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from vivace.contract.technique import Arithmetic, Machine
+from vivace.contract import Arithmetic, Machine
 from vivace.recipes.describe import states
 from vivace.techniques import TECHNIQUES
 

@@ -23,7 +23,7 @@ from benchmarks.skipped_work import skipped_work as command
 from docs import choosing
 from docs.skipped_work import page, skipping_of
 from tests.narrow import make_all_small
-from vivace.contract.technique import Stage
+from vivace.contract import Stage
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.techniques import TECHNIQUES

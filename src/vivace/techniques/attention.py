@@ -32,8 +32,7 @@ from vivace.attention_backends.kernels import (
     unsupported_on,
 )
 from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.contract.script import Script
-from vivace.contract.technique import (
+from vivace.contract import (
     Arithmetic,
     CallContext,
     Component,
@@ -44,6 +43,7 @@ from vivace.contract.technique import (
     knob,
     working_part,
 )
+from vivace.contract.script import Script
 from vivace.errors import NoEffect
 
 _OPERATORS = {
@@ -79,21 +79,26 @@ class Attention(Technique):
             return reason
         if target.pipe is None:
             return None
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             reason = unsupported_for(self.backend, component, module, target.machine)
-            if reason is None and target.machine.is_cuda and target.has_data and self.backend in OF_PYTORCH:
+            if (
+                reason is None
+                and target.machine.is_cuda
+                and target.model.has_weights
+                and self.backend in OF_PYTORCH
+            ):
                 reason = refused_by_pytorch(self.backend, component, module, _device(target, module))
             if reason is not None:
                 return reason
         return None
 
     def apply(self, target: Target) -> Effect:
-        modules = {c: m for c, m in target.modules().items() if head_sizes(working_part(c, m))}
+        modules = {c: m for c, m in target.modules(self.targets).items() if head_sizes(working_part(c, m))}
         if not modules:
-            raise NoEffect(f"no attention that diffusers built in {', '.join(target.components)}")
+            raise NoEffect(f"no attention that diffusers built in {', '.join(self.targets)}")
         # PyTorch's own choice depends on a real device.
         before = {
-            c: _words(chosen_by_pytorch(m, _device(target, m))) if target.has_data else "unknown"
+            c: _words(chosen_by_pytorch(m, _device(target, m))) if target.model.has_weights else "unknown"
             for c, m in modules.items()
         }
         changed: dict[str, int | float | str] = {}
@@ -104,7 +109,7 @@ class Attention(Technique):
             raise NoEffect(f"PyTorch already picks {self.backend} attention here", already_so=True)
         if self.backend in OF_PYTORCH:
             return self._chosen(changed, list(modules))
-        if not target.has_data:  # the eager call stands for a kernel that needs memory for as little
+        if not target.model.has_weights:  # the eager call stands for a kernel that needs memory for as little
             return Effect(changed=changed)
         keep_compiled_code()
         return self._led(changed, {component: Led(self.backend) for component in modules})
@@ -159,7 +164,7 @@ class Attention(Technique):
         if self.backend not in OF_PYTORCH:
             return None
         lines = ["# Around these alone: fused kernels refuse text masks, and heads as large as a VAE's."]
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             if head_sizes(working_part(component, module)):
                 forward = f"{target.working_path(component)}.forward"
                 lines.append(f"{forward} = sdpa_kernel(SDPBackend.{OF_PYTORCH[self.backend]})({forward})")
@@ -170,7 +175,7 @@ class Attention(Technique):
 
 def _device(target: Target, module: Any) -> Any:
     """Where the module will work."""
-    return target.machine.device if target.waits else module.device
+    return target.machine.device if target.where.on_host else module.device
 
 
 def _words(found: set[str] | dict[str, int]) -> str:

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
-from vivace.contract.technique import Component, Effect, Stage, Target, Technique, component_of, knob
+from vivace.contract import Component, Effect, Stage, Target, Technique, component_of, knob
 from vivace.errors import NoEffect
 
 _ENCODERS: tuple[Component, ...] = ("text_encoder", "text_encoder_2")
@@ -63,7 +63,7 @@ class PromptCache(Technique):
         if hasattr(encode, _MARK):
             raise NoEffect("the pipeline keeps its prompts already", already_so=True)
         cache = _Cache(encode, functools.partial(_state, pipe), self.keep)
-        shelf = _Shelf(_encoders(pipe), target.has_data) if self.free_encoders else None
+        shelf = _Shelf(_encoders(pipe), target.model.has_weights) if self.free_encoders else None
 
         @functools.wraps(encode)
         def encode_once(*args: Any, **kwargs: Any) -> Any:

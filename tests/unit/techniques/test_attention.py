@@ -12,15 +12,16 @@ import torch.nn.functional as F
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
+from tests.targets import target_of
+from vivace.attention_backends import calls
 from vivace.attention_backends.calls import Led
 from vivace.attention_backends.kernels import KERNELS
-from vivace.contract.technique import Machine, Target
+from vivace.contract import Machine
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.kernels import attention_kernels
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
-from vivace.techniques import attention_calls
 from vivace.techniques.attention import Attention
 
 CPU = Machine("cpu", "CPU", None, "c++")
@@ -32,7 +33,7 @@ def gpu(major: int, minor: int, packages: bool = True) -> Machine:
 
 
 def unsupported(backend: Any, machine: Machine, **target: Any) -> str | None:
-    return Attention(backend=backend).unsupported(Target(machine=machine, **target))
+    return Attention(backend=backend).unsupported(target_of(machine=machine, **target))
 
 
 @pytest.mark.parametrize(
@@ -80,14 +81,14 @@ def test_reasons_say_what_is_missing_and_what_to_do() -> None:
 )  # fmt: skip
 def test_heads_of_full_size_models(model: str, backend: str, component: Any, said: str | None) -> None:
     pipe = find_weightless(model).build()
-    reason = unsupported(backend, gpu(9, 0), pipe=pipe, components=(component,), has_data=False)
+    reason = unsupported(backend, gpu(9, 0), pipe=pipe, components=(component,), has_weights=False)
     assert reason is None if said is None else said in (reason or "")
 
 
 def test_fp32_is_refused_where_a_kernel_wants_half_of_it() -> None:
     pipe = build("sd")
     for backend in ("flash", "cudnn", "flash3", "flash4"):
-        said = unsupported(backend, gpu(9, 0), pipe=pipe, components=("denoiser",), has_data=False)
+        said = unsupported(backend, gpu(9, 0), pipe=pipe, has_weights=False)
         assert "needs fp16 or bf16, the denoiser is float32" in (said or "")
 
 
@@ -225,7 +226,7 @@ def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         vars(module).update(functions)
         monkeypatch.setitem(sys.modules, name, module)
     yield request.param
-    attention_calls._OPERATORS.clear()
+    calls._OPERATORS.clear()
 
 
 def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
