@@ -134,7 +134,7 @@ CLAIMS = (
         ("flux-dev",),
         ("quantize(int8)+compile",),
         "products of 4,608 tokens are bound by arithmetic, which is bf16's with either weights; widening them comes on "
-        "top. The kernel for a few rows that inductor would take is kept from it ([footguns](footguns.md#quantising))",
+        "top. The kernel for a few rows that inductor would take is kept from it ([footguns](footguns.md#quantisation))",
         beats="compile",
     ),
     Claim(
