@@ -101,7 +101,7 @@ def page(note: str, results: Path) -> str:
         "makes each step cheaper works as it does on the model that they were made from, and decoding is a larger part "
         "of so short a call: `tiny_vae`.\n",
         "## Several GPUs\n",
-        "To share one picture: `parallel(ulysses)` or `parallel(ring)` for a transformer, `parallel(guidance)` for a "
+        "For one image: `parallel(ulysses)` or `parallel(all_gather)` for FLUX, `parallel(cfg)` for a "
         f"UNet with guidance ({told}). For more pictures an hour: a process for each GPU, without any of these.\n",
         *fastest,
     ]
