@@ -24,7 +24,7 @@ from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
 from vivace.models.lora import distillations
 from vivace.models.prompts import PROMPT_SETS
-from vivace.quantization.layers import bring
+from vivace.quantization.layers import move_to
 from vivace.recipes.resolve import instantiate, resolve, text_of
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE, Recipe, TechniqueCall
@@ -276,7 +276,7 @@ class Session:
         if target.waits and target.home != "cpu":
             for part in self.pipe.components.values():
                 if hasattr(part, "_parameters"):
-                    bring(part, target.home)
+                    move_to(part, target.home)
             target.waits = False
 
     def _with_step_end(self, call: dict[str, Any]) -> dict[str, Any]:
