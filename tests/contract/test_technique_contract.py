@@ -40,7 +40,6 @@ LEAST_DB = {
     "quantize(q5_0, backend=gguf)": 20,
     "quantize(q4_1, backend=gguf)": 15,
     "quantize(q4_0, backend=gguf)": 15,
-    "quantize(nvfp4, backend=modelopt)": 5,  # 10 % off a weight, as nf4 is; in so few steps it may draw another picture
 }
 # Choices that inductor compiles for minutes; they have tests of their own.
 COMPILED = {("attention", "flex")}

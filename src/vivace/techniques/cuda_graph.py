@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 from vivace.compilation.captured import RECORDED
 from vivace.contract import Component, Effect, Stage, Target, Technique, knob
 from vivace.errors import Unsupported
-from vivace.quantization.gguf_schemes import unrecordable
+from vivace.quantization.gguf_schemes import why_not_capturable
 
 Record = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 """Given work without arguments: a function that repeats it, and the outputs which that function writes anew."""
@@ -60,7 +60,7 @@ class CudaGraph(Technique):
             return "the denoiser's step cache decides on the CPU in each step, which a graph cannot contain"
         is_compiled = hasattr(denoiser.forward, "_torchdynamo_orig_callable")
         for name, layer in denoiser.named_modules():
-            if not is_compiled and (reason := unrecordable(layer)) is not None:
+            if not is_compiled and (reason := why_not_capturable(layer)) is not None:
                 return f"a layer cannot be recorded ({name}): {reason}"
         if not target.model.has_weights:
             return (

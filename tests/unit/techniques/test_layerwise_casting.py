@@ -1,4 +1,4 @@
-"""Weights stored in fp8 and widened when they are used."""
+"""Weights stored in fp8 and cast when they are used."""
 
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ def test_it_composes_with_compile_and_a_step_cache() -> None:
     assert cached.evidence()["cache_hit_rate"] == pytest.approx(1 / 3)
 
 
-def test_a_run_that_widens_them_for_good_refutes_it() -> None:
+def test_a_run_that_casts_them_for_good_refutes_it() -> None:
     stored = session("sd", "layerwise_casting")
     stored.pipe.unet.to(torch.float32)
     assert "nothing of denoiser is stored in fp8 any more" in (stored.refuted({}) or "")
