@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vivace.compilation.captured import RECORDED
+from vivace.compilation.captured import captured_forward, replays_graphs
 from vivace.errors import Unsupported
 from vivace.multi_gpu.module_transfer import pack_module, unpack_module
 from vivace.multi_gpu.processes import Peers
@@ -103,8 +103,8 @@ class Shared:
     def finish(self) -> None:
         """Wrap the forward as it is now, and wait until the others have theirs."""
         forward = self._denoiser.forward
-        if self._mode != "guidance" and getattr(forward, "replays_graphs", False):
-            self._graphs = getattr(self._denoiser, RECORDED, None)
+        if self._mode != "guidance" and replays_graphs(forward):
+            self._graphs = captured_forward(self._denoiser)
             if self._graphs is None:
                 raise Unsupported(
                     "parallel: a graph that torch.compile records holds what attention says to other GPUs, and each "
@@ -266,8 +266,8 @@ class Share:
 
         if message[0] == "evidence":
             found = {"peak_bytes": _peak_bytes(self.device), "forwards": self._num_forwards}
-            if (graphs := getattr(self._denoiser, RECORDED, None)) is not None:
-                found["cuda_graphs_recorded"] = graphs.num_recorded
+            if (graphs := captured_forward(self._denoiser)) is not None:
+                found["cuda_graphs_recorded"] = graphs.num_captured
             return found
         if message[1] != _AGAIN:
             self._header = message[1]
@@ -276,7 +276,7 @@ class Share:
         by_rows = self.given["mode"] == "guidance"
         dist.recv(buffer, 0) if by_rows else dist.broadcast(buffer, 0)
         args, kwargs = put_together(self._header, unpack(buffer, self._shapes))
-        if not by_rows and (graphs := getattr(self._denoiser, RECORDED, None)) is not None:
+        if not by_rows and (graphs := captured_forward(self._denoiser)) is not None:
             _agree(graphs, message[2], args, kwargs)
         _before_messages(self.given["by_copies"])
         # Not the module itself: what decides in front of the forward has decided in the process that draws.

@@ -155,7 +155,7 @@ class Parallel(Technique):
                 f"{uneven}which torch.compile cannot follow; take parallel(ring), a number of GPUs that divides the "
                 "heads, or do not compile"
             )
-        if _has_slot(target, "recording"):
+        if _has_slot(target, "graph capture"):
             return (
                 f"{uneven}which a CUDA graph cannot hold; take parallel(ring), a number of GPUs that divides the "
                 "heads, or leave out the recording"

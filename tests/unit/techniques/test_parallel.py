@@ -24,6 +24,7 @@ import vivace
 from tests import families
 from tests.families import psnr
 from vivace.benchmark import Plan
+from vivace.compilation.captured import CapturedFunction, captured_forward
 from vivace.contract.technique import Machine, Target
 from vivace.errors import Unsupported, WorkerError
 from vivace.export.script import write_script
@@ -44,7 +45,6 @@ from vivace.multi_gpu.split_tokens import _groups_made_anew, needs_diffusers
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.techniques import TECHNIQUES, cuda_graph
-from vivace.techniques.cuda_graph import Replayed
 from vivace.techniques.parallel import Parallel
 
 SAME_DB = 40.0
@@ -334,7 +334,7 @@ def record(work):
     return replay, outputs
 
 cuda_graph.CudaGraph.unsupported = lambda self, target: None
-cuda_graph._cuda_recorder = lambda: record
+cuda_graph.cuda_capturer = lambda: record
 """
 
 
@@ -342,14 +342,14 @@ def test_all_record_and_replay_at_the_same_calls(tmp_path: Path, monkeypatch: py
     """With a recorder that runs on a CPU, here and in the other process, which executes this when it starts."""
     (tmp_path / "sitecustomize.py").write_text(_RECORDS_ON_A_CPU)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
-    monkeypatch.setattr(cuda_graph, "_cuda_recorder", cuda_graph._cuda_recorder)
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", cuda_graph.cuda_capturer)
     monkeypatch.setattr(cuda_graph.CudaGraph, "unsupported", cuda_graph.CudaGraph.unsupported)
     exec(_RECORDS_ON_A_CPU, {})  # noqa: S102
     larger = {"height": 128, "width": 64}
     alone = vivace.apply(even_flux())
     expected, expected_larger = families.draw(alone), families.draw(alone, **larger)
     with vivace.apply(even_flux(), "parallel(ulysses)+cuda_graph(max_graphs=1)") as shared:
-        graphs = getattr(shared.pipe.transformer, cuda_graph.RECORDED).graphs
+        graphs = captured_forward(shared.pipe.transformer).graphs
         assert psnr(families.draw(shared), expected) > VERY_SAME_DB
         assert psnr(families.draw(shared, **larger), expected_larger) > VERY_SAME_DB, "another graph"
         graphs.clear()  # this process alone
@@ -371,7 +371,7 @@ def test_all_record_and_replay_at_the_same_calls(tmp_path: Path, monkeypatch: py
 
 
 def test_a_graph_that_one_process_lacks_is_no_silence() -> None:
-    graphs = Replayed(lambda x: x, torch.device("cpu"), lambda work: (lambda: None, work()), 4)
+    graphs = CapturedFunction(lambda x: x, torch.device("cpu"), lambda work: (lambda: None, work()), 4)
     with pytest.raises(RuntimeError, match="not recorded"):
         _agree(graphs, False, (torch.ones(2),), {})
     graphs(torch.ones(2))
