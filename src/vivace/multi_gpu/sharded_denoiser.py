@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vivace.compilation.captured import RECORDED
+from vivace.compilation.captured import captured_forward, replays_graphs
 from vivace.errors import Unsupported
 from vivace.multi_gpu.forward_arguments import (
     TensorSpec,
@@ -97,8 +97,8 @@ class ShardedDenoiser:
     def finish(self) -> None:
         """Wrap the forward as it is now, and wait until the peers have theirs."""
         forward = self._denoiser.forward
-        if self._by_tokens and getattr(forward, "replays_graphs", False):
-            self._graphs = getattr(self._denoiser, RECORDED, None)
+        if self._by_tokens and replays_graphs(forward):
+            self._graphs = captured_forward(self._denoiser)
             if self._graphs is None:
                 raise Unsupported(
                     "parallel: a graph that torch.compile captures contains collectives, and each process would decide "
@@ -259,8 +259,8 @@ class PeerDenoiser:
 
         if message[0] == "evidence":
             found = {"peak_bytes": _peak_bytes(self.device), "forwards": self._num_forwards}
-            if (graphs := getattr(self._denoiser, RECORDED, None)) is not None:
-                found["cuda_graphs_recorded"] = graphs.num_recorded
+            if (graphs := captured_forward(self._denoiser)) is not None:
+                found["cuda_graphs_recorded"] = graphs.num_captured
             return found
         _, header, captures = message
         if header != _SAME_HEADER:
@@ -269,7 +269,7 @@ class PeerDenoiser:
         buffer = torch.empty(num_bytes(self._specs), dtype=torch.uint8, device=self._denoiser.device)
         dist.broadcast(buffer, 0) if self._by_tokens else dist.recv(buffer, 0)
         args, kwargs = deserialize(self._header, unpack(buffer, self._specs))
-        if self._by_tokens and (graphs := getattr(self._denoiser, RECORDED, None)) is not None:
+        if self._by_tokens and (graphs := captured_forward(self._denoiser)) is not None:
             _follow_primary(graphs, captures, args, kwargs)
         # Not the module itself: its hooks, such as a step cache's decision, have run in the primary process.
         output = self._denoiser.forward(*args, **kwargs)

@@ -152,7 +152,7 @@ class Parallel(Technique):
                 f"{uneven}which torch.compile does not support; take parallel({instead}), a number of GPUs that "
                 "divides the heads, or do not compile"
             )
-        if _has_slot(target, "recording"):
+        if _has_slot(target, "graph capture"):
             return (
                 f"{uneven}which a CUDA graph cannot contain; take parallel({instead}), a number of GPUs that divides "
                 "the heads, or leave out cuda_graph"

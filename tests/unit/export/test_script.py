@@ -310,10 +310,8 @@ def test_offloaded_weights_are_quantised_where_they_wait(gpu: None) -> None:
     assert '"cuda"' not in text
 
 
-def test_what_a_recording_cannot_contain_is_left_to_vivace(
-    gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(techniques.cuda_graph, "_cuda_recorder", lambda: None)
+def test_what_a_capture_cannot_contain_is_left_to_vivace(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(techniques.cuda_graph, "cuda_capturer", lambda: None)
     found = find_model("tiny-sd")
     assert write_script(found, resolve("int8+cuda_graph"), "cuda", prompt=PROMPT).own == ["cuda_graph"]
     own = write_script(found, resolve("int8_dynamic+cuda_graph"), "cuda", prompt=PROMPT).own

@@ -35,7 +35,7 @@ def test_repeated_blocks_share_their_graphs(family: str) -> None:
     assert (num, made.evidence()["compiled_graphs"]) == BLOCKS[family]
 
 
-def test_blocks_that_are_not_named_are_refused_in_words() -> None:
+def test_unnamed_blocks_are_refused_with_a_reason() -> None:
     for target, class_name in (("vae", "AutoencoderKL"), ("text_encoder", "CLIPTextModel")):
         with pytest.raises(Unsupported, match=rf"the {target} \({class_name}\) names no repeated blocks"):
             vivace.apply(build("sd"), f"compile(backend=eager, blocks=repeated)@{target}")

@@ -15,6 +15,7 @@ import vivace
 from tests import families
 from tests.families import psnr
 from tests.forked_peers import forked_peers, lives, pids
+from vivace.compilation.captured import CapturedFunction, captured_forward
 from vivace.contract.technique import Machine, Target
 from vivace.errors import RecipeError, Unsupported
 from vivace.export.script import write_script
@@ -24,7 +25,6 @@ from vivace.multi_gpu.sharded_denoiser import _follow_primary
 from vivace.multi_gpu.split_tokens import needs_diffusers
 from vivace.recipes.resolve import instantiate, resolve
 from vivace.techniques import TECHNIQUES, cuda_graph
-from vivace.techniques.cuda_graph import Replayed
 from vivace.techniques.parallel import Parallel
 
 SAME_DB = 40.0
@@ -290,20 +290,20 @@ def record(work):
     return replay, outputs
 
 cuda_graph.CudaGraph.unsupported = lambda self, target: None
-cuda_graph._cuda_recorder = lambda: record
+cuda_graph.cuda_capturer = lambda: record
 """
 
 
 def test_all_capture_and_replay_at_the_same_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a recorder that runs on a CPU, here and in the peer."""
-    monkeypatch.setattr(cuda_graph, "_cuda_recorder", cuda_graph._cuda_recorder)
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", cuda_graph.cuda_capturer)
     monkeypatch.setattr(cuda_graph.CudaGraph, "unsupported", cuda_graph.CudaGraph.unsupported)
     exec(_CAPTURES_ON_A_CPU, {})  # noqa: S102
     larger = {"height": 128, "width": 64}
     expected, expected_larger = of_even_flux(), of_even_flux(**larger)
     with forked_peers(_CAPTURES_ON_A_CPU):
         with vivace.apply(even_flux(), "parallel(ulysses)+cuda_graph(max_graphs=1)") as sharded:
-            graphs = getattr(sharded.pipe.transformer, cuda_graph.RECORDED).graphs
+            graphs = captured_forward(sharded.pipe.transformer).graphs
             assert psnr(families.draw(sharded), expected) > VERY_SAME_DB
             assert psnr(families.draw(sharded, **larger), expected_larger) > VERY_SAME_DB, "another graph"
             graphs.clear()  # this process alone
@@ -327,7 +327,7 @@ def test_all_capture_and_replay_at_the_same_calls(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_graph_that_one_process_lacks_is_an_error() -> None:
-    graphs = Replayed(lambda x: x, torch.device("cpu"), lambda work: (lambda: None, work()), 4)
+    graphs = CapturedFunction(lambda x: x, torch.device("cpu"), lambda work: (lambda: None, work()), 4)
     with pytest.raises(RuntimeError, match="not captured"):
         _follow_primary(graphs, False, (torch.ones(2),), {})
     graphs(torch.ones(2))
