@@ -37,7 +37,7 @@ from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAt
 from torch import nn
 
 from vivace.multi_gpu.collectives import gathering, message, message_beside_linear, waited
-from vivace.step_caching.step_cache import WHOLE_TOKENS
+from vivace.step_caching.flux_residual import WHOLE_TOKENS
 
 _TOKENS = -2
 """The dimension of tokens in each of `_SHARED`: (batch, tokens, channels), or (tokens, 3) for ids."""

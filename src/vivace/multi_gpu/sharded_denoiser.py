@@ -31,7 +31,7 @@ from vivace.multi_gpu.sharded_forward import (
     unpack,
 )
 from vivace.multi_gpu.split_tokens import Mode, needs_diffusers, refuse_uneven, split_tokens
-from vivace.step_caching.step_cache import MODE, latents_of
+from vivace.step_caching.cached_denoiser import MODE, latents_of
 
 _AGAIN = b""  # in the place of a header: the same as before
 MARK = "_vivace_shared"

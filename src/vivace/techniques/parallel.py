@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Literal
 from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
 from vivace.multi_gpu.sharded_denoiser import MARK, Shared
 from vivace.multi_gpu.split_tokens import attentions_of, can_pad, needs_diffusers, num_heads
-from vivace.step_caching.step_cache import has_step_cache
+from vivace.step_caching.cached_denoiser import has_step_cache
 
 
 class Parallel(Technique):
