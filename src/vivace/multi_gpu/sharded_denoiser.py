@@ -32,7 +32,7 @@ from vivace.multi_gpu.forward_arguments import (
 from vivace.multi_gpu.module_transfer import pack_module, unpack_module
 from vivace.multi_gpu.processes import Peers
 from vivace.multi_gpu.split_tokens import Mode, check_even_tokens, needs_diffusers, split_tokens
-from vivace.step_caching.step_cache import MODE, latents_of
+from vivace.step_caching.cached_denoiser import MODE, latents_of
 
 if TYPE_CHECKING:
     import torch

@@ -35,7 +35,7 @@ from pydantic import field_validator
 from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
 from vivace.multi_gpu.sharded_denoiser import MARK, ShardedDenoiser
 from vivace.multi_gpu.split_tokens import attention_processors, can_pad_heads, needs_diffusers, num_heads
-from vivace.step_caching.step_cache import has_step_cache
+from vivace.step_caching.cached_denoiser import has_step_cache
 
 if TYPE_CHECKING:
     import torch

@@ -12,18 +12,17 @@ from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS, nearest_interp
 
 import vivace
 from tests.families import build, draw, psnr, session
-from tests.targets import target_of
 from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract import Machine
+from vivace.contract.technique import Machine, Target
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calibration import calibrate_magcache
 from vivace.step_caching.flux_residual import watching_residuals
-from vivace.step_caching.magcache_ratios import Ratios, find_ratios, growth, keep, mean_of
-from vivace.techniques.magcache import Magcache
+from vivace.step_caching.magcache_ratios import Ratios, keep, mean_of, ratios_of
+from vivace.techniques.magcache import Magcache, find_ratios
 
 CALL = {"num_inference_steps": 14}
 FLUX = Ratios(tuple(float(r) for r in FLUX_MAG_RATIOS), model="FLUX's")
@@ -138,8 +137,11 @@ def test_whose_table_it_is() -> None:
     assert find_ratios(dev, "mine@1") == own
     assert find_ratios(dev, "another@1") == published
     # What decides is the table, so that random weights of its architecture take it.
-    for pipe, wanted in ((find_weightless("synthetic:flux-dev").build(), None), (build("flux"), "is learnt")):
-        target = target_of(Machine("cpu", "CPU", None, None), pipe, has_random_weights=True)
+    for pipe, wanted in (
+        (find_weightless("synthetic:flux-dev").build(), None),
+        (build("flux"), "depends on training"),
+    ):
+        target = Target(Machine("cpu", "CPU", None, None), pipe, has_random_weights=True)
         said = Magcache().unsupported(target)
         assert said is None if wanted is None else wanted in (said or "")
         assert Magcache(hits=0.5).unsupported(target) is None
@@ -148,14 +150,14 @@ def test_whose_table_it_is() -> None:
 def test_what_is_measured() -> None:
     """Residuals that grow by a tenth a step, and one that does not."""
     growing = [torch.full((1, 4, 8), 1.1**k) for k in range(4)]
-    assert growth(growing) == pytest.approx((1.0, 1.1, 1.1, 1.1))
-    mean = mean_of([growth(growing), (1.0, 1.0, 1.0, 1.0)], "made up")
+    assert ratios_of(growing) == pytest.approx((1.0, 1.1, 1.1, 1.1))
+    mean = mean_of([ratios_of(growing), (1.0, 1.0, 1.0, 1.0)], "made up")
     assert mean.ratios == pytest.approx((1.0, 1.05, 1.05, 1.05))
     assert (mean.spread, mean.num_pictures) == (pytest.approx(0.05), 2)
     with pytest.raises(ValueError, match="one step"):
-        growth(growing[:1])
+        ratios_of(growing[:1])
     with pytest.raises(ValueError, match="not finite"):
-        growth([growing[0], growing[1] * float("nan")])
+        ratios_of([growing[0], growing[1] * float("nan")])
     pipe = build("flux")
     with watching_residuals(pipe.transformer) as residuals:
         draw(vivace.apply(pipe), num_inference_steps=5)
@@ -189,7 +191,7 @@ def test_calibrating_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     assert psnr(picture, draw(session("flux"), **CALL)) > 20
     assert typed(monkeypatch, *command[:2], "--model", "tiny-sd") == 3
     assert "UNet2DConditionModel is no FLUX transformer" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="a picture of one step has nothing that could be skipped"):
+    with pytest.raises(UsageError, match="an image of one step has nothing that could be skipped"):
         calibrate_magcache(
             find_model("tiny-flux"), "cpu", ["a star"], num_pictures=1, call={"num_inference_steps": 1}
         )

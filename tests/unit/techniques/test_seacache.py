@@ -18,8 +18,8 @@ from vivace.measure.timer import PipelineTimer
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.step_caching.cache_state import relative_change
 from vivace.step_caching.flux_residual import watching_residuals
-from vivace.step_caching.step_cache import relative_change
 from vivace.techniques.seacache import Seacache, grid_of, sea_filtered, sea_gain
 
 CALL = {"num_inference_steps": 12}

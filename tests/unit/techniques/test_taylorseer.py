@@ -15,8 +15,8 @@ from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.contract import component_of
 from vivace.errors import RecipeError, Unsupported
 from vivace.recipes.resolve import resolve
-from vivace.step_caching.step_cache import Memory
-from vivace.techniques.taylorseer import Taylorseer, _predicted
+from vivace.step_caching.cache_state import CacheState
+from vivace.techniques.taylorseer import Taylorseer, _extrapolated
 
 CALL = {"num_inference_steps": 12}
 
@@ -30,14 +30,14 @@ def _fresh_compiler() -> None:
 @pytest.mark.parametrize("order", [0, 1, 2, 3])
 def test_a_polynomial_path_is_continued_exactly(order: int) -> None:
     """Newton's differences of a straight line are its slope; of order 0, the last value is repeated."""
-    made, memory = Taylorseer(order=order), Memory()
+    made, state = Taylorseer(order=order), CacheState()
     for step in (0, 1, 3):
-        memory.step = step
-        memory.before, memory.kept = memory.kept, ()
-        memory.kept = made._continued(memory, (torch.tensor([2.0 * step + 1], dtype=torch.float64),))
-    assert len(memory.kept) == min(order, 2) + 1
-    memory.step = 5
-    (found,) = _predicted(memory)
+        state.step = step
+        state.previous, state.kept = state.kept, ()
+        state.kept = made._factors(state, (torch.tensor([2.0 * step + 1], dtype=torch.float64),))
+    assert len(state.kept) == min(order, 2) + 1
+    state.step = 5
+    (found,) = _extrapolated(state)
     assert found.dtype == torch.float64
     assert float(found) == pytest.approx(7 if order == 0 else 11)
 
