@@ -202,7 +202,7 @@ class _Measurement:
         found = find_model(trial.model.name)
         if found.model.revision != trial.model.revision:
             raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
-        pipe = load_pipeline(found, trial.device, wait=waits_on_host(trial.recipe))
+        pipe = load_pipeline(found, trial.device, keep_on_host=waits_on_host(trial.recipe))
         self.results["load_s"] = time.perf_counter() - start
         self._report({"event": "phase", "phase": "apply"})
         start = time.perf_counter()

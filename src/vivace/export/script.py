@@ -84,7 +84,7 @@ def write_script(
     check_loadable(found)
     steps: list[Step] = []
     session = session_of(
-        load_pipeline(found, device, wait=waits_on_host(recipe)),
+        load_pipeline(found, device, keep_on_host=waits_on_host(recipe)),
         found,
         recipe,
         device,

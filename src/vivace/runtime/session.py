@@ -59,7 +59,7 @@ def open_session(
     prompts: Sequence[str] = (),
 ) -> Session:
     """`load` with everything resolved; `defaults` replace the catalogue's call defaults."""
-    pipe = load_pipeline(found, device, wait=waits_on_host(recipe))
+    pipe = load_pipeline(found, device, keep_on_host=waits_on_host(recipe))
     return session_of(pipe, found, recipe, device, defaults, prompts)
 
 
