@@ -1,8 +1,8 @@
-"""A small distilled decoder (the TAESD family) in place of the VAE.
+"""Replace the VAE with a small distilled one (the TAESD family).
 
-Why: on small pictures and few steps the VAE's decode is a large part of the call; the tiny one has 1.2 M parameters
-    against 49.5 M (SD 1.5 at 512 px: 0.141 TFLOP against 2.515).
-Costs: fine detail is a little softer, so the picture differs. Needs much less peak memory.
+Why: with small images and few steps, VAE decoding is a large part of the call; the tiny decoder has 1.2 M parameters
+    against 49.5 M (SD 1.5 at 512 px: 0.141 TFLOP against 2.515). It needs much less peak memory.
+Costs: fine detail is slightly softer, so the image differs.
 Needs: a tiny VAE trained for the same latents.
 Source: github.com/madebyollin/taesd.
 """
@@ -37,7 +37,7 @@ class TinyVae(Technique):
         assert target.load_tiny_vae is not None
         old = target.module("vae")
         if type(old).__name__ == "AutoencoderTiny":
-            raise NoEffect("the pipeline has a tiny VAE already", already_so=True)
+            raise NoEffect("the pipeline already has a tiny VAE", already_so=True)
         tiny = torch.nn.Module.to(target.load_tiny_vae(), old.device, old.dtype)
         target.pipe.vae = tiny
         return Effect(
