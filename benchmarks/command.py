@@ -1,6 +1,4 @@
-"""What the scripts' commands share: errors are one message and an exit code, as `vivace` has it; and the options of
-those that measure recipe after recipe into a record, until the time is over.
-"""
+"""Shared parts of the benchmark commands: error handling as in `vivace`, and options for resumable measuring."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ MEASURED_IN_PART = 4
 
 @dataclass(frozen=True)
 class Measuring:
-    """What the options of `measures` said.
+    """The values of the options that `measures` adds.
 
-    record: None for the script's own.
-    started: by time.monotonic().
+    record: None for the script's default.
+    started: time.monotonic() at the start.
     """
 
     record: Path | None
@@ -40,11 +38,11 @@ class Measuring:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further recipe may be started."""
+        """Whether the time limit is reached."""
         return self.limit_s is not None and time.monotonic() - self.started >= self.limit_s
 
     def ended(self, following: str) -> int:
-        """The exit code where the time is over, with a message that says what comes next."""
+        """Print what comes next when the time limit is reached; return the exit code."""
         click.echo(f"{self.limit_s:g} s are over; the same command goes on with {following}", err=True)
         return MEASURED_IN_PART
 
@@ -52,30 +50,30 @@ class Measuring:
 def measures(
     *, record: str, repeats: int, warmup: int, timeout_s: float = 400.0
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorate a command's function with the options of measuring; it is given a `Measuring` as `how`.
+    """Decorate a command's function with the options of measuring; it receives a `Measuring` as `how`.
 
     Args:
-        record: the script's own, in words.
-        repeats, warmup, timeout_s: the defaults; calls, calls, and seconds a recipe.
+        record: description of the script's default record.
+        repeats, warmup, timeout_s: the defaults; calls, calls, and seconds per recipe.
     """
     options = (
         click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help=f"Default: {record}."),
         click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True),
         click.option(
-            "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
+            "--limit-s", type=click.FloatRange(min=0), help="Start no recipe after this many seconds."
         ),
         click.option(
             "--repeats", type=click.IntRange(1, 1000), default=repeats, show_default=True, help="Timed calls."
         ),
         click.option(
-            "--warmup", type=click.IntRange(1, 100), default=warmup, show_default=True, help="Calls before."
+            "--warmup", type=click.IntRange(1, 100), default=warmup, show_default=True, help="Warm-up calls."
         ),
         click.option(
             "--timeout",
             type=click.FloatRange(min=1),
             default=timeout_s,
             show_default=True,
-            help="Seconds a recipe.",
+            help="Seconds per recipe.",
         ),
         click.option(
             "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True
@@ -84,7 +82,7 @@ def measures(
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)
-        def told(
+        def wrapper(
             *,
             record: Path | None,
             store: Path,
@@ -99,17 +97,17 @@ def measures(
             return function(how=Measuring(record, store, limit_s, timing, device), **others)
 
         for option in reversed(options):
-            told = option(told)
-        return told
+            wrapper = option(wrapper)
+        return wrapper
 
     return decorate
 
 
 @contextlib.contextmanager
-def alone_with(record: Path) -> Iterator[None]:
-    """Keep other processes that add to this record waiting, so that none writes over what another has added.
+def locked(record: Path) -> Iterator[None]:
+    """Lock a record, so that concurrent processes do not overwrite each other's rows.
 
-    It is the folder that is locked: nothing is left behind in it.
+    The lock is on the folder, so no lock file is left.
     """
     record.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(record.parent, os.O_RDONLY)
@@ -121,7 +119,7 @@ def alone_with(record: Path) -> Iterator[None]:
 
 
 def run(command: click.Command, arguments: Sequence[str] | None = None) -> int:
-    """The exit code.
+    """Run a command and return its exit code.
 
     Args:
         arguments: None for those of the command line.
@@ -133,7 +131,7 @@ def run(command: click.Command, arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.exceptions.Abort):
-        click.echo("\ninterrupted; what is in the record stays, the same command goes on from here", err=True)
+        click.echo("\ninterrupted; the record is kept, and the same command resumes from it", err=True)
         return INTERRUPTED
     except VivaceError as error:
         click.echo(f"{command.name}: {error}", err=True)

@@ -1,10 +1,10 @@
-"""Measure every model of the catalogue, with random weights, as its entry says: native size, steps, guidance.
+"""Measure every catalogue model with random weights at its native size, steps and guidance.
 
-    python -m benchmarks.every_model --limit-s 500      measure what the record lacks, until the time is over
-    python -m benchmarks.every_model --plan             beside the record: what `vivace plan` says; needs no GPU
+    python -m benchmarks.every_model --limit-s 500      measure what is missing in the record, until the time limit
+    python -m benchmarks.every_model --plan             write what `vivace plan` predicts; needs no GPU
 
-Each model is one `vivace.bench` of all recipes. Its records are added to one file, a JSON list, as soon as it is done;
-the same command goes on with the next model. docs/models-measured.md is made from that file (`make docs`).
+Each model is one `vivace.bench` of all recipes. Its records are added to a JSON list as soon as it is done, and the same
+command resumes with the next model. docs/models-measured.md is generated from that file (`make docs`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import click
 from pydantic import ValidationError
 
 import vivace
-from benchmarks.command import MEASURED_IN_PART, alone_with, run
+from benchmarks.command import MEASURED_IN_PART, locked, run
 from vivace.benchmark import Timing, planned, studies
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError, UnknownModel, nearest
@@ -33,7 +33,7 @@ from vivace.spec.record import Outcome, Record
 RECORD = Path(__file__).parents[1] / "results" / "every-model.json"
 RECIPES = ("baseline", "compile")
 FIRST = ("sd15", "sdxl", "flux-schnell", "flux-dev", "sdxl-turbo", "sdxl-lightning-4step", "lcm-sdxl")
-"""What most people ask for, the cheap before the dear; the rest follows in the catalogue's order."""
+"""The most used models, cheap ones first; the others follow in the catalogue's order."""
 
 Key = tuple[str, str]  # model, recipe
 
@@ -41,20 +41,24 @@ Key = tuple[str, str]  # model, recipe
 @click.command("every_model")
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
 @click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True)
-@click.option("--limit-s", type=click.FloatRange(min=0), help="Start no further model after so many seconds.")
+@click.option("--limit-s", type=click.FloatRange(min=0), help="Start no model after this many seconds.")
 @click.option("--only", multiple=True, metavar="NAME", help="This model; repeat for more. Default: all.")
 @click.option(
     "--recipe", "recipes", multiple=True, default=RECIPES, show_default=True, help="The baseline first."
 )
 @click.option("--text", type=click.Choice(["prompts", "embeddings"]), default="prompts", show_default=True)
 @click.option("--rounds", type=click.IntRange(1, 100), default=1, show_default=True)
-@click.option("--repeats", type=click.IntRange(1, 1000), default=5, show_default=True, help="Calls a round.")
-@click.option("--warmup", type=click.IntRange(1, 100), default=3, show_default=True, help="Calls before.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds a round."
+    "--repeats", type=click.IntRange(1, 1000), default=5, show_default=True, help="Calls per round."
+)
+@click.option("--warmup", type=click.IntRange(1, 100), default=3, show_default=True, help="Warm-up calls.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds per round."
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--plan", "only_plan", is_flag=True, help="Measure nothing; predict the record's memory.")
+@click.option(
+    "--plan", "only_plan", is_flag=True, help="Measure nothing; predict the memory of the recorded cases."
+)
 def every_model(
     record: Path,
     store: Path,
@@ -69,7 +73,7 @@ def every_model(
     device: str,
     only_plan: bool,
 ) -> int:
-    """Measure every model of the catalogue with random weights, one line a case; resumable."""
+    """Measure every catalogue model with random weights, one line per case; resumable."""
     names = _chosen(only)
     wanted = list(dict.fromkeys(resolve(recipe).text for recipe in recipes))
     records = read_records(record)
@@ -100,7 +104,7 @@ def every_model(
                 progress=for_this_terminal(),
                 launcher=launcher,
             )
-            with alone_with(record):
+            with locked(record):
                 records = _with(read_records(record), measured, record)
                 write_records(record, records.values())
             for row in rows_of([records[key] for recipe in wanted if (key := (model, recipe)) in records]):
@@ -112,7 +116,7 @@ def every_model(
 
 
 def line(row: Row) -> str:
-    """A case in one line."""
+    """Describe a case in one line."""
     case = f"{row.model} {row.recipe}"
     if row.latency is None:
         return f"{case}: {row.outcome.value}: {row.reason}"
@@ -127,10 +131,10 @@ def line(row: Row) -> str:
 
 
 def read_records(path: Path) -> dict[Key, Record]:
-    """The record's cases in its order; none if there is no such file.
+    """Read the cases of a record in order; empty if there is no such file.
 
     Raises:
-        StoreError: it is not a list of Records.
+        StoreError: the file is not a list of Records.
     """
     if not path.exists():
         return {}
@@ -138,18 +142,20 @@ def read_records(path: Path) -> dict[Key, Record]:
         found = [Record.model_validate(item) for item in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError, ValidationError) as error:
         why = str(error).splitlines()[0]
-        raise StoreError(f"{path} is no record of this script ({why}); give --record another file") from error
+        raise StoreError(
+            f"{path} is not a record of this script ({why}); give --record another file"
+        ) from error
     return {(one.trial.model.name, one.trial.recipe.text): one for one in found}
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """A JSON list, a line a case; whole or not at all."""
+    """Write a JSON list atomically, one case per line."""
     lines = ",\n".join(record.model_dump_json() for record in records)
     _write(path, f"[\n{lines}\n]\n")
 
 
 def plan_file(path: Path) -> Path:
-    """Where the predictions that go with a record lie."""
+    """Return the path of the predictions for a record."""
     return path.with_name(f"{path.stem}-plan.json")
 
 
@@ -166,12 +172,12 @@ def _chosen(only: Sequence[str]) -> list[str]:
 
 
 def _is_done(records: dict[Key, Record], key: Key) -> bool:
-    """Measured, or failed in a way that would repeat itself; what crashed or timed out is tried again."""
+    """Whether the case was measured or failed for good; crashes and timeouts are tried again."""
     return key in records and records[key].outcome.is_final
 
 
 def _with(records: dict[Key, Record], measured: Sequence[Record], path: Path) -> dict[Key, Record]:
-    """The record with new cases in it, which must be of the same device: rows are compared with each other."""
+    """Add new cases to a record. They must be of the same device, since rows are compared with each other."""
     for new in measured:
         for old in records.values():
             if old.environment.device_name != new.environment.device_name:

@@ -1,23 +1,23 @@
-"""Measure every technique of the same picture for less, alone, and a published study's ten configurations.
+"""Measure every technique that keeps the image, one at a time, and the ten configurations of a published study.
 
-    python -m benchmarks.every_technique sd15 --limit-s 500      measure what the record lacks, until the time is over
+    python -m benchmarks.every_technique sd15 --limit-s 500      measure what is missing, until the time limit
     python -m benchmarks.every_technique sd15 --compile 4        only compile, four recipes at a time, and time that
-    python -m benchmarks.every_technique sd15 --best 5           the five fastest once more, at full length
-    python -m benchmarks.every_technique sd15 --careful          rows that the CPU's changing speed spoilt, once more
-    python -m benchmarks.every_technique sd15 --only int8+compile --steps 50    this one, at full length
+    python -m benchmarks.every_technique sd15 --best 5           the five fastest again, at full length
+    python -m benchmarks.every_technique sd15 --careful          rows disturbed by the CPU's changing speed, again
+    python -m benchmarks.every_technique sd15 --only int8+compile --steps 50    this recipe, at full length
 
-The model is drawn with random weights at its native size. What stands alone is timed over eight steps, and
-docs/techniques-measured.md scales that to the model's own number; the baseline, the ten configurations and the best are
-timed at full length, three times at least: of fewer calls there is no interval, and so no verdict. Each invocation
-measures the baseline again, since the next one may meet another machine; rows are compared with the baseline that was
-measured before them. A record is added as soon as it is there, and the same command goes on with what is missing or was
-timed too seldom.
+The model has random weights and its native size. Single techniques are timed over eight steps, which
+docs/techniques-measured.md scales to the model's number of steps. The baseline, the ten configurations and the best
+recipes are timed at full length, at least three times: with fewer calls there is no interval, and so no verdict. Each
+invocation measures the baseline again, since it may run on another machine; rows are compared with the baseline
+measured before them. Each record is added at once, and the same command resumes with what is missing or was timed too
+few times.
 
-Eager UNets wait for the CPU, whose speed on a shared host changes within minutes; a row says so where it differed from
-its baseline's. `--careful` measures such rows again, each with a baseline of its own right before it.
+Eager UNets are bound by the CPU, whose speed on a shared host changes within minutes; a row says so if it differed from
+its baseline's. `--careful` measures such rows again, each right after its own baseline.
 
-`--compile` fills the compiler's cache on the disk, so that the timing that follows need not wait; how long each first
-call took is kept in a record of its own, because processes that compile side by side disturb each other.
+`--compile` fills the compiler's disk cache, so that timing does not wait for it. The first calls are kept in a separate
+record, since processes that compile in parallel disturb each other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pathlib import Path
 import click
 
 import vivace
-from benchmarks.command import MEASURED_IN_PART, Measuring, alone_with, measures, run
+from benchmarks.command import MEASURED_IN_PART, Measuring, locked, measures, run
 from benchmarks.every_model import line, write_records
 from vivace.benchmark import studies
 from vivace.benchmark.launcher import Launcher
@@ -108,7 +108,7 @@ COMPILED = (
     "nf4+compile",
     "int4+compile",
 )
-"""`compile` alone, and with what it decides the worth of."""
+"""`compile` alone, and with techniques that depend on it."""
 
 _ALL = "denoiser,text_encoder_2,vae"
 CONFIGURATIONS = (
@@ -122,8 +122,8 @@ CONFIGURATIONS = (
     "int8@denoiser,text_encoder_2+compile@denoiser,vae",
     f"int8@{_ALL}+compile@{_ALL}",
 )
-"""With the baseline, the ten of the first study: 8-bit weights and compile on the denoiser, T5 and VAE, by turns.
-SD 1.5 has no second text encoder; there `text_encoder` takes its place."""
+"""With the baseline, the ten configurations of the first study: 8-bit weights and compile on the denoiser, T5 and VAE.
+SD 1.5 has no second text encoder and uses `text_encoder` instead."""
 
 Key = tuple[str, int]  # recipe, steps
 
@@ -139,10 +139,10 @@ Key = tuple[str, int]  # recipe, steps
     default="all",
     show_default=True,
 )
-@click.option("--best", type=click.IntRange(1, 50), help="The fastest so far once more, at full length.")
-@click.option("--careful", is_flag=True, help="Rows beside which the CPU's speed differed, once more.")
-@click.option("--compile", "at_once", type=click.IntRange(1, 64), help="Only compile, so many at a time.")
-@click.option("--baseline/--no-baseline", "with_baseline", default=True, help="Measure it before the others.")
+@click.option("--best", type=click.IntRange(1, 50), help="The fastest so far again, at full length.")
+@click.option("--careful", is_flag=True, help="Measure rows again if the CPU's speed differed.")
+@click.option("--compile", "at_once", type=click.IntRange(1, 64), help="Only compile, this many at a time.")
+@click.option("--baseline/--no-baseline", "with_baseline", default=True, help="Measure the baseline first.")
 def every_technique(
     name: str,
     how: Measuring,
@@ -154,13 +154,13 @@ def every_technique(
     at_once: int | None,
     with_baseline: bool,
 ) -> int:
-    """Every technique on one model with random weights, one line a recipe; resumable."""
+    """Every technique on one model with random weights, one line per recipe; resumable."""
     record = how.record or record_file(name)
     if steps is not None and not only:
         raise click.UsageError("--steps is for recipes that are named; add --only RECIPE")
     if careful and (only or best is not None or at_once is not None or not with_baseline):
         raise click.UsageError(
-            "--careful finds its rows itself; leave out --only, --best, --compile and --no-baseline"
+            "--careful selects its rows itself; leave out --only, --best, --compile and --no-baseline"
         )
     asked = cases(name, part, only, steps or STEPS)
     if at_once is not None:
@@ -171,7 +171,7 @@ def every_technique(
         asked = [(recipe, full_length(name)) for recipe in fastest(records, best)]
     done = {key_of(found) for found in records if is_done(name, found)}
     if careful:
-        asked, done = spoilt(records), set()
+        asked, done = disturbed(records), set()
     wanted = [case for case in asked if case not in done]
     repeats = how.timing.repeats
     if (
@@ -180,8 +180,8 @@ def every_technique(
         and any(number == full_length(name) for _, number in wanted)
     ):
         raise click.UsageError(
-            f"--repeats {repeats}: of fewer than {MIN_SAMPLES} timed calls there is no interval, and rows at full "
-            f"length are there to be compared; give {MIN_SAMPLES} or more"
+            f"--repeats {repeats}: with fewer than {MIN_SAMPLES} timed calls there is no interval, so rows at full "
+            f"length cannot be compared; give {MIN_SAMPLES} or more"
         )
     behind: Record | None = None
     with studies.start_launcher(how.device) as launcher:
@@ -209,7 +209,7 @@ def record_file(name: str) -> Path:
 
 
 def first_calls_file(record: Path) -> Path:
-    """Where the first calls of `--compile` lie."""
+    """Return the path of the first calls of `--compile`."""
     return record.with_name(f"{record.stem}-compiling.json")
 
 
@@ -222,37 +222,36 @@ def key_of(record: Record) -> Key:
 
 
 def num_timed(record: Record) -> int:
-    """Timed calls, of all rounds."""
+    """Return the number of timed calls of all rounds."""
     return sum(len(round_.samples) for round_ in record.rounds)
 
 
 def is_done(name: str, record: Record) -> bool:
-    """Whether the record answers its question: measured, at full length often enough for an interval, or failed in a
-    way that would repeat itself."""
+    """Whether the record is complete: measured (at full length, often enough for an interval), or failed for good."""
     if record.outcome is Outcome.MEASURED and key_of(record)[1] == full_length(name):
         return num_timed(record) >= MIN_SAMPLES
     return record.outcome.is_final
 
 
 def alone(name: str) -> list[str]:
-    """ALONE, canonical, for this model."""
+    """Return ALONE in canonical form for this model."""
     halved = f"offload(group, stream=True, keep={_HALF_GB[name]})"
     return [_own_precision(name, text) for text in (*ALONE, halved)]
 
 
 def compiled(name: str) -> list[str]:
-    """COMPILED, canonical, for this model."""
+    """Return COMPILED in canonical form for this model."""
     return [_own_precision(name, text) for text in COMPILED]
 
 
 def _own_precision(name: str, text: str) -> str:
-    """With a scale per row fp8 wants bf16, and the UNets' own precision is fp16."""
-    wants_bf16 = text in ("fp8", "fp8+compile") and CATALOGUE[name].cuda_dtype != "bf16"
-    return resolve(f"bf16+{text}" if wants_bf16 else text).text
+    """Add bf16 where it is needed: fp8 with a scale per row needs bf16, and UNets default to fp16."""
+    needs_bf16 = text in ("fp8", "fp8+compile") and CATALOGUE[name].cuda_dtype != "bf16"
+    return resolve(f"bf16+{text}" if needs_bf16 else text).text
 
 
 def configurations(name: str) -> list[str]:
-    """The study's, canonical, for this model."""
+    """Return the study's configurations in canonical form for this model."""
     texts = CONFIGURATIONS
     if name == "sd15":
         texts = tuple(text.replace("text_encoder_2", "text_encoder") for text in texts)
@@ -260,10 +259,10 @@ def configurations(name: str) -> list[str]:
 
 
 def read_records(path: Path) -> list[Record]:
-    """In the order in which they were measured; none if there is no such file.
+    """Read the records in the order of measurement; empty if there is no such file.
 
     Raises:
-        StoreError: it is no list of Records.
+        StoreError: the file is not a list of Records.
     """
     if not path.exists():
         return []
@@ -271,13 +270,16 @@ def read_records(path: Path) -> list[Record]:
         return [Record.model_validate(item) for item in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError) as error:
         why = str(error).splitlines()[0]
-        raise StoreError(f"{path} is no record of this script ({why}); give --record another file") from error
+        raise StoreError(
+            f"{path} is not a record of this script ({why}); give --record another file"
+        ) from error
 
 
 def check_device(records: Iterable[Record], new: Record, path: Path) -> None:
-    """
+    """Check that a record is of the same device as the others, since rows are compared with each other.
+
     Raises:
-        StoreError: the file is of another device: rows are compared with each other.
+        StoreError: the file is of another device.
     """
     for old in records:
         if old.environment.device_name != new.environment.device_name:
@@ -288,45 +290,45 @@ def check_device(records: Iterable[Record], new: Record, path: Path) -> None:
 
 
 def add(new: Record, path: Path, baseline: str = BASELINE, behind: Record | None = None) -> list[Record]:
-    """To the file, with what other processes have added to it meanwhile. What was tried before and did not end well is
-    replaced; baselines pile up, each for the rows after it.
+    """Add a record to the file, which other processes may have changed. Failed attempts are replaced; baselines are all
+    kept, each for the rows after it.
 
     Args:
-        baseline: the recipe, canonical.
-        behind: the baseline that was measured before the new one by the same process. Another's may have come since,
-            of another GPU, with which the new one is not to be compared.
+        baseline: the baseline recipe in canonical form.
+        behind: the baseline that the same process measured before. Another process may have added one since, from
+            another GPU, with which the new record must not be compared.
 
     Returns:
-        All of the file.
+        All records of the file.
 
     Raises:
-        StoreError: the file is of another device: rows are compared with each other.
+        StoreError: the file is of another device.
     """
-    with alone_with(path):
+    with locked(path):
         records = read_records(path)
         check_device(records, new, path)
         found = [old for old in records if key_of(old)[0] == baseline or key_of(old) != key_of(new)]
-        place = len(found)
+        index = len(found)
         if behind is not None and key_of(new)[0] != baseline:
             start = [one.model_dump_json() for one in found].index(behind.model_dump_json()) + 1
             others = (k for k in range(start, len(found)) if key_of(found[k]) == key_of(behind))
-            place = next(others, place)
-        found.insert(place, new)
+            index = next(others, index)
+        found.insert(index, new)
         write_records(path, found)
     return found
 
 
 def row_of(record: Record, among: Sequence[Record], baseline: str = BASELINE) -> Row:
-    """One record's row, compared with its baseline."""
+    """Return a record's row, compared with its baseline."""
     (row,) = [row for row in rows_with_baselines(among, baseline) if row.record is record]
     return row
 
 
 def rows_with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[Row]:
-    """A row a record, in their order, compared with the baseline of as many steps that was measured before it.
+    """Return one row per record, in order, compared with the latest earlier baseline of the same number of steps.
 
     Args:
-        baseline: the recipe, canonical.
+        baseline: the baseline recipe in canonical form.
     """
     rows = []
     latest: dict[int, Record] = {}
@@ -340,14 +342,14 @@ def rows_with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> 
     return rows
 
 
-def spoilt(records: Sequence[Record]) -> list[Key]:
-    """What was measured while the CPU ran at another speed than around the baseline."""
+def disturbed(records: Sequence[Record]) -> list[Key]:
+    """Return the cases that were measured while the CPU's speed differed from the baseline's."""
     rows = [row for row in rows_with_baselines(records) if row.latency is not None and row.cpu_differs]
     return list(dict.fromkeys(key_of(row.record) for row in rows))
 
 
 def fastest(records: Sequence[Record], number: int) -> list[str]:
-    """The recipes of `number` with the greatest speed-up over eight steps."""
+    """Return the `number` recipes with the greatest speed-up over eight steps."""
     rows = [
         row
         for row in rows_with_baselines(records)
@@ -358,7 +360,7 @@ def fastest(records: Sequence[Record], number: int) -> list[str]:
 
 
 def cases(name: str, part: str = "all", only: Sequence[str] = (), steps: int = STEPS) -> list[Key]:
-    """What is measured on this model, the slow last; `only` these recipes, over so many steps, if there are any."""
+    """Return the cases of this model, slow ones last; if `only` is given, these recipes over `steps` steps."""
     if only:
         return [(resolve(text).text, steps) for text in only]
     found: list[Key] = []
@@ -372,7 +374,7 @@ def cases(name: str, part: str = "all", only: Sequence[str] = (), steps: int = S
 
 
 def measure(name: str, recipe: str, steps: int, how: Measuring, launcher: Launcher) -> Record:
-    """One recipe on the model with random weights."""
+    """Measure one recipe on the model with random weights."""
     (found,) = vivace.bench(
         SYNTHETIC + name,
         [recipe],
@@ -390,8 +392,8 @@ def measure(name: str, recipe: str, steps: int, how: Measuring, launcher: Launch
 
 
 def _compile(name: str, cases: Sequence[Key], record: Path, at_once: int, how: Measuring) -> int:
-    """Each recipe that compiles in a process of its own, one call over eight steps: compiled graphs do not know how
-    many steps there are."""
+    """Run each recipe that compiles in a separate process, one call over eight steps: compiled graphs do not depend on
+    the number of steps."""
     path = first_calls_file(record)
     known = read_records(path)
     done = {found.trial.recipe.text for found in known if found.outcome.is_final}

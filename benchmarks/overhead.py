@@ -1,16 +1,16 @@
-"""What vivace's harness costs: its timed calls beside a plain script's, by turns in one process on one GPU.
+"""The overhead of vivace's harness: its timed calls compared with a plain script's, interleaved on one GPU.
 
     python -m benchmarks.overhead --limit-s 500
 
-Plain is what anybody would write: a diffusers pipeline, random embeddings on the device, `inference_mode`, a clock with
-the device synchronised on both sides; its compiled case is `denoiser.compile()`. vivace is what a row of `vivace bench
---text embeddings` stands on: a Session, its timer with the marks inside, noise drawn on the CPU; its recipe is
-`inference_mode`, with `compile` in the compiled case. Both have the same random weights, size, steps, guidance and
-scheduler, in a pipeline each. Turns are plain, vivace, vivace, plain, ...;
-every pair gives one ratio. Needs memory for two pipelines (FLUX.1-dev: about 60 GB).
+The plain script is a diffusers pipeline with random embeddings on the device, `inference_mode`, and a clock with the
+device synchronised before and after; its compiled case is `denoiser.compile()`. vivace's side is what `vivace bench
+--text embeddings` runs: a Session, its timer with marks inside the call, noise from the CPU; its recipe is
+`inference_mode`, with `compile` in the compiled case. Both have separate pipelines with the same random weights, size,
+steps, guidance and scheduler. The order is plain, vivace, vivace, plain, ...; every pair gives one ratio. It needs
+memory for two pipelines (FLUX.1-dev: about 60 GB).
 
-Where the GPU waits for Python (eager UNets) a call is as noisy as the CPU. Many short calls tell more there than few
-long ones: `--steps 8 --pairs 30`, which also makes more of what the harness costs once a call.
+If the GPU waits for Python (eager UNets), calls are as noisy as the CPU. Many short calls are then better than few long
+ones: `--steps 8 --pairs 30`, which also emphasises the cost per call of the harness.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Key = tuple[str, str, str, int]  # model, mode, output, steps
 
 
 def plain(name: str, device: str, backend: str | None, output: str, steps: int) -> Timed:
-    """The plain script. Nothing of vivace is in it but the weights that it builds.
+    """Return the plain script. It uses vivace only to build the weights.
 
     Args:
         backend: torch.compile's, or None for eager.
@@ -91,9 +91,9 @@ def plain(name: str, device: str, backend: str | None, output: str, steps: int) 
 
 
 def harness(name: str, device: str, backend: str | None, output: str, steps: int) -> Timed:
-    """The same call as a row of `vivace bench` times it; arguments as of `plain`."""
+    """Return the same call as timed by `vivace bench`; arguments as in `plain`."""
     entry = CATALOGUE[name]
-    # Pipelines draw under no_grad by themselves, which a small model's eager steps feel.
+    # Pipelines use no_grad by default, which is measurably slower with eager steps of a small model.
     recipe = "inference_mode" + ("" if backend is None else f"+compile(backend={backend})")
     trial = Trial(
         model=find_model(SYNTHETIC + name).model,
@@ -123,12 +123,12 @@ def harness(name: str, device: str, backend: str | None, output: str, steps: int
 
 @click.command("overhead")
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
-@click.option("--limit-s", type=click.FloatRange(min=0), help="Start no further case after so many seconds.")
+@click.option("--limit-s", type=click.FloatRange(min=0), help="Start no case after this many seconds.")
 @click.option("--only", multiple=True, default=MODELS, show_default=True, metavar="NAME", help="This model.")
 @click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, default=MODES, show_default=True)
 @click.option("--pairs", type=click.IntRange(1, 1000), default=5, show_default=True)
 @click.option(
-    "--warmup", type=click.IntRange(1, 100), default=3, show_default=True, help="Calls of each before."
+    "--warmup", type=click.IntRange(1, 100), default=3, show_default=True, help="Warm-up calls of each."
 )
 @click.option("--steps", type=click.IntRange(1, 1000), help="Default: the model's own number.")
 @click.option("--output", type=click.Choice(["pil", "pt"]), default="pil", show_default=True)
@@ -146,7 +146,7 @@ def overhead(
     backend: str,
     device: str,
 ) -> int:
-    """The harness's calls beside a plain script's, one line a case; resumable."""
+    """Compare the harness's calls with a plain script's, one line per case; resumable."""
     for name in only:
         if name not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
@@ -179,7 +179,7 @@ def overhead(
                 else:
                     _append(record, case | {"environment": here.model_dump(mode="json")})
                     click.echo(line(case))
-                _forget(chosen)
+                _free_case(chosen)
     if left:
         click.echo(f"{limit_s:g} s are over; the same command goes on with {', '.join(left)}", err=True)
     return FAILED_IN_PART if failed else 0
@@ -195,7 +195,7 @@ def measure(
     warmup: int,
     steps: int,
 ) -> dict[str, Any]:
-    """One case: both sides warmed up, then timed by turns, seconds."""
+    """Measure one case: warm both sides up, then time them alternately, in seconds."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     python_before = python_ms()
     sides = {
@@ -229,12 +229,12 @@ def measure(
 
 
 def ratios(case: dict[str, Any]) -> list[float]:
-    """vivace's time over the plain script's, pair by pair."""
+    """Return vivace's time over the plain script's for each pair."""
     return [ours / theirs for ours, theirs in zip(case["vivace_s"], case["plain_s"], strict=True)]
 
 
 def line(case: dict[str, Any]) -> str:
-    """A case in one line; the ratio is the median over the pairs, with its interval."""
+    """Describe a case in one line; the ratio is the median over the pairs, with its interval."""
     found = median_interval([ratios(case)])
     between = "" if found.low is None else f" [{found.low:.4f}, {found.high:.4f}]"
     middle = {side: sorted(case[side])[len(case[side]) // 2] for side in ("plain_s", "vivace_s")}
@@ -246,10 +246,10 @@ def line(case: dict[str, Any]) -> str:
 
 
 def read_cases(path: Path) -> dict[Key, dict[str, Any]]:
-    """The record's cases; none if there is no such file.
+    """Read the cases of a record; empty if there is no such file.
 
     Raises:
-        StoreError: it holds something else.
+        StoreError: the file holds something else.
     """
     if not path.exists():
         return {}
@@ -261,7 +261,9 @@ def read_cases(path: Path) -> dict[Key, dict[str, Any]]:
         return {_key(case): case for case in found}
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError) as error:
         why = str(error).splitlines()[0]
-        raise StoreError(f"{path} is no record of this script ({why}); give --record another file") from error
+        raise StoreError(
+            f"{path} is not a record of this script ({why}); give --record another file"
+        ) from error
 
 
 def _key(case: dict[str, Any]) -> Key:
@@ -278,7 +280,7 @@ def _without_text_encoders(architecture: Architecture) -> Architecture:
 
 
 def _embeddings(architecture: Architecture, device: str, dtype: Any) -> dict[str, Any]:
-    """Random embeddings of one prompt, of the shapes that the pipeline's own text encoders give."""
+    """Return random embeddings of one prompt, in the shapes of the pipeline's text encoders."""
     import torch
 
     def random(*shape: int) -> Any:
@@ -310,8 +312,8 @@ def _synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _forget(device: str) -> None:
-    """Memory and graphs of a case that is done."""
+def _free_case(device: str) -> None:
+    """Free the memory and graphs of a finished case."""
     import torch
 
     torch._dynamo.reset()

@@ -26,7 +26,7 @@ from typing import TypeVar
 
 import click
 
-from benchmarks.command import MEASURED_IN_PART, Measuring, alone_with, measures, run
+from benchmarks.command import MEASURED_IN_PART, Measuring, locked, measures, run
 from benchmarks.every_model import line, write_records
 from benchmarks.every_technique import check_device, full_length, measure, read_records
 from benchmarks.step_profile import Profile, profiled
@@ -148,7 +148,7 @@ def several_gpus(
             if found.outcome is not Outcome.MEASURED:
                 status = MEASURED_IN_PART
             if found.outcome is not Outcome.UNSUPPORTED:  # on a machine with more GPUs it would be measured
-                with alone_with(record):
+                with locked(record):
                     write_records(record, _with(read_records(record), found, record))
             _say(f"{line(rows_of([found])[0])} ({time.monotonic() - before:.0f} s)")
     return status
@@ -275,7 +275,7 @@ def _profile(chosen: Sequence[Case], recipes: set[str], record: Path, how: Measu
             return how.ended(f"{name} {recipe}")
         one = profiled(name, recipe, gpus, how.device)
         path = profile_file(record)
-        with alone_with(path):
+        with locked(path):
             known = _added(
                 read_profiles(record), one, lambda profile: (profile.model, renamed(profile.recipe))
             )

@@ -1,17 +1,17 @@
-"""Measure what skipping work saves on full-size models, beside what it would save if skipping cost nothing.
+"""Measure what skipping work saves on full-size models, compared with what it would save without overhead.
 
-    python -m benchmarks.skipped_work flux-dev --limit-s 300     measure what the record lacks, until the time is over
-    python -m benchmarks.skipped_work flux-dev --operations      count on the CPU what a step and a hit compute
+    python -m benchmarks.skipped_work flux-dev --limit-s 300     measure what is missing, until the time limit
+    python -m benchmarks.skipped_work flux-dev --operations      count on the CPU what a step and a cache hit compute
 
-Each step cache runs on fixed schedules of 30, 50 and 65 % hits: with random weights thresholds say nothing. Beside them
-stand guidance cutoffs on UNets, no guidance at all, which tells what half of a batch takes, and 20 plain steps.
+Each step cache runs on fixed schedules of 30, 50 and 65 % hits, since thresholds are meaningless with random weights.
+They are compared with guidance cutoffs on UNets, no guidance at all (the cost of half a batch), and 20 plain steps.
 Everything is timed at the model's own number of steps; each invocation measures the baseline again, and rows are
-compared with the one before them. docs/skipped-work.md is made of the records.
+compared with the baseline before them. docs/skipped-work.md is generated from the records.
 
-On UNets the denoiser's step is recorded, in every recipe and in the baseline: `cuda_graph` alone. An eager step of
-theirs waits for the CPU that launches its kernels, and a step that computes less launches about as many: such rows
-measure the host. A whole step and a hit, or one without guidance, are a graph each. FLUX's kernels are long enough to
-be launched in time; it stays eager.
+On UNets the denoiser is captured with `cuda_graph` in every recipe and in the baseline. Their eager steps are bound by
+the CPU that launches kernels, and a step that computes less launches about as many, so such rows would measure the
+host. A full step, a hit, and a step without guidance are separate graphs. FLUX's kernels are long enough to be launched
+in time; it stays eager.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ TRANSFORMER_CACHES = (
 )
 UNET_CACHES = ("deepcache", "faster_cache")
 HALVES = ("cfg_cutoff", "faster_cache", "guidance")
-"""Where they skip, the denoiser computes one of the two halves that guidance makes."""
+"""When these skip work, the denoiser computes one of the two halves of the guidance batch."""
 STEPS = 20
-BESIDE = {"sdxl": "cuda_graph", "sd15": "cuda_graph"}
-"""What every recipe of a model has beside what skips, the baseline too; none: eager."""
+COMMON = {"sdxl": "cuda_graph", "sd15": "cuda_graph"}
+"""The technique that every recipe of a model has, including the baseline; none: eager."""
 OPERATIONS = RESULTS / "skipped-work-operations.json"
 _HOPPER = Machine("cuda", "a GPU", (9, 0), None)
 
@@ -72,7 +72,7 @@ class Operations:
     """Floating-point operations of the denoiser.
 
     step: a whole call.
-    hit: a call that a cache answers, wholly or in part, or one without guidance.
+    hit: a call that a cache skips, fully or in part, or one without guidance.
     """
 
     step: int
@@ -85,7 +85,7 @@ def caches(name: str) -> tuple[str, ...]:
 
 
 def recipes(name: str) -> list[str]:
-    """Canonical: fewer plain steps first, since they are every cache's rival."""
+    """Return the recipes in canonical form, fewer plain steps first: every cache must be compared with them."""
     texts = [f"steps({STEPS})"] if full_length(name) > STEPS else []
     texts += [f"{cache}(hits={hits:g})" for cache in caches(name) for hits in HITS]
     if not name.startswith("flux"):
@@ -95,14 +95,14 @@ def recipes(name: str) -> list[str]:
 
 def baseline(name: str) -> str:
     """The recipe that computes all steps, canonical."""
-    return resolve(BESIDE.get(name, BASELINE)).text
+    return resolve(COMMON.get(name, BASELINE)).text
 
 
 def recipe_of(name: str, text: str) -> str:
-    """Canonical, with what the model's baseline has, unless it is there already."""
+    """Return a recipe in canonical form, with the baseline's techniques added unless it has them."""
     own = resolve(text)
-    beside = [call.name for call in resolve(baseline(name)).techniques]
-    if not beside or {call.name for call in own.techniques} & set(beside):
+    common = [call.name for call in resolve(baseline(name)).techniques]
+    if not common or {call.name for call in own.techniques} & set(common):
         return own.text
     return resolve(f"{text}+{baseline(name)}").text
 
@@ -135,7 +135,7 @@ def skipped_work(
     only: Sequence[str],
     operations: bool,
 ) -> int:
-    """What skipping saves on one model with random weights, one line a recipe; resumable."""
+    """Measure what skipping saves on one model with random weights, one line per recipe; resumable."""
     if operations:
         with quiet():
             return _count(name)
@@ -163,7 +163,7 @@ def skipped_work(
 
 
 def count_operations(name: str, recipe: str) -> Operations:
-    """On tensors without data, so that nothing is computed; some seconds.
+    """Count on meta tensors, so that nothing is computed; takes some seconds.
 
     Args:
         recipe: a step cache with a fixed schedule, `cfg_cutoff` or `guidance(1)`.
@@ -209,13 +209,13 @@ def count_operations(name: str, recipe: str) -> Operations:
 
 
 def _timesteps(pipe: Any) -> dict[str, Any]:
-    """What the scheduler needs beside the number of steps."""
+    """Return the scheduler's arguments."""
     shifted = getattr(pipe.scheduler.config, "use_dynamic_shifting", False)
     return {"num_inference_steps": 4} | ({"mu": 1.0} if shifted else {})
 
 
 def read_operations() -> dict[str, dict[str, Operations]]:
-    """By model and technique; empty before the first count."""
+    """Read the counted operations by model and technique; empty before the first count."""
     if not OPERATIONS.exists():
         return {}
     read = json.loads(OPERATIONS.read_text())

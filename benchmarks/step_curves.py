@@ -1,18 +1,18 @@
-"""Speed-up against fidelity on the embedded models: every step cache, fewer steps, guidance cut off, blocks taken out.
+"""Speed-up against fidelity on the embedded models: step caches, fewer steps, guidance cutoffs, pruned blocks.
 
-    python -m benchmarks.step_curves tiny-sd --limit-s 500       measure what the record lacks, until the time is over
-    python -m benchmarks.step_curves tiny-flux --device cuda     on a GPU, into a record of its own
+    python -m benchmarks.step_curves tiny-sd --limit-s 500       measure what is missing, until the time limit
+    python -m benchmarks.step_curves tiny-flux --device cuda     on a GPU, into a separate record
 
-Each recipe is one `vivace.bench` beside the baseline, with the figures of its pictures: SSIM, PSNR, CLIP's margin. It
-is added to the record as soon as it is there, and the same command goes on with what is missing. docs/step-curves.md is
-made of the records (`make docs`).
+Each recipe is one `vivace.bench` with the baseline, including image figures: SSIM, PSNR, CLIP margin. It is added to the
+record at once, and the same command resumes with what is missing. docs/step-curves.md is generated from the records
+(`make docs`).
 
-Beside the time stands the denoiser's work: the floating-point operations that all its calls of a picture take, over the
-baseline's. They are counted while pictures are drawn once more, on the CPU, and do not depend on how busy a machine is.
-A cache that decides by content is counted over every prompt, anything else over one.
+In addition to time, the denoiser's work is recorded: the floating-point operations of all its calls for an image, over
+the baseline's. They are counted while the images are generated again on the CPU, and do not depend on the machine's
+load. A cache that decides by content is counted over every prompt, anything else over one.
 
-TeaCache and MagCache by threshold need to know their model. The script finds that out first, as `vivace calibrate
-teacache` and `vivace calibrate magcache` do, on the CPU: the process that starts work on a GPU never touches it itself.
+TeaCache and MagCache with thresholds need calibration. The script does it first on the CPU, as `vivace calibrate
+teacache` and `vivace calibrate magcache` do, since the parent process must not initialise the GPU.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from vivace.spec.record import Outcome, Record
 RESULTS = Path(__file__).parents[1] / "results"
 PROMPTS = PROMPT_SETS["tinyworld"]
 STEPS = "steps"
-"""The curve that every other one is held against."""
+"""The curve that all others are compared with."""
 
 _ALIKE = {
     "taylorseer": tuple(f"taylorseer(interval={k})" for k in (2, 3, 4, 6, 8)),
@@ -76,7 +76,7 @@ CURVES: dict[str, dict[str, tuple[str, ...]]] = {
         **_ALIKE,
     },
 }
-"""By model and curve the recipes, the mildest first."""
+"""Recipes by model and curve, the mildest first."""
 
 CALIBRATED = ("teacache", "magcache")
 NUM_CALIBRATION_PICTURES = 8
@@ -85,9 +85,9 @@ NUM_CALIBRATION_PICTURES = 8
 class Case(Spec):
     """One recipe.
 
-    figures: of the record's pictures, against the baseline's.
-    scorer: the CLIP model that they hold the scores of.
-    work: the denoiser's operations over the baseline's; None where nothing was measured.
+    figures: figures of the record's images against the baseline's.
+    scorer: the CLIP model of their scores.
+    work: the denoiser's operations over the baseline's; None if nothing was measured.
     """
 
     record: Record
@@ -108,9 +108,7 @@ class Case(Spec):
     help="Default: results/step-curves-DEVICE-MODEL.json.",
 )
 @click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True)
-@click.option(
-    "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
-)
+@click.option("--limit-s", type=click.FloatRange(min=0), help="Start no recipe after this many seconds.")
 @click.option("--only", multiple=True, metavar="RECIPE", help="This recipe; repeat for more. Default: all.")
 @click.option(
     "--prompts",
@@ -118,14 +116,14 @@ class Case(Spec):
     type=click.IntRange(1, len(PROMPTS)),
     default=len(PROMPTS),
     show_default=True,
-    help="So many of the prompt set.",
+    help="Number of prompts of the prompt set.",
 )
 @click.option("--seeds", "num_seeds", type=click.IntRange(1, 100), default=1, show_default=True)
 @click.option("--rounds", type=click.IntRange(1, 100), default=1, show_default=True)
 @click.option("--repeats", type=click.IntRange(1, 1000), default=5, show_default=True, help="Timed calls.")
-@click.option("--warmup", type=click.IntRange(1, 100), default=1, show_default=True, help="Calls before.")
+@click.option("--warmup", type=click.IntRange(1, 100), default=1, show_default=True, help="Warm-up calls.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds a recipe."
+    "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds per recipe."
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 def step_curves(
@@ -142,7 +140,7 @@ def step_curves(
     timeout: float,
     device: str,
 ) -> int:
-    """Speed-up against fidelity on an embedded model, one line a recipe; resumable."""
+    """Speed-up against fidelity on an embedded model, one line per recipe; resumable."""
     started = time.monotonic()
     path = record or record_file(name, device)
     prompts = PROMPTS[:num_prompts]
@@ -189,16 +187,16 @@ def record_file(name: str, device: str) -> Path:
 
 
 def recipes_of(name: str) -> list[Recipe]:
-    """Of all curves of a model, each once."""
+    """Return the recipes of all curves of a model, each once."""
     found = [resolve(text) for texts in CURVES[name].values() for text in texts]
     return list({recipe.text: recipe for recipe in found}.values())
 
 
 def read_cases(path: Path) -> dict[str, Case]:
-    """By recipe, in the record's order; none if there is no such file.
+    """Read the cases by recipe, in the record's order; empty if there is no such file.
 
     Raises:
-        StoreError: it is no list of cases.
+        StoreError: the file is not a list of cases.
     """
     if not path.exists():
         return {}
@@ -206,12 +204,14 @@ def read_cases(path: Path) -> dict[str, Case]:
         found = [Case.model_validate(item) for item in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError) as error:
         why = str(error).splitlines()[0]
-        raise StoreError(f"{path} is no record of this script ({why}); give --record another file") from error
+        raise StoreError(
+            f"{path} is not a record of this script ({why}); give --record another file"
+        ) from error
     return {case.recipe: case for case in found}
 
 
 def write_cases(path: Path, cases: Any) -> None:
-    """A JSON list, a line a case; whole or not at all."""
+    """Write a JSON list atomically, one case per line."""
     lines = ",\n".join(json.dumps(_rounded(case.model_dump(mode="json"))) for case in cases)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
@@ -220,7 +220,7 @@ def write_cases(path: Path, cases: Any) -> None:
 
 
 def rows_with_quality(cases: Mapping[str, Case]) -> dict[str, Row]:
-    """The row of each recipe, compared with the baseline; empty without one."""
+    """Return the row of each recipe, compared with the baseline; empty without a baseline."""
     if BASELINE not in cases:
         return {}
     ordered = [cases[BASELINE], *(case for recipe, case in cases.items() if recipe != BASELINE)]
@@ -230,25 +230,25 @@ def rows_with_quality(cases: Mapping[str, Case]) -> dict[str, Row]:
 
 
 def check_pictures(cases: Mapping[str, Case], prompts: Sequence[str], num_seeds: int, path: Path) -> None:
-    """Rows of other pictures cannot stand beside each other.
+    """Check that the record has the same prompts and seeds; rows of different images cannot be compared.
 
     Raises:
-        StoreError: the record holds others.
+        StoreError: the record has others.
     """
     for case in list(cases.values())[:1]:
         held = case.record.trial.workload
         if (held.prompts, len(held.seeds)) != (tuple(prompts), num_seeds):
             raise StoreError(
-                f"{path} holds {len(held.prompts)} prompts at {len(held.seeds)} seeds, and {len(prompts)} at "
-                f"{num_seeds} are asked for; give --prompts and --seeds as it has them, or --record another file"
+                f"{path} has {len(held.prompts)} prompts at {len(held.seeds)} seeds, but {len(prompts)} at "
+                f"{num_seeds} are asked for; give the same --prompts and --seeds, or --record another file"
             )
 
 
 def check_baseline(cases: Mapping[str, Case], baseline: Record, path: Path) -> None:
-    """Figures are against the baseline's pictures, which a resumed run may have drawn again.
+    """Check that the baseline's images, which a resumed run may have generated again, are those of the record.
 
     Raises:
-        StoreError: they are not those of the record.
+        StoreError: they differ.
     """
     if BASELINE not in cases:
         return
@@ -258,13 +258,13 @@ def check_baseline(cases: Mapping[str, Case], baseline: Record, path: Path) -> N
     )
     if drawn != held:
         raise StoreError(
-            f"the baseline's pictures are not those of {path} any more, so nothing can be added to it; give --record "
-            f"another file"
+            f"the baseline's images differ from those of {path}, so nothing can be added to it; give --record another "
+            f"file"
         )
 
 
 def _is_done(cases: Mapping[str, Case], recipe: Recipe) -> bool:
-    """Measured, or failed in a way that would repeat itself; what crashed or timed out is tried again."""
+    """Whether the recipe was measured or failed for good; crashes and timeouts are tried again."""
     return recipe.text in cases and cases[recipe.text].record.outcome.is_final
 
 
@@ -289,14 +289,14 @@ def _calibrate(found: Found, wanted: Sequence[Recipe], prompts: Sequence[str]) -
     for name, calibrate in zip(CALIBRATED, (calibrate_teacache, calibrate_magcache), strict=True):
         if name in names:
             _, kept = calibrate(found, "cpu", prompts, num_pictures=NUM_CALIBRATION_PICTURES)  # type: ignore[operator]
-            click.echo(f"calibrated {name} over {NUM_CALIBRATION_PICTURES} pictures: {kept}", err=True)
+            click.echo(f"calibrated {name} over {NUM_CALIBRATION_PICTURES} images: {kept}", err=True)
 
 
 def _case(measured: Run, found: Found, operations: dict[str, int]) -> Case:
     """The last of the records with its figures and work.
 
     Args:
-        operations: of the recipes that were counted before, by recipe and prompt; the baseline's are added.
+        operations: operations by recipe, as counted before; the baseline's are added.
     """
     record = measured[-1]
     (compared,) = measured.comparisons
@@ -314,7 +314,7 @@ def _case(measured: Run, found: Found, operations: dict[str, int]) -> Case:
 
 
 def _work(found: Found, recipe: Recipe, prompts: Sequence[str], operations: dict[str, int]) -> float:
-    """The denoiser's operations over the baseline's, of pictures of these prompts."""
+    """Return the denoiser's operations over the baseline's, for images of these prompts."""
     if BASELINE not in operations:
         operations[BASELINE] = _operations(found, resolve(BASELINE), prompts[:1])
     if recipe.text == BASELINE:
@@ -323,7 +323,7 @@ def _work(found: Found, recipe: Recipe, prompts: Sequence[str], operations: dict
 
 
 def _operations(found: Found, recipe: Recipe, prompts: Sequence[str]) -> int:
-    """Of the denoiser, over a picture a prompt."""
+    """Count the denoiser's operations for one image per prompt."""
     import torch
 
     from vivace.contract import component_of
@@ -359,7 +359,7 @@ def _line(cases: Mapping[str, Case], case: Case) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to six digits: a record is read by people and kept for good."""
+    """Round floats to six digits, since records are read by people and kept in the repository."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

@@ -1,16 +1,16 @@
 """Every error that vivace raises on purpose.
 
     VivaceError                     base; `exit_code` is what the command line returns
-    ├── UsageError (ValueError)     2: what was typed is wrong
-    │   ├── RecipeError             a recipe does not parse, or names what does not exist
-    │   └── WorkloadError           prompts, sizes, steps, ... that cannot be drawn
-    ├── UnknownModel                2: no such model here
-    ├── UnusableModel               3: what is there is no model, or a damaged one
+    ├── UsageError (ValueError)     2: invalid command line or argument
+    │   ├── RecipeError             a recipe does not parse, or names something unknown
+    │   └── WorkloadError           invalid prompts, sizes, steps, ...
+    ├── UnknownModel                2: no such model
+    ├── UnusableModel               3: not a complete text-to-image pipeline, or damaged
     ├── Unsupported                 3: this machine, model or library cannot do what was asked
-    ├── NoEffect                    3: a technique that changed nothing
-    ├── StoreError                  3: the store is not ours, read-only, full or damaged
-    ├── OutputError                 3: a picture or page cannot be written
-    └── WorkerError                 3: a worker process could not even start
+    ├── NoEffect                    3: a technique changed nothing
+    ├── StoreError                  3: not a vivace store, or read-only, full or damaged
+    ├── OutputError                 3: an image or page cannot be written
+    └── WorkerError                 3: a worker process did not start
 
 A message says what was given, what was wanted, and what to do next.
 """
@@ -22,36 +22,36 @@ from collections.abc import Iterable
 
 
 class VivaceError(Exception):
-    """Base of all errors that a user can cause."""
+    """Base class of all errors that vivace raises on purpose."""
 
     exit_code = 3
 
 
 class UsageError(VivaceError, ValueError):
-    """What was typed is wrong; nothing has been started."""
+    """Invalid input, found before anything was started."""
 
     exit_code = 2
 
 
 class WorkloadError(UsageError):
-    """Prompts, sizes or counts that cannot be drawn."""
+    """Invalid prompts, sizes or counts."""
 
 
 class RecipeError(UsageError):
-    """A wrong recipe, with the place marked by a caret.
+    """An invalid recipe; the message marks the mistake with carets.
 
     Args:
-        problem: what is wrong and what was wanted, one line.
+        problem: what is wrong and what is expected, one line.
         text: the recipe as given.
         start: index of the first wrong character in `text`.
-        length: how many characters are wrong (at least one caret is drawn).
+        length: number of wrong characters (at least one caret is printed).
     """
 
     def __init__(self, problem: str, text: str, start: int, length: int = 1) -> None:
         self.problem = problem
         self.text = text
         self.start = start
-        # A long recipe is cut to the neighbourhood of the mistake, so that the caret stays on the screen.
+        # Long recipes are cut around the mistake, so that the caret stays on the screen.
         lo = max(0, start - 60)
         shown = _printable(text[lo : lo + 120])
         width = max(1, min(length, len(shown) - (start - lo)))
@@ -59,24 +59,24 @@ class RecipeError(UsageError):
 
 
 class UnknownModel(VivaceError):
-    """No model of that name, and no such folder."""
+    """There is no model and no folder of that name."""
 
     exit_code = 2
 
 
 class UnusableModel(VivaceError):
-    """There is something of that name, but no whole pipeline in safetensors that draws pictures from text."""
+    """The model exists, but is not a complete text-to-image pipeline in safetensors format."""
 
 
 class Unsupported(VivaceError):
-    """This machine, model or library cannot do it; the message says why."""
+    """This machine, model or library cannot do what was asked; the message says why."""
 
 
 class NoEffect(VivaceError):
-    """A technique that found nothing to change. A silent no-op must never become a row.
+    """A technique found nothing to change. A silent no-op must never be reported as a result.
 
-    `already_so` marks that what was asked for holds without it (bf16 asked of a bf16 model). A recipe in which
-    another technique did change something then goes on, with a warning (docs/adr/0002).
+    `already_so`: the requested state holds anyway (bf16 of a bf16 model). If another technique of the recipe did
+    change something, the recipe then runs with a warning (docs/adr/0002).
     """
 
     def __init__(self, message: str, *, already_so: bool = False) -> None:
@@ -85,19 +85,19 @@ class NoEffect(VivaceError):
 
 
 class StoreError(VivaceError):
-    """The store cannot be read or written; nothing in it was changed."""
+    """The store cannot be read or written. Nothing in it was changed."""
 
 
 class OutputError(VivaceError):
-    """A picture or page cannot be written; nothing half-written is left."""
+    """An image or page cannot be written. No partial file is left."""
 
 
 class WorkerError(VivaceError):
-    """A worker process could not be started, or broke its side of the conversation."""
+    """A worker process did not start, or violated the protocol."""
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" for the nearest known name, or an empty string."""
+    """Return "; did you mean 'x'?" for the closest known name, or an empty string."""
     match = difflib.get_close_matches(given.lower(), list(known), n=1, cutoff=0.55)
     return f"; did you mean '{match[0]}'?" if match else ""
 

@@ -137,8 +137,8 @@ def test_the_plan_is_held_beside_what_a_gpu_measured(folder: Path, capfd: pytest
         (["--only", "flux-dve"], 2, "did you mean 'flux-dev'"),
         (["--recipe", "tiny_vea"], 2, "did you mean 'tiny_vae'"),
         (["--limit-s", "-1"], 2, "--limit-s"),
-        (["--record", "broken.json"], 3, "broken.json is no record of this script"),
-        (["--record", "other.json"], 3, "other.json is no record of this script"),
+        (["--record", "broken.json"], 3, "broken.json is not a record of this script"),
+        (["--record", "other.json"], 3, "other.json is not a record of this script"),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, list) else "",
 )

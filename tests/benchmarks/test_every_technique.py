@@ -28,7 +28,7 @@ from benchmarks.every_technique import (
     read_records,
     row_of,
     rows_with_baselines,
-    spoilt,
+    disturbed,
 )
 from benchmarks.every_technique import every_technique as command
 from tests.narrow import make_all_small
@@ -216,8 +216,8 @@ def test_what_the_cpu_spoilt_is_measured_again_right_behind_a_baseline(
 ) -> None:
     records = read_records(measured / "record.json")
     slow = [_as_if_python_took(one, 3.0 if key_of(one)[0] == "inference_mode" else 1.0) for one in records]
-    assert spoilt(slow) == [("inference_mode", 8)]
-    assert spoilt([_as_if_python_took(one, 1.0) for one in records]) == []
+    assert disturbed(slow) == [("inference_mode", 8)]
+    assert disturbed([_as_if_python_took(one, 1.0) for one in records]) == []
     write_records(tmp_path / "record.json", slow)
 
     def measure(name: str, recipe: str, steps: int, how: Any, launcher: Any) -> Any:
@@ -228,7 +228,7 @@ def test_what_the_cpu_spoilt_is_measured_again_right_behind_a_baseline(
     assert run(command, ["sd15", *_paths(tmp_path), *QUICK, "--careful"]) == 0
     found = read_records(tmp_path / "record.json")
     assert [key_of(one)[0] for one in found] == ["baseline", *ASKED[1:], "baseline", "inference_mode"]
-    assert spoilt(found) == []
+    assert disturbed(found) == []
     capfd.readouterr()
     assert run(command, ["sd15", *_paths(tmp_path), *QUICK, "--careful"]) == 0
     assert capfd.readouterr().out == "", "nothing is left to do"
@@ -262,7 +262,7 @@ def test_a_row_stays_with_the_baseline_of_its_own_process(measured: Path, tmp_pa
     found = add(mine, path, behind=ones)
     assert found == read_records(path) == [ones, mine, others, theirs]
     assert row_of(mine, found).cpu_ratio == 1.0
-    assert spoilt(found) == []
+    assert disturbed(found) == []
 
 
 def _named(record: Record, recipe: str) -> Record:

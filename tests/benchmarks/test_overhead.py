@@ -133,7 +133,7 @@ def test_the_ratio_is_the_pairs_own() -> None:
         (["--only", "flux-dve"], 2, "did you mean 'flux-dev'"),
         (["--mode", "fast"], 2, "'eager', 'compiled'"),
         (["--pairs", "0"], 2, "--pairs"),
-        (["--record", "broken.jsonl"], 3, "broken.jsonl is no record of this script"),
+        (["--record", "broken.jsonl"], 3, "broken.jsonl is not a record of this script"),
         (["--record", "elsewhere.jsonl"], 3, "was made on another GPU, and this is"),
         (["--device", "cuda"], 3, "--device cpu"),
     ],

@@ -100,18 +100,18 @@ def test_other_pictures_or_another_machine_want_another_file(
     path.write_bytes((measured / "record.json").read_bytes())
     again = ["tiny-sd", *_arguments(tmp_path, ASKED), "--seeds", "2"]
     assert run(command, again) != 0
-    assert "holds 2 prompts at 1 seeds, and 2 at 2 are asked for" in capfd.readouterr().err
+    assert "has 2 prompts at 1 seeds, but 2 at 2 are asked for" in capfd.readouterr().err
     cases = read_cases(path)
     environment = cases["baseline"].record.environment.model_copy(update={"device_name": "another GPU"})
     record = cases["baseline"].record.model_copy(update={"environment": environment})
     with pytest.raises(StoreError, match="give --record another file"):
         step_curves._with(cases, cases["baseline"].model_copy(update={"record": record}), path)
-    with pytest.raises(StoreError, match="the baseline's pictures are not those of"):
+    with pytest.raises(StoreError, match="the baseline's images differ from those of"):
         step_curves.check_baseline(cases, cases["steps(2)"].record, path)
     step_curves.check_baseline(cases, cases["baseline"].record, path)
     path.write_text(json.dumps([{"record": 1}]))
     assert run(command, ["tiny-sd", *_arguments(tmp_path, ASKED)]) != 0
-    assert "is no record of this script" in capfd.readouterr().err
+    assert "is not a record of this script" in capfd.readouterr().err
 
 
 def test_what_needs_to_know_its_model_finds_it_out_first_and_is_counted_over_every_prompt(

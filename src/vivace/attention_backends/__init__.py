@@ -1,1 +1,1 @@
-"""Attention kernels: what each needs, and how calls are routed to it."""
+"""Attention kernels: their requirements, and how calls are redirected to them."""

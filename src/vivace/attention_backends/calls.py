@@ -1,8 +1,8 @@
-"""Attention calls led to kernels that PyTorch does not choose from by itself.
+"""Redirect attention calls to kernels that PyTorch does not dispatch to.
 
-diffusers' UNets and VAEs call `torch.nn.functional.scaled_dot_product_attention`, as its transformers do in the end, so
-that function is what is exchanged while a component's forward runs, and put back behind it: adapters, fused
-projections and processors of any kind stay as they are. torch.compile guards the function, and traces into ours.
+All attention of diffusers' models ends in `torch.nn.functional.scaled_dot_product_attention`. It is replaced while
+a component's forward runs, and restored afterwards, so that adapters, fused projections and processors of any kind
+keep working. torch.compile guards the function and traces into the replacement.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from vivace.attention_backends.kernels import KERNELS
 Function = Callable[..., Any]
 
 
-class Led:
-    """Calls of one component that are led to a kernel, counted.
+class RedirectedAttention:
+    """Redirects the attention calls of one component to a kernel, and counts them.
 
-    num_led: calls that the kernel computed. num_compiled: places in graphs of torch.compile that hold it; their calls
-    pass here no more. left: calls that stayed PyTorch's, by the reason.
+    num_redirected: calls that the kernel computed. num_compiled: calls traced into torch.compile graphs; their
+    executions are not counted. left: calls that PyTorch computed, by reason.
     """
 
     def __init__(self, backend: str) -> None:
         import torch
 
         self._fp32 = torch.float32
-        self.num_led = 0
+        self.num_redirected = 0
         self.num_compiled = 0
         self.left: dict[str, int] = {}
         self._kernel = KERNELS[backend]
@@ -35,28 +35,28 @@ class Led:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Lead calls while the context lasts."""
+        """Redirect calls inside the context."""
         import torch.nn.functional as functional
         from torch._dynamo import config
 
         before = functional.scaled_dot_product_attention
         functional.scaled_dot_product_attention = self._attention
         try:
-            # UNets have more shapes of attention than dynamo's usual eight. Beyond the limit flex would give up.
+            # UNets have more attention shapes than dynamo's default limit of eight, beyond which flex would fail.
             with config.patch(recompile_limit=64):
                 yield
         finally:
             functional.scaled_dot_product_attention = before
 
     def _function(self, backend: str) -> Function:
-        """A stand-in for scaled_dot_product_attention."""
+        """Return the replacement for scaled_dot_product_attention."""
         import torch
 
         plain = torch.nn.functional.scaled_dot_product_attention
         eager, traced = _FUNCTIONS[backend]()
         label = f"vivace::{backend}_attention"
 
-        # Runs while a graph is traced, once a place; the graph itself holds nothing of it.
+        # Runs once per call site while a graph is traced; it is not part of the graph.
         @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
         def count_compiled() -> int:
             self.num_compiled += 1
@@ -77,7 +77,7 @@ class Led:
             scale: float | None = None,
             enable_gqa: bool = False,
         ) -> Any:
-            reason = self._misfit(query, attn_mask, dropout_p, is_causal, enable_gqa)
+            reason = self._not_taken(query, attn_mask, dropout_p, is_causal, enable_gqa)
             if reason is not None:
                 count_left(reason)
                 return plain(
@@ -86,18 +86,18 @@ class Led:
             if torch.compiler.is_compiling():
                 count_compiled()
                 return traced(query, key, value, scale)
-            self.num_led += 1
-            if torch.autograd._profiler_enabled():  # so that a trace names it
+            self.num_redirected += 1
+            if torch.autograd._profiler_enabled():  # so that the kernel has a name in traces
                 with torch.profiler.record_function(label):
                     return eager(query, key, value, scale)
             return eager(query, key, value, scale)
 
         return attention
 
-    def _misfit(
+    def _not_taken(
         self, query: Any, mask: Any, dropout_p: float, is_causal: bool, enable_gqa: bool
     ) -> str | None:
-        """Why a call is left to PyTorch."""
+        """Return why a call is left to PyTorch, or None."""
         if mask is not None:
             return "masked"
         if dropout_p or is_causal or enable_gqa:
@@ -113,7 +113,8 @@ def _flex() -> tuple[Function, Function]:
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 
-    # A graph for each shape: kernels for symbolic shapes are slower. Whole, or else it would silently not be compiled.
+    # One graph per shape, since kernels for symbolic shapes are slower. With fullgraph, since a graph break would
+    # silently leave it uncompiled.
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
     def eager(query: Any, key: Any, value: Any, scale: float | None) -> Any:
@@ -147,7 +148,7 @@ def _sage() -> tuple[Function, Function]:
     from sageattention import sageattn
 
     def call(query: Any, key: Any, value: Any, scale: float | None) -> Any:
-        # It would subtract the mean from the caller's own key, in place (1.0.6). Softmax does not see the difference.
+        # sageattn 1.0.6 would subtract the mean from the caller's key in place. It does not change the softmax.
         key = key - key.mean(dim=1, keepdim=True)
         return sageattn(query, key, value, tensor_layout="NHD", sm_scale=scale, smooth_k=False)
 
@@ -170,13 +171,13 @@ _FUNCTIONS: dict[str, Callable[[], tuple[Function, Function]]] = {
     "sage": _sage,
     "xformers": _xformers,
 }
-_OPERATORS: dict[str, Any] = {}  # registered once a process
+_OPERATORS: dict[str, Any] = {}  # registered once per process
 
 
 def _opaque(name: str, call: Function) -> tuple[Function, Function]:
-    """A package's kernel, called as it is, and as an operator that torch.compile leaves whole.
+    """Return a package's kernel for eager calls, and as a custom operator that is opaque to torch.compile.
 
-    `call` takes and gives (batch, tokens, heads, channels), as these packages do; scaled_dot_product_attention has
+    `call` takes and returns (batch, tokens, heads, channels), as these packages do; scaled_dot_product_attention has
     heads before tokens.
     """
     import torch
@@ -191,7 +192,7 @@ def _opaque(name: str, call: Function) -> tuple[Function, Function]:
         ) -> torch.Tensor:
             return call(query, key, value, scale).contiguous()
 
-        # Read by the registration, which does not understand postponed annotations.
+        # For the registration, which does not support postponed annotations.
         operator.__annotations__ = {
             **dict.fromkeys(("query", "key", "value"), torch.Tensor),
             "scale": float | None,
@@ -208,5 +209,5 @@ def _opaque(name: str, call: Function) -> tuple[Function, Function]:
 
 
 def _first(result: Any) -> Any:
-    """The output alone: some versions also return the logarithms of the sums."""
+    """Return only the output: some versions also return the log-sum-exp."""
     return result[0] if isinstance(result, tuple) else result

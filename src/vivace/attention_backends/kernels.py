@@ -1,4 +1,4 @@
-"""What each attention kernel needs: of the machine, of what is installed, of a component."""
+"""Requirements of each attention kernel: GPU, packages, and the component's dtype and head sizes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from vivace.contract import Arithmetic, Component, Machine
 
 @dataclass(frozen=True)
 class Kernel:
-    """Where a kernel runs and what it takes.
+    """Where a kernel runs and what it supports.
 
-    on_cpu: PyTorch has it for CPUs, where neither dtypes nor sizes limit it.
-    least: the lowest compute capability; majors: the only major ones, if not all from there on.
-    half: it takes fp16 and bf16 alone.
-    max_head, heads: the largest size of an attention head on a GPU, or the sizes that it takes.
-    package, install: what must be importable, and the command that makes it so.
-    products: what attention multiplies, if not numbers of the component's own precision.
+    on_cpu: PyTorch has it for CPUs, where neither dtype nor head size is limited.
+    least: the lowest compute capability; majors: the only supported major versions, if not all from there on.
+    half: supports only fp16 and bf16.
+    max_head, heads: the largest head size on a GPU, or the supported head sizes.
+    package, install: the required package, and how to install it.
+    products: the precision of attention's matmuls, if not the component's own.
     """
 
     on_cpu: bool = False
@@ -36,7 +36,7 @@ class Kernel:
         return self.max_head is None or size <= self.max_head
 
     @property
-    def head_words(self) -> str:
+    def supported_heads(self) -> str:
         return " or ".join(map(str, self.heads)) if self.heads else f"up to {self.max_head}"
 
 
@@ -51,7 +51,7 @@ KERNELS: dict[str, Kernel] = {
         half=True,
         max_head=256,
         package="flash_attn_interface",
-        install="it has no wheel on PyPI: build the folder `hopper` of github.com/Dao-AILab/flash-attention",
+        install="no wheel on PyPI: build the folder `hopper` of github.com/Dao-AILab/flash-attention",
     ),
     "flash4": Kernel(
         least=(8, 0),
@@ -68,9 +68,7 @@ KERNELS: dict[str, Kernel] = {
         install="pip install sageattention",
         products="attention's: queries by keys in int8, by values in fp16 or fp8",
     ),
-    "xformers": Kernel(
-        package="xformers", install="pip install xformers, in the version made for this PyTorch"
-    ),
+    "xformers": Kernel(package="xformers", install="pip install xformers, in the version for this PyTorch"),
 }
 OF_PYTORCH = {
     "math": "MATH",
@@ -78,26 +76,26 @@ OF_PYTORCH = {
     "flash": "FLASH_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",
 }
-"""What `torch.nn.attention.sdpa_kernel` chooses from, and its member of SDPBackend; the others are led to."""
+"""Backends of `torch.nn.attention.sdpa_kernel`, and their members of SDPBackend. Calls are redirected to all others."""
 
 
 def unsupported_on(backend: str, machine: Machine) -> str | None:
-    """Why the machine or what is installed on it cannot, in words."""
+    """Return why the machine or its packages do not support a kernel, or None."""
     kernel = KERNELS[backend]
     if not machine.is_cuda:
         if not kernel.on_cpu:
-            return f"there is no {backend} attention kernel for CPUs; flash, math and flex run here"
+            return f"there is no {backend} attention kernel for CPUs; use flash, math or flex"
         if backend == "flex" and machine.compiler is None:
             return (
-                "flex attention is a kernel only once it is compiled, and no C++ compiler was found (install g++ or "
-                "clang++); uncompiled it writes the whole score matrix, which is math attention"
+                "flex attention must be compiled, and no C++ compiler was found (install g++ or clang++); uncompiled "
+                "it writes the whole score matrix, as math attention does"
             )
         return None
     have = machine.capability
     if have is not None and kernel.majors and have[0] not in kernel.majors:
         only = " or ".join(f"{major}.x" for major in kernel.majors)
         has = f"{machine.device_name} has {_version(have)}"
-        return f"{backend} attention runs on compute capability {only} alone, {has}"
+        return f"{backend} attention runs only on compute capability {only}, {has}"
     if have is not None and kernel.least is not None and have < kernel.least:
         least = _version(kernel.least)
         return f"{backend} attention needs compute capability {least}, {machine.device_name} has {_version(have)}"
@@ -107,10 +105,10 @@ def unsupported_on(backend: str, machine: Machine) -> str | None:
 
 
 def unsupported_for(backend: str, component: Component, module: Any, machine: Machine) -> str | None:
-    """Why a component cannot be computed with the kernel: its precision, or the sizes of its heads.
+    """Return why a kernel does not support a component, by its precision or head sizes, or None.
 
-    PyTorch's own kernels are chosen for all of a component's calls, so all its heads must fit; others need one that
-    does.
+    PyTorch's kernels are selected for all of a component's calls, so they must support all head sizes; for others
+    one supported size is enough.
     """
     if not machine.is_cuda:
         return None
@@ -122,14 +120,14 @@ def unsupported_for(backend: str, component: Component, module: Any, machine: Ma
     fitting = {size for size in sizes if kernel.takes_head(size)}
     if sizes and (not fitting or (backend in OF_PYTORCH and fitting != sizes)):
         listed = ", ".join(map(str, sorted(sizes)))
-        return f"{backend} attention takes {kernel.head_words} channels a head, those of the {component} are {listed}"
+        return f"{backend} attention supports {kernel.supported_heads} channels per head, the {component} has {listed}"
     return None
 
 
 def refused_by_pytorch(backend: str, component: Component, module: Any, device: Any) -> str | None:
-    """Why PyTorch's dispatcher does not run one of its own kernels for the component's dtype and heads, or None.
+    """Return why PyTorch does not run one of its kernels for the component's dtype and head sizes, or None.
 
-    Asked of the device with a small call, since the rules differ between its versions and cuDNN's.
+    It is tested with a small call on the device, since the rules differ between versions of PyTorch and cuDNN.
     """
     import warnings
 
@@ -139,7 +137,7 @@ def refused_by_pytorch(backend: str, component: Component, module: Any, device: 
     for size in sorted(head_sizes(module)):
         query = torch.zeros(1, 2, 256, size, dtype=module.dtype, device=device)
         with warnings.catch_warnings(), torch.inference_mode(), sdpa_kernel(sdp_backend(backend)):
-            warnings.simplefilter("ignore")  # the dispatcher explains itself in several
+            warnings.simplefilter("ignore")  # the dispatcher explains a refusal in several warnings
             try:
                 torch.nn.functional.scaled_dot_product_attention(query, query, query)
             except RuntimeError as error:
@@ -157,7 +155,7 @@ def sdp_backend(name: str) -> Any:
 
 
 def chosen_by_pytorch(module: Any, device: Any) -> set[str]:
-    """Which kernels PyTorch would choose by itself on a device for the component's dtype and sizes of heads."""
+    """Return the kernels that PyTorch picks by default on a device for the component's dtype and head sizes."""
     import torch
 
     names = {int(sdp_backend(name)): name for name in OF_PYTORCH}
@@ -165,14 +163,14 @@ def chosen_by_pytorch(module: Any, device: Any) -> set[str]:
     for size in head_sizes(module):
         query = torch.zeros(1, 2, 256, size, dtype=module.dtype, device=device)
         with torch.inference_mode():
-            # The dispatcher's own question; it has no public name (torch.nn.functional asks it the same way).
+            # The dispatcher's function has no public name; torch.nn.functional uses it in the same way.
             choice = int(torch._fused_sdp_choice(query, query, query))
         found.add(names.get(choice, f"backend {choice}"))
     return found
 
 
 def head_sizes(module: Any) -> set[int]:
-    """Channels of an attention head, of all attentions that diffusers built into the module."""
+    """Return the channels per head of all diffusers attention layers in the module."""
     attentions = [m for m in module.modules() if hasattr(m, "heads") and hasattr(m, "processor")]
     return {int(getattr(m, "head_dim", None) or m.inner_dim // m.heads) for m in attentions}
 

@@ -204,7 +204,7 @@ class _Measurement:
         if found.model.revision != trial.model.revision:
             raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
         recipe = Recipe.from_spec(trial.recipe)
-        pipe = load_pipeline(found, trial.device, wait=recipe.loads_from_host)
+        pipe = load_pipeline(found, trial.device, keep_on_host=recipe.loads_from_host)
         self.results["load_s"] = time.perf_counter() - start
         self._report({"event": "phase", "phase": "apply"})
         start = time.perf_counter()

@@ -1,8 +1,8 @@
-"""What torch.compile made in this process, and where it keeps its code between processes.
+"""Count the graphs that torch.compile makes in this process, and keep their code in a persistent cache.
 
-Inductor keeps the code of each graph on disk, under a key of the graph and all that it was made with, so that another
-process which traces the same graph need not compile it. By default that is a folder for temporary files, which the next
-start of the machine empties; here it is a lasting one. `TORCHINDUCTOR_CACHE_DIR` says where instead.
+Inductor caches the code of each graph on disk, so that another process that traces the same graph need not compile it.
+Its default is a folder for temporary files, which may be emptied at the next boot; vivace uses a persistent folder.
+`TORCHINDUCTOR_CACHE_DIR` overrides it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def code_folder() -> Path:
-    """The folder that compiled code is kept in: the variable's, or one in vivace's cache.
+    """Return the folder for compiled code: the environment variable's, or one in vivace's cache.
 
-    Its size has no limit; it may be deleted at any time.
+    Its size is not limited; it may be deleted at any time.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     given = os.environ.get(VARIABLE)
-    # Importing inductor may already have written its own default there, which is nobody's wish.
+    # Importing inductor may have set the variable to its default, which is not the user's choice.
     if given and Path(given) != Path(default_cache_dir()).absolute():
         return Path(given)
     return cache_folder() / "inductor"
 
 
 def keep_compiled_code() -> None:
-    """Let this process keep its compiled code in `code_folder`; where that cannot be written, in inductor's own."""
+    """Make this process cache compiled code in `code_folder`, or in inductor's default if that is not writable."""
     folder = code_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,22 +43,22 @@ def keep_compiled_code() -> None:
 
 
 def counting_graphs() -> Callable[[], dict[str, int | float | str]]:
-    """Returns what counts the process's graphs from now on, and how many of inductor's were found compiled already.
+    """Return a function that counts the process's graphs from now on, and how many came from inductor's cache.
 
-    A graph counts as found if its whole compiled form was (aot_autograd's cache) or its code was (inductor's).
+    A graph counts as cached if its whole compiled form was (aot_autograd's cache) or its code was (inductor's).
     """
     start = _counts()
 
     def counted() -> dict[str, int | float | str]:
         now = _counts()
-        # Who clears PyTorch's counters in between begins anew.
+        # If PyTorch's counters were cleared in between, start from zero.
         since = now - start if start <= now else now
         found: dict[str, int | float | str] = {
             "compiled_graphs": since["graphs"],
             "graph_breaks": since["breaks"],
         }
         if since["whole_hits"] or since["code_hits"] or since["misses"]:
-            # A graph found whole never asks for its code, or finds that too.
+            # A graph cached as a whole does not look up its code, or finds it as well.
             found["graphs_from_cache"] = max(since["whole_hits"], since["code_hits"])
             found["graphs_not_in_cache"] = since["misses"]
         return found
@@ -67,7 +67,7 @@ def counting_graphs() -> Callable[[], dict[str, int | float | str]]:
 
 
 def _counts() -> Counter[str]:
-    """Since the process began."""
+    """Return the counts since the start of the process."""
     from torch._dynamo.utils import counters
 
     whole, code = counters["aot_autograd"], counters["inductor"]

@@ -1,1 +1,1 @@
-"""A recipe as a plain diffusers script."""
+"""Export a recipe as a plain diffusers script."""

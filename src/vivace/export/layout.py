@@ -1,4 +1,7 @@
-"""How a script is laid out: docstring, sorted imports, blank lines. As ruff's formatter would."""
+"""Layout of an exported script: docstring, sorted imports, blank lines, as ruff would format it.
+
+Written by hand, since ruff is not a runtime dependency. Tests check every exported script with ruff.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from vivace.contract.script import WIDTH
 
 
 def docstring(lines: Iterable[str]) -> str:
-    """A module's docstring of these lines; no text can end it early."""
+    """Return a module docstring with these lines, escaped so that no text can end it early."""
     escaped = [line.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') for line in lines]
     printable = ["".join(c if c.isprintable() else "?" for c in line) for line in escaped]
     wrapped = [
@@ -25,10 +28,10 @@ def docstring(lines: Iterable[str]) -> str:
 
 
 def imports_of(names: Iterable[str]) -> str:
-    """Import statements: the standard library's, then the others, each sorted.
+    """Return import statements: first the standard library, then the others, each sorted.
 
     Args:
-        names: "torch", or "diffusers:AutoencoderKL" for a name from a module.
+        names: "torch" for a module, "diffusers:AutoencoderKL" for a name from a module.
     """
     modules: set[str] = set()
     members: dict[str, set[str]] = defaultdict(set)
@@ -54,13 +57,13 @@ def _is_standard(module: str) -> bool:
 
 
 def _member_order(name: str) -> tuple[int, str]:
-    """Constants, classes, functions, as isort has it."""
+    """Sort constants, classes, functions, as isort does."""
     kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
     return kind, name.lower()
 
 
 def spaced(blocks: Iterable[list[str]]) -> str:
-    """Blocks of statements with a blank line between them, and two around each function.
+    """Join blocks of statements with a blank line between them, and two around each function.
 
     Comments and decorators right before a function belong to it.
     """
@@ -71,13 +74,13 @@ def spaced(blocks: Iterable[list[str]]) -> str:
             written.append("")
         for line in block:
             if line.startswith("def ") and not in_function:
-                place = len(written)
-                while place and written[place - 1].startswith(("#", "@")):
-                    place -= 1
-                while place and not written[place - 1]:
-                    del written[place - 1]
-                    place -= 1
-                written[place:place] = ["", ""]
+                start = len(written)
+                while start and written[start - 1].startswith(("#", "@")):
+                    start -= 1
+                while start and not written[start - 1]:
+                    del written[start - 1]
+                    start -= 1
+                written[start:start] = ["", ""]
                 in_function = True
             elif in_function and line and not line.startswith((" ", ")")):
                 while not written[-1]:

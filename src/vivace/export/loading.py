@@ -1,4 +1,4 @@
-"""The loading of a model as a plain script: `vivace.models.load` in public calls of diffusers."""
+"""Script lines that load a model: `vivace.models.load` in public calls of diffusers."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _TORCH = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp32": "torch.floa
 
 
 def check_loadable(found: Found) -> None:
-    """Raises UsageError for what no public call loads: random weights."""
+    """Raise UsageError for random weights, which no public call can load."""
     if found.model.is_synthetic and found.entry is not None:
         raise UsageError(
-            f"{found.model.name} has random weights, which nothing but vivace makes; export {found.entry.name} "
-            f"(`--model {found.entry.name}`), whose script differs in its weights alone"
+            f"{found.model.name} has random weights, which only vivace makes; export {found.entry.name} instead "
+            f"(`--model {found.entry.name}`), whose script differs only in its weights"
         )
 
 
 def loading(found: Found, device: str) -> Script:
-    """Lines after which `pipe` is the pipeline that `load_pipeline` gives, still on the CPU.
+    """Return lines that make `pipe` the pipeline that `load_pipeline` returns, still on the CPU.
 
     Args:
-        found: a model whose weights are on this machine.
-        device: "cpu" or "cuda", where it will run; it decides on the precision.
+        found: a model whose weights are available locally.
+        device: "cpu" or "cuda", where it will run; this sets the precision.
     """
     import diffusers
 
@@ -44,16 +44,16 @@ def loading(found: Found, device: str) -> Script:
     lines: list[str] = []
     if found.model.source == "embedded":
         imports.append(_EMBEDDED_WEIGHTS)
-        lines.append(
-            "# These weights ship with vivace. To do without it, write them as a folder of their own:"
-        )
+        lines.append("# These weights ship with vivace. To run without vivace, export them to a folder:")
         lines.append(f"# vivace models --export {found.model.name} DIR")
     given = dict.fromkeys(found.without, "None")
     if "safety_checker" in found.without:
         given["requires_safety_checker"] = "False"
     pipeline = getattr(diffusers, found.pipeline)
     if "add_watermarker" in inspect.signature(pipeline.__init__).parameters:
-        given["add_watermarker"] = "False"  # SDXL's draws one wherever that library happens to be installed
+        given["add_watermarker"] = (
+            "False"  # SDXL adds a watermark if the watermarking library happens to be installed
+        )
     for name, path in found.components.items():
         made = _component(found, name, path, dtype)
         imports += made.imports
@@ -70,7 +70,7 @@ def loading(found: Found, device: str) -> Script:
         )
     else:
         imports.append("diffusers:DiffusionPipeline")
-        where, named = _place(found)
+        where, named = _source(found)
         if found.variant is not None:
             named["variant"] = literal(found.variant)
         call = written_call(
@@ -97,7 +97,7 @@ def loading(found: Found, device: str) -> Script:
 
 
 def _component(found: Found, name: str, path: Path, dtype: str) -> Script:
-    """What stands in for one of the pipeline's own components, as a variable of its name."""
+    """Return lines that load a replacement for a component, as a variable of its name."""
     assert found.folder is not None
     entry = found.entry
     part = entry.origin.parts.get(name) if entry is not None and isinstance(entry.origin, Hub) else None
@@ -132,8 +132,8 @@ def _component(found: Found, name: str, path: Path, dtype: str) -> Script:
     return Script(tuple(imports), tuple(lines))
 
 
-def _place(found: Found) -> tuple[str, dict[str, str]]:
-    """The folder or repository of the pipeline, and the commit."""
+def _source(found: Found) -> tuple[str, dict[str, str]]:
+    """Return the pipeline's folder or repository, and its commit."""
     assert found.folder is not None
     if found.model.source == "embedded":
         return f"WEIGHTS / {literal(found.folder.name)}", {}
@@ -143,10 +143,10 @@ def _place(found: Found) -> tuple[str, dict[str, str]]:
 
 
 def _configuration(found: Found, revision: str) -> dict[str, str]:
-    """Where a single file's configuration comes from: the file's own folder, or the repository and the commit.
+    """Return the source of a single file's configuration: its folder, or a repository and commit.
 
     Args:
-        revision: what the argument for the commit is called.
+        revision: name of the argument for the commit.
     """
     assert found.folder is not None
     if found.checkpoint is not None and found.folder == found.checkpoint.parent:
@@ -181,7 +181,7 @@ def _lora(found: Found) -> list[str]:
         revision=literal(lora.revision),
     )
     return [
-        "# Needs peft. The LoRA is merged into the weights, so that it costs nothing at each step;",
+        "# Needs peft. The LoRA is merged into the weights, so that it adds no cost per step;",
         "# vivace sums in fp32 and rounds once, so the last bits may differ.",
         *load.splitlines(),
         "pipe.fuse_lora()",

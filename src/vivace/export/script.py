@@ -82,7 +82,7 @@ def write_script(
     check_loadable(found)
     steps: list[Step] = []
     session = session_of(
-        load_pipeline(found, device, wait=recipe.loads_from_host),
+        load_pipeline(found, device, keep_on_host=recipe.loads_from_host),
         found,
         recipe,
         device,

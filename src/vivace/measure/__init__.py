@@ -1,1 +1,1 @@
-"""Measuring: stage times, memory, the machine, the environment, the kernels that ran."""
+"""Measurement: stage times, memory, image quality, the machine, the environment, the kernels that ran."""

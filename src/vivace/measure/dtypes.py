@@ -1,4 +1,4 @@
-"""How fast this machine computes in each dtype, measured on what a small denoiser is made of."""
+"""Measure how fast this machine computes in each dtype, on the layers of a small denoiser."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 _REPEATS = 7
-_SLOW = 1.3  # times fp32's time from which a dtype counts as slow here
+_SLOW = 1.3  # a dtype that takes more than this many times fp32's time counts as slow
 
 
 def probe_dtypes(device: str) -> dict[str, float]:
-    """Milliseconds for one convolution, linear layer and attention in fp32, bf16 and fp16 (median of a few).
+    """Return the median milliseconds of one convolution, linear layer and attention in fp32, bf16 and fp16.
 
-    A CPU without units for a dtype emulates it, 10 to 30 times slower and more; nothing says so but a measurement.
+    A CPU without hardware support for a dtype emulates it, 10 to 30 times slower or more; only a measurement shows it.
     """
     import torch
 
     threads = torch.get_num_threads()
-    # Two threads on a busy two-core machine can take 40 times as long as one: that would drown the dtypes.
+    # Two threads on a busy two-core machine can take 40 times as long as one, which would hide the dtypes' difference.
     torch.set_num_threads(1)
     try:
         return {name: _probe(device, dtype) for name, dtype in _dtypes().items()}
@@ -34,7 +34,7 @@ def _dtypes() -> dict[str, Any]:
 
 
 def _probe(device: str, dtype: Any) -> float:
-    """Milliseconds, median of a few."""
+    """Return the median milliseconds of a few runs."""
     import torch
 
     conv = torch.nn.Conv2d(64, 64, 3, padding=1).to(device, dtype)
@@ -54,7 +54,7 @@ def _probe(device: str, dtype: Any) -> float:
 
 
 def slow_dtypes(times_ms: dict[str, float]) -> dict[str, float]:
-    """Dtypes that cost clearly more than fp32, with the factor."""
+    """Return the dtypes that are clearly slower than fp32, with the factor."""
     base = times_ms["fp32"]
     return {name: ms / base for name, ms in times_ms.items() if ms > _SLOW * base}
 

@@ -1,4 +1,4 @@
-"""Collect the Environment: everything stable that a measurement depends on besides the trial."""
+"""Collect the Environment: the stable conditions that a measurement depends on besides the trial."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VARIABLE_PREFIXES = (
     "DIFFUSERS_",
     "NVIDIA_TF32",
 )
-# Where things lie, how loud they log and how GPUs are counted changes no measurement.
+# Paths, log levels and the way GPUs are counted do not change measurements.
 _IGNORED_VARIABLES = (
     "DIFFUSERS_DISABLE_REMOTE_CODE",
     "CUDA_HOME",
@@ -41,7 +41,7 @@ _IGNORED_VARIABLES = (
 
 
 def environment(device: str) -> Environment:
-    """The environment of this process for `device` ("cpu" or "cuda"), with the thread count now in force."""
+    """Return the environment of this process for `device` ("cpu" or "cuda"), with the current thread count."""
     import psutil
     import torch
 
@@ -71,10 +71,10 @@ def environment(device: str) -> Environment:
 
 
 def python_ms() -> float:
-    """Milliseconds of a fixed piece of Python, 0.04 s of work in all: how fast this process gets on just now.
+    """Return the milliseconds of a fixed Python loop (0.04 s of work in all), a measure of the CPU's current speed.
 
-    Eager models of small kernels wait for Python, and on a shared host others take its cores without a trace in this
-    machine's load.
+    Eager models of small kernels are bound by Python, and on a shared host others can use the cores without showing in
+    this machine's load.
     """
     times = []
     for _ in range(9):
@@ -87,8 +87,10 @@ def python_ms() -> float:
 
 
 def conditions() -> dict[str, float | str]:
-    """What may disturb a measurement just now: the CPU's speed and load, free memory; on NVIDIA GPUs clocks, heat,
-    other processes."""
+    """Return conditions that may disturb a measurement: CPU speed and load, free memory.
+
+    On NVIDIA GPUs also clocks, temperature, power, throttling and the number of processes.
+    """
     import psutil
 
     now: dict[str, float | str] = {
@@ -110,7 +112,7 @@ def _gpu_conditions() -> dict[str, float | str]:
         return {"nvml": "not installed"}
     try:
         pynvml.nvmlInit()
-        # CUDA_VISIBLE_DEVICES renumbers the GPUs for PyTorch, and NVML does not know.
+        # By UUID: CUDA_VISIBLE_DEVICES renumbers the GPUs for PyTorch, but not for NVML.
         identity = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{identity}")
         found: dict[str, float | str] = {
@@ -130,7 +132,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def _driver() -> str | None:
-    """ "580.159.04", which the closed and the open module write at different places of their version line."""
+    """Return the driver version, e.g. "580.159.04". Its position in the line differs between the kernel modules."""
     try:
         line = DRIVER.read_text().splitlines()[0]
     except (OSError, IndexError):
@@ -156,7 +158,7 @@ def _libraries() -> dict[str, str]:
 
 
 def _source_revision() -> str | None:
-    """The commit of a source checkout; None for an installed package."""
+    """Return the commit of a source checkout; None for an installed package."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

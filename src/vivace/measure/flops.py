@@ -1,11 +1,11 @@
-"""Floating-point operations of one forward pass, counted while it runs; on meta tensors nothing is computed.
+"""Count the floating-point operations of a forward pass while it runs. On meta tensors nothing is computed.
 
-1 multiply-add is 2 FLOP. Only matrix products, convolutions and attention are counted, as everywhere in this field:
-the rest is bound by memory. Attention is counted in full even where a causal mask hides half of it.
+One multiply-add is 2 FLOP. As usual, only matmuls, convolutions and attention are counted; everything else is
+memory-bound. Attention is counted in full even with a causal mask.
 
-PyTorch's FlopCounterMode alone cannot tell attention from GEMMs: on meta tensors attention falls apart into the
-same `bmm` into which `linear` turns on transposed inputs (three layers of every VAE), and the CPU's flash kernel it
-does not count at all. So attention is counted where it is called, from the shapes of its inputs.
+PyTorch's FlopCounterMode cannot tell attention from GEMMs: on meta tensors attention is decomposed into the same `bmm`
+as `linear` on transposed inputs (three layers of every VAE), and the CPU's flash kernel is not counted at all. So
+attention is counted at its call, from the shapes of its inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOP by kind: matrix products of linear layers, convolutions, and attention's own two products."""
+    """FLOP by kind: matmuls of linear layers, convolutions, and the two matmuls of attention."""
 
     gemm: int
     conv: int
@@ -30,10 +30,10 @@ class Flops:
 
 
 def count_flops(call: Callable[[], Any], of: Any = None) -> Flops:
-    """Run `call` once, without gradients, and count.
+    """Run `call` once without gradients, and count its FLOP.
 
     Args:
-        of: count only what the calls of this module compute, its forward hooks included.
+        of: count only calls of this module, including its forward hooks.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -58,7 +58,7 @@ def count_flops(call: Callable[[], Any], of: Any = None) -> Flops:
 
 @contextmanager
 def _counting_calls(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[[], Flops]]:
-    """What `so_far` rose by in all calls of the module."""
+    """Sum the increase of `so_far` over all calls of the module."""
     total = Flops(0, 0, 0)
     before = total
 
@@ -75,7 +75,7 @@ def _counting_calls(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callab
             total.attention + after.attention - before.attention,
         )
 
-    # Around all other hooks: a technique may compute in its own.
+    # Around all other hooks: techniques may compute in theirs.
     hooks = [module.register_forward_pre_hook(begin, prepend=True), module.register_forward_hook(end)]
     try:
         yield lambda: total
@@ -87,14 +87,14 @@ def _counting_calls(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callab
 def count_denoiser(
     denoiser: Any, *, height: int, width: int, text_length: int, batch: int = 1, vae_factor: int = 8
 ) -> Flops:
-    """One call of a UNet2DConditionModel or FluxTransformer2DModel, that is one step.
+    """Count one call (one step) of a UNet2DConditionModel or FluxTransformer2DModel.
 
     Args:
         denoiser: the module, on any device; on "meta" this takes seconds and no memory.
-        height, width: of the picture, in pixels.
-        text_length: tokens of the prompt that the denoiser attends to.
-        batch: rows of the call; classifier-free guidance of one picture makes 2.
-        vae_factor: pixels a latent cell is wide.
+        height, width: size of the image in pixels.
+        text_length: number of prompt tokens that the denoiser attends to.
+        batch: rows of the call; one image with classifier-free guidance has 2.
+        vae_factor: width of a latent cell in pixels.
     """
     inputs = denoiser_inputs(
         denoiser, height=height, width=width, text_length=text_length, batch=batch, vae_factor=vae_factor
@@ -105,21 +105,21 @@ def count_denoiser(
 def denoiser_inputs(
     denoiser: Any, *, height: int, width: int, text_length: int, batch: int = 1, vae_factor: int = 8
 ) -> dict[str, Any]:
-    """Zeros for one call of it, as `count_denoiser` makes; on the denoiser's device."""
+    """Return zeros as inputs for one call, with the arguments of `count_denoiser`, on the denoiser's device."""
     cells = (height // vae_factor, width // vae_factor)
     make = _flux_inputs if hasattr(denoiser.config, "joint_attention_dim") else _unet_inputs
     return make(denoiser, cells, text_length, batch)
 
 
 def count_vae_decode(vae: Any, *, height: int, width: int, batch: int = 1, vae_factor: int = 8) -> Flops:
-    """Latents to a picture of `height` x `width` pixels; AutoencoderKL and AutoencoderTiny."""
+    """Count the decoding of latents to an image of `height` x `width` pixels; AutoencoderKL and AutoencoderTiny."""
     like = next(vae.parameters())
     latents = like.new_zeros(batch, vae.config.latent_channels, height // vae_factor, width // vae_factor)
     return count_flops(lambda: vae.decode(latents))
 
 
 def count_text_encoder(encoder: Any, *, length: int, batch: int = 1) -> Flops:
-    """A CLIP or T5 text encoder on prompts of `length` tokens, padding included."""
+    """Count a call of a CLIP or T5 text encoder on prompts of `length` tokens, including padding."""
     import torch
 
     ids = next(encoder.parameters()).new_zeros(batch, length, dtype=torch.long)
@@ -135,7 +135,7 @@ def _unet_inputs(unet: Any, cells: tuple[int, int], text_length: int, batch: int
         "encoder_hidden_states": zeros(batch, text_length, config.cross_attention_dim),
     }
     if config.addition_embed_type == "text_time":
-        # SDXL's conditions: the pooled text, and six numbers on sizes and crops.
+        # SDXL's conditioning: the pooled text, and six numbers for sizes and crops.
         pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
         inputs["added_cond_kwargs"] = {"text_embeds": zeros(batch, pooled), "time_ids": zeros(batch, 6)}
     if config.time_cond_proj_dim:
@@ -146,7 +146,7 @@ def _unet_inputs(unet: Any, cells: tuple[int, int], text_length: int, batch: int
 def _flux_inputs(transformer: Any, cells: tuple[int, int], text_length: int, batch: int) -> dict[str, Any]:
     config = transformer.config
     zeros = next(transformer.parameters()).new_zeros
-    tokens = (cells[0] // 2) * (cells[1] // 2)  # the pipeline packs 2x2 cells in one token
+    tokens = (cells[0] // 2) * (cells[1] // 2)  # the pipeline packs 2x2 cells into one token
     return {
         "hidden_states": zeros(batch, tokens, config.in_channels),
         "encoder_hidden_states": zeros(batch, text_length, config.joint_attention_dim),
@@ -159,13 +159,13 @@ def _flux_inputs(transformer: Any, cells: tuple[int, int], text_length: int, bat
 
 
 def _attention_mode(total: Callable[[], int]) -> Any:
-    """A mode that counts attention from its inputs, and what `total` rose by meanwhile (`counted_below`)."""
+    """Return a mode that counts attention from its inputs, and the increase of `total` inside (`counted_below`)."""
     import torch
     from torch.overrides import TorchFunctionMode
 
     fused = {torch.nn.functional.scaled_dot_product_attention}
-    # Attention written out multiplies two tensors of (batch, heads, tokens, channels); linear layers never do.
-    products = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
+    # Unfused attention multiplies two tensors of (batch, heads, tokens, channels); linear layers never do.
+    matmuls = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 
     class CountAttention(TorchFunctionMode):  # type: ignore[misc]
         flop = 0
@@ -180,7 +180,7 @@ def _attention_mode(total: Callable[[], int]) -> Any:
                     args[i] if i < len(args) else kwargs[n] for i, n in enumerate(("query", "key", "value"))
                 )
                 flop = 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
-            elif func in products and args[0].dim() == 4 and args[1].dim() == 4:
+            elif func in matmuls and args[0].dim() == 4 and args[1].dim() == 4:
                 flop = 2 * args[0].numel() * args[1].shape[-1]
             else:
                 return func(*args, **kwargs)

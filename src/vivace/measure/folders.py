@@ -1,4 +1,4 @@
-"""Compare two folders of pictures, made by anything."""
+"""Compare two folders of images from any source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AGAINST = ("psnr_db", "ssim", "clip_similarity", "lpips")
 
 
 def pair(dir_a: Path, dir_b: Path) -> tuple[list[str], list[str]]:
-    """Names of the pictures in both folders, sorted, and of those in only one of them.
+    """Return the names of images that are in both folders, sorted, and of those in only one.
 
     Raises:
         UsageError: not a folder, or no common name.
@@ -26,13 +26,13 @@ def pair(dir_a: Path, dir_b: Path) -> tuple[list[str], list[str]]:
     listed = []
     for folder in (dir_a, dir_b):
         if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder; give two folders of pictures")
+            raise UsageError(f"{folder} is not a folder; give two folders of images")
         listed.append({p.name for p in folder.iterdir() if p.suffix.lower() in SUFFIXES})
     both = sorted(listed[0] & listed[1])
     if not both:
         raise UsageError(
-            f"no picture has the same name in {dir_a} ({len(listed[0])} pictures) and {dir_b} ({len(listed[1])}); "
-            "pictures are paired by name"
+            f"no image has the same name in {dir_a} ({len(listed[0])} images) and {dir_b} ({len(listed[1])}); images "
+            "are paired by name"
         )
     return both, sorted(listed[0] ^ listed[1])
 
@@ -45,7 +45,7 @@ def compare(
     scorer: Path | None,
     lpips: bool = False,
 ) -> dict[str, Any]:
-    """Figures of every pair, and of each metric: both means, and the mean difference or value with its interval."""
+    """Return the figures of every pair, and for each metric its means and the mean difference with its interval."""
     pairs: list[dict[str, Any]] = []
     network = Lpips() if lpips else None
     for name in names:
@@ -77,7 +77,7 @@ def compare(
                 "worst": min(reached) if finite else None,
                 "identical": len(reached) - len(finite),
             }
-    for row in pairs:  # JSON knows no infinity
+    for row in pairs:  # JSON has no infinity
         row["against"] = {k: (None if v == float("inf") else v) for k, v in row["against"].items()}
     return {"pairs": pairs, "summary": summary}
 
@@ -100,7 +100,7 @@ def _open(path: Path) -> Any:
         with Image.open(path) as picture:
             return picture.convert("RGB")
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UsageError(f"{path} is not a picture that can be read: {error}") from None
+        raise UsageError(f"{path} cannot be read as an image: {error}") from None
 
 
 def _json(interval: Interval) -> dict[str, float | list[float] | None]:

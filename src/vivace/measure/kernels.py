@@ -1,4 +1,4 @@
-"""Which attention kernels really ran: read from a trace, not from what was asked for."""
+"""Find out from a trace which attention kernels really ran."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-_WHOLE = "aten::scaled_dot_product_attention"  # what callers call, around the kernel that it picks
-_MARKS = ("scaled_dot_product", "vivace::")  # PyTorch's own kernels; those that techniques lead calls to
+_DISPATCHER = (
+    "aten::scaled_dot_product_attention"  # the public function, which encloses the kernel that it picks
+)
+_MARKS = ("scaled_dot_product", "vivace::")  # PyTorch's kernels; kernels that techniques redirect calls to
 _RANGE = "vivace component "
 
 
 def attention_kernels(parts: Mapping[str, Any], call: Callable[[], Any]) -> list[str]:
-    """Trace `call` (one short pipeline call) and name the attention operators that ran.
+    """Trace `call` (one short pipeline call) and return the attention operators that ran.
 
     Args:
         parts: modules by name, e.g. {"denoiser": pipe.unet, "vae": pipe.vae.decoder}.
 
-    Returns "denoiser: NAME xCOUNT" for those inside a part's forward, "elsewhere: ..." for the others (text
-    encoders). Compiled graphs may have dissolved the operators into their own kernels; then nothing is seen, and an
-    empty list is returned for them.
+    Returns:
+        "denoiser: NAME xCOUNT" for operators inside a module's forward, "elsewhere: ..." for all others (text
+        encoders). Operators that a compiled graph has replaced with its own kernels are not listed.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -42,7 +44,7 @@ def attention_kernels(parts: Mapping[str, Any], call: Callable[[], Any]) -> list
             if parent.name.startswith(_RANGE):
                 where = parent.name.removeprefix(_RANGE)
             elif _is_kernel(parent.name):
-                nested = True  # a kernel's own helper
+                nested = True  # called by a kernel
             parent = parent.cpu_parent
         if not nested:
             name = f"{where}: {event.name.removeprefix('aten::').removeprefix('vivace::')}"
@@ -51,12 +53,12 @@ def attention_kernels(parts: Mapping[str, Any], call: Callable[[], Any]) -> list
 
 
 def _is_kernel(name: str) -> bool:
-    return any(mark in name for mark in _MARKS) and not name.endswith(_WHOLE)
+    return any(mark in name for mark in _MARKS) and not name.endswith(_DISPATCHER)
 
 
 @contextmanager
 def _ranged(name: str, part: Any) -> Iterator[None]:
-    """Name the part's forward in traces, for as long as the context lasts."""
+    """Label the module's forward in traces inside the context."""
     from torch.profiler import record_function
 
     forward = part.forward

@@ -1,8 +1,9 @@
-"""LPIPS: how different two pictures look to a network trained to recognise things. Optional.
+"""LPIPS: perceptual distance of two images, from the features of AlexNet. Optional.
 
-It needs AlexNet's published weights, 244 MB, which vivace neither ships nor fetches. They exist as a pickle only, so
-they are read with `weights_only=True`: tensors, never code. The linear heads come with torchmetrics. The network is
-built here, from torch alone: torchmetrics' own needs torchvision, whose builds do not go with every build of torch.
+It needs AlexNet's published weights (244 MB), which vivace neither ships nor downloads. They exist only as a pickle,
+which is read with `weights_only=True`: tensors, never code. The linear heads come from torchmetrics. The network is
+built here with torch: torchmetrics 1.9 builds AlexNet with torchvision, which is not installed with vivace and has no
+matching build for every torch, and it takes no path to local AlexNet weights.
 
 Source: Zhang et al., The Unreasonable Effectiveness of Deep Features as a Perceptual Metric, arXiv 1801.03924
 (version 0.1, AlexNet; the convolutions are Krizhevsky's One weird trick, arXiv 1404.5997).
@@ -24,11 +25,11 @@ from vivace.measure.quality import Pixels
 
 ALEXNET = "alexnet-owt-7be5be79.pth"
 _URL = f"https://download.pytorch.org/models/{ALEXNET}"
-_MIN_SIDE = 32  # pixels; AlexNet's pooling leaves nothing of smaller pictures
-# Mean and standard deviation of ImageNet's channels, for pictures in -1 .. 1, as LPIPS was trained with.
+_MIN_SIDE = 32  # pixels; AlexNet's pooling reduces smaller images to nothing
+# Mean and standard deviation of ImageNet's channels for images in -1 .. 1, as in LPIPS training.
 _SHIFT = (-0.030, -0.088, -0.188)
 _SCALE = (0.458, 0.448, 0.450)
-# Convolutions of AlexNet by their place in its published `features`: in, out, kernel, stride, padding.
+# Convolutions of AlexNet by their index in its published `features`: in, out, kernel, stride, padding.
 _CONVOLUTIONS = {
     0: (3, 64, 11, 4, 2),
     3: (64, 192, 5, 1, 2),
@@ -40,13 +41,13 @@ _POOLED_BEFORE = (3, 6)
 
 
 class Lpips:
-    """LPIPS distance with AlexNet: 0 for equal pictures, the larger the more different they look.
+    """LPIPS distance with AlexNet: 0 for equal images, larger for images that look more different.
 
     Args:
-        weights: AlexNet's file; None for where PyTorch's own libraries keep it.
+        weights: file with AlexNet's weights; None: where PyTorch's libraries keep it.
 
     Raises:
-        Unsupported: the weights are missing or are not AlexNet's; says how to get them.
+        Unsupported: the weights are missing or not AlexNet's; the message says how to get them.
     """
 
     def __init__(self, device: str = "cpu", weights: Path | None = None) -> None:
@@ -63,25 +64,25 @@ class Lpips:
             heads = resources.files("torchmetrics.functional.image") / "lpips_models" / "alex.pth"
             with resources.as_file(heads) as file:
                 linear = torch.load(file, map_location="cpu", weights_only=True)
-            for k, (place, (num_in, num_out, kernel, stride, padding)) in enumerate(_CONVOLUTIONS.items()):
+            for k, (index, (num_in, num_out, kernel, stride, padding)) in enumerate(_CONVOLUTIONS.items()):
                 convolution = nn.Conv2d(num_in, num_out, kernel, stride, padding)
                 convolution.load_state_dict(
-                    {kind: state[f"features.{place}.{kind}"] for kind in ("weight", "bias")}
+                    {kind: state[f"features.{index}.{kind}"] for kind in ("weight", "bias")}
                 )
-                pooling = [nn.MaxPool2d(3, 2)] if place in _POOLED_BEFORE else []
+                pooling = [nn.MaxPool2d(3, 2)] if index in _POOLED_BEFORE else []
                 stage = nn.Sequential(*pooling, convolution, nn.ReLU())
                 self._stages.append(stage.eval().requires_grad_(False).to(device))
                 self._heads.append(linear[f"lin{k}.model.1.weight"].to(device))
         except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFError, OSError) as error:
             said = str(error).strip().splitlines()
             raise Unsupported(
-                f"{path} does not read as AlexNet's weights ({said[0] if said else type(error).__name__}); "
-                f"save {_URL} in its place"
+                f"{path} does not hold AlexNet's weights ({said[0] if said else type(error).__name__}); replace it "
+                f"with {_URL}"
             ) from error
         self._device = device
 
     def distances(self, pictures: Sequence[Pixels], references: Sequence[Pixels]) -> list[float]:
-        """Of each picture (H, W, 3), 0 to 255, to its reference of the same size.
+        """Return the distance of each image (H, W, 3), 0 to 255, to its reference of the same size.
 
         Raises:
             ValueError: the sizes differ, or are under 32 pixels.
@@ -92,7 +93,7 @@ class Lpips:
         for picture, reference in zip(pictures, references, strict=True):
             if picture.shape != reference.shape or min(picture.shape[:2]) < _MIN_SIDE:
                 raise ValueError(
-                    f"LPIPS compares pictures of one size from {_MIN_SIDE} pixels on, "
+                    f"LPIPS needs images of equal size, at least {_MIN_SIDE} pixels a side, "
                     f"got {picture.shape[1]}x{picture.shape[0]} and {reference.shape[1]}x{reference.shape[0]}"
                 )
             pair = torch.from_numpy(np.stack([picture, reference]).transpose(0, 3, 1, 2).copy())
@@ -101,32 +102,35 @@ class Lpips:
         return found
 
     def _distance(self, pair: Any) -> float:
-        """Of two pictures (2, 3, H, W) in -1 .. 1: over the stages, squared differences of unit features, weighted."""
+        """Return the distance of two images (2, 3, H, W) in -1 .. 1.
+
+        It is the sum over stages of the weighted squared differences of normalised features.
+        """
         import torch
 
         shift, scale = (torch.tensor(v, device=pair.device)[:, None, None] for v in (_SHIFT, _SCALE))
-        seen = (pair - shift) / scale
+        features = (pair - shift) / scale
         total = 0.0
         for stage, head in zip(self._stages, self._heads, strict=True):
-            seen = stage(seen)
-            unit = seen / (1e-8 + seen.square().sum(dim=1, keepdim=True)).sqrt()
+            features = stage(features)
+            unit = features / (1e-8 + features.square().sum(dim=1, keepdim=True)).sqrt()
             difference = (unit[:1] - unit[1:]).square()
             total += float(torch.nn.functional.conv2d(difference, head).mean())
         return total
 
 
 def default_weights() -> Path:
-    """Where torch's own libraries keep AlexNet's weights; asked without importing torch."""
+    """Return where torch's libraries keep AlexNet's weights, without importing torch."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = Path(os.environ.get("TORCH_HOME") or Path(cache) / "torch").expanduser()
     return home / "hub" / "checkpoints" / ALEXNET
 
 
 def check() -> None:
-    """Raises Unsupported if the weights are missing; for asking before anything is measured."""
+    """Raise Unsupported if the weights are missing. Called before anything is measured."""
     if not default_weights().is_file():
         raise Unsupported(missing(default_weights()))
 
 
 def missing(path: Path) -> str:
-    return f"LPIPS needs AlexNet's weights (244 MB), which are not here; save {_URL} as {path}"
+    return f"LPIPS needs AlexNet's weights (244 MB), which are missing; save {_URL} as {path}"

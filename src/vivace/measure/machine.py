@@ -1,4 +1,4 @@
-"""The device that is asked for or found, and what a technique may want to know of it."""
+"""Choose the device, and describe it for techniques."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vivace.errors import Unsupported
 
 
 def choose_device(wanted: str) -> str:
-    """ "cpu" or "cuda" for "auto", "cpu" or "cuda".
+    """Resolve "auto", "cpu" or "cuda" to "cpu" or "cuda".
 
     Raises:
         Unsupported: CUDA was asked for and there is none.
@@ -31,7 +31,7 @@ def choose_device(wanted: str) -> str:
 
 
 def this_machine(device: str) -> Machine:
-    """The machine as techniques see it; `device` is "cpu" or "cuda"."""
+    """Return the machine as techniques see it; `device` is "cpu" or "cuda"."""
     import torch
 
     compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
@@ -47,7 +47,7 @@ def this_machine(device: str) -> Machine:
 
 
 def cpu_name() -> str:
-    """The processor's own name where the system tells it."""
+    """Return the processor's name if the system knows it."""
     import platform
 
     try:

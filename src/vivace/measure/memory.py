@@ -1,8 +1,8 @@
 """Memory of the model and of the call, in bytes.
 
-On CUDA: the allocator's own count, exact, after loading and at the peak of the measured calls. On CPU there is no
-such count, so it is the process's resident set, Python and its libraries included; `before_bytes` says how much of
-it was there before the model.
+On CUDA it is the allocator's exact count, after loading and at the peak of the measured calls. On CPUs there is no such
+count, so it is the process's resident set, including Python and its libraries; `before_bytes` is its size before the
+model was loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vivace.spec.record import Memory
 
 
 class MemoryMeter:
-    """Created before the model is loaded; `loaded` after recipe and model are in place; `read` at the end."""
+    """Create it before the model is loaded, call `loaded` after the recipe is applied, and `read` at the end."""
 
     def __init__(self, device: str) -> None:
         self._is_cuda = device == "cuda"
@@ -29,13 +29,13 @@ class MemoryMeter:
         self._weights = weights_bytes(pipe)
 
     def start_peak(self) -> None:
-        """Forget earlier peaks (loading, compiling), so that the peak is the measured calls' own."""
+        """Reset the peak, so that it does not include loading and compiling."""
         if self._is_cuda:
             import torch
 
             torch.cuda.reset_peak_memory_stats()
         else:
-            # Linux: "5" resets the peak resident set. Without the right to, the peak includes loading.
+            # On Linux, "5" resets the peak resident set. Without permission, the peak includes loading.
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")
 
@@ -76,9 +76,9 @@ class MemoryMeter:
 
 
 def weights_bytes(pipe: Any) -> int:
-    """Bytes of all parameters and buffers of the pipeline's components; what several share is counted once.
+    """Return the bytes of all parameters and buffers of the pipeline's components; shared ones count once.
 
-    Of a storage that holds other things as well (a file's, a piece of page-locked memory), what is not theirs is not.
+    Of a storage that is used for other data too (a mapped file, pinned memory), only their share counts.
     """
     spans: dict[int, tuple[int, set[tuple[int, int]]]] = {}
     for component in COMPONENTS:
@@ -88,7 +88,7 @@ def weights_bytes(pipe: Any) -> int:
         for tensor in [*module.parameters(), *module.buffers()]:
             for part in plain_tensors(tensor):
                 storage = part.untyped_storage()
-                # By the storage's own address: tensors without data (offloaded ones) have no address of data.
+                # By the storage's address: tensors without data (offloaded ones) have no data pointer.
                 _, found = spans.setdefault(storage._cdata, (storage.nbytes(), set()))
                 size = part.element_size()
                 found.add((part.storage_offset() * size, part.numel() * size))
@@ -96,16 +96,16 @@ def weights_bytes(pipe: Any) -> int:
 
 
 def plain_tensors(tensor: Any) -> list[Any]:
-    """The tensors that a quantised weight (a tensor subclass) really holds."""
+    """Return the plain tensors that a quantised weight (a tensor subclass) consists of."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
-        return [tensor, *_beside(tensor)]
+        return [tensor, *_bitsandbytes_scales(tensor)]
     names = flatten()[0]
     return [part for name in names for part in plain_tensors(getattr(tensor, name))]
 
 
-def _beside(tensor: Any) -> list[Any]:
-    """The scales that bitsandbytes hangs on a weight as attributes, those of the scales included."""
+def _bitsandbytes_scales(tensor: Any) -> list[Any]:
+    """Return the scales that bitsandbytes stores as attributes of a weight, including scales of scales."""
     import torch
 
     state = getattr(tensor, "quant_state", None)

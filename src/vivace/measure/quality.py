@@ -1,15 +1,15 @@
-"""What a picture looks like, in numbers: alone, and against a reference of the same prompt and seed.
+"""Image metrics: without a reference, and against a reference of the same prompt and seed.
 
-Alone (as published comparisons use them):
+Without a reference (as in published comparisons):
 
     sharpness       variance of the Laplacian (4 neighbours, edges reflected) of the luminance, 0 to 255
     colourfulness   Hasler and Suesstrunk, Measuring colourfulness in natural images, 2003, on 0 to 255
     entropy_bits    Shannon entropy of the luminance's 256-bin histogram, 0 to 8 bits
 
-Against a reference: `psnr_db` and `ssim` (Wang et al. 2004, 11x11 Gaussian window) over the RGB picture.
+Against a reference: `psnr_db` and `ssim` (Wang et al. 2004, 11x11 Gaussian window) over the RGB image.
 
-None of the first three says whether a picture is good: a black frame can win. `faults` names pictures that are no
-pictures: black, flat, noise, not finite.
+The first three do not say whether an image is good: a black frame can win. `faults` detects broken images: black, flat,
+noise, not finite.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 
 Pixels = NDArray[np.float64]
 
-_BLACK_BELOW = 16.0  # luminance that all but a thousandth of a black picture's pixels stay below
-_FLAT_BELOW = 2.0  # standard deviation of every channel of a flat picture
-# White noise has a Laplacian variance of 20 times its own variance (the squares of 4, -1, -1, -1, -1); of 53
-# pictures drawn by tiny-sd none had more than 0.61 times.
+_BLACK_BELOW = 16.0  # an image is black if 99.9 % of its pixels have a lower luminance
+_FLAT_BELOW = 2.0  # an image is flat if every channel has a lower standard deviation
+# White noise has a Laplacian variance of 20 times its variance (the squares of 4, -1, -1, -1, -1); of 53 images of
+# tiny-sd none had more than 0.61 times.
 _NOISE_ABOVE = 8.0
 _MIN_SSIM_SIZE = 11
 
 
 def pixels(picture: object) -> Pixels:
-    """A picture as (H, W, 3) float64 in 0 .. 255.
+    """Convert an image to (H, W, 3) float64 in 0 .. 255.
 
     Args:
         picture: a PIL image, uint8 array (H, W, 3), or float array (H, W, 3) in 0 .. 1 as diffusers' "np" output.
@@ -39,12 +39,12 @@ def pixels(picture: object) -> Pixels:
         return np.asarray(picture.convert("RGB"), dtype=np.float64)
     array = np.asarray(picture)
     if array.ndim != 3 or array.shape[2] != 3:
-        raise ValueError(f"a picture of shape (H, W, 3) was wanted, got {array.shape}")
+        raise ValueError(f"expected an image of shape (H, W, 3), got {array.shape}")
     return array.astype(np.float64) * (1.0 if array.dtype == np.uint8 else 255.0)
 
 
 def luminance(picture: Pixels) -> Pixels:
-    """(H, W) luminance after Rec. 601, 0 to 255."""
+    """Return the luminance (H, W) after Rec. 601, 0 to 255."""
     return np.asarray(picture @ np.array([0.299, 0.587, 0.114]))
 
 
@@ -68,7 +68,7 @@ def entropy_bits(picture: Pixels) -> float:
 
 
 def faults(picture: Pixels) -> list[str]:
-    """Why this is no picture; empty for one that may be."""
+    """Return why the image is broken; empty if it is not."""
     if not np.isfinite(picture).all():
         return ["not finite"]
     light = luminance(picture)
@@ -82,7 +82,7 @@ def faults(picture: Pixels) -> list[str]:
 
 
 def picture_metrics(picture: Pixels) -> dict[str, float]:
-    """The three figures of a picture alone; of one that is not finite, none."""
+    """Return the three no-reference metrics of an image; empty if it is not finite."""
     if not np.isfinite(picture).all():
         return {}
     return {
@@ -93,14 +93,14 @@ def picture_metrics(picture: Pixels) -> dict[str, float]:
 
 
 def paired_metrics(picture: Pixels, reference: Pixels) -> dict[str, float]:
-    """`psnr_db` and `ssim` against a reference of the same size. Equal pictures have an infinite PSNR.
+    """Return `psnr_db` and `ssim` against a reference of the same size. Equal images have an infinite PSNR.
 
     Raises:
         ValueError: the sizes differ, or are too small for SSIM's window.
     """
     if picture.shape != reference.shape:
         raise ValueError(
-            f"pictures of {_size(picture)} and {_size(reference)} cannot be compared pixel by pixel"
+            f"images of {_size(picture)} and {_size(reference)} cannot be compared pixel by pixel"
         )
     if min(picture.shape[:2]) < _MIN_SSIM_SIZE:
         raise ValueError(f"SSIM needs at least {_MIN_SSIM_SIZE} pixels a side, got {_size(picture)}")
@@ -110,7 +110,7 @@ def paired_metrics(picture: Pixels, reference: Pixels) -> dict[str, float]:
     a, b = (torch.from_numpy(p.transpose(2, 0, 1)[None].copy()) for p in (picture, reference))
     return {
         "psnr_db": float(peak_signal_noise_ratio(a, b, data_range=255.0)),
-        # In fp32: torch's convolutions in fp64 take 18 times as long on a CPU, for a difference in the seventh digit.
+        # In fp32: fp64 convolutions take 18 times as long on a CPU, and change only the seventh digit.
         "ssim": float(structural_similarity_index_measure(a.float(), b.float(), data_range=255.0)),
     }
 

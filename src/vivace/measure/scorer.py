@@ -1,4 +1,4 @@
-"""A CLIP model that says how well a picture fits its prompt, and how alike two pictures are."""
+"""CLIP scores: how well an image fits its prompt, and how similar two images are."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vivace.errors import UnknownModel
 class ClipScorer:
     """Any CLIP model in a local folder (transformers' format, safetensors only).
 
-    Scores are cosines of CLIP's embeddings times 100, as the field prints them: text against picture usually lies
-    between 15 and 35 for openai/clip-vit-large-patch14; only differences between recipes mean something.
+    Scores are cosines of CLIP embeddings times 100, as usual. Text against image usually lies between 15 and 35 for
+    openai/clip-vit-large-patch14; only differences between recipes are meaningful.
 
     Raises:
         UnknownModel: the folder does not hold a CLIP model.
@@ -30,8 +30,8 @@ class ClipScorer:
             model = CLIPModel.from_pretrained(
                 str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
             )
-            # trust_remote_code=False said aloud: unsaid, transformers asks on the terminal and waits.
-            # By PIL whether or not torchvision is there: the two resize differently, and scores must compare.
+            # Without an explicit trust_remote_code=False, transformers asks on the terminal and waits.
+            # PIL, whether or not torchvision is installed: they resize differently, and scores must be comparable.
             images = AutoImageProcessor.from_pretrained(
                 str(folder), local_files_only=True, backend="pil", trust_remote_code=False
             )
@@ -50,15 +50,15 @@ class ClipScorer:
         self._device = device
 
     def scores(self, pictures: Sequence[Any], prompts: Sequence[str]) -> list[float]:
-        """Cosine x 100 of each picture (PIL) with its own prompt."""
+        """Return 100 x the cosine of each image (PIL) with its prompt."""
         return _rowwise(self.embed_pictures(pictures), self.embed_prompts(prompts))
 
     def similarities(self, pictures: Sequence[Any], references: Sequence[Any]) -> list[float]:
-        """Cosine x 100 of each picture with its reference."""
+        """Return 100 x the cosine of each image with its reference."""
         return _rowwise(self.embed_pictures(pictures), self.embed_pictures(references))
 
     def embed_prompts(self, prompts: Sequence[str]) -> NDArray[np.float64]:
-        """(N, width) unit vectors. Prompts longer than the model reads are cut, as CLIP's own use cuts them."""
+        """Return unit vectors (N, width). Prompts are truncated to the model's maximum length, as usual with CLIP."""
         longest = self._model.config.text_config.max_position_embeddings
         text = self._tokenizer(
             list(prompts), return_tensors="pt", padding=True, truncation=True, max_length=longest
@@ -66,7 +66,7 @@ class ClipScorer:
         return self._unit(self._model.get_text_features, text)
 
     def embed_pictures(self, pictures: Sequence[Any]) -> NDArray[np.float64]:
-        """(N, width) unit vectors of PIL pictures."""
+        """Return unit vectors (N, width) of PIL images."""
         inputs = self._images(images=[p.convert("RGB") for p in pictures], return_tensors="pt")
         return self._unit(self._model.get_image_features, inputs)
 
@@ -79,7 +79,7 @@ class ClipScorer:
 
 
 def _vector(features: Any) -> Any:
-    """The embedding: transformers 5 hands out a tensor or an output object, depending on its version."""
+    """Return the embedding: depending on its version, transformers 5 returns a tensor or an output object."""
     return features if hasattr(features, "norm") else features.pooler_output
 
 

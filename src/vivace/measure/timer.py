@@ -1,8 +1,8 @@
-"""Time one whole pipeline call, and where inside it the time goes.
+"""Time a whole pipeline call and its stages.
 
-The window is what the user feels: the call, wall clock, the device synchronised at both ends. Inside it, marks are
-set where text encoding, denoising and decoding begin and end: host clock on CPUs, device events on CUDA, so that
-marking never waits for the GPU.
+The total is the wall-clock time of the call, with the device synchronised before and after. Marks inside it are set at
+the start and end of text encoding, denoising and decoding: host clock on CPUs, device events on CUDA, so that marking
+never waits for the GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STAGES = ("text", "steps", "vae", "other")
 
 
 class PipelineTimer:
-    """Attached once to one pipeline instance (never to its class); times calls made through `time_call`."""
+    """Times calls made through `time_call`. It is attached once to a pipeline instance, never to its class."""
 
     def __init__(self, pipe: Any, device: str) -> None:
         self._is_cuda = device == "cuda"
@@ -27,7 +27,7 @@ class PipelineTimer:
         if hasattr(pipe, "encode_prompt"):
             pipe.encode_prompt = self._marking(pipe.encode_prompt, "text_start", "text_end")
         denoiser = component_of(pipe, "denoiser")
-        # Around what a step cache does in front of the forward, which may call the forward to decide.
+        # First, so that it includes the work of step caches before the forward, which may call the forward.
         denoiser.register_forward_pre_hook(self._start_step, prepend=True)
         denoiser.register_forward_hook(self._end_step)
         self._pipe = pipe
@@ -39,7 +39,7 @@ class PipelineTimer:
             vae.decode = self._marking(vae.decode, "vae_start", "vae_end")
 
     def time_call(self, call: Callable[[], Any], picture: int) -> tuple[Any, Sample]:
-        """Run `call` (one pipeline call) and return its result and the timed sample of picture `picture`."""
+        """Run `call` (one pipeline call) and return its result and the timed sample of image `picture`."""
         self._marks = {}
         self._num_denoiser_calls = 0
         self._synchronise()
@@ -61,7 +61,7 @@ class PipelineTimer:
         text = self._between("text_start", "text_end")
         steps = self._between("steps_start", "vae_start" if "vae_start" in self._marks else "steps_end")
         vae = self._between("vae_start", "vae_end")
-        # Device events can run a hair past the host's window; "other" is never negative.
+        # Device events can end slightly after the host's measurement; "other" must not be negative.
         return {"text": text, "steps": steps, "vae": vae, "other": max(0.0, total - text - steps - vae)}
 
     def _between(self, first: str, last: str) -> float:

@@ -1,7 +1,7 @@
-"""PyTorch's CUDA caching allocator, its bookkeeping without a GPU: what a tensor of so many bytes really takes.
+"""A model of PyTorch's CUDA caching allocator without a GPU: how much memory tensors really take.
 
-`torch.cuda.memory_allocated` counts blocks, not tensors. A block is a multiple of 512 bytes; a large one is not even
-split while no more than 1 MiB would be left over. With the two thousand tensors of SDXL that makes 2 % of its weights.
+`torch.cuda.memory_allocated` counts blocks, not tensors. A block is a multiple of 512 bytes, and a large block is split
+only if more than 1 MiB remains. For the two thousand tensors of SDXL this adds 2 % to its weights.
 
 Source: c10/cuda/CUDACachingAllocator.cpp, its default settings (no expandable segments, no maximal split size).
 """
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 _MIB = 2**20
 BLOCK = 512
 _SMALL = _MIB
-"""Up to this size blocks come from segments of their own kind."""
+"""Blocks up to this size come from separate, small segments."""
 _SMALL_SEGMENT = 2 * _MIB
 _LARGE_SEGMENT = 20 * _MIB
 _OWN_SEGMENT = 10 * _MIB
-"""From this size on a segment is made to measure, rounded to the next."""
+"""Blocks from this size on get a segment of their size, rounded up to a multiple of _ROUND_SEGMENT."""
 _ROUND_SEGMENT = 2 * _MIB
 
 
 @dataclass(eq=False)
 class Block:
-    """A piece of a segment; `previous` and `next` are its neighbours there."""
+    """A block of a segment; `previous` and `next` are its neighbours."""
 
     address: int
     size: int
@@ -35,56 +35,56 @@ class Block:
 
 
 class CachingAllocator:
-    """Blocks taken and given back, best fit first. Addresses are only names.
+    """Allocates and frees blocks, best fit first. Addresses are only names.
 
     Attributes:
-        allocated: bytes of the blocks in use: `torch.cuda.memory_allocated()`.
-        reserved: bytes of all segments, used or not: `torch.cuda.memory_reserved()`. Nothing is ever given back to
-            the driver, which the real one does when memory runs out.
+        allocated: bytes of all blocks in use, as `torch.cuda.memory_allocated()`.
+        reserved: bytes of all segments, as `torch.cuda.memory_reserved()`. Segments are never released to the driver,
+            which the real allocator does when memory runs out.
     """
 
     def __init__(self) -> None:
         self.allocated = 0
         self.reserved = 0
-        # Free blocks by (size, address), small ones and large ones apart.
+        # Free blocks as (size, address), separately for small and large ones.
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         self._by_address: dict[int, Block] = {}
 
     def allocate(self, num_bytes: int) -> Block:
-        """A block of at least that many bytes; at least one of 512."""
+        """Allocate a block of at least that many bytes, and at least 512."""
         size = max(BLOCK, -(-num_bytes // BLOCK) * BLOCK)
         is_small = size <= _SMALL
         block = self._best_fit(size, is_small) or self._new_segment(size, is_small)
-        rest = block.size - size
-        if rest >= BLOCK if is_small else rest > _SMALL:
-            after = Block(block.address + size, rest, is_small, previous=block, next=block.next)
+        remainder = block.size - size
+        if remainder >= BLOCK if is_small else remainder > _SMALL:
+            after = Block(block.address + size, remainder, is_small, previous=block, next=block.next)
             if block.next is not None:
                 block.next.previous = after
             block.next, block.size = after, size
-            self._keep(after)
+            self._add_free(after)
         self.allocated += block.size
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back; free neighbours become one."""
+        """Free a block, and merge it with free neighbours."""
         self.allocated -= block.size
         before, after = block.previous, block.next
         if after is not None and after.is_free:
-            self._take(after)
-            self._join(block, after)
+            self._remove_free(after)
+            self._merge(block, after)
         if before is not None and before.is_free:
-            self._take(before)
-            self._join(before, block)
+            self._remove_free(before)
+            self._merge(before, block)
             block = before
-        self._keep(block)
+        self._add_free(block)
 
     def _best_fit(self, size: int, is_small: bool) -> Block | None:
         free = self._free[is_small]
-        place = bisect_left(free, (size, 0))
-        if place == len(free):
+        index = bisect_left(free, (size, 0))
+        if index == len(free):
             return None
-        block = self._by_address[free[place][1]]
-        self._take(block)
+        block = self._by_address[free[index][1]]
+        self._remove_free(block)
         return block
 
     def _new_segment(self, size: int, is_small: bool) -> Block:
@@ -98,18 +98,18 @@ class CachingAllocator:
         self.reserved += size
         return block
 
-    def _keep(self, block: Block) -> None:
+    def _add_free(self, block: Block) -> None:
         block.is_free = True
         self._by_address[block.address] = block
         insort(self._free[block.is_small], (block.size, block.address))
 
-    def _take(self, block: Block) -> None:
+    def _remove_free(self, block: Block) -> None:
         block.is_free = False
         free = self._free[block.is_small]
         del free[bisect_left(free, (block.size, block.address))]
 
     @staticmethod
-    def _join(block: Block, after: Block) -> None:
+    def _merge(block: Block, after: Block) -> None:
         block.size += after.size
         block.next = after.next
         if after.next is not None:

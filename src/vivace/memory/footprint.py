@@ -1,14 +1,14 @@
-"""Bytes that a call would hold on a GPU, followed while the call runs on meta tensors: nothing is computed or stored.
+"""Track the bytes that a call would hold on a GPU, while it runs on meta tensors: nothing is computed or stored.
 
-Every tensor that an operation makes is booked with the caching allocator's rules until its storage dies, so what a
-caller's frame still holds counts, and what is overwritten in place does not. Three things are invisible from outside
-of the operations and are put in by rule:
+Every tensor that an operation returns is counted by the rules of the caching allocator until its storage is freed. So
+tensors that a caller's frame still references count, and in-place operations add nothing. Three allocations inside
+operations are not visible and are added by rules:
 
-- Attention on meta tensors falls apart into products with the whole score matrix. The fused kernels never write it, so
-  they count as one operation; `attention(math)` does, and is followed as it is.
-- cuDNN takes a workspace for convolutions in NCHW (`conv_workspace`). Given weights in channels_last, PyTorch itself
-  first copies an input that is not.
-- cuBLAS takes one workspace with the first matrix product and keeps it (`CUBLAS_WORKSPACE`).
+- On meta tensors attention is decomposed into matmuls with the whole score matrix. Fused kernels never write it, so
+  they count as one operation; `attention(math)` does, and is tracked as it is.
+- cuDNN allocates a workspace for convolutions in NCHW (`conv_workspace`). With weights in channels_last, PyTorch first
+  copies an input in another format.
+- cuBLAS allocates one workspace at the first matmul and keeps it (`CUBLAS_WORKSPACE`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from vivace.memory.allocator import Block, CachingAllocator
 CUBLAS_WORKSPACE = 32 * 2**20
 """On Hopper; 8 MiB on older GPUs. Source: PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp."""
 NCHW_WORKSPACE = 1.5
-"""Workspace of a convolution in NCHW, in sizes of its input and output together. Those kernels work on NHWC, so at
-least both are transposed. The factor is fitted, not derived: with it the peaks of SD 1.5, SDXL and FLUX.1-dev that were
-measured on one H200 (PyTorch 2.11, cuDNN 9.19) are met within 0.5 %; with 1.0 they are missed by 1.5 to 8 %. In
-channels_last no workspace is seen there. Other GPUs and other versions of cuDNN may choose otherwise."""
+"""Workspace of a convolution in NCHW, as a multiple of its input and output together. The kernels work on NHWC, so at
+least both are transposed. The factor is fitted, not derived: with it the peaks of SD 1.5, SDXL and FLUX.1-dev measured
+on one H200 (PyTorch 2.11, cuDNN 9.19) are predicted within 0.5 %; with 1.0 the error is 1.5 to 8 %. In channels_last
+there was no workspace. Other GPUs and other versions of cuDNN may differ."""
 _EFFICIENT_IN_REGISTERS = 128
-"""Head size above which memory-efficient attention adds up its output in an fp32 buffer of its own (PyTorch's
+"""Head size above which memory-efficient attention accumulates its output in a separate fp32 buffer (PyTorch's
 mem_eff_attention kernels)."""
 
 
 class Footprint:
-    """Follows the live bytes of one device.
+    """Tracks the live bytes of one device.
 
     Attributes:
-        stage: what the call is doing; set by whoever knows. Peaks are kept by stage.
-        peaks: the largest number of bytes held in each stage, everything included that was held from before.
+        stage: name of the current stage of the call, set by the caller. Peaks are kept by stage.
+        peaks: the largest number of live bytes in each stage, including what was allocated before it.
     """
 
     def __init__(self, device: str = "meta") -> None:
@@ -46,18 +46,18 @@ class Footprint:
         self.peaks: dict[str, int] = {}
         self._device = device
         self._allocator = CachingAllocator()
-        # By the storage's own address, which nothing else has while it lives.
+        # By the storage's address, which is unique while it lives.
         self._held: dict[int, tuple[Block, Any]] = {}
         self._has_cublas = False
 
     @property
     def held(self) -> int:
-        """Bytes that are held now."""
+        """Current number of live bytes."""
         return self._allocator.allocated
 
     @property
     def peak(self) -> tuple[int, str]:
-        """The most bytes held at once since `start_peak`, and the stage in which that was."""
+        """The peak of live bytes since `start_peak`, and its stage."""
         stage = max(self.peaks, key=lambda name: self.peaks[name], default="")
         return self.peaks.get(stage, self.held), stage
 
@@ -66,19 +66,19 @@ class Footprint:
         self.peaks.clear()
 
     def hold(self, tensors: Iterable[Any]) -> None:
-        """Count tensors that exist already: parameters and buffers. Shared storage counts once."""
+        """Count existing tensors: parameters and buffers. Shared storage counts once."""
         for tensor in tensors:
             for part in plain_tensors(tensor):
                 self._add(part)
 
     def bytes_of(self, tensors: Iterable[Any]) -> int:
-        """Bytes of the blocks that these tensors lie in, those that share one counted once."""
+        """Return the bytes of the blocks of these tensors; shared blocks count once."""
         keys = {part.untyped_storage()._cdata for tensor in tensors for part in plain_tensors(tensor)}
         return sum(self._held[key][0].size for key in keys if key in self._held)
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Count whatever the operations inside make on the device."""
+        """Track all allocations on the device by operations inside the context."""
         dispatch, function = _modes(self)
         with ExitStack() as stack:
             stack.enter_context(function)
@@ -94,7 +94,7 @@ class Footprint:
             self.stage = before
 
     def made(self, result: Any) -> None:
-        """Count the tensors of an operation's result that are new."""
+        """Count the new tensors in an operation's result."""
         import torch
 
         if isinstance(result, torch.Tensor):
@@ -103,15 +103,15 @@ class Footprint:
             for item in result:
                 self.made(item)
 
-    def meanwhile(self, *sizes: int) -> None:
-        """Bytes that an operation takes besides its result and gives back at its end."""
+    def temporary(self, *sizes: int) -> None:
+        """Count allocations that an operation makes besides its result and frees at its end."""
         blocks = [self._allocator.allocate(size) for size in sizes if size]
         self._note()
         for block in blocks:
             self._allocator.free(block)
 
-    def multiplied(self) -> None:
-        """A matrix product was called."""
+    def matmul_called(self) -> None:
+        """Count cuBLAS's workspace at the first matmul."""
         if not self._has_cublas:
             self._has_cublas = True
             self._allocator.allocate(CUBLAS_WORKSPACE)
@@ -139,7 +139,7 @@ class Footprint:
 
 
 def conv_workspace(inputs: Any, output: Any) -> int:
-    """Bytes of cuDNN's workspace for a convolution on tensor cores (fp16, bf16, and fp32 as TF32); see below."""
+    """Return the bytes of cuDNN's workspace for a convolution on tensor cores (fp16, bf16, and fp32 as TF32)."""
     return 0 if _is_channels_last(inputs) else int(NCHW_WORKSPACE * (_size(inputs) + _size(output)))
 
 
@@ -149,7 +149,7 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     aten = torch.ops.aten
-    products = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+    matmuls = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
     plain = {torch.Tensor, torch.nn.Parameter}
 
     class Follow(TorchDispatchMode):  # type: ignore[misc]
@@ -157,9 +157,9 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
             if any(kind not in plain for kind in types):
-                return NotImplemented  # a quantised weight: its own operations come next, one by one
-            if func in products:
-                footprint.multiplied()
+                return NotImplemented  # a quantised weight, which then dispatches its own operations
+            if func in matmuls:
+                footprint.matmul_called()
             result = func(*args, **(kwargs or {}))
             if func is aten.convolution.default and args[0].dim() == 4:
                 return _convolve(footprint, args[0], args[1], result)
@@ -167,7 +167,7 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
             return result
 
     class Fuse(TorchFunctionMode):  # type: ignore[misc]
-        """Operations that are one kernel on a GPU, and several on meta tensors."""
+        """Operations that are a single kernel on a GPU, but several on meta tensors."""
 
         def __torch_function__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -183,7 +183,7 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
 
 
 def _convolve(footprint: Footprint, inputs: Any, weight: Any, result: Any) -> Any:
-    """The result in the memory format that cuDNN gives it, and what it takes meanwhile."""
+    """Return the result in cuDNN's memory format, and count temporary allocations."""
     import torch
 
     last = torch.channels_last
@@ -191,18 +191,18 @@ def _convolve(footprint: Footprint, inputs: Any, weight: Any, result: Any) -> An
     output = result.contiguous(memory_format=last if wants_last else torch.contiguous_format)
     footprint.made(output)
     if wants_last:
-        # PyTorch copies what is not yet in that format.
+        # PyTorch copies tensors that are not in that format yet.
         copies = [
             _size(tensor) for tensor in (inputs, weight) if not tensor.is_contiguous(memory_format=last)
         ]
-        footprint.meanwhile(*copies)
+        footprint.temporary(*copies)
     else:
-        footprint.meanwhile(conv_workspace(inputs, output))
+        footprint.temporary(conv_workspace(inputs, output))
     return output
 
 
 def _attend(footprint: Footprint, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Attention by whichever kernel is allowed; flash, cuDNN and memory-efficient take the same memory."""
+    """Run attention with an allowed kernel; flash, cuDNN and memory-efficient attention take the same memory."""
     import torch
 
     cuda = torch.backends.cuda
@@ -211,11 +211,11 @@ def _attend(footprint: Footprint, func: Callable[..., Any], args: tuple[Any, ...
     if not fused or query.dim() != 4:
         return func(*args, **kwargs)
     batch, heads, tokens, _ = query.shape
-    # Tokens before heads, so that joining the heads again copies nothing.
+    # Tokens before heads, so that merging the heads needs no copy.
     output = query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)
     log_sum = 4 * batch * heads * tokens
     in_fp32 = value.shape[-1] > _EFFICIENT_IN_REGISTERS and output.element_size() < 4
-    footprint.meanwhile(log_sum, 4 * output.numel() if in_fp32 else 0)
+    footprint.temporary(log_sum, 4 * output.numel() if in_fp32 else 0)
     return output
 
 

@@ -1,7 +1,7 @@
-"""Pipelines without weights: every component as published, its tensors on the meta device. They take no memory.
+"""Pipelines without weights: every component as published, with its tensors on the meta device.
 
-Called under `vivace.memory.footprint`, such a pipeline tells what the real one would hold; nothing is downloaded
-or read but configuration files and tokenizers.
+They take no memory. Called under `vivace.memory.footprint`, such a pipeline tells how much memory the real one would
+take. Only configuration files and tokenizers are downloaded or read.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from vivace.models.synthetic import on_meta
 
 @dataclass(frozen=True)
 class Weightless:
-    """A model that can be built as often as needed, anew for each recipe.
+    """A model without weights that is built anew for each recipe.
 
     Attributes:
-        name: as it was asked for.
-        dtype: of its baseline on a GPU, "fp16", "bf16" or "fp32".
-        defaults: of the call, as far as known: height, width, num_inference_steps, guidance_scale, ...
-        build: its diffusers pipeline in the baseline's dtype.
-        build_tiny_vae: the tiny VAE for its latents in fp32, or None.
+        name: the name that was asked for.
+        dtype: dtype of its baseline on a GPU, "fp16", "bf16" or "fp32".
+        defaults: known defaults of the call: height, width, num_inference_steps, guidance_scale, ...
+        build: builds its diffusers pipeline in the baseline's dtype.
+        build_tiny_vae: builds the tiny VAE for its latents in fp32, or None.
     """
 
     name: str
@@ -43,14 +43,13 @@ class Weightless:
 
 
 def find_weightless(name: str) -> Weightless:
-    """An architecture (`flux-dev`, `synthetic:flux-dev`), a catalogue name, a folder in diffusers' format, or a single
-    .safetensors file.
+    """Find a model by architecture (`flux-dev`, `synthetic:flux-dev`), catalogue name, folder, or .safetensors file.
 
-    A folder needs its configuration files and tokenizers only.
+    A folder in diffusers' format needs only its configuration files and tokenizers.
 
     Raises:
-        UnknownModel: none of these, or the folder holds what diffusers and transformers do not know.
-        UnusableModel: the file is damaged, or nothing that can be drawn with.
+        UnknownModel: it is none of these, or the folder has classes unknown to diffusers and transformers.
+        UnusableModel: the file is damaged, or not a supported model.
         Unsupported: it is a GGUF file.
     """
     plain = name.strip().lower()
@@ -62,8 +61,8 @@ def find_weightless(name: str) -> Weightless:
     if plain.startswith(SYNTHETIC) or not (plain in CATALOGUE or _is_folder(name)):
         known = {*ARCHITECTURES, *CATALOGUE}
         raise UnknownModel(
-            f"no model '{name[:200]}' to plan{nearest(wanted[:200], known)} (there are {', '.join(sorted(known))}; or "
-            f"give a folder with a model_index.json or a .safetensors file)"
+            f"no model '{name[:200]}'{nearest(wanted[:200], known)} (known models: {', '.join(sorted(known))}; or give "
+            f"a folder with a model_index.json or a .safetensors file)"
         )
     return _of_folder(name, find_model(name))
 
@@ -89,20 +88,20 @@ def _of_architecture(name: str, architecture: Architecture) -> Weightless:
                 parts[part.replace("text_encoder", "tokenizer")] = tokenizer_for(parts[part].config, length)
         scheduler = getattr(diffusers, architecture.scheduler.class_name)(**architecture.scheduler.config)
         kind = getattr(diffusers, architecture.pipeline)
-        return _silent(kind(scheduler=scheduler, **parts, **architecture.arguments))
+        return _without_bars(kind(scheduler=scheduler, **parts, **architecture.arguments))
 
-    # A VAE whose latents have statistics of their own: the family's tiny VAE knows nothing of them.
+    # The family's tiny VAE does not support latents with a mean and standard deviation.
     has_tiny = "latents_mean" not in architecture.components["vae"].config
     tiny = (lambda: _in_dtype(on_meta(architecture.tiny_vae), "fp32")) if has_tiny else None
     return Weightless(name, dtype, defaults, build, tiny)
 
 
 def _of_file(name: str) -> Weightless:
-    """Every checkpoint of a family has its architecture."""
+    """Every checkpoint of a family has the same architecture."""
     entry = contents_of(Path(name)).entry
     if Path(name).suffix == SUFFIX:
         raise Unsupported(
-            f"{name}: what layers of every kind in a GGUF file take is not planned; plan {entry} with the recipe "
+            f"{name}: `vivace plan` does not support GGUF files with mixed quantisation; plan {entry} with the recipe "
             "quantize(q8_0, backend=gguf), or q5_0 or q4_0 for files of 5 or 4 bits"
         )
     return _of_architecture(name, ARCHITECTURES[entry])
@@ -129,11 +128,11 @@ def _of_folder(name: str, found: Found) -> Weightless:
                 parts[part] = None
         kind = getattr(diffusers, str(index["_class_name"]), None)
         if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
-            raise UnknownModel(f"{found.folder}: {index['_class_name']} is no pipeline of diffusers")
+            raise UnknownModel(f"{found.folder}: {index['_class_name']} is not a pipeline of diffusers")
         try:
-            return _silent(kind(**parts))
+            return _without_bars(kind(**parts))
         except (TypeError, ValueError, AttributeError) as error:
-            raise UnknownModel(f"{found.folder} does not make a {kind.__name__}: {error}") from error
+            raise UnknownModel(f"{found.folder} cannot be built as a {kind.__name__}: {error}") from error
 
     def build_tiny() -> Any:
         assert isinstance(tiny, Path)  # of a folder or an embedded model
@@ -145,7 +144,7 @@ def _of_folder(name: str, found: Found) -> Weightless:
 
 
 def _part(part: str, value: list[Any], files: Mapping[str, Path], dtype: str) -> Any:
-    """One component of a model_index.json: a network without weights; tokenizers and schedulers as they are."""
+    """Build one component of a model_index.json: networks without weights, tokenizers and schedulers as they are."""
     library, class_name = str(value[0]), str(value[1])
     import diffusers
     import torch
@@ -154,15 +153,14 @@ def _part(part: str, value: list[Any], files: Mapping[str, Path], dtype: str) ->
     libraries = {"diffusers": diffusers, "transformers": transformers}
     if library not in libraries or not hasattr(libraries[library], class_name):
         raise UnknownModel(
-            f"{part} is a {class_name} of {library}, which is no class of diffusers or transformers; vivace runs no "
+            f"{part} is a {class_name} of {library}, which is not a class of diffusers or transformers; vivace runs no "
             f"code from models"
         )
     try:
         if issubclass(getattr(libraries[library], class_name), torch.nn.Module):
             config = _json(files[f"{part}/config.json"])
-            named = str(
-                config.get("_class_name", class_name)
-            )  # a folder that stands in may hold another class
+            # A replacement folder may hold another class.
+            named = str(config.get("_class_name", class_name))
             return _in_dtype(_component(config, cast("Library", library), named), dtype)
         folder = next(path.parent for name, path in files.items() if name.split("/")[0] == part)
         return getattr(libraries[library], class_name).from_pretrained(str(folder), local_files_only=True)
@@ -185,11 +183,11 @@ def _in_dtype(module: Any, dtype: str) -> Any:
     import torch
 
     kinds = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-    # Past diffusers' own `to`, which warns of what it keeps in fp32.
+    # Not diffusers' own `to`, which warns about modules that it keeps in fp32.
     return torch.nn.Module.to(module, "meta", kinds[dtype])
 
 
-def _silent(pipe: Any) -> Any:
+def _without_bars(pipe: Any) -> Any:
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -204,5 +202,5 @@ def _is_folder(name: str) -> bool:
 def _json(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_text())
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object")
+        raise ValueError(f"{path} does not hold a JSON object")
     return content

@@ -1,5 +1,6 @@
-"""Models: the catalogue, finding one wherever it is, loading its pipeline; the CLIP models that score pictures."""
+"""Models: the catalogue, finding a model by name or path, loading its pipeline, and CLIP models for scoring."""
 
+from vivace.models.architectures import ARCHITECTURES, Architecture
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded, Entry, Hub
 from vivace.models.find import Found, find_model, obtain
@@ -7,7 +8,9 @@ from vivace.models.load import load_pipeline, load_tiny_vae
 from vivace.models.scorers import FoundScorer, find_scorer
 
 __all__ = [
+    "ARCHITECTURES",
     "CATALOGUE",
+    "Architecture",
     "Embedded",
     "Entry",
     "Found",

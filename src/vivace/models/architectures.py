@@ -1,8 +1,8 @@
-"""The published architecture of every model of the catalogue: data, not code.
+"""The published architecture of every catalogue model, as data.
 
-Each component is its class and the arguments in which its published config.json differs from the class's defaults;
-schedulers likewise. Sources: the config.json files of the repositories named in the comments. They are enough to
-count parameters and FLOPs without memory, and to build the pipeline with random weights (`vivace.models.synthetic`).
+Each component and scheduler is its class with the arguments in which its published config.json differs from the class's
+defaults. Sources: the config.json files of the repositories named in the comments. This is enough to count parameters
+and FLOPs without memory, and to build the pipeline with random weights (`vivace.models.synthetic`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Library = Literal["diffusers", "transformers"]
 
 
 class Component(Spec):
-    """A class of diffusers or transformers and what it is constructed with (lists, not tuples: JSON has none)."""
+    """A class of diffusers or transformers and its constructor arguments (lists, since JSON has no tuples)."""
 
     library: Library
     class_name: str
@@ -27,9 +27,9 @@ class Component(Spec):
 class Architecture(Spec):
     """A whole pipeline without its weights.
 
-    `components` are named as the pipeline's constructor names them. `text_lengths` is how many tokens each text
-    encoder is given for every prompt. `arguments` go to the pipeline's constructor besides components, tokenizers and
-    scheduler. `height` and `width` are the native size in pixels.
+    `components` have the names of the pipeline's constructor arguments. `text_lengths` is the number of tokens per
+    prompt for each text encoder. `arguments` are further arguments of the pipeline's constructor, besides components,
+    tokenizers and scheduler. `height` and `width` are the native size in pixels.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Architecture(Spec):
 
     @property
     def denoiser(self) -> Literal["unet", "transformer"]:
-        """The name of the component that is called at every step."""
+        """Name of the component that is called at every step."""
         return "unet" if "unet" in self.components else "transformer"
 
     def changed(self, **configs: dict[str, Any]) -> Architecture:
-        """The same structure with other arguments for some components: `changed(unet={"layers_per_block": 1})`."""
+        """Return a copy with other arguments for some components: `changed(unet={"layers_per_block": 1})`."""
         unknown = set(configs) - set(self.components)
         if unknown:
             raise ValueError(
@@ -74,8 +74,8 @@ def _transformers(class_name: str, **config: Any) -> Component:
 
 # --- text encoders --------------------------------------------------------------------------------------------------
 
-# An eos_token_id of 2 is published, and a mistake that everyone has to keep: with it the pooled vector is read where
-# the id is highest, which is the true end token, 49407.
+# The published eos_token_id of 2 is a mistake that must be kept: with it, the pooled vector is taken at the highest id,
+# which is the true end token, 49407.
 _CLIP = {
     "vocab_size": 49408,
     "bos_token_id": 0,
@@ -168,14 +168,14 @@ SDXL_UNET = _diffusers(
     up_block_types=["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
     block_out_channels=[320, 640, 1280],
     transformer_layers_per_block=[1, 2, 10],
-    attention_head_dim=[5, 10, 20],  # the number of heads, in spite of its name
+    attention_head_dim=[5, 10, 20],  # the number of heads, despite the name
     cross_attention_dim=2048,
     use_linear_projection=True,
     addition_embed_type="text_time",
     addition_time_embed_dim=256,
     projection_class_embeddings_input_dim=2816,
 )
-# The guidance scale goes in as an embedding, so there is no second, unconditional call (latent-consistency/lcm-sdxl).
+# The guidance scale is an embedded input, so there is no second, unconditional call (latent-consistency/lcm-sdxl).
 LCM_SDXL_UNET = _with(SDXL_UNET, time_cond_proj_dim=256)
 
 FLUX_DEV = _diffusers("FluxTransformer2DModel", guidance_embeds=True)
@@ -190,7 +190,7 @@ _EULER = _diffusers("EulerDiscreteScheduler", **_BETAS, timestep_spacing="leadin
 _EULER_TRAILING = _with(_EULER, timestep_spacing="trailing")
 _EULER_ANCESTRAL = _diffusers("EulerAncestralDiscreteScheduler", **_BETAS, timestep_spacing="leading")
 _EULER_ANCESTRAL_TRAILING = _with(_EULER_ANCESTRAL, timestep_spacing="trailing")
-# SDXL's own config read by another class, as the model cards of ByteDance/Hyper-SD and latent-consistency say.
+# SDXL's scheduler config with another class, as the model cards of ByteDance/Hyper-SD and latent-consistency say.
 _DDIM_TRAILING = _diffusers(
     "DDIMScheduler", **_BETAS, clip_sample=False, set_alpha_to_one=False, timestep_spacing="trailing"
 )
@@ -218,7 +218,7 @@ def _sdxl(
         tiny_vae=TAESDXL,
         height=side,
         width=side,
-        # Otherwise the pipeline draws a watermark wherever that library happens to be installed.
+        # Otherwise the pipeline adds a watermark if the watermarking library happens to be installed.
         arguments={"force_zeros_for_empty_prompt": True, "add_watermarker": False},
     )
 

@@ -1,15 +1,14 @@
-"""The catalogue: one entry a model, data not code.
+"""The catalogue: one entry per model, as data.
 
-Revisions are pinned, so that a name means the same weights for everybody. Sizes, steps, guidance and schedulers are
-those of the models' own cards and of diffusers' documentation; where a card gives several, the comment says which was
-taken. LoRAs for few steps are less certain: two of them (LCM's for SDXL, turbo for FLUX.1 [dev]) are taken from "main",
-their commits not being known, and the settings of Hyper-SD's for SD 1.5 and FLUX.1 [dev] and of turbo were not held
-against their cards.
+Revisions are pinned, so that a name always means the same weights. Sizes, steps, guidance and schedulers come from the
+model cards and from diffusers' documentation; where a card gives several, a comment says which one is used. The
+few-step LoRAs are less certain: two of them (LCM for SDXL, turbo for FLUX.1 [dev]) use "main", since their commits are
+not known, and the settings of turbo and of Hyper-SD for SD 1.5 and FLUX.1 [dev] were not checked against their cards.
 
-SDXL's VAE overflows in fp16. Its config says so (force_upcast), and the pipeline then decodes in fp32: that is the
-picture as published, and what all SDXL models here do. It costs time and about 4 GB at 1024x1024. Many people put
-madebyollin/sdxl-vae-fp16-fix in its place, which decodes in fp16, to slightly other pixels; as another set of weights
-it is no part of a baseline.
+SDXL's VAE overflows in fp16. Its config says so (force_upcast), and the pipeline then decodes in fp32. All SDXL models
+here do this, since it gives the image as published. It costs time and about 4 GB at 1024x1024. Many people use
+madebyollin/sdxl-vae-fp16-fix instead, which decodes in fp16 to slightly different pixels; these are other weights, and
+so not part of a baseline.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _HALF_SDXL_BYTES = 6_940_000_000  # UNet 5.14 GB, text encoders 0.25 and 1.39, V
 
 
 def _tiny(name: str, summary: str, **own: object) -> Entry:
-    """A model that ships with vivace; docs/tinyworld.md says how it was made and how well it draws."""
+    """A model that ships with vivace; docs/tinyworld.md describes its training and quality."""
     common = {
         "licence": "Apache-2.0",
         "height": 128,
@@ -51,7 +50,7 @@ def _tiny(name: str, summary: str, **own: object) -> Entry:
 
 
 def _sdxl_base(**parts: object) -> Hub:
-    """SDXL 1.0 with something in the place of its own."""
+    """SDXL 1.0, with some parts replaced."""
     common = {
         "repo": "stabilityai/stable-diffusion-xl-base-1.0",
         "revision": "462165984030d82259a11f4367a4eed129e94a7b",
@@ -63,7 +62,7 @@ def _sdxl_base(**parts: object) -> Hub:
 
 
 def _sdxl(name: str, summary: str, **own: object) -> Entry:
-    """An entry of SDXL's architecture: SDXL's own figures, changed by `own`."""
+    """An entry of SDXL's architecture: SDXL's settings, changed by `own`."""
     common = {
         "licence": _RAIL,
         "origin": _sdxl_base(),
@@ -82,9 +81,9 @@ def _sdxl(name: str, summary: str, **own: object) -> Entry:
 
 
 def _lightning(num_steps: int) -> Entry:
-    """Its card: Euler with trailing spacing, guidance off, as many steps as the checkpoint is named for.
+    """From its card: Euler with trailing spacing, no guidance, as many steps as the checkpoint's name says.
 
-    The UNet, not the LoRA: the card says that it draws better, and merged they cost the same.
+    The UNet, not the LoRA: its quality is better according to the card, and merged they cost the same.
     """
     unet = Part(
         repo="ByteDance/SDXL-Lightning",
@@ -102,8 +101,8 @@ def _lightning(num_steps: int) -> Entry:
 
 
 def _few_steps_of_sdxl() -> tuple[FewSteps, ...]:
-    """LCM's card: 2 to 8 steps, guidance off or 1 to 2. Lightning and Hyper-SD: what `_lightning` and hyper-sdxl-4step
-    say of their cards, with as many steps as the file is named for.
+    """From the cards. LCM: 2 to 8 steps, guidance off or 1 to 2. Lightning and Hyper-SD: as in `_lightning` and
+    hyper-sdxl-4step, with as many steps as the file's name says.
     """
     trailing = {"timestep_spacing": "trailing"}
     return (
@@ -158,7 +157,7 @@ def _few_steps_of_sd15() -> tuple[FewSteps, ...]:
 
 
 def _few_steps_of_flux_dev() -> tuple[FewSteps, ...]:
-    """Both keep FLUX.1 [dev]'s guidance, which is an input of the model, and its scheduler."""
+    """Both keep FLUX.1 [dev]'s scheduler and its guidance, which is an input of the model."""
     own = Sampler(class_name="FlowMatchEulerDiscreteScheduler")
     return (
         *(
@@ -247,7 +246,7 @@ CATALOGUE: dict[str, Entry] = {
                 repo="stable-diffusion-v1-5/stable-diffusion-v1-5",
                 revision="451f4fe16113bff5a5d2269ed5ad43b0592e9a14",
                 variants=("fp16",),
-                # A classifier that blackens pictures: no part of the model, and 1.2 GB.
+                # A classifier that blackens images: not part of the model, and 1.2 GB.
                 without=("safety_checker", "feature_extractor"),
                 tiny_vae=_TAESD,
                 download_bytes=2_130_000_000,
@@ -265,8 +264,8 @@ CATALOGUE: dict[str, Entry] = {
             few_steps=_few_steps_of_sd15(),
         ),
         _sdxl("sdxl", "Stable Diffusion XL 1.0", few_steps=_few_steps_of_sdxl()),
-        # Its repository's scheduler is the one to use: ancestral Euler with trailing spacing. The card draws with one
-        # step, and says 1 to 4.
+        # Uses its repository's scheduler: ancestral Euler with trailing spacing. The card's example has one step; the
+        # card says 1 to 4.
         _sdxl(
             "sdxl-turbo",
             "SDXL, distilled adversarially to 1 to 4 steps at 512x512",
@@ -285,8 +284,8 @@ CATALOGUE: dict[str, Entry] = {
         ),
         _lightning(2),
         _lightning(4),
-        # Its card: DDIM with trailing spacing for the checkpoints of 2, 4 and 8 steps, guidance off. There is no UNet
-        # of four steps, only a LoRA.
+        # From its card: DDIM with trailing spacing for the checkpoints of 2, 4 and 8 steps, no guidance. For four steps
+        # there is no UNet, only a LoRA.
         _sdxl(
             "hyper-sdxl-4step",
             "SDXL with Hyper-SD's LoRA of 4 steps merged in",
@@ -302,8 +301,8 @@ CATALOGUE: dict[str, Entry] = {
             num_inference_steps=4,
             guidance_scale=0.0,
         ),
-        # Guidance is an input of this UNet, not a second call: 8 is diffusers' documentation's, from the range that it
-        # was distilled with (3 to 13); its card has 1 to 2.
+        # Guidance is an input of this UNet, not a second call. 8 is from diffusers' documentation, in the range of its
+        # distillation (3 to 13); its card has 1 to 2.
         _sdxl(
             "lcm-sdxl",
             "SDXL, distilled to a latent consistency model of 2 to 8 steps",
@@ -320,10 +319,10 @@ CATALOGUE: dict[str, Entry] = {
             num_inference_steps=4,
             guidance_scale=8.0,
         ),
-        # "Clip skip 2" is what its author asks for, counted from 1: the last layer but one. SDXL pipelines take that
-        # one by themselves, so in diffusers' count it is 0. Ancestral Euler and 25 steps are the author's too, who
-        # names no guidance; 7 is usual. The repository is the best known of those in diffusers' format; the author
-        # published a single file elsewhere.
+        # Its author asks for "clip skip 2", counted from 1: the last layer but one. SDXL pipelines use that layer by
+        # default, so in diffusers' count it is 0. Ancestral Euler and 25 steps come from the author too, who gives no
+        # guidance; 7 is usual. The author published a single file elsewhere; this repository is the best known one in
+        # diffusers' format.
         _sdxl(
             "pony",
             "Pony Diffusion V6 XL, a finetune of SDXL; likes prompts that begin with score_9, score_8_up, ...",
@@ -340,8 +339,8 @@ CATALOGUE: dict[str, Entry] = {
             clip_skip=0,
             few_steps=_few_steps_of_sdxl(),
         ),
-        # The repository's scheduler (EDMDPMSolverMultistepScheduler) and the latents' mean and deviation, which its
-        # VAE's config gives, are what the pipeline needs; SDXL's tiny VAE knows nothing of the latter.
+        # The pipeline needs the repository's scheduler (EDMDPMSolverMultistepScheduler), and the latents' mean and
+        # standard deviation from its VAE's config, which SDXL's tiny VAE does not support.
         _sdxl(
             "playground",
             "Playground v2.5, SDXL's architecture trained with EDM's noise",
@@ -354,7 +353,7 @@ CATALOGUE: dict[str, Entry] = {
             ),
             guidance_scale=3.0,
         ),
-        # The card draws with 50 steps, the pipeline's own default is 28.
+        # The card uses 50 steps; the pipeline's default is 28.
         _flux(
             "flux-dev",
             "FLUX.1 [dev], 12 B parameters, guidance distilled into the transformer",

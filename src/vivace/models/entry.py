@@ -1,4 +1,4 @@
-"""What is known of a model beforehand: how it is meant to be run, and where its weights come from."""
+"""Schema of a catalogue entry: how a model is meant to be run, and where its weights come from."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from vivace.spec.base import Spec
 
 
 class Part(Spec):
-    """Files of a repository of the Hugging Face hub at a commit.
+    """Files of a Hugging Face hub repository at a commit.
 
-    As a component: either its folder's files (config.json and weights), or one .safetensors file whose configuration
-    is the one of the pipeline that it goes into.
+    As a component it is either the files of a folder (config.json and weights), or one .safetensors file that takes its
+    configuration from the pipeline.
     """
 
     repo: str
@@ -24,7 +24,7 @@ class Part(Spec):
 class Embedded(Spec):
     """Weights that ship with vivace: folders in diffusers' format below models/weights.
 
-    With a `base`, `folder` holds only the components in which the model differs from it.
+    With a `base`, `folder` holds only the components that differ from the base model.
     """
 
     folder: str
@@ -33,15 +33,15 @@ class Embedded(Spec):
 
 
 class Hub(Spec):
-    """A repository of the Hugging Face hub in diffusers' format.
+    """A Hugging Face hub repository in diffusers' format.
 
     revision: a commit, tag or branch; None is the main branch.
-    variants: which weights to take where a component has several, the best first, those without a variant's name
-        last; "fp16" names files like model.fp16.safetensors. None: in half precision, as the denoiser's kind runs best.
-    parts: components that other repositories give in place of its own.
-    lora: a LoRA that is merged into the denoiser's weights, so that it costs nothing at each step.
+    variants: weight variants in order of preference; "fp16" stands for files like model.fp16.safetensors. Weights
+        without a variant come last. None: half precision, in the dtype that suits the denoiser.
+    parts: components that other repositories provide instead.
+    lora: a LoRA that is merged into the denoiser's weights, so that it adds no cost per step.
     without: components that are left out.
-    download_bytes: what is fetched in all, about.
+    download_bytes: approximate size of the whole download.
     """
 
     repo: str
@@ -55,16 +55,16 @@ class Hub(Spec):
 
 
 class Sampler(Spec):
-    """A scheduler class of diffusers and in what it differs from the repository's own configuration."""
+    """A diffusers scheduler class, and its differences from the repository's scheduler configuration."""
 
     class_name: str
     overrides: dict[str, Any] = Field(default={})
 
 
 class FewSteps(Spec):
-    """A LoRA that makes the model draw in few steps; fields as of `vivace.contract.technique.Distillation`.
+    """A LoRA for inference in few steps; fields as in `vivace.contract.technique.Distillation`.
 
-    lora: one file on the hub, or of those that ship with vivace, below models/weights.
+    lora: one file on the hub, or the path of an embedded file below models/weights.
     """
 
     kind: Literal["lcm", "lightning", "hyper", "turbo"]
@@ -76,20 +76,20 @@ class FewSteps(Spec):
 
 
 class Entry(Spec):
-    """How a model is meant to be run by those who published it: what `baseline` stands for.
+    """How a model's publishers intend it to be run. This defines `baseline`.
 
     pipeline: its class in diffusers.
-    size_multiple: what height and width must be a multiple of, in pixels.
+    size_multiple: height and width must be multiples of this, in pixels.
     cuda_dtype: the precision on a GPU ("fp16", "bf16"); CPUs run fp32.
-    scheduler: in place of the repository's own; None where that is the one to use.
-    clip_skip: layers of CLIP that are skipped, as diffusers counts them: 0 is the layer that the pipeline takes by
-        itself, which for SDXL is the last but one.
-    max_sequence_length: tokens that a FluxPipeline must be told; it pads prompts to 512 by itself.
-    threads: CPU threads to draw with. A picture depends on it in its last bits, so it is fixed; None: all cores.
-    prompts: what is drawn unless something else is asked for.
-    prompt_set: the key in `vivace.models.prompts` of prompts such as this model understands.
-    few_steps: LoRAs that make it draw in fewer steps, the usual one of each kind first.
-    scorer: the CLIP model that scores the pictures; None: whichever usual one is at hand.
+    scheduler: replaces the repository's scheduler; None keeps it.
+    clip_skip: number of CLIP layers to skip, as diffusers counts them: 0 is the pipeline's default layer, which for
+        SDXL is the last but one.
+    max_sequence_length: prompt length in tokens for a FluxPipeline, which pads to 512 by default.
+    threads: number of CPU threads. Images depend on it in their last bits, so it is fixed; None: all cores.
+    prompts: the default prompts.
+    prompt_set: the key in `vivace.models.prompts` of prompts that this model understands.
+    few_steps: LoRAs for inference in fewer steps, the usual one of each kind first.
+    scorer: the CLIP model that scores the images; None: any usual one that is available.
     """
 
     name: str

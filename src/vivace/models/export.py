@@ -1,4 +1,4 @@
-"""Write an embedded model as one folder in diffusers' own format. Files are copied; nothing is loaded."""
+"""Export an embedded model as a folder in diffusers' format. Files are copied; nothing is loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INDEX = "model_index.json"
 
 @dataclass(frozen=True)
 class Exported:
-    """A model as a folder that needs no vivace."""
+    """A model as a folder that can be used without vivace."""
 
     found: Found
     folder: Path
@@ -31,7 +31,10 @@ class Exported:
 
     @property
     def python(self) -> tuple[str, str]:
-        """After `from diffusers import DiffusionPipeline`: load it, and draw as the catalogue says."""
+        """Python lines that load the model and generate an image with the catalogue's settings.
+
+        They follow `from diffusers import DiffusionPipeline`.
+        """
         assert self.found.entry is not None
         arguments = self.found.defaults | self.found.call
         call = "".join(f", {name}={value:g}" for name, value in arguments.items())
@@ -42,7 +45,7 @@ class Exported:
 
 
 def export(name: str, destination: Path) -> Exported:
-    """Write an embedded model as a folder, whole or not at all, never over anything that is there.
+    """Write an embedded model as a folder. The export is atomic and never overwrites anything.
 
     Args:
         name: a catalogue name.
@@ -50,36 +53,36 @@ def export(name: str, destination: Path) -> Exported:
 
     Raises:
         UnknownModel: no model of that name ships with vivace.
-        OutputError: the folder has something in it, or cannot be written.
+        OutputError: the folder is not empty, or cannot be written.
     """
     embedded = [entry.name for entry in CATALOGUE.values() if isinstance(entry.origin, Embedded)]
     if name.strip().lower() not in embedded:
         raise UnknownModel(
-            f"no model '{name[:200]}' ships with vivace{nearest(name, embedded)} (there are {', '.join(embedded)}; "
-            "what lies on the Hugging Face hub `hf download` copies into a folder)"
+            f"no model '{name[:200]}' ships with vivace{nearest(name, embedded)} (embedded models: "
+            f"{', '.join(embedded)}; download models of the Hugging Face hub with `hf download`)"
         )
     found = find_model(name)
     files = found.files
     try:
-        with _whole(destination.expanduser()) as folder:
+        with _atomic_folder(destination.expanduser()) as folder:
             for file, source in files.items():
                 target = folder / file
                 target.parent.mkdir(parents=True, exist_ok=True)
-                # Without their modes: safetensors writes files that only their owner may read.
+                # Without the mode: safetensors writes files that only their owner may read.
                 shutil.copyfile(source, target)
             _write_index(found, folder / _INDEX)
             written = num_bytes({file: folder / file for file in files})
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise OutputError(
-            f"{destination} cannot be written: {reason}; nothing of it is left. {found.model.name} wants "
+            f"{destination} cannot be written: {reason}; partial files were removed. {found.model.name} needs "
             f"{num_bytes(files) / 1e6:.1f} MB in a folder that you may write to"
         ) from error
     return Exported(found, destination, len(files), written)
 
 
 def _write_index(found: Found, path: Path) -> None:
-    """Name the classes of the model's own components where they are not the base's."""
+    """Write the classes of components that differ from the base model's."""
     index = json.loads(path.read_text())
     classes = {name: ["diffusers", component_class(path)] for name, path in found.components.items()}
     if index | classes != index:
@@ -87,11 +90,11 @@ def _write_index(found: Found, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _whole(destination: Path) -> Iterator[Path]:
-    """A folder to fill, whose content is at `destination` once the block has ended; after an error nothing is."""
+def _atomic_folder(destination: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is moved to `destination` at the end. After an error nothing is left."""
     for path in (destination, *destination.parents):
         if os.path.lexists(path) and not path.is_dir():
-            raise OutputError(f"{path} is no folder; give the name of a new one")
+            raise OutputError(f"{path} is not a folder; give the name of a new one")
     is_there = destination.is_dir()
     if is_there and any(destination.iterdir()):
         raise OutputError(f"{destination} is not empty, and nothing in it was changed; give a new folder")
@@ -99,10 +102,11 @@ def _whole(destination: Path) -> Iterator[Path]:
     private = None
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        # On the same disk, so that it can be renamed. An empty folder is filled, not replaced: somebody may be in it.
-        beside = destination if is_there else destination.parent
-        private = Path(tempfile.mkdtemp(prefix=".vivace-", suffix=".part", dir=beside))
-        folder = private / "model"  # mkdtemp's own folder is for its owner alone
+        # On the same disk, so that it can be renamed. An existing empty folder is filled, not replaced: it may be the
+        # working directory of a process.
+        parent = destination if is_there else destination.parent
+        private = Path(tempfile.mkdtemp(prefix=".vivace-", suffix=".part", dir=parent))
+        folder = private / "model"  # the folder from mkdtemp is accessible to its owner only
         folder.mkdir()
         yield folder
         if is_there:
@@ -120,7 +124,7 @@ def _whole(destination: Path) -> Iterator[Path]:
 
 
 def _move_into(folder: Path, destination: Path) -> None:
-    """The index last: without it nothing takes the folder for a pipeline."""
+    """Move everything, the index last: without it the folder is not taken for a pipeline."""
     moved: list[Path] = []
     try:
         for path in sorted(folder.iterdir(), key=lambda path: (path.name == _INDEX, path.name)):

@@ -1,4 +1,4 @@
-"""The files that make a model, which may lie in more than one folder: their sizes, their fingerprint."""
+"""The files of a model, which may be spread over several folders: names, sizes, fingerprint."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 _HASHED = {".json", ".safetensors", ".gguf", ".txt"}
-_HASHED_WHOLE = 1_000_000  # bytes; larger files are fingerprinted by their size and their first and last MB
+_HASHED_WHOLE = 1_000_000  # bytes; of larger files the size and the first and last MB are hashed
 
 
 def files_of(folder: Path, components: Iterable[Path] = ()) -> dict[str, Path]:
-    """Every file by its name in the model ("unet/config.json"), in the order of names.
+    """Return every file by its name in the model ("unet/config.json"), sorted by name.
 
     Args:
         folder: the pipeline's folder.
-        components: folders that stand in for the subfolders of `folder` that have their names.
+        components: folders that replace the subfolders of the same name in `folder`.
     """
     replaced = {component.name: component for component in components}
     found = {
@@ -24,7 +24,7 @@ def files_of(folder: Path, components: Iterable[Path] = ()) -> dict[str, Path]:
     }
     for component in replaced.values():
         found |= {f"{component.name}/{name}": path for name, path in _below(component).items()}
-    # As paths, not as strings: fingerprints depend on this order.
+    # Sorted as paths, not as strings: fingerprints depend on this order.
     return {name: found[name] for name in sorted(found, key=PurePosixPath)}
 
 
@@ -33,7 +33,7 @@ def num_bytes(files: Mapping[str, Path]) -> int:
 
 
 def fingerprint(files: Mapping[str, Path]) -> str:
-    """sha256 over the names and contents of the configuration and weight files, 16 hex digits."""
+    """Return the sha256 of the names and contents of configuration and weight files, 16 hex digits."""
     total = hashlib.sha256()
     for name, path in files.items():
         if path.suffix not in _HASHED:
@@ -49,10 +49,10 @@ def fingerprint(files: Mapping[str, Path]) -> str:
 
 
 def component_class(folder: Path) -> str:
-    """The class that a component's config.json names.
+    """Return the class that a component's config.json names.
 
     Raises:
-        OSError, ValueError: there is no config.json, or it names none.
+        OSError, ValueError: there is no config.json, or it names no class.
     """
     name = json.loads((folder / "config.json").read_text()).get("_class_name")
     if not isinstance(name, str):

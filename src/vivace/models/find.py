@@ -1,4 +1,4 @@
-"""From what the user typed to a model: a catalogue name, an architecture, a repository of the hub, a folder, a file."""
+"""Find a model by catalogue name, architecture, hub repository, folder or file."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ from vivace.spec.model import Model
 WEIGHTS = Path(__file__).parent / "weights"
 SYNTHETIC = "synthetic:"
 _REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
-_REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # never "..": it names a file in the cache
+_REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
 
 
 @dataclass(frozen=True)
 class Found:
-    """A model that exists: its identity, its files, and its catalogue entry if it has one.
+    """A model that was found: its identity, its files, and its catalogue entry if it has one.
 
-    folder: holds the model_index.json; None where there are no files.
-    entry: for a single file, that of the model whose configuration it borrows.
-    components: what stands in for the folder's own components, by name: a folder with a config.json, or a
-        .safetensors file.
-    checkpoint: a single file that holds all weights; `folder` then gives configuration and tokenizers only.
-    lora: merged into the denoiser.
-    variant: of the folder's weights, as diffusers calls it ("fp16").
+    folder: holds the model_index.json; None if there are no files.
+    entry: for a single file, the entry of the model whose configuration it uses.
+    components: replacements for the folder's components, by name: a folder with a config.json, or a .safetensors file.
+    checkpoint: a single file with all weights; `folder` then provides only configuration and tokenizers.
+    lora: a LoRA that is merged into the denoiser.
+    variant: weight variant of the folder, as diffusers calls it ("fp16").
     without: components of the folder that are not loaded.
     weights: the safetensors files that are loaded.
-    downloads: what has to be fetched first; `obtain` does.
-    lacks: which weights are missing, in words; a folder without them can be planned, not drawn with.
-    architecture: instead of files: the model is built from it with random weights.
+    downloads: files that must be downloaded first, which `obtain` does.
+    missing: a message if weights are missing. Such a folder works for `vivace plan`, but not for inference.
+    architecture: the model is built from this with random weights, instead of from files.
     """
 
     model: Model
@@ -57,17 +56,17 @@ class Found:
     without: tuple[str, ...] = ()
     weights: tuple[Path, ...] = ()
     downloads: tuple[Download, ...] = ()
-    lacks: str | None = None
+    missing: str | None = None
     architecture: Architecture | None = None
 
     @property
     def files(self) -> dict[str, Path]:
-        """Every file of an embedded model or a folder by its name in the whole model ("transformer/config.json")."""
+        """Every file of an embedded model or a folder, by its name in the model ("transformer/config.json")."""
         return {} if self.folder is None else files_of(self.folder, self.components.values())
 
     @property
     def tiny_vae(self) -> Path | Part | Component | None:
-        """Where the tiny VAE for this model's latents is: a folder, files on the hub, or what it is built from."""
+        """The tiny VAE for this model's latents: a folder, files on the hub, or an architecture to build."""
         if self.entry is None or self.entry.origin.tiny_vae is None:
             return None
         if self.architecture is not None:
@@ -85,7 +84,7 @@ class Found:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The call's defaults as published: height, width, num_inference_steps, guidance_scale."""
+        """The published defaults of the call: height, width, num_inference_steps, guidance_scale."""
         if self.entry is None:
             assert self.folder is not None
             return defaults_of(self.folder, self.pipeline)
@@ -94,7 +93,7 @@ class Found:
 
     @property
     def call(self) -> dict[str, Any]:
-        """Arguments that the pipeline's call needs beside a workload's: max_sequence_length, clip_skip, or none."""
+        """Arguments that the call needs in addition to a workload's: max_sequence_length, clip_skip, or none."""
         if self.entry is None:
             assert self.folder is not None
             return call_of(self.folder, self.pipeline)
@@ -103,18 +102,18 @@ class Found:
 
 
 def find_model(name: str, *, download: bool = True) -> Found:
-    """Find a model; of one on the hub at most the small files are fetched.
+    """Find a model. For models on the hub at most the small files are downloaded.
 
     Args:
         name: a catalogue name; `synthetic:` and a catalogue name, for its architecture with random weights; `org/repo`,
-            perhaps with `@` and a branch, tag or commit; the path of a folder in diffusers' format; the path of a
-            .safetensors file of a whole SD 1.5, SDXL or FLUX.1 model.
-        download: False looks at the hub's cache alone.
+            optionally with `@` and a branch, tag or commit; the path of a folder in diffusers' format; the path of a
+            .safetensors file of a complete SD 1.5, SDXL or FLUX.1 model.
+        download: False uses only the hub's cache.
 
     Raises:
-        UnknownModel: there is nothing of that name.
-        UnusableModel: there is, and it is no whole pipeline in safetensors that draws from text.
-        Unsupported: it cannot be had here and now: no such repository, no network, no permission, no room.
+        UnknownModel: there is no model of that name.
+        UnusableModel: it is not a complete text-to-image pipeline in safetensors format.
+        Unsupported: it cannot be downloaded: no such repository, no network, no permission, no disk space.
     """
     text = name.strip()
     if text.lower().startswith(SYNTHETIC):
@@ -145,32 +144,32 @@ def find_model(name: str, *, download: bool = True) -> Found:
 
 
 def obtain(found: Found) -> Found:
-    """The model with all its weights on this machine, each file whole as far as its header tells.
+    """Download missing weights, and check that each file is complete according to its header.
 
     Raises:
-        UnusableModel: weights are missing, damaged or cut short.
-        Unsupported: weights cannot be fetched here and now.
+        UnusableModel: weights are missing, damaged or truncated.
+        Unsupported: weights cannot be downloaded.
     """
     if found.downloads:
         remote.fetch(found.downloads)
         found = find_model(found.model.name, download=False)
-    if found.lacks is not None:
-        raise UnusableModel(found.lacks)
+    if found.missing is not None:
+        raise UnusableModel(found.missing)
     check_whole(found.weights)
     return found
 
 
 def synthetic_names() -> list[str]:
-    """What `synthetic:` can be followed by: models of the catalogue whose architecture is published."""
+    """Return the names that may follow `synthetic:`: catalogue models whose architecture is published."""
     return [name for name in CATALOGUE if name in ARCHITECTURES]
 
 
 def _synthetic(name: str) -> Found:
     known = synthetic_names()
     if name not in known:
-        problem = f"no architecture '{name[:200]}' to give random weights{nearest(name, known)}"
+        problem = f"no architecture '{name[:200]}' for random weights{nearest(name, known)}"
         if name in CATALOGUE:
-            problem = f"{name} ships with its weights, so there is no {SYNTHETIC}{name}; give '{name}' alone"
+            problem = f"{name} ships with its weights, so there is no {SYNTHETIC}{name}; give '{name}'"
         raise UnknownModel(f"{problem} ({SYNTHETIC} takes one of {', '.join(known)})")
     architecture = ARCHITECTURES[name]
     revision = hashlib.sha256(architecture.model_dump_json().encode()).hexdigest()[:16]
@@ -216,21 +215,21 @@ def _in_folder(path: Path) -> Found:
     check_no_code(folder, chosen.small, str(path))
     model = Model(name=str(folder), source="folder", revision=fingerprint(files))
     weights = tuple(files[name] for name in chosen.weights)
-    return Found(model, folder, None, variant=chosen.variant, weights=weights, lacks=chosen.lacks)
+    return Found(model, folder, None, variant=chosen.variant, weights=weights, missing=chosen.missing)
 
 
 def _in_file(path: Path, download: bool) -> Found:
     file = path.resolve()
     if file.suffix not in (".safetensors", SUFFIX):
         raise UnusableModel(
-            f"{path} is no .safetensors or {SUFFIX} file; vivace loads no pickles, nor other formats"
+            f"{path} is not a .safetensors or {SUFFIX} file; vivace loads no pickles and no other formats"
         )
     contents = contents_of(file)
     entry = CATALOGUE[contents.entry]
     assert isinstance(entry.origin, Hub)
     model = Model(name=str(file), source="file", revision=fingerprint({file.name: file}))
     if contents.component is not None:
-        # The others are the catalogue's model's own.
+        # All other components come from the catalogue model.
         located = remote.locate(entry.origin, download=download, elsewhere=(contents.component,))
         return Found(
             model=model,
@@ -248,7 +247,7 @@ def _in_file(path: Path, download: bool) -> Found:
             folder = remote.locate(entry.origin, download=download, config_only=True).folder
         except Unsupported as error:
             raise Unsupported(
-                f"{path} holds weights only; its configuration and tokenizers, a few MB, are those of {entry.name}, "
-                f"and {error}. Or put the file into a folder that has them beside a {INDEX}"
+                f"{path} holds only weights; its configuration and tokenizers (a few MB) come from {entry.name}, "
+                f"but {error}. Or put the file into a folder that has them and a {INDEX}"
             ) from error
     return Found(model, folder, entry, checkpoint=file, without=entry.origin.without, weights=(file,))

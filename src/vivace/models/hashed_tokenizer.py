@@ -1,7 +1,7 @@
-"""A tokenizer without a vocabulary file: every word has an id, spread over the whole vocabulary by a hash.
+"""A tokenizer without a vocabulary file: a hash maps each word to an id.
 
-Models with random weights know no words, but their text encoders are to do their real work: as many tokens as the
-published model's, ids all over the embedding table, start, end and padding where they belong.
+Models with random weights have no vocabulary, but their text encoders must do realistic work: as many tokens as the
+published model gets, ids from the whole embedding table, and the right start, end and padding tokens.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-_PIECES = re.compile(r"[^\W\d_]{1,6}|\d|[^\w\s]|_")
-"""Up to six letters are one token, and so is each digit or sign: about as many as byte-pair encoding makes."""
+_TOKENS = re.compile(r"[^\W\d_]{1,6}|\d|[^\w\s]|_")
+"""Up to six letters, a digit or a sign make one token. This gives about as many tokens as byte-pair encoding."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a call returns: `input_ids` and `attention_mask`, (prompts, tokens), tensors or lists; flat lists of one
-    prompt that was not in a list, as transformers has it."""
+    """The result of a call: `input_ids` and `attention_mask`, (prompts, tokens), as tensors or lists.
+
+    As in transformers, they are flat lists for a single prompt that was not in a list.
+    """
 
     input_ids: Any
     attention_mask: Any
@@ -26,13 +28,13 @@ class Tokens:
 
 @dataclass(frozen=True)
 class HashedTokenizer:
-    """Stands in for CLIPTokenizer or T5TokenizerFast in a pipeline.
+    """Replaces CLIPTokenizer or T5TokenizerFast in a pipeline.
 
     Attributes:
-        model_max_length: tokens that a prompt is cut or filled to, with start and end.
-        first_word, last_word: the ids that words are spread over, both included.
-        start: the id before the words, or None (T5).
-        end, padding: the ids after them.
+        model_max_length: number of tokens to which a prompt is truncated or padded, start and end included.
+        first_word, last_word: the range of word ids, both included.
+        start: id of the start token, or None (T5).
+        end, padding: ids of the end and padding tokens.
     """
 
     model_max_length: int
@@ -52,7 +54,7 @@ class HashedTokenizer:
         return_tensors: str | None = None,
         **_: Any,
     ) -> Tokens:
-        """The arguments are those of transformers' tokenizers that diffusers' pipelines use; others are ignored."""
+        """Tokenize prompts. Takes the transformers arguments that diffusers pipelines use, and ignores others."""
         prompts = [text] if isinstance(text, str) else text
         limit = self.model_max_length if max_length is None else max_length
         rows = [self._ids(prompt, limit if truncation else None) for prompt in prompts]
@@ -66,25 +68,25 @@ class HashedTokenizer:
         return Tokens(rows[0], mask[0]) if isinstance(text, str) else Tokens(rows, mask)
 
     def tokenize(self, text: str) -> list[str]:
-        return _PIECES.findall(text.lower())
+        return _TOKENS.findall(text.lower())
 
     def batch_decode(self, rows: Any, **_: Any) -> list[str]:
-        """Hashes cannot be read backwards: the ids themselves. Pipelines log them for what they cut off."""
+        """Return the ids as text, since hashes cannot be inverted. Pipelines log it for truncated prompts."""
         return [" ".join(f"<{int(i)}>" for i in row) for row in rows]
 
     def __len__(self) -> int:
-        """Tokens that there are."""
+        """Return the size of the vocabulary."""
         special = [token for token in (self.start, self.end, self.padding) if token is not None]
         return max(self.last_word, *special) + 1
 
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
-        """None: textual inversion has nothing to look up."""
+        """Empty: there are no added tokens for textual inversion."""
         return {}
 
     def _ids(self, prompt: str, limit: int | None) -> list[int]:
         count = self.last_word - self.first_word + 1
-        words = [self.first_word + zlib.crc32(piece.encode()) % count for piece in self.tokenize(prompt)]
+        words = [self.first_word + zlib.crc32(token.encode()) % count for token in self.tokenize(prompt)]
         start = [] if self.start is None else [self.start]
         if limit is not None:
             words = words[: max(0, limit - len(start) - 1)]
@@ -92,16 +94,16 @@ class HashedTokenizer:
 
 
 def tokenizer_for(config: Any, length: int) -> HashedTokenizer:
-    """The tokenizer that goes with a text encoder's config (transformers' CLIPTextConfig or T5Config).
+    """Return the tokenizer for a text encoder's config (CLIPTextConfig or T5Config of transformers).
 
     Args:
-        length: tokens for every prompt.
+        length: number of tokens per prompt.
     """
     if config.model_type == "t5":
-        # 0 to 2 are padding, end, unknown; the last hundred and a few are sentinels of T5's training, or unused.
+        # 0 to 2 are padding, end, unknown; the last 128 are sentinels of T5's training, or unused.
         last = config.vocab_size - 129 if config.vocab_size > 1000 else config.vocab_size - 1
         return HashedTokenizer(length, 3, last, start=None, end=1, padding=0)
-    # CLIP's start and end are the two highest ids. Encoders with the published eos_token_id of 2 read the pooled
-    # vector where the id is highest, so the end must be; it is the padding, too.
+    # CLIP's start and end are the two highest ids. Encoders with the published eos_token_id of 2 take the pooled vector
+    # at the highest id, so that must be the end token. It is also the padding.
     end = config.vocab_size - 1
     return HashedTokenizer(length, 0, end - 2, start=end - 1, end=end, padding=end)

@@ -1,4 +1,4 @@
-"""Files from repositories of the Hugging Face hub, through its own client and cache; each failure in our words."""
+"""Files from Hugging Face hub repositories, through its client and cache. Failures become vivace's errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, err
 
 
 def cached(repo: str, revision: str | None, files: Sequence[str]) -> Path | None:
-    """The folder of what was fetched before, by any program, so perhaps of a few files only; None if nothing was."""
+    """Return the cached snapshot folder, which may hold only some of the files; None if nothing is cached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -31,14 +31,14 @@ def cached(repo: str, revision: str | None, files: Sequence[str]) -> Path | None
 
 
 def fetch(repo: str, revision: str | None, files: Sequence[str], *, bars: bool = False) -> Path:
-    """Fetch those of the files that the repository has; a folder in the cache, named by the commit.
+    """Download those of the files that the repository has; return the cache folder, named by the commit.
 
     Args:
         bars: show the client's progress bars if there is a terminal.
 
     Raises:
-        UnknownModel: no repository can have that name.
-        Unsupported: no such repository or revision, no network, no permission, no room.
+        UnknownModel: this is not a valid repository name.
+        Unsupported: no such repository or revision, no network, no permission, no disk space.
     """
     from huggingface_hub import snapshot_download
 
@@ -47,9 +47,9 @@ def fetch(repo: str, revision: str | None, files: Sequence[str], *, bars: bool =
 
 
 def names(repo: str, folder: Path, *, download: bool = True) -> tuple[str, ...]:
-    """The names of all files that the repository has at the commit that `folder`, made by `fetch`, is named for.
+    """Return the names of all files of the repository at the commit of `folder`, which `fetch` returned.
 
-    Without a network, and without what the client noted of an earlier listing, those that lie in `folder`.
+    Without `download` and without a cached listing, these are the files in `folder`.
 
     Raises:
         Unsupported: see `fetch`.
@@ -67,8 +67,8 @@ def names(repo: str, folder: Path, *, download: bool = True) -> tuple[str, ...]:
         return tuple(file.path for file in tree if isinstance(file, RepoFile))
 
 
-def check_room(repo: str, revision: str, files: Sequence[str]) -> None:
-    """Raises Unsupported if the disk cannot take those of the files that are not in the cache yet."""
+def check_disk_space(repo: str, revision: str, files: Sequence[str]) -> None:
+    """Raise Unsupported if there is not enough disk space for the files that are not cached yet."""
     from huggingface_hub import constants, snapshot_download
 
     with _explained(repo, revision), _bars(False):
@@ -78,14 +78,14 @@ def check_room(repo: str, revision: str, files: Sequence[str]) -> None:
         free = shutil.disk_usage(next(path for path in (cache, *cache.parents) if path.exists())).free
     if needed > free:
         raise Unsupported(
-            f"{repo} needs {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free where it goes; free some, or set "
+            f"{repo} needs {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free in {cache}; free disk space, or set "
             "HF_HOME to a folder on a larger disk"
         )
 
 
 @contextlib.contextmanager
 def _bars(shown: bool) -> Iterator[None]:
-    """Without bars unless wanted: the client draws some of its own into files and pipes too."""
+    """Hide the client's progress bars unless wanted: it also prints them to files and pipes."""
     from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,
         disable_progress_bars,
@@ -104,25 +104,25 @@ def _bars(shown: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(repo: str, revision: str | None) -> Iterator[None]:
-    """The client's many ways to fail, each as one of ours; its own log is silent meanwhile."""
+    """Turn the client's failures into vivace's errors, and silence its log meanwhile."""
     log = logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
         yield
     except _failures() as error:
-        raise _explanation(repo, revision, error) from error
+        raise _translated(repo, revision, error) from error
     finally:
         log.setLevel(level)
 
 
-def _explanation(repo: str, revision: str | None, error: BaseException) -> VivaceError:
+def _translated(repo: str, revision: str | None, error: BaseException) -> VivaceError:
     from huggingface_hub import constants, errors
 
     hub = constants.ENDPOINT
     if isinstance(error, errors.LocalEntryNotFoundError | errors.DryRunError) and error.__cause__:
-        # The client looked into its cache after the network had failed; the cause says how.
-        return _explanation(repo, revision, error.__cause__)
+        # The client fell back to its cache after the network had failed; the cause is the real error.
+        return _translated(repo, revision, error.__cause__)
     if isinstance(error, errors.HFValidationError):
         return UnknownModel(f"no repository '{repo}': {error}")
     if isinstance(error, errors.GatedRepoError):
@@ -131,45 +131,46 @@ def _explanation(repo: str, revision: str | None, error: BaseException) -> Vivac
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return Unsupported(
-            f"no folder '{repo}' here, and no repository of that name on {hub}; check the spelling, or log in with "
+            f"there is no folder '{repo}', and no repository of that name on {hub}; check the spelling, or log in with "
             "`hf auth login` or HF_TOKEN if it is private"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return Unsupported(
-            f"{repo} has no revision '{revision}'; give a branch, tag or commit of it, or none for the main one"
+            f"{repo} has no revision '{revision}'; give one of its branches, tags or commits, or none for the main "
+            "branch"
         )
     if isinstance(error, OSError) and error.errno in _DISK:
         return Unsupported(
-            f"{repo} cannot be stored: {error.filename or constants.HF_HUB_CACHE}: {error.strerror}; make room, or "
-            "set HF_HOME to another folder"
+            f"{repo} cannot be stored: {error.filename or constants.HF_HUB_CACHE}: {error.strerror}; free disk space, "
+            "or set HF_HOME to another folder"
         )
     return Unsupported(_unreachable(repo, hub, error))
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Refusals, a broken connection, a full disk, an answer that is not the hub's."""
+    """Return the exceptions for refusals, broken connections, full disks and invalid answers."""
     from huggingface_hub import errors
 
-    # The base of errors of whichever HTTP library this version of the client uses.
+    # The base class of errors of the HTTP library that this version of the client uses.
     transport: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
-    not_understood = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
-    return (transport, OSError, RuntimeError, *not_understood)
+    invalid_answer = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
+    return (transport, OSError, RuntimeError, *invalid_answer)
 
 
 def _unreachable(repo: str, hub: str, error: BaseException) -> str:
     from huggingface_hub import errors
 
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return f"{repo} is not in this machine's cache, and HF_HUB_OFFLINE forbids the network; unset it"
+        return f"{repo} is not in the local cache, and HF_HUB_OFFLINE forbids the network; unset it"
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
         if status == 401:
-            return f"{hub} does not accept your token; renew it with `hf auth login`, or correct HF_TOKEN"
+            return f"{hub} rejects your token; renew it with `hf auth login`, or correct HF_TOKEN"
         if status == 403:
-            return f"{hub} forbids access to {repo}; give your token the right to read it"
+            return f"{hub} forbids access to {repo}; give your token read access to it"
         return f"{hub} answered {status} when asked for {repo}; try again later"
     said = str(error).strip().splitlines()
     return (
-        f"{repo} could not be fetched from {hub} ({said[0] if said else type(error).__name__}); check the network and "
-        "try again"
+        f"{repo} could not be downloaded from {hub} ({said[0] if said else type(error).__name__}); check the network "
+        "and try again"
     )

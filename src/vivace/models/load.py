@@ -1,5 +1,4 @@
-"""Load a pipeline from files on this machine (safetensors only, never code from models), or build it from an
-architecture."""
+"""Load a pipeline from local files (safetensors only, never code from models), or build it from an architecture."""
 
 from __future__ import annotations
 
@@ -23,25 +22,25 @@ from vivace.models.quiet import quiet
 from vivace.models.remote import fetch_part
 from vivace.models.repository import INDEX, components_of
 
-# Read by diffusers when it is imported; closes custom-pipeline loading before every branch.
+# diffusers reads this when it is imported; it disables the loading of custom pipelines everywhere.
 os.environ.setdefault("DIFFUSERS_DISABLE_REMOTE_CODE", "1")
 
 _UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError)
 
 
-def load_pipeline(found: Found, device: str, *, wait: bool = False) -> Any:
-    """The diffusers pipeline as published, on `device` ("cpu" or "cuda"), in evaluation mode.
+def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False) -> Any:
+    """Load the diffusers pipeline as published, on `device` ("cpu" or "cuda"), in evaluation mode.
 
-    CPUs run fp32, whatever the weights are stored in; a GPU runs the catalogue's precision, or, for other models, the
-    one that the weights are stored in.
+    CPUs run fp32, whatever the weights are stored in. A GPU runs the catalogue's precision or, for other models, the
+    precision of the stored weights.
 
     Args:
-        wait: leave it in the host's memory, in the device's precision, for techniques that bring it to the device piece
-            by piece. Random weights are always made on the device.
+        keep_on_host: leave the pipeline in host memory, in the device's precision, for techniques that onload it
+            themselves. Random weights are always created on the device.
 
     Raises:
         UnusableModel: the files cannot be read as a pipeline.
-        Unsupported: what is missing of it cannot be fetched; random weights do not fit a CPU's memory.
+        Unsupported: missing files cannot be downloaded; random weights do not fit in the CPU's memory.
     """
     import torch
 
@@ -60,8 +59,8 @@ def load_pipeline(found: Found, device: str, *, wait: bool = False) -> Any:
             _convert(component, dtype)
             component.eval().requires_grad_(False)
     if getattr(pipe, "watermark", None) is not None:
-        pipe.watermark = None  # SDXL's draws one wherever that library happens to be installed
-    if not wait:
+        pipe.watermark = None  # SDXL adds a watermark if the watermarking library happens to be installed
+    if not keep_on_host:
         pipe.to(device)
     if found.lora is not None:
         with quiet(), _explained(found):
@@ -71,10 +70,10 @@ def load_pipeline(found: Found, device: str, *, wait: bool = False) -> Any:
 
 
 def load_tiny_vae(source: Path | Part | Component) -> Any:
-    """An AutoencoderTiny from a folder, from the hub, or with random weights; fp32, on the CPU.
+    """Load an AutoencoderTiny from a folder, from the hub, or with random weights; fp32, on the CPU.
 
     Raises:
-        Unsupported: it is not on this machine and cannot be fetched.
+        Unsupported: it is not cached and cannot be downloaded.
     """
     import torch
 
@@ -94,16 +93,16 @@ def load_tiny_vae(source: Path | Part | Component) -> Any:
 
 
 def _built(name: str, architecture: Architecture, device: str, dtype: Any) -> Any:
-    """With random weights, where it will run and as it will run: nothing is converted or moved afterwards."""
+    """Build a pipeline with random weights on its final device and in its final dtype."""
     from vivace.models.synthetic import build
 
     if device == "cpu":
-        _check_room(name, architecture, dtype)
+        _check_memory(name, architecture, dtype)
     return build(architecture, device, dtype)
 
 
-def _check_room(name: str, architecture: Architecture, dtype: Any) -> None:
-    """A machine that swaps is lost for minutes, and a system that kills says no word."""
+def _check_memory(name: str, architecture: Architecture, dtype: Any) -> None:
+    """Raise Unsupported if memory is too small, before the machine swaps or the process is killed silently."""
     import psutil
 
     from vivace.models.synthetic import num_parameters
@@ -113,7 +112,7 @@ def _check_room(name: str, architecture: Architecture, dtype: Any) -> None:
     if wanted > free:
         raise Unsupported(
             f"{name} takes {wanted / 1e9:.1f} GB on a CPU, which runs fp32, and {free / 1e9:.1f} GB are free; run it "
-            f"on a GPU, or take a smaller model"
+            f"on a GPU, or use a smaller model"
         )
 
 
@@ -142,7 +141,7 @@ def _from_files(found: Found, dtype: Any) -> Any:
 
 
 def _load_component(found: Found, name: str, path: Path, dtype: Any) -> Any:
-    """A model from its folder or from a single file, of a class that must be one of diffusers' own."""
+    """Load a component from its folder or from a single file. Its class must be a model class of diffusers."""
     import diffusers
 
     assert found.folder is not None
@@ -154,12 +153,12 @@ def _load_component(found: Found, name: str, path: Path, dtype: Any) -> Any:
         where = found.folder / INDEX
     kind = getattr(diffusers, class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)):
-        raise ValueError(f"{where} names {class_name!r}, which is no model class of diffusers")
+        raise ValueError(f"{where} names {class_name!r}, which is not a model class of diffusers")
     model: Any = kind
     if path.is_file():
         stored: dict[str, Any] = {}
         if path.suffix == SUFFIX:
-            # Weights stay as they are stored, and each layer widens its own in each call.
+            # Weights stay quantised; each layer dequantises its own in every call.
             stored["quantization_config"] = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
         return model.from_single_file(
             str(path), config=str(found.folder), subfolder=name, dtype=dtype, local_files_only=True, **stored
@@ -179,7 +178,7 @@ def _set_scheduler(pipe: Any, scheduler: Sampler) -> None:
 
 @contextlib.contextmanager
 def _explained(found: Found) -> Iterator[None]:
-    """What the libraries raise for files that they cannot read, as one of ours; too little memory stays what it is."""
+    """Turn the libraries' errors for unreadable files into UnusableModel; out of memory stays as it is."""
     import torch
 
     try:
@@ -192,7 +191,7 @@ def _explained(found: Found) -> Iterator[None]:
 
 
 def precision(found: Found, device: str) -> str:
-    """What the model is loaded in: "fp32", "fp16" or "bf16"."""
+    """Return the precision in which the model is loaded: "fp32", "fp16" or "bf16"."""
     if device != "cuda":
         return "fp32"
     if found.entry is not None:
@@ -202,14 +201,14 @@ def precision(found: Found, device: str) -> str:
     stored = main_dtype(largest)
     if stored in ("F16", "BF16"):
         return {"F16": "fp16", "BF16": "bf16"}[stored]
-    # UNets are made to run in fp16; transformers and their T5 overflow in it.
+    # UNets run in fp16; transformers and their T5 overflow in it.
     return "bf16" if "transformer" in components_of(read_config(found.folder / INDEX)) else "fp16"
 
 
 def _convert(component: Any, dtype: Any) -> None:
-    """One precision for all: libraries disagree on what fp16 files on disk mean.
+    """Convert all parameters to one precision, since libraries disagree on what fp16 files on disk mean.
 
-    But for parts that overflow in less than fp32 by their authors' own word (T5's output projections in fp16).
+    Excepted are modules that their authors keep in fp32 because they overflow otherwise (T5's output projections).
     """
     import torch
 
@@ -224,7 +223,10 @@ def _convert(component: Any, dtype: Any) -> None:
 
 
 def tiny_vae_arguments(found: Found) -> tuple[str, ...]:
-    """What `AutoencoderTiny.from_pretrained` takes for this model's tiny VAE; empty if there is none."""
+    """Return the source text of the arguments of `AutoencoderTiny.from_pretrained` for this model's tiny VAE.
+
+    Empty if it has none.
+    """
     tiny = found.tiny_vae
     if isinstance(tiny, Path):
         return (f"WEIGHTS / {literal(tiny.name)}",)

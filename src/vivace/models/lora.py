@@ -1,7 +1,7 @@
-"""Merge a LoRA into a denoiser's weights: W + (alpha / rank) B A, so that it costs nothing at each step.
+"""Merge a LoRA into a denoiser's weights: W + (alpha / rank) B A, so that it adds no cost per step.
 
-Any layout that diffusers converts (its own, kohya's, PEFT's); the PEFT library is not needed. The sum is made in fp32
-and rounded once.
+Supports every layout that diffusers converts (its own, kohya's, PEFT's); the PEFT library is not needed. The sum is
+computed in fp32 and rounded once.
 
 Source: Hu et al., LoRA, arXiv 2106.09685.
 """
@@ -21,7 +21,7 @@ from vivace.models.remote import fetch_part
 
 
 def distillations(entry: Entry | None) -> tuple[Distillation, ...]:
-    """The LoRAs for few steps that the catalogue knows for a model."""
+    """Return the few-step LoRAs that the catalogue lists for a model."""
     return tuple(_distillation(one) for one in (entry.few_steps if entry is not None else ()))
 
 
@@ -56,13 +56,13 @@ def _distillation(known: FewSteps) -> Distillation:
 
 
 def merge(pipe: Any, path: Path, amount: float = 1.0) -> int:
-    """Merge the LoRA in `path` into the UNet or transformer of `pipe`; how many of its layers were changed.
+    """Merge the LoRA in `path` into the UNet or transformer of `pipe`; return the number of changed layers.
 
     Args:
-        amount: how much of it is added.
+        amount: factor by which the LoRA is scaled.
 
     Raises:
-        UnusableModel: the file holds something else than a LoRA of this denoiser.
+        UnusableModel: the file is not a LoRA for this denoiser.
     """
     import torch
 
@@ -71,8 +71,8 @@ def merge(pipe: Any, path: Path, amount: float = 1.0) -> int:
     layers, alphas = _read(pipe, path, name, denoiser)
     modules = dict(denoiser.named_modules())
     if not layers or any(len(pair) != 2 for pair in layers.values()) or not layers.keys() <= modules.keys():
-        strange = next((layer for layer in layers if layer not in modules), "no layer")
-        raise UnusableModel(f"{path} is no LoRA of this {name} ({strange}); copy or download it again")
+        unknown = next((layer for layer in layers if layer not in modules), "no layer")
+        raise UnusableModel(f"{path} is not a LoRA for this {name} ({unknown}); copy or download it again")
     with torch.no_grad():
         for layer, pair in layers.items():
             weight = modules[layer].weight
@@ -87,16 +87,16 @@ def merge(pipe: Any, path: Path, amount: float = 1.0) -> int:
 def _read(
     pipe: Any, path: Path, name: str, denoiser: Any
 ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-    """The pairs of matrices, and alphas where they are not the rank, by the names of the denoiser's modules."""
+    """Return the pairs of matrices, and alphas that differ from the rank, by the denoiser's module names."""
     from diffusers.utils import convert_unet_state_dict_to_peft
     from safetensors.torch import load_file
 
     found = type(pipe).lora_state_dict(load_file(path), unet_config=denoiser.config)
     state, alphas = found if isinstance(found, tuple) else (found, None)
-    strange = next((key for key in state if not key.startswith(f"{name}.")), None)
-    if strange is not None:
-        raise UnusableModel(f"{path} changes more than the {name} ({strange}), which vivace does not merge")
-    # Alphas are named for their layer, or for one of its matrices; then they are renamed like it.
+    foreign = next((key for key in state if not key.startswith(f"{name}.")), None)
+    if foreign is not None:
+        raise UnusableModel(f"{path} changes more than the {name} ({foreign}), which vivace does not merge")
+    # Alphas are named after their layer, or after one of its matrices, and are then renamed in the same way.
     scales = {key.removesuffix(".alpha"): float(alpha) for key, alpha in (alphas or {}).items()}
     layers: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in convert_unet_state_dict_to_peft(state).items():

@@ -1,6 +1,6 @@
-"""Pipelines of diffusers that draw from text alone, and what they draw with unless told: from their own configuration.
+"""Text-to-image pipelines of diffusers and their default settings, from their own configuration.
 
-Read without torch and without diffusers, which take seconds to import.
+Read without torch and diffusers, which take seconds to import.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Steps and guidance of each class's own __call__; a test compares them with the installed diffusers. None: it has no
-# such argument, or no number as its default.
+# Default steps and guidance of each class's __call__; a test compares them with the installed diffusers. None: the
+# class has no such argument, or its default is not a number.
 TEXT_TO_IMAGE: dict[str, tuple[int, float | None]] = {
     "AmusedPipeline": (12, 10.0),
     "AuraFlowPipeline": (50, 3.5),
@@ -65,15 +65,15 @@ TEXT_TO_IMAGE: dict[str, tuple[int, float | None]] = {
     "ZImagePipeline": (50, 5.0),
 }
 _FLUX_SEQUENCE_LENGTH = 512  # FluxPipeline's own max_sequence_length
-_NATIVE_CELLS = 128  # latent cells a side of transformers that state no size
+_NATIVE_CELLS = 128  # latent cells per side of transformers without a configured size
 # Trained at another size than their configuration says.
 _SIDES = {"AuraFlowPipeline": 1024, "StableCascadeCombinedPipeline": 1024, "WuerstchenCombinedPipeline": 512}
 
 
 def defaults_of(folder: Path, class_name: str) -> dict[str, Any]:
-    """height, width, num_inference_steps and guidance_scale of a pipeline in a folder.
+    """Return the default height, width, num_inference_steps and guidance_scale of a pipeline in a folder.
 
-    Its native size is its configuration's; steps and guidance are its class's own.
+    The size comes from its configuration; steps and guidance are the defaults of its class.
     """
     steps, guidance = TEXT_TO_IMAGE[class_name]
     side = _SIDES.get(class_name) or _side(folder)
@@ -81,12 +81,12 @@ def defaults_of(folder: Path, class_name: str) -> dict[str, Any]:
         "height": side,
         "width": side,
         "num_inference_steps": steps,
-        "guidance_scale": 1.0 if guidance is None else guidance,  # 1 is none
+        "guidance_scale": 1.0 if guidance is None else guidance,  # 1 is no guidance
     }
 
 
 def call_of(folder: Path, class_name: str) -> dict[str, Any]:
-    """A FluxPipeline pads prompts to 512 tokens; its T5's tokenizer says if fewer are meant."""
+    """Return extra call arguments: a FluxPipeline pads to 512 tokens, unless its T5 tokenizer asks for fewer."""
     if class_name != "FluxPipeline":
         return {}
     length = read_config(folder / "tokenizer_2" / "tokenizer_config.json").get("model_max_length")
@@ -103,13 +103,14 @@ def _side(folder: Path) -> int:
     cells, pixels = denoiser.get("sample_size"), vae.get("sample_size")
     levels = vae.get("block_out_channels") or vae.get("encoder_block_out_channels")
     factor = 2 ** (len(levels) - 1) if isinstance(levels, list) and levels else 8
-    # Transformers of the FLUX kind state no size, and their pipelines draw 128 cells a side; the VAE knows better.
+    # FLUX-like transformers have no configured size, and their pipelines default to 128 cells per side; the VAE's
+    # size is better.
     unstated = pixels if isinstance(pixels, int) else _NATIVE_CELLS * factor
     return cells * factor if isinstance(cells, int) else unstated
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty if there is none that can be read."""
+    """Read a JSON object from a file; empty if that is not possible."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,11 +1,11 @@
-"""Prompt sets: thirteen prompts each, drawn at three seeds, for figures of quality that mean something."""
+"""Prompt sets for meaningful quality figures: thirteen prompts each, at three seeds."""
 
 from __future__ import annotations
 
 NUM_SEEDS = 3
 
 PROMPT_SETS: dict[str, tuple[str, ...]] = {
-    # Every colour, shape, relation and kind of background of the embedded models, each attribute more than once.
+    # Covers every colour, shape, relation and background of the embedded models, each attribute more than once.
     "tinyworld": (
         "a red circle above a blue square",
         "a large green triangle on a white background",
@@ -21,8 +21,8 @@ PROMPT_SETS: dict[str, tuple[str, ...]] = {
         "a small purple triangle in the bottom right",
         "a green circle right of a yellow square on a gray background",
     ),
-    # What people ask of real models, and what gives a broken recipe away: faces, hands, words, counts, fine texture,
-    # smooth gradients, darkness, glass, many small things, a drawing, a scene with relations.
+    # Typical prompts that reveal broken recipes: faces, hands, text, counts, fine texture, smooth gradients, darkness,
+    # glass, many small objects, a drawing, a scene with relations.
     "real": (
         "a portrait of an old fisherman, wrinkled face, soft window light, 85 mm photograph",
         "two hands kneading bread dough on a floured wooden table, close-up photograph",

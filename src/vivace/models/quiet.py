@@ -1,4 +1,4 @@
-"""Libraries that keep to themselves what they would say while models are made."""
+"""Silence the libraries' logs and progress bars while models are loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Loading bars belong to vivace's own progress, and offline CPUs need no advice about GPUs."""
+    """Hide loading bars, which would disturb vivace's progress display, and warnings about missing GPUs."""
     import logging
 
     from diffusers.utils import logging as diffusers_logging

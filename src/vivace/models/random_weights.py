@@ -1,16 +1,16 @@
-"""Random weights with which activations stay in a trained model's range, however deep the network.
+"""Random weights that keep activations in the range of a trained model, at any depth.
 
-Every weight is drawn from N(0, gain^2 / fan_in), so that an input of unit second moment gives an output of gain^2. The
-tables below say where the gain is not 1. Three thoughts are behind them:
+Every weight is sampled from N(0, gain^2 / fan_in), so that an input of unit second moment gives an output of gain^2.
+The tables below list where the gain is not 1, for three reasons:
 
-- After an activation function the second moment is no longer 1 (SiLU: 0.356); the next layer makes up for it.
+- After an activation function the second moment is no longer 1 (SiLU: 0.356); the next layer compensates.
 - A residual stream gains the variance of each of its n branches. The last layer of every branch is scaled by
-  1 / sqrt(n), so the stream leaves with about twice the variance it came with: 57 blocks deep as well as 2.
-- A UNet's output is its input's noise, plus a little that depends on text and time. That is what the best denoiser of
-  Gaussian pictures does, and without it the latents would end 15 times too large for any VAE.
+  1 / sqrt(n), so that the stream's variance about doubles over the network, whether it has 2 blocks or 57.
+- A UNet's output is its input's noise, plus a small part that depends on text and time. The optimal denoiser of
+  Gaussian images does the same; otherwise the final latents would be 15 times too large for any VAE.
 
-Biases are small, norms' weights near 1, and neither exactly: a kernel that forgets them shall show. Moments are those
-of N(0, 1); attention's output is smaller than its inputs, since it averages over many tokens.
+Biases are close to 0 and norm weights close to 1, but not exactly, so that a kernel that ignores them is detected.
+Moments are those of N(0, 1); attention outputs are smaller than their inputs, since they average over many tokens.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from typing import Any
 
 _BIAS = 0.02
 _NORM_SPREAD = 0.1
-# What makes up for an activation function: 1 / sqrt of the second moment of f(z), z ~ N(0, 1).
+# Gains that compensate for an activation function: 1 / sqrt of the second moment of f(z), z ~ N(0, 1).
 _SILU, _GELU, _RELU = 0.3558**-0.5, 0.4252**-0.5, 0.5**-0.5
 _SINUSOID = 0.5**-0.5
-"""A timestep's embedding is sines and cosines: second moment 1/2."""
+"""A timestep embedding consists of sines and cosines: second moment 1/2."""
 _MODULATION = 0.5
-"""Standard deviation of adaLN's shift, scale and gate: a trained FLUX's are of that order."""
+"""Standard deviation of adaLN's shift, scale and gate; those of a trained FLUX are of that order."""
 _MODULATED = (1 + _MODULATION**2) + _MODULATION**2
 """Second moment of norm(x) * (1 + scale) + shift."""
 _SIGMA_MAX = 14.6
 """Noise at the first step of Stable Diffusion's schedule, in standard deviations of its latents."""
 _CARRIED = 1 - 1 / _SIGMA_MAX
-"""How much of the noise a UNet returns: taking this away sigma_max times leaves latents of unit variance."""
+"""Share of the noise that a UNet returns: subtracted sigma_max times, it leaves latents of unit variance."""
 _OWN_OUTPUT = 0.1
-"""The rest of a UNet's output, which a single step from sigma_max multiplies by as much."""
+"""Scale of the remaining output of a UNet, which a single step from sigma_max multiplies by sigma_max."""
 
 Rules = list[tuple[str, float]]
 
 
 def fill(module: Any, generator: Any) -> None:
-    """Fill every parameter of a component in place, in the order of their names' appearance.
+    """Fill every parameter of a component in place, in the order of `named_parameters`.
 
     Args:
-        module: UNet2DConditionModel, FluxTransformer2DModel, AutoencoderKL, AutoencoderTiny, CLIPTextModel (with
-            projection or not) or T5EncoderModel.
+        module: UNet2DConditionModel, FluxTransformer2DModel, AutoencoderKL, AutoencoderTiny, CLIPTextModel (with or
+            without projection) or T5EncoderModel.
         generator: a torch.Generator on the module's device.
     """
     kind = type(module).__name__
@@ -79,7 +79,7 @@ def _unet(unet: Any) -> Rules:
         (r"time_emb_proj", _SILU),
         (r"conv1\.", _SILU),
         (r"conv2\.", _SILU / math.sqrt(branches)),
-        # The inner stream arrives with twice its variance.
+        # The variance of the inner stream has doubled here.
         (r"attentions\.\d+\.proj_out", math.sqrt(0.5 / branches)),
         (r"to_out\.0", 1 / math.sqrt(inner)),
         (r"ff\.net\.2", _GELU / math.sqrt(inner)),
@@ -88,15 +88,15 @@ def _unet(unet: Any) -> Rules:
 
 
 def _carry_noise_through(unet: Any) -> None:
-    """Let +x and -x of each latent channel pass from the first convolution to the last.
+    """Pass +x and -x of each latent channel from the first convolution to the last.
 
-    The way is the outermost skip connection, which the last ResNet block mixes in and the last normalisation scales
-    to unit variance. There silu(x) - silu(-x) = x undoes the activation function.
+    They take the outermost skip connection, which the last ResNet block adds and the last normalisation scales to unit
+    variance. There silu(x) - silu(-x) = x undoes the activation function.
     """
     channels = unet.config.in_channels
     carried = 2 * channels
     last = unet.up_blocks[-1].resnets[-1]
-    # What comes over the skip connection stands behind what comes from below.
+    # The channels of the skip connection come after those of the block below.
     skip = last.conv_shortcut.weight.shape[1] - unet.conv_in.weight.shape[0]
     silenced = [unet.conv_in, last.conv2, last.conv_shortcut]
     silenced += [block.proj_out for block in list(getattr(unet.up_blocks[-1], "attentions", []))[-1:]]
@@ -125,7 +125,7 @@ def _flux(transformer: Any) -> Rules:
         (r"norm(1|1_context|_out)?\.linear", _MODULATION * _SILU),
         (r"ff(_context)?\.net\.2", _GELU * last),
         (r"to_out\.0|to_add_out", last),
-        # Four fifths of its input come from the MLP; the rest is attention, far smaller.
+        # Four fifths of its input come from the MLP; the attention part is far smaller.
         (r"single_transformer_blocks\.\d+\.proj_out", math.sqrt(5 / 4) * _GELU * last),
         (r"to_[qkv]\.|add_[qkv]_proj|ff(_context)?\.net\.0|proj_mlp|^proj_out", _MODULATED**-0.5),
     ]
@@ -148,7 +148,7 @@ def _vae(vae: Any) -> Rules:
             for part in ("encoder", "decoder")
         ),
         (r"encoder\.conv_out", _SILU),
-        (r"decoder\.conv_out", 0.5 * _SILU),  # a picture lies between -1 and 1
+        (r"decoder\.conv_out", 0.5 * _SILU),  # images are in -1 .. 1
     ]
 
 
@@ -156,9 +156,9 @@ def _tiny_vae(vae: Any) -> Rules:
     branches = max(_count(part, "AutoencoderTinyBlock") for part in (vae.encoder, vae.decoder))
     last = len(vae.decoder.layers) - 1
     return [
-        # No norms here: ReLU halves what a gain of sqrt(2) has doubled, except at the end of a branch.
+        # No norms: ReLU halves the second moment that a gain of sqrt(2) doubles, except at the end of a branch.
         (r"conv\.4\.", 1 / math.sqrt(branches)),
-        (rf"decoder\.layers\.{last}\.", 0.2),  # a picture lies between 0 and 1
+        (rf"decoder\.layers\.{last}\.", 0.2),  # images are in 0 .. 1
         (r"", _RELU),
     ]
 

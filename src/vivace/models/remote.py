@@ -1,7 +1,7 @@
-"""A pipeline on the Hugging Face hub: what of it lies in this machine's cache, what is still to be fetched.
+"""A pipeline on the Hugging Face hub: which of its files are cached, and which must be downloaded.
 
-The cache comes first; with everything in it, the network is never asked. Small files (configuration, tokenizers) are
-fetched at once, since they say what the model is; weights are gigabytes and wait until somebody wants to draw.
+The cache comes first; if everything is cached, the network is not used. Small files (configuration, tokenizers) are
+downloaded at once, since they identify the model. Weights are downloaded only when images are to be generated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LORA = "lora"  # no component has this name
 
 @dataclass(frozen=True)
 class Download:
-    """Files of a repository, by a commit or tag, that are not all in the cache."""
+    """Files of a repository at a commit or tag, not all of which are cached."""
 
     repo: str
     revision: str
@@ -29,12 +29,12 @@ class Download:
 
 @dataclass(frozen=True)
 class Located:
-    """A pipeline in the hub's cache, perhaps without all its weights.
+    """A pipeline in the hub's cache, possibly without all its weights.
 
-    folder: holds model_index.json and the other small files, and the weights that are there.
-    parts: components that other repositories give, as far as they are there.
-    weights: the safetensors files to load, whether they are there or not.
-    revision: the commits that it is made of, 12 digits of each.
+    folder: holds model_index.json, the other small files, and the cached weights.
+    parts: cached components from other repositories.
+    weights: the safetensors files to load, cached or not.
+    revision: the first 12 digits of the commit of each repository.
     """
 
     folder: Path
@@ -52,39 +52,39 @@ def locate(
     """Find a pipeline in the cache, or on the hub.
 
     Args:
-        download: fetch small files that are missing; False looks at the cache alone.
+        download: download missing small files; False uses only the cache.
         elsewhere: components that are taken from somewhere else.
         config_only: leave all weights out.
 
     Raises:
-        UnusableModel: it is no text-to-image pipeline, has no safetensors, or brings code.
-        Unsupported: it cannot be had here and now: no such repository, no network, no permission, no room.
+        UnusableModel: it is not a text-to-image pipeline, has no safetensors, or contains code.
+        Unsupported: it cannot be downloaded: no such repository, no network, no permission, no disk space.
     """
-    called = origin.repo if origin.revision is None else f"{origin.repo}@{origin.revision}"
-    folder = _with_index(origin, called, download)
-    index = read_index(folder, called)
+    label = origin.repo if origin.revision is None else f"{origin.repo}@{origin.revision}"
+    folder = _with_index(origin, label, download)
+    index = read_index(folder, label)
 
     def chosen_of(names: Iterable[str]) -> Chosen:
         return choose(
             index,
             names,
-            called,
+            label,
             variants=origin.variants,
             without=origin.without,
             elsewhere={*origin.parts, *elsewhere},
         )
 
     chosen = chosen_of(hub.names(origin.repo, folder, download=False))
-    if chosen.lacks is not None and download:
-        # Perhaps only here: what lies in the cache may be a part of what there is.
+    if chosen.missing is not None and download:
+        # The cache may hold only some of the repository's files.
         chosen = chosen_of(hub.names(origin.repo, folder))
-    if chosen.lacks is not None:
-        raise UnusableModel(chosen.lacks)
+    if chosen.missing is not None:
+        raise UnusableModel(chosen.missing)
     if not _all_there(folder, chosen.small):
         if not download:
-            raise _not_cached(called)
+            raise _not_cached(label)
         hub.fetch(origin.repo, folder.name, chosen.small)
-    check_no_code(folder, chosen.small, called)
+    check_no_code(folder, chosen.small, label)
     wanted = () if config_only else chosen.weights
     others = {} if config_only else {k: part for k, part in _others(origin).items() if k not in elsewhere}
     there = {name: path for name, part in others.items() if (path := cached_part(part)) is not None}
@@ -105,7 +105,7 @@ def locate(
 
 
 def cached_part(part: Part) -> Path | None:
-    """Its folder in the cache, or its one file; None if not all of it is there."""
+    """Return its folder in the cache, or its single file; None if it is not completely cached."""
     folder = hub.cached(part.repo, part.revision, part.files)
     if folder is None or not _all_there(folder, part.files):
         return None
@@ -113,7 +113,7 @@ def cached_part(part: Part) -> Path | None:
 
 
 def fetch_part(part: Part) -> Path:
-    """`cached_part`, fetched if need be.
+    """Return `cached_part`, downloaded if necessary.
 
     Raises:
         Unsupported: see `vivace.models.hub.fetch`.
@@ -123,25 +123,25 @@ def fetch_part(part: Part) -> Path:
         fetch([Download(part.repo, part.revision, part.files)])
         found = cached_part(part)
     if found is None:
-        raise Unsupported(f"{part.repo} has no {', no '.join(part.files)} at {part.revision}; update vivace")
+        raise Unsupported(f"{part.repo} has no {' or '.join(part.files)} at {part.revision}; update vivace")
     return found
 
 
 def fetch(downloads: Iterable[Download]) -> None:
-    """Fetch files into the hub's cache, with bars if there is a terminal.
+    """Download files into the hub's cache, with progress bars if there is a terminal.
 
-    Whatever was fetched whole before an interruption is kept.
+    After an interruption, complete files are kept.
 
     Raises:
-        Unsupported: no network, no permission, no room.
+        Unsupported: no network, no permission, no disk space.
     """
     for wanted in downloads:
-        hub.check_room(wanted.repo, wanted.revision, wanted.files)
+        hub.check_disk_space(wanted.repo, wanted.revision, wanted.files)
         hub.fetch(wanted.repo, wanted.revision, wanted.files, bars=True)
 
 
 def _others(origin: Hub) -> dict[str, Part]:
-    """What other repositories give, by component."""
+    """Return the parts that come from other repositories, by component."""
     return origin.parts | ({_LORA: origin.lora} if origin.lora is not None else {})
 
 
@@ -151,31 +151,31 @@ def _weights_of(path: Path, part: Part) -> list[Path]:
     return [path / name for name in part.files if name.endswith(".safetensors")]
 
 
-def _with_index(origin: Hub, called: str, download: bool) -> Path:
+def _with_index(origin: Hub, label: str, download: bool) -> Path:
     folder = hub.cached(origin.repo, origin.revision, [INDEX])
     if folder is not None and (folder / INDEX).is_file():
         return folder
     if not download:
-        raise _not_cached(called)
+        raise _not_cached(label)
     folder = hub.fetch(origin.repo, origin.revision, [INDEX])
     if not (folder / INDEX).is_file():
-        raise UnusableModel(_no_index(called, hub.names(origin.repo, folder)))
+        raise UnusableModel(_no_index(label, hub.names(origin.repo, folder)))
     return folder
 
 
-def _no_index(called: str, names: Iterable[str]) -> str:
+def _no_index(label: str, names: Iterable[str]) -> str:
     single = sorted(name for name in names if "/" not in name and name.endswith(".safetensors"))
     if single:
         return (
-            f"{called} has no {INDEX}: it is no pipeline in diffusers' format. It has single files: fetch one "
-            f"(`hf download {called.partition('@')[0]} {single[0]}`), and give its path"
+            f"{label} has no {INDEX}, so it is not a pipeline in diffusers' format. It has single files: download one "
+            f"(`hf download {label.partition('@')[0]} {single[0]}`), and give its path"
         )
-    return f"{called} has no {INDEX}: it is no pipeline in diffusers' format; give one that is"
+    return f"{label} has no {INDEX}, so it is not a pipeline in diffusers' format; give one that is"
 
 
-def _not_cached(called: str) -> Unsupported:
+def _not_cached(label: str) -> Unsupported:
     return Unsupported(
-        f"{called} is not in this machine's cache of the hub; fetch it while there is a network"
+        f"{label} is not in the local cache of the Hugging Face hub; download it while there is a network"
     )
 
 

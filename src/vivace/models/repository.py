@@ -1,6 +1,6 @@
-"""Which files of a repository or folder in diffusers' format make its pipeline; what is refused, and why.
+"""Choose the files of a pipeline from a repository or folder in diffusers' format, or say why it is refused.
 
-One set of weights is taken: safetensors only, of one variant, no other framework's. Code is never taken.
+One set of weights is chosen: safetensors only, of one variant. Weights of other frameworks and code are never used.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ _WEIGHTS = re.compile(
     r"(?:diffusion_pytorch_)?model(?:\.(\w+))?(?:-(\d{5})-of-(\d{5}))?(?:\.(\w+))?\.safetensors"
 )
 _SHARDS = re.compile(r"(?:diffusion_pytorch_)?model\.safetensors\.index(?:\.(\w+))?\.json")
-_PRECISIONS = {"fp16", "bf16", "fp32"}  # variants that are the same weights, rounded
+_PRECISIONS = {"fp16", "bf16", "fp32"}  # variants that hold the same weights in another precision
 _SMALL = {".json", ".txt", ".model", ".jinja", ".bpe"}
 _PICKLES = {".bin", ".ckpt", ".pt", ".pth", ".pkl"}
-# Components of these kinds are configuration alone.
+# Components of these kinds have no weights.
 _NO_WEIGHTS = ("Tokenizer", "TokenizerFast", "Scheduler", "Processor", "ProcessorFast", "FeatureExtractor")
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Files of a pipeline by their names in its repository: configuration and tokenizers, and weights.
+    """File names of a pipeline in its repository: small files (configuration, tokenizers) and weights.
 
-    `variant` is the one to ask diffusers for; None if every component has plain weights. `lacks` says in words which
-    weights are missing, if any are.
+    `variant` is the one to pass to diffusers; None for weights without a variant. `missing` is a message if weights are
+    missing.
     """
 
     small: tuple[str, ...]
     weights: tuple[str, ...]
     variant: str | None
-    lacks: str | None = None
+    missing: str | None = None
 
 
-def read_index(folder: Path, called: str) -> dict[str, Any]:
-    """model_index.json, checked.
+def read_index(folder: Path, label: str) -> dict[str, Any]:
+    """Read and check model_index.json.
 
     Args:
-        folder: where it lies.
-        called: what the user knows the model by.
+        folder: the pipeline's folder.
+        label: the model's name for error messages.
 
     Raises:
-        UnusableModel: it is none, or names a pipeline that does not draw from text, or code of its own.
+        UnusableModel: it is invalid, not for a text-to-image pipeline, or refers to code in the repository.
     """
     path = folder / INDEX
     try:
@@ -61,19 +61,17 @@ def read_index(folder: Path, called: str) -> dict[str, Any]:
         raise UnusableModel(f"{path} is not a diffusers pipeline's index: {error}") from None
     if not isinstance(class_name, str):
         # A list names a Python file to import from the folder.
-        raise UnusableModel(
-            f"{called} asks for code of its own ({class_name}); vivace runs no code from models"
-        )
+        raise UnusableModel(f"{label} needs its own code ({class_name}); vivace runs no code from models")
     if class_name not in TEXT_TO_IMAGE:
         raise UnusableModel(
-            f"{called} is a {class_name}, which does not draw pictures from text alone in this version of diffusers; "
-            "give a text-to-image pipeline"
+            f"{label} is a {class_name}, which is not a text-to-image pipeline in this version of diffusers; give one "
+            "that is"
         )
     return dict(content)
 
 
 def components_of(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Library and class of every component that a pipeline has, by its name."""
+    """Return the library and class of every component of a pipeline, by its name."""
     return {
         name: (str(value[0]), str(value[1]))
         for name, value in index.items()
@@ -84,25 +82,25 @@ def components_of(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 def choose(
     index: Mapping[str, Any],
     names: Iterable[str],
-    called: str,
+    label: str,
     *,
     variants: Iterable[str] | None = (),
     without: Collection[str] = (),
     elsewhere: Collection[str] = (),
 ) -> Chosen:
-    """The files to take.
+    """Choose the files to use.
 
     Args:
         index: a checked model_index.json.
-        names: of all files that there are.
-        called: what the user knows the model by.
-        variants: the first of these that any component has is taken, plain weights where a component lacks it. None:
-            half precision, bf16 first for a transformer, fp16 for a UNet.
-        without: components that are not wanted.
+        names: names of all available files.
+        label: the model's name for error messages.
+        variants: the first of these that any component has is used; components without it use weights without a
+            variant. None: half precision, bf16 first for a transformer, fp16 first for a UNet.
+        without: components to leave out.
         elsewhere: components whose weights come from somewhere else.
 
     Raises:
-        UnusableModel: a component brings code.
+        UnusableModel: a component needs its own code.
     """
     below: dict[str, list[str]] = {}
     for name in names:
@@ -112,7 +110,7 @@ def choose(
     for name, (library, _) in wanted.items():
         if f"{library}.py" in below.get(name, []) or f"{library}.py" in below.get(".", []):
             raise UnusableModel(
-                f"{called} asks for code of its own ({library}.py for its {name}); vivace runs no code from models"
+                f"{label} needs its own code ({library}.py for its {name}); vivace runs no code from models"
             )
     models = [
         name for name, (_, kind) in wanted.items() if name not in elsewhere and not kind.endswith(_NO_WEIGHTS)
@@ -122,12 +120,12 @@ def choose(
         variants = ("bf16", "fp16") if "transformer" in wanted else ("fp16", "bf16")
     variant = next((v for v in variants if any(v in sets for sets in has.values())), None)
     if variant is None:
-        # A folder into which only one was copied.
+        # A folder with only one precision.
         only = {v for sets in has.values() if None not in sets for v in sets if v in _PRECISIONS}
         variant = only.pop() if len(only) == 1 else None
     small = [INDEX]
     weights: list[str] = []
-    lacks = None
+    missing = None
     for name in wanted:
         files = sorted(below.get(name, []))
         taken = variant if variant in has.get(name, {}) else None
@@ -135,12 +133,12 @@ def choose(
         if name in has:
             weights += [f"{name}/{file}" for file in has[name].get(taken, ())]
             if taken not in has[name]:
-                lacks = lacks or _no_weights(called, name, files, has[name])
-    return Chosen(tuple(small), tuple(weights), variant, lacks)
+                missing = missing or _no_weights(label, name, files, has[name])
+    return Chosen(tuple(small), tuple(weights), variant, missing)
 
 
-def check_no_code(folder: Path, small: Iterable[str], called: str) -> None:
-    """Raises UnusableModel for a configuration that names classes in files of the model (`auto_map`)."""
+def check_no_code(folder: Path, small: Iterable[str], label: str) -> None:
+    """Raise UnusableModel for a configuration that refers to code in the repository (`auto_map`)."""
     for name in small:
         if PurePosixPath(name).name not in ("config.json", "tokenizer_config.json"):
             continue
@@ -152,12 +150,12 @@ def check_no_code(folder: Path, small: Iterable[str], called: str) -> None:
             ) from None
         if isinstance(content, dict) and content.get("auto_map"):
             raise UnusableModel(
-                f"{called} asks for code of its own (auto_map in {name}); vivace runs no code from models"
+                f"{label} needs its own code (auto_map in {name}); vivace runs no code from models"
             )
 
 
 def _variants(files: Iterable[str]) -> dict[str | None, list[str]]:
-    """Whole sets of weights by variant; None is the plain one."""
+    """Return complete sets of weights by variant; None stands for weights without a variant."""
     found: dict[str | None, list[str]] = {}
     totals: dict[str | None, int] = {}
     for file in sorted(files):
@@ -174,16 +172,16 @@ def _is_small(file: str, variant: str | None) -> bool:
     return PurePosixPath(file).suffix in _SMALL
 
 
-def _no_weights(called: str, component: str, files: list[str], has: Collection[str | None]) -> str:
+def _no_weights(label: str, component: str, files: list[str], has: Collection[str | None]) -> str:
     pickles = [file for file in files if PurePosixPath(file).suffix in _PICKLES]
     if has:
         kinds = ", ".join(sorted(str(variant) for variant in has))
-        return f"{called} has its {component} as {kinds} alone, and other components not; vivace takes one variant"
+        return f"{label} has its {component} only as {kinds}, unlike other components; vivace uses one variant for all"
     if any(_WEIGHTS.fullmatch(file) for file in files):
-        return f"{called} lacks a part of its {component}'s weights; copy or download them again"
+        return f"{label} has only some of its {component}'s weight files; copy or download them again"
     if pickles:
         return (
-            f"{called} has no safetensors for its {component}, only {pickles[0]}; vivace loads no pickles: give a "
+            f"{label} has no safetensors for its {component}, only {pickles[0]}; vivace loads no pickles: give a "
             "revision or a model that has safetensors"
         )
-    return f"{called} has no weights for its {component}; copy or download them again"
+    return f"{label} has no weights for its {component}; copy or download them again"

@@ -1,4 +1,4 @@
-"""CLIP models that score pictures: embedded ones, local folders, and repositories of the Hugging Face hub."""
+"""CLIP models that score images: embedded ones, local folders, and Hugging Face hub repositories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vivace.models.files import fingerprint
 from vivace.models.find import WEIGHTS
 
 _WEIGHTS = "model.safetensors"
-# Without one of each row a CLIP model does not load; the second names are another age's of transformers.
+# A CLIP model needs one file of each row; the second names are those of other transformers versions.
 _NEEDED = (
     ("config.json",),
     ("preprocessor_config.json", "processor_config.json"),
@@ -24,18 +24,18 @@ _SMALL = (
     *(name for names in _NEEDED for name in names if name != _WEIGHTS),
     *("tokenizer_config.json", "special_tokens_map.json", "merges.txt"),
 )
-# All that is ever fetched: no pickles (.bin, .pt), no other framework's weights, no code.
+# The only files that are downloaded: no pickles (.bin, .pt), no weights of other frameworks, no code.
 _FILES = (*_SMALL, _WEIGHTS)
 _REPOSITORY = re.compile(r"\w+(?:[.-]\w+)*/\w+(?:[.-]\w+)*", re.ASCII)
-_REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # never "..": it names a file in the cache
+_REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
 _KNOWN_GOOD = "openai/clip-vit-large-patch14"
 
 
 @dataclass(frozen=True)
 class FoundScorer:
-    """A CLIP model that is on this machine: its name, a fingerprint of its files, and their folder.
+    """A local CLIP model: its name, a fingerprint of its files, and their folder.
 
-    `prompt_set` is the key in `vivace.models.prompts` of prompts such as this model understands.
+    `prompt_set` is the key in `vivace.models.prompts` of prompts that this model understands.
     """
 
     name: str
@@ -50,16 +50,16 @@ class FoundScorer:
 
 
 def find_scorer(name: str, *, download: bool = True) -> FoundScorer:
-    """A CLIP model by the name of an embedded one, by its folder, or by its repository on the hub.
+    """Find a CLIP model by the name of an embedded one, by its folder, or by its repository on the hub.
 
     Args:
-        name: e.g. "tiny-clip", "path/to/clip", "openai/clip-vit-large-patch14", or that with "@" and a branch, tag
-            or commit. What is cached needs no network; what is fetched is configuration, tokenizer and safetensors.
-        download: fetch what is missing; False looks at the cache alone.
+        name: e.g. "tiny-clip", "path/to/clip", "openai/clip-vit-large-patch14", or the latter with "@" and a branch,
+            tag or commit. Cached models need no network. Only configuration, tokenizer and safetensors are downloaded.
+        download: download missing files; False uses only the cache.
 
     Raises:
-        UnknownModel: there is no such scorer, or what is there is no CLIP model in safetensors.
-        Unsupported: it cannot be had here and now: no network, no permission, no room.
+        UnknownModel: there is no such scorer, or it is not a CLIP model in safetensors format.
+        Unsupported: it cannot be downloaded: no network, no permission, no disk space.
     """
     embedded = _embedded()
     if name.strip().lower() in embedded:
@@ -89,7 +89,7 @@ def _embedded() -> list[str]:
 
 
 def _found(name: str, folder: Path, prompt_set: str) -> FoundScorer:
-    # Only the files that count: a folder in the hub's cache may hold others, fetched by other programs.
+    # Only the relevant files: a folder in the hub's cache may hold others, downloaded by other programs.
     files = {file: folder / file for file in sorted(_FILES) if (folder / file).is_file()}
     return FoundScorer(name, fingerprint(files), folder, prompt_set)
 
@@ -99,42 +99,43 @@ def _is_clip(folder: Path) -> bool:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
         return False
-    # "clip_text_model" is half a CLIP: a pipeline's text encoder.
+    # "clip_text_model" is only a text encoder, as in a pipeline.
     return isinstance(config, dict) and config.get("model_type") == "clip"
 
 
 def _missing(folder: Path) -> list[str]:
-    """Files without which a CLIP model does not load."""
+    """Return the required files that are missing."""
     return [names[0] for names in _NEEDED if not any((folder / name).is_file() for name in names)]
 
 
-def _check(folder: Path, called: str) -> None:
-    """Raises UnknownModel for what is no whole CLIP model; `called` is what the user knows it by."""
+def _check(folder: Path, label: str) -> None:
+    """Raise UnknownModel for anything but a complete CLIP model. `label` is its name for error messages."""
     if (folder / "config.json").is_file() and not _is_clip(folder):
         raise UnknownModel(
-            f'{called} is not a CLIP model: its config.json has no model_type "clip"; give one such as {_KNOWN_GOOD}'
+            f'{label} is not a CLIP model: its config.json has no model_type "clip"; give one such as {_KNOWN_GOOD}'
         )
     if missing := _missing(folder):
         advice = f"give a CLIP model such as {_KNOWN_GOOD}"
         if missing == [_WEIGHTS]:
             advice = "vivace loads no pickles; give a revision or a model that has safetensors"
-        raise UnknownModel(f"{called} has no {', no '.join(missing)}; {advice}")
+        raise UnknownModel(f"{label} has no {', no '.join(missing)}; {advice}")
 
 
 def _on_the_hub(repo: str, revision: str | None, download: bool) -> Path:
-    """The folder in the hub's cache that holds the repository at that revision, complete."""
-    called = repo if revision is None else f"{repo}@{revision}"
+    """Return the folder in the hub's cache that holds the complete repository at that revision."""
+    label = repo if revision is None else f"{repo}@{revision}"
     folder = hub.cached(repo, revision, _FILES)
     if folder is not None and _is_clip(folder) and not _missing(folder):
         return folder
     if not download:
         raise Unsupported(
-            f"the scorer {called} is not in this machine's cache of the hub; fetch it while there is a network"
+            f"the scorer {label} is not in the local cache of the Hugging Face hub; download it while there is a "
+            "network"
         )
-    # The small files first: they tell whether the weights, often gigabytes, are worth fetching.
+    # Small files first: they tell whether the weights, often gigabytes, are worth downloading.
     folder = hub.fetch(repo, revision, _SMALL)
     if _is_clip(folder):
-        hub.check_room(repo, folder.name, _FILES)
+        hub.check_disk_space(repo, folder.name, _FILES)
         folder = hub.fetch(repo, folder.name, _FILES, bars=True)
-    _check(folder, called)
+    _check(folder, label)
     return folder

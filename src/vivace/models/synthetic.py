@@ -1,11 +1,11 @@
-"""Pipelines of a published architecture with random weights: speed and memory at full size without a download.
+"""Pipelines of published architectures with random weights: speed and memory at full size without a download.
 
-A component is constructed without memory, then each parameter is allocated once, on the target device and in the
-target dtype, and filled there (`vivace.models.random_weights`): 12 B parameters never pass through the host. What a
-module computes for itself when it is constructed (position ids) is kept, not drawn.
+A component is constructed on the meta device. Each parameter is then allocated once, on the target device and in the
+target dtype, and filled there (`vivace.models.random_weights`), so that 12 B parameters never pass through host memory.
+Buffers that a module computes in its constructor (position ids) are kept.
 
-The pictures show nothing. Shapes, kernels, memory and the range of activations are the published model's, so times are
-too; whatever depends on what was learnt (thresholds of caches, quality) is not.
+The images are meaningless. Shapes, kernels, memory and the range of activations are those of the published model, and
+so are the times. Everything that depends on training (cache thresholds, quality) is not.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from vivace.models.random_weights import fill
 
 
 def build(architecture: Architecture | str, device: str, dtype: Any, seed: int = 0) -> Any:
-    """The diffusers pipeline of an architecture, in evaluation mode and without gradients.
+    """Build the diffusers pipeline of an architecture, in evaluation mode and without gradients.
 
     Args:
-        architecture: one of `ARCHITECTURES` or its name, or one changed with `Architecture.changed`.
+        architecture: an Architecture, or the name of one in `ARCHITECTURES`.
         device: "cpu", "cuda", "cuda:1", ...
         dtype: a torch dtype, for every component.
         seed: the same seed gives the same weights on the same kind of device in the same dtype.
@@ -56,10 +56,10 @@ def build(architecture: Architecture | str, device: str, dtype: Any, seed: int =
 def build_component(
     component: Component, device: str, dtype: Any, seed: int = 0, name: str | None = None
 ) -> Any:
-    """One module with random weights, in evaluation mode and without gradients; see `build`.
+    """Build one module with random weights, in evaluation mode and without gradients; see `build`.
 
     Args:
-        name: what it is in its pipeline ("unet"): two components of one class and one seed differ by it.
+        name: its name in the pipeline ("unet"), so that two components of one class and seed get different weights.
     """
     import torch
 
@@ -73,22 +73,22 @@ def build_component(
 
 
 def on_meta(component: Component) -> Any:
-    """The module with its parameters on the meta device, in fp32: to count parameters and FLOPs. Takes no memory.
+    """Return the module with its parameters on the meta device in fp32, to count parameters and FLOPs.
 
-    Its buffers are real, on the CPU.
+    It takes no memory. Its buffers are real, on the CPU.
     """
     from accelerate import init_empty_weights
 
-    with init_empty_weights(include_buffers=False), _random_numbers_kept():
+    with init_empty_weights(include_buffers=False), _rng_state_restored():
         module = _construct(component)
     if hasattr(module, "tie_weights"):
-        # A tensor that two modules share has been replaced in each of them.
+        # init_empty_weights has replaced a shared tensor separately in each module.
         module.tie_weights()
     return module.eval().requires_grad_(False)
 
 
 def num_parameters(component: Component) -> int:
-    """Parameters of a component, shared ones once."""
+    """Count the parameters of a component, shared ones once."""
     return sum(parameter.numel() for parameter in on_meta(component).parameters())
 
 
@@ -113,7 +113,7 @@ def _construct(component: Component) -> Any:
 
 
 def _allocate(module: Any, device: str, dtype: Any) -> None:
-    """Uninitialised memory for parameters, shared ones once; buffers keep their values."""
+    """Allocate uninitialised memory for parameters, shared ones once; buffers keep their values."""
     import torch
 
     allocated: dict[int, Any] = {}
@@ -121,7 +121,7 @@ def _allocate(module: Any, device: str, dtype: Any) -> None:
         for name, parameter in child.named_parameters(recurse=False):
             if id(parameter) not in allocated:
                 empty = torch.empty(parameter.shape, dtype=dtype, device=device)
-                # Kept beside its successor, lest its id be given to another.
+                # The old parameter is kept alive, so that its id is not reused.
                 allocated[id(parameter)] = (parameter, torch.nn.Parameter(empty, requires_grad=False))
             setattr(child, name, allocated[id(parameter)][1])
         for name, buffer in child.named_buffers(recurse=False):
@@ -134,8 +134,8 @@ def _seed_of(seed: int, name: str) -> int:
 
 
 @contextlib.contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    """Constructors may draw from the global generator; the caller's numbers stay what they would have been."""
+def _rng_state_restored() -> Iterator[None]:
+    """Restore the global RNG state, which constructors may advance."""
     import torch
 
     state = torch.random.get_rng_state()

@@ -1,4 +1,4 @@
-"""What compiling cost a recipe once, and from how many pictures on that is paid back."""
+"""The one-off cost of compilation, and the number of images after which it is paid back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vivace.spec.record import Record, Round
 
 @dataclass(frozen=True)
 class Compilation:
-    """Seconds by which a first call was longer than a steady one of the same process.
+    """Compile time: how many seconds longer the first call was than the median call of the same process.
 
-    fresh_s: in the first process that had to compile; None if all found their code on disk.
-    cached_s: in the first process that found all of it there; None if none did.
-    break_even_images: from so many pictures on a fresh start costs less time than the baseline; None: never, since no
-        gain over the baseline was shown.
+    fresh_s: in the first process that had to compile; None if all processes loaded their code from the disk cache.
+    cached_s: in the first process that loaded all code from the disk cache; None if none did.
+    break_even_images: number of images from which a fresh start takes less time than the baseline; None if no gain
+        over the baseline was shown.
     """
 
     fresh_s: float | None
@@ -40,33 +40,33 @@ class Compilation:
 
 
 def compilation(record: Record, gain_s: float | None) -> Compilation | None:
-    """Of a measured record; None if nothing was compiled.
+    """Return the compilation cost of a measured record; None if nothing was compiled.
 
     Args:
-        gain_s: seconds that the recipe saves a picture, None if no gain was shown.
+        gain_s: seconds that the recipe saves per image; None if no gain was shown.
     """
     rounds = [r for r in record.rounds if _num(r, "compiled_graphs") and r.first_call_s is not None]
     if not rounds:
         return None
-    fresh = _first([r for r in rounds if not _is_cached(r)])
-    cached = _first([r for r in rounds if _is_cached(r)])
+    fresh = _first_compile_time([r for r in rounds if not _is_cached(r)])
+    cached = _first_compile_time([r for r in rounds if _is_cached(r)])
     spent = fresh if fresh is not None else cached
     assert spent is not None
     images = max(1, math.ceil(spent / gain_s)) if gain_s is not None and gain_s > 0 else None
     return Compilation(fresh, cached, images)
 
 
-def _first(rounds: Sequence[Round]) -> float | None:
-    for found in rounds:
-        if found.samples and found.first_call_s is not None:
-            return max(0.0, found.first_call_s - statistics.median(s.total_s for s in found.samples))
+def _first_compile_time(rounds: Sequence[Round]) -> float | None:
+    for one in rounds:
+        if one.samples and one.first_call_s is not None:
+            return max(0.0, one.first_call_s - statistics.median(s.total_s for s in one.samples))
     return None
 
 
-def _is_cached(found: Round) -> bool:
-    return _num(found, "graphs_from_cache") > 0 and _num(found, "graphs_not_in_cache") == 0
+def _is_cached(one: Round) -> bool:
+    return _num(one, "graphs_from_cache") > 0 and _num(one, "graphs_not_in_cache") == 0
 
 
-def _num(found: Round, name: str) -> int:
-    value = found.evidence.get(name, 0)
+def _num(one: Round, name: str) -> int:
+    value = one.evidence.get(name, 0)
     return int(value) if isinstance(value, int | float) else 0

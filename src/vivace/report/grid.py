@@ -1,15 +1,14 @@
-"""Pictures side by side: the same prompt and seed across a row, one recipe a column, the baseline first.
+"""Images side by side: one prompt and seed per row, one recipe per column, the baseline first.
 
-A page can be mailed, so it shows the rows that matter most. What a recipe lost in a picture is
+A page must stay small enough to be mailed, so it shows the most important rows. The loss of an image is
 
-    infinite                        if the picture is none (black, flat, noise) where the baseline's is one
-    (reference - score) / margin    CLIP scores, for recipes that may change the picture (margin: see spec.limits)
-    1 - SSIM                        for all others, and where there are no CLIP scores
+    infinite                        if it is broken (black, flat, noise) and the baseline's is not
+    (reference - score) / margin    CLIP scores, for recipes that may change the image (margin: see spec.limits)
+    1 - SSIM                        for all other recipes, and without CLIP scores
 
-and the rows are ordered by turns: first every recipe's worst picture, then every recipe's second worst, and so on;
-within a turn the greatest loss first. Sorting by loss alone would fill the page with the worst cases of the one
-recipe that is hopeless anyway. Pictures without figures, or whose SSIM would print as 1.000, have lost nothing; rows
-of them follow in the order of drawing.
+Rows are ordered by rank: first every recipe's worst image, then every recipe's second worst, and so on; within a rank
+the greatest loss first. Sorted by loss alone, the worst cases of a single bad recipe would fill the page. Images
+without figures, or whose SSIM would print as 1.000, have no loss; their rows follow in the order of generation.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from vivace.spec.figures import PictureFigures
 from vivace.spec.record import Picture
 
 ReadPicture = Callable[[str], bytes | None]
-Place = tuple[int, str, int]  # index, prompt, seed
+PictureKey = tuple[int, str, int]  # index, prompt, seed
 
 MAX_ROWS = 12
-MAX_EMBEDDED_SIDE = 512  # pixels; a larger picture is embedded as a thumbnail
+MAX_EMBEDDED_SIDE = 512  # pixels; a larger image is embedded as a thumbnail
 THUMBNAIL_SIDE = 384
-_LEAST_LOSS = 0.0005
-AMPLIFIED = 4  # differences are shown this many times as bright
-_SMALL_SIDE = 160  # pictures up to this side are shown in narrow columns, near their own size
+_MIN_LOSS = 0.0005
+AMPLIFIED = 4  # factor by which differences are brightened
+_SMALL_SIDE = 160  # pixels; images up to this size are shown in narrow columns, close to their real size
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Embedded:
-    """A picture as a data URI, pixels; `is_thumbnail` if it is smaller than the stored one."""
+    """An image as a data URI. Sizes are in pixels; `is_thumbnail` if it is smaller than the stored image."""
 
     uri: str
     width: int
@@ -55,17 +54,17 @@ class Embedded:
 
 @dataclass(frozen=True)
 class Cell:
-    """A picture in the grid, or why there is none.
+    """An image in the grid, or the reason why there is none.
 
-    `difference` is its difference to the baseline's picture, and `apart` how large that is at most, or why there is
-    none; both None in the baseline's column.
+    `difference` is the amplified difference to the baseline's image; `difference_note` gives its maximum, or the reason
+    why there is none. Both are None in the baseline's column.
     """
 
     picture: Embedded | None
     title: str
     note: str | None
     difference: Embedded | None = None
-    apart: str | None = None
+    difference_note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,11 @@ class GridRow:
 
 @dataclass(frozen=True)
 class Grid:
-    """`order` says in words which rows are shown, and in what order."""
+    """All columns and rows. `order` describes which rows are shown, and in what order."""
 
     columns: tuple[Column, ...]
     rows: tuple[GridRow, ...]
-    without: tuple[Column, ...]
+    without_pictures: tuple[Column, ...]
     order: str
     is_small: bool
     has_thumbnails: bool
@@ -97,59 +96,59 @@ class Grid:
 
 
 def grid(rows: Sequence[Row], read_picture: ReadPicture, max_bytes: int) -> Grid:
-    """The grid of one run.
+    """Return the grid of one run.
 
     Args:
-        rows: the baseline first.
-        read_picture: gives the PNG of a picture by its sha256, or None if its file is missing.
-        max_bytes: what the embedded pictures may take together; one row is shown whatever it takes.
+        rows: the rows, the baseline first.
+        read_picture: returns the PNG of an image by its sha256, or None if its file is missing.
+        max_bytes: limit on all embedded images together; one row is shown in any case.
     """
     pictures = {number: _pictures(row) for number, row in enumerate(rows, 1)}
     columns = tuple(Column(n, row) for n, row in enumerate(rows, 1) if pictures[n])
-    places = sorted({place for found in pictures.values() for place in found})
+    keys = sorted({key for found in pictures.values() for key in found})
     losses = {c.number: _losses(c.row, pictures[c.number], rows[0], pictures[1]) for c in columns}
     ranks = {number: _ranks(found) for number, found in losses.items()}
-    ordered = sorted(places, key=lambda place: _turn(place, ranks, losses))
+    ordered = sorted(keys, key=lambda key: _sort_key(key, ranks, losses))
     shown: list[GridRow] = []
     left = max_bytes
-    for place in ordered[:MAX_ROWS]:
-        cells = _cells(place, columns, pictures, ranks, read_picture)
+    for key in ordered[:MAX_ROWS]:
+        cells = _cells(key, columns, pictures, ranks, read_picture)
         left -= sum(len(e.uri) for c in cells for e in (c.picture, c.difference) if e is not None)
         if shown and left < 0:
             break
-        shown.append(GridRow(place[1], place[2], cells))
+        shown.append(GridRow(key[1], key[2], cells))
     embedded = [c.picture for row in shown for c in row.cells if c.picture is not None]
     return Grid(
         columns=columns,
         rows=tuple(shown),
-        without=tuple(Column(n, row) for n, row in enumerate(rows, 1) if not pictures[n]),
-        order=_told(len(shown), len(places), columns, ranks),
+        without_pictures=tuple(Column(n, row) for n, row in enumerate(rows, 1) if not pictures[n]),
+        order=_describe_order(len(shown), len(keys), columns, ranks),
         is_small=max((max(e.width, e.height) for e in embedded), default=0) <= _SMALL_SIDE,
         has_thumbnails=any(e.is_thumbnail for e in embedded),
     )
 
 
-def _pictures(row: Row) -> dict[Place, Picture]:
-    """By index, prompt and seed: only pictures of the same words and noise stand side by side.
+def _pictures(row: Row) -> dict[PictureKey, Picture]:
+    """Return a row's images by index, prompt and seed: only images of the same prompt and noise are comparable.
 
-    A retried trial may have drawn its pictures in a later round than the first.
+    A retried trial may have generated its images in a later round than the first.
     """
     found = next((r.pictures for r in row.record.rounds if r.pictures), ())
     return {(p.index, p.prompt, p.seed): p for p in found}
 
 
 def _losses(
-    row: Row, pictures: Mapping[Place, Picture], baseline: Row, references: Mapping[Place, Picture]
-) -> dict[Place, float]:
-    """What the recipe lost in each picture, where it lost anything."""
+    row: Row, pictures: Mapping[PictureKey, Picture], baseline: Row, references: Mapping[PictureKey, Picture]
+) -> dict[PictureKey, float]:
+    """Return the loss of each image that has one."""
     figures, originals = _by_picture(row), _by_picture(baseline)
     margin = _margin(baseline) if not row.record.trial.recipe.same_picture else None
     found = {}
-    for place, picture in pictures.items():
-        reference = references.get(place)
+    for key, picture in pictures.items():
+        reference = references.get(key)
         if picture.faults:
             if row.is_baseline or reference is None or not reference.faults:
-                found[place] = math.inf
+                found[key] = math.inf
             continue
         if reference is None:
             continue
@@ -158,8 +157,8 @@ def _losses(
             originals.get((reference.sha256, reference.sha256, picture.prompt)),
             margin,
         )
-        if loss > _LEAST_LOSS:
-            found[place] = loss
+        if loss > _MIN_LOSS:
+            found[key] = loss
     return found
 
 
@@ -178,7 +177,7 @@ def _by_picture(row: Row) -> dict[tuple[str, str, str], PictureFigures]:
 
 
 def _margin(baseline: Row) -> float | None:
-    """How much better the baseline's pictures fit their own prompt than others; None if CLIP cannot tell."""
+    """Return how much better the baseline's images fit their own prompts than others; None if they do not."""
     found = [
         f.alone["clip_score"] - f.alone["clip_score_of_others"]
         for f in baseline.figures
@@ -188,68 +187,70 @@ def _margin(baseline: Row) -> float | None:
     return margin if margin > 0 else None
 
 
-def _ranks(losses: Mapping[Place, float]) -> dict[Place, int]:
-    """1 for the recipe's worst picture, 2 for the next, ..."""
-    ordered = sorted(losses, key=lambda place: (-losses[place], place))
-    return {place: rank for rank, place in enumerate(ordered, 1)}
+def _ranks(losses: Mapping[PictureKey, float]) -> dict[PictureKey, int]:
+    """Rank a recipe's images: 1 for the worst, 2 for the next, ..."""
+    ordered = sorted(losses, key=lambda key: (-losses[key], key))
+    return {key: rank for rank, key in enumerate(ordered, 1)}
 
 
-def _turn(
-    place: Place, ranks: Mapping[int, Mapping[Place, int]], losses: Mapping[int, Mapping[Place, float]]
-) -> tuple[float, float, Place]:
-    """The key that the rows are sorted by."""
-    rank = min((found[place] for found in ranks.values() if place in found), default=math.inf)
-    loss = max((found[place] for found in losses.values() if place in found), default=0.0)
-    return rank, -loss, place
+def _sort_key(
+    key: PictureKey,
+    ranks: Mapping[int, Mapping[PictureKey, int]],
+    losses: Mapping[int, Mapping[PictureKey, float]],
+) -> tuple[float, float, PictureKey]:
+    """Order rows by their best rank, then by their greatest loss."""
+    rank = min((found[key] for found in ranks.values() if key in found), default=math.inf)
+    loss = max((found[key] for found in losses.values() if key in found), default=0.0)
+    return rank, -loss, key
 
 
-def _told(
-    num_shown: int, num_places: int, columns: Sequence[Column], ranks: Mapping[int, Mapping[Place, int]]
+def _describe_order(
+    num_shown: int, num_rows: int, columns: Sequence[Column], ranks: Mapping[int, Mapping[PictureKey, int]]
 ) -> str:
-    part = "" if num_shown == num_places else f" {num_shown} of {num_places}"
+    part = "" if num_shown == num_rows else f" {num_shown} of {num_rows}"
     ranked = [c for c in columns if ranks[c.number]]
     if not ranked:
-        return f"The first{part}, in the order of drawing." if part else "In the order of drawing."
+        return f"The first{part}, in the order of generation." if part else "In the order of generation."
     start = f"The worst{part}" if part else "Worst first"
     if len(ranked) == 1:
-        return f"{start}: ordered by what the recipe lost."
-    return f"{start}: every recipe’s worst picture, then every recipe’s second worst, and so on."
+        return f"{start}, by the recipe’s loss against the baseline."
+    return f"{start}: every recipe’s worst image, then every recipe’s second worst, and so on."
 
 
 def _cells(
-    place: Place,
+    key: PictureKey,
     columns: Sequence[Column],
-    pictures: Mapping[int, Mapping[Place, Picture]],
-    ranks: Mapping[int, Mapping[Place, int]],
+    pictures: Mapping[int, Mapping[PictureKey, Picture]],
+    ranks: Mapping[int, Mapping[PictureKey, int]],
     read_picture: ReadPicture,
 ) -> tuple[Cell, ...]:
-    """One row of the grid. Each picture is read and decoded once, however many recipes drew the same."""
-    reference = pictures[1].get(place) if columns[0].row.is_baseline else None
+    """Return one row of the grid. Each distinct image is read and decoded once."""
+    reference = pictures[1].get(key) if columns[0].row.is_baseline else None
     original = _decode(read_picture(reference.sha256)) if reference is not None else None
     known: dict[str, Cell] = {}
     cells = []
     for column in columns:
-        picture = pictures[column.number].get(place)
+        picture = pictures[column.number].get(key)
         if picture is None:
-            cells.append(Cell(None, "", "not drawn"))
+            cells.append(Cell(None, "", "not generated"))
             continue
         if picture.sha256 not in known:
             known[picture.sha256] = _cell(read_picture(picture.sha256), original)
         cell = known[picture.sha256]
         if column.row.is_baseline:
-            cell = replace(cell, difference=None, apart=None)
+            cell = replace(cell, difference=None, difference_note=None)
         title = f"{column.row.recipe}: {picture.prompt} (seed {picture.seed})"
-        is_worst = ranks[column.number].get(place) == 1 and len(ranks[column.number]) > 1
+        is_worst = ranks[column.number].get(key) == 1 and len(ranks[column.number]) > 1
         note = cell.note or _note(column.row, picture, reference, cell, is_worst)
         cells.append(replace(cell, title=title, note=note))
     return tuple(cells)
 
 
 def _note(row: Row, picture: Picture, reference: Picture | None, cell: Cell, is_worst: bool) -> str | None:
-    """What stands under a picture: its faults, and the figure that the recipe is held to."""
+    """Return the caption of an image: its faults, and the figure that the recipe is held to."""
     parts = list(picture.faults)
     found = _by_picture(row).get((picture.sha256, reference.sha256 if reference else "", picture.prompt))
-    if not row.is_baseline and cell.apart == _IDENTICAL:
+    if not row.is_baseline and cell.difference_note == _IDENTICAL:
         parts.append("identical to the baseline’s")
     elif found is not None:
         if "clip_score" in found.alone and (row.is_baseline or not row.record.trial.recipe.same_picture):
@@ -257,7 +258,7 @@ def _note(row: Row, picture: Picture, reference: Picture | None, cell: Cell, is_
         elif "ssim" in found.against:
             parts.append(f"SSIM {found.against['ssim']:.3f}")
     if is_worst:
-        parts.append("its worst")
+        parts.append("this recipe’s worst")
     return ", ".join(parts) or None
 
 
@@ -265,22 +266,22 @@ _IDENTICAL = "identical"
 
 
 def _cell(png: bytes | None, original: Image.Image | None) -> Cell:
-    """The picture, byte for byte or as a thumbnail, and its difference to the baseline's."""
+    """Return the image, unchanged or as a thumbnail, with its difference to the baseline's."""
     if png is None:
-        return Cell(None, "", "the picture’s file is missing")
+        return Cell(None, "", "the image file is missing")
     image = _decode(png)
     if image is None:
-        return Cell(None, "", "the picture’s file is damaged")
+        return Cell(None, "", "the image file is damaged")
     if max(image.size) <= MAX_EMBEDDED_SIDE:
         shown = Embedded(_data_uri("png", png), image.width, image.height)
     else:
         shown = replace(_webp(_small(image), quality=85), is_thumbnail=True)
     if original is None:
-        return Cell(shown, "", None, None, "no picture of the baseline")
+        return Cell(shown, "", None, None, "no image of the baseline")
     if image.size != original.size:
-        apart = f"{image.width} × {image.height} px, the baseline’s {original.width} × {original.height}"
-        return Cell(shown, "", None, None, apart)
-    # Subtracted at full size: of two thumbnails what differs pixel by pixel would be gone already.
+        sizes = f"{image.width} × {image.height} px, the baseline’s {original.width} × {original.height}"
+        return Cell(shown, "", None, None, sizes)
+    # Subtracted at full size: thumbnails would average pixel-level differences away.
     difference = ImageChops.difference(image, original)
     largest = max(high for _, high in difference.getextrema())  # type: ignore[misc]
     if largest == 0:
@@ -290,7 +291,7 @@ def _cell(png: bytes | None, original: Image.Image | None) -> Cell:
 
 
 def _decode(png: bytes | None) -> Image.Image | None:
-    """RGB; None if the file is missing or damaged."""
+    """Decode to RGB; None if the file is missing or damaged."""
     if png is None:
         return None
     try:

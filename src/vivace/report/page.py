@@ -1,8 +1,8 @@
-"""The report as one HTML file that needs nothing else: no network, no script, no file beside it.
+"""The report as one self-contained HTML file: no network, no scripts, no other files.
 
-Prompts, recipes, reasons and command lines come from outside. All text passes the template's autoescaping, and a
-content-security policy allows nothing but the page's one style sheet (named by its hash) and embedded pictures, so
-that a mistake in the escaping could still not run or fetch anything.
+Prompts, recipes, reasons and command lines are untrusted. All text is autoescaped by the template, and a
+content-security policy allows only the page's style sheet (by its hash) and embedded images. Even with a mistake in
+the escaping, the page could not run or fetch anything.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vivace.report.grid import Grid, ReadPicture, grid
-from vivace.report.plots import Breakdown, Fall, Scatter, breakdowns, scatter, waterfall
+from vivace.report.plots import Breakdown, Scatter, WaterfallBar, breakdowns, scatter, waterfall
 from vivace.report.quality import Fidelity, broken_pictures
 from vivace.report.rows import Row, shared_warnings
 from vivace.report.summary import noise_floor, paid_back, seconds, size, summary
 from vivace.stats import Gate, Interval
 
-MAX_PICTURE_BYTES = 12_000_000  # of all embedded pictures together, so that the file can be mailed
-_BRIEF = 60  # characters
-_SEAM = re.compile(r"(?<=\+)(?=[A-Za-z])|(?<=[^\s])(?=@)")
+MAX_PICTURE_BYTES = 12_000_000  # of all embedded images together, so that the file can be mailed
+_MAX_LABEL = 60  # characters
+_BREAK_POINT = re.compile(r"(?<=\+)(?=[A-Za-z])|(?<=[^\s])(?=@)")
 _SCATTER_SIZES = (("wide", 660, 380), ("narrow", 340, 320))
 
 
 @dataclass(frozen=True)
 class Section:
-    """One run of the report: the command line that reproduces it, and its rows, the baseline first."""
+    """One run of the report: the command line that reproduces it, and its rows with the baseline first."""
 
     command: str
     started_at: str
@@ -44,20 +44,20 @@ class Section:
 class Line:
     """One row of the table.
 
-    `quality` is the gate's verdict and the shortest evidence for it, `doubt` the whole reason unless it passed.
-    `warnings` and `doubt` leave out what several rows share and is said once below the table.
+    `quality` is the gate's verdict with short evidence; `quality_reason` is the full reason unless it passed.
+    `warnings` and `quality_reason` leave out what several rows share, which is printed once below the table.
     """
 
     number: int
     row: Row
     quality: tuple[str, str] | None
-    doubt: str | None
+    quality_reason: str | None
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Figures:
-    """All figures of the quality pass: a heading a column, and the recipes' cells under them."""
+    """All figures of the quality pass: column headings, and the cells of each recipe."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[Line, tuple[str, ...]], ...]
@@ -65,7 +65,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class _View:
-    """What the template shows of one section."""
+    """The template's variables for one section."""
 
     id: str
     title: str
@@ -82,7 +82,7 @@ class _View:
     shared_warnings: tuple[str, ...]
     memory_note: str | None
     quality_notes: tuple[str, ...]
-    falls: tuple[Fall, ...]
+    waterfall: tuple[WaterfallBar, ...]
     breakdowns: tuple[Breakdown, ...]
     scatters: tuple[tuple[str, Scatter], ...]
     unplotted: tuple[Line, ...]
@@ -99,11 +99,11 @@ class _View:
 
 
 def render_page(sections: Sequence[Section], read_picture: ReadPicture) -> str:
-    """The whole report as one HTML document.
+    """Return the whole report as one HTML document.
 
     Args:
-        sections: in the order in which they are shown.
-        read_picture: gives the PNG of a picture by its sha256, or None if its file is missing.
+        sections: the runs, in the order in which they are shown.
+        read_picture: returns the PNG of an image by its sha256, or None if its file is missing.
     """
     style = resources.files("vivace.report").joinpath("templates", "style.css").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -113,7 +113,7 @@ def render_page(sections: Sequence[Section], read_picture: ReadPicture) -> str:
     filled = [s for s in sections if s.rows]
     max_bytes = MAX_PICTURE_BYTES // max(1, len(filled))
     views = [_view(f"run-{i}", s, read_picture, max_bytes) for i, s in enumerate(filled, 1)]
-    # Only our own two texts are exempt from escaping: the style sheet, whose bytes are hashed, and the policy.
+    # Only two trusted texts are exempt from escaping: the style sheet, whose bytes are hashed, and the policy.
     return (
         _environment()
         .get_template("page.html")
@@ -136,9 +136,9 @@ def _environment() -> Environment:
         "ratio": lambda interval: f"{interval.point:.2f}×",
         "between": lambda i: None if i.low is None else f"{i.low:.2f} to {i.high:.2f}",
         "paid_back": lambda row: _sentence(paid_back(row)),
-        "words": lambda value: value.replace("_", " "),
+        "spaced": lambda value: value.replace("_", " "),
         "breakable": _breakable,
-        "brief": lambda text: _breakable(_brief(text)),
+        "shortened": lambda text: _breakable(_shortened(text)),
     }
     return environment
 
@@ -147,8 +147,8 @@ def _view(id_: str, section: Section, read_picture: ReadPicture, max_bytes: int)
     rows = section.rows
     record = rows[0].record
     shared = tuple(shared_warnings(rows))
-    doubts = _shared_doubts(rows)
-    lines = tuple(_line(i, row, rows[0], shared, doubts) for i, row in enumerate(rows, 1))
+    reasons = _shared_quality_reasons(rows)
+    lines = tuple(_line(i, row, rows[0], shared, reasons) for i, row in enumerate(rows, 1))
     scatters = [(name, scatter(rows, width, height)) for name, width, height in _SCATTER_SIZES]
     return _View(
         id=id_,
@@ -166,7 +166,7 @@ def _view(id_: str, section: Section, read_picture: ReadPicture, max_bytes: int)
         shared_warnings=shared,
         memory_note=_memory_note(rows),
         quality_notes=_quality_notes(rows),
-        falls=waterfall(rows),
+        waterfall=waterfall(rows),
         breakdowns=breakdowns(rows),
         scatters=tuple((name, found) for name, found in scatters if found is not None),
         unplotted=tuple(line for line in lines if line.row.latency is None),
@@ -176,21 +176,21 @@ def _view(id_: str, section: Section, read_picture: ReadPicture, max_bytes: int)
 
 
 def _line(
-    number: int, row: Row, baseline: Row, warnings: Sequence[str], doubts: Mapping[str, Sequence[int]]
+    number: int, row: Row, baseline: Row, warnings: Sequence[str], shared_reasons: Mapping[str, Sequence[int]]
 ) -> Line:
     judged = row.judgement if row.latency is not None else None
-    doubt = None if judged is None or judged.gate is Gate.PASSED else judged.reason
+    reason = None if judged is None or judged.gate is Gate.PASSED else judged.reason
     return Line(
         number,
         row,
         quality=None if judged is None else (judged.gate.value, _evidence(row, baseline)),
-        doubt=None if doubt in doubts and not row.failed_quality else doubt,
+        quality_reason=None if reason in shared_reasons and not row.failed_quality else reason,
         warnings=tuple(w for w in row.warnings if w not in warnings),
     )
 
 
-def _shared_doubts(rows: Sequence[Row]) -> dict[str, list[int]]:
-    """Why quality is unclear, where more than one row says the same, and the rows' numbers."""
+def _shared_quality_reasons(rows: Sequence[Row]) -> dict[str, list[int]]:
+    """Return the reasons for unclear quality that several rows share, with the numbers of those rows."""
     found: dict[str, list[int]] = {}
     for number, row in enumerate(rows, 1):
         if row.latency is not None and row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
@@ -199,10 +199,10 @@ def _shared_doubts(rows: Sequence[Row]) -> dict[str, list[int]]:
 
 
 def _evidence(row: Row, baseline: Row) -> str:
-    """What the verdict on quality stands on, as short as it can be said: "SSIM 0.994", "CLIP kept 97 % [95, 99]"."""
+    """Return short evidence for the verdict on quality: "SSIM 0.994", "CLIP kept 97 % [95, 99]"."""
     found, limits = row.fidelity, row.limits
     if broken_pictures(row.record, baseline.record) is not None:
-        return "broken pictures"
+        return "broken images"
     if found is None:
         return ""
     if found.num_identical == found.num_pictures:
@@ -218,7 +218,7 @@ def _evidence(row: Row, baseline: Row) -> str:
 
 
 def _figures(lines: Sequence[Line]) -> Figures | None:
-    """Figures that no recipe has get no column; None without a quality pass."""
+    """Return the table of figures, without columns that are empty for all recipes; None without a quality pass."""
     found = [(line, line.row.fidelity) for line in lines if line.row.fidelity is not None]
     cells = [(line, _figure_cells(fidelity, line.row.is_baseline)) for line, fidelity in found]
     headings = [h for h in (cells[0][1] if cells else ()) if any(c[h] != "–" for _, c in cells)]
@@ -230,7 +230,7 @@ def _figures(lines: Sequence[Line]) -> Figures | None:
 
 
 def _figure_cells(found: Fidelity, is_baseline: bool) -> dict[str, str]:
-    """Means by heading; of figures of pictures alone also the change against the baseline."""
+    """Return means by heading; no-reference figures with their change against the baseline."""
     missing = "–"
 
     def mean(interval: Interval | None, digits: int) -> str:
@@ -261,7 +261,7 @@ def _figure_cells(found: Fidelity, is_baseline: bool) -> dict[str, str]:
 
 
 def _percent(interval: Interval) -> str:
-    """ "97 % [95, 99]" of a share, with spaces that do not break but between the two."""
+    """Format a share, e.g. "97 % [95, 99]", breakable only before the bracket."""
     text = f"{100 * interval.point:.0f}\u00a0%"
     if interval.low is None or interval.high is None:
         return text
@@ -269,14 +269,17 @@ def _percent(interval: Interval) -> str:
 
 
 def _quality_notes(rows: Sequence[Row]) -> tuple[str, ...]:
-    """What quality was held to, why it is unclear, and how close the baseline is to itself; empty without a pass."""
+    """Return the quality limits, shared reasons for unclear quality, and the noise floor.
+
+    Empty without a quality pass.
+    """
     notes = []
-    for reason, numbers in _shared_doubts(rows).items():
+    for reason, numbers in _shared_quality_reasons(rows).items():
         listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
         notes.append(f"The quality of {listed} is unclear: {reason}.")
     if any(row.judgement is not None for row in rows[1:]):
         limits = rows[0].limits
-        held = [
+        minimums = [
             f"a mean {text}"
             for limit, text in (
                 (limits.ssim, f"SSIM of at least {limits.ssim}"),
@@ -290,9 +293,13 @@ def _quality_notes(rows: Sequence[Row]) -> tuple[str, ...]:
             else None
         )
         notes.append(
-            (f"Quality passes with {' and '.join(held)}" if held else "Quality is held to no likeness")
-            + (f"; recipes that change the picture must instead keep {clip}" if clip else "")
-            + ". A black or noisy picture, or many flat ones, fail any recipe."
+            (
+                f"Quality passes with {' and '.join(minimums)}"
+                if minimums
+                else "There is no limit on SSIM or PSNR"
+            )
+            + (f"; recipes that change the image must instead keep {clip}" if clip else "")
+            + ". Any recipe fails with a black or noisy image, or with many flat images."
         )
     if floor := noise_floor(rows[0]):
         notes.append(f"{floor[0].upper()}{floor[1:]}.")
@@ -310,18 +317,18 @@ def _workload(rows: Sequence[Row]) -> str:
         _count(max(len(r.record.rounds) for r in rows), "round"),
     ]
     if workload.batch > 1:
-        parts.append(f"{workload.batch} pictures a call")
+        parts.append(f"{workload.batch} images per call")
     if workload.text == "embeddings":
         parts.append("prompts encoded beforehand")
     if counts:
         low, high = min(counts), max(counts)
         parts.append(_count(low, "timed call") if low == high else f"{low} to {high} timed calls")
-        parts[-1] += " a recipe"
+        parts[-1] += " per recipe"
     return " · ".join(parts)
 
 
 def _facts(row: Row) -> tuple[tuple[str, str], ...]:
-    """The conditions of the measurement, name and value."""
+    """Return the conditions of the measurement as names and values."""
     trial, environment = row.record.trial, row.record.environment
     device = environment.device_name
     if environment.device_capability:
@@ -347,21 +354,21 @@ def _facts(row: Row) -> tuple[tuple[str, str], ...]:
 
 
 def _memory_note(rows: Sequence[Row]) -> str | None:
-    """What the memory figures count, and how much was there before the model."""
+    """Say what the memory figures count, and how much memory was in use before the model was loaded."""
     found = [r.memory for r in rows if r.memory is not None]
     if not found:
         return None
     if rows[0].record.environment.device == "cpu":
         before = size(max(m.before_bytes for m in found))
         return (
-            "Memory is the process's resident set, with Python and its libraries in it: "
-            f"{before} were there before the model was loaded."
+            "Memory is the process's resident set, including Python and its libraries: "
+            f"{before} were in use before the model was loaded."
         )
-    return "Memory is what PyTorch had allocated on the device; the driver and its context hold some more."
+    return "Memory is what PyTorch allocated on the device; the CUDA context takes some more."
 
 
 def _between_s(interval: Interval) -> str | None:
-    """ "0.783 to 0.905 s": the ends of an interval, both in the unit that `seconds` gives the middle."""
+    """Return the ends of an interval, e.g. "0.783 to 0.905 s", in the unit that `seconds` uses for its point."""
     if interval.low is None or interval.high is None:
         return None
     unit, factor = ("ms", 1e3) if interval.point < 0.1 else ("s", 1.0)
@@ -372,13 +379,13 @@ def _between_s(interval: Interval) -> str | None:
 
 
 def _breakable(text: str) -> Markup:
-    """The text with a chance to break its line between a recipe's parts; `join` escapes them."""
-    return Markup("<wbr>").join(_SEAM.split(text))
+    """Allow line breaks between the parts of a recipe. `join` escapes the parts."""
+    return Markup("<wbr>").join(_BREAK_POINT.split(text))
 
 
-def _brief(text: str) -> str:
-    """A long recipe for charts and heads of columns: both ends, since recipes of one study differ at either."""
-    return text if len(text) <= _BRIEF else f"{text[: _BRIEF // 2 - 4]} … {text[-_BRIEF // 2 :]}"
+def _shortened(text: str) -> str:
+    """Shorten a recipe for charts and column headings. Both ends stay: recipes of one study differ at either."""
+    return text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL // 2 - 4]} … {text[-_MAX_LABEL // 2 :]}"
 
 
 def _sentence(text: str) -> str:
@@ -390,7 +397,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _date(text: str) -> str:
-    """ "2026-11-20 11:04 UTC"; a text that is no date stays as it is."""
+    """Format a date, e.g. "2026-11-20 11:04 UTC". Text that is not a date is returned as it is."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

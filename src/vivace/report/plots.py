@@ -1,8 +1,8 @@
-"""Charts as geometry: numbers that the templates draw as inline SVG.
+"""Geometry of the charts: numbers that the templates draw as inline SVG.
 
-Text in a chart is HTML or SVG text written by the autoescaping template, so a chart follows the page's colours and
-font, stays sharp at any size, and cannot smuggle a string past the escaping. Bars are in percent of their box and
-so need one layout for every width; the scatter is laid out once for each width that it is shown at.
+All text in a chart is written by the autoescaping template. A chart so follows the page's colours and font, stays
+sharp at any size, and cannot bypass the escaping. Bars are in percent of their box, so one layout fits every width;
+the scatter plot is laid out once for each width at which it is shown.
 """
 
 from __future__ import annotations
@@ -33,22 +33,25 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Fall:
-    """One line of the waterfall. `joint` is where the bar before it ended; `leaves` is where this one does."""
+class WaterfallBar:
+    """One bar of the waterfall chart.
+
+    `previous_end` and `end` are the positions of the lines that connect it with the bars above and below.
+    """
 
     number: int
     recipe: str
     failed: bool
     bar: Bar
-    joint: float | None
-    leaves: float | None
+    previous_end: float | None
+    end: float | None
     change: str
     time: str
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """One recipe's time by stage, all recipes on one scale."""
+    """A recipe's time by stage. All recipes share one scale."""
 
     number: int
     recipe: str
@@ -65,9 +68,9 @@ class Tick:
 
 @dataclass(frozen=True)
 class Point:
-    """A recipe in the scatter, pixels. `low` and `high` are the ends of its interval, None without one.
+    """A recipe in the scatter plot, in pixels. `low` and `high` are the ends of its interval; None without one.
 
-    `kind` is the mark's shape and colour; `failed` on quality leaves it hollow, whatever its kind.
+    `kind` sets the mark's shape and colour. The mark of a recipe that `failed` on quality is hollow.
     """
 
     number: int
@@ -99,11 +102,10 @@ class Scatter:
     starts_at_zero: bool
 
 
-def waterfall(rows: Sequence[Row]) -> tuple[Fall, ...]:
-    """From the baseline's time down, measured row by measured row, to the time of the last.
+def waterfall(rows: Sequence[Row]) -> tuple[WaterfallBar, ...]:
+    """Return the bars from the baseline's time, through the change of each measured row, to the last row's time.
 
-    Empty with fewer than two measured rows. A change whose two intervals overlap is of kind `unclear`: the samples
-    do not tell the rows apart.
+    Empty with fewer than two measured rows. A change is of kind `unclear` if the two intervals overlap.
     """
     measured = [(i, r, r.latency.median) for i, r in enumerate(rows, 1) if r.latency is not None]
     if len(measured) < 2:
@@ -111,8 +113,8 @@ def waterfall(rows: Sequence[Row]) -> tuple[Fall, ...]:
     scale = 100 / max(median.point for _, _, median in measured)
     number, row, before = measured[0]
     end = round(before.point * scale, 2)
-    falls = [
-        Fall(
+    bars = [
+        WaterfallBar(
             number, row.recipe, row.failed_quality, Bar("total", 0, end), None, end, "", seconds(before.point)
         )
     ]
@@ -120,12 +122,14 @@ def waterfall(rows: Sequence[Row]) -> tuple[Fall, ...]:
         start, end = round(before.point * scale, 2), round(after.point * scale, 2)
         bar = Bar(_change_kind(before, after), min(start, end), round(abs(end - start), 2))
         change, time = _change(before, after), seconds(after.point)
-        falls.append(Fall(number, row.recipe, row.failed_quality, bar, start, end, change, time))
+        bars.append(WaterfallBar(number, row.recipe, row.failed_quality, bar, start, end, change, time))
         before = after
     end = round(before.point * scale, 2)
     total = Bar("total", 0, end)
-    falls.append(Fall(number, row.recipe, row.failed_quality, total, end, None, "", seconds(before.point)))
-    return tuple(falls)
+    bars.append(
+        WaterfallBar(number, row.recipe, row.failed_quality, total, end, None, "", seconds(before.point))
+    )
+    return tuple(bars)
 
 
 def _change_kind(before: Interval, after: Interval) -> str:
@@ -145,21 +149,21 @@ def _change(before: Interval, after: Interval) -> str:
     difference = after.point - before.point
     percent = round(100 * difference / before.point)
     sign = "−" if difference < 0 else "+"
-    # In the unit and to the digits of the times that it lies between, so that the column can be added up by eye.
+    # In the unit and with the digits of the times around it, so that the column can be added up by eye.
     unit, factor = ("ms", 1e3) if before.point < 0.1 else ("s", 1.0)
     decimals = max(0, 2 - math.floor(math.log10(before.point * factor)))
     return f"{sign}{abs(difference) * factor:.{decimals}f} {unit} ({sign}{abs(percent)} %)"
 
 
 def breakdowns(rows: Sequence[Row]) -> tuple[Breakdown, ...]:
-    """Where each measured recipe spends its time. Stages that no row has are left out."""
+    """Return where each measured recipe spends its time. Stages that no row has are left out."""
     measured = [(i, r) for i, r in enumerate(rows, 1) if r.stages_s]
     longest = max((sum(r.stages_s.values()) for _, r in measured), default=0.0)
     if longest <= 0:
         return ()
     found = []
     for number, row in measured:
-        # Known stages in the order of the call; a stage that a newer record adds still counts.
+        # Known stages in the order of the call, then unknown stages of newer records.
         stages = [s for s in STAGES if s in row.stages_s] + sorted(set(row.stages_s) - set(STAGES))
         bars, start = [], 0.0
         for stage in stages:
@@ -171,13 +175,13 @@ def breakdowns(rows: Sequence[Row]) -> tuple[Breakdown, ...]:
     return tuple(found)
 
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 30, 44  # room around the plot for tick labels and the axes' names
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 30, 44  # margins for tick labels and axis names
 _DOT = 5.0
 _LABEL_HEIGHT = 13.0
 
 
 def scatter(rows: Sequence[Row], width: int, height: int) -> Scatter | None:
-    """Time against peak memory; None with fewer than two points, where there is nothing to compare."""
+    """Plot time against peak memory; None with fewer than two points."""
     found = [
         (i, r, r.latency.median, float(r.memory.peak_bytes))
         for i, r in enumerate(rows, 1)
@@ -194,14 +198,14 @@ def scatter(rows: Sequence[Row], width: int, height: int) -> Scatter | None:
     left, right, top, bottom = _LEFT, width - _RIGHT, _TOP, height - _BOTTOM
     x_axis = _Axis.over([t * per_time for t in times], left, right, num_ticks=max(4, width // 110))
     y_axis = _Axis.over([p * per_byte for p in peaks], bottom, top, num_ticks=5)
-    places = [(x_axis.place(m.point * per_time), y_axis.place(p * per_byte)) for _, _, m, p in found]
+    positions = [(x_axis.position(m.point * per_time), y_axis.position(p * per_byte)) for _, _, m, p in found]
     spans = [
         None
         if m.low is None or m.high is None
-        else (x_axis.place(m.low * per_time), x_axis.place(m.high * per_time))
+        else (x_axis.position(m.low * per_time), x_axis.position(m.high * per_time))
         for _, _, m, _ in found
     ]
-    labels = _place_labels([str(n) for n, *_ in found], places, spans, (left, top, right, bottom))
+    labels = _place_labels([str(n) for n, *_ in found], positions, spans, (left, top, right, bottom))
     points = tuple(
         Point(
             number=number,
@@ -220,7 +224,7 @@ def scatter(rows: Sequence[Row], width: int, height: int) -> Scatter | None:
             label_y=label[1],
             has_leader=math.hypot(label[0] - x, label[1] - y) > 16,
         )
-        for (number, row, _, _), (x, y), span, label in zip(found, places, spans, labels, strict=True)
+        for (number, row, _, _), (x, y), span, label in zip(found, positions, spans, labels, strict=True)
     )
     return Scatter(
         width, height, left, right, top, bottom, time_unit, size_unit, x_axis.ticks, y_axis.ticks, points,
@@ -238,7 +242,7 @@ class _Axis:
 
     @classmethod
     def over(cls, values: Sequence[float], start: float, end: float, *, num_ticks: int) -> _Axis:
-        """An axis with round ticks. It starts at zero unless that would squeeze the values into its far half."""
+        """Return an axis with round ticks. It starts at zero unless all values would lie in its upper half."""
         low, high = min(values), max(values)
         pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
         low, high = (0.0 if low <= high / 2 else low - pad), high + pad
@@ -247,7 +251,7 @@ class _Axis:
         step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= rough * 0.999)
         return cls(low, high, start, end, step)
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         return round(self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low), 1)
 
     @property
@@ -255,7 +259,8 @@ class _Axis:
         decimals = len(f"{self.step:.6f}".rstrip("0").partition(".")[2])
         first, last = math.ceil(self.low / self.step - 1e-9), math.floor(self.high / self.step + 1e-9)
         return tuple(
-            Tick(self.place(k * self.step), f"{k * self.step:.{decimals}f}") for k in range(first, last + 1)
+            Tick(self.position(k * self.step), f"{k * self.step:.{decimals}f}")
+            for k in range(first, last + 1)
         )
 
 
@@ -264,18 +269,18 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 def _place_labels(
     texts: Sequence[str],
-    places: Sequence[tuple[float, float]],
+    points: Sequence[tuple[float, float]],
     spans: Sequence[tuple[float, float] | None],
     inside: Box,
 ) -> list[tuple[float, float]]:
-    """Centres of the labels: each as near to its point as possible without covering a dot, a label or a bar."""
-    dots = [(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y in places]
-    bars = [(s[0], y - 1, s[1], y + 1) for (_, y), s in zip(places, spans, strict=True) if s is not None]
+    """Return the labels' centres, each as close to its point as possible without covering a dot, label or bar."""
+    dots = [(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y in points]
+    bars = [(s[0], y - 1, s[1], y + 1) for (_, y), s in zip(points, spans, strict=True) if s is not None]
     taken: list[Box] = []
     found = []
-    for text, place in zip(texts, places, strict=True):
-        candidates = list(_around(place, 7.0 * len(text) + 3))
-        # Where bars leave no room a label may cross one; it may never cover a dot or another label.
+    for text, point in zip(texts, points, strict=True):
+        candidates = list(_around(point, 7.0 * len(text) + 3))
+        # If nothing else is free a label may cross a bar, but never a dot or another label.
         for obstacles in ([*dots, *taken, *bars], [*dots, *taken], taken):
             free = (b for b in candidates if _fits(b, inside) and not any(_overlap(b, o) for o in obstacles))
             box = next(free, None)
@@ -287,13 +292,13 @@ def _place_labels(
     return found
 
 
-def _around(place: tuple[float, float], width: float) -> Iterator[Box]:
-    """Boxes around a point, the nearest first; above before beside, since error bars are horizontal."""
+def _around(point: tuple[float, float], width: float) -> Iterator[Box]:
+    """Yield boxes around a point, the nearest first; above before beside, since error bars are horizontal."""
     for distance in range(13, 133, 6):
         for degrees in (-90, 90, -45, -135, 45, 135, 0, 180, -67, -113, 67, 113, -22, -158, 22, 158):
             angle = math.radians(degrees)
-            x = place[0] + math.cos(angle) * (distance + (width / 2 - 5) * abs(math.cos(angle)))
-            y = place[1] + math.sin(angle) * distance
+            x = point[0] + math.cos(angle) * (distance + (width / 2 - 5) * abs(math.cos(angle)))
+            y = point[1] + math.sin(angle) * distance
             yield x - width / 2, y - _LABEL_HEIGHT / 2, x + width / 2, y + _LABEL_HEIGHT / 2
 
 

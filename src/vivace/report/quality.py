@@ -1,6 +1,6 @@
-"""Quality beside speed: how close a recipe's pictures are to the baseline's, and whether that is close enough.
+"""Quality: how close a recipe's images are to the baseline's, and whether that is close enough.
 
-Everything here is derived from stored figures of single pictures when records are read, so limits can change later.
+Everything here is computed from the stored figures of single images when records are read, so limits can change later.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from vivace.spec.limits import Limits
 from vivace.spec.record import Picture, Record
 from vivace.stats import Gate, Interval, gate, mean_interval
 
-Place = tuple[str, int]  # prompt, seed
 CLIP_CAP = 0.2
-"""No single picture counts for less than 80 % or more than 120 % at the gate: how many pictures suffered tells more
-than how much one of them did, and one that is lost in 39 should not hide behind the others' scatter."""
+"""At the gate no single image counts for less than 80 % or more than 120 %: how many images suffered says more than
+how much one of them did, and one lost image in 39 should not disappear in the spread of the others."""
 MAX_FLAT_SHARE = 0.05
-"""Beyond this share of flat pictures a recipe is broken. A model may leave an object out of one picture in many."""
+"""A recipe with a larger share of flat images is broken. A model may leave the object out of one image in many."""
 ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score")
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A figure of pictures alone: its mean, and the mean of the paired differences to the baseline's pictures."""
+    """A no-reference figure: its mean, and the mean of the paired differences to the baseline's images."""
 
     mean: float
     difference: Interval
@@ -33,13 +32,13 @@ class Compared:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """How close pictures are to the baseline's of the same prompts and seeds.
+    """How close images are to the baseline's images of the same prompts and seeds.
 
-    Means over all pictures, an identical one counting as SSIM 1, similarity 100 and LPIPS 0; `psnr_db` is the mean
-    over those that differ, None if none does. `clip_kept` is the share of the baseline's CLIP margin that is kept
-    (see spec.limits), paired by prompt and seed; None without a scorer. `clip_bounds` is what the gate holds against
-    the limit: likewise, but with each picture capped (CLIP_CAP), and with a 90 % interval, so that either end is 95 %
-    sure. `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
+    Means over all images; an identical image counts as SSIM 1, similarity 100 and LPIPS 0. `psnr_db` is the mean over
+    the images that differ; None if none does. `clip_kept` is the share of the baseline's CLIP margin that is kept (see
+    spec.limits), paired by prompt and seed; None without a scorer. `clip_bounds` is what the gate compares with the
+    limit: the same share, but with each image capped (CLIP_CAP) and with a 90 % interval, so that each end is a 95 %
+    bound. `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
     """
 
     num_pictures: int
@@ -69,7 +68,7 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the gate says of a recipe, why in words, and what decided: `ssim`, `psnr_db`, `clip` or `broken`."""
+    """The gate's verdict on a recipe with its reason, and the deciding figure: `ssim`, `psnr_db`, `clip`, `broken`."""
 
     gate: Gate
     reason: str
@@ -77,18 +76,17 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The figures of one record's pictures, and of the baseline's of the same prompts and seeds."""
+class PairedFigures:
+    """Figures of a record's images, and of the baseline's images of the same prompts and seeds."""
 
-    places: tuple[Place, ...]
     figures: tuple[PictureFigures, ...]
     references: tuple[PictureFigures, ...]
 
 
-def see(pictures: Sequence[Picture], baseline: Record, found: QualityPass) -> Seen:
-    """The stored figures of some pictures, paired with the baseline's; what has no figures is left out."""
+def paired_figures(pictures: Sequence[Picture], baseline: Record, found: QualityPass) -> PairedFigures:
+    """Pair the stored figures of images with the baseline's. Images without figures are left out."""
     references = {(p.prompt, p.seed): p.sha256 for p in baseline.rounds[0].pictures}
-    places, rows, originals = [], [], []
+    rows, originals = [], []
     for picture in pictures:
         sha = references.get((picture.prompt, picture.seed))
         if sha is None:
@@ -96,17 +94,16 @@ def see(pictures: Sequence[Picture], baseline: Record, found: QualityPass) -> Se
         row = _lookup(found.figures, picture.sha256, sha, picture.prompt, found.scorer)
         original = _lookup(found.figures, sha, sha, picture.prompt, found.scorer)
         if row is not None and original is not None:
-            places.append((picture.prompt, picture.seed))
             rows.append(row)
             originals.append(original)
-    return Seen(tuple(places), tuple(rows), tuple(originals))
+    return PairedFigures(tuple(rows), tuple(originals))
 
 
-def fidelity(seen: Seen) -> Fidelity | None:
-    """None if there are no figures."""
-    if not seen.figures:
+def fidelity(pairs: PairedFigures) -> Fidelity | None:
+    """Summarise paired figures; None if there are none."""
+    if not pairs.figures:
         return None
-    rows, kept = seen.figures, _clip_kept(seen)
+    rows, kept = pairs.figures, _clip_kept(pairs)
     psnr = [f.against["psnr_db"] for f in rows if "psnr_db" in f.against]
     return Fidelity(
         num_pictures=len(rows),
@@ -121,17 +118,17 @@ def fidelity(seen: Seen) -> Fidelity | None:
         if kept
         else None,
         lpips=_mean(rows, "lpips", identical=0.0),
-        alone={name: found for name in ALONE if (found := _compared(seen, name)) is not None},
+        alone={name: found for name in ALONE if (found := _compared(pairs, name)) is not None},
     )
 
 
 def judge(
     record: Record, baseline: Record, found: Fidelity | None, floor: Fidelity | None, limits: Limits
 ) -> Judgement | None:
-    """The gate's verdict on a recipe; None where no quality pass was made and no picture is broken.
+    """Return the gate's verdict on a recipe; None if there was no quality pass and no image is broken.
 
-    Broken pictures (black, flat, noise) fail any recipe. A recipe made wholly of `same_picture` techniques is held to
-    fidelity, though never to more than the baseline reaches against itself (`floor`); any other to the CLIP margin.
+    Broken images (black, flat, noise) fail any recipe. A recipe of `same_picture` techniques only is held to fidelity,
+    but never to more than the baseline reaches against itself (`floor`); any other recipe is held to the CLIP margin.
     """
     broken = broken_pictures(record, baseline)
     if broken is not None:
@@ -144,9 +141,9 @@ def judge(
 
 
 def broken_pictures(record: Record, baseline: Record) -> str | None:
-    """ "2 of 6 pictures are no pictures (black)", or None if all may be, but for a few flat ones.
+    """Return e.g. "2 of 6 images are broken (black)"; None if no image is broken, a few flat ones excepted.
 
-    What the baseline draws as broken, a safety checker's black frame say, is not held against other recipes.
+    An image that is broken in the baseline too (e.g. a safety checker's black frame) does not count.
     """
     pictures = record.rounds[0].pictures
     excused = set()
@@ -156,13 +153,13 @@ def broken_pictures(record: Record, baseline: Record) -> str | None:
     if all(p.faults == ("flat",) for p in bad) and len(bad) <= MAX_FLAT_SHARE * len(pictures):
         return None
     kinds = ", ".join(sorted({fault for p in bad for fault in p.faults}))
-    return f"{len(bad)} of {len(pictures)} pictures are no pictures ({kinds})"
+    return f"{len(bad)} of {len(pictures)} images are broken ({kinds})"
 
 
 def _judge_fidelity(found: Fidelity, floor: Fidelity | None, limits: Limits) -> Judgement:
     if found.num_identical == found.num_pictures:
-        return Judgement(Gate.PASSED, "all pictures are identical to the baseline's")
-    said: list[Judgement] = []
+        return Judgement(Gate.PASSED, "all images are identical to the baseline's")
+    judgements: list[Judgement] = []
     for name, label, unit, value, minimum, reached in (
         ("ssim", "SSIM", "", found.ssim, limits.ssim, floor.ssim if floor else None),
         ("psnr_db", "PSNR", " dB", found.psnr_db, limits.psnr_db, floor.psnr_db if floor else None),
@@ -170,89 +167,93 @@ def _judge_fidelity(found: Fidelity, floor: Fidelity | None, limits: Limits) -> 
         if minimum is None:
             continue
         if value is None:
-            said.append(Judgement(Gate.UNCLEAR, f"no {label} could be computed"))
+            judgements.append(Judgement(Gate.UNCLEAR, f"no {label} could be computed"))
             continue
         relaxed = ""
         if reached is not None and reached.low is not None and reached.low < minimum:
-            minimum, relaxed = reached.low, ", as much as the baseline reaches against itself"
+            minimum, relaxed = reached.low, ", which is what the baseline reaches against itself"
         digits = 3 if name == "ssim" else 1
-        said.append(replace(_held(value, minimum, label, digits, unit, relaxed), figure=name))
-    return _worst(said, "no limit on fidelity is in force")
+        judgements.append(replace(_judge_figure(value, minimum, label, digits, unit, relaxed), figure=name))
+    return _worst(judgements, "no limit on fidelity is set")
 
 
 def _judge_clip(found: Fidelity, limits: Limits) -> Judgement:
     minimum = limits.for_scorer(None).clip
     if not isinstance(minimum, float):
-        return Judgement(Gate.UNCLEAR, "no limit on CLIP's margin is in force")
+        return Judgement(Gate.UNCLEAR, "no limit on the CLIP margin is set")
     if found.num_identical == found.num_pictures:
-        return Judgement(Gate.PASSED, "all pictures are identical to the baseline's")
+        return Judgement(Gate.PASSED, "all images are identical to the baseline's")
     if found.clip_kept is None or found.clip_bounds is None:
         reason = (
-            "no CLIP model scored the pictures"
+            "no CLIP model scored the images"
             if found.clip_score is None
-            else "CLIP cannot tell the baseline's pictures from others'"
+            else "CLIP scores the baseline's images no higher with their own prompts than with others"
         )
         return Judgement(Gate.UNCLEAR, reason)
     bounds = found.clip_bounds
     kept = f"CLIP margin kept {100 * found.clip_kept.point:.1f} %"
-    # Beside its interval stands the capped mean, or the mean could lie outside.
-    capped = f"CLIP margin kept {100 * bounds.point:.1f} %, single pictures capped"
-    wanted = f"at least {100 * minimum:g} % was wanted"
+    # The interval is that of the capped mean; the uncapped mean could lie outside it.
+    capped = f"CLIP margin kept {100 * bounds.point:.1f} %, single images capped"
+    wanted = f"the limit is {100 * minimum:g} %"
     if bounds.low is None or bounds.high is None:
-        return Judgement(Gate.UNCLEAR, f"{kept}: too few pictures for an interval", "clip")
+        return Judgement(Gate.UNCLEAR, f"{kept}: too few images for an interval", "clip")
     verdict = gate(bounds, minimum)
     if verdict is Gate.FAILED:
-        said = f"{kept}, 95 % sure below {100 * bounds.high:.1f}: {wanted}"
+        reason = f"{kept}, below {100 * bounds.high:.1f} with 95 % confidence: {wanted}"
     elif verdict is Gate.PASSED:
-        said = f"{capped}, 95 % sure above {100 * bounds.low:.1f}; {wanted}"
+        reason = f"{capped}, above {100 * bounds.low:.1f} with 95 % confidence; {wanted}"
     else:
-        said = f"{capped} [{100 * bounds.low:.1f}, {100 * bounds.high:.1f}]: too few pictures to decide, {wanted}"
-    return Judgement(verdict, said, "clip")
+        reason = (
+            f"{capped} [{100 * bounds.low:.1f}, {100 * bounds.high:.1f}]: too few images to decide, {wanted}"
+        )
+    return Judgement(verdict, reason, "clip")
 
 
-def _held(value: Interval, minimum: float, label: str, digits: int, unit: str, relaxed: str) -> Judgement:
+def _judge_figure(
+    value: Interval, minimum: float, label: str, digits: int, unit: str, relaxed: str
+) -> Judgement:
     verdict = gate(value, minimum)
     text = f"{label} {value.point:.{digits}f}"
     if value.low is None or value.high is None:
-        return Judgement(verdict, f"{text}{unit}: too few pictures for an interval")
+        return Judgement(verdict, f"{text}{unit}: too few images for an interval")
     text += f" [{value.low:.{digits}f}, {value.high:.{digits}f}]{unit}"
-    wanted = f"at least {minimum:.{digits}f}{unit} was wanted{relaxed}"
+    wanted = f"the limit is {minimum:.{digits}f}{unit}{relaxed}"
     if verdict is Gate.UNCLEAR:
-        return Judgement(verdict, f"{text}: too few pictures to decide, {wanted}")
+        return Judgement(verdict, f"{text}: too few images to decide, {wanted}")
     return Judgement(verdict, f"{text}; {wanted}" if verdict is Gate.PASSED else f"{text}: {wanted}")
 
 
-def _worst(said: Sequence[Judgement], otherwise: str) -> Judgement:
+def _worst(judgements: Sequence[Judgement], otherwise: str) -> Judgement:
     for verdict in (Gate.FAILED, Gate.UNCLEAR, Gate.PASSED):
-        of_it = [j for j in said if j.gate is verdict]
-        if of_it:
-            return Judgement(verdict, "; ".join(j.reason for j in of_it), of_it[0].figure)
+        matching = [j for j in judgements if j.gate is verdict]
+        if matching:
+            return Judgement(verdict, "; ".join(j.reason for j in matching), matching[0].figure)
     return Judgement(Gate.UNCLEAR, otherwise)
 
 
-def _compared(seen: Seen, name: str) -> Compared | None:
-    pairs = [
+def _compared(pairs: PairedFigures, name: str) -> Compared | None:
+    values = [
         (f.alone[name], r.alone[name])
-        for f, r in zip(seen.figures, seen.references, strict=True)
+        for f, r in zip(pairs.figures, pairs.references, strict=True)
         if name in f.alone and name in r.alone
     ]
-    if not pairs:
+    if not values:
         return None
-    return Compared(sum(a for a, _ in pairs) / len(pairs), mean_interval([a - b for a, b in pairs]))
+    return Compared(sum(a for a, _ in values) / len(values), mean_interval([a - b for a, b in values]))
 
 
-def _clip_kept(seen: Seen) -> list[float]:
-    """Of each picture 1 - (drop of the score, paired) / (the baseline's margin), the margin taken as exact.
+def _clip_kept(pairs: PairedFigures) -> list[float]:
+    """Return 1 - (drop of the score) / (the baseline's mean margin) of each image.
 
-    Empty without scores, and if the baseline's pictures have no margin.
+    Empty without scores, and if the baseline's images have no positive margin.
     """
-    pairs = [
+    scores = [
         (f.alone["clip_score"], r.alone["clip_score"], r.alone["clip_score_of_others"])
-        for f, r in zip(seen.figures, seen.references, strict=True)
+        for f, r in zip(pairs.figures, pairs.references, strict=True)
         if "clip_score" in f.alone and "clip_score_of_others" in r.alone
     ]
-    margin = sum(own - others for _, own, others in pairs) / max(1, len(pairs))
-    return [1 - (own - score) / margin for score, own, _ in pairs] if margin > 0 else []
+    margin = sum(own - others for _, own, others in scores) / max(1, len(scores))
+    return [1 - (own - score) / margin for score, own, _ in scores] if margin > 0 else []
 
 
 def _lookup(
@@ -264,8 +265,8 @@ def _lookup(
 def _mean(rows: Sequence[PictureFigures], name: str, *, identical: float) -> Interval | None:
     values = [identical if f.is_identical else f.against.get(name) for f in rows]
     known = [v for v in values if v is not None]
-    seen = any(name in f.against for f in rows) or all(f.is_identical for f in rows)
-    return mean_interval(known) if known and seen else None
+    is_measured = any(name in f.against for f in rows) or all(f.is_identical for f in rows)
+    return mean_interval(known) if known and is_measured else None
 
 
 def _mean_alone(rows: Sequence[PictureFigures], name: str) -> Interval | None:

@@ -1,4 +1,4 @@
-"""From Records to rows: every statistic is computed here, when the records are read."""
+"""Turn Records into rows. Every statistic is computed here, when the records are read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.report.compilation import Compilation, compilation
-from vivace.report.quality import Fidelity, Judgement, fidelity, judge, see
+from vivace.report.quality import Fidelity, Judgement, fidelity, judge, paired_figures
 from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.record import Memory, Outcome, Record
 from vivace.stats import ONE_ROUND_MARGIN, Gate, Interval, Verdict, median_interval, speedup, verdict
 
-RANDOM_WEIGHTS = "random weights: times and memory are the architecture's, there are no pictures to judge"
+RANDOM_WEIGHTS = "random weights: times and memory are the architecture's; image quality cannot be judged"
 ONE_ROUND = f"one round only: differences under {100 * ONE_ROUND_MARGIN:.0f} % cannot be told from drift"
 
 CPU_DRIFT = 1.25
@@ -24,7 +24,7 @@ CPU_DRIFT = 1.25
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds for one picture, over the samples of all rounds: a call's time over its batch.
+    """Seconds per image over the samples of all rounds: the time of a call divided by its batch size.
 
     `p90_s` needs at least 20 samples and `p99_s` at least 200; below that they are None.
     """
@@ -44,10 +44,10 @@ class Latency:
 
 @dataclass(frozen=True)
 class Row:
-    """One trial, ready to be shown. Figures are None unless the outcome is `measured`.
+    """The results of one trial. Figures are None unless the outcome is `measured`.
 
-    `speedup` compares with the baseline row (the first); None for the baseline itself. `stages_s` are medians, seconds
-    a picture.
+    `speedup` compares with the baseline row (the first); None for the baseline itself. `stages_s` are medians, in
+    seconds per image.
     """
 
     record: Record
@@ -61,18 +61,18 @@ class Row:
     speedup: Interval | None
     verdict: Verdict | None
     fidelity: Fidelity | None = None
-    """None where no quality pass was made."""
+    """None without a quality pass."""
     judgement: Judgement | None = None
-    """What the quality gate says; None for a baseline whose pictures may be pictures, and without a quality pass."""
+    """The quality gate's verdict; None without a quality pass, and for a baseline without broken images."""
     noise_floor: Fidelity | None = None
-    """How close the baseline's pictures are to themselves under a harmless change; of the baseline's row only."""
+    """How close the baseline's images are to themselves under a harmless change; only in the baseline's row."""
     floor: NoiseFloor | None = None
     figures: tuple[PictureFigures, ...] = ()
     limits: Limits = DEFAULT_LIMITS
     compilation: Compilation | None = None
-    """None where nothing was compiled."""
+    """None if nothing was compiled."""
     cpu_ratio: float | None = None
-    """The time of a piece of Python around this row over that around the baseline; None where it is not known."""
+    """Time of a fixed Python loop while this row was measured over its time during the baseline; None if unknown."""
 
     @property
     def model(self) -> str:
@@ -84,12 +84,12 @@ class Row:
 
     @property
     def outcome(self) -> Outcome:
-        """As stored, but `failed_quality` for a measured row whose pictures fail the limits in force."""
+        """The stored outcome, but `failed_quality` for a measured row whose images fail the current limits."""
         return Outcome.FAILED_QUALITY if self.failed_quality else self.record.outcome
 
     @property
     def reason(self) -> str | None:
-        """Why it was not measured, or why its quality failed."""
+        """Why the trial was not measured, or why its quality failed."""
         return self.judgement.reason if self.failed_quality and self.judgement else self.record.reason
 
     @property
@@ -102,7 +102,7 @@ class Row:
 
     @property
     def cpu_differs(self) -> bool:
-        """Whether the CPU ran at another speed than around the baseline: what waits for it cannot be compared then."""
+        """Whether the CPU's speed changed since the baseline; then CPU-bound times cannot be compared."""
         return self.cpu_ratio is not None and abs(math.log(self.cpu_ratio)) > math.log(CPU_DRIFT)
 
     @property
@@ -111,7 +111,7 @@ class Row:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a reader must know before believing the row."""
+        """What a reader must know before trusting the row."""
         found = list(self.record.rounds[0].warnings)
         if self.record.trial.model.is_synthetic:
             found.insert(0, RANDOM_WEIGHTS)
@@ -122,13 +122,13 @@ class Row:
         if self.cpu_ratio is not None and self.cpu_differs:
             times, how = max(self.cpu_ratio, 1 / self.cpu_ratio), "slowly" if self.cpu_ratio > 1 else "fast"
             found.append(
-                f"the CPU ran Python {times:.1f} times as {how} as while the baseline was measured: what waits for it "
-                "is not comparable"
+                f"the CPU ran Python {times:.1f} times as {how} as while the baseline was measured: CPU-bound times "
+                "are not comparable"
             )
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        """The row as plain data: the object that `vivace bench --format json` prints for a trial."""
+        """Return the row as plain data: the object that `vivace bench --format json` prints for a trial."""
         record = self.record
         return {
             "model": self.model,
@@ -163,7 +163,7 @@ class Row:
         }
 
     def _quality_json(self) -> dict[str, Any] | None:
-        """The gate's verdict, the limits that it used, and of the baseline the noise floor."""
+        """Return the gate's verdict, the limits that it used and, for the baseline, the noise floor."""
         if self.judgement is None and self.fidelity is None:
             return None
         found: dict[str, Any] = {
@@ -186,11 +186,11 @@ NO_QUALITY = QualityPass()
 def rows_of(
     records: Sequence[Record], quality: QualityPass = NO_QUALITY, limits: Limits = DEFAULT_LIMITS
 ) -> list[Row]:
-    """Rows in the order of the records; the first record is the baseline that the others are compared with.
+    """Return one row per record, in order. The first record is the baseline that the others are compared with.
 
     Args:
-        quality: what the quality pass left behind, as the store keeps it.
-        limits: what the pictures are held to.
+        quality: the results of the quality pass, as the store keeps them.
+        limits: the quality limits of the gate.
     """
     limits = limits.for_scorer(quality.scorer)
     baseline = _samples(records[0]) if records else None
@@ -206,7 +206,7 @@ def _cpu_ratio(record: Record, baseline: Record) -> float | None:
 
 
 def _python_ms(record: Record) -> float | None:
-    """Before and after the timed calls of all rounds, in the middle."""
+    """Return the median over all rounds, measured before and after the timed calls."""
     found = [r.conditions.get(name) for r in record.rounds for name in ("python_ms", "python_after_ms")]
     return statistics.median(numbers) if (numbers := [ms for ms in found if isinstance(ms, float)]) else None
 
@@ -221,14 +221,14 @@ def _with_compilation(row: Row, baseline: Row) -> Row:
 
 
 def _judged(row: Row, baseline: Record, quality: QualityPass, limits: Limits) -> Row:
-    seen = see(row.record.rounds[0].pictures, baseline, quality)
+    pairs = paired_figures(row.record.rounds[0].pictures, baseline, quality)
     floor = quality.floor
-    reached = fidelity(see(floor.pictures, baseline, quality)) if floor is not None else None
-    found = fidelity(seen)
+    reached = fidelity(paired_figures(floor.pictures, baseline, quality)) if floor is not None else None
+    found = fidelity(pairs)
     judgement = judge(row.record, baseline, None if row.is_baseline else found, reached, limits)
     return replace(
         row,
-        figures=seen.figures,
+        figures=pairs.figures,
         fidelity=found,
         judgement=judgement,
         limits=limits,
@@ -238,7 +238,7 @@ def _judged(row: Row, baseline: Record, quality: QualityPass, limits: Limits) ->
 
 
 def shared_warnings(rows: Sequence[Row]) -> list[str]:
-    """Warnings that every measured row has: said once, below the table."""
+    """Return the warnings that every measured row has; reports print them once, below the table."""
     measured = [row for row in rows if row.latency is not None]
     if len(measured) < 2:
         return []
@@ -270,7 +270,7 @@ def _row(record: Record, baseline: dict[int, tuple[float, ...]] | None, *, is_ba
 
 
 def _samples(record: Record) -> dict[int, tuple[float, ...]]:
-    """Seconds a picture, by round; empty unless the whole record was measured."""
+    """Return seconds per image by round; empty unless the whole record was measured."""
     if record.outcome is not Outcome.MEASURED:
         return {}
     batch = record.trial.workload.batch
@@ -291,12 +291,12 @@ def _latency(samples: tuple[tuple[float, ...], ...]) -> Latency:
 
 
 def _percentile(ordered: list[float], share: float) -> float:
-    """The smallest sample that at least `share` of the samples do not exceed."""
+    """Return the smallest sample that at least `share` of the samples do not exceed."""
     return ordered[min(len(ordered) - 1, max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1))]
 
 
 def _memory(record: Record) -> Memory | None:
-    """The round with the largest peak: what a card must have."""
+    """Return the memory of the round with the highest peak: what a GPU must provide."""
     found = [r.memory for r in record.rounds if r.memory is not None]
     return max(found, key=lambda m: m.peak_bytes) if found else None
 

@@ -1,4 +1,4 @@
-"""The verdict in one sentence, and how figures are written everywhere."""
+"""The result in one sentence, and the formatting of figures for all reports."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from vivace.report.rows import Row
 from vivace.spec.record import Outcome
 from vivace.stats import Gate, Interval, Verdict
 
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """What the table says, in words that claim no more than its intervals allow."""
+    """Summarise the table in a few sentences that claim no more than its intervals allow."""
     if not rows:
         return "Nothing has been measured yet."
     baseline = rows[0]
     if baseline.latency is None:
         return f"The reference {baseline.recipe} was not measured: {baseline.reason}. Nothing can be compared with it."
-    tail = _told(rows)
+    tail = _caveats(rows)
     faster = [
         r for r in rows[1:] if r.verdict is Verdict.FASTER and r.speedup is not None and not r.failed_quality
     ]
@@ -26,8 +26,8 @@ def summary(rows: Sequence[Row]) -> str:
     if not faster:
         if len(rows) == 1:
             return f"{seconds(baseline.latency.median.point)} an image with {baseline.recipe}." + tail
-        held = any(r.failed_quality and r.verdict is Verdict.FASTER for r in rows)
-        kind = "recipe whose pictures pass" if held else "recipe"
+        only_failed = any(r.failed_quality and r.verdict is Verdict.FASTER for r in rows)
+        kind = "recipe that passes on quality" if only_failed else "recipe"
         return f"No {kind} was faster than {baseline.recipe} beyond the noise of this measurement." + tail
     best = max(trusted or faster, key=_gain)
     assert best.speedup is not None
@@ -44,15 +44,15 @@ def summary(rows: Sequence[Row]) -> str:
     if best.memory is not None and baseline.memory is not None:
         sentence += f", peak memory {size(best.memory.peak_bytes)} ({change(best, baseline)})"
     if trusted and best.judgement is not None:
-        sentence += f". Its pictures pass: {best.judgement.reason}"
+        sentence += f". Its quality passes: {best.judgement.reason}"
         doubtful = max((r for r in faster if r not in trusted), key=_gain, default=best)
         if _gain(doubtful) > _gain(best) and doubtful.speedup is not None:
             more = f"{doubtful.recipe} was faster still, {ratio(doubtful.speedup)}"
             sentence += f". {more}, but its quality is not proven"
     elif best.record.trial.model.is_synthetic:
-        sentence += ". Random weights: what it does to pictures is not known"
+        sentence += ". Random weights: its effect on image quality is not known"
     elif best.judgement is not None or not best.record.trial.recipe.same_picture:
-        sentence += ". Compare the pictures before you trust it"
+        sentence += ". Compare the images before you trust it"
     return sentence + "." + tail
 
 
@@ -60,45 +60,44 @@ def _gain(row: Row) -> float:
     return row.speedup.point if row.speedup is not None else 0.0
 
 
-def _told(rows: Sequence[Row]) -> str:
-    """What else must be said: the recipes that failed on quality, by name, and how many are unclear or unmeasured."""
-    told = ""
+def _caveats(rows: Sequence[Row]) -> str:
+    """Name the recipes that failed on quality; count those that are unclear or not measured."""
+    caveats = ""
     failed = [r.recipe for r in rows if r.failed_quality]
     if failed:
-        named = ", ".join(failed[:_MOST_NAMED])
-        rest = f" and {len(failed) - _MOST_NAMED} more" if len(failed) > _MOST_NAMED else ""
+        named = ", ".join(failed[:_MAX_NAMED])
+        more = f" and {len(failed) - _MAX_NAMED} more" if len(failed) > _MAX_NAMED else ""
         verb = "fails" if len(failed) == 1 else "fail"
-        told += f" {named}{rest} {verb} on quality; the table says why."
+        caveats += f" {named}{more} {verb} on quality; the table says why."
     unclear = sum(1 for r in rows if r.judgement is not None and r.judgement.gate is Gate.UNCLEAR)
     if unclear:
-        told += f" The quality of {unclear} of {len(rows)} recipes is unclear; the table says why."
+        caveats += f" The quality of {unclear} of {len(rows)} recipes is unclear; the table says why."
     missing = sum(1 for r in rows if r.record.outcome is not Outcome.MEASURED)
-    told += f" {missing} of {len(rows)} recipes could not be measured; the table says why." if missing else ""
-    return told
+    if missing:
+        caveats += f" {missing} of {len(rows)} recipes could not be measured; the table says why."
+    return caveats
 
 
 def noise_floor(baseline: Row) -> str:
-    """One line about how close the baseline is to itself; empty without a quality pass."""
+    """Say in one line how close the baseline is to itself; empty without a quality pass."""
     floor, reached = baseline.floor, baseline.noise_floor
     if floor is None:
         return ""
     if reached is None:
         return f"no noise floor: {floor.reason}"
     if reached.num_identical == reached.num_pictures:
-        said = "identical pictures"
+        said = "identical images"
     else:
         said = "" if reached.ssim is None else f"SSIM {reached.ssim.point:.3f}"
         if reached.psnr_db is not None and reached.worst_psnr_db is not None:
             said += f", PSNR {reached.psnr_db.point:.1f} dB, worst {reached.worst_psnr_db:.1f}"
         if reached.clip_kept is not None:
             said += f", CLIP margin kept {100 * reached.clip_kept.point:.1f} %"
-    return (
-        f"noise floor, the baseline against itself ({floor.recipe}, {reached.num_pictures} pictures): {said}"
-    )
+    return f"noise floor, the baseline against itself ({floor.recipe}, {reached.num_pictures} images): {said}"
 
 
 def fidelity(row: Row) -> str:
-    """The pictures against the baseline's: "45.2, 38.1" (mean and worst PSNR, dB) or "identical".
+    """Compare the images with the baseline's: "45.2, 38.1" (mean and worst PSNR, dB) or "identical".
 
     Empty without a quality pass, and for the baseline itself.
     """
@@ -111,7 +110,10 @@ def fidelity(row: Row) -> str:
 
 
 def clip_kept(row: Row) -> str:
-    """ "97.1 %": share of the baseline's CLIP margin that is kept; empty without a scorer, and for the baseline."""
+    """Return the share of the baseline's CLIP margin that is kept, e.g. "97.1 %".
+
+    Empty without a scorer, and for the baseline.
+    """
     found = row.fidelity
     if found is None or found.clip_kept is None or row.is_baseline:
         return ""
@@ -119,22 +121,24 @@ def clip_kept(row: Row) -> str:
 
 
 def quality(row: Row) -> str:
-    """ "passed", "failed", "unclear", or empty where nothing was judged."""
+    """Return "passed", "failed" or "unclear"; empty if quality was not judged."""
     return "" if row.judgement is None else row.judgement.gate.value
 
 
 def paid_back(row: Row) -> str:
-    """ "compiling took 34.1 s, 9.20 s with the code from disk; paid back from image 412 on"; empty if nothing was
-    compiled."""
+    """Describe the compile time: "compiling took 34.1 s, 9.20 s from the disk cache; paid back from image 412 on".
+
+    Empty if nothing was compiled.
+    """
     found = row.compilation
     if found is None:
         return ""
     if found.fresh_s is None:
-        said = f"the first call took {seconds(found.seconds)} more than later ones, with its code from disk"
+        said = f"the first call took {seconds(found.seconds)} longer than later ones, with code from the disk cache"
     else:
         said = f"compiling took {seconds(found.fresh_s)}"
         if found.cached_s is not None:
-            said += f", {seconds(found.cached_s)} with the code from disk"
+            said += f", {seconds(found.cached_s)} from the disk cache"
     if row.is_baseline:
         return said
     if found.break_even_images is None:
@@ -143,7 +147,7 @@ def paid_back(row: Row) -> str:
 
 
 def change(row: Row, baseline: Row) -> str:
-    """ "-3 %": peak memory against the baseline's."""
+    """Return the change of peak memory against the baseline, e.g. "-3 %"."""
     assert row.memory is not None
     assert baseline.memory is not None
     percent = round(100 * (row.memory.peak_bytes / baseline.memory.peak_bytes - 1))
@@ -151,20 +155,20 @@ def change(row: Row, baseline: Row) -> str:
 
 
 def seconds(value: float) -> str:
-    """Three significant figures, in s or ms."""
+    """Format a time with three significant figures, in s or ms."""
     if value < 0.1:
         return f"{value * 1000:#.3g} ms"
     return f"{value:.0f} s" if value >= 99.95 else f"{value:#.3g} s"
 
 
 def plus_minus(interval: Interval) -> str:
-    """ "0.784 s ±1.2 %", or without the interval where there were too few samples."""
+    """Return e.g. "0.784 s ±1.2 %"; without the interval if there are too few samples."""
     width = interval.half_width
     return seconds(interval.point) + ("" if width is None else f" ±{100 * width:.1f} %")
 
 
 def ratio(interval: Interval) -> str:
-    """ "1.52x [1.49, 1.55]"."""
+    """Return e.g. "1.52x [1.49, 1.55]"."""
     text = f"{interval.point:.2f}x"
     if interval.low is None or interval.high is None:
         return text
@@ -172,7 +176,7 @@ def ratio(interval: Interval) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in decimal units, as GPU vendors and seeds' tables write them."""
+    """Format bytes in decimal units, as GPU vendors do."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= factor:
             return f"{num_bytes / factor:#.3g} {unit}".replace(". ", " ")

@@ -1,4 +1,4 @@
-"""Rows as a table: for a terminal, Markdown, CSV or JSON."""
+"""Render rows as a table for the terminal, or as Markdown, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _COLUMNS = (
     ("first call", False),
     ("n", False),
 )
-_WIDE = 150  # characters from which all columns are shown
-_PIPE_WIDTH = 180  # when standard output is a file or a pipe
+_WIDE = 150  # characters; all columns are shown from this width on
+_PIPE_WIDTH = 180  # characters, if standard output is a file or a pipe
 
 
 def render(rows: Sequence[Row], format_: str) -> str:
-    """The rows as text in one of FORMATS, with a final newline."""
+    """Return the rows as text in one of FORMATS, with a final newline."""
     if format_ == "json":
         return json.dumps([row.to_json() for row in rows], indent=2) + "\n"
     if format_ == "csv":
@@ -50,7 +50,7 @@ def render(rows: Sequence[Row], format_: str) -> str:
 
 
 def print_table(rows: Sequence[Row], console: Console) -> None:
-    """The terminal's table; recipes wrap, figures never do. Reasons and warnings follow it, a line each."""
+    """Print the table to a terminal. Recipes wrap, figures never do. Reasons and warnings follow, one line each."""
     shown = [i for i, (_, always) in enumerate(_COLUMNS) if always or console.width >= _WIDE]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for i in shown:
@@ -65,7 +65,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
         style = "dim" if row.latency is None else "red" if row.failed_quality else None
         table.add_row(
             *[Text(cells[i]) for i in shown], style=style
-        )  # Text: a recipe's brackets are no markup
+        )  # Text: brackets in a recipe are not rich markup
     console.print(table)
     for row in rows:
         if note := _note(row, shared):
@@ -102,7 +102,7 @@ def _verdict(row: Row) -> str:
 
 
 def _note(row: Row, shared: Sequence[str] = ()) -> str:
-    """Why there is no figure, or what to know before believing it."""
+    """Return the reason, the compile time and the warnings of a row."""
     said = [row.reason] if row.reason else []
     if row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
         said.append(f"quality unclear: {row.judgement.reason}")

@@ -65,7 +65,7 @@ def open_session(
     prompts: Sequence[str] = (),
 ) -> Session:
     """`load` with everything resolved; `defaults` replace the catalogue's call defaults."""
-    pipe = load_pipeline(found, device, wait=recipe.loads_from_host)
+    pipe = load_pipeline(found, device, keep_on_host=recipe.loads_from_host)
     return session_of(pipe, found, recipe, device, defaults, prompts)
 
 

@@ -1,4 +1,4 @@
-"""Pure statistics on numbers: intervals, ratios, verdicts, the stopping rule. numpy only."""
+"""Statistics on plain numbers: intervals, ratios, verdicts, the stopping rule. Needs only numpy."""
 
 from vivace.stats.gate import Gate, gate
 from vivace.stats.intervals import Interval, median_interval

@@ -1,4 +1,4 @@
-"""The quality gate: whether a figure that must not be too low may be called so."""
+"""The quality gate: decides whether a figure reaches its minimum."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Gate(StrEnum):
 
 
 def gate(value: Interval, minimum: float) -> Gate:
-    """`failed` if the whole interval lies below the minimum, `passed` if none of it does, else `unclear`.
+    """Return `failed` if the whole interval lies below the minimum, `passed` if none of it does, else `unclear`.
 
-    Without an interval (fewer than three pictures) nothing can be told: `unclear`.
+    Without an interval (fewer than three images) the result is `unclear`.
     """
     if value.low is None or value.high is None:
         return Gate.UNCLEAR

@@ -10,10 +10,10 @@ from vivace.stats.intervals import MIN_SAMPLES, NUM_RESAMPLES, Interval
 
 
 def mean_interval(values: Sequence[float], coverage: float = 0.95) -> Interval:
-    """The mean with a bootstrap interval. Of paired differences: whether the pairs differ on average.
+    """Return the mean with a bootstrap interval. For paired differences it tells whether the pairs differ on average.
 
     Args:
-        coverage: of the interval. With 0.9 either end alone is 95 % sure, which is what a limit on one side asks.
+        coverage: coverage of the interval. At 0.9 each end is a one-sided 95 % bound, as one-sided limits need.
     """
     if not len(values):
         raise ValueError("no values")

@@ -1,4 +1,4 @@
-"""How many times faster: the ratio of medians, paired by round."""
+"""Speed-up: the ratio of medians, paired by round."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from vivace.stats.intervals import MIN_SAMPLES, NUM_RESAMPLES, Interval, resampl
 
 
 def speedup(baseline: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Interval:
-    """Baseline's time over the other's, as a geometric mean over rounds, with a 95 % interval.
+    """Return the baseline's time over the other's: the geometric mean over rounds with a 95 % interval.
 
-    Both are measured within each round (rounds are interleaved), so that a machine that is slower for a minute is
-    slower for both. The bootstrap resamples rounds, and samples within each round.
+    Rounds are interleaved, so a slow phase of the machine affects both. The bootstrap resamples rounds, and samples
+    within each round.
 
     Args:
-        baseline, other: seconds, by round, in the same order of rounds; rounds that either lacks are left out.
+        baseline, other: seconds by round, in the same order of rounds. Rounds that are empty in either are left out.
     """
     pairs = [(b, o) for b, o in zip(baseline, other, strict=False) if len(b) and len(o)]
     if not pairs:

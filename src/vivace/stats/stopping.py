@@ -1,4 +1,4 @@
-"""When the warm-up is over, and when there are samples enough."""
+"""When the warm-up is over, and when there are enough samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHORT_CALL_S = 1.0
 
 
 def is_steady(times_s: Sequence[float]) -> bool:
-    """The median of the last three calls differs by at most 1 % from the median of the three before the last."""
+    """Whether the median of the last three calls is within 1 % of the same median one call earlier."""
     if len(times_s) < WINDOW + 1:
         return False
     now = float(np.median(times_s[-WINDOW:]))
@@ -24,7 +24,7 @@ def is_steady(times_s: Sequence[float]) -> bool:
 
 
 def enough_samples(times_s: Sequence[float]) -> bool:
-    """The 95 % interval of the median is within 1 % of it, after at least 5 samples (10 of short calls)."""
+    """Whether the 95 % interval of the median is within 1 % of it, after at least 5 samples (10 of short calls)."""
     if len(times_s) < 5 or (len(times_s) < 10 and float(np.median(times_s)) < SHORT_CALL_S):
         return False
     half_width = median_interval([times_s]).half_width

@@ -1,4 +1,4 @@
-"""Faster, slower, same, or not known: what an interval of a speed-up allows to say."""
+"""Verdicts on a speed-up: faster, slower, same or unclear."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from enum import StrEnum
 from vivace.stats.intervals import Interval
 
 SAME_WITHIN = 0.01
-# One round cannot see that the machine was slower during one process than during another: on a shared two-core server
-# a recipe's speed-up came out as 0.92, 1.02 and 1.09 in three runs. With two rounds and more, the bootstrap over rounds
-# sees it.
+# A single round cannot detect that the machine was slower during one process than during another: on a shared two-core
+# server a recipe's speed-up was 0.92, 1.02 and 1.09 in three runs. From two rounds on, the bootstrap over rounds
+# detects it.
 ONE_ROUND_MARGIN = 0.10
 
 
@@ -21,10 +21,10 @@ class Verdict(StrEnum):
 
 
 def verdict(ratio: Interval, num_rounds: int) -> Verdict:
-    """What the interval of a speed-up allows to say.
+    """Return the verdict that the interval of a speed-up supports.
 
-    `same`: all of it within 1 % of 1; `faster`, `slower`: all of it on one side of 1; else `unclear`. A comparison
-    within one round must clear 1 by ONE_ROUND_MARGIN, and never is `same`.
+    `same`: the whole interval is within 1 % of 1. `faster`, `slower`: it lies on one side of 1. Otherwise `unclear`. A
+    single round must clear 1 by ONE_ROUND_MARGIN, and is never `same`.
     """
     if ratio.low is None or ratio.high is None:
         return Verdict.UNCLEAR

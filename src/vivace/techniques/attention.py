@@ -1,26 +1,26 @@
-"""Which kernel computes softmax(QK^T)V, in the denoiser or the VAE.
+"""Select the kernel for softmax(QK^T)V in the denoiser or the VAE.
 
-Why: `math` writes the whole score matrix to memory, the fused kernels never do; among those, the fastest depends
-    on GPU, precision and head size (one H200, bf16, 4608 tokens: cuDNN 632, flash 325, efficient 166 TFLOP/s).
-Costs: another order of summation, so the last bits differ; `sage` also rounds Q and K to 8 bits. `math` needs memory
-    quadratic in the tokens. `flex` is compiled, once for each shape.
+Why: `math` writes the whole score matrix to memory, the fused kernels do not. Which fused kernel is fastest depends on
+    GPU, precision and head size (one H200, bf16, 4608 tokens: cuDNN 632, flash 325, efficient 166 TFLOP/s).
+Costs: another order of summation, so the last bits differ; `sage` also rounds Q and K to 8 bits. The memory of `math`
+    is quadratic in the number of tokens. `flex` is compiled once per shape.
 Needs: fp16 or bf16 on GPUs for `flash`, `cudnn`, `flash3`, `flash4`, `sage`; packages for `flash3` (Hopper), `flash4`,
-    `sage`, `xformers`. On CPUs there are `math`, `flash` and, with a C++ compiler, `flex`. A VAE's one head of 512 is
-    too large for all but `math`, `efficient` and `xformers` on a GPU.
+    `sage`, `xformers`. On CPUs: `math`, `flash` and, with a C++ compiler, `flex`. On a GPU only `math`, `efficient` and
+    `xformers` support the single head of 512 of a VAE.
 Source: PyTorch, torch.nn.attention.sdpa_kernel and flex_attention; Dao, FlashAttention-2, arXiv 2307.08691; Shah et
     al., FlashAttention-3, arXiv 2407.08608; Zhang et al., SageAttention, arXiv 2410.02367; xFormers.
 
-The choice holds around the component's forward alone: flash refuses the text encoders' masks. diffusers' own
-`set_attention_backend` is a silent no-op on UNets and VAEs, so it is not used here. Calls that a kernel does not take
-(masks, other sizes of heads) stay PyTorch's and are counted; with one of PyTorch's own four kernels there is no such
-way out, and such a component is refused.
+The choice applies only inside the component's forward, since flash does not support the text encoders' masks.
+diffusers' `set_attention_backend` is a silent no-op on UNets and VAEs, so it is not used. Calls that a kernel does not
+support (masks, other head sizes) are computed by PyTorch and counted. PyTorch's own four kernels have no such fallback,
+so components that they do not support are refused.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vivace.attention_backends.calls import Led
+from vivace.attention_backends.calls import RedirectedAttention
 from vivace.attention_backends.kernels import (
     KERNELS,
     OF_PYTORCH,
@@ -32,7 +32,8 @@ from vivace.attention_backends.kernels import (
     unsupported_on,
 )
 from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.contract import (
+from vivace.contract.script import Script
+from vivace.contract.technique import (
     Arithmetic,
     CallContext,
     Component,
@@ -43,7 +44,6 @@ from vivace.contract import (
     knob,
     working_part,
 )
-from vivace.contract.script import Script
 from vivace.errors import NoEffect
 
 _OPERATORS = {
@@ -79,26 +79,21 @@ class Attention(Technique):
             return reason
         if target.pipe is None:
             return None
-        for component, module in target.modules(self.targets).items():
+        for component, module in target.modules().items():
             reason = unsupported_for(self.backend, component, module, target.machine)
-            if (
-                reason is None
-                and target.machine.is_cuda
-                and target.model.has_weights
-                and self.backend in OF_PYTORCH
-            ):
+            if reason is None and target.machine.is_cuda and target.has_data and self.backend in OF_PYTORCH:
                 reason = refused_by_pytorch(self.backend, component, module, _device(target, module))
             if reason is not None:
                 return reason
         return None
 
     def apply(self, target: Target) -> Effect:
-        modules = {c: m for c, m in target.modules(self.targets).items() if head_sizes(working_part(c, m))}
+        modules = {c: m for c, m in target.modules().items() if head_sizes(working_part(c, m))}
         if not modules:
-            raise NoEffect(f"no attention that diffusers built in {', '.join(self.targets)}")
+            raise NoEffect(f"no diffusers attention layer in {', '.join(target.components)}")
         # PyTorch's own choice depends on a real device.
         before = {
-            c: _words(chosen_by_pytorch(m, _device(target, m))) if target.model.has_weights else "unknown"
+            c: _joined(chosen_by_pytorch(m, _device(target, m))) if target.has_data else "unknown"
             for c, m in modules.items()
         }
         changed: dict[str, int | float | str] = {}
@@ -108,14 +103,16 @@ class Attention(Technique):
         if not changed:
             raise NoEffect(f"PyTorch already picks {self.backend} attention here", already_so=True)
         if self.backend in OF_PYTORCH:
-            return self._chosen(changed, list(modules))
-        if not target.model.has_weights:  # the eager call stands for a kernel that needs memory for as little
+            return self._select(changed, list(modules))
+        if not target.has_data:  # PyTorch's fused kernels take as little memory
             return Effect(changed=changed)
         keep_compiled_code()
-        return self._led(changed, {component: Led(self.backend) for component in modules})
+        return self._redirect(
+            changed, {component: RedirectedAttention(self.backend) for component in modules}
+        )
 
-    def _chosen(self, changed: dict[str, int | float | str], components: list[Component]) -> Effect:
-        """One of PyTorch's own kernels."""
+    def _select(self, changed: dict[str, int | float | str], components: list[Component]) -> Effect:
+        """Select one of PyTorch's own kernels."""
         from torch.nn.attention import sdpa_kernel
 
         wanted = _OPERATORS[self.backend]
@@ -133,29 +130,31 @@ class Attention(Technique):
         contexts: dict[Component, CallContext] = dict.fromkeys(components, context)
         return Effect(changed=changed, contexts=contexts, refuted=refuted)
 
-    def _led(self, changed: dict[str, int | float | str], led: dict[Component, Led]) -> Effect:
-        """A kernel that calls must be led to."""
+    def _redirect(
+        self, changed: dict[str, int | float | str], redirected: dict[Component, RedirectedAttention]
+    ) -> Effect:
+        """Redirect calls to a kernel outside PyTorch's dispatcher."""
         counted = counting_graphs() if self.backend == "flex" else dict
 
         def evidence() -> dict[str, int | float | str]:
             found: dict[str, int | float | str] = {}
-            for component, calls in led.items():
-                found[f"{component}.attention_calls_{self.backend}"] = calls.num_led
+            for component, calls in redirected.items():
+                found[f"{component}.attention_calls_{self.backend}"] = calls.num_redirected
                 found[f"{component}.attentions_compiled_{self.backend}"] = calls.num_compiled
                 if calls.left:
-                    found[f"{component}.attention_calls_left"] = _words(calls.left)
+                    found[f"{component}.attention_calls_left"] = _joined(calls.left)
             return found | counted()
 
         def refuted(_: dict[str, Any]) -> str | None:
-            for component, calls in led.items():
-                if not calls.num_led and not calls.num_compiled:
-                    why = f": {_words(calls.left)} calls stayed PyTorch's" if calls.left else ""
+            for component, calls in redirected.items():
+                if not calls.num_redirected and not calls.num_compiled:
+                    why = f": PyTorch computed all calls ({_joined(calls.left)})" if calls.left else ""
                     return f"no call of the {component} reached {self.backend} attention{why}"
             return None
 
         return Effect(
             changed=changed,
-            contexts={component: calls.inside for component, calls in led.items()},
+            contexts={component: calls.inside for component, calls in redirected.items()},
             evidence=evidence,
             refuted=refuted,
         )
@@ -163,8 +162,8 @@ class Attention(Technique):
     def script(self, target: Target) -> Script | None:
         if self.backend not in OF_PYTORCH:
             return None
-        lines = ["# Around these alone: fused kernels refuse text masks, and heads as large as a VAE's."]
-        for component, module in target.modules(self.targets).items():
+        lines = ["# Only for these: fused kernels do not support text masks, nor heads as large as a VAE's."]
+        for component, module in target.modules().items():
             if head_sizes(working_part(component, module)):
                 forward = f"{target.working_path(component)}.forward"
                 lines.append(f"{forward} = sdpa_kernel(SDPBackend.{OF_PYTORCH[self.backend]})({forward})")
@@ -174,12 +173,12 @@ class Attention(Technique):
 
 
 def _device(target: Target, module: Any) -> Any:
-    """Where the module will work."""
-    return target.machine.device if target.where.on_host else module.device
+    """Return the device on which the module will run."""
+    return target.machine.device if target.waits else module.device
 
 
-def _words(found: set[str] | dict[str, int]) -> str:
-    """ "flash", "efficient, flash", or "masked x3, heads of 40 x6"."""
+def _joined(found: set[str] | dict[str, int]) -> str:
+    """Return e.g. "efficient, flash", or "heads of 40 x6, masked x3"."""
     if isinstance(found, set):
         return ", ".join(sorted(found))
     return ", ".join(f"{name} x{count}" for name, count in sorted(found.items()))

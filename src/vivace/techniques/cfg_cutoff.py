@@ -1,19 +1,19 @@
-"""Classifier-free guidance for the first part of the steps only.
+"""Classifier-free guidance only for the first part of the steps.
 
-Why: guidance runs the denoiser on two branches, but late steps add detail to a composition that is settled. After
-    the cutoff half of the work is left: on an H200 a SDXL step of batch 1 costs 54 % of one of batch 2.
-Costs: another picture; cut too early, prompts are followed less. Where the two branches are one doubled batch (SD,
-    SDXL), the denoiser sees a second batch size, so `compile` compiles twice (both happen in the warm-up).
-Needs: a pipeline that runs guidance as a doubled batch, or as two calls that it names to step caches, the conditional
-    one first: FLUX's true CFG, `guidance(3.5, true_cfg=4)` or `true_cfg_scale` and a negative prompt in the call. The
-    guidance that is distilled into FLUX is an input of one call, of which nothing can be cut.
+Why: guidance runs the denoiser on two branches, but late steps only add detail to a fixed composition. After the cutoff
+    half of the work remains: on an H200 an SDXL step of batch 1 costs 54 % of one of batch 2.
+Costs: another image; with an early cutoff it follows the prompt less. If the two branches are one doubled batch (SD,
+    SDXL), the denoiser gets a second batch size, so `compile` compiles twice (both in the warm-up).
+Needs: a pipeline that runs guidance as a doubled batch, or as two calls with cache contexts, the conditional one first:
+    FLUX's true CFG, `guidance(3.5, true_cfg=4)` or `true_cfg_scale` and a negative prompt in the call. Distilled
+    guidance, as in FLUX, is an input of a single call, so nothing can be cut.
 Source: Kynkaanniemi et al., Applying Guidance in a Limited Interval, arXiv 2404.07724; the idea of cutting late
     guidance for speed is common in the field.
 
-diffusers' own callback keeps one row of the prompt's embeddings and so fails on batches; here the whole conditional
-half is kept. Of two calls, the second is answered with what the first gave: the guided prediction,
-uncond + scale * (cond - uncond), is then the conditional one exactly. That is decided outside of whatever compiled or
-recorded the denoiser, and of step caches, which go on counting the calls that are made.
+diffusers' own callback keeps one row of the prompt embeddings and so fails on batches; here the whole conditional half
+is kept. With two calls, the second one returns the output of the first: the guided prediction,
+uncond + scale * (cond - uncond), is then exactly the conditional one. This happens outside of compiled or captured code
+and of step caches, which keep counting the calls that are made.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any, ClassVar
 
 from vivace.contract import Effect, Stage, Target, Technique, knob
 
-# Tensors that SD and SDXL pipelines hold as [unconditional half, conditional half] while guidance is on.
+# Tensors that SD and SDXL pipelines store as [unconditional half, conditional half] while guidance is on.
 _DOUBLED = ("prompt_embeds", "add_text_embeds", "add_time_ids")
-# The names under which pipelines tell step caches which of two calls it is.
+# Names of the cache contexts in which pipelines make the two calls.
 _CONDITIONAL, _UNCONDITIONAL = "cond", "uncond"
 
 
@@ -38,7 +38,7 @@ class CfgCutoff(Technique):
     owns: ClassVar[str] = "guidance schedule"
     same_picture: ClassVar[bool] = False
 
-    fraction: float = knob(gt=0, lt=1, tune=[0.4, 0.6, 0.8], about="share of the steps that keep guidance")
+    fraction: float = knob(gt=0, lt=1, tune=[0.4, 0.6, 0.8], about="share of the steps with guidance")
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None or _guides_in_two_calls(target.pipe):
@@ -47,8 +47,8 @@ class CfgCutoff(Technique):
         inputs = getattr(target.pipe, "_callback_tensor_inputs", ())
         if "prompt_embeds" not in inputs or not hasattr(pipeline, "do_classifier_free_guidance"):
             return (
-                f"{pipeline.__name__} runs guidance neither as a doubled batch nor as two calls of the denoiser that "
-                "it names (cond, then uncond), so nothing can be cut"
+                f"{pipeline.__name__} runs guidance neither as a doubled batch nor as two denoiser calls in cache "
+                "contexts (cond, then uncond), so nothing can be cut"
             )
         return None
 
@@ -71,7 +71,7 @@ class CfgCutoff(Technique):
             seen["guided_steps" if guided else "unguided_steps"] += 1
             if not guided or not self._last_guided(pipe, step):
                 return {}
-            pipe._guidance_scale = 1.0  # what the pipeline itself reads at each step; set anew by each call
+            pipe._guidance_scale = 1.0  # the pipeline reads it at each step, and resets it in each call
             return {name: tensors[name].chunk(2)[1] for name in doubled}
 
         return Effect(
@@ -83,7 +83,7 @@ class CfgCutoff(Technique):
         )
 
     def _second_calls(self, target: Target) -> Effect:
-        second = _SecondCalls(target.module("denoiser"))
+        second = _UnconditionalCalls(target.module("denoiser"))
         seen = {"guided_steps": 0, "unguided_steps": 0}
 
         def step_end(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -91,54 +91,53 @@ class CfgCutoff(Technique):
                 seen["guided_steps"] = seen["unguided_steps"] = 0
             seen["guided_steps" if second.ran else "unguided_steps"] += 1
             second.ran = False
-            second.left_out = second.left_out or self._last_guided(pipe, step)
+            second.skipped = second.skipped or self._last_guided(pipe, step)
             return {}
 
         return Effect(
             changed={"guided_share": self.fraction},
             step_end=step_end,
-            around=second.guided_at_first,
+            around=second.reset_after_call,
             evidence=lambda: dict(seen),
             refuted=lambda evidence: _refuted(
                 seen | evidence,
-                f"{type(target.pipe).__name__} made no second, unconditional calls: for true CFG it wants a scale "
-                "above 1 and a negative prompt, as guidance(3.5, true_cfg=4) gives it",
+                f"{type(target.pipe).__name__} made no unconditional calls: true CFG needs a scale above 1 and a "
+                "negative prompt, as set by guidance(3.5, true_cfg=4)",
             ),
         )
 
 
-class _SecondCalls:
-    """The unconditional calls of a denoiser that guidance calls twice a step: made, or answered with the output of the
-    conditional call before.
+class _UnconditionalCalls:
+    """Makes the unconditional call of each step, or returns the output of the conditional call before it instead.
 
-    Stands where `torch.nn.Module.compile` puts a compiled call: in front of hooks and `forward`, and left out where a
+    It takes the slot of `torch.nn.Module.compile`'s compiled call: before hooks and `forward`, and dropped when a
     module is copied or pickled.
 
     Attributes:
-        left_out: whether they are answered.
-        ran: whether one was made since this was last set.
+        skipped: whether unconditional calls are skipped.
+        ran: whether one was made since this was last reset.
     """
 
     def __init__(self, denoiser: Any) -> None:
-        self.left_out = self.ran = False
+        self.skipped = self.ran = False
         self._context: str | None = None
         self._conditional: Any = None
         self._name = denoiser.cache_context
         self._call = denoiser._compiled_call_impl or denoiser._call_impl
-        denoiser.cache_context = self._named
-        denoiser._compiled_call_impl = self._answered
+        denoiser.cache_context = self._cache_context
+        denoiser._compiled_call_impl = self._call_or_skip
 
     @contextmanager
-    def guided_at_first(self) -> Iterator[None]:
-        """Around a whole call of the pipeline; one that fails leaves nothing behind either."""
+    def reset_after_call(self) -> Iterator[None]:
+        """Reset the state after each pipeline call, even after an error."""
         try:
             yield
         finally:
-            self.left_out = self.ran = False
+            self.skipped = self.ran = False
             self._conditional = None
 
     @contextmanager
-    def _named(self, name: str, **given: Any) -> Iterator[None]:
+    def _cache_context(self, name: str, **given: Any) -> Iterator[None]:
         before, self._context = self._context, name
         try:
             with self._name(name, **given):
@@ -146,19 +145,19 @@ class _SecondCalls:
         finally:
             self._context = before
 
-    def _answered(self, *args: Any, **kwargs: Any) -> Any:
+    def _call_or_skip(self, *args: Any, **kwargs: Any) -> Any:
         if self._context == _UNCONDITIONAL:
-            if self.left_out:
+            if self.skipped:
                 return self._conditional
             self.ran = True
         output = self._call(*args, **kwargs)
-        # Not held longer than it may be needed: it is as large as the latents.
-        self._conditional = output if self.left_out and self._context == _CONDITIONAL else None
+        # Kept only while it is needed: it is as large as the latents.
+        self._conditional = output if self.skipped and self._context == _CONDITIONAL else None
         return output
 
 
 def _guides_in_two_calls(pipe: Any) -> bool:
-    """Whether the pipeline calls its denoiser for the prompt and then for its absence, and says so to step caches."""
+    """Whether the pipeline makes a conditional and then an unconditional denoiser call, in named cache contexts."""
     if not hasattr(getattr(pipe, "transformer", None), "cache_context"):
         return False
     code = inspect.getsource(type(pipe).__call__)
@@ -167,10 +166,9 @@ def _guides_in_two_calls(pipe: Any) -> bool:
 
 
 def _refuted(counted: dict[str, Any], never_guided: str) -> str | None:
-    """Given what was counted; where there is evidence of an earlier run, that: the session may have drawn with other
-    steps since."""
+    """Return why nothing was cut, or None. `counted` is the evidence of the run in question."""
     if counted["unguided_steps"] and counted["guided_steps"]:
         return None
     if counted["guided_steps"]:
-        return "the cutoff fell on the last step, so every step was guided"
+        return "the cutoff is after the last step, so every step was guided"
     return f"{never_guided}, so there was nothing to cut"

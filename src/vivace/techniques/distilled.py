@@ -1,31 +1,31 @@
-"""A published LoRA that lets the model draw in a few steps, merged into its weights.
+"""A published LoRA for inference in a few steps, merged into the model's weights.
 
-Why: a picture in 4 steps instead of 30 or 50, most of them without guidance and so with half the work a step.
-    Merged, the LoRA costs nothing at each step.
-Costs: another picture, with less variety and detail than the whole model's; each kind has numbers of steps that it was
-    made for. The LoRA is fetched once (Hyper-SD's repository lists 0.27 GB for SD 1.5, 1.39 GB for
-    FLUX.1 [dev]); tiny-sd's ships with vivace (0.6 MB).
-Needs: a model for which such a LoRA is known: `vivace models` lists them.
+Why: an image takes 4 steps instead of 30 or 50. Most of these LoRAs need no guidance, which halves the work per step.
+    Merged, the LoRA adds no cost per step.
+Costs: another image, with less variety and detail than the full model's; each kind is made for certain numbers of
+    steps. The LoRA is downloaded once (Hyper-SD's repository lists 0.27 GB for SD 1.5, 1.39 GB for FLUX.1 [dev]);
+    tiny-sd's ships with vivace (0.6 MB).
+Needs: a model with a known LoRA of this kind: `vivace models` lists them.
 Source: Luo et al., LCM-LoRA, arXiv 2311.05556; Lin et al., SDXL-Lightning, arXiv 2402.13929; Ren et al., Hyper-SD,
     arXiv 2404.13686.
 
-It is merged before anything else is done to the weights, in fp32 and rounded once, so that it can be quantised, fused
-or compiled afterwards. The scheduler, the steps and the guidance become those that it was made for; `scheduler`,
-`steps` and `guidance` beside it still win. A whole distilled model (sdxl-turbo, sdxl-lightning-4step, lcm-sdxl) is a
-model of its own name.
+It is merged before any other technique changes the weights, in fp32 with one rounding, so that the result can be
+quantised, fused or compiled. Scheduler, steps and guidance become those that it was made for; `scheduler`, `steps` and
+`guidance` in the same recipe override them. Fully distilled models (sdxl-turbo, sdxl-lightning-4step, lcm-sdxl) are
+separate models.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vivace.contract import Component, Distillation, Effect, Stage, Target, Technique, knob
 from vivace.contract.script import Script, literal, written_call
+from vivace.contract.technique import Component, Distillation, Effect, Stage, Target, Technique, knob
 
 
 class Distilled(Technique):
     name: ClassVar[str] = "distilled"
-    summary: ClassVar[str] = "a LoRA for few steps, merged into the weights"
+    summary: ClassVar[str] = "a few-step LoRA, merged into the weights"
     stage: ClassVar[Stage] = Stage.SWAP
     owns: ClassVar[str] = "distillation"
     same_picture: ClassVar[bool] = False
@@ -33,33 +33,33 @@ class Distilled(Technique):
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     kind: Literal["lcm", "lightning", "hyper", "turbo"] = knob(
-        tune=["lcm", "hyper"], about="how it was distilled"
+        tune=["lcm", "hyper"], about="the distillation method"
     )
     steps: int | None = knob(
-        None, ge=1, le=16, tune=[4], about="denoising steps; none: what the kind is used with most"
+        None, ge=1, le=16, tune=[4], about="denoising steps; None: the usual number of the kind"
     )
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None
-        if target.model.has_random_weights:
-            return "no LoRA belongs to random weights; steps(4)+guidance(0) takes the same time"
-        if not target.model.distillations:
-            return "no LoRA for few steps is known for this model"
-        of_kind = [one for one in target.model.distillations if one.kind == self.kind]
+        if target.has_random_weights:
+            return "there is no LoRA for random weights; steps(4)+guidance(0) takes the same time"
+        if not target.distillations:
+            return "no few-step LoRA is known for this model"
+        of_kind = [one for one in target.distillations if one.kind == self.kind]
         if not of_kind:
-            kinds = sorted({one.kind for one in target.model.distillations})
-            return f"no {self.kind} LoRA is known for this model; there is {', '.join(kinds)}"
+            kinds = sorted({one.kind for one in target.distillations})
+            return f"no {self.kind} LoRA is known for this model; use {' or '.join(kinds)}"
         if self._chosen(target) is None:
             steps = sorted({number for one in of_kind for number in one.steps})
-            return f"{self.kind} of this model is made for {', '.join(map(str, steps))} steps, not for {self.steps}"
+            return f"this model's {self.kind} LoRA is made for {', '.join(map(str, steps))} steps, not for {self.steps}"
         return None
 
     def apply(self, target: Target) -> Effect:
         chosen = self._chosen(target)
         assert chosen is not None
         changed: dict[str, int | float | str] = {"lora": chosen.where, "scheduler": chosen.scheduler}
-        if target.model.has_weights:
+        if target.has_data:
             changed["denoiser.merged_layers"] = chosen.merge(target.pipe)
         import diffusers
 
@@ -81,7 +81,7 @@ class Distilled(Technique):
         return Script(
             imports=(f"diffusers:{chosen.scheduler}",),
             lines=(
-                "# Needs peft. The LoRA is merged into the weights, so that it costs nothing at each step;",
+                "# Needs peft. The LoRA is merged into the weights, so that it adds no cost per step;",
                 "# vivace sums in fp32 and rounds once, so the last bits may differ.",
                 *load.splitlines(),
                 f"pipe.fuse_lora({scale})",
@@ -98,7 +98,7 @@ class Distilled(Technique):
         }
 
     def _chosen(self, target: Target) -> Distillation | None:
-        for one in target.model.distillations:
+        for one in target.distillations:
             if one.kind == self.kind and (self.steps is None or self.steps in one.steps):
                 return one
         return None

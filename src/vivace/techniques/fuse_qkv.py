@@ -1,14 +1,14 @@
-"""One matrix product for query, key and value instead of three; in cross-attention one for key and value.
+"""One matmul for query, key and value instead of three; in cross-attention one for key and value.
 
-Why: a wider product fills the GPU better, reads its input once instead of three times, and is one launch. It helps
-    most where products are small: low resolution, batch 1, weights that are quantised when they are used.
-Costs: wider products are summed in another order, so the last bits differ. The separate weights are given up, so a LoRA
-    that is loaded later finds no place: load it before. While a UNet is fused, its attention weights exist twice.
-Needs: attention as diffusers builds it (SD, SDXL, FLUX, their VAEs); a tiny VAE has none.
+Why: a wider matmul uses the GPU better, reads its input once instead of three times, and is a single launch. It helps
+    most where matmuls are small: low resolution, batch 1, weights that are dequantised in each call.
+Costs: wider matmuls sum in another order, so the last bits differ. The separate weights are deleted, so LoRAs must be
+    loaded before. While a UNet is being fused, its attention weights exist twice.
+Needs: diffusers attention layers (SD, SDXL, FLUX, their VAEs); a tiny VAE has none.
 Source: diffusers, `fuse_qkv_projections`; Megatron-LM, arXiv 1909.08053 (one fused projection per layer).
 
-diffusers keeps the separate weights beside the fused ones, to be able to undo it: a quarter more memory for a UNet,
-and whatever quantises later would quantise both. Here they are dropped.
+diffusers keeps the separate weights as well, so that fusing can be undone: a quarter more memory for a UNet, and
+quantisation would quantise both. Here they are deleted.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _REPLACED = {
     "to_kv": ("to_k", "to_v"),
     "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
 }
-# Processors that have a fused form which computes the same. diffusers would put that form in any other's place, too.
+# Processors with an equivalent fused form. diffusers would replace any other processor with that form, too.
 _PLAIN = {"AttnProcessor", "AttnProcessor2_0", "JointAttnProcessor2_0"}
 
 
 class FuseQkv(Technique):
     name: ClassVar[str] = "fuse_qkv"
-    summary: ClassVar[str] = "one product for query, key and value"
+    summary: ClassVar[str] = "one matmul for query, key and value"
     stage: ClassVar[Stage] = Stage.FUSE
     owns: ClassVar[str] = "attention projections"
     same_picture: ClassVar[bool] = True
@@ -40,7 +40,9 @@ class FuseQkv(Technique):
 
     @property
     def arithmetic(self) -> Arithmetic:
-        return Arithmetic(weights="as before, three in one", products="as before, one for three")
+        return Arithmetic(
+            weights="as before, three fused into one", products="as before, one instead of three"
+        )
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
@@ -53,11 +55,11 @@ class FuseQkv(Technique):
                 if not hasattr(attention, "_supports_qkv_fusion") and kind not in _PLAIN:
                     return (
                         f"the {component}'s attention is computed by {kind}, which has no fused form in diffusers; "
-                        "take adapters off first, or aim it elsewhere with @"
+                        "remove adapters first, or target another component with @"
                     )
                 if any(is_quantised(layer) for layer in _separate(attention)):
                     return (
-                        f"the {component}'s projections are quantised, and quantised weights cannot be merged"
+                        f"the {component}'s projections are quantised, and quantised weights cannot be fused"
                     )
         return None
 
@@ -69,9 +71,9 @@ class FuseQkv(Technique):
             separate = [attention for attention in attentions if not _is_fused(attention)]
             num_fused_before += len(attentions) - len(separate)
             if separate and not hasattr(type(separate[0]), "_supports_qkv_fusion"):
-                module.fuse_qkv_projections()  # also exchanges the processors
+                module.fuse_qkv_projections()  # also replaces the processors
             for attention in separate:
-                # One after the other, so that only one attention's weights are there twice.
+                # One by one, so that only one layer's weights exist twice.
                 if hasattr(type(attention), "_supports_qkv_fusion"):
                     attention.fuse_projections()
                 _drop_replaced(attention)
@@ -92,14 +94,14 @@ class FuseQkv(Technique):
         ]
         return Script(
             lines=(
-                "# The separate weights stay beside the fused ones; vivace drops them to save their memory.",
+                "# diffusers keeps the separate weights as well; vivace deletes them to save memory.",
                 *(f"{target.path(component)}.fuse_qkv_projections()" for component in separate),
             )
         )
 
 
 def _attentions(module: Any) -> list[Any]:
-    """The module's attentions that diffusers can fuse."""
+    """Return the module's attention layers that diffusers can fuse."""
     if not hasattr(module, "fuse_qkv_projections"):
         return []
     return [
@@ -116,10 +118,6 @@ def _is_fused(attention: Any) -> bool:
 def _separate(attention: Any) -> list[Any]:
     names = {name for replaced in _REPLACED.values() for name in replaced}
     return [layer for name in names if (layer := getattr(attention, name, None)) is not None]
-
-
-def _is_quantised(layer: Any) -> bool:
-    return hasattr(layer.weight, "__tensor_flatten__")
 
 
 def _drop_replaced(attention: Any) -> None:

@@ -1,13 +1,13 @@
-"""A given guidance scale.
+"""Set the guidance scale.
 
 Why: at 1 or below, models with classifier-free guidance skip the unconditional branch: half the denoiser's work.
-Costs: another picture; too little guidance ignores the prompt, too much burns the colours. `true_cfg` doubles the
-    denoiser's work.
+Costs: another image; too little guidance ignores the prompt, too much oversaturates. `true_cfg` doubles the denoiser's
+    work.
 Source: Ho and Salimans, Classifier-Free Diffusion Guidance, arXiv 2207.12598.
 
-FLUX.1 [dev] has guidance distilled into the model: the scale is one of its inputs, and costs nothing. `true_cfg` is
-guidance with a second, unconditional call beside that, as pipelines that take a `true_cfg_scale` offer it: FLUX's and
-Qwen-Image's. It is against the empty prompt, unless the call has a `negative_prompt`.
+FLUX.1 [dev] has guidance distilled into the model: the scale is one of its inputs, and costs nothing. `true_cfg` adds
+guidance with a second, unconditional call, for pipelines that take a `true_cfg_scale` (FLUX, Qwen-Image). It uses the
+empty prompt, unless the call has a `negative_prompt`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Guidance(Technique):
 
     scale: float = knob(ge=0, le=100, tune=[1.0, 3.0, 5.0], about="guidance scale; 1 switches it off")
     true_cfg: float | None = knob(
-        None, gt=1, le=100, about="scale of guidance with a second call, for models whose own is distilled"
+        None, gt=1, le=100, about="scale of guidance with a second call, for models with distilled guidance"
     )
 
     def unsupported(self, target: Target) -> str | None:
@@ -38,15 +38,15 @@ class Guidance(Technique):
         pipeline = type(target.pipe)
         if "true_cfg_scale" not in inspect.signature(pipeline.__call__).parameters:
             return (
-                f"{pipeline.__name__} takes no true_cfg_scale; where guidance is not distilled into the model, its "
-                "scale is all there is: give guidance(scale) alone"
+                f"{pipeline.__name__} takes no true_cfg_scale; models without distilled guidance need only "
+                "guidance(scale)"
             )
         return None
 
     def apply(self, target: Target) -> Effect:
         before = target.model.defaults.get("guidance_scale")
         if before == self.scale and self.true_cfg is None:
-            raise NoEffect(f"{self.scale:g} is the workload's own guidance scale", already_so=True)
+            raise NoEffect(f"{self.scale:g} is already the workload's guidance scale", already_so=True)
         changed: dict[str, int | float | str] = {"guidance_scale": self.scale}
         if before is not None:
             changed["guidance_scale_before"] = before
@@ -58,7 +58,7 @@ class Guidance(Technique):
         return Script(call=self._call())
 
     def _call(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"guidance_scale": self.scale}
+        arguments: dict[str, Any] = {"guidance_scale": self.scale}
         if self.true_cfg is not None:
-            told |= {"true_cfg_scale": self.true_cfg, "negative_prompt": ""}
-        return told
+            arguments |= {"true_cfg_scale": self.true_cfg, "negative_prompt": ""}
+        return arguments

@@ -1,10 +1,10 @@
-"""The whole call under `torch.inference_mode` instead of `torch.no_grad`.
+"""Run the whole call under `torch.inference_mode` instead of `torch.no_grad`.
 
-Why: PyTorch then keeps no version counters and no records of views, which costs a little for every operation on the
-    CPU's side. It shows where the CPU cannot keep up with the GPU: small models, small pictures, eager execution.
-Costs: nothing in the picture. Tensors that the call returns (`output_type="pt"` or `"latent"`) can never take part in
-    autograd; clone them if they should.
-Needs: nothing. `compile` compiles again when the mode changes, so call the pipeline through the session always.
+Why: PyTorch then skips version counters and view tracking, which saves some CPU time per operation. It matters where
+    the CPU is the bottleneck: small models, small images, eager execution.
+Costs: nothing in image quality. Tensors that the call returns (`output_type="pt"` or `"latent"`) cannot be used in
+    autograd; clone them for that.
+Needs: nothing. `compile` recompiles when the mode changes, so always call the pipeline through the session.
 Source: PyTorch, "Inference mode" in the autograd notes.
 """
 
@@ -49,7 +49,7 @@ class InferenceMode(Technique):
             missed = seen["denoiser_calls"] - seen["denoiser_calls_in_inference_mode"]
             if missed:
                 return (
-                    f"{missed} of the denoiser's calls ran outside of it: call the session, not its pipeline"
+                    f"{missed} denoiser calls ran outside inference mode: call the session, not its pipeline"
                 )
             return None
 

@@ -1,17 +1,17 @@
-"""Prompts that were encoded before are not encoded again; the text encoders may leave the GPU meanwhile.
+"""Cache prompt embeddings, so that a repeated prompt is not encoded again; optionally offload the text encoders.
 
-Why: the negative prompt is nearly always the same, and so is the prompt when seeds or settings are tried. A hit costs a
-    copy of the embeddings. FLUX's T5 alone is 9.5 GB in bf16: with `free_encoders` it is in the host's memory
-    whenever nothing new has to be encoded.
-Costs: the embeddings that are kept (FLUX: 4 MB a prompt in bf16). With `free_encoders` a new prompt moves the encoders
-    to the GPU and back again. The whole model has to fit once, since it is loaded first.
-Needs: a pipeline with an `encode_prompt`. `free_encoders` needs a GPU: on a CPU there is nowhere to go.
-Source: diffusers, "Reduce memory usage" (prompt embeddings computed ahead); seen in most serving systems.
+Why: the negative prompt is nearly always the same, and so is the prompt when seeds or settings are varied. A cache hit
+    costs a copy of the embeddings. FLUX's T5 alone is 9.5 GB in bf16: with `free_encoders` it is offloaded to host
+    memory whenever no new prompt is encoded.
+Costs: memory for the embeddings (FLUX: 4 MB per prompt in bf16). With `free_encoders` each new prompt onloads the
+    encoders to the GPU and offloads them again. The whole model must fit once, since it is loaded first.
+Needs: a pipeline with an `encode_prompt`. `free_encoders` needs a GPU.
+Source: diffusers, "Reduce memory usage" (prompt embeddings computed ahead); common in serving systems.
 
-A hit needs the same arguments of `encode_prompt` (prompts and negative prompts, pictures per prompt, guidance on or
-off, sequence length, clip skip, LoRA scale, device) and the same encoders (dtype, adapters, added tokens); the weights
-themselves are taken to be final. Embeddings that the caller brings pass through. A bench repeats its prompts on
-purpose, so its timed calls hit, as calls with new prompts would not: the record counts both.
+A hit needs the same arguments of `encode_prompt` (prompts and negative prompts, images per prompt, guidance on or off,
+sequence length, clip skip, LoRA scale, device) and the same encoders (dtype, adapters, added tokens); the weights
+themselves are assumed not to change. Embeddings given by the caller pass through. A benchmark repeats its prompts, so
+its timed calls hit, unlike calls with new prompts: the record counts both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
-from vivace.contract import Component, Effect, Stage, Target, Technique, component_of, knob
+from vivace.contract.technique import Component, Effect, Stage, Target, Technique, component_of, knob
 from vivace.errors import NoEffect
 
 _ENCODERS: tuple[Component, ...] = ("text_encoder", "text_encoder_2")
@@ -31,50 +31,54 @@ _MARK = "_vivace_prompt_cache"
 
 class PromptCache(Technique):
     name: ClassVar[str] = "prompt_cache"
-    summary: ClassVar[str] = "prompts that were encoded before are not encoded again"
+    summary: ClassVar[str] = "a repeated prompt is not encoded again"
     stage: ClassVar[Stage] = Stage.SCHEDULE
     owns: ClassVar[str] = "text encoding"
     same_picture: ClassVar[bool] = True
 
     keep: int = knob(
-        32, ge=1, le=4096, tune=[32], about="calls whose embeddings are kept, the latest used ones"
+        32,
+        ge=1,
+        le=4096,
+        tune=[32],
+        about="number of calls whose embeddings are kept, the most recently used",
     )
     free_encoders: bool = knob(
         False,
         tune=[False, True],
-        about="text encoders wait in the host's memory while nothing new is encoded",
+        about="keep text encoders in host memory while no new prompt is encoded",
     )
 
     def unsupported(self, target: Target) -> str | None:
         if self.free_encoders and not target.machine.is_cuda:
-            return "on a CPU the text encoders are in the host's memory already; leave free_encoders out"
+            return "on a CPU the text encoders are in host memory already; leave free_encoders out"
         if target.pipe is None:
             return None
         name = type(target.pipe).__name__
         if not hasattr(target.pipe, "encode_prompt"):
-            return f"{name} has no encode_prompt whose results could be kept"
+            return f"{name} has no encode_prompt, whose results could be cached"
         if self.free_encoders and not _encoders(target.pipe):
-            return f"this {name} has no text encoders that could be freed"
+            return f"this {name} has no text encoders to offload; leave free_encoders out"
         return None
 
     def apply(self, target: Target) -> Effect:
         pipe = target.pipe
         encode = pipe.encode_prompt
         if hasattr(encode, _MARK):
-            raise NoEffect("the pipeline keeps its prompts already", already_so=True)
+            raise NoEffect("the pipeline already caches its prompts", already_so=True)
         cache = _Cache(encode, functools.partial(_state, pipe), self.keep)
-        shelf = _Shelf(_encoders(pipe), target.model.has_weights) if self.free_encoders else None
+        offload = _EncoderOffload(_encoders(pipe), target.has_data) if self.free_encoders else None
 
         @functools.wraps(encode)
         def encode_once(*args: Any, **kwargs: Any) -> Any:
             try:
                 return cache(*args, **kwargs)
             finally:
-                if shelf is not None:
-                    shelf.put_away()
+                if offload is not None:
+                    offload.offload()
 
         setattr(encode_once, _MARK, True)
-        encode_once.moves_encoders = self.free_encoders  # type: ignore[attr-defined]  # for whoever would move them
+        encode_once.moves_encoders = self.free_encoders  # type: ignore[attr-defined]  # read by `offload`
         pipe.encode_prompt = encode_once
 
         def evidence() -> dict[str, int | float | str]:
@@ -83,30 +87,30 @@ class PromptCache(Technique):
                 "prompt_cache_misses": cache.misses,
                 "prompt_cache_passed_through": cache.passed_through,
             }
-            return found | ({} if shelf is None else {"text_encoders_freed": shelf.num_put_away})
+            return found | ({} if offload is None else {"text_encoders_freed": offload.num_offloaded})
 
         def refuted(_: dict[str, Any]) -> str | None:
-            if shelf is not None and cache.misses and not shelf.num_put_away:
-                return "the text encoders were not freed: something else moves them already"
+            if offload is not None and cache.misses and not offload.num_offloaded:
+                return "the text encoders were not offloaded: something else moves them already"
             if cache.passed_through and not cache.hits:
-                return "the calls brought their own embeddings, so there was nothing to keep"
+                return "the calls were given embeddings, so there was nothing to cache"
             if cache.misses > 1 and not cache.hits:
                 return f"none of {cache.misses} calls repeated a prompt"
             return None
 
         changed: dict[str, int | float | str] = {"kept_prompts": self.keep}
-        if shelf is not None:
+        if offload is not None:
             changed["freed_text_encoders"] = len(_encoders(pipe))
         return Effect(changed=changed, evidence=evidence, refuted=refuted)
 
 
 class _Cache:
-    """`encode` with its latest results kept; each caller gets copies, so that nobody can change what is kept.
+    """An LRU cache around `encode`. Callers get copies, so that they cannot change cached embeddings.
 
     Args:
-        encode: the pipeline's own encode_prompt.
-        state: what its result depends on besides its arguments.
-        keep: how many results.
+        encode: the pipeline's encode_prompt.
+        state: returns what its result depends on besides its arguments.
+        keep: number of results to keep.
     """
 
     def __init__(self, encode: Callable[..., Any], state: Callable[[], Hashable], keep: int) -> None:
@@ -119,13 +123,11 @@ class _Cache:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            asked = self._asked(args, kwargs)
-        except (
-            TypeError
-        ):  # an argument that is no text and no number: embeddings, or what the pipeline will refuse
+            arguments = self._bound(args, kwargs)
+        except TypeError:  # embeddings, or an argument that the pipeline will refuse
             self.passed_through += 1
             return self._encode(*args, **kwargs)
-        key = asked, self._state()
+        key = arguments, self._state()
         if key in self._kept:
             self.hits += 1
             self._kept.move_to_end(key)
@@ -137,14 +139,14 @@ class _Cache:
             self._kept.popitem(last=False)
         return result
 
-    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return _frozen(bound.arguments)
 
 
 def _frozen(value: Any) -> Hashable:
-    """A hashable stand-in that is equal only for equal values of equal type.
+    """Return a hashable key that is equal only for equal values of equal type.
 
     Raises:
         TypeError: for anything but texts, numbers, devices, dtypes, and lists and dicts of them.
@@ -161,7 +163,7 @@ def _frozen(value: Any) -> Hashable:
 
 
 def _state(pipe: Any) -> Hashable:
-    """What decides about embeddings besides the arguments of the call."""
+    """Return what the embeddings depend on besides the arguments of the call."""
     encoders = tuple(
         (id(encoder), encoder.dtype, encoder.training, tuple(getattr(encoder, "peft_config", ())))
         for encoder in _encoders(pipe)
@@ -181,41 +183,41 @@ def _copied(result: Any) -> Any:
     return tree_map_only(torch.Tensor, torch.clone, result)
 
 
-class _Shelf:
-    """Text encoders that are moved to the host's memory, and come back by themselves when they are called.
+class _EncoderOffload:
+    """Offloads text encoders to host memory, and onloads them when they are called.
 
-    Without data (see `Target.has_data`) what they held is given up instead.
+    Without data (see `Target.has_data`) their tensors are replaced with empty ones instead.
     """
 
     def __init__(self, encoders: list[Any], has_data: bool) -> None:
-        self.num_put_away = 0
+        self.num_offloaded = 0
         self._encoders = encoders
         self._has_data = has_data
-        self._homes: dict[int, Any] = {}
+        self._devices: dict[int, Any] = {}
         for encoder in encoders:
-            encoder.register_forward_pre_hook(self._bring_back, with_kwargs=True)
+            encoder.register_forward_pre_hook(self._onload, with_kwargs=True)
 
-    def put_away(self) -> None:
+    def offload(self) -> None:
         for encoder in self._encoders:
-            if id(encoder) in self._homes or _is_managed(encoder):
+            if id(encoder) in self._devices or _is_managed(encoder):
                 continue
-            self._homes[id(encoder)] = encoder.device
-            self.num_put_away += 1
+            self._devices[id(encoder)] = encoder.device
+            self.num_offloaded += 1
             if self._has_data:
                 _move(encoder, "cpu")
             else:
                 _empty(encoder)
 
-    def _bring_back(self, encoder: Any, args: Any, kwargs: Any) -> Any:
-        home = self._homes.pop(id(encoder), None)
-        if home is None:
+    def _onload(self, encoder: Any, args: Any, kwargs: Any) -> Any:
+        device = self._devices.pop(id(encoder), None)
+        if device is None:
             return None
-        _move(encoder, home)
-        # SDXL and FLUX put the words where they find the encoder, which was the host's memory.
-        return _on(home, (args, kwargs))
+        _move(encoder, device)
+        # SDXL and FLUX put the token ids on the encoder's device, which was the CPU.
+        return _to_device(device, (args, kwargs))
 
 
-def _on(device: Any, tensors: Any) -> Any:
+def _to_device(device: Any, tensors: Any) -> Any:
     import torch
     from torch.utils._pytree import tree_map_only
 
@@ -229,14 +231,14 @@ def _move(module: Any, device: Any) -> None:
 
 
 def _empty(module: Any) -> None:
-    """Give up a module's tensors; dtype and device can still be asked for."""
+    """Replace a module's parameters with empty ones of the same dtype and device."""
     import torch
 
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
-                nothing = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-                part._parameters[name] = torch.nn.Parameter(nothing, requires_grad=False)
+                empty = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+                part._parameters[name] = torch.nn.Parameter(empty, requires_grad=False)
 
 
 def _is_managed(module: Any) -> bool:

@@ -1,17 +1,17 @@
-"""Blocks of the denoiser that change little of what passes through them are taken out.
+"""Remove the denoiser's blocks that change their input least.
 
-Why: every block of a denoiser adds something to what comes in, and some add next to nothing. What is taken out costs
-    neither time nor memory, and needs no kernel and no GPU of a certain age.
-Costs: another picture, and with a larger share a worse one: published pruned models were trained again afterwards,
-    which vivace does not do. On both embedded models it is further from the baseline than fewer steps of the same work
-    (docs/step-curves.md): bench both. Choosing the blocks draws `pictures` of the workload's prompts first.
-Needs: a UNet as diffusers builds it, or a transformer with lists of blocks (FLUX, SD3, PixArt).
+Why: every block adds something to its input, and some add next to nothing. A removed block costs neither time nor
+    memory, and pruning needs no kernels and works on any GPU.
+Costs: another image, and with a larger share a worse one: published pruned models were retrained afterwards, which
+    vivace does not do. On both embedded models it is further from the baseline than fewer steps of the same work
+    (docs/step-curves.md): measure both. To choose the blocks, `pictures` of the workload's prompts are generated first.
+Needs: a diffusers UNet, or a transformer with lists of blocks (FLUX, SD3, PixArt).
 Source: Men et al., "ShortGPT", arXiv 2403.03853 (a block's influence); Kim et al., "BK-SDM", arXiv 2305.15798 (which
-    parts of a UNet can go).
+    parts of a UNet can be removed).
 
-A block's influence is the length of what it adds over the length of what comes in, averaged over the steps of the
-pictures. Of a UNet those parts can go whose output has the shape of their input: attention with its feed-forward, and
-convolution blocks behind the first of their resolution; of a list of blocks one always stays.
+A block's influence is the norm of what it adds over the norm of its input, averaged over all steps of these images.
+Removable parts of a UNet are those whose output has the shape of their input: attention with its feed-forward, and
+ResNet blocks after the first of their resolution. At least one block of each list stays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract import Component, Effect, Stage, Target, Technique, knob
+from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
 
 _LISTS = ("transformer_blocks", "single_transformer_blocks")
@@ -30,7 +30,7 @@ _LISTS = ("transformer_blocks", "single_transformer_blocks")
 
 class Prune(Technique):
     name: ClassVar[str] = "prune"
-    summary: ClassVar[str] = "the denoiser's blocks that change least are taken out"
+    summary: ClassVar[str] = "the denoiser's least influential blocks are removed"
     stage: ClassVar[Stage] = Stage.PRUNE
     owns: ClassVar[str] = "blocks"
     same_picture: ClassVar[bool] = False
@@ -38,9 +38,9 @@ class Prune(Technique):
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     share: float = knob(
-        0.1, gt=0, le=0.9, tune=[0.1, 0.2], about="share of the blocks that can go, at least one"
+        0.1, gt=0, le=0.9, tune=[0.1, 0.2], about="share of the removable blocks, at least one block"
     )
-    pictures: int = knob(2, ge=1, le=64, tune=[2], about="prompts that are drawn to choose them")
+    pictures: int = knob(2, ge=1, le=64, tune=[2], about="number of prompts to choose the blocks with")
 
     @property
     def needs_prompts(self) -> bool:
@@ -51,11 +51,10 @@ class Prune(Technique):
             return None
         denoiser = target.module("denoiser")
         if not _blocks(denoiser):
-            return f"{type(denoiser).__name__} has no blocks that can be taken out"
-        if _chooses(target) and not target.asked.prompts:
+            return f"{type(denoiser).__name__} has no removable blocks"
+        if _chooses(target) and not target.prompts:
             return (
-                "it looks at what is drawn to choose the blocks, and there are no prompts; give some: "
-                "vivace.apply(pipe, recipe, prompts=[...])"
+                "it needs prompts to choose the blocks; give some: vivace.apply(pipe, recipe, prompts=[...])"
             )
         return None
 
@@ -64,18 +63,18 @@ class Prune(Technique):
         blocks = _blocks(denoiser)
         number = max(1, int(self.share * len(blocks)))
         if _chooses(target):
-            prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(self.pictures)]
+            prompts = [target.prompts[k % len(target.prompts)] for k in range(self.pictures)]
             influence = _influence(target, blocks, prompts)
             ordered = sorted(blocks, key=lambda block: influence[block.name])
-            how = f"least influence over {self.pictures} picture{'s' if self.pictures > 1 else ''}"
+            how = f"least influence over {self.pictures} image{'s' if self.pictures > 1 else ''}"
         else:
-            # Of random weights none matters more than another; spread evenly they cost what a choice would save.
+            # With random weights all blocks are alike; evenly spaced ones save as much as a choice would.
             ordered = [blocks[(2 * k + 1) * len(blocks) // (2 * number)] for k in range(number)]
-            how = "spread evenly: random weights say nothing of influence"
+            how = "evenly spaced: random weights have no meaningful influence"
         before = sum(p.numel() for p in denoiser.parameters())
-        taken = _take_out(denoiser, ordered, number)
+        taken = _remove(denoiser, ordered, number)
         if not taken:
-            raise NoEffect("each list of blocks has one only, and that stays")
+            raise NoEffect("each list has a single block, which must stay")
         removed = before - sum(p.numel() for p in denoiser.parameters())
         return Effect(
             changed={
@@ -90,8 +89,10 @@ class Prune(Technique):
 
 @dataclass(frozen=True)
 class _Block:
-    """name: its path in the denoiser. in_list: whether it can be deleted from a list; else what lets its input through
-    takes its place."""
+    """A removable block.
+
+    name: its path in the denoiser. in_list: it can be deleted from its list; otherwise an identity replaces it.
+    """
 
     name: str
     module: Any
@@ -99,17 +100,17 @@ class _Block:
 
 
 def _chooses(target: Target) -> bool:
-    return target.model.has_weights and not target.model.has_random_weights
+    return target.has_data and not target.has_random_weights
 
 
 def _blocks(denoiser: Any) -> list[_Block]:
-    """In the order of the denoiser's modules."""
+    """Return the removable blocks, in the order of the denoiser's modules."""
     if hasattr(denoiser, "down_blocks"):
         return _unet_blocks(denoiser)
     found = []
     for name in _LISTS:
         for number, block in enumerate(getattr(denoiser, name, None) or ()):
-            # SD3's last block gives no text on.
+            # SD3's last block returns no text.
             if not getattr(block, "context_pre_only", False):
                 found.append(_Block(f"{name}.{number}", block, in_list=True))
     return found
@@ -134,12 +135,12 @@ def _unet_blocks(unet: Any) -> list[_Block]:
 
 
 def _influence(target: Target, blocks: Sequence[_Block], prompts: Sequence[str]) -> dict[str, float]:
-    """By block, what it adds over what comes in; infinite for what was never called."""
+    """Return the influence of each block; infinite if it was never called."""
     import torch
 
     seen: dict[str, list[Any]] = {block.name: [] for block in blocks}
     accepted = inspect.signature(target.pipe.__call__).parameters
-    call = {k: v for k, v in target.model.defaults.items() if k in accepted}
+    call = {k: v for k, v in target.defaults.items() if k in accepted}
     with _watching(blocks, seen):
         for number, prompt in enumerate(prompts):
             target.pipe(prompt=prompt, generator=torch.Generator("cpu").manual_seed(number), **call)
@@ -167,44 +168,46 @@ def _watching(blocks: Sequence[_Block], seen: dict[str, list[Any]]) -> Iterator[
 
 
 def _hidden(output: Any) -> Any:
-    """The picture's part of a block's output: alone, in a `sample`, or last of a tuple, behind the text's."""
+    """Return the image tokens of a block's output, which may be the last of a tuple or in a `sample`."""
     if hasattr(output, "sample"):
         return output.sample
     return output[-1] if isinstance(output, tuple) else output
 
 
-def _take_out(denoiser: Any, ordered: Sequence[_Block], number: int) -> list[str]:
-    """The first `number` of the blocks, but the last of a list stays; their names."""
-    gone: list[_Block] = []
+def _remove(denoiser: Any, ordered: Sequence[_Block], number: int) -> list[str]:
+    """Remove the first `number` blocks, but never the last of a list; return their names."""
+    removed: list[_Block] = []
     left: dict[str, int] = {}
     for block in ordered:
-        if len(gone) == number:
+        if len(removed) == number:
             break
         parent = block.name.rpartition(".")[0]
         if block.in_list:
             if left.setdefault(parent, len(denoiser.get_submodule(parent))) == 1:
                 continue
             left[parent] -= 1
-        gone.append(block)
-    # From behind, so that the numbers of those in front stay true.
-    for block in sorted(gone, key=lambda one: -int(one.name.rpartition(".")[2])):
-        parent, _, place = block.name.rpartition(".")
+        removed.append(block)
+    # From the end, so that the indices of the others stay valid.
+    for block in sorted(removed, key=lambda one: -int(one.name.rpartition(".")[2])):
+        parent, _, index = block.name.rpartition(".")
         if block.in_list:
-            del denoiser.get_submodule(parent)[int(place)]
+            del denoiser.get_submodule(parent)[int(index)]
         else:
-            denoiser.get_submodule(parent)[int(place)] = _passage(hasattr(block.module, "transformer_blocks"))
-    return [block.name for block in gone]
+            denoiser.get_submodule(parent)[int(index)] = _identity(
+                hasattr(block.module, "transformer_blocks")
+            )
+    return [block.name for block in removed]
 
 
-def _passage(in_tuple: bool) -> Any:
-    """A module that returns its first argument, in a tuple as diffusers' UNet blocks ask their attention for it."""
+def _identity(in_tuple: bool) -> Any:
+    """Return a module that returns its first argument, in a tuple if it replaces a UNet's attention."""
     import torch
 
-    class Passage(torch.nn.Module):  # type: ignore[misc]
+    class Identity(torch.nn.Module):  # type: ignore[misc]
         def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
             return (hidden_states,) if in_tuple else hidden_states
 
-        def __reduce__(self) -> Any:  # for copies in other processes, which do not find a local class
-            return _passage, (in_tuple,)
+        def __reduce__(self) -> Any:  # for copies in other processes, since a local class cannot be pickled
+            return _identity, (in_tuple,)
 
-    return Passage()
+    return Identity()

@@ -1,23 +1,23 @@
-"""Another sampler for the same denoiser.
+"""Use another sampler (scheduler) with the same denoiser.
 
-Why: higher-order solvers need fewer steps for the same picture quality; by itself a first-order sampler is as fast
-    per step as any other but Heun, DPM2 and DPM++ SDE, which call the denoiser twice.
-Costs: another path from noise to picture, so another picture. LCM and TCD are for models distilled like that; others
-    they draw blurred, or flat.
-Needs: a scheduler of the family that the model was trained for. Stable Diffusion's is diffusers' own list of compatible
-    ones, with LCM's and TCD's, which have its noise and configuration. Flow models (FLUX) have their own, and the
-    solvers that take flow sigmas; models with EDM's noise (Playground v2.5) two. The package scipy for lms, torchsde
-    for dpmpp_sde.
+Why: higher-order solvers need fewer steps for the same image quality. Per step all samplers take the same time, except
+    Heun, DPM2 and DPM++ SDE, which call the denoiser twice.
+Costs: another path from noise to image, so another image. LCM and TCD are for models distilled for them; with other
+    models images are blurred or flat.
+Needs: a scheduler of the model's family. For Stable Diffusion these are diffusers' compatible schedulers, LCM and TCD,
+    which share its noise and configuration. Flow models (FLUX) have their own schedulers, and solvers with flow sigmas;
+    models with EDM noise (Playground v2.5) have two. lms needs the package scipy, dpmpp_sde torchsde.
 Source: Karras et al., arXiv 2206.00364 (Euler, Heun); Lu et al., DPM-Solver++, arXiv 2211.01095; Zhao et al.,
     UniPC, arXiv 2302.04867; Song et al., DDIM, arXiv 2010.02502; Xue et al., SA-Solver, arXiv 2305.16267; Zheng et al.,
     Trajectory Consistency Distillation, arXiv 2402.19159.
 
-Left out of what diffusers has: IPNDM, whose noise levels are not the model's; the cosine DPM++ of Stable Audio; the
-score-based and consistency-model samplers, for denoisers of other outputs; DDIM and DDPM "parallel", which draw what
-those without it do; inverse ones, which go from pictures to noise; and those of one other model (SCM, UnCLIP, ...).
+These diffusers schedulers are left out: IPNDM, whose noise levels are not the model's; the cosine DPM++ of Stable
+Audio; score-based and consistency-model samplers, for denoisers with other outputs; parallel DDIM and DDPM, which give
+the same images as the plain ones; inverse schedulers, which go from images to noise; and those of a single other model
+(SCM, UnCLIP, ...).
 
-A sampler that adds noise takes it from the generators of the call. FLUX's pipeline gives its scheduler none, and
-dpmpp_sde takes none, so they are given theirs here.
+A sampler that adds noise takes it from the generators of the call. FLUX's pipeline passes none to its scheduler, and
+dpmpp_sde accepts none, so vivace passes it to them.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "flow_lcm": ("FlowMatchLCMScheduler", {}),
 }
 _PACKAGES = {"lms": "scipy", "dpmpp_sde": "torchsde"}
-"""Without which diffusers has the class in name only."""
+"""Packages without which diffusers has only a dummy class."""
 _EDM = frozenset({"EDMEulerScheduler", "EDMDPMSolverMultistepScheduler"})
 _FLOW = frozenset(
     {"FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler"}
 )
-# They name none that they are compatible with, or not all that are, though they share Euler's noise and configuration.
+# They share Euler's noise and configuration, but do not list all (or any) compatible schedulers.
 _WITH_EULER = frozenset({"LCMScheduler", "TCDScheduler", "SASolverScheduler"})
 _PROBED_STEPS = 20
 
@@ -99,16 +99,16 @@ class Scheduler(Technique):
         "flow_heun",
         "flow_lcm",
     ] = knob(tune=["euler", "dpmpp_2m", "unipc"], about="the sampler's name")
-    karras: bool = knob(False, tune=[False, True], about="Karras' spacing of the noise levels")
+    karras: bool = knob(False, tune=[False, True], about="Karras spacing of the noise levels")
     spacing: Literal["as_published", "leading", "trailing", "linspace"] = knob(
-        "as_published", about="timestep spacing; few-step models want trailing"
+        "as_published", about="timestep spacing; few-step models need trailing"
     )
 
     def unsupported(self, target: Target) -> str | None:
         class_name = _CLASSES[self.sampler][0]
         package = _PACKAGES.get(self.sampler)
         if package is not None and not target.machine.has_package(package):
-            return f"{class_name} wants the package {package}, which is not installed (pip install {package})"
+            return f"{class_name} needs the package {package}, which is not installed (pip install {package})"
         if self.karras and "use_karras_sigmas" not in _parameters(class_name):
             return f"{class_name} has no Karras spacing"
         if self.spacing != "as_published" and "timestep_spacing" not in _parameters(class_name):
@@ -117,30 +117,32 @@ class Scheduler(Technique):
             return None
         current = target.pipe.scheduler
         if class_name not in _family(current):
-            return f"{class_name} does not belong to the family of this model's {type(current).__name__}"
-        return self._not_in_this_pipeline(target.pipe) or self._ignored(current)
+            return f"{class_name} is not compatible with this model's {type(current).__name__}"
+        return self._unsupported_in_pipeline(target.pipe) or self._ignored(current)
 
-    def _not_in_this_pipeline(self, pipe: Any) -> str | None:
-        """What of a flow model's call the scheduler does not take."""
+    def _unsupported_in_pipeline(self, pipe: Any) -> str | None:
+        """Return what a flow model's pipeline passes to its scheduler but this one does not support, or None."""
         class_name = _CLASSES[self.sampler][0]
         name, own, config = type(pipe).__name__, type(pipe.scheduler).__name__, pipe.scheduler.config
         if not _is_flow(pipe.scheduler):
             return None
         accepted = inspect.signature(_class(class_name).set_timesteps).parameters
-        told = _told_to_schedulers(pipe)
+        passed = _passed_to_set_timesteps(pipe)
         if self._has_flow_sigmas(pipe.scheduler):
             if self.karras or self.spacing != "as_published":
-                return f"{class_name} has no other spacing for flow models than their own"
+                return f"{class_name} supports only the model's own spacing for flow models"
             if config.get("shift_terminal") or config.get("time_shift_type", "exponential") != "exponential":
                 return f"{class_name} cannot shift its noise levels as this model's {own} does"
-            told -= {"sigmas"} if "use_flow_sigmas" in inspect.getsource(type(pipe).__call__) else set()
-        missing = sorted(told - set(accepted))
+            passed -= {"sigmas"} if "use_flow_sigmas" in inspect.getsource(type(pipe).__call__) else set()
+        missing = sorted(passed - set(accepted))
         if missing:
-            return f"{name} tells its scheduler {' and '.join(missing)}, which {class_name} does not take"
+            return (
+                f"{name} passes {' and '.join(missing)} to its scheduler, which {class_name} does not accept"
+            )
         return None
 
     def _ignored(self, current: Any) -> str | None:
-        """Which setting diffusers would take and pay no heed to."""
+        """Return which setting diffusers would accept but ignore, or None."""
         class_name, overrides = self._chosen(current)
         for setting, knob_name, other in (
             ("use_karras_sigmas", "karras", False),
@@ -149,10 +151,10 @@ class Scheduler(Technique):
             if setting not in overrides:
                 continue
             others = [other] if other is not None else ["leading", "trailing", "linspace"]
-            asked = _levels(class_name, current, overrides)
-            if all(_levels(class_name, current, overrides | {setting: value}) == asked for value in others):
-                beside = " with karras=True" if knob_name == "spacing" and self.karras else ""
-                return f"{class_name}{beside} ignores {knob_name}: its noise levels are the same with any"
+            levels = _levels(class_name, current, overrides)
+            if all(_levels(class_name, current, overrides | {setting: value}) == levels for value in others):
+                condition = " with karras=True" if knob_name == "spacing" and self.karras else ""
+                return f"{class_name}{condition} ignores {knob_name}: its noise levels do not depend on it"
         return None
 
     def apply(self, target: Target) -> Effect:
@@ -160,7 +162,9 @@ class Scheduler(Technique):
         class_name, overrides = self._chosen(before)
         after = _class(class_name).from_config(_merged(before.config, overrides))
         if type(after) is type(before) and all(before.config.get(k) == v for k, v in overrides.items()):
-            raise NoEffect(f"{class_name} with these settings is the model's own scheduler", already_so=True)
+            raise NoEffect(
+                f"{class_name} with these settings is already the model's scheduler", already_so=True
+            )
         target.pipe.scheduler = after
         if self._needs_noise(before):
             _give_noise(target.pipe)
@@ -185,27 +189,27 @@ class Scheduler(Technique):
             )
         if others:
             lines.insert(
-                0, "# The model shifts its noise levels always alike; these bounds make the pipeline do so."
+                0, "# The model's shift of noise levels is fixed; equal bounds make the pipeline keep it."
             )
         return Script(imports=(f"diffusers:{class_name}",), lines=tuple(lines))
 
     def _chosen(self, before: Any) -> tuple[str, dict[str, Any]]:
-        """The class, and in what it differs from the configuration of the scheduler that is there."""
+        """Return the class, and its differences from the current scheduler's configuration."""
         class_name, overrides = _CLASSES[self.sampler]
         overrides = dict(overrides)
         if self.karras:
             overrides["use_karras_sigmas"] = True
         if self.spacing != "as_published":
             overrides["timestep_spacing"] = self.spacing
-        # DDIM, DDPM, LCM and TCD clip the predicted picture to -1..1 unless told otherwise. Pixels fit in there,
-        # latents do not, and a scheduler whose class knows no clipping has no say in its configuration.
+        # DDIM, DDPM, LCM and TCD clip the predicted image to -1..1 by default. That suits pixels but not latents, and
+        # the configuration of a scheduler without clipping does not turn it off.
         if "clip_sample" in _parameters(class_name) and "clip_sample" not in before.config:
             overrides["clip_sample"] = False
         if self._has_flow_sigmas(before):
             overrides |= {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
             if not before.config.get("use_dynamic_shifting"):
-                # Pipelines that hand out the shift of their picture's size do so to all solvers, which take it only
-                # with dynamic shifting. Between equal bounds it is the model's own, whatever the size.
+                # Pipelines that pass a shift for their image size pass it to all solvers, which accept it only with
+                # dynamic shifting. With equal bounds it is the model's own shift at any size.
                 shift = math.log(before.config.get("shift", before.config.get("flow_shift", 1.0)))
                 overrides |= {"use_dynamic_shifting": True, "base_shift": shift, "max_shift": shift}
         return class_name, overrides
@@ -214,14 +218,14 @@ class Scheduler(Technique):
         return _is_flow(before) and _CLASSES[self.sampler][0] not in _FLOW
 
     def _needs_noise(self, before: Any) -> bool:
-        """Whether nobody gives it the generators of the call."""
+        """Whether the pipeline does not pass it the generators of the call."""
         return self.sampler == "dpmpp_sde" or (
             _is_flow(before) and self.sampler in {"flow_lcm", "dpmpp_2m_sde"}
         )
 
 
 def _family(current: Any) -> set[str]:
-    """Names of the schedulers that could take this one's place."""
+    """Return the names of the schedulers that can replace this one."""
     import diffusers
 
     name = type(current).__name__
@@ -239,15 +243,15 @@ def _is_flow(scheduler: Any) -> bool:
     return type(scheduler).__name__ in _FLOW or bool(scheduler.config.get("use_flow_sigmas"))
 
 
-def _told_to_schedulers(pipe: Any) -> set[str]:
-    """What the pipeline gives `set_timesteps` beside the number of steps."""
+def _passed_to_set_timesteps(pipe: Any) -> set[str]:
+    """Return what the pipeline passes to `set_timesteps` besides the number of steps."""
     code = inspect.getsource(type(pipe).__call__)
     found = {"sigmas"} if "np.linspace(1.0, 1 / num_inference_steps" in code else set()
     return found | ({"mu"} if "mu=mu" in code else set())
 
 
 def _levels(class_name: str, current: Any, overrides: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """The timesteps and noise levels that a scheduler would take."""
+    """Return the timesteps and noise levels of a scheduler."""
     made = _class(class_name).from_config(_merged(current.config, overrides))
     accepted = inspect.signature(made.set_timesteps).parameters
     shifts = "mu" in accepted and made.config.get("use_dynamic_shifting")
@@ -257,12 +261,12 @@ def _levels(class_name: str, current: Any, overrides: dict[str, Any]) -> tuple[l
 
 
 def _merged(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Also settings that the class itself does not know, for the pipeline to read."""
+    """Merge configurations, keeping settings that the class does not know but the pipeline reads."""
     return {**config, **overrides}
 
 
 def _give_noise(pipe: Any) -> None:
-    """Let the scheduler's noise come from the generators that the pipeline draws its latents with."""
+    """Make the scheduler take its noise from the generators of the call."""
     scheduler = pipe.scheduler
     prepare, step = pipe.prepare_latents, scheduler.step
     signature = inspect.signature(prepare)
@@ -289,7 +293,7 @@ def _give_noise(pipe: Any) -> None:
 
 
 def _noise_on_cpu(scheduler: Any, sample: Any, generators: Any) -> Callable[[Any, Any], Any]:
-    """Brownian motion in fp32 on the CPU, so that precisions and devices agree on it; of each generator its own."""
+    """Return Brownian noise per generator, in fp32 on the CPU so that it is the same for all dtypes and devices."""
     import torch
     from diffusers.schedulers.scheduling_dpmsolver_sde import BrownianTreeNoiseSampler
 
@@ -299,7 +303,7 @@ def _noise_on_cpu(scheduler: Any, sample: Any, generators: Any) -> Callable[[Any
         seeds = generators.initial_seed() if alone else [one.initial_seed() for one in generators]
     levels = scheduler.sigmas[scheduler.sigmas > 0]
     like = torch.zeros(sample.shape, dtype=torch.float32)
-    # A little wider: the levels that it is asked for have been through logarithms.
+    # Slightly wider, since the requested levels have been through logarithms.
     sampler = BrownianTreeNoiseSampler(like, 0.999 * levels.min().item(), 1.001 * levels.max().item(), seeds)
     return lambda sigma, following: sampler(sigma, following).to(sample.device, sample.dtype)
 

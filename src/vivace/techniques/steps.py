@@ -1,7 +1,7 @@
-"""A given number of denoising steps.
+"""Set the number of denoising steps.
 
-Why: the call's time is nearly proportional to it. Fewer plain steps are the rival of every cache.
-Costs: coarser integration, so another picture; below the sampler's limit shapes dissolve.
+Why: the call's time is nearly proportional to it. Every step cache must be compared with simply taking fewer steps.
+Costs: coarser integration, so another image; with too few steps for the sampler shapes dissolve.
 Source: Song et al., DDIM, arXiv 2010.02502 (section 4: the number of steps is free at sampling time).
 """
 
@@ -29,7 +29,7 @@ class Steps(Technique):
     def apply(self, target: Target) -> Effect:
         before = target.model.defaults.get("num_inference_steps")
         if before == self.steps:
-            raise NoEffect(f"{self.steps} steps is the workload's own number", already_so=True)
+            raise NoEffect(f"{self.steps} is already the workload's number of steps", already_so=True)
         changed: dict[str, int | float | str] = {"num_inference_steps": self.steps}
         if before is not None:
             changed["num_inference_steps_before"] = before

@@ -1,15 +1,15 @@
-"""fp32 matrix products and convolutions on tensor cores, their inputs rounded to TF32.
+"""Run fp32 matmuls and convolutions on tensor cores, with inputs rounded to TF32.
 
-Why: tensor cores do not compute in fp32. With inputs rounded to 10 bits of mantissa (fp32's range, fp16's precision,
-    sums still in fp32) they do: 156 TFLOP/s against 19.5 by the A100's data sheet. The weights stay in fp32.
-Costs: rounding, about that of fp16 without its overflows. bf16 and fp16 are faster still and halve the memory.
+Why: tensor cores do not support fp32. With inputs rounded to a 10-bit mantissa (fp32's range, fp16's precision, fp32
+    accumulation) they can be used: 156 TFLOP/s against 19.5 by the A100's data sheet. The weights stay in fp32.
+Costs: rounding, about that of fp16 but without overflows. bf16 and fp16 are faster still and halve the memory.
 Needs: an NVIDIA GPU of compute capability 8.0, and something that computes in fp32: a recipe with fp32, or a VAE that
-    overflows in fp16 and is therefore run in fp32 (SDXL's).
+    overflows in fp16 and therefore runs in fp32 (SDXL's).
 Source: NVIDIA, A100 Tensor Core GPU architecture; PyTorch, "Numerical accuracy" and "CUDA semantics" notes.
 
-PyTorch allows TF32 for convolutions by default, for matrix products it does not. The setting belongs to the whole
-process, so it holds during a call and is set back after it. It is made by `allow_tf32`: after the newer
-`fp32_precision` alone, PyTorch refuses to answer the older question, which its own compiler asks.
+PyTorch allows TF32 by default for convolutions, but not for matmuls. The setting is process-wide, so it is set during a
+call and restored afterwards. It uses `allow_tf32`: if only the newer `fp32_precision` is set, reading `allow_tf32`
+raises an error, and PyTorch's compiler reads it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vivace.errors import NoEffect
 
 class Tf32(Technique):
     name: ClassVar[str] = "tf32"
-    summary: ClassVar[str] = "fp32 products and convolutions on tensor cores"
+    summary: ClassVar[str] = "fp32 matmuls and convolutions on tensor cores"
     stage: ClassVar[Stage] = Stage.KERNEL
     owns: ClassVar[str] = "fp32 arithmetic"
     same_picture: ClassVar[bool] = True
@@ -47,7 +47,7 @@ class Tf32(Technique):
     def unsupported(self, target: Target) -> str | None:
         machine = target.machine
         if not machine.is_cuda:
-            return "TF32 is a mode of NVIDIA's tensor cores, and a CPU has none"
+            return "TF32 is a mode of NVIDIA's tensor cores, which a CPU does not have"
         if machine.capability is not None and machine.capability < (8, 0):
             return f"TF32 needs an NVIDIA GPU of compute capability 8.0; {machine.device_name} has less"
         return None
@@ -61,7 +61,7 @@ class Tf32(Technique):
         if not changed:
             raise NoEffect("nothing computes in fp32, so there is nothing to round to TF32", already_so=True)
         if _flags() == (True, True):
-            raise NoEffect("PyTorch is told to use TF32 already", already_so=True)
+            raise NoEffect("PyTorch uses TF32 already", already_so=True)
         seen = {"tf32_denoiser_calls": 0}
 
         def look(module: Any, args: Any) -> None:
@@ -92,16 +92,16 @@ def _allowed() -> Iterator[None]:
 
 
 def _flags() -> tuple[bool, bool]:
-    """Whether TF32 is allowed for matrix products, and for convolutions."""
+    """Whether TF32 is allowed for matmuls, and for convolutions."""
     from torch import backends
 
     return bool(backends.cuda.matmul.allow_tf32), bool(backends.cudnn.allow_tf32)
 
 
-def _set_flags(products: bool, convolutions: bool) -> None:
+def _set_flags(matmuls: bool, convolutions: bool) -> None:
     from torch import backends
 
-    backends.cuda.matmul.allow_tf32 = products
+    backends.cuda.matmul.allow_tf32 = matmuls
     backends.cudnn.allow_tf32 = convolutions
 
 

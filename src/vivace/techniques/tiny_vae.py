@@ -1,8 +1,8 @@
-"""A small distilled decoder (the TAESD family) in place of the VAE.
+"""Replace the VAE with a small distilled one (the TAESD family).
 
-Why: on small pictures and few steps the VAE's decode is a large part of the call; the tiny one has 1.2 M parameters
-    against 49.5 M (SD 1.5 at 512 px: 0.141 TFLOP against 2.515).
-Costs: fine detail is a little softer, so the picture differs. Needs much less peak memory.
+Why: with small images and few steps, VAE decoding is a large part of the call; the tiny decoder has 1.2 M parameters
+    against 49.5 M (SD 1.5 at 512 px: 0.141 TFLOP against 2.515). It needs much less peak memory.
+Costs: fine detail is slightly softer, so the image differs.
 Needs: a tiny VAE trained for the same latents.
 Source: github.com/madebyollin/taesd.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vivace.contract import Component, Effect, MemoryAdvice, Stage, Target, Technique
 from vivace.contract.script import Script, written_call
+from vivace.contract.technique import Component, Effect, Stage, Target, Technique
 from vivace.errors import NoEffect
 
 
@@ -24,21 +24,21 @@ class TinyVae(Technique):
     same_picture: ClassVar[bool] = False
     targetable: ClassVar[tuple[Component, ...]] = ("vae",)
     default_targets: ClassVar[tuple[Component, ...]] = ("vae",)
-    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("tiny_vae",))
+    when_memory_is_short: ClassVar[tuple[str, ...]] = ("tiny_vae",)
 
     def unsupported(self, target: Target) -> str | None:
-        if target.pipe is not None and target.model.load_tiny_vae is None:
+        if target.pipe is not None and target.load_tiny_vae is None:
             return "no tiny VAE is known for this model's latents"
         return None
 
     def apply(self, target: Target) -> Effect:
         import torch
 
-        assert target.model.load_tiny_vae is not None
+        assert target.load_tiny_vae is not None
         old = target.module("vae")
         if type(old).__name__ == "AutoencoderTiny":
-            raise NoEffect("the pipeline has a tiny VAE already", already_so=True)
-        tiny = torch.nn.Module.to(target.model.load_tiny_vae(), old.device, old.dtype)
+            raise NoEffect("the pipeline already has a tiny VAE", already_so=True)
+        tiny = torch.nn.Module.to(target.load_tiny_vae(), old.device, old.dtype)
         target.pipe.vae = tiny
         return Effect(
             changed={
@@ -50,7 +50,7 @@ class TinyVae(Technique):
     def script(self, target: Target) -> Script:
         made = written_call(
             "pipe.vae = AutoencoderTiny.from_pretrained",
-            *target.model.tiny_vae_arguments,
+            *target.tiny_vae_arguments,
             dtype=str(target.module("vae").dtype),
         )
         return Script(imports=("torch", "diffusers:AutoencoderTiny"), lines=tuple(made.splitlines()))

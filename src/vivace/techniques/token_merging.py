@@ -1,16 +1,16 @@
-"""A UNet's most alike picture tokens are averaged before self-attention, and get the same answer after it.
+"""Merge a UNet's most similar image tokens before self-attention, and copy the result to all of them afterwards.
 
-Why: self-attention costs the square of its tokens, and at a UNet's highest resolution there are thousands (SD 1.5 at
-    512 px: 4,096) of which neighbours say nearly the same. With half of them merged that attention costs a quarter.
-Costs: another picture. Finding the pairs is a product and a sort in every block, and where attention is fast already
-    it may cost more than it saves: measure it. On tiny-sd it is no closer to the baseline than fewer steps of the same
-    work (docs/step-curves.md); at what sizes it pays on a GPU has not been measured.
-Needs: a UNet with attention (SD 1.5, SDXL). FLUX's tokens carry their place in each attention and cannot be averaged.
+Why: self-attention is quadratic in the number of tokens, and a UNet's highest resolution has thousands (SD 1.5 at
+    512 px: 4,096), whose neighbours are nearly equal. With half of them merged, that attention costs a quarter.
+Costs: another image. Finding the pairs takes a matmul and a sort in every block, and with fast attention it may cost
+    more than it saves: measure it. On tiny-sd it is no closer to the baseline than fewer steps of the same work
+    (docs/step-curves.md); at which sizes it pays off on a GPU has not been measured.
+Needs: a UNet with attention (SD 1.5, SDXL). FLUX's tokens have positions in each attention and cannot be averaged.
 Source: Bolya and Hoffman, "Token Merging for Fast Stable Diffusion", arXiv 2303.17604; Bolya et al., arXiv 2210.09461.
 
-One token of every two by two stays as a destination; of the others those that are most like a destination are merged
-into it, by the cosine of what goes into the attention. The paper draws the destination of each square by lot; here it
-is the first, so that a picture can be drawn again. Every sample of a batch has pairs of its own.
+One token of each 2 x 2 square is a destination. Of the others, those that are most similar to a destination are merged
+into it, by the cosine of the attention's input. The paper chooses the destination of each square at random; here it is
+the first, so that images are reproducible. Every sample of a batch has its own pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vivace.errors import NoEffect
 
 class TokenMerging(Technique):
     name: ClassVar[str] = "token_merging"
-    summary: ClassVar[str] = "a UNet's most alike tokens share their self-attention"
+    summary: ClassVar[str] = "a UNet's most similar tokens are merged in self-attention"
     stage: ClassVar[Stage] = Stage.THIN
     owns: ClassVar[str] = "tokens"
     same_picture: ClassVar[bool] = False
@@ -32,10 +32,10 @@ class TokenMerging(Technique):
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     ratio: float = knob(
-        0.5, gt=0, le=0.75, tune=[0.25, 0.5], about="share of the tokens that are merged away"
+        0.5, gt=0, le=0.75, tune=[0.25, 0.5], about="share of the tokens that are merged into others"
     )
     levels: int = knob(
-        1, ge=1, le=4, tune=[1], about="resolutions whose attention is thinned, from the highest one down"
+        1, ge=1, le=4, tune=[1], about="number of resolutions whose tokens are merged, from the highest down"
     )
 
     def unsupported(self, target: Target) -> str | None:
@@ -43,9 +43,9 @@ class TokenMerging(Technique):
             return None
         denoiser = target.module("denoiser")
         if not hasattr(denoiser, "down_blocks") or not hasattr(denoiser, "up_blocks"):
-            return f"tokens are merged in UNets, and {type(denoiser).__name__} is none"
+            return f"tokens can be merged only in UNets, and {type(denoiser).__name__} is not one"
         if not _by_level(denoiser):
-            return f"{type(denoiser).__name__} has no attention over picture tokens"
+            return f"{type(denoiser).__name__} has no attention over image tokens"
         return None
 
     def apply(self, target: Target) -> Effect:
@@ -57,18 +57,18 @@ class TokenMerging(Technique):
             for transformer in by_level[level]:
                 num += merging.enter(transformer)
         if not num:
-            raise NoEffect("no self-attention was found in the blocks of these resolutions")
+            raise NoEffect("there is no self-attention in the blocks of these resolutions")
         return Effect(
             changed={"denoiser.thinned_attentions": num},
             evidence=lambda: {f"denoiser.tokens_of_{n}": kept for n, kept in sorted(merging.kept.items())},
-            refuted=lambda _: None if merging.kept else "every self-attention saw all of its tokens",
+            refuted=lambda _: None if merging.kept else "no self-attention had tokens to merge",
         )
 
 
 class Merging:
-    """Self-attention over fewer tokens.
+    """Self-attention over merged tokens.
 
-    kept: by the number of tokens that there were, the number that attention saw.
+    kept: number of tokens after merging, by their number before.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -76,23 +76,23 @@ class Merging:
         self._ratio = ratio
 
     def enter(self, transformer: Any) -> int:
-        """Thin the self-attention of a `Transformer2DModel`'s blocks; their number."""
+        """Merge tokens in the self-attention of a `Transformer2DModel`'s blocks; return the number of blocks."""
         import torch
 
-        size = [0, 0]  # of the picture that the tokens are, height and width
+        size = [0, 0]  # height and width of the token grid
         forward = transformer.forward
 
         def sized(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
             size[0], size[1] = hidden_states.shape[-2], hidden_states.shape[-1]
             return forward(hidden_states, *args, **kwargs)
 
-        # Runs while a graph is traced, once a place; the graph itself holds nothing of it.
+        # Runs once per call site while a graph is traced; it is not part of the graph.
         @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
         def note(tokens: int, kept: int) -> int:
             self.kept[tokens] = kept
             return kept
 
-        def thinned(attend: Callable[..., Any]) -> Callable[..., Any]:
+        def with_merging(attend: Callable[..., Any]) -> Callable[..., Any]:
             def attention(
                 hidden_states: Any,
                 encoder_hidden_states: Any = None,
@@ -117,7 +117,7 @@ class Merging:
             if getattr(block, "attn1", None) is not None and not getattr(
                 block, "only_cross_attention", False
             ):
-                block.attn1.forward = thinned(block.attn1.forward)
+                block.attn1.forward = with_merging(block.attn1.forward)
                 num += 1
         if num:
             transformer.forward = sized
@@ -127,14 +127,15 @@ class Merging:
 def match(
     tokens: Any, height: int, width: int, ratio: float
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any], int]:
-    """Which tokens are merged.
+    """Find the tokens to merge.
 
     Args:
-        tokens: of shape (batch, height * width, channels), row by row.
-        ratio: share of them to be merged away, up to all that are no destinations.
+        tokens: shape (batch, height * width, channels), row by row.
+        ratio: share of tokens to merge, up to all that are not destinations.
 
-    Returns a function that merges (batch, height * width, c) to (batch, kept, c), one that undoes that by giving each
-    token what it was merged into, and `kept`.
+    Returns:
+        A function that merges (batch, height * width, c) to (batch, kept, c), one that maps the merged tokens back to
+        all tokens, and `kept`.
     """
     import torch
 
@@ -149,18 +150,18 @@ def match(
     sources, destinations = order[:num_sources], order[num_sources:]
 
     directions = torch.nn.functional.normalize(tokens, dim=-1)
-    alike = directions[:, sources] @ directions[:, destinations].transpose(1, 2)
-    best, nearest = alike.max(dim=-1)
+    similarity = directions[:, sources] @ directions[:, destinations].transpose(1, 2)
+    best, nearest = similarity.max(dim=-1)
     ranking = best.argsort(dim=-1, descending=True, stable=True)
     merged, kept = ranking[:, :num_merged], ranking[:, num_merged:]
     into = nearest.gather(1, merged)
 
-    # Where each token is found among the merged ones: those that were kept first, the destinations behind them.
-    place = torch.empty(batch, num_sources, dtype=torch.long, device=tokens.device)
-    place = place.scatter(1, kept, torch.arange(num_kept, device=tokens.device).expand(batch, num_kept))
-    place = place.scatter(1, merged, num_kept + into)
+    # Index of each token among the merged ones: first the kept sources, then the destinations.
+    index_of = torch.empty(batch, num_sources, dtype=torch.long, device=tokens.device)
+    index_of = index_of.scatter(1, kept, torch.arange(num_kept, device=tokens.device).expand(batch, num_kept))
+    index_of = index_of.scatter(1, merged, num_kept + into)
     last = torch.arange(num_kept, num_kept + num_destinations, device=tokens.device).expand(batch, -1)
-    place = torch.cat([place, last], dim=1)[:, torch.argsort(order)]
+    index_of = torch.cat([index_of, last], dim=1)[:, torch.argsort(order)]
 
     def merge(x: Any) -> Any:
         of_sources, channels = x[:, sources], x.shape[-1]
@@ -171,13 +172,13 @@ def match(
         return torch.cat([stay, means], dim=1)
 
     def unmerge(x: Any) -> Any:
-        return x.gather(1, place.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+        return x.gather(1, index_of.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
     return merge, unmerge, num_kept + num_destinations
 
 
 def _by_level(unet: Any) -> dict[int, list[Any]]:
-    """The blocks of attention by the factor by which their resolution lies below the latents'."""
+    """Return the attention blocks by downsampling factor relative to the latents."""
     found: dict[int, list[Any]] = {}
     factor = 1
 

@@ -1,9 +1,9 @@
-"""A batch's pictures are decoded one after the other.
+"""Decode the images of a batch one by one.
 
-Why: the VAE's activations are the largest tensors of a call and grow with the batch. Denoised together and decoded
-    alone, a batch of N takes one picture's memory in the VAE.
-Costs: the decoder runs N times at batch 1; on pictures that fill the GPU alone that costs next to nothing.
-Needs: more than one picture in a call: a single one is decoded alone anyway.
+Why: the VAE's activations are the largest tensors of a call and grow with the batch. With slicing, a batch of N is
+    denoised together, but decoding needs the memory of a single image.
+Costs: the decoder runs N times at batch 1; with images large enough to fill the GPU that costs next to nothing.
+Needs: more than one image per call.
 Source: diffusers, `vae.enable_slicing`.
 """
 
@@ -18,7 +18,7 @@ from vivace.errors import NoEffect
 
 class VaeSlicing(Technique):
     name: ClassVar[str] = "vae_slicing"
-    summary: ClassVar[str] = "a batch is decoded picture by picture"
+    summary: ClassVar[str] = "a batch is decoded image by image"
     stage: ClassVar[Stage] = Stage.SPLIT
     owns: ClassVar[str] = "slicing"
     same_picture: ClassVar[bool] = True
@@ -37,26 +37,26 @@ class VaeSlicing(Technique):
     def apply(self, target: Target) -> Effect:
         vae = target.module("vae")
         if vae.use_slicing:
-            raise NoEffect("the VAE decodes picture by picture already", already_so=True)
+            raise NoEffect("the VAE already decodes image by image", already_so=True)
         vae.enable_slicing()
         seen = {"vae_batch": 0, "vae_slices": 0}
         decode = vae.decode
 
-        def decode_and_look(z: Any, *args: Any, **kwargs: Any) -> Any:
+        def decode_and_record(z: Any, *args: Any, **kwargs: Any) -> Any:
             seen["vae_batch"] = max(seen["vae_batch"], int(z.shape[0]))
             return decode(z, *args, **kwargs)
 
         def count(decoder: Any, args: tuple[Any, ...]) -> None:
             seen["vae_slices"] += int(args[0].shape[0]) == 1 and seen["vae_batch"] > 1
 
-        vae.decode = decode_and_look
+        vae.decode = decode_and_record
         vae.decoder.register_forward_pre_hook(count)
 
         def refuted(_: dict[str, Any]) -> str | None:
             if seen["vae_batch"] == 1:
-                return "every call drew one picture, so there was no batch to slice"
+                return "every call generated one image, so there was no batch to slice"
             if seen["vae_batch"] and not seen["vae_slices"]:
-                return f"a batch of {seen['vae_batch']} was decoded in one piece"
+                return f"a batch of {seen['vae_batch']} was decoded at once"
             return None
 
         return Effect(changed={"vae.slicing": "on"}, evidence=lambda: dict(seen), refuted=refuted)

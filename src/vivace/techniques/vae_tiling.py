@@ -1,11 +1,11 @@
-"""The picture is decoded in overlapping tiles, which are blended where they meet.
+"""Decode the image in overlapping tiles, and blend them where they overlap.
 
-Why: the VAE's activations are the largest tensors of a call and grow with the picture's area. In tiles they grow no
-    more: whatever the picture's size, the decoder takes the memory of one tile.
-Costs: an approximation. A tile's group norms and attention see that tile alone, so brightness and colours may
-    differ a little from tile to tile: smaller tiles, more so. What overlaps is computed twice or four times.
-Needs: a picture that is larger than a tile. Without a size the model's own is taken (its training size, 512 px for a
-    tiny VAE), which leaves pictures of that size in one piece.
+Why: the VAE's activations are the largest tensors of a call and grow with the image's area. With tiling, the decoder
+    needs the memory of one tile, whatever the image's size.
+Costs: an approximation. Group norms and attention see only one tile, so brightness and colours may differ slightly
+    between tiles, more so with smaller tiles. Overlapping areas are computed twice or four times.
+Needs: an image that is larger than a tile. The default tile is the model's own (its training size, 512 px for a tiny
+    VAE), so that images of that size are not tiled.
 Source: diffusers, `vae.enable_tiling`; Jimenez, Mixture of Diffusers, arXiv 2302.02412 (tiles and their blending).
 """
 
@@ -20,7 +20,7 @@ from vivace.errors import NoEffect
 
 class VaeTiling(Technique):
     name: ClassVar[str] = "vae_tiling"
-    summary: ClassVar[str] = "the picture is decoded in overlapping tiles"
+    summary: ClassVar[str] = "the image is decoded in overlapping tiles"
     stage: ClassVar[Stage] = Stage.SPLIT
     owns: ClassVar[str] = "tiling"
     same_picture: ClassVar[bool] = False
@@ -29,14 +29,14 @@ class VaeTiling(Technique):
     memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("vae_tiling", "vae_tiling(512)"))
 
     tile: int | None = knob(
-        None, ge=16, le=8192, tune=[512, 256], about="a tile's side in pixels; None: the model's own"
+        None, ge=16, le=8192, tune=[512, 256], about="tile size in pixels; None: the model's own"
     )
     overlap: float | None = knob(
         None,
         gt=0,
         le=0.5,
         tune=[0.125, 0.25],
-        about="share of a tile's side that overlaps; None: the model's own",
+        about="overlap as a share of the tile size; None: the model's own",
     )
 
     def unsupported(self, target: Target) -> str | None:
@@ -48,11 +48,11 @@ class VaeTiling(Technique):
         tile, overlap, scale = self._sizes(vae)
         cells = overlap * tile / scale
         if tile % scale or cells < 1 or cells != int(cells):
-            # diffusers would round each side for itself, and the tiles would not meet.
+            # diffusers would round sizes separately, and the tiles would not fit together.
             step = next(n for n in range(scale, tile + 8193, scale) if (overlap * n / scale).is_integer())
             return (
-                f"tiles of {tile} px that overlap by {overlap:g} of it do not meet in whole cells of {scale} px; "
-                f"with this overlap a tile is a multiple of {step} px"
+                f"tiles of {tile} px with an overlap of {overlap:g} are not made of whole latent cells of {scale} px; "
+                f"with this overlap the tile size must be a multiple of {step} px"
             )
         return None
 
@@ -60,7 +60,7 @@ class VaeTiling(Technique):
         vae = target.module("vae")
         tile, overlap, scale = self._sizes(vae)
         if vae.use_tiling and (vae.tile_sample_min_size, vae.tile_overlap_factor) == (tile, overlap):
-            raise NoEffect(f"the VAE decodes in tiles of {tile} px already", already_so=True)
+            raise NoEffect(f"the VAE already decodes in tiles of {tile} px", already_so=True)
         vae.enable_tiling()
         vae.tile_sample_min_size = tile
         vae.tile_latent_min_size = tile // scale
@@ -70,23 +70,23 @@ class VaeTiling(Technique):
         name = "tiled_decode" if hasattr(vae, "tiled_decode") else "_tiled_decode"
         in_tiles = getattr(vae, name)
 
-        def decode_and_look(z: Any, *args: Any, **kwargs: Any) -> Any:
+        def decode_and_record(z: Any, *args: Any, **kwargs: Any) -> Any:
             seen["vae_decodes"] += 1
             seen["vae_largest_side_px"] = max(seen["vae_largest_side_px"], scale * max(z.shape[-2:]))
             return decode(z, *args, **kwargs)
 
         def count_and_decode(z: Any, *args: Any, **kwargs: Any) -> Any:
-            # A tiny VAE takes this way even when the picture is a single tile.
+            # A tiny VAE gets here even if the image is a single tile.
             seen["vae_tiled_decodes"] += max(z.shape[-2:]) > vae.tile_latent_min_size
             return in_tiles(z, *args, **kwargs)
 
-        vae.decode = decode_and_look
+        vae.decode = decode_and_record
         setattr(vae, name, count_and_decode)
 
         def refuted(_: dict[str, Any]) -> str | None:
             if seen["vae_decodes"] and not seen["vae_tiled_decodes"]:
                 side = seen["vae_largest_side_px"]
-                return f"pictures of up to {side} px fit into one tile of {tile} px; a smaller tile would be needed"
+                return f"images of up to {side} px fit into one tile of {tile} px; use a smaller tile"
             return None
 
         return Effect(
@@ -107,7 +107,7 @@ class VaeTiling(Technique):
         return Script(lines=tuple(lines))
 
     def _sizes(self, vae: Any) -> tuple[int, float, int]:
-        """A tile's side in pixels, the share of it that overlaps, and the pixels of one cell of the latents."""
+        """Return the tile size in pixels, its overlapping share, and the pixels per latent cell."""
         scale = round(vae.tile_sample_min_size / vae.tile_latent_min_size)
         tile = int(vae.tile_sample_min_size) if self.tile is None else self.tile
         return tile, float(vae.tile_overlap_factor) if self.overlap is None else self.overlap, scale

@@ -72,7 +72,7 @@ def test_each_measured_record_is_held_beside_its_prediction() -> None:
     assert line.count("measured") == 2
     assert ", +0.0 %), peak" in line
     assert line.endswith(f", +25.0 %), in stage {predicted.peak_stage}")
-    assert str(found[1]).startswith("plan, baseline: no prediction: no model 'org/repo' to plan")
+    assert str(found[1]).startswith("plan, baseline: no prediction: no model 'org/repo'")
 
 
 def test_records_of_a_cpu_are_left_alone() -> None:

@@ -74,7 +74,7 @@ def test_every_name_has_a_revision_of_its_own_that_stays() -> None:
     ("name", "says"),
     [
         ("synthetic:flux-dve", "did you mean 'flux-dev'? (synthetic: takes one of sd15, sdxl,"),
-        ("synthetic:", "no architecture '' to give random weights"),
+        ("synthetic:", "no architecture '' for random weights"),
         ("synthetic:tiny-sd", "tiny-sd ships with its weights"),
         ("synthetic:org/repo", "synthetic: takes one of"),
         ("synthetic:" + "x" * 5000, "synthetic: takes one of"),

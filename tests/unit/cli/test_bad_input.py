@@ -40,7 +40,7 @@ BENCH = ("bench", "--recipe", "baseline")
         (("generate", "x", "--model", "not-a-model"), 3, "has no model_index.json"),
         (("generate", "x", "--model", "broken-model"), 3, "is not a diffusers pipeline's index"),
         (("generate", "x", "--model", "code-model"), 3, "runs no code from models"),
-        (("generate", "x", "--model", "file"), 3, "is no .safetensors or .gguf file"),
+        (("generate", "x", "--model", "file"), 3, "is not a .safetensors or .gguf file"),
         (("generate", "x", "--model", "weights.safetensors"), 3, "weights.safetensors is empty"),
         (("generate", "x", "--model", "a\0b"), 2, "no model"),
         (("generate", "x", "--model", "m" * 5000), 2, "no model"),

@@ -71,7 +71,7 @@ def test_nothing_is_overwritten_unless_it_is_asked_for(
         (
             ("--model", "synthetic:flux-dev"),
             2,
-            "random weights, which nothing but vivace makes; export flux-dev",
+            "random weights, which only vivace makes; export flux-dev",
         ),
         (("--recipe", "steps:0"), 2, "steps must be a whole number, at least 1"),
         (("--recipe", "tf32", "--device", "cpu"), 3, "tf32: TF32 is a mode of NVIDIA's tensor cores"),

@@ -50,7 +50,7 @@ def test_as_json(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[s
     [
         (("tiny-ds", "out"), 2, "no model 'tiny-ds' ships with vivace; did you mean 'tiny-sd'?"),
         (("tiny-sd", "full"), 3, "full is not empty, and nothing in it was changed; give a new folder"),
-        (("tiny-sd", "full/file"), 3, "full/file is no folder; give the name of a new one"),
+        (("tiny-sd", "full/file"), 3, "full/file is not a folder; give the name of a new one"),
         (("tiny-sd", "/proc/nowhere/out"), 3, "/proc/nowhere/out cannot be written"),
         (("tiny-sd", "m" * 300), 3, "cannot be written: File name too long"),
         (("tiny-sd",), 2, "requires 2 arguments"),
@@ -88,7 +88,7 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert code == 3
-    assert "new/model cannot be written: File too large; nothing of it is left" in capfd.readouterr().err
+    assert "new/model cannot be written: File too large; partial files were removed" in capfd.readouterr().err
     assert not list(Path().iterdir())
 
 

@@ -73,7 +73,7 @@ def test_what_is_so_already_is_planned_all_the_same(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("flux-dve",), 2, "no model 'flux-dve' to plan; did you mean 'flux-dev'"),
+        (("flux-dve",), 2, "no model 'flux-dve'; did you mean 'flux-dev'"),
         (("tiny-sd", "--recipe", "tiny_vea"), 2, "did you mean 'tiny_vae'"),
         (("tiny-sd", "--height", "100"), 2, "--height 100: tiny-sd draws multiples of"),
         (("tiny-sd", "--batch", "0"), 2, "--batch"),

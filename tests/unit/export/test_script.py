@@ -113,7 +113,7 @@ from vivace.models.find import WEIGHTS
 
 torch.set_num_threads(1)  # a picture's last bits depend on it
 
-# These weights ship with vivace. To do without it, write them as a folder of their own:
+# These weights ship with vivace. To run without vivace, export them to a folder:
 # vivace models --export tiny-sd DIR
 pipe = DiffusionPipeline.from_pretrained(
     WEIGHTS / "tiny-sd",
@@ -161,10 +161,10 @@ def test_what_is_vivace_s_own_goes_through_one_session_with_what_stands_between(
 def test_what_holds_already_is_left_out_and_said() -> None:
     written = write("tiny-sd", "dtype(fp32)+steps(4)+channels_last")
     assert "# dtype(fp32): every targeted component is fp32 already\n" in written.text
-    assert "# steps(4): 4 steps is the workload's own number\n" in written.text
+    assert "# steps(4): 4 is already the workload's number of steps\n" in written.text
     assert written.warnings == [
         "dtype: every targeted component is fp32 already",
-        "steps: 4 steps is the workload's own number",
+        "steps: 4 is already the workload's number of steps",
     ]
 
 
@@ -194,7 +194,7 @@ def test_parts_that_overflow_in_fp16_stay_in_fp32() -> None:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recipes are applied as on an H200, but for what only CUDA can do; scripts are written, and cannot run."""
 
-    def load(found: Any, device: str, wait: bool) -> Any:
+    def load(found: Any, device: str, keep_on_host: bool) -> Any:
         assert device == "cuda"
         pipe = load_pipeline(found, "cpu")
         for part in pipe.components.values():

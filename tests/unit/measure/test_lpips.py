@@ -68,11 +68,11 @@ def test_another_file_is_refused_and_runs_no_code(tmp_path: Path) -> None:
 
     path = tmp_path / "alexnet.pth"
     torch.save({"features.0.weight": Sly()}, path)
-    with pytest.raises(Unsupported, match="does not read as AlexNet's weights"):
+    with pytest.raises(Unsupported, match="does not hold AlexNet's weights"):
         Lpips(weights=path)
     assert not (tmp_path / "ran").exists()
     torch.save({"features.0.weight": torch.zeros(64, 3, 11, 11)}, path)
-    with pytest.raises(Unsupported, match="does not read as AlexNet's weights"):
+    with pytest.raises(Unsupported, match="does not hold AlexNet's weights"):
         Lpips(weights=path)
 
 

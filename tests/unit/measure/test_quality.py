@@ -208,12 +208,12 @@ def test_folders_are_compared_pair_by_pair(tmp_path: Path, clip_folder: Path) ->
 def test_wrong_folders(tmp_path: Path) -> None:
     save(tmp_path / "a", "x.png", noise())
     save(tmp_path / "b", "y.png", noise())
-    with pytest.raises(UsageError, match="no picture has the same name"):
+    with pytest.raises(UsageError, match="no image has the same name"):
         pair(tmp_path / "a", tmp_path / "b")
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         pair(tmp_path / "a", tmp_path / "nowhere")
     (tmp_path / "b" / "x.png").write_bytes(b"no picture")
-    with pytest.raises(UsageError, match=r"x\.png is not a picture"):
+    with pytest.raises(UsageError, match=r"x\.png cannot be read as an image"):
         compare(tmp_path / "a", tmp_path / "b", ["x.png"], None, None)
 
 

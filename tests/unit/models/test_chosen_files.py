@@ -46,7 +46,7 @@ def test_one_set_of_weights_and_all_small_files() -> None:
     assert set(chosen.small) == set(SMALL)
     assert set(chosen.weights) == {TEXT, UNET}
     assert chosen.variant is None
-    assert chosen.lacks is None
+    assert chosen.missing is None
 
 
 def of(name: str, variant: str) -> str:
@@ -87,16 +87,18 @@ def test_shards_come_with_their_index(shards: tuple[str, ...]) -> None:
     chosen = choose(INDEX, [*SMALL, TEXT, *shards, *indices.values()], "m", variants=["fp16"])
     assert chosen.weights == (TEXT, *shards)
     assert set(chosen.small) == {*SMALL, indices[chosen.variant]}
-    assert "lacks a part of its unet's weights" in str(choose(INDEX, [*SMALL, TEXT, shards[0]], "m").lacks)
+    assert "has only some of its unet's weight files" in str(
+        choose(INDEX, [*SMALL, TEXT, shards[0]], "m").missing
+    )
 
 
 def test_one_variant_alone_is_taken_unasked() -> None:
     names = [*SMALL, of(TEXT, "fp16"), of(UNET, "fp16")]
     assert choose(INDEX, names, "m").variant == "fp16"
     assert choose(INDEX, [*SMALL, TEXT, of(UNET, "fp16")], "m").weights == (TEXT, of(UNET, "fp16"))
-    assert "its unet as non_ema alone" in str(choose(INDEX, [*SMALL, TEXT, of(UNET, "non_ema")], "m").lacks)
+    assert "its unet only as non_ema" in str(choose(INDEX, [*SMALL, TEXT, of(UNET, "non_ema")], "m").missing)
     mixed = choose(INDEX, [*SMALL, of(TEXT, "bf16"), of(UNET, "fp16")], "m")
-    assert "vivace takes one variant" in str(mixed.lacks)
+    assert "vivace uses one variant" in str(mixed.missing)
 
 
 def test_left_out_and_from_elsewhere() -> None:
@@ -122,13 +124,13 @@ def test_left_out_and_from_elsewhere() -> None:
     ],
 )
 def test_what_has_no_safetensors(names: list[str], says: str) -> None:
-    assert says in str(choose(INDEX, [*SMALL, *names], "org/model").lacks)
+    assert says in str(choose(INDEX, [*SMALL, *names], "org/model").missing)
 
 
 @pytest.mark.parametrize("file", ["my_unet.py", "unet/my_unet.py"])
 def test_what_brings_code(file: str) -> None:
     index = INDEX | {"unet": ["my_unet", "MyUNet"]}
-    with pytest.raises(UnusableModel, match=r"code of its own \(my_unet\.py for its unet\)"):
+    with pytest.raises(UnusableModel, match=r"its own code \(my_unet\.py for its unet\)"):
         choose(index, [*SMALL, TEXT, UNET, file], "org/model")
     own = INDEX | {"text_encoder": ["stable_diffusion", "StableDiffusionSafetyChecker"]}
     assert choose(own, [*SMALL, TEXT, UNET], "org/model").weights, "a module of diffusers' own"

@@ -162,7 +162,9 @@ def test_an_interrupted_export_leaves_nothing(
         export("tiny-sd", folder)
     assert sorted(tmp_path.rglob("*")) == before
     if raised is OutputError:
-        assert "out cannot be written: No space left on device; nothing of it is left" in str(caught.value)
+        assert "out cannot be written: No space left on device; partial files were removed" in str(
+            caught.value
+        )
         assert "13.9 MB" in str(caught.value)
 
 
@@ -192,7 +194,7 @@ def test_nothing_is_ever_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(OutputError, match="full is not empty, and nothing in it was changed"):
         export("tiny-sd", tmp_path / "full")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OutputError, match="file is no folder; give the name of a new one"):
+        with pytest.raises(OutputError, match="file is not a folder; give the name of a new one"):
             export("tiny-sd", folder)
     # Another program makes the folder while the model is being copied.
     copy = shutil.copyfile

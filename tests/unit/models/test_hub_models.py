@@ -128,9 +128,7 @@ def test_revisions(served: Hub, folder: Path, tmp_path: Path) -> None:
     assert by_commit.folder == main.folder
     spacings = {load_pipeline(f, "cpu").scheduler.config.timestep_spacing for f in (main, proposed)}
     assert spacings == {"trailing", "leading"}
-    with pytest.raises(
-        Unsupported, match="org/model has no revision 'v2'; give a branch, tag or commit of it"
-    ):
+    with pytest.raises(Unsupported, match="org/model has no revision 'v2'; give one of its branches"):
         find_model("org/model@v2")
 
 
@@ -162,7 +160,7 @@ def test_repositories_that_cannot_be_had(served: Hub, folder: Path) -> None:
             f"org/gated is gated: ask for access at {served.url}/org/gated, then log in with `hf auth",
         ),
         ("org/asked", "org/asked is gated"),
-        ("org/forbidden", "forbids access to org/forbidden; give your token the right to read it"),
+        ("org/forbidden", "forbids access to org/forbidden; give your token read access to it"),
     ):
         with pytest.raises(Unsupported, match=re.escape(says)) as caught:
             find_model(name)
@@ -191,15 +189,18 @@ def test_repositories_that_are_no_model(served: Hub, folder: Path, tmp_path: Pat
             "pickled",
             "has no safetensors for its unet, only diffusion_pytorch_model.bin; vivace loads no pickles",
         ),
-        ("bare", "has single files: fetch one (`hf download org/bare whole.safetensors`), and give its path"),
+        (
+            "bare",
+            "has single files: download one (`hf download org/bare whole.safetensors`), and give its path",
+        ),
         (
             "lora",
-            "org/lora has no model_index.json: it is no pipeline in diffusers' format; give one that is",
+            "org/lora has no model_index.json, so it is not a pipeline in diffusers' format; give one that is",
         ),
-        ("coded", "asks for code of its own (['my', 'Pipe']); vivace runs no code from models"),
-        ("video", "org/video is a WanPipeline, which does not draw pictures from text alone"),
-        ("half", "lacks a part of its unet's weights"),
-        ("teacher", "has its unet as non_ema alone"),
+        ("coded", "needs its own code (['my', 'Pipe']); vivace runs no code from models"),
+        ("video", "org/video is a WanPipeline, which is not a text-to-image pipeline"),
+        ("half", "has only some of its unet's weight files"),
+        ("teacher", "has its unet only as non_ema"),
     ):
         with pytest.raises(UnusableModel, match=re.escape(says)) as caught:
             find_model(f"org/{name}")
@@ -232,8 +233,8 @@ def test_a_cached_file_that_was_cut_short(served: Hub) -> None:
     blob.write_bytes(whole[:-100])
     with pytest.raises(UnusableModel) as caught:
         comparison_of("org/model", "baseline")
-    assert f"is cut short: {len(whole) - 100:,} bytes, not {len(whole):,}" in str(caught.value)
-    advice = re.search(r"delete (\S+), and it is fetched anew", str(caught.value))
+    assert f"is truncated: {len(whole) - 100:,} bytes, not {len(whole):,}" in str(caught.value)
+    advice = re.search(r"delete (\S+); the next run downloads it again", str(caught.value))
     assert advice
     Path(advice.group(1)).unlink()
     comparison_of("org/model", "baseline")
@@ -247,7 +248,7 @@ def test_an_interrupted_download_keeps_what_arrived(
     repository.cuts[UNET] = 100_000
     monkeypatch.setattr(file_download.time, "sleep", lambda seconds: None)
     with pytest.raises(
-        Unsupported, match=r"org/model could not be fetched from .* check the network and try again"
+        Unsupported, match=r"org/model could not be downloaded from .* check the network and try again"
     ):
         comparison_of("org/model", "baseline")
     assert served.sent[UNET] > 100_000, "the client tries more than once"
@@ -272,15 +273,13 @@ def test_without_a_network(client: Hub, home: Path, monkeypatch: pytest.MonkeyPa
         pass
     monkeypatch.setattr(constants, "ENDPOINT", gone.url)
     with pytest.raises(
-        Unsupported, match=f"org/model could not be fetched from {gone.url} .* check the network"
+        Unsupported, match=f"org/model could not be downloaded from {gone.url} .* check the network"
     ):
         find_model("org/model")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        Unsupported, match="org/model is not in this machine's cache, and HF_HUB_OFFLINE forbids"
-    ):
+    with pytest.raises(Unsupported, match="org/model is not in the local cache, and HF_HUB_OFFLINE forbids"):
         find_model("org/model")
-    with pytest.raises(Unsupported, match=r"base-1\.0 is not in this machine's cache, and HF_HUB_OFFLINE"):
+    with pytest.raises(Unsupported, match=r"base-1\.0 is not in the local cache, and HF_HUB_OFFLINE"):
         find_model("sdxl")
 
 
@@ -357,5 +356,5 @@ def test_a_disk_that_fills_up(hub: Hub, home: Path, folder: Path) -> None:
 
 def test_errors_are_ours(served: Hub) -> None:
     served.answer = (200, {"Content-Type": "text/html"}, b"<html>Log in to the hotel's network")
-    with pytest.raises(VivaceError, match="could not be fetched"):
+    with pytest.raises(VivaceError, match="could not be downloaded"):
         find_model("org/other")

@@ -77,7 +77,7 @@ def test_what_is_no_lora_of_this_denoiser(pipe: Any, tmp_path: Path) -> None:
             {f"unet.{BLOCK}.strange.lora_A.weight": weight, f"unet.{BLOCK}.strange.lora_B.weight": weight},
             "strange",
         ),
-        ({f"unet.{LAYERS[1]}.lora_A.weight": weight}, "is no LoRA of this unet"),
+        ({f"unet.{LAYERS[1]}.lora_A.weight": weight}, "is not a LoRA for this unet"),
         (
             {
                 "text_encoder.encoder.layers.0.self_attn.q_proj.lora_A.weight": weight,

@@ -107,7 +107,7 @@ def test_what_other_programs_cached_is_completed(hub: Hub, home: Path, made: Pat
     (snapshot.parents[1] / "refs" / "main").write_text(commit_of("main"))
     partial = ask("org/clip", hub, home, download=False)
     assert partial["code"] == 3
-    assert "not in this machine's cache" in partial["message"]
+    assert "not in the local cache" in partial["message"]
     assert hub.asked == []
     assert ask("org/clip", hub, home)["folder"] == str(snapshot)
     (snapshot / "extra.json").write_text("{}")
@@ -138,10 +138,10 @@ def test_repositories_that_cannot_be_had(hub: Hub, home: Path, made: Path, tmp_p
         "org/forbidden": Repository({"main": made}, refuse=(403, "")),
     }
     for name, code, says in (
-        ("org/nothing", 3, f"no folder 'org/nothing' here, and no repository of that name on {hub.url}"),
+        ("org/nothing", 3, f"there is no folder 'org/nothing', and no repository of that name on {hub.url}"),
         ("org/gated", 3, f"org/gated is gated: ask for access at {hub.url}/org/gated, then log in"),
         ("org/asked", 3, "org/asked is gated"),
-        ("org/forbidden", 3, "forbids access to org/forbidden; give your token the right to read it"),
+        ("org/forbidden", 3, "forbids access to org/forbidden; give your token read access to it"),
         ("org/clip.git", 2, "no repository 'org/clip.git'"),
     ):
         answer = ask(name, hub, home)
@@ -179,7 +179,7 @@ def test_without_a_network(home: Path) -> None:
         pass
     answer = ask("org/clip", gone, home)
     assert answer["code"] == 3
-    assert f"org/clip could not be fetched from {gone.url}" in answer["message"]
+    assert f"org/clip could not be downloaded from {gone.url}" in answer["message"]
     assert "check the network" in answer["message"]
     forbidden = ask("org/clip", gone, home, HF_HUB_OFFLINE="1")
     assert forbidden["code"] == 3
@@ -188,8 +188,13 @@ def test_without_a_network(home: Path) -> None:
 
 def test_answers_that_are_not_the_hubs(hub: Hub, home: Path) -> None:
     for status, headers, content, says in (
-        (200, {"Content-Type": "text/html"}, b"<html>Log in to the hotel's network", "could not be fetched"),
-        (200, {"Content-Type": "application/json"}, b"[]", "could not be fetched"),
+        (
+            200,
+            {"Content-Type": "text/html"},
+            b"<html>Log in to the hotel's network",
+            "could not be downloaded",
+        ),
+        (200, {"Content-Type": "application/json"}, b"[]", "could not be downloaded"),
         (500, {}, b"", "answered 500"),
         (401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b"", "your token"),
     ):

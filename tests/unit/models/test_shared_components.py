@@ -127,5 +127,5 @@ def test_only_diffusers_own_model_classes_are_loaded(own_copy: Path, name: objec
 def test_truncated_components_are_explained(own_copy: Path) -> None:
     weights = own_copy / "tiny-flux-schnell" / "transformer" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(UnusableModel, match="is cut short"):
+    with pytest.raises(UnusableModel, match="is truncated"):
         load_pipeline(find_model("tiny-flux-schnell"), "cpu")

@@ -113,7 +113,7 @@ def test_without_the_configuration(client: Hub, pipe: Any, tmp_path: Path) -> No
     file = save_sd15(pipe, tmp_path / "model.safetensors")
     with pytest.raises(Unsupported) as caught:
         find_model(str(file))
-    assert "holds weights only; its configuration and tokenizers, a few MB, are those of sd15" in str(
+    assert "holds only weights; its configuration and tokenizers (a few MB) come from sd15" in str(
         caught.value
     )
     assert "put the file into a folder that has them" in str(caught.value)
@@ -130,8 +130,8 @@ def test_a_damaged_file(served: Hub, pipe: Any, tmp_path: Path) -> None:
     file = save_sd15(pipe, tmp_path / "model.safetensors")
     whole = file.read_bytes()
     for content, says in (
-        (whole[:-10], "is cut short"),
-        (b"PK\x03\x04" + whole[:500], "is no safetensors file"),
+        (whole[:-10], "is truncated"),
+        (b"PK\x03\x04" + whole[:500], "is not a safetensors file"),
     ):
         file.write_bytes(content)
         with pytest.raises(UnusableModel, match=f"model.safetensors {says}") as caught:
@@ -141,8 +141,8 @@ def test_a_damaged_file(served: Hub, pipe: Any, tmp_path: Path) -> None:
 
 def test_other_formats(tmp_path: Path) -> None:
     for name, says in {
-        "model.ckpt": r"is no \.safetensors or \.gguf file; vivace loads no pickles",
-        "model.pt": r"is no \.safetensors or \.gguf file; vivace loads no pickles",
+        "model.ckpt": r"is not a \.safetensors or \.gguf file; vivace loads no pickles",
+        "model.pt": r"is not a \.safetensors or \.gguf file; vivace loads no pickles",
     }.items():
         (tmp_path / name).write_bytes(b"...")
         with pytest.raises(UnusableModel, match=says):
@@ -188,13 +188,13 @@ def test_the_model_is_told_by_its_tensors(
 @pytest.mark.parametrize(
     ("shapes", "says"),
     [
-        ({"lora_unet_down_blocks_0.lora_down.weight": (1,)}, "is a LoRA, which changes a model and is none"),
+        ({"lora_unet_down_blocks_0.lora_down.weight": (1,)}, "is a LoRA, not a model"),
         ({"unet.x.lora_A.weight": (1,)}, "is a LoRA"),
         (
             {TEXT: (1,), UNET: (8, 9, 3, 3), VAE: (1,)},
-            "is an inpainting model, which draws from more than text",
+            "is an inpainting model, not a text-to-image model",
         ),
-        ({TEXT: (1,), UNET: (8, 8, 3, 3), VAE: (1,)}, "is a model that edits pictures"),
+        ({TEXT: (1,), UNET: (8, 8, 3, 3), VAE: (1,)}, "is an image editing model"),
         ({UNET: (8, 4, 3, 3)}, "is a UNet without its VAE and text encoders"),
         (
             {"conditioner.embedders.0.model.positional_embedding": (1,), UNET: (8, 4, 3, 3), VAE: (1,)},
@@ -202,9 +202,9 @@ def test_the_model_is_told_by_its_tensors(
         ),
         (
             {"cond_stage_model.model.positional_embedding": (1,), UNET: (8, 4, 3, 3), VAE: (1,)},
-            "SD 2's family",
+            "an SD 2 model",
         ),
-        ({FLUX: (1,), "img_in.weight": (8, 384)}, "a relative of FLUX.1 that draws from more than text"),
+        ({FLUX: (1,), "img_in.weight": (8, 384)}, "a FLUX.1 variant with inputs other than text"),
         (
             {"down_blocks.0.resnets.0.conv1.weight": (1,)},
             "one component in diffusers' layout; give the folder",
@@ -214,7 +214,7 @@ def test_the_model_is_told_by_its_tensors(
         ({"scaled_fp8": (1,), FLUX: (1,)}, "scaled fp8 weights"),
         (
             {"x": (1,)},
-            "is no model that vivace knows; single files of SD 1.5, SDXL and FLUX.1 are understood",
+            "is not a model that vivace knows; supported are single files of SD 1.5, SDXL and FLUX.1",
         ),
     ],
 )
@@ -334,7 +334,9 @@ def test_a_gguf_file_that_is_not_whole(tmp_path: Path) -> None:
     whole = file.read_bytes()
     for content in (b"", b"GGUF", whole[:40], b"PK\x03\x04" + whole, whole[:-5000], whole[:-1]):
         file.write_bytes(content)
-        with pytest.raises(UnusableModel, match=r"flux1-dev\.gguf (is no GGUF file|is cut short)") as caught:
+        with pytest.raises(
+            UnusableModel, match=r"flux1-dev\.gguf (is not a GGUF file|is truncated)"
+        ) as caught:
             find_model(str(file))
         assert caught.value.exit_code == 3
 
@@ -356,18 +358,18 @@ def test_a_gguf_file_that_tells_of_more_than_it_has(tmp_path: Path) -> None:
     for many in (2**20, 2**40, 2**62):
         file.write_bytes(whole[:length] + many.to_bytes(8, "little") + whole[length + 8 :])
         start = time.monotonic()
-        with pytest.raises(UnusableModel, match="is no GGUF file, or a damaged one"):
+        with pytest.raises(UnusableModel, match="is not a GGUF file, or is damaged"):
             find_model(str(file))
         assert time.monotonic() - start < 5
 
 
 def test_a_gguf_file_of_another_model(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "unet.gguf", {"input_blocks.0.0.weight": torch.zeros(8, 32)})
-    with pytest.raises(UnusableModel, match="is no model that vivace knows"):
+    with pytest.raises(UnusableModel, match="is not a model that vivace knows"):
         find_model(str(file))
     shapes = {TEXT: (1,), UNET: (8, 4, 3, 3), VAE: (1,)}
     write_gguf(file, {name: torch.zeros(shape) for name, shape in shapes.items()})
-    with pytest.raises(UnusableModel, match=r"of GGUF files FLUX\.1's transformer alone is understood"):
+    with pytest.raises(UnusableModel, match=r"GGUF files are supported only for FLUX\.1's transformer"):
         find_model(str(file))
 
 

@@ -41,7 +41,7 @@ def test_it_is_paid_back_when_the_gains_make_up_for_it() -> None:
     assert row.compilation.fresh_s == pytest.approx(40)
     assert row.compilation.cached_s == pytest.approx(5)
     assert row.compilation.break_even_images == 80
-    said = "compiling took 40.0 s, 5.00 s with the code from disk; paid back from image 80 on"
+    said = "compiling took 40.0 s, 5.00 s from the disk cache; paid back from image 80 on"
     assert paid_back(row) == said
     for format_ in ("table", "md"):
         assert said in render([baseline, row], format_)
@@ -70,10 +70,10 @@ def test_without_a_gain_it_never_is() -> None:
 def test_code_from_disk_is_not_called_compiling() -> None:
     _, row = rows(compiled(0, FAST, 3.5, 2, 0), compiled(1, FAST, 3.5, 2, 0))
     assert paid_back(row) == (
-        "the first call took 3.00 s more than later ones, with its code from disk; paid back from image 6 on"
+        "the first call took 3.00 s longer than later ones, with code from the disk cache; paid back from image 6 on"
     )
     _, partly = rows(compiled(0, FAST, 3.5, 1, 1), compiled(1, FAST, 3.5, 2, 0))
-    assert paid_back(partly).startswith("compiling took 3.00 s, 3.00 s with")
+    assert paid_back(partly).startswith("compiling took 3.00 s, 3.00 s from")
 
 
 def test_recipes_that_compile_nothing_say_nothing() -> None:

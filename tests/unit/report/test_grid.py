@@ -87,7 +87,7 @@ def beside(picture: bytes, reference: bytes) -> Grid:
 def test_without_figures_the_order_is_that_of_drawing() -> None:
     found = grid(rows([drawn("baseline", 20), drawn("steps(8)", 20)]), lambda _: png(), PLENTY)
     assert order(found) == list(range(MAX_ROWS))
-    assert found.order == "The first 12 of 20, in the order of drawing."
+    assert found.order == "The first 12 of 20, in the order of generation."
 
 
 def test_only_the_worst_are_shown_and_only_they_are_read() -> None:
@@ -116,10 +116,10 @@ def test_every_recipe_has_its_worst_picture_before_any_has_its_second_worst() ->
     found = grid(rows([base, hopeless, good], known), by_recipe, PLENTY)
     # 0 and 2 are worst of one recipe each, 3 and 4 second worst; the greater loss goes first
     assert order(found) == [0, 2, 3, 4, 1]
-    assert found.order.startswith("Worst first: every recipe’s worst picture")
+    assert found.order.startswith("Worst first: every recipe’s worst image")
     worst = [[cell.note for cell in row.cells] for row in found.rows]
-    assert worst[0] == [None, "SSIM 0.100, its worst", "SSIM 0.990"]
-    assert worst[1] == [None, "SSIM 0.300", "SSIM 0.950, its worst"]
+    assert worst[0] == [None, "SSIM 0.100, this recipe’s worst", "SSIM 0.990"]
+    assert worst[1] == [None, "SSIM 0.300", "SSIM 0.950, this recipe’s worst"]
 
 
 def test_each_recipe_is_ordered_by_the_figure_that_it_is_held_to() -> None:
@@ -158,7 +158,7 @@ def test_a_broken_picture_is_worst_unless_the_baseline_draws_it_broken_too() -> 
     found = grid(rows([base, other], known), by_recipe, PLENTY)
     # 1 is the baseline's own fault, 2 the recipe's: the first turn of each; then the recipe's by SSIM
     assert order(found) == [1, 2, 3, 0]
-    assert found.rows[1].cells[1].note == "black, SSIM 0.990, its worst"
+    assert found.rows[1].cells[1].note == "black, SSIM 0.990, this recipe’s worst"
     alone = grid(rows([drawn("baseline", 4), drawn("steps(8)", 4, black=(3,))]), lambda _: png(), PLENTY)
     assert order(alone)[0] == 3, "a fault needs no figures"
 
@@ -178,8 +178,8 @@ def test_the_difference_is_amplified_and_as_large_as_the_picture() -> None:
     found = beside(png((200, 100, 50)), png((190, 100, 80)))
     reference, cell = found.rows[0].cells
     assert reference.difference is None
-    assert reference.apart is None
-    assert cell.apart == "at most 30 of 255"
+    assert reference.difference_note is None
+    assert cell.difference_note == "at most 30 of 255"
     red, green, blue = pixels(cell.difference).getpixel((32, 32))
     assert red == pytest.approx(10 * AMPLIFIED, abs=6)  # lossy
     assert green == pytest.approx(0, abs=6)
@@ -222,7 +222,7 @@ def test_pictures_of_the_same_pixels_have_no_difference_whatever_their_bytes() -
     found = beside(out.getvalue(), png())
     _, cell = found.rows[0].cells
     assert cell.difference is None
-    assert (cell.apart, cell.note) == ("identical", "identical to the baseline’s")
+    assert (cell.difference_note, cell.note) == ("identical", "identical to the baseline’s")
     assert not found.has_differences
 
 
@@ -230,21 +230,21 @@ def test_pictures_of_the_same_pixels_have_no_difference_whatever_their_bytes() -
     ("reference", "said"),
     [
         (png(size=(32, 48)), "64 × 64 px, the baseline’s 32 × 48"),
-        (b"damaged", "no picture of the baseline"),
+        (b"damaged", "no image of the baseline"),
     ],
 )
 def test_why_there_is_no_difference_is_said(reference: bytes, said: str) -> None:
     _, cell = beside(png(), reference).rows[0].cells
     assert cell.picture is not None
     assert cell.difference is None
-    assert cell.apart == said
+    assert cell.difference_note == said
 
 
 def test_without_the_baselines_pictures_nothing_is_compared() -> None:
     crashed = make_record("baseline", make_round(0, outcome=Outcome.CRASHED, reason="signal 11"))
     found = grid(rows([crashed, drawn("steps(8)", 2), drawn("tiny_vae", 2)]), by_recipe, PLENTY)
     assert [c.number for c in found.columns] == [2, 3]
-    assert [c.number for c in found.without] == [1]
+    assert [c.number for c in found.without_pictures] == [1]
     assert not found.has_reference
     assert not found.has_differences
     assert order(found) == [0, 1]

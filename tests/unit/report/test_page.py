@@ -234,10 +234,10 @@ def test_large_pictures_become_thumbnails(size: tuple[int, int]) -> None:
 
 def test_a_missing_and_a_damaged_picture_leave_a_note() -> None:
     record = with_prompt(make_record("baseline"), "a fox")
-    assert "the picture’s file is missing" in render(record).text
+    assert "the image file is missing" in render(record).text
     for damaged in (b"", b"no picture", png()[:40], png(600, 600)[:200]):
         page = render(record, picture=damaged)
-        assert "the picture’s file is damaged" in page.text
+        assert "the image file is damaged" in page.text
         assert not page.all("img")
 
 
@@ -287,8 +287,8 @@ def test_what_a_reader_must_know_before_quoting_a_number() -> None:
     page = render(make_record("baseline"), faster())
     assert "Timings of this small model say nothing about SDXL or FLUX." in page.text
     assert "resident set" in page.text
-    assert "350 MB were there before the model was loaded" in page.text
-    assert "changes the picture" in page.text
+    assert "350 MB were in use before the model was loaded" in page.text
+    assert "changes the image" in page.text
     large = make_record("baseline")
     model = large.trial.model.model_copy(update={"name": "sdxl"})
     large = large.model_copy(update={"trial": large.trial.model_copy(update={"model": model})})
@@ -444,7 +444,7 @@ def test_quality_stands_beside_speed_with_its_evidence() -> None:
         "unclearCLIP kept 95 % [94, 96]",
         "passedCLIP kept 100 % [99, 101]",
         "passedidentical",
-        "failedbroken pictures",
+        "failedbroken images",
     ]
 
 
@@ -477,8 +477,8 @@ def test_why_a_row_does_not_pass_stands_under_its_recipe() -> None:
 def test_a_doubt_that_several_rows_share_is_said_once() -> None:
     pair = [drawn("baseline"), drawn("steps(8)"), drawn("bf16"), drawn("tiny_vae")]
     page = Page(render_page([judged(*((r, figures(r)) for r in pair))], coloured))
-    assert page.text.count("no CLIP model scored the pictures") == 1
-    assert "The quality of 2 and 4 is unclear: no CLIP model scored the pictures." in page.text
+    assert page.text.count("no CLIP model scored the images") == 1
+    assert "The quality of 2 and 4 is unclear: no CLIP model scored the images." in page.text
     assert [line["quality"].text for line in page.results][1::2] == ["unclearno CLIP score"] * 2
 
 
@@ -579,7 +579,7 @@ def test_the_order_of_the_pictures_is_said() -> None:
     base, other = drawn("baseline"), drawn("tiny_vae")
     page = Page(render_page([judged((base, figures(base)), (other, figures(other)))], coloured))
     (pictures,) = page.root.all("section", "pictures")
-    assert "Worst first: ordered by what the recipe lost." in pictures.text
+    assert "Worst first, by the recipe’s loss against the baseline." in pictures.text
     prompts = [e.all("bdi")[0].text for e in pictures.all("th") if e.attributes["scope"] == "rowgroup"]
     assert prompts == [f"prompt {i}" for i in (1, 3, 5, 7, 0, 2, 4, 6)], "SSIM 0.89 before 0.91"
 
@@ -610,4 +610,4 @@ def test_batches_and_prompts_encoded_beforehand_are_said() -> None:
     assert "a call ·" not in render(plain).text
     workload = plain.trial.workload.model_copy(update={"batch": 4, "text": "embeddings"})
     batched = plain.model_copy(update={"trial": plain.trial.model_copy(update={"workload": workload})})
-    assert "4 pictures a call · prompts encoded beforehand · 3 timed calls" in render(batched).text
+    assert "4 images per call · prompts encoded beforehand · 3 timed calls" in render(batched).text

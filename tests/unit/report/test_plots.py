@@ -49,8 +49,8 @@ def test_the_waterfall_falls_from_the_baseline_to_the_last_measured_row() -> Non
 def test_each_bar_of_the_waterfall_hangs_where_the_one_before_ended() -> None:
     falls = waterfall(rows(*[timed("baseline", s) for s in (2.0, 1.1, 1.7, 1.69, 2.6)]))
     for before, after in itertools.pairwise(falls):
-        assert before.leaves == after.joint
-        assert after.joint in (after.bar.start, after.bar.end)
+        assert before.end == after.previous_end
+        assert after.previous_end in (after.bar.start, after.bar.end)
         assert 0 <= after.bar.start <= after.bar.end <= 100
 
 

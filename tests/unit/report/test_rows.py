@@ -67,7 +67,7 @@ def test_a_round_that_failed_makes_no_half_row() -> None:
 
 def test_the_verdict_claims_no_more_than_the_intervals_allow() -> None:
     assert summary(rows_of(records())).startswith("tiny_vae is the fastest: 2.00x")
-    assert "Compare the pictures before you trust it" in summary(rows_of(records()))
+    assert "Compare the images before you trust it" in summary(rows_of(records()))
     assert "1 of 3 recipes could not be measured" in summary(rows_of(records()))
     noisy = make_record("bf16", make_round(0, (0.8, 1.3, 0.9)), make_round(1, (1.2, 0.7, 1.1)))
     assert summary(rows_of([records()[0], noisy])).startswith("No recipe was faster")
@@ -159,7 +159,7 @@ def test_random_weights_are_said_in_every_row() -> None:
     rows = rows_of([synthetic("baseline", SLOW), synthetic("steps(12)", FAST)])
     assert all(row.warnings[0].startswith("random weights:") for row in rows)
     assert shared_warnings(rows)[0].startswith("random weights:")
-    assert summary(rows).endswith("Random weights: what it does to pictures is not known.")
+    assert summary(rows).endswith("Random weights: its effect on image quality is not known.")
     table = list(csv.DictReader(io.StringIO(render(rows, "csv"))))
     assert all("random weights" in row["warnings"] for row in table)
 

@@ -153,7 +153,7 @@ def test_same_picture_recipes_on_flux(flux: Any, recipe: str) -> None:
 
 
 def test_what_flux_cannot_do_is_said_in_words(flux: Any) -> None:
-    with pytest.raises(Unsupported, match="does not belong to the family"):
+    with pytest.raises(Unsupported, match="is not compatible with"):
         vivace.apply(flux, "scheduler(ddim)")
 
 

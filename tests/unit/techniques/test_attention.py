@@ -1,4 +1,4 @@
-"""Attention kernels: what runs where, calls that are led to a kernel, and those that it does not take."""
+"""Attention kernels: what runs where, calls that are calls to a kernel, and those that it does not take."""
 
 import sys
 import types
@@ -14,7 +14,7 @@ import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
 from tests.targets import target_of
 from vivace.attention_backends import calls
-from vivace.attention_backends.calls import Led
+from vivace.attention_backends.calls import RedirectedAttention
 from vivace.attention_backends.kernels import KERNELS
 from vivace.contract import Machine
 from vivace.errors import NoEffect, Unsupported
@@ -70,9 +70,9 @@ def test_reasons_say_what_is_missing_and_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("model", "backend", "component", "said"),
     [
-        ("sd15", "flash", "vae", "takes up to 256 channels a head, those of the vae are 512"),
+        ("sd15", "flash", "vae", "supports up to 256 channels per head, the vae has 512"),
         ("sd15", "flex", "vae", "up to 256"),
-        ("sd15", "sage", "denoiser", "takes 64 or 96 or 128 channels a head, those of the denoiser are 40"),
+        ("sd15", "sage", "denoiser", "supports 64 or 96 or 128 channels per head, the denoiser has 40"),
         ("sd15", "efficient", "vae", None),
         ("sd15", "flash4", "denoiser", None),  # 40 and 80 fit, 160 is left to PyTorch
         ("sdxl", "sage", "denoiser", None),
@@ -149,7 +149,7 @@ def test_nothing_to_choose_is_said() -> None:
     with pytest.raises(NoEffect, match="already picks flash") as caught:
         session("sd", "attention(flash)@vae")
     assert caught.value.already_so
-    with pytest.raises(NoEffect, match="no attention that diffusers built in vae"):
+    with pytest.raises(NoEffect, match="no diffusers attention layer in vae"):
         vivace.load("tiny-sd", "tiny_vae+attention(math)@vae")
     with pytest.raises(Unsupported, match="no sage attention kernel for CPUs"):
         session("sd", "attention(sage)")
@@ -177,22 +177,22 @@ def test_flex_composes() -> None:
 
 
 def test_sessions_do_not_see_each_other() -> None:
-    led, plain = (
+    calls, plain = (
         session("sd", f"compile(backend=eager, blocks=repeated){more}") for more in ("+attention(flex)", "")
     )
     first = draw(plain, num_inference_steps=1)
-    draw(led, num_inference_steps=1)
+    draw(calls, num_inference_steps=1)
     assert np.array_equal(draw(plain, num_inference_steps=1), first)
     assert F.scaled_dot_product_attention is PLAIN
 
 
 def test_memory_is_predicted_without_the_packages() -> None:
     model = find_weightless("sdxl")
-    plain, led = (predict(model, resolve(recipe)) for recipe in ("baseline", "attention(flex)"))
-    assert led.peak_bytes == plain.peak_bytes
+    plain, calls = (predict(model, resolve(recipe)) for recipe in ("baseline", "attention(flex)"))
+    assert calls.peak_bytes == plain.peak_bytes
 
 
-# calls that are led
+# calls that are calls
 
 
 @pytest.fixture(params=["flash3", "flash4", "sage", "xformers"])
@@ -237,7 +237,7 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_packages_compute_eager_and_compiled_calls(package: str) -> None:
-    led = Led(package)
+    calls = RedirectedAttention(package)
     query, key, value = tensors()
     kept = key.clone()
 
@@ -245,30 +245,30 @@ def test_packages_compute_eager_and_compiled_calls(package: str) -> None:
         return F.scaled_dot_product_attention(*given).flatten(1) + 1
 
     wanted = outer(query, key, value)
-    with torch.no_grad(), led.inside():
+    with torch.no_grad(), calls.inside():
         torch.testing.assert_close(outer(query, key, value), wanted, atol=0.03, rtol=0.03)
-        assert (led.num_led, led.num_compiled) == (1, 0)
+        assert (calls.num_redirected, calls.num_compiled) == (1, 0)
         compiled = torch.compile(outer, backend="aot_eager", fullgraph=True)
         for _ in range(2):
             torch.testing.assert_close(compiled(query, key, value), wanted, atol=0.03, rtol=0.03)
-    assert (led.num_led, led.num_compiled) == (1, 1)
+    assert (calls.num_redirected, calls.num_compiled) == (1, 1)
     assert torch.equal(key, kept), "the caller's tensors stay as they are"
 
 
 def test_calls_that_do_not_fit_stay_pytorchs_and_are_counted(package: str) -> None:
-    led = Led(package)
+    calls = RedirectedAttention(package)
     query, key, value = tensors()
     mask = torch.rand(2, 3, 40, 24) > 0.5
-    with led.inside():
+    with calls.inside():
         masked = F.scaled_dot_product_attention(query, key, value, mask)
         F.scaled_dot_product_attention(query, key, value, is_causal=True)
         F.scaled_dot_product_attention(query.float(), key.float(), value.float())
     assert torch.equal(masked, PLAIN(query, key, value, mask))
     left = {"masked": 1, "causal, grouped or with dropout": 1}
-    assert led.left == (left if package == "xformers" else left | {"fp32": 1})
+    assert calls.left == (left if package == "xformers" else left | {"fp32": 1})
 
 
 def test_pytorchs_own_function_comes_back_after_an_error(package: str) -> None:
-    with pytest.raises(ZeroDivisionError), Led(package).inside():
+    with pytest.raises(ZeroDivisionError), RedirectedAttention(package).inside():
         raise ZeroDivisionError
     assert F.scaled_dot_product_attention is PLAIN

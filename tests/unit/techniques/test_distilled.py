@@ -108,9 +108,9 @@ def test_it_is_merged_before_what_changes_weights(known: Path, other: str) -> No
 @pytest.mark.parametrize(
     ("model", "recipe", "words"),
     [
-        ("tiny-flux", "distilled(lcm)", "no LoRA for few steps is known for this model"),
-        ("tiny-sd", "distilled(turbo)", "no turbo LoRA is known for this model; there is lcm, lightning"),
-        ("tiny-sd", "distilled(lcm, steps=3)", "lcm of this model is made for 2, 4 steps, not for 3"),
+        ("tiny-flux", "distilled(lcm)", "no few-step LoRA is known for this model"),
+        ("tiny-sd", "distilled(turbo)", "no turbo LoRA is known for this model; use lcm or lightning"),
+        ("tiny-sd", "distilled(lcm, steps=3)", "this model's lcm LoRA is made for 2, 4 steps, not for 3"),
     ],
 )
 def test_what_is_not_there_is_said(known: Path, model: str, recipe: str, words: str) -> None:
@@ -123,7 +123,7 @@ def test_a_file_of_another_model_is_refused(known: Path) -> None:
         {"unet.nothing.lora_A.weight": torch.zeros(2, 2), "unet.nothing.lora_B.weight": torch.zeros(2, 2)},
         known,
     )
-    with pytest.raises(UnusableModel, match="is no LoRA of this unet"):
+    with pytest.raises(UnusableModel, match="is not a LoRA for this unet"):
         vivace.load("tiny-sd", "distilled(lcm)", device="cpu")
 
 

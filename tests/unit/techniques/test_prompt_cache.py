@@ -142,7 +142,7 @@ def test_embeddings_of_the_caller_pass_through() -> None:
     assert counts(kept) == (0, 1, 1)
     own = session("sd", "prompt_cache")
     draw(own, None, **given)
-    assert "brought their own embeddings" in (own.refuted({}) or "")
+    assert "were given embeddings" in (own.refuted({}) or "")
 
 
 def test_prompts_that_never_repeat_refute_it() -> None:
@@ -165,11 +165,11 @@ def test_it_composes(recipe: str) -> None:
 
 
 def test_what_it_cannot_do_is_said_in_words() -> None:
-    with pytest.raises(Unsupported, match="in the host's memory already; leave free_encoders out"):
+    with pytest.raises(Unsupported, match="in host memory already; leave free_encoders out"):
         vivace.load("tiny-sd", "prompt_cache(free_encoders=True)")
     pipe = build("sd")
     vivace.apply(pipe, "prompt_cache")
-    with pytest.raises(NoEffect, match="keeps its prompts already"):
+    with pytest.raises(NoEffect, match="already caches its prompts"):
         vivace.apply(pipe, "prompt_cache")
 
 

@@ -49,7 +49,7 @@ def test_what_is_taken_out_is_gone(family: str) -> None:
     assert found["denoiser.blocks_that_could_go"] == num
     assert found["denoiser.blocks_taken_out"] == len(names_of(made)) == int(0.4 * num)
     assert weights_bytes(pipe) < before
-    assert found["chosen"] == "least influence over 1 picture"
+    assert found["chosen"] == "least influence over 1 image"
     assert np.isfinite(draw(made)).all()
 
 

@@ -93,7 +93,7 @@ def test_it_is_traced_into_one_graph() -> None:
 
 
 def test_a_transformer_is_refused_in_words() -> None:
-    with pytest.raises(Unsupported, match="tokens are merged in UNets, and FluxTransformer2DModel is none"):
+    with pytest.raises(Unsupported, match="only in UNets, and FluxTransformer2DModel is not one"):
         session("flux", "token_merging")
 
 

@@ -70,7 +70,7 @@ def test_tiles_that_would_not_meet_are_refused_in_words() -> None:
         session("sd", "vae_tiling(64, overlap=0.2)")
     with pytest.raises(RecipeError, match="whole number or None, at least 16 and at most 8192"):
         resolve("vae_tiling(4)")
-    with pytest.raises(NoEffect, match="in tiles of 64 px already"):
+    with pytest.raises(NoEffect, match="already decodes in tiles of 64 px"):
         vivace.apply(session("sd", "vae_tiling(64)").pipe, "vae_tiling")
     pipe = build("sd")
     pipe.vae = torch.nn.Identity()
@@ -90,9 +90,10 @@ def test_one_picture_refutes_slicing() -> None:
     sliced = session("sd", "vae_slicing")
     draw(sliced)
     assert (
-        sliced.refuted({}) == "vae_slicing@vae: every call drew one picture, so there was no batch to slice"
+        sliced.refuted({})
+        == "vae_slicing@vae: every call generated one image, so there was no batch to slice"
     )
-    with pytest.raises(NoEffect, match="picture by picture already"):
+    with pytest.raises(NoEffect, match="already decodes image by image"):
         vivace.apply(sliced.pipe, "vae_slicing")
 
 
