@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: demo test check soak docs format clean
+.PHONY: demo test test-long check soak docs format clean
 
 demo: $(READY)
 	$(BIN)/vivace demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Matrices and slow compilers: what `make test` leaves out, and `.ci/run` runs.
+test-long: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'long and not gpu and not soak'
 
 check: $(READY)
 	$(BIN)/ruff format --check .

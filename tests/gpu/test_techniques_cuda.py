@@ -11,8 +11,9 @@ import torch
 import vivace
 from tests.families import STEPS, build, draw, psnr
 from vivace.errors import NoEffect, Unsupported
+from vivace.offloading import pinned_memory as page_locked
+from vivace.offloading import prefetch as fetch_ahead
 from vivace.step_caching.teacache_fit import Fit, keep
-from vivace.techniques import fetch_ahead, page_locked
 
 pytestmark = pytest.mark.gpu
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from vivace.export import loading as script
 from vivace.export.loading import loading
-from vivace.models import find_model, load, load_pipeline, script
+from vivace.models import find_model, load, load_pipeline
 
 
 def parameters(pipe: Any) -> dict[str, torch.Tensor]:

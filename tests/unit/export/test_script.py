@@ -19,6 +19,7 @@ from tests.exported import CALL, PROMPT, check, run, with_vivace, write
 from vivace import runtime, techniques
 from vivace.contract.technique import Machine, Target
 from vivace.errors import NoEffect, Unsupported, UsageError
+from vivace.export import script
 from vivace.export.script import write_script
 from vivace.models import find_model, load_pipeline
 from vivace.models.export import export
@@ -69,6 +70,8 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", sorted(TECHNIQUES))
+@pytest.mark.diagonal
+@pytest.mark.slow("parallel*")
 def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
     # prune chooses by whole pictures, three times here.
     recipe = "prune(pictures=1)" if name == "prune" else plain(name, model)
@@ -201,7 +204,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
                 torch.nn.Module.to(part, torch.float16)
         return pipe
 
-    monkeypatch.setattr(runtime.script, "load_pipeline", load)
+    monkeypatch.setattr(script, "load_pipeline", load)
     for place in (runtime.session, techniques.quantize):
         monkeypatch.setattr(place, "bring", lambda module, device: None)
     monkeypatch.setattr(

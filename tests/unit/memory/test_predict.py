@@ -12,13 +12,13 @@ import torch
 from tests.make import make_trial
 from vivace.errors import NoEffect, UnknownModel, Unsupported, WorkloadError
 from vivace.measure.memory import weights_bytes
+from vivace.memory import fit
 from vivace.memory.fit import RESERVE_BYTES, changes, fits
 from vivace.memory.footprint import CUBLAS_WORKSPACE
 from vivace.memory.predict import Prediction, predict, predict_trial
 from vivace.memory.weightless import find_weightless
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import instantiate, resolve
-from vivace.runtime import fit
 from vivace.runtime.session import session_of
 from vivace.techniques import TECHNIQUES, offload
 

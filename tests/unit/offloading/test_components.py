@@ -14,11 +14,12 @@ from tests.families import FAMILIES, build, draw, modules, psnr, session, upcast
 from vivace.contract.technique import Machine, Target
 from vivace.errors import Unsupported
 from vivace.measure.memory import weights_bytes
+from vivace.offloading import pinned_memory as page_locked
 from vivace.offloading.components import Part, Visits
 from vivace.offloading.pinned_memory import PageLocked
 from vivace.offloading.tensor_swap import unknown_kind
 from vivace.quantization.packed_int4 import pack
-from vivace.techniques import offload, page_locked
+from vivace.techniques import offload
 from vivace.techniques.offload import Offload
 
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")

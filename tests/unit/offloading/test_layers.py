@@ -15,10 +15,12 @@ import vivace
 from tests.families import FAMILIES, STEPS, build, draw, modules, session, upcasting
 from vivace.contract.technique import Machine
 from vivace.errors import RecipeError
+from vivace.offloading import pinned_memory as page_locked
+from vivace.offloading import prefetch as fetch_ahead
 from vivace.offloading.components import Part
 from vivace.offloading.layers import LayerVisits, kept, moves, units
 from vivace.offloading.prefetch import Ahead, _Batch
-from vivace.techniques import fetch_ahead, offload, page_locked
+from vivace.techniques import offload
 
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
 CPU = torch.device("cpu")
@@ -125,6 +127,7 @@ def test_biases_and_norms_stay_for_the_call(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("place", ["layer", "vae", "callback"])
+@pytest.mark.diagonal
 def test_a_call_that_fails_leaves_nothing_behind(place: str, recipe: str) -> None:
     pipe = upcasting()
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
@@ -178,6 +181,7 @@ def whole(module: Any) -> int:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.diagonal
 def test_some_layers_stay_while_the_denoiser_works(
     family: str, stream: bool, made: list[LayerVisits]
 ) -> None:
@@ -280,6 +284,7 @@ EVERYWHERE = {
 
 @pytest.mark.parametrize("how", [*RECIPES, KEEPING])
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in EVERYWHERE.items() for r in recipes])
+@pytest.mark.diagonal
 def test_nothing_computes_with_what_waits(
     family: str, recipe: str, how: str, made: list[LayerVisits], monkeypatch: pytest.MonkeyPatch
 ) -> None:

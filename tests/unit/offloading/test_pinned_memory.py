@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vivace.memory.weightless import find_weightless
+from vivace.offloading import pinned_memory as page_locked
 from vivace.offloading.pinned_memory import PageLocked
-from vivace.techniques import page_locked
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
+from vivace.attention_backends import calls as attention_calls
 from vivace.attention_backends.calls import Led
 from vivace.attention_backends.kernels import KERNELS
 from vivace.contract.technique import Machine, Target
@@ -20,7 +21,6 @@ from vivace.measure.kernels import attention_kernels
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
-from vivace.techniques import attention_calls
 from vivace.techniques.attention import Attention
 
 CPU = Machine("cpu", "CPU", None, "c++")
@@ -117,6 +117,7 @@ def test_flex_draws_the_same_picture_and_is_named() -> None:
 
 
 @pytest.mark.parametrize(("family", "num", "blocks"), [("sd", 14, "whole"), ("flux", 7, "repeated")])
+@pytest.mark.quick("flux-7-repeated")
 def test_flex_is_traced_into_compiled_graphs(family: str, num: int, blocks: str) -> None:
     recipe = f"compile(backend=aot_eager, blocks={blocks})"
     call = {"num_inference_steps": 1}
@@ -168,6 +169,7 @@ class _Bypass:
         return hidden_states
 
 
+@pytest.mark.long
 def test_flex_composes() -> None:
     recipe = "bf16+fuse_qkv"
     alone, both = (session("flux", text) for text in (recipe, f"attention(flex)+{recipe}"))
@@ -185,6 +187,7 @@ def test_sessions_do_not_see_each_other() -> None:
     assert F.scaled_dot_product_attention is PLAIN
 
 
+@pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted_without_the_packages() -> None:
     model = find_weightless("sdxl")
     plain, led = (predict(model, resolve(recipe)) for recipe in ("baseline", "attention(flex)"))

@@ -58,6 +58,7 @@ def test_each_session_counts_its_own_graphs() -> None:
 
 
 @pytest.mark.parametrize("family", ["sd", "flux"])
+@pytest.mark.quick("flux")
 def test_dynamic_code_serves_another_size(family: str) -> None:
     def graphs(recipe: str) -> list[int]:
         made = session(family, recipe)
@@ -99,6 +100,7 @@ print(json.dumps(effect.evidence()))
 """
 
 
+@pytest.mark.long
 def test_a_second_process_finds_the_code(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
     environment.pop("VIVACE_CACHE", None)

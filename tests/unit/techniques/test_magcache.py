@@ -49,6 +49,7 @@ def with_ratios(recipe: str, ratios: Ratios = FLUX) -> Any:
 @pytest.mark.parametrize(
     ("threshold", "max_skip", "retention"), [(0.06, 3, 0.2), (0.24, 5, 0.1), (0.3, 2, 0.0)]
 )
+@pytest.mark.diagonal
 def test_it_draws_what_diffusers_draws(
     threshold: float, max_skip: int, retention: float, num_steps: int
 ) -> None:
@@ -102,6 +103,7 @@ def test_every_call_starts_anew() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["magcache(0.3)", "magcache(hits=0.5)"])
+@pytest.mark.quick("magcache(hits=0.5)")
 def test_compiled_and_recorded_it_is_two_graphs(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = draw(with_ratios(recipe), **CALL)
     made = with_ratios(f"{recipe}+compile(backend=eager)")

@@ -43,6 +43,7 @@ def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_cpu_as_gpu")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.diagonal
 def test_the_picture_stays(family: str, mode: str) -> None:
     reference = draw(session(family))
     pipe = build(family)
@@ -99,6 +100,7 @@ COMPOSING = {
 @pytest.mark.usefixtures("_cpu_as_gpu")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in COMPOSING.items() for r in recipes])
+@pytest.mark.diagonal
 def test_it_composes(family: str, recipe: str, mode: str) -> None:
     compiled = [r for recipes in COMPOSING.values() for r in recipes if r.startswith("compile")]
     refused = {"sequential": ("int8", *compiled)}
@@ -160,6 +162,7 @@ def of(recipe: str, name: str = "flux-dev") -> Prediction:
     return predict(find_weightless(name), resolve(recipe))
 
 
+@pytest.mark.usefixtures("shallow")
 def test_its_memory_is_predicted() -> None:
     plain, model, group = (of(recipe) for recipe in ("baseline", "offload(model)", "offload(group)"))
     size = {c.name: c.num_bytes for c in plain.components}
