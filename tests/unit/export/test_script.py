@@ -90,6 +90,7 @@ def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "recipe"), [(model, r) for model in COMPOSED for r in COMPOSED[model]])
+@pytest.mark.slow("tiny-sd-bf16*", "tiny-flux-bf16*", "*scheduler(lms*", "*flow_lcm*", "*bitsandbytes*")
 def test_compositions(model: str, recipe: str, scripts: Path) -> None:
     if "bitsandbytes" in recipe:
         pytest.importorskip("bitsandbytes")

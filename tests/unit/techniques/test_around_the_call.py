@@ -56,6 +56,7 @@ def test_inference_mode_composes(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fbcache(hits=0.5)", "int8", "compile(backend=eager)"])
+@pytest.mark.slow("compile*")
 def test_inference_mode_composes_on_flux(recipe: str) -> None:
     alone, both = session("flux", recipe), session("flux", f"inference_mode+{recipe}")
     for _ in range(2):

@@ -163,6 +163,7 @@ def test_step_caches_count_the_calls_that_are_made(cache: str) -> None:
 
 
 @pytest.mark.parametrize("blocks", ["whole", "repeated"])
+@pytest.mark.quick("repeated")
 def test_compiled_there_is_nothing_new_to_compile(blocks: str) -> None:
     alone = draw(session("flux", "cfg_cutoff(0.5)"), **TRUE_CFG)
     made = session("flux", f"cfg_cutoff(0.5)+compile(backend=eager, blocks={blocks})")
