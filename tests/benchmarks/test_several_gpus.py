@@ -22,6 +22,7 @@ from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome, Record, Round
 
 
+@pytest.mark.long
 def test_on_a_cpu_processes_take_the_places_of_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract.technique import Target
+from vivace.contract import COMPONENTS, Target
+from vivace.contract.cache_folder import cache_folder
 
 if TYPE_CHECKING:
     import torch
@@ -45,10 +46,10 @@ def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images:
     """Return the scales of these layers' inputs: cached ones if there are any, else measured on `num_images` images.
 
     Args:
-        target: its pipeline is called as the workload will be, with `target.prompts` (at least one).
+        target: its pipeline is called as the workload will be, with `target.asked.prompts` (at least one).
         layers: by name, after the component's ("denoiser.proj_out").
     """
-    prompts = [target.prompts[k % len(target.prompts)] for k in range(num_images)]
+    prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(num_images)]
     source = _source(target, sorted(layers), prompts)
     file = _file(target, source)
     images = f"{num_images} image{'s' if num_images > 1 else ''}"
@@ -113,14 +114,14 @@ def _generate(target: Target, prompt: str, seed: int) -> None:
     import torch
 
     accepted = inspect.signature(target.pipe.__call__).parameters
-    call = {k: v for k, v in target.defaults.items() if k in accepted}
+    call = {k: v for k, v in target.model.defaults.items() if k in accepted}
     target.pipe(prompt=prompt, generator=torch.Generator("cpu").manual_seed(seed), **call)
 
 
 def _source(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str:
     """Everything that the scales depend on, as text."""
-    call = {k: v for k, v in sorted(target.defaults.items()) if isinstance(v, bool | int | float | str)}
-    dtypes = {c: str(m.dtype) for c, m in sorted(target.modules().items())}
+    call = {k: v for k, v in sorted(target.model.defaults.items()) if isinstance(v, bool | int | float | str)}
+    dtypes = {c: str(m.dtype) for c, m in sorted(target.modules(COMPONENTS).items())}
     return json.dumps(
         {
             "version": _VERSION,
@@ -136,9 +137,9 @@ def _source(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str
 
 def _file(target: Target, source: str) -> Path | None:
     """Where scales are cached; None if the pipeline's origin is unknown, so that its scales cannot be told apart."""
-    if not target.identity or target.keep is None:
+    if not target.identity:
         return None
-    return target.keep / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.safetensors"
+    return cache_folder() / "scales" / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.safetensors"
 
 
 def _load(

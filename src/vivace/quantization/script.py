@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from vivace.contract import COMPONENTS, Component, Stage, Target
 from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import Component, Stage, Target
 from vivace.quantization.layers import NUMBER, Choice
 from vivace.quantization.scheme import Settings
 from vivace.quantization.torchao_four_bits import is_packed
@@ -57,17 +57,17 @@ def script_of(
     Args:
         scheme: backend and name.
     """
-    modules = target.modules()
+    modules = target.modules(COMPONENTS)
     if settings.convolutions:
         return None
     layer_script = _layer_script(*scheme, settings, is_packed(settings))
     if layer_script is _INT8 and target.machine.is_cuda and any(_has_bfloat16(modules[c]) for c in choices):
         # Compiled, torchao's own matmul becomes one for a few rows; see `int8_weight_tensor`.
         layer_script = replace(layer_script, unless_stage=Stage.COMPILE)
-    is_offloaded = target.machine.is_cuda and target.home == "cpu"
+    is_offloaded = target.machine.is_cuda and target.where.home == "cpu"
     if layer_script is None or (is_offloaded and not layer_script.on_host):
         return None
-    moves_layers = target.waits and not is_offloaded
+    moves_layers = target.where.on_host and not is_offloaded
     skipped = {
         component: _skipped_patterns(choice, modules[component]) for component, choice in choices.items()
     }
@@ -168,7 +168,7 @@ _INT8 = _LayerScript(_ao("Int8WeightOnlyConfig"), "Int8WeightOnlyConfig(set_indu
 _INT8_DYNAMIC = _LayerScript(
     _ao("Int8DynamicActivationInt8WeightConfig"),
     "Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)",
-    unless_stage=Stage.RECORD,  # torchao's own matmul, uncompiled, copies to the host
+    unless_stage=Stage.CAPTURE,  # torchao's own matmul, uncompiled, copies to the host
 )
 _INT4 = _LayerScript(
     ("torch", *_ao("IntxWeightOnlyConfig", "PerGroup")),

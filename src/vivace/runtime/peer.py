@@ -80,7 +80,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 def _session(denoiser: PeerDenoiser) -> Session:
     """Apply the later techniques of the recipe to the denoiser; its pipeline has no other component."""
-    from vivace.contract.technique import Target
+    from vivace.contract import Target
     from vivace.measure.machine import this_machine
     from vivace.recipes.resolve import resolve
     from vivace.runtime.session import Session

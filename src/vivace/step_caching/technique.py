@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from vivace.contract.technique import CallContext, Component, Effect, Stage, Target, Technique, knob
+from vivace.contract import CallContext, Component, Effect, Stage, Target, Technique, knob
 from vivace.step_caching.cache_state import IsHit
 from vivace.step_caching.cached_denoiser import has_step_cache
 from vivace.step_caching.schedule import StepCounter, evenly_spaced, never
@@ -107,13 +107,13 @@ class StepCache(Technique):
             return reason
         if has_step_cache(target.module("denoiser")):
             return "the denoiser has a step cache already; only one at a time can work"
-        if self.hits is not None or not target.has_data:
+        if self.hits is not None or not target.model.has_weights:
             return None
         return self.unsupported_weights(target)
 
     def unsupported_weights(self, target: Target) -> str | None:
         """Why, without `hits`, steps cannot be decided for the model's weights, or None."""
-        if not self.compared or not target.has_random_weights:
+        if not self.compared or not target.model.has_random_weights:
             return None
         return (
             f"with random weights a threshold says nothing: how much {self.compared} changes from step to step depends "
@@ -121,7 +121,7 @@ class StepCache(Technique):
         )
 
     def apply(self, target: Target) -> Effect:
-        if not target.has_data:
+        if not target.model.has_weights:
             return self.predict(target)
         decision = self.decision(target) if self.hits is None else Decision(evenly_spaced(self.hits))
         return self._attached(target, decision)

@@ -27,17 +27,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vivace.compilation.captured import mark_replays_graphs
 from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import (
+from vivace.contract import (
     COMPONENTS,
     Component,
     Effect,
+    MemoryAdvice,
     Stage,
     Target,
     Technique,
     knob,
     working_part,
 )
+from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect, Unsupported
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Compile(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    makes_way: ClassVar[tuple[str, ...]] = ("compile(blocks=repeated)",)
+    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(fallback=("compile(blocks=repeated)",))
 
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = knob(
         "default", tune=["default", "reduce-overhead"], about="torch.compile's mode"
@@ -93,7 +94,7 @@ class Compile(Technique):
                     f"{self.mode} would capture a CUDA graph for every single block; compile whole, or take mode "
                     "default or max-autotune-no-cudagraphs with repeated blocks"
                 )
-            for component, module in target.modules().items():
+            for component, module in target.modules(self.targets).items():
                 if not getattr(module, "_repeated_blocks", None):
                     return (
                         f"the {component} ({type(module).__name__}) names no repeated blocks; compile it whole, or "
@@ -102,7 +103,7 @@ class Compile(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        if not target.has_data:
+        if not target.model.has_weights:
             return self.predict(target)
         changed = self._changed(target)
         options: dict[str, Any] = {"backend": self.backend}
@@ -111,21 +112,21 @@ class Compile(Technique):
             options |= {} if self.mode == "default" else {"mode": self.mode}
         options |= {"dynamic": True} if self.dynamic else {}
         captures_graphs = self._captures_graphs and target.machine.is_cuda
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             if self.blocks == "repeated":
                 module.compile_repeated_blocks(**options)
             else:
                 _compile_whole(working_part(component, module), options, captures_graphs)
         return Effect(
             changed=changed,
-            contexts=dict.fromkeys(target.modules(), _distinct_sizes) if self.dynamic else {},
+            contexts=dict.fromkeys(target.modules(self.targets), _distinct_sizes) if self.dynamic else {},
             evidence=counting_graphs(),
         )
 
     def predict(self, target: Target) -> Effect:
         """Apply to a pipeline on the meta device, to predict its memory: the eager code stands for the compiled one."""
         changed = self._changed(target)
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             if self.blocks == "repeated":
                 for block in _repeated(module):
                     block._compiled_call_impl = _as_if_compiled(block._call_impl)
@@ -141,24 +142,24 @@ class Compile(Technique):
         mode = self.mode if self.backend == "inductor" and self.mode != "default" else None
         how = [self.backend, *([mode] if mode else []), *(["dynamic"] if self.dynamic else [])]
         changed: dict[str, int | float | str] = {}
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             if self.blocks == "repeated":
                 changed[f"{component}.compiled_blocks"] = len(_repeated(module))
             changed[f"{component}.compiled"] = ", ".join(how)
         if not changed:
-            raise NoEffect(f"this pipeline has none of {', '.join(target.components)}")
+            raise NoEffect(f"this pipeline has none of {', '.join(self.targets)}")
         return changed
 
     def script(self, target: Target) -> Script | None:
         graphs = self._captures_graphs and target.machine.is_cuda
-        if graphs and target.components != ("denoiser",):
+        if graphs and self.targets != ("denoiser",):
             return None  # others do not return a plain tuple of tensors
         if self.dynamic:
             return None  # code traced with a square image would serve squares only: see `_distinct_sizes`
         given = {} if self.backend == "inductor" else {"backend": literal(self.backend)}
         given |= {} if self.mode == "default" else {"mode": literal(self.mode)}
         lines: list[str] = []
-        for component in target.modules():
+        for component in target.modules(self.targets):
             if self.blocks == "repeated":
                 lines += written_call(
                     f"{target.path(component)}.compile_repeated_blocks", **given

@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from vivace.compilation.captured import CapturedFunction, cuda_capturer, replace_forward, replays_graphs
-from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.contract import Component, Effect, Stage, Target, Technique, knob
 from vivace.errors import Unsupported
 from vivace.offloading.layers import is_compiled
 from vivace.quantization.gguf_schemes import unrecordable
@@ -31,7 +31,7 @@ from vivace.quantization.gguf_schemes import unrecordable
 class CudaGraph(Technique):
     name: ClassVar[str] = "cuda_graph"
     summary: ClassVar[str] = "the denoiser's step captured once, and replayed in one launch"
-    stage: ClassVar[Stage] = Stage.RECORD
+    stage: ClassVar[Stage] = Stage.CAPTURE
     owns: ClassVar[str] = "graph capture"
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
@@ -58,7 +58,7 @@ class CudaGraph(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        if not target.has_data:
+        if not target.model.has_weights:
             return self.predict(target)
         denoiser = target.module("denoiser")
         captured = CapturedFunction(denoiser.forward, denoiser.device, cuda_capturer(), self.max_graphs)

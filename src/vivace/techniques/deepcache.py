@@ -24,7 +24,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract.technique import Target, knob
+from vivace.contract import Target, knob
 from vivace.step_caching.cache_state import CacheState, IsHit, Look
 from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards
 from vivace.step_caching.technique import Attached, Decision, StepCache

@@ -30,7 +30,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract.technique import Target, knob
+from vivace.contract import Target, knob
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
 from vivace.step_caching.schedule import StepCounter

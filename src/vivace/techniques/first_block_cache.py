@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vivace.contract import CallContext, Component, Target, knob
 from vivace.contract.script import Script, literal
-from vivace.contract.technique import CallContext, Component, Target, knob
 from vivace.errors import NoEffect
 from vivace.step_caching.cache_state import CacheState, IsHit
 from vivace.step_caching.schedule import StepCounter

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from vivace.contract.technique import Target, knob
+from vivace.contract import Target, knob
 from vivace.errors import Unsupported
 from vivace.step_caching import model_fits
 from vivace.step_caching.cache_state import CacheState, IsHit
@@ -66,7 +66,7 @@ class Magcache(StepCache):
         return not_flux(target.module("denoiser"))
 
     def unsupported_weights(self, target: Target) -> str | None:
-        if find_ratios(target.module("denoiser"), target.model) is not None:
+        if find_ratios(target.module("denoiser"), target.model.name) is not None:
             return None  # for random weights too
         return super().unsupported_weights(target) or _no_ratios(target)
 
@@ -75,7 +75,7 @@ class Magcache(StepCache):
         return Attached(CachedDenoiser(denoiser, residual_forwards(denoiser), is_hit).counter)
 
     def decision(self, target: Target) -> Decision:
-        ratios = find_ratios(target.module("denoiser"), target.model)
+        ratios = find_ratios(target.module("denoiser"), target.model.name)
         if ratios is None:
             raise Unsupported(f"{self.name}: {_no_ratios(target)}")
         return Decision(
@@ -108,7 +108,7 @@ def find_ratios(transformer: torch.nn.Module, model: str) -> Ratios | None:
 
 
 def _no_ratios(target: Target) -> str:
-    name = target.model.rpartition("@")[0] or "M"
+    name = target.model.name.rpartition("@")[0] or "M"
     return (
         "no table of ratios is known for this model; measure one, once: "
         f"vivace calibrate magcache --model {name}; or give a fixed schedule, magcache(hits=0.5)"

@@ -31,18 +31,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from vivace.compilation.captured import replays_graphs
-from vivace.contract.anatomy import is_cast_in_call
-from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import (
+from vivace.contract import (
     COMPONENTS,
     Arithmetic,
     Effect,
+    MemoryAdvice,
     Stage,
     Target,
     Technique,
     component_of,
+    is_cast_in_call,
     knob,
 )
+from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect, Unsupported
 from vivace.offloading.components import ComponentOffloader
 from vivace.offloading.layers import LayerOffloader, is_compiled, is_onloaded_whole, layers_of
@@ -67,7 +68,7 @@ class Offload(Technique):
     stage: ClassVar[Stage] = Stage.OFFLOAD
     owns: ClassVar[str] = "placement of the weights"
     same_picture: ClassVar[bool] = True
-    when_memory_is_short: ClassVar[tuple[str, ...]] = ("offload(model)", "offload(group)")
+    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("offload(model)", "offload(group)"))
 
     mode: Literal["model", "sequential", "group"] = knob(
         tune=["model", "group"], about="model: component by component; sequential and group: layer by layer"
@@ -102,7 +103,7 @@ class Offload(Technique):
         return f"offload(group, stream={self.stream}, keep={more * _STEP / GB:g})"
 
     @property
-    def from_host(self) -> bool:
+    def loads_from_host(self) -> bool:
         return True
 
     def unsupported(self, target: Target) -> str | None:
@@ -146,7 +147,7 @@ class Offload(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        if not target.has_data:
+        if not target.model.has_weights:
             return self.predict(target)
         pipe = target.pipe
         components = _components(pipe)

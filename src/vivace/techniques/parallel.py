@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.contract import Component, Effect, Stage, Target, Technique, knob
 from vivace.multi_gpu.sharded_denoiser import MARK, ShardedDenoiser
 from vivace.multi_gpu.split_tokens import attention_processors, can_pad_heads, needs_diffusers, num_heads
 from vivace.step_caching.cached_denoiser import has_step_cache
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class Parallel(Technique):
     name: ClassVar[str] = "parallel"
     summary: ClassVar[str] = "one image over several GPUs"
-    stage: ClassVar[Stage] = Stage.SHARE
+    stage: ClassVar[Stage] = Stage.SHARD
     owns: ClassVar[str] = "GPUs"
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
@@ -88,7 +88,12 @@ class Parallel(Technique):
                 "the denoiser's layers have hooks, as of layerwise casting, which cannot be copied to other GPUs; "
                 "to store the weights in 8 bits take quantize(fp8_weight)"
             )
-        if target.has_data and machine.is_cuda and not target.waits and str(denoiser.device) not in _FIRST:
+        if (
+            target.model.has_weights
+            and machine.is_cuda
+            and not target.where.on_host
+            and str(denoiser.device) not in _FIRST
+        ):
             return (
                 f"the pipeline is on {denoiser.device}, and this process must use the first GPU; move it to cuda:0, or "
                 "reorder the GPUs with CUDA_VISIBLE_DEVICES"
@@ -161,7 +166,7 @@ class Parallel(Technique):
 
     def apply(self, target: Target) -> Effect:
         changed: dict[str, int | float | str] = {"denoiser.shared_by": self.mode, "denoiser.gpus": self.gpus}
-        if not target.has_data:
+        if not target.model.has_weights:
             return Effect(changed=changed)  # this GPU holds what it held before
         pipe = target.pipe
         sharded = ShardedDenoiser(
@@ -174,8 +179,8 @@ class Parallel(Technique):
                 "attribute": target.path("denoiser").removeprefix("pipe."),
                 "scheduler": (type(pipe.scheduler), dict(pipe.scheduler.config)),
                 "recipe": _recipe_of_peers(target),
-                "defaults": target.defaults,
-                "has_random_weights": target.has_random_weights,
+                "defaults": target.model.defaults,
+                "has_random_weights": target.model.has_random_weights,
             },
         )
 
@@ -203,7 +208,7 @@ def _later(target: Target) -> list[tuple[type[Technique], Any]]:
     """Return the techniques of the recipe that come later, with their calls."""
     from vivace.techniques import TECHNIQUES
 
-    return [(TECHNIQUES[call.name], call) for call in target.later]
+    return [(TECHNIQUES[call.name], call) for call in target.asked.later]
 
 
 def _has_slot(target: Target, owns: str, looks_beyond_rows: bool | None = None) -> bool:

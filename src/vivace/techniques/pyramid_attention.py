@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from vivace.contract import Target, knob
 from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import Target, knob
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards
 from vivace.step_caching.technique import Attached, Decision, StepCache, names_its_context

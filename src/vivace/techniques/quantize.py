@@ -33,17 +33,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, cast
 
 from pydantic import model_validator
 
-from vivace.contract.script import Script
-from vivace.contract.technique import (
+from vivace.contract import (
     COMPONENTS,
     Arithmetic,
     Component,
     Effect,
+    MemoryAdvice,
     Stage,
     Target,
     Technique,
     knob,
 )
+from vivace.contract.script import Script
 from vivace.errors import NoEffect, Unsupported
 from vivace.quantization import REMOVED_BACKENDS, SCHEMES, Scheme, backends_of, schemes_of
 from vivace.quantization.calibration import Scales, calibrate
@@ -75,9 +76,11 @@ class Quantize(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    when_memory_is_short: ClassVar[tuple[str, ...]] = (
-        "quantize(int8)",
-        "quantize(int8)@denoiser,text_encoder_2",
+    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(
+        saving=(
+            "quantize(int8)",
+            "quantize(int8)@denoiser,text_encoder_2",
+        )
     )
 
     scheme: Literal[
@@ -148,7 +151,7 @@ class Quantize(Technique):
         return Arithmetic(scheme.weights + (scales if scheme.has_tensor_scales else ""), scheme.matmuls)
 
     @property
-    def from_host(self) -> bool:
+    def loads_from_host(self) -> bool:
         return not self._scheme().is_calibrated  # calibration runs the model as it is
 
     @property
@@ -163,37 +166,37 @@ class Quantize(Technique):
         reason = scheme.unsupported(settings)
         if reason is not None:
             return reason
-        if target.pipe is not None and scheme.cannot_be_cast and _casts_its_vae(target):
+        if target.pipe is not None and scheme.cannot_be_cast and _casts_its_vae(target, self.targets):
             return (
                 f"the pipeline casts its fp16 VAE to fp32 in each call, and {self.scheme} of {self.backend} cannot be "
                 "cast; add bf16, or take int8 of torchao"
             )
         if target.pipe is not None:
-            names = [name for part in target.modules().values() for name in layers_of(part)]
+            names = [name for part in target.modules(self.targets).values() for name in layers_of(part)]
             for pattern in patterns_of(self.skip):
                 if not any(matches(name, pattern) for name in names):
                     shown = ", ".join(summarise(names)[:8])
-                    return f"skip: no layer of {', '.join(target.components)} is called '{pattern}' (there is {shown})"
+                    return f"skip: no layer of {', '.join(self.targets)} is called '{pattern}' (there is {shown})"
         return None
 
     def apply(self, target: Target) -> Effect:
-        if not target.has_data:  # until callers ask for `predict` themselves
+        if not target.model.has_weights:  # until callers ask for `predict` themselves
             return self.predict(target)
         scheme, settings = self._scheme(), self._settings(target)
-        modules, choices = target.modules(), self._choices(target)
+        modules, choices = target.modules(self.targets), self._choices(target)
         scales = self._calibrate(target, choices) if scheme.is_calibrated else None
         for component, choice in choices.items():
             module = modules[component]
             for name in choice.chosen:
                 scale = None if scales is None else scales.by_layer[f"{component}.{name}"]
                 layer = module.get_submodule(name)
-                if target.waits:  # one layer at a time, so that the GPU never holds the whole
+                if target.where.on_host:  # one layer at a time, so that the GPU never holds the whole
                     move_to(layer, target.machine.device)
                 replace_layer(module, name, scheme.convert(layer, replace(settings, input_scale=scale)))
-                if target.waits:
-                    move_to(module.get_submodule(name), target.home)
-            if target.waits and target.home != "cpu":
-                move_to(module, target.home)
+                if target.where.on_host:
+                    move_to(module.get_submodule(name), target.where.home)
+            if target.where.on_host and target.where.home != "cpu":
+                move_to(module, target.where.home)
         changed = self._changed(modules, choices)
         if scales is not None:
             changed["scales"] = scales.origin
@@ -222,7 +225,7 @@ class Quantize(Technique):
         """Do the same to a pipeline on the meta device, whose layers have shapes and no values."""
         scheme, settings = self._scheme(), self._settings(target)
         describe = scheme.describe or scheme.convert
-        modules, choices = target.modules(), self._choices(target)
+        modules, choices = target.modules(self.targets), self._choices(target)
         for component, choice in choices.items():
             for name in choice.chosen:
                 layer = modules[component].get_submodule(name)
@@ -244,7 +247,7 @@ class Quantize(Technique):
         scheme, settings, skip = self._scheme(), self._settings(target), patterns_of(self.skip)
         return {
             component: choose(module, scheme, settings, skip, self.min_weights)
-            for component, module in target.modules().items()
+            for component, module in target.modules(self.targets).items()
         }
 
     def _changed(
@@ -268,12 +271,12 @@ class Quantize(Technique):
         Raises:
             Unsupported: there are no prompts to generate images from.
         """
-        if not target.prompts:
+        if not target.asked.prompts:
             raise Unsupported(
                 f"quantize: {self.scheme} generates images first, to calibrate its scales, and there are no prompts; "
                 "give some: vivace.apply(pipe, recipe, prompts=[...])"
             )
-        modules = target.modules()
+        modules = target.modules(self.targets)
         layers = {
             f"{component}.{name}": modules[component].get_submodule(name)
             for component, choice in choices.items()
@@ -302,9 +305,9 @@ class Quantize(Technique):
         return script_of(target, (self.backend, self.scheme), self._settings(target), choices)
 
 
-def _casts_its_vae(target: Target) -> bool:
+def _casts_its_vae(target: Target, components: tuple[Component, ...]) -> bool:
     """Whether a call casts the VAE, if it is a target, to fp32 and back: SDXL's pipelines do in fp16."""
-    vae = target.modules().get("vae")
+    vae = target.modules(components).get("vae")
     if vae is None or not hasattr(target.pipe, "upcast_vae"):
         return False
     return bool(getattr(vae.config, "force_upcast", False)) and str(vae.dtype) == "torch.float16"

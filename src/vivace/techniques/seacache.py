@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract.technique import Target, knob
+from vivace.contract import Target, knob
 from vivace.errors import UsageError
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change, timestep_of
 from vivace.step_caching.cached_denoiser import CachedDenoiser

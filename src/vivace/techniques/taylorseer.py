@@ -25,8 +25,8 @@ import inspect
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vivace.contract import Target, knob
 from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import Target, knob
 from vivace.step_caching.cache_state import CacheState, IsHit, Look
 from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards
 from vivace.step_caching.technique import Attached, Decision, StepCache, names_its_context

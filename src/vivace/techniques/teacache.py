@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from vivace.contract.technique import Target, knob
+from vivace.contract import Target, knob
 from vivace.errors import Unsupported
 from vivace.step_caching import model_fits
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change
@@ -66,14 +66,14 @@ class Teacache(StepCache):
     def unsupported_weights(self, target: Target) -> str | None:
         if (reason := super().unsupported_weights(target)) is not None:
             return reason
-        return None if find_fit(target.module("denoiser"), target.model) is not None else _no_fit(target)
+        return None if find_fit(target.module("denoiser"), target.model.name) is not None else _no_fit(target)
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
         denoiser = target.module("denoiser")
         return Attached(CachedDenoiser(denoiser, residual_forwards(denoiser), is_hit).counter)
 
     def decision(self, target: Target) -> Decision:
-        fit = find_fit(target.module("denoiser"), target.model)
+        fit = find_fit(target.module("denoiser"), target.model.name)
         if fit is None:
             raise Unsupported(f"{self.name}: {_no_fit(target)}")
 
@@ -105,7 +105,7 @@ def find_fit(transformer: torch.nn.Module, model: str) -> Fit | None:
 
 
 def _no_fit(target: Target) -> str:
-    name = target.model.rpartition("@")[0] or "M"
+    name = target.model.name.rpartition("@")[0] or "M"
     return (
         "no polynomial is known for this model, so its changes cannot be rescaled; fit one, once: "
         f"vivace calibrate teacache --model {name}; or give a fixed schedule, teacache(hits=0.5)"

@@ -126,6 +126,7 @@ def test_biases_and_norms_stay_for_the_call(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("place", ["layer", "vae", "callback"])
+@pytest.mark.diagonal
 def test_a_call_that_fails_leaves_nothing_behind(place: str, recipe: str) -> None:
     pipe = upcasting()
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
@@ -179,6 +180,7 @@ def whole(module: Any) -> int:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.diagonal
 def test_some_layers_stay_while_the_denoiser_works(
     family: str, stream: bool, made: list[LayerOffloader]
 ) -> None:
@@ -281,6 +283,7 @@ EVERYWHERE = {
 
 @pytest.mark.parametrize("how", [*RECIPES, KEEPING])
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in EVERYWHERE.items() for r in recipes])
+@pytest.mark.diagonal
 def test_nothing_computes_with_offloaded_tensors(
     family: str, recipe: str, how: str, made: list[LayerOffloader], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,9 @@ from torch.utils._pytree import tree_leaves
 
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, psnr
+from tests.targets import target_of
 from vivace.compilation.captured import CapturedFunction, mark_replays_graphs
-from vivace.contract.technique import Machine, Target
+from vivace.contract import Machine
 from vivace.errors import Unsupported
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
@@ -127,7 +128,7 @@ def test_a_failed_capture_is_tried_again_next_time() -> None:
 
 def apply(pipe: Any, monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> Any:
     monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
-    return CudaGraph(**knobs).apply(Target(machine=GPU, pipe=pipe, components=("denoiser",)))
+    return CudaGraph(**knobs).apply(target_of(machine=GPU, pipe=pipe))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -167,10 +168,10 @@ def test_what_cannot_be_captured_is_refused_with_a_reason() -> None:
         vivace.load("tiny-sd", "cuda_graph")
     pipe = build("flux")
     vivace.apply(pipe, "fbcache(0.1)")
-    target = Target(machine=GPU, pipe=pipe, components=("denoiser",))
+    target = target_of(machine=GPU, pipe=pipe)
     assert "step cache decides on the CPU" in (CudaGraph().unsupported(target) or "")
     pipe = build("sd")
-    target = Target(machine=GPU, pipe=pipe, components=("denoiser",))
+    target = target_of(machine=GPU, pipe=pipe)
     assert CudaGraph().unsupported(target) is None
     pipe.unet.forward = lambda: None
     mark_replays_graphs(pipe.unet.forward)

@@ -64,6 +64,7 @@ def test_what_must_keep_its_precision_does() -> None:
     ],
 )
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.diagonal
 def test_it_composes(family: str, recipe: str) -> None:
     alone, both = session(family, "layerwise_casting"), session(family, f"layerwise_casting+{recipe}")
     assert psnr(draw(both), draw(alone)) > (25 if recipe == "bf16" else 35)
@@ -97,6 +98,7 @@ def test_what_it_cannot_do_is_said_in_words() -> None:
         resolve("layerwise_casting@vae")
 
 
+@pytest.mark.usefixtures("shallow")
 def test_its_memory_is_predicted() -> None:
     model = find_weightless("flux-dev")
     plain, stored = (

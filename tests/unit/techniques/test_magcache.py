@@ -12,9 +12,10 @@ from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS, nearest_interp
 
 import vivace
 from tests.families import build, draw, psnr, session
+from tests.targets import target_of
 from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract.technique import Machine, Target
+from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
@@ -49,6 +50,7 @@ def with_ratios(recipe: str, ratios: Ratios = FLUX) -> Any:
 @pytest.mark.parametrize(
     ("threshold", "max_skip", "retention"), [(0.06, 3, 0.2), (0.24, 5, 0.1), (0.3, 2, 0.0)]
 )
+@pytest.mark.diagonal
 def test_it_draws_what_diffusers_draws(
     threshold: float, max_skip: int, retention: float, num_steps: int
 ) -> None:
@@ -102,6 +104,7 @@ def test_every_call_starts_anew() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["magcache(0.3)", "magcache(hits=0.5)"])
+@pytest.mark.quick("magcache(hits=0.5)")
 def test_compiled_and_recorded_it_is_two_graphs(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = draw(with_ratios(recipe), **CALL)
     made = with_ratios(f"{recipe}+compile(backend=eager)")
@@ -141,7 +144,7 @@ def test_whose_table_it_is() -> None:
         (find_weightless("synthetic:flux-dev").build(), None),
         (build("flux"), "depends on training"),
     ):
-        target = Target(Machine("cpu", "CPU", None, None), pipe, has_random_weights=True)
+        target = target_of(Machine("cpu", "CPU", None, None), pipe, has_random_weights=True)
         said = Magcache().unsupported(target)
         assert said is None if wanted is None else wanted in (said or "")
         assert Magcache(hits=0.5).unsupported(target) is None

@@ -8,8 +8,9 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session, upcasting
+from tests.targets import target_of
 from vivace.compilation.captured import mark_replays_graphs
-from vivace.contract.technique import Machine
+from vivace.contract import Machine
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.memory.predict import Prediction, predict
@@ -44,6 +45,7 @@ def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_cpu_as_gpu")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.diagonal
 def test_the_picture_stays(family: str, mode: str) -> None:
     reference = draw(session(family))
     pipe = build(family)
@@ -100,6 +102,8 @@ COMPOSING = {
 @pytest.mark.usefixtures("_cpu_as_gpu")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in COMPOSING.items() for r in recipes])
+@pytest.mark.diagonal
+@pytest.mark.slow("sd-compile(backend=eager)-model")
 def test_it_composes(family: str, recipe: str, mode: str) -> None:
     compiled = [r for recipes in COMPOSING.values() for r in recipes if r.startswith("compile")]
     refused = {"sequential": ("int8", *compiled)}
@@ -150,9 +154,8 @@ def test_it_needs_a_gpu_and_stream_needs_group() -> None:
 def test_weights_that_never_left_refute_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "_bytes", lambda module, device=None: 10)
     monkeypatch.setattr(offload, "_enable", lambda *given: None)
-    from vivace.contract.technique import Target
 
-    effect = Offload(mode="model").apply(Target(machine=GPU, pipe=build("sd")))
+    effect = Offload(mode="model").apply(target_of(machine=GPU, pipe=build("sd")))
     assert effect.refuted is not None
     assert effect.refuted({}) == "all weights were on the GPU after the run"
 
@@ -161,6 +164,7 @@ def of(recipe: str, name: str = "flux-dev") -> Prediction:
     return predict(find_weightless(name), resolve(recipe))
 
 
+@pytest.mark.usefixtures("shallow")
 def test_its_memory_is_predicted() -> None:
     plain, model, group = (of(recipe) for recipe in ("baseline", "offload(model)", "offload(group)"))
     size = {c.name: c.num_bytes for c in plain.components}

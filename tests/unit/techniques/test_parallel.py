@@ -15,8 +15,9 @@ import vivace
 from tests import families
 from tests.families import psnr
 from tests.forked_peers import forked_peers, lives, pids
+from tests.targets import target_of
 from vivace.compilation.captured import CapturedFunction, captured_forward
-from vivace.contract.technique import Machine, Target
+from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported
 from vivace.export.script import write_script
 from vivace.models import find_model, load_pipeline
@@ -393,7 +394,7 @@ def test_what_cannot_be_pickled_is_told_before_anything_starts() -> None:
 
 def test_too_few_gpus_are_counted() -> None:
     def reason(num: int | None) -> str | None:
-        target = Target(Machine("cuda", "H200", (9, 0), None, num_gpus=num))
+        target = target_of(Machine("cuda", "H200", (9, 0), None, num_gpus=num))
         return Parallel(mode="ring", gpus=4).unsupported(target)
 
     assert reason(4) is None

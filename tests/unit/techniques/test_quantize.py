@@ -71,6 +71,7 @@ def test_the_picture_stays_near_and_the_weights_shrink(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.diagonal
 def test_whatever_the_precision(dtype: str, scheme: str) -> None:
     if dtype == "fp16":
         # fp16 on a CPU is slow, so one matmul stands for the image.
@@ -97,6 +98,7 @@ def test_a_prompt_of_zeros_is_no_division_by_zero(scheme: str) -> None:
 
 @pytest.mark.parametrize("component", ["text_encoder", "text_encoder_2", "vae"])
 @pytest.mark.parametrize("scheme", ["int8_dynamic", "fp8", "nf4"])
+@pytest.mark.diagonal
 def test_by_component(component: str, scheme: str) -> None:
     pipe = build("flux")
     reference = draw(vivace.apply(pipe), num_inference_steps=8, height=128, width=128)
@@ -208,6 +210,7 @@ def test_a_run_that_dequantises_them_for_good_refutes_it() -> None:
         ),  # seconds of tracing each; the others are drawn with the compositions
     ],
 )
+@pytest.mark.slow("fp8-compile*")
 def test_it_composes(scheme: str, recipe: str) -> None:
     alone, both = session("sd", scheme), session("sd", f"{scheme}+{recipe}")
     # Fused rows have their own scales; one of the whole input is shared.
@@ -283,6 +286,7 @@ def test_compiled_on_a_gpu_int8_is_scaled_in_fp32() -> None:
     assert traced(theirs, inputs) == [["torch.bfloat16", "torch.bfloat16"]]
 
 
+@pytest.mark.long
 def test_inductor_does_not_recognise_a_matmul_that_is_scaled_in_fp32() -> None:
     """It would make `_weight_int8pack_mm` of it, which on a GPU is for a few rows."""
     from torch._dynamo.utils import counters
@@ -367,6 +371,7 @@ def test_what_it_cannot_do_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("recipe", "share"), [("nf4", 0.28), ("int4", 0.28)])
+@pytest.mark.usefixtures("shallow")
 def test_its_memory_is_predicted(recipe: str, share: float) -> None:
     """T5 is nearly all Linear but for its embeddings, 0.26 GB; FLUX's in bf16 is 9.5 GB."""
     plain = of("flux-dev", "steps(1)", text="embeddings")
@@ -381,7 +386,7 @@ def test_its_memory_is_predicted(recipe: str, share: float) -> None:
 def test_a_pipeline_without_weights_takes_as_much(scheme: str) -> None:
     """Nothing is calibrated there, so no prompts are needed."""
     weightless = find_weightless("tiny-sd").build()
-    target = Target(Machine("cpu", "a CPU", None, None), pipe=weightless, components=("denoiser",))
+    target = target_of(Machine("cpu", "a CPU", None, None), pipe=weightless)
     (call,) = resolve(f"quantize({scheme})").techniques
     technique = Quantize(**call.knobs)  # type: ignore[arg-type]
     assert technique.unsupported(target) is None

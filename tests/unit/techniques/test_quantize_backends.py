@@ -154,6 +154,7 @@ def test_gguf_leaves_alone_rows_that_are_no_multiple_of_its_blocks() -> None:
     "recipe", ["fuse_qkv", "compile(backend=aot_eager)", "inference_mode", "channels_last"]
 )
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+@pytest.mark.slow("*compile*")
 def test_gguf_composes(kind: str, recipe: str) -> None:
     installed("gguf")
     alone = session("sd", f"quantize({kind}, backend=gguf)")

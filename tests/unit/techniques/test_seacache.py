@@ -237,6 +237,7 @@ def test_a_picture_that_is_no_square() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["seacache(0.5)", "seacache(0.5, order=1)"])
+@pytest.mark.quick("seacache(0.5)")
 def test_compiled_it_has_no_break(recipe: str) -> None:
     alone = draw(session("flux", recipe), **CALL)
     made = session("flux", f"{recipe}+compile(backend=eager)")
@@ -293,6 +294,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
     assert Seacache(hits=0.5).unsupported(target) is None
 
 
+@pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted_with_what_is_kept() -> None:
     found = find_weightless("synthetic:flux-dev")
     plain, cached, two = (

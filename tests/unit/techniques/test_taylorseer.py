@@ -44,6 +44,7 @@ def test_a_polynomial_path_is_continued_exactly(order: int) -> None:
 
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize(("interval", "warmup"), [(3, 3), (2, 1), (4, 2)])
+@pytest.mark.diagonal
 def test_it_draws_what_diffusers_draws(order: int, interval: int, warmup: int) -> None:
     pipe = build("flux")
     config = TaylorSeerCacheConfig(
@@ -99,6 +100,7 @@ def test_batches_and_guidance_that_is_cut_off() -> None:
 
 @pytest.mark.parametrize("extra", ["", "+bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("flux-")
 def test_compiled_it_has_no_break(family: str, extra: str) -> None:
     alone = draw(session(family, f"taylorseer{extra}"), **CALL)
     made = session(family, f"taylorseer+compile(backend=eager){extra}")
@@ -121,6 +123,7 @@ def test_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("recipe", ["int8", "bf16@denoiser", "fuse_qkv", "inference_mode", "prompt_cache"])
 @pytest.mark.parametrize("family", ["sd", "flux"])
+@pytest.mark.diagonal
 def test_it_composes(family: str, recipe: str) -> None:
     picture = draw(session(family, f"taylorseer+{recipe}"), **CALL)
     assert psnr(picture, draw(session(family, "taylorseer"), **CALL)) > 15

@@ -168,6 +168,7 @@ def test_batches() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "graphs"), [("teacache(hits=0.5)", 2), ("teacache(0.3)", 3)])
+@pytest.mark.quick("teacache(0.3)-3")
 def test_compiled_it_has_no_break(recipe: str, graphs: int, cache: Path) -> None:
     alone = draw(with_fit(recipe), **CALL)
     made = with_fit(f"{recipe}+compile(backend=eager)")
@@ -228,6 +229,7 @@ def test_what_cannot_be_is_said_in_words(cache: Path) -> None:
     assert Teacache(hits=0.5).unsupported(target) is None
 
 
+@pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted_with_the_residual() -> None:
     found = find_weightless("synthetic:flux-dev")
     plain, cached = (predict(found, resolve(recipe)) for recipe in ("baseline", "teacache(hits=0.5)"))
