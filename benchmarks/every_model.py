@@ -3,7 +3,7 @@
     python -m benchmarks.every_model --limit-s 500      measure what is missing in the record, until the time limit
     python -m benchmarks.every_model --plan             write what `vivace plan` predicts; needs no GPU
 
-Each model is one `vivace.bench` of all recipes. Its records are added to a JSON list as soon as it is done, and the same
+Each model is one `vivace.bench` of all recipes. Its records are added to a JSON list once it is done, and the same
 command resumes with the next model. docs/models-measured.md is generated from that file (`make docs`).
 """
 

@@ -97,7 +97,7 @@ def harness(name: str, device: str, backend: str | None, output: str, steps: int
     recipe = "inference_mode" + ("" if backend is None else f"+compile(backend={backend})")
     trial = Trial(
         model=find_model(SYNTHETIC + name).model,
-        recipe=resolve(recipe),
+        recipe=resolve(recipe).spec,
         workload=Workload(
             prompts=(_PROMPT,),
             seeds=(0,),

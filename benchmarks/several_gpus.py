@@ -30,7 +30,7 @@ from benchmarks.command import MEASURED_IN_PART, Measuring, locked, measures, ru
 from benchmarks.every_model import line, write_records
 from benchmarks.every_technique import check_device, full_length, measure, read_records
 from benchmarks.step_profile import Profile, profiled
-from vivace.benchmark import sweep
+from vivace.benchmark import studies
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
@@ -139,7 +139,7 @@ def several_gpus(
     if profile:
         return _profile(chosen, recipes, record, how)
     status = 0
-    with sweep.start_launcher(how.device) as launcher:
+    with studies.start_launcher(how.device) as launcher:
         for name, recipe in _left(chosen, recipes, read_records(record)):
             if how.is_over:
                 return how.ended(f"{name} {recipe}")

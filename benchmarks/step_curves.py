@@ -3,7 +3,7 @@
     python -m benchmarks.step_curves tiny-sd --limit-s 500       measure what is missing, until the time limit
     python -m benchmarks.step_curves tiny-flux --device cuda     on a GPU, into a separate record
 
-Each recipe is one `vivace.bench` with the baseline, including image figures: SSIM, PSNR, CLIP margin. It is added to the
+Each recipe is one `vivace.bench` with the baseline, with image figures: SSIM, PSNR, CLIP margin. It is added to the
 record at once, and the same command resumes with what is missing. docs/step-curves.md is generated from the records
 (`make docs`).
 

@@ -32,7 +32,7 @@ def make_environment() -> Environment:
 def make_trial(recipe: str, prompts: tuple[str, ...] = PROMPTS, model: str = "tiny-sd") -> Trial:
     return Trial(
         model=Model(name=model, source="embedded", revision="0" * 16),
-        recipe=resolve(recipe),
+        recipe=resolve(recipe).spec,
         workload=Workload(
             prompts=prompts, seeds=(0,), height=128, width=128, num_inference_steps=25, guidance_scale=4.0
         ),

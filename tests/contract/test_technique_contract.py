@@ -176,7 +176,7 @@ def test_aliases_stand_for_real_recipes() -> None:
 
 @pytest.mark.parametrize("model", FAMILIES)
 @pytest.mark.parametrize(("name", "recipe"), RECIPES, ids=[r for _, r in RECIPES])
-@pytest.mark.slow("dtype(fp16)*", "parallel(guidance)*", "parallel(ring)*", "compile*tiny-sd")
+@pytest.mark.slow("dtype(fp16)*", "parallel(cfg)*", "parallel(ring)*", "compile*tiny-sd")
 def test_it_works_or_says_why_not(name: str, recipe: str, model: str) -> None:
     try:
         session = open_model(model, recipe)

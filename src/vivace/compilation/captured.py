@@ -23,16 +23,6 @@ _WARMUPS = 2  # first runs choose algorithms and allocate workspaces, which must
 _CAPTURED = "_vivace_captured"
 
 
-def replays_graphs(function: Any) -> bool:
-    """Return whether a function was marked by `mark_replays_graphs`."""
-    return bool(getattr(function, "replays_graphs", False))
-
-
-def mark_replays_graphs(function: Any) -> None:
-    """Tell techniques that would capture the function, or move the weights that it reads."""
-    function.replays_graphs = True
-
-
 def captured_forward(module: Any) -> CapturedFunction | None:
     """Return what captures and replays a module's forward, or None."""
     found: CapturedFunction | None = getattr(module, _CAPTURED, None)
@@ -45,7 +35,6 @@ def replace_forward(module: Any, captured: CapturedFunction) -> None:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return captured(*args, **kwargs)
 
-    mark_replays_graphs(forward)
     module.forward = forward
     setattr(module, _CAPTURED, captured)
 

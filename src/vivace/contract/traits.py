@@ -41,6 +41,8 @@ class Trait(StrEnum):
     """Its weights are tensor subclasses whose meaning is lost if only their bytes are copied."""
     COPIES_FROM_HOST = "copying from host memory in its forward"
     OFFLOADED = "offloaded"
+    MOVED = "moved between devices"
+    """Its weights are moved while it is not needed, by something other than offloading."""
     PROCESS_WIDE = "under settings of the process"
     """A setting of the whole process while a call runs; processes of replicas need it too."""
 
@@ -76,15 +78,24 @@ def traits_of(module: Any) -> frozenset[Trait]:
     return frozenset(_TRAITS.get(module, ())) | _foreign(module)
 
 
+def is_compiled(module: Any) -> bool:
+    """Whether calling this module itself runs compiled code, or would on a device (see `Technique.predict`)."""
+    return Trait.COMPILED in _TRAITS.get(module, ()) or _runs_compiled_code(module)
+
+
+def _runs_compiled_code(module: Any) -> bool:
+    called = (getattr(module, "_compiled_call_impl", None), getattr(module, "forward", None))
+    return any(hasattr(function, "_torchdynamo_orig_callable") for function in called)
+
+
 def _foreign(module: Any) -> frozenset[Trait]:
     """What torch, diffusers and accelerate show on a module that a user prepared."""
     found: set[Trait] = set()
-    forward = getattr(module, "forward", None)
-    decoder = getattr(getattr(module, "decoder", None), "forward", None)
-    if any(hasattr(f, "_torchdynamo_orig_callable") for f in (forward, decoder)):
+    decoder = getattr(module, "decoder", None)
+    if _runs_compiled_code(module) or _runs_compiled_code(decoder):
         found |= {Trait.COMPILED, Trait.COMPILED_WHOLE}
-    if getattr(module, "_compiled_call_impl", None) is not None:
-        found |= {Trait.COMPILED, Trait.COMPILED_WHOLE}
+    elif any(_runs_compiled_code(part) for part in module.modules()):
+        found.add(Trait.COMPILED)
     if getattr(module, "is_cache_enabled", False):
         found |= {Trait.CACHED, Trait.DECIDES_ON_HOST}
     if getattr(module, "_parallel_config", None) is not None:

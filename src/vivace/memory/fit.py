@@ -146,19 +146,23 @@ def _worth_trying() -> list[str]:
 
 
 def _replacing(recipe: Recipe, added: str) -> Recipe | None:
-    """The recipe with something in the place of what owns the same slots; None if the two do not go together."""
-    try:
-        return recipe.replacing(*resolve(added))
-    except RecipeError:
-        return None
+    """The recipe with something in the place of what owns the same slots, and a technique's fallback in its place if
+    the two do not go together otherwise; None if they do not go together at all."""
+    for base in (recipe, _fallback(recipe)):
+        try:
+            if base is not None:
+                return base.replacing(*resolve(added))
+        except RecipeError:
+            continue
+    return None
 
 
 def _fallback(recipe: Recipe) -> Recipe | None:
     """The recipe with a technique's more compatible variant; None if there is none."""
     for technique in recipe:
         for instead in technique.memory_advice.fallback:
-            changed = _replacing(recipe, instead)
-            if changed is not None and changed != recipe:
+            changed = recipe.replacing(*resolve(instead))
+            if changed != recipe:
                 return changed
     return None
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vivace.compilation.captured import captured_forward, replays_graphs
+from vivace.compilation.captured import captured_forward
 from vivace.errors import Unsupported
 from vivace.multi_gpu.forward_arguments import (
     TensorSpec,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     import torch
 
 _SAME_HEADER = b""  # in place of a header: the same as in the forward before
-MARK = "_vivace_sharded"
 
 
 class ShardedDenoiser:
@@ -92,18 +91,13 @@ class ShardedDenoiser:
         except BaseException:
             self.peers.close()
             raise
-        setattr(denoiser, MARK, True)
 
     def finish(self) -> None:
         """Wrap the forward as it is now, and wait until the peers have theirs."""
         forward = self._denoiser.forward
-        if self._by_tokens and replays_graphs(forward):
+        if self._by_tokens:
             self._graphs = captured_forward(self._denoiser)
-            if self._graphs is None:
-                raise Unsupported(
-                    "parallel: a graph that torch.compile captures contains collectives, and each process would decide "
-                    "by itself when to capture anew; take compile in its default mode, with cuda_graph behind it"
-                )
+        if self._graphs is not None:
             # NCCL destroys a communicator only once every graph that contains its collectives is gone.
             self.peers.before_leaving.append(self._graphs.graphs.clear)
         for rank in range(1, self.peers.num):

@@ -17,6 +17,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from vivace.contract.traits import is_compiled
 from vivace.offloading.components import ComponentOffloader
 from vivace.offloading.offloaded_module import OffloadedModule
 from vivace.offloading.prefetch import Prefetcher
@@ -134,11 +135,6 @@ def is_onloaded_whole(component: torch.nn.Module) -> bool:
     return hasattr(component, "decode")
 
 
-def is_compiled(function: Any) -> bool:
-    """Return whether torch.compile made a function, or it stands for a compiled one on the meta device."""
-    return hasattr(function, "_torchdynamo_orig_callable")
-
-
 def is_small_vector(tensor: Any) -> bool:
     """Return whether it is too small to be worth a copy in every step."""
     return is_plain(tensor) and tensor.ndim <= 1 and bool(tensor.nbytes <= SMALL_BYTES)
@@ -183,7 +179,7 @@ def _stored_bytes(tensor: Any) -> int:
 def layers_of(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, bool]]:
     """Yield what is onloaded separately: modules with direct tensors (False), and compiled blocks, which are onloaded
     with all submodules (True)."""
-    if is_compiled(getattr(module, "_compiled_call_impl", None)):
+    if is_compiled(module):
         yield module, True
         return
     if next(tensor_slots((module,)), None) is not None:

@@ -80,7 +80,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 def _session(denoiser: PeerDenoiser) -> Session:
     """Apply the later techniques of the recipe to the denoiser; its pipeline has no other component."""
-    from vivace.contract import Target
+    from vivace.contract import ModelFacts, Placement, Target
     from vivace.measure.machine import this_machine
     from vivace.recipes.resolve import resolve
     from vivace.runtime.session import Session
@@ -89,10 +89,9 @@ def _session(denoiser: PeerDenoiser) -> Session:
     def applied(recipe: str) -> Session:
         about = denoiser.about
         target = Target(
-            this_machine(denoiser.device),
+            Placement(this_machine(denoiser.device)),
             denoiser.pipe,
-            dict(about["defaults"]),
-            has_random_weights=about["has_random_weights"],
+            ModelFacts(defaults=about["defaults"], has_random_weights=about["has_random_weights"]),
         )
         return Session(denoiser.pipe, resolve(recipe), target)
 

@@ -335,7 +335,7 @@ def _excluded(technique: Technique, target: Target) -> str | None:
         for rule in technique.excludes:
             applies = not rule.components or component in rule.components
             if applies and rule.trait in there and rule.unless not in there:
-                return f"the {component} is {rule.trait} already: {rule.because}"
+                return f"the {component} is {rule.trait}: {rule.because}"
     return None
 
 

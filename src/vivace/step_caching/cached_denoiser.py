@@ -19,7 +19,6 @@ from vivace.step_caching.schedule import StepCounter
 if TYPE_CHECKING:
     import torch
 
-_MARK = "_vivace_step_cache"
 MODE, _KEPT = "step_cache_mode", "step_cache_kept"
 """Keyword arguments added to the forward's own: "compute", "reuse" or "look", and the tensors to reuse."""
 
@@ -78,7 +77,6 @@ class CachedDenoiser:
         # Pipelines tell diffusers' own caches by these names which call is which, and that a call has ended.
         denoiser.cache_context = self._in_context
         denoiser._reset_stateful_cache = self.reset
-        setattr(denoiser, _MARK, True)
 
     def reset(self, recurse: bool = True) -> None:
         self._states.clear()
@@ -134,11 +132,6 @@ def _by_mode(forwards: StepForwards) -> Callable[..., Any]:
         return forwards.look(*args, **kwargs)
 
     return forward
-
-
-def has_step_cache(denoiser: Any) -> bool:
-    """Return whether the denoiser has a step cache, one of diffusers' or one of vivace's."""
-    return bool(getattr(denoiser, "is_cache_enabled", False)) or hasattr(denoiser, _MARK)
 
 
 def latents_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

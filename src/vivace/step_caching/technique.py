@@ -11,9 +11,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from vivace.contract import CallContext, Component, Effect, Stage, Target, Technique, knob
+from vivace.contract import CallContext, Component, Effect, Rule, Stage, Target, Technique, Trait, knob
 from vivace.step_caching.cache_state import IsHit
-from vivace.step_caching.cached_denoiser import has_step_cache
 from vivace.step_caching.schedule import StepCounter, evenly_spaced, never
 
 Changed = dict[str, int | float | str]
@@ -52,6 +51,7 @@ class StepCache(Technique):
     Attributes:
         replaced: the knobs that `hits` replaces; the Record names the first of them with its value.
         replaced_in_words: those in words, e.g. "a threshold".
+        traits: what it gives the denoiser besides CACHED.
         compared: what the cache compares between steps, e.g. "the modulated input"; "" where it looks at no values.
     """
 
@@ -63,6 +63,7 @@ class StepCache(Technique):
     replaced: ClassVar[tuple[str, ...]]
     replaced_in_words: ClassVar[str]
     compared: ClassVar[str] = ""
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.KEEPS_BLOCK_TENSORS})
 
     hits: float | None = knob(None, gt=0, lt=1, tune=[0.3, 0.5, 0.65])
 
@@ -100,13 +101,19 @@ class StepCache(Technique):
     def decision(self, target: Target) -> Decision:
         """When a step is a hit, without `hits`."""
 
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return self.traits | {Trait.CACHED}
+
+    @property
+    def excludes(self) -> tuple[Rule, ...]:
+        return (Rule(Trait.CACHED, "only one step cache at a time can work", earlier_only=True),)
+
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None
         if (reason := self.unsupported_denoiser(target)) is not None:
             return reason
-        if has_step_cache(target.module("denoiser")):
-            return "the denoiser has a step cache already; only one at a time can work"
         if self.hits is not None or not target.model.has_weights:
             return None
         return self.unsupported_weights(target)
@@ -121,8 +128,6 @@ class StepCache(Technique):
         )
 
     def apply(self, target: Target) -> Effect:
-        if not target.model.has_weights:
-            return self.predict(target)
         decision = self.decision(target) if self.hits is None else Decision(evenly_spaced(self.hits))
         return self._attached(target, decision)
 

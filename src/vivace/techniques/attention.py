@@ -40,6 +40,7 @@ from vivace.contract import (
     Stage,
     Target,
     Technique,
+    Trait,
     knob,
     working_part,
 )
@@ -74,6 +75,10 @@ class Attention(Technique):
     def arithmetic(self) -> Arithmetic:
         return Arithmetic(products=KERNELS[self.backend].products)
 
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.KERNEL_CHOSEN})
+
     def unsupported(self, target: Target) -> str | None:
         if (reason := unsupported_on(self.backend, target.machine)) is not None:
             return reason
@@ -93,28 +98,50 @@ class Attention(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
+        modules = self._modules(target)
+        changed = self._changed(
+            {c: _joined(chosen_by_pytorch(m, _device(target, m))) for c, m in modules.items()}
+        )
+        if self.backend in OF_PYTORCH:
+            return self._select(changed, list(modules))
+        keep_compiled_code()
+        return self._redirect(
+            changed, {component: RedirectedAttention(self.backend) for component in modules}
+        )
+
+    def predict(self, target: Target) -> Effect:
+        """PyTorch's own choice depends on a real device. Other kernels take as little memory as its fused ones."""
+        modules = self._modules(target)
+        changed = self._changed(dict.fromkeys(modules, "unknown"))
+        return self._select(changed, list(modules)) if self.backend in OF_PYTORCH else Effect(changed=changed)
+
+    def _modules(self, target: Target) -> dict[Component, Any]:
+        """The targets that have attention layers.
+
+        Raises:
+            NoEffect: there is none.
+        """
         modules = {c: m for c, m in target.modules(self.targets).items() if head_sizes(working_part(c, m))}
         if not modules:
             raise NoEffect(f"no diffusers attention layer in {', '.join(self.targets)}")
-        # PyTorch's own choice depends on a real device.
-        before = {
-            c: _joined(chosen_by_pytorch(m, _device(target, m))) if target.model.has_weights else "unknown"
-            for c, m in modules.items()
-        }
+        return modules
+
+    def _changed(self, before: dict[Component, str]) -> dict[str, int | float | str]:
+        """For the Record.
+
+        Args:
+            before: the kernels that PyTorch would choose.
+
+        Raises:
+            NoEffect: it is this one everywhere.
+        """
         changed: dict[str, int | float | str] = {}
         for component, chosen in before.items():
             if chosen != self.backend:
                 changed |= {f"{component}.attention": self.backend, f"{component}.attention_before": chosen}
         if not changed:
             raise NoEffect(f"PyTorch already picks {self.backend} attention here", already_so=True)
-        if self.backend in OF_PYTORCH:
-            return self._select(changed, list(modules))
-        if not target.model.has_weights:  # PyTorch's fused kernels take as little memory
-            return Effect(changed=changed)
-        keep_compiled_code()
-        return self._redirect(
-            changed, {component: RedirectedAttention(self.backend) for component in modules}
-        )
+        return changed
 
     def _select(self, changed: dict[str, int | float | str], components: list[Component]) -> Effect:
         """Select one of PyTorch's own kernels."""

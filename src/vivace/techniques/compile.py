@@ -25,7 +25,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from vivace.compilation.captured import mark_replays_graphs
 from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
 from vivace.contract import (
     COMPONENTS,
@@ -35,10 +34,12 @@ from vivace.contract import (
     Stage,
     Target,
     Technique,
+    Trait,
     knob,
     working_part,
 )
 from vivace.contract.script import Script, literal, written_call
+from vivace.contract.traits import give
 from vivace.errors import NoEffect, Unsupported
 
 if TYPE_CHECKING:
@@ -74,6 +75,14 @@ class Compile(Technique):
     def _captures_graphs(self) -> bool:
         return self.mode in {"reduce-overhead", "max-autotune"}
 
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset(
+            {Trait.COMPILED}
+            | ({Trait.COMPILED_WHOLE} if self.blocks == "whole" else set())
+            | ({Trait.CAPTURED, Trait.CAPTURED_BY_COMPILER} if self._captures_graphs else set())
+        )
+
     def unsupported(self, target: Target) -> str | None:
         machine = target.machine
         if self.backend != "inductor" and self.mode != "default":
@@ -103,8 +112,6 @@ class Compile(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        if not target.model.has_weights:
-            return self.predict(target)
         changed = self._changed(target)
         options: dict[str, Any] = {"backend": self.backend}
         if self.backend == "inductor":
@@ -124,15 +131,12 @@ class Compile(Technique):
         )
 
     def predict(self, target: Target) -> Effect:
-        """Apply to a pipeline on the meta device, to predict its memory: the eager code stands for the compiled one."""
+        """The eager code stands for the compiled one; blocks that would be compiled are known as such."""
         changed = self._changed(target)
-        for component, module in target.modules(self.targets).items():
-            if self.blocks == "repeated":
+        if self.blocks == "repeated":
+            for module in target.modules(self.targets).values():
                 for block in _repeated(module):
-                    block._compiled_call_impl = _as_if_compiled(block._call_impl)
-            else:
-                part = working_part(component, module)
-                part.forward = _as_if_compiled(part.forward)
+                    give(block, frozenset({Trait.COMPILED}))
         return Effect(changed=changed)
 
     def _changed(self, target: Target) -> dict[str, int | float | str]:
@@ -191,21 +195,6 @@ def _compile_whole(part: torch.nn.Module, options: dict[str, Any], captures_grap
     part.forward = _with_copied_outputs(compiled) if captures_graphs else compiled
 
 
-def _as_if_compiled(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an eager function that stands for a compiled one on the meta device."""
-
-    def eager(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
-
-    _mark_compiled(eager, call)
-    return eager
-
-
-def _mark_compiled(function: Any, original: Callable[..., Any]) -> None:
-    """Mark a function as torch.compile does, for `vivace.offloading.layers.is_compiled`."""
-    function._torchdynamo_orig_callable = original
-
-
 def _repeated(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the blocks of the kinds that the model says it repeats."""
     kinds = module._repeated_blocks
@@ -236,5 +225,4 @@ def _with_copied_outputs(compiled: Callable[..., Any]) -> Callable[..., Any]:
         torch.compiler.cudagraph_mark_step_begin()
         return tree_map_only(torch.Tensor, torch.clone, compiled(*args, **kwargs))
 
-    mark_replays_graphs(forward)
     return forward

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from vivace.compilation.captured import CapturedFunction, cuda_capturer, replace_forward, replays_graphs
-from vivace.contract import Component, Effect, Stage, Target, Technique, knob
+from vivace.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
+from vivace.contract import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.contract.traits import is_compiled
 from vivace.errors import Unsupported
-from vivace.offloading.layers import is_compiled
-from vivace.quantization.gguf_schemes import unrecordable
+from vivace.quantization.gguf_schemes import why_not_capturable
 
 
 class CudaGraph(Technique):
@@ -41,25 +41,42 @@ class CudaGraph(Technique):
         4, ge=1, le=64, tune=[4], about="how many graphs are kept, the most recently used ones"
     )
 
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.CAPTURED})
+
+    @property
+    def excludes(self) -> tuple[Rule, ...]:
+        return (
+            Rule(
+                Trait.CAPTURED_BY_COMPILER,
+                "in this mode torch.compile captures CUDA graphs itself; keep one of the two",
+            ),
+            Rule(
+                Trait.DECIDES_ON_HOST,
+                "a step cache that reads a value back to the CPU in each step cannot be part of a graph",
+            ),
+            Rule(
+                Trait.COPIES_FROM_HOST,
+                "these layers copy constants from the host in each call, which a graph cannot contain; take q8_0, or "
+                "add compile",
+                unless=Trait.COMPILED,
+            ),
+        )
+
     def unsupported(self, target: Target) -> str | None:
         if not target.machine.is_cuda:
             return "CUDA graphs are captured on a CUDA device, and there is none"
         if target.pipe is None:
             return None
         denoiser = target.module("denoiser")
-        if replays_graphs(denoiser.forward):
-            return "the compiled denoiser captures CUDA graphs itself in this mode; keep one of both"
-        if getattr(denoiser, "is_cache_enabled", False):
-            return "the denoiser's step cache decides on the CPU in each step, which a graph cannot contain"
-        if not is_compiled(denoiser.forward):
+        if not is_compiled(denoiser):
             for name, layer in denoiser.named_modules():
-                if (reason := unrecordable(layer)) is not None:
+                if (reason := why_not_capturable(layer)) is not None:
                     return f"a layer cannot be captured ({name}): {reason}"
         return None
 
     def apply(self, target: Target) -> Effect:
-        if not target.model.has_weights:
-            return self.predict(target)
         denoiser = target.module("denoiser")
         captured = CapturedFunction(denoiser.forward, denoiser.device, cuda_capturer(), self.max_graphs)
         replace_forward(denoiser, captured)

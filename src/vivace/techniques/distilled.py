@@ -58,10 +58,17 @@ class Distilled(Technique):
     def apply(self, target: Target) -> Effect:
         chosen = self._chosen(target)
         assert chosen is not None
-        changed: dict[str, int | float | str] = {"lora": chosen.where, "scheduler": chosen.scheduler}
-        if target.model.has_weights:
-            changed["denoiser.merged_layers"] = chosen.merge(target.pipe)
+        effect = self.predict(target)
+        effect.changed["denoiser.merged_layers"] = chosen.merge(target.pipe)
+        return effect
+
+    def predict(self, target: Target) -> Effect:
+        """A merged LoRA takes no memory; the scheduler is the LoRA's."""
         import diffusers
+
+        chosen = self._chosen(target)
+        assert chosen is not None
+        changed: dict[str, int | float | str] = {"lora": chosen.where, "scheduler": chosen.scheduler}
 
         kind = getattr(diffusers, chosen.scheduler)
         target.pipe.register_modules(

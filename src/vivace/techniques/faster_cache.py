@@ -30,7 +30,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import Target, knob
+from vivace.contract import Target, Trait, knob
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
 from vivace.step_caching.schedule import StepCounter
@@ -48,7 +48,7 @@ class FasterCache(StepCache):
     summary: ClassVar[str] = "compute guidance's unconditional half in some of the steps only"
     replaced: ClassVar[tuple[str, ...]] = ("interval", "start")
     replaced_in_words: ClassVar[str] = "an interval (with start)"
-    looks_beyond_rows: ClassVar[bool] = True
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.KEEPS_BLOCK_TENSORS, Trait.MIXES_ROWS})
 
     interval: int = knob(
         2, ge=2, le=100, tune=[2, 3, 5], about="every so many steps both halves are computed"

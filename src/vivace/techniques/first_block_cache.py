@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import CallContext, Component, Target, knob
+from vivace.contract import CallContext, Component, Target, Trait, knob
 from vivace.contract.script import Script, literal
 from vivace.errors import NoEffect
 from vivace.step_caching.cache_state import CacheState, IsHit
@@ -33,7 +33,9 @@ class FirstBlockCache(StepCache):
     replaced: ClassVar[tuple[str, ...]] = ("threshold",)
     replaced_in_words: ClassVar[str] = "a threshold"
     compared: ClassVar[str] = "the first block's residual"
-    looks_beyond_rows: ClassVar[bool] = True
+    traits: ClassVar[frozenset[Trait]] = frozenset(
+        {Trait.DECIDES_ON_HOST, Trait.KEEPS_BLOCK_TENSORS, Trait.MIXES_ROWS}
+    )
 
     threshold: float = knob(
         0.05,

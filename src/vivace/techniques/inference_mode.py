@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from vivace.contract import Effect, Stage, Target, Technique
+from vivace.contract import Effect, Stage, Target, Technique, Trait
 from vivace.contract.script import Script
 
 
@@ -24,7 +24,10 @@ class InferenceMode(Technique):
     stage: ClassVar[Stage] = Stage.SCHEDULE
     owns: ClassVar[str] = "autograd mode"
     same_picture: ClassVar[bool] = True
-    of_the_process: ClassVar[bool] = True
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.PROCESS_WIDE})
 
     def unsupported(self, target: Target) -> str | None:
         return None

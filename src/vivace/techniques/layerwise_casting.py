@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import Arithmetic, Component, Effect, Stage, Target, Technique
+from vivace.contract import Arithmetic, Component, Effect, Stage, Target, Technique, Trait
 from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect
 from vivace.quantization.layers import is_quantised, layers_of
@@ -35,6 +35,10 @@ class LayerwiseCasting(Technique):
     @property
     def arithmetic(self) -> Arithmetic:
         return Arithmetic(weights="in fp8 (e4m3), without scales")
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.HOOKED})
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

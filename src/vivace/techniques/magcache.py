@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from vivace.contract import Target, knob
+from vivace.contract import Target, Trait, knob
 from vivace.errors import Unsupported
 from vivace.step_caching import model_fits
 from vivace.step_caching.cache_state import CacheState, IsHit
@@ -44,7 +44,7 @@ class Magcache(StepCache):
     replaced: ClassVar[tuple[str, ...]] = ("threshold", "max_skip", "retention")
     replaced_in_words: ClassVar[str] = "a threshold (with max_skip and retention)"
     compared: ClassVar[str] = "the blocks' residual"
-    shares_tokens: ClassVar[bool] = True
+    traits: ClassVar[frozenset[Trait]] = frozenset()
 
     threshold: float = knob(
         0.06,

@@ -30,15 +30,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from vivace.compilation.captured import replays_graphs
 from vivace.contract import (
     COMPONENTS,
     Arithmetic,
+    Component,
     Effect,
     MemoryAdvice,
+    Rule,
     Stage,
     Target,
     Technique,
+    Trait,
     component_of,
     is_cast_in_call,
     knob,
@@ -46,7 +48,7 @@ from vivace.contract import (
 from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect, Unsupported
 from vivace.offloading.components import ComponentOffloader
-from vivace.offloading.layers import LayerOffloader, is_compiled, is_onloaded_whole, layers_of
+from vivace.offloading.layers import LayerOffloader
 from vivace.offloading.prefetch import PREFETCH_BYTES
 from vivace.offloading.simulated import simulate_offloading
 from vivace.offloading.tensor_swap import opaque_weight_class
@@ -56,6 +58,9 @@ if TYPE_CHECKING:
 
 GB = 1e9
 _STEP = 0.5 * GB  # in which `vivace plan` proposes what to keep
+
+_BY_LAYER: tuple[Component, ...] = ("denoiser", "text_encoder", "text_encoder_2")
+"""The VAE is onloaded as a whole in every mode but sequential."""
 
 _REBUILT_BY_ACCELERATE = {"Parameter", "Int8Params", "Params4bit"}
 """Classes of weights that accelerate can rebuild from their bytes, as it does each time they are onloaded. Of others it
@@ -96,11 +101,32 @@ class Offload(Technique):
     def arithmetic(self) -> Arithmetic:
         return Arithmetic(weights="as before, in host memory")
 
-    def with_room(self, num_bytes: float) -> str | None:
+    def using_memory(self, num_bytes: float) -> Offload | None:
         more = math.floor((num_bytes - (PREFETCH_BYTES if self.stream else 0)) / _STEP)
         if self.mode != "group" or self.keep or more < 1:
             return None
-        return f"offload(group, stream={self.stream}, keep={more * _STEP / GB:g})"
+        return self.model_copy(update={"keep": more * _STEP / GB})
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.OFFLOADED})
+
+    @property
+    def excludes(self) -> tuple[Rule, ...]:
+        rules = [
+            Rule(Trait.CAPTURED, "CUDA graphs read weights at fixed addresses, and offloading moves them"),
+            Rule(Trait.MOVED, "the text encoders would be moved twice; offloading frees them as well"),
+        ]
+        if self.mode == "group":
+            reason = (
+                "group swaps the weights of single layers; take offload(model), or compile(blocks=repeated)"
+            )
+            rules.append(Rule(Trait.COMPILED_WHOLE, reason, components=_BY_LAYER))
+        if self.mode == "sequential":
+            reason = "sequential swaps the weights of single layers; offload(model) takes compiled components"
+            rules.append(Rule(Trait.COMPILED, reason))
+            rules.append(Rule(Trait.REPACKED, "sequential moves plain weights only; take offload(group)"))
+        return tuple(rules)
 
     @property
     def loads_from_host(self) -> bool:
@@ -111,8 +137,6 @@ class Offload(Technique):
             return "on a CPU the weights are in host memory already, and there is no GPU to keep free"
         if target.pipe is None:
             return None
-        if getattr(getattr(target.pipe, "encode_prompt", None), "moves_encoders", False):
-            return "the text encoders are moved with each prompt already; leave that out, offloading frees them as well"
         if self.mode == "model" and getattr(target.pipe, "model_cpu_offload_seq", None) is None:
             return f"{type(target.pipe).__name__} does not say in which order its components work; group can do without"
         for component, module in _components(target.pipe).items():
@@ -122,33 +146,16 @@ class Offload(Technique):
         return None
 
     def _unsupported_component(self, component: str, module: torch.nn.Module) -> str | None:
-        called = [module, *([module.decoder] if component == "vae" and hasattr(module, "decoder") else [])]
-        if any(replays_graphs(one.forward) for one in called):
-            return f"the {component} replays CUDA graphs, which read its weights at fixed addresses"
         opaque = opaque_weight_class(module) if self.mode != "sequential" else None
         if opaque is not None:
             return f"the {component}'s weights are {opaque}, which cannot be taken apart and rebuilt"
-        functions = [getattr(module, "_compiled_call_impl", None), *(one.forward for one in called)]
-        by_layer = self.mode == "sequential" or (self.mode == "group" and not is_onloaded_whole(module))
-        if by_layer and any(is_compiled(function) for function in functions):
-            return (
-                f"the {component} is compiled as a whole, and {self.mode} swaps its layers' weights; model can do "
-                "that, and group if it is compiled with blocks=repeated"
-            )
-        if self.mode != "sequential":
-            return None
-        if any(is_block for _, is_block in layers_of(module)):
-            return (
-                f"the {component}'s blocks are compiled, and sequential swaps their layers' weights; "
-                "group can do that"
-            )
-        if any(type(weight).__name__ not in _REBUILT_BY_ACCELERATE for weight in module.parameters()):
+        if self.mode == "sequential" and any(
+            type(weight).__name__ not in _REBUILT_BY_ACCELERATE for weight in module.parameters()
+        ):
             return f"the {component} is quantised, and sequential moves plain weights only; group can do that"
         return None
 
     def apply(self, target: Target) -> Effect:
-        if not target.model.has_weights:
-            return self.predict(target)
         pipe = target.pipe
         components = _components(pipe)
         changed = _counted(components)

@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from vivace.contract import Component, Effect, Stage, Target, Technique, knob
-from vivace.multi_gpu.sharded_denoiser import MARK, ShardedDenoiser
+from vivace.contract import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.multi_gpu.sharded_denoiser import ShardedDenoiser
 from vivace.multi_gpu.split_tokens import attention_processors, can_pad_heads, needs_diffusers, num_heads
-from vivace.step_caching.cached_denoiser import has_step_cache
+from vivace.spec.recipe import BASELINE
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +65,48 @@ class Parallel(Technique):
     def num_gpus(self) -> int:
         return self.gpus
 
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.SHARDED})
+
+    @property
+    def excludes(self) -> tuple[Rule, ...]:
+        rules = [
+            Rule(
+                Trait.OFFLOADED, "offloading moves one GPU's copy of the weights, and every GPU has its own"
+            ),
+            Rule(Trait.SHARDED, "one technique at a time can shard it", earlier_only=True),
+            Rule(Trait.CACHED, "apply the cache by the same recipe, to a fresh pipeline", earlier_only=True),
+            Rule(
+                Trait.HOOKED,
+                "hooks in layers cannot be copied to other GPUs; to store weights in 8 bits take quantize(fp8_weight)",
+                earlier_only=True,
+            ),
+        ]
+        if self.mode == "cfg":
+            reason = "this cache needs both branches of guidance in one forward, and they are on two GPUs"
+            return (*rules, Rule(Trait.MIXES_ROWS, reason))
+        rules.append(
+            Rule(
+                Trait.KEEPS_BLOCK_TENSORS,
+                "this cache keeps tensors from inside the blocks, and each GPU has only its own tokens there; take "
+                "teacache, magcache, seacache or taylorseer",
+            )
+        )
+        rules.append(
+            Rule(
+                Trait.CAPTURED_BY_COMPILER,
+                "graphs that torch.compile captures contain collectives, and each process would decide by itself when "
+                "to capture anew; take compile in its default mode and cuda_graph",
+            )
+        )
+        if self.mode == "ring":
+            reason = (
+                "ring chooses the attention kernel itself, one that returns the log-sum-exp; take ulysses"
+            )
+            rules.append(Rule(Trait.KERNEL_CHOSEN, reason))
+        return tuple(rules)
+
     def unsupported(self, target: Target) -> str | None:
         import torch
 
@@ -76,18 +118,7 @@ class Parallel(Technique):
             return f"asked for {self.gpus} GPUs, and this process sees {seen} (CUDA_VISIBLE_DEVICES hides others)"
         if target.pipe is None:
             return None
-        if any(kind.stage is Stage.OFFLOAD for kind, _ in _later(target)):
-            return "offloading moves one GPU's copy of the weights, and every GPU has its own; leave out one of both"
         denoiser = target.module("denoiser")
-        if hasattr(denoiser, MARK) or getattr(denoiser, "_parallel_config", None) is not None:
-            return "the denoiser is sharded among GPUs already"
-        if has_step_cache(denoiser):
-            return "the denoiser has a step cache already; apply the cache by the same recipe, with a fresh pipeline"
-        if any(hasattr(module, "_diffusers_hook") for module in denoiser.modules()):
-            return (
-                "the denoiser's layers have hooks, as of layerwise casting, which cannot be copied to other GPUs; "
-                "to store the weights in 8 bits take quantize(fp8_weight)"
-            )
         if (
             target.model.has_weights
             and machine.is_cuda
@@ -98,16 +129,7 @@ class Parallel(Technique):
                 f"the pipeline is on {denoiser.device}, and this process must use the first GPU; move it to cuda:0, or "
                 "reorder the GPUs with CUDA_VISIBLE_DEVICES"
             )
-        return (
-            self._rows_unsupported(target)
-            if self.mode == "cfg"
-            else self._tokens_unsupported(target, denoiser)
-        )
-
-    def _rows_unsupported(self, target: Target) -> str | None:
-        if _has_slot(target, "step cache", looks_beyond_rows=True):
-            return "this step cache needs both branches of guidance in one forward, and here they are on two GPUs"
-        return None
+        return None if self.mode == "cfg" else self._tokens_unsupported(target, denoiser)
 
     def _tokens_unsupported(self, target: Target, denoiser: torch.nn.Module) -> str | None:
         kind = type(denoiser).__name__
@@ -126,8 +148,11 @@ class Parallel(Technique):
                 "all_gather is there for FLUX alone, with diffusers' own attention processors and default attention "
                 f"backend, and this {kind} is not that; take parallel(ring) or parallel(ulysses)"
             )
-        if (reason := _cache_unsupported(target, by_diffusers)) is not None:
-            return reason
+        if by_diffusers and _later_provides(target, Trait.CACHED):
+            return (
+                "a step cache keeps and compares whole tensors, and tokens that diffusers shards cannot be gathered "
+                "for it; for FLUX take parallel(all_gather), or ulysses with a number of GPUs that divides the heads"
+            )
         return self._ring_unsupported(target, denoiser) if self.mode == "ring" else None
 
     def _ring_unsupported(self, target: Target, denoiser: torch.nn.Module) -> str | None:
@@ -135,8 +160,6 @@ class Parallel(Technique):
             return "ring merges parts of attention by their log-sum-exp, which in diffusers only CUDA kernels return"
         if str(denoiser.dtype) == "torch.float32":
             return "the attention kernels that ring needs compute in bf16 and fp16 alone; add bf16"
-        if _has_slot(target, "attention kernel"):
-            return "ring chooses the attention kernel itself, one that returns the log-sum-exp; take ulysses"
         return None
 
     def _heads_unsupported(self, target: Target, denoiser: torch.nn.Module) -> str | None:
@@ -152,12 +175,12 @@ class Parallel(Technique):
         uneven = (
             f"{heads} attention heads on {self.gpus} GPUs take collectives whose sizes depend on the input, "
         )
-        if _has_slot(target, "compilation"):
+        if _later_provides(target, Trait.COMPILED):
             return (
                 f"{uneven}which torch.compile does not support; take parallel({instead}), a number of GPUs that "
                 "divides the heads, or do not compile"
             )
-        if _has_slot(target, "graph capture"):
+        if _later_provides(target, Trait.CAPTURED):
             return (
                 f"{uneven}which a CUDA graph cannot contain; take parallel({instead}), a number of GPUs that divides "
                 "the heads, or leave out cuda_graph"
@@ -165,9 +188,6 @@ class Parallel(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        changed: dict[str, int | float | str] = {"denoiser.shared_by": self.mode, "denoiser.gpus": self.gpus}
-        if not target.model.has_weights:
-            return Effect(changed=changed)  # this GPU holds what it held before
         pipe = target.pipe
         sharded = ShardedDenoiser(
             target.module("denoiser"),
@@ -192,7 +212,7 @@ class Parallel(Technique):
             return "the denoiser was never called through the session"
 
         return Effect(
-            changed=changed,
+            changed=self._changed,
             around=sharded.watched,
             evidence=sharded.evidence,
             refuted=refuted,
@@ -200,54 +220,30 @@ class Parallel(Technique):
             close=sharded.peers.close,
         )
 
+    def predict(self, target: Target) -> Effect:
+        """This GPU holds what it held before."""
+        return Effect(changed=self._changed)
+
+    @property
+    def _changed(self) -> dict[str, int | float | str]:
+        return {"denoiser.shared_by": self.mode, "denoiser.gpus": self.gpus}
+
 
 _FIRST = ("cuda", "cuda:0")
 
 
-def _later(target: Target) -> list[tuple[type[Technique], Any]]:
-    """Return the techniques of the recipe that come later, with their calls."""
-    from vivace.techniques import TECHNIQUES
-
-    return [(TECHNIQUES[call.name], call) for call in target.asked.later]
-
-
-def _has_slot(target: Target, owns: str, looks_beyond_rows: bool | None = None) -> bool:
-    """Return whether a later technique owns that slot of the denoiser."""
+def _later_provides(target: Target, trait: Trait) -> bool:
+    """Return whether a later technique gives the denoiser that trait."""
     return any(
-        kind.owns == owns
-        and "denoiser" in call.targets
-        and (looks_beyond_rows is None or kind.looks_beyond_rows == looks_beyond_rows)
-        for kind, call in _later(target)
+        trait in technique.provides and "denoiser" in technique.targets for technique in target.asked.later
     )
-
-
-def _cache_unsupported(target: Target, by_diffusers: bool) -> str | None:
-    """Return why a later step cache cannot work on sharded tokens, or None."""
-    for kind, _ in _later(target):
-        if kind.owns != "step cache":
-            continue
-        if not kind.shares_tokens:
-            return (
-                f"{kind.name} keeps tensors from inside the blocks, and each GPU has only its own tokens there; take "
-                "teacache, magcache, seacache or taylorseer"
-            )
-        if by_diffusers:
-            return (
-                "a step cache keeps and compares whole tensors, and tokens that diffusers shards cannot be gathered "
-                "for it; for FLUX take parallel(all_gather), or ulysses with a number of GPUs that divides the heads"
-            )
-    return None
 
 
 def _recipe_of_peers(target: Target) -> str:
     """Return the later part of the recipe that concerns the denoiser, or its process, in recipe notation."""
-    from vivace.recipes.resolve import text_of
-    from vivace.spec.recipe import BASELINE
-
-    texts = []
-    for kind, call in _later(target):
-        if "denoiser" in call.targets:
-            texts.append(text_of(call.model_copy(update={"targets": ("denoiser",)})))
-        elif kind.of_the_process:
-            texts.append(text_of(call))
+    texts = [
+        technique.model_copy(update={"targets": technique.targets and ("denoiser",)}).text
+        for technique in target.asked.later
+        if "denoiser" in technique.targets or Trait.PROCESS_WIDE in technique.provides
+    ]
     return "+".join(texts) or BASELINE

@@ -20,13 +20,18 @@ import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
 
-from vivace.contract import Component, Effect, Stage, Target, Technique, component_of, knob
+from vivace.contract import Component, Effect, Stage, Target, Technique, Trait, component_of, knob
 from vivace.errors import NoEffect
 
+if TYPE_CHECKING:
+    import torch
+
 _ENCODERS: tuple[Component, ...] = ("text_encoder", "text_encoder_2")
-_MARK = "_vivace_prompt_cache"
+_CACHING: WeakSet[Any] = WeakSet()
+"""Pipelines that cache their prompts."""
 
 
 class PromptCache(Technique):
@@ -49,6 +54,10 @@ class PromptCache(Technique):
         about="keep text encoders in host memory while no new prompt is encoded",
     )
 
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.MOVED}) if self.free_encoders else frozenset()
+
     def unsupported(self, target: Target) -> str | None:
         if self.free_encoders and not target.machine.is_cuda:
             return "on a CPU the text encoders are in host memory already; leave free_encoders out"
@@ -62,12 +71,18 @@ class PromptCache(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        pipe = target.pipe
+        return self._caching(target.pipe, _move_to_host)
+
+    def predict(self, target: Target) -> Effect:
+        return self._caching(target.pipe, _empty)
+
+    def _caching(self, pipe: Any, free: Callable[[torch.nn.Module], None]) -> Effect:
+        """Cache prompts; `free` takes an encoder's weights from the device."""
         encode = pipe.encode_prompt
-        if hasattr(encode, _MARK):
+        if pipe in _CACHING:
             raise NoEffect("the pipeline already caches its prompts", already_so=True)
         cache = _Cache(encode, functools.partial(_state, pipe), self.keep)
-        offload = _EncoderOffload(_encoders(pipe), target.model.has_weights) if self.free_encoders else None
+        offload = _EncoderOffload(_encoders(pipe), free) if self.free_encoders else None
 
         @functools.wraps(encode)
         def encode_once(*args: Any, **kwargs: Any) -> Any:
@@ -77,9 +92,8 @@ class PromptCache(Technique):
                 if offload is not None:
                     offload.offload()
 
-        setattr(encode_once, _MARK, True)
-        encode_once.moves_encoders = self.free_encoders  # type: ignore[attr-defined]  # read by `offload`
         pipe.encode_prompt = encode_once
+        _CACHING.add(pipe)
 
         def evidence() -> dict[str, int | float | str]:
             found: dict[str, int | float | str] = {
@@ -184,15 +198,16 @@ def _copied(result: Any) -> Any:
 
 
 class _EncoderOffload:
-    """Offloads text encoders to host memory, and onloads them when they are called.
+    """Offloads text encoders, and onloads them when they are called.
 
-    Without data (see `Target.has_data`) their tensors are replaced with empty ones instead.
+    Args:
+        free: takes an encoder's weights from the device.
     """
 
-    def __init__(self, encoders: list[Any], has_data: bool) -> None:
+    def __init__(self, encoders: list[Any], free: Callable[[torch.nn.Module], None]) -> None:
         self.num_offloaded = 0
         self._encoders = encoders
-        self._has_data = has_data
+        self._free = free
         self._devices: dict[int, Any] = {}
         for encoder in encoders:
             encoder.register_forward_pre_hook(self._onload, with_kwargs=True)
@@ -203,10 +218,7 @@ class _EncoderOffload:
                 continue
             self._devices[id(encoder)] = encoder.device
             self.num_offloaded += 1
-            if self._has_data:
-                _move(encoder, "cpu")
-            else:
-                _empty(encoder)
+            self._free(encoder)
 
     def _onload(self, encoder: Any, args: Any, kwargs: Any) -> Any:
         device = self._devices.pop(id(encoder), None)
@@ -228,6 +240,10 @@ def _move(module: Any, device: Any) -> None:
     import torch
 
     torch.nn.Module.to(module, device)
+
+
+def _move_to_host(module: Any) -> None:
+    _move(module, "cpu")
 
 
 def _empty(module: Any) -> None:

@@ -59,18 +59,33 @@ class Prune(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
+        if target.model.has_random_weights:
+            return self.predict(target)
+        blocks = _blocks(target.module("denoiser"))
+        prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(self.pictures)]
+        influence = _influence(target, blocks, prompts)
+        how = f"least influence over {self.pictures} image{'s' if self.pictures > 1 else ''}"
+        return self._without(target, sorted(blocks, key=lambda block: influence[block.name]), how)
+
+    def predict(self, target: Target) -> Effect:
+        """Without trained weights all blocks are alike: evenly spaced ones save as much as a choice would."""
+        blocks = _blocks(target.module("denoiser"))
+        number = self._number(blocks)
+        ordered = [blocks[(2 * k + 1) * len(blocks) // (2 * number)] for k in range(number)]
+        return self._without(target, ordered, "evenly spaced: random weights have no meaningful influence")
+
+    def _number(self, blocks: list[_Block]) -> int:
+        return max(1, int(self.share * len(blocks)))
+
+    def _without(self, target: Target, ordered: list[_Block], how: str) -> Effect:
+        """Remove blocks, the first ones first.
+
+        Raises:
+            NoEffect: none can be removed.
+        """
         denoiser = target.module("denoiser")
         blocks = _blocks(denoiser)
-        number = max(1, int(self.share * len(blocks)))
-        if _chooses(target):
-            prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(self.pictures)]
-            influence = _influence(target, blocks, prompts)
-            ordered = sorted(blocks, key=lambda block: influence[block.name])
-            how = f"least influence over {self.pictures} image{'s' if self.pictures > 1 else ''}"
-        else:
-            # With random weights all blocks are alike; evenly spaced ones save as much as a choice would.
-            ordered = [blocks[(2 * k + 1) * len(blocks) // (2 * number)] for k in range(number)]
-            how = "evenly spaced: random weights have no meaningful influence"
+        number = self._number(blocks)
         before = sum(p.numel() for p in denoiser.parameters())
         taken = _remove(denoiser, ordered, number)
         if not taken:

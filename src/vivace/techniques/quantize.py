@@ -42,6 +42,7 @@ from vivace.contract import (
     Stage,
     Target,
     Technique,
+    Trait,
     knob,
 )
 from vivace.contract.script import Script
@@ -151,6 +152,12 @@ class Quantize(Technique):
         return Arithmetic(scheme.weights + (scales if scheme.has_tensor_scales else ""), scheme.matmuls)
 
     @property
+    def provides(self) -> frozenset[Trait]:
+        repacked = {Trait.REPACKED} if self.backend != "bitsandbytes" else set()
+        copies = {Trait.COPIES_FROM_HOST} if self.backend == "gguf" and self.scheme != "q8_0" else set()
+        return frozenset({Trait.QUANTIZED} | repacked | copies)
+
+    @property
     def loads_from_host(self) -> bool:
         return not self._scheme().is_calibrated  # calibration runs the model as it is
 
@@ -180,8 +187,6 @@ class Quantize(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        if not target.model.has_weights:  # until callers ask for `predict` themselves
-            return self.predict(target)
         scheme, settings = self._scheme(), self._settings(target)
         modules, choices = target.modules(self.targets), self._choices(target)
         scales = self._calibrate(target, choices) if scheme.is_calibrated else None

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import Target, knob
+from vivace.contract import Target, Trait, knob
 from vivace.errors import UsageError
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change, timestep_of
 from vivace.step_caching.cached_denoiser import CachedDenoiser
@@ -52,7 +52,7 @@ class Seacache(StepCache):
     replaced: ClassVar[tuple[str, ...]] = ("threshold", "max_skip", "power")
     replaced_in_words: ClassVar[str] = "a threshold (with max_skip and power)"
     compared: ClassVar[str] = "the filtered input"
-    shares_tokens: ClassVar[bool] = True
+    traits: ClassVar[frozenset[Trait]] = frozenset()
 
     threshold: float = knob(
         0.3,

@@ -25,7 +25,7 @@ import inspect
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import Target, knob
+from vivace.contract import Target, Trait, knob
 from vivace.contract.script import Script, literal, written_call
 from vivace.step_caching.cache_state import CacheState, IsHit, Look
 from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards
@@ -40,7 +40,7 @@ class Taylorseer(StepCache):
     summary: ClassVar[str] = "predict a denoiser's output from those of the last computed steps"
     replaced: ClassVar[tuple[str, ...]] = ("interval", "warmup")
     replaced_in_words: ClassVar[str] = "an interval and warmup"
-    shares_tokens: ClassVar[bool] = True
+    traits: ClassVar[frozenset[Trait]] = frozenset()
 
     interval: int = knob(3, ge=2, le=100, tune=[2, 3, 4], about="every so many steps one is computed")
     order: int = knob(1, ge=0, le=4, tune=[1, 2], about="of the Taylor series; 0 repeats")

@@ -25,6 +25,7 @@ from vivace.contract import (
     Stage,
     Target,
     Technique,
+    Trait,
     component_of,
     is_cast_in_call,
 )
@@ -38,11 +39,14 @@ class Tf32(Technique):
     stage: ClassVar[Stage] = Stage.KERNEL
     owns: ClassVar[str] = "fp32 arithmetic"
     same_picture: ClassVar[bool] = True
-    of_the_process: ClassVar[bool] = True
 
     @property
     def arithmetic(self) -> Arithmetic:
         return Arithmetic(weights="in fp32, as before", products="in TF32 where they were in fp32")
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.PROCESS_WIDE})
 
     def unsupported(self, target: Target) -> str | None:
         machine = target.machine

@@ -24,9 +24,9 @@ from vivace.models import find_model, load_pipeline
 from vivace.multi_gpu.flux_tokens import Ulysses
 from vivace.multi_gpu.sharded_denoiser import _follow_primary
 from vivace.multi_gpu.split_tokens import needs_diffusers
-from vivace.recipes.resolve import instantiate, resolve
-from vivace.techniques import TECHNIQUES, cuda_graph
-from vivace.techniques.parallel import Parallel
+from vivace.recipes.resolve import resolve
+from vivace.techniques import cuda_graph
+from vivace.techniques.parallel import Parallel, _recipe_of_peers
 
 SAME_DB = 40.0
 VERY_SAME_DB = 100.0
@@ -338,14 +338,6 @@ def test_a_graph_that_one_process_lacks_is_an_error() -> None:
     assert not graphs.has((torch.ones(2),), {})
 
 
-def test_graphs_that_each_process_captures_by_itself_are_refused() -> None:
-    with families.session("flux", "parallel(ulysses)") as sharded:
-        (effect,) = [effect for label, effect in sharded._applied if label.startswith("parallel")]
-        sharded.pipe.transformer.forward.replays_graphs = True
-        with pytest.raises(Unsupported, match="cuda_graph behind it"):
-            effect.finish()
-
-
 @pytest.mark.parametrize(
     ("family", "recipe", "why"),
     [
@@ -410,4 +402,6 @@ def test_flux_has_no_second_row() -> None:
 
 
 def test_what_is_set_for_the_process_is_told_to_the_peers() -> None:
-    assert {name for name, kind in TECHNIQUES.items() if kind.of_the_process} == {"tf32", "inference_mode"}
+    later = [*resolve("tf32+inference_mode+steps(4)+channels_last@vae+compile@denoiser,vae")]
+    target = target_of(later=later)
+    assert _recipe_of_peers(target) == "compile+tf32+inference_mode"
