@@ -132,6 +132,8 @@ class Compile(Technique):
             else:
                 part = working_part(component, module)
                 part.forward = _as_if_compiled(part.forward)
+                if self._captures_graphs and target.machine.is_cuda:
+                    mark_replays_graphs(part.forward)
         return Effect(changed=changed)
 
     def _changed(self, target: Target) -> dict[str, int | float | str]:
