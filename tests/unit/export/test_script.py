@@ -201,7 +201,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
                 torch.nn.Module.to(part, torch.float16)
         return pipe
 
-    monkeypatch.setattr(runtime.script, "load_pipeline", load)
+    monkeypatch.setattr("vivace.export.script.load_pipeline", load)
     for place in (runtime.session, techniques.quantize):
         monkeypatch.setattr(place, "bring", lambda module, device: None)
     monkeypatch.setattr(
@@ -234,7 +234,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             [
                 'pipe.to("cuda")',
                 'pipe.to("cpu", silence_dtype_warnings=True)',
-                "# picture without that: vivace.load(model, recipe).",
+                "# that: vivace.load(model, recipe).",
                 "pipe.enable_model_cpu_offload()",
             ],
         ),
