@@ -102,7 +102,6 @@ def test_a_graph_contains_the_collectives(mode: str, compiled: str) -> None:
         )
 
 
-@pytest.mark.parametrize("rest", ["", "+cuda_graph", "+compile(blocks=repeated)+cuda_graph"])
 def test_quantised_weights_are_sent_and_compiled() -> None:
     call = {"height": 128, "width": 128, "max_sequence_length": 32}
     expected = draw(vivace.apply(even_flux(), "quantize(fp8)"), **call)
@@ -115,6 +114,7 @@ def test_quantised_weights_are_sent_and_compiled() -> None:
         assert sharded.refuted(evidence) is None
 
 
+@pytest.mark.parametrize("rest", ["", "+cuda_graph", "+compile(blocks=repeated)+cuda_graph"])
 def test_a_step_cache_on_sharded_tokens(rest: str) -> None:
     expected = draw(vivace.apply(even_flux(), "teacache(hits=0.5)"), **SMALL)
     with vivace.apply(even_flux(), f"parallel(ulysses)+teacache(hits=0.5){rest}") as sharded:

@@ -239,7 +239,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             [
                 'pipe.to("cuda")',
                 'pipe.to("cpu", silence_dtype_warnings=True)',
-                "# picture without that: vivace.load(model, recipe).",
+                "# that: vivace.load(model, recipe).",
                 "pipe.enable_model_cpu_offload()",
             ],
         ),

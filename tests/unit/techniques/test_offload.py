@@ -176,6 +176,8 @@ def test_its_memory_is_predicted() -> None:
     # One layer at a time: activations and the largest layer.
     assert plain.stages["denoiser"] - group.stages["denoiser"] > 0.98 * sum(size.values())
     assert [c.num_parameters for c in group.components] == [c.num_parameters for c in plain.components]
+    with pytest.raises(Unsupported, match="the denoiser replays CUDA graphs"):
+        of("compile(reduce-overhead)+offload(model)", "tiny-sd")
     with pytest.raises(Unsupported, match="the denoiser is compiled as a whole"):
         of("compile+offload(group)")
     # A compiled block is onloaded as one: FLUX's larger ones have 340 million weights, its largest layer 57 million.

@@ -24,6 +24,7 @@ from vivace.models import find_model, load_pipeline
 from vivace.multi_gpu.flux_tokens import Ulysses
 from vivace.multi_gpu.sharded_denoiser import _follow_primary
 from vivace.multi_gpu.split_tokens import needs_diffusers
+from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.techniques import cuda_graph
 from vivace.techniques.parallel import Parallel, _recipe_of_peers
@@ -361,9 +362,11 @@ def test_what_cannot_work_says_why(family: str, recipe: str, why: str) -> None:
 def test_the_old_name_of_cfg_is_accepted() -> None:
     recipe = resolve("parallel(guidance, gpus=3)+steps(4)")
     assert recipe.text == "parallel(cfg, gpus=3)+steps(4)"
-    assert instantiate(recipe.techniques[0].model_copy(update={"knobs": {"mode": "guidance"}})) == Parallel(
-        mode="cfg"
+    (stored,) = (call for call in recipe.spec.techniques if call.name == "parallel")
+    old = recipe.spec.model_copy(
+        update={"techniques": (stored.model_copy(update={"knobs": {**stored.knobs, "mode": "guidance"}}),)}
     )
+    assert Recipe.from_spec(old).techniques == (Parallel(mode="cfg", gpus=3),)
     with pytest.raises(RecipeError, match="mode must be one of cfg, ulysses, all_gather, ring; got 'rows'"):
         resolve("parallel(rows)")
 
