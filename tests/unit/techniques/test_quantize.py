@@ -380,6 +380,7 @@ def test_its_memory_is_predicted(recipe: str, share: float) -> None:
 def test_a_pipeline_without_weights_takes_as_much(scheme: str) -> None:
     """Nothing is calibrated there, so no prompts are needed."""
     weightless = find_weightless("tiny-sd").build()
+    weightless.unet.to(torch.float32)
     target = Target(Machine("cpu", "a CPU", None, None), pipe=weightless, components=("denoiser",))
     (call,) = resolve(f"quantize({scheme})").techniques
     technique = Quantize(**call.knobs)  # type: ignore[arg-type]
