@@ -117,8 +117,8 @@ class Quantize(Technique):
         backend = knobs.get("backend")
         if isinstance(backend, str) and backend in REMOVED_BACKENDS:
             raise ValueError(
-                f"backend={backend} was removed, since no measurement had it ahead of the others "
-                f"({', '.join(dict.fromkeys(library for library, _ in SCHEMES))}); {REMOVED_BACKENDS[backend]}"
+                f"backend={backend} was removed; {REMOVED_BACKENDS[backend]} "
+                f"(the backends are {', '.join(dict.fromkeys(library for library, _ in SCHEMES))})"
             )
         return knobs
 

@@ -208,7 +208,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(script, "load_pipeline", load)
     for place in (runtime.session, techniques.quantize):
-        monkeypatch.setattr(place, "bring", lambda module, device: None)
+        monkeypatch.setattr(place, "move_to", lambda module, device: None)
     monkeypatch.setattr(
         runtime.session, "this_machine", lambda device: Machine(device, "H200", (9, 0), "c++")
     )

@@ -203,7 +203,9 @@ def test_weights_that_another_backend_has_taken_are_not_taken_again() -> None:
     ],
 )
 def test_a_backend_that_was_removed_says_what_to_take_instead(recipe: str, instead: str) -> None:
-    with pytest.raises(RecipeError, match=r"was removed.*\(torchao, bitsandbytes, sdnq, gguf\)") as caught:
+    with pytest.raises(
+        RecipeError, match=r"was removed.*\(the backends are torchao, bitsandbytes, sdnq, gguf\)"
+    ) as caught:
         resolve(recipe)
     assert instead in str(caught.value)
 
