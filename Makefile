@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check soak docs format clean
+.PHONY: demo test check soak docs site wheel format clean
 
 demo: $(READY)
 	$(BIN)/vivace demo
@@ -23,17 +24,30 @@ soak: $(READY)
 docs: $(READY)
 	$(BIN)/python -m docs.generate
 
+# The pages of docs/ as a site, in site/.
+site: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# The sdist, and the wheel that is made of it, in dist/.
+wheel: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .vivace demo.html page.html pictures
+	rm -rf .venv .vivace build dist site demo.html page.html pictures
 
 # torch first and by its exact version: an open range may bring gigabytes of CUDA libraries to a laptop.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vivace needs Python 3.11 or newer; try make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PIP) torch==2.13.0
+	$(PIP) -c constraints.txt -e ".[dev]"
 	touch $(READY)
+
+.venv/.docs: $(READY)
+	$(PIP) -c constraints.txt -e ".[docs]"
+	touch .venv/.docs

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from vivace.benchmark import Plan
+from vivace.benchmark import Timing
 from vivace.errors import VivaceError
 
 INTERRUPTED = 130
@@ -32,7 +32,7 @@ class Measuring:
     record: Path | None
     store: Path
     limit_s: float | None
-    plan: Plan
+    timing: Timing
     device: str
     started: float = field(default_factory=time.monotonic)
 
@@ -93,8 +93,8 @@ def measures(
             device: str,
             **others: Any,
         ) -> int:
-            plan = Plan(rounds=1, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
-            return function(how=Measuring(record, store, limit_s, plan, device), **others)
+            timing = Timing(rounds=1, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
+            return function(how=Measuring(record, store, limit_s, timing, device), **others)
 
         for option in reversed(options):
             wrapper = option(wrapper)

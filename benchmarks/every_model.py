@@ -3,7 +3,7 @@
     python -m benchmarks.every_model --limit-s 500      measure what is missing in the record, until the time limit
     python -m benchmarks.every_model --plan             write what `vivace plan` predicts; needs no GPU
 
-Each model is one `vivace.bench` of all recipes. Its records are added to a JSON list as soon as it is done, and the same
+Each model is one `vivace.bench` of all recipes. Its records are added to a JSON list once it is done, and the same
 command resumes with the next model. docs/models-measured.md is generated from that file (`make docs`).
 """
 
@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 import vivace
 from benchmarks.command import MEASURED_IN_PART, locked, run
-from vivace.benchmark import Plan, planned, sweep
+from vivace.benchmark import Timing, planned, studies
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError, UnknownModel, nearest
 from vivace.models.find import SYNTHETIC, synthetic_names
@@ -79,10 +79,10 @@ def every_model(
     records = read_records(record)
     if only_plan:
         return _predict(records, record)
-    plan = Plan(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
+    timing = Timing(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
     started = time.monotonic()
     left = []
-    with sweep.start_launcher(device) as launcher:
+    with studies.start_launcher(device) as launcher:
         for name in names:
             model = SYNTHETIC + name
             missing = [recipe for recipe in wanted if not _is_done(records, (model, recipe))]
@@ -96,7 +96,7 @@ def every_model(
                 model,
                 missing,
                 text=text,
-                plan=plan,
+                timing=timing,
                 device=device,
                 store=store,
                 quality=False,
@@ -189,7 +189,7 @@ def _with(records: dict[Key, Record], measured: Sequence[Record], path: Path) ->
 
 
 def _predict(records: dict[Key, Record], path: Path) -> int:
-    with sweep.start_launcher("cpu") as launcher:
+    with studies.start_launcher("cpu") as launcher:
         found = planned.plan_again(list(records.values()), launcher)
     rows: list[dict[str, Any]] = []
     for one in found:

@@ -33,9 +33,9 @@ from pathlib import Path
 import click
 
 import vivace
-from benchmarks.command import MEASURED_IN_PART, Measuring, alone_with, measures, run
+from benchmarks.command import MEASURED_IN_PART, Measuring, locked, measures, run
 from benchmarks.every_model import line, write_records
-from vivace.benchmark import sweep
+from vivace.benchmark import studies
 from vivace.benchmark.launcher import Launcher
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError
@@ -174,7 +174,7 @@ def every_technique(
     if careful:
         asked, done = disturbed(records), set()
     wanted = [case for case in asked if case not in done]
-    repeats = how.plan.repeats
+    repeats = how.timing.repeats
     if (
         repeats is not None
         and repeats < MIN_SAMPLES
@@ -185,7 +185,7 @@ def every_technique(
             f"length cannot be compared; give {MIN_SAMPLES} or more"
         )
     behind: Record | None = None
-    with sweep.start_launcher(how.device) as launcher:
+    with studies.start_launcher(how.device) as launcher:
         for length in dict.fromkeys(number for _, number in wanted):
             of_these = [recipe for recipe, number in wanted if number == length]
             if careful:
@@ -305,7 +305,7 @@ def add(new: Record, path: Path, baseline: str = BASELINE, behind: Record | None
     Raises:
         StoreError: the file is of another device.
     """
-    with alone_with(path):
+    with locked(path):
         records = read_records(path)
         check_device(records, new, path)
         found = [old for old in records if key_of(old)[0] == baseline or key_of(old) != key_of(new)]
@@ -380,7 +380,7 @@ def measure(name: str, recipe: str, steps: int, how: Measuring, launcher: Launch
         SYNTHETIC + name,
         [recipe],
         num_inference_steps=steps,
-        plan=how.plan,
+        timing=how.timing,
         device=how.device,
         store=how.store,
         rerun=True,
@@ -412,7 +412,7 @@ def _compile(name: str, cases: Sequence[Key], record: Path, at_once: int, how: M
                 part = Path(folder) / f"{len(left)}.json"
                 arguments = ["--only", recipe, "--no-baseline", "--repeats", "1", "--warmup", "1"]
                 arguments += ["--record", str(part), "--store", str(part.with_suffix(""))]
-                arguments += ["--device", how.device, "--timeout", f"{how.plan.timeout_s:g}"]
+                arguments += ["--device", how.device, "--timeout", f"{how.timing.timeout_s:g}"]
                 running.append((recipe, part, _start(name, arguments)))
             if not running:
                 return how.ended(", ".join(left))

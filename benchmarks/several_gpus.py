@@ -31,7 +31,7 @@ import vivace
 from benchmarks.command import MEASURED_IN_PART, Measuring, locked, measures, run
 from benchmarks.every_model import line, write_records
 from benchmarks.every_technique import check_device, full_length, measure, read_records
-from vivace.benchmark import sweep
+from vivace.benchmark import studies
 from vivace.errors import StoreError
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
@@ -126,7 +126,7 @@ def several_gpus(
     if profile:
         return _profile(chosen, recipes, record, how)
     status = 0
-    with sweep.start_launcher(how.device) as launcher:
+    with studies.start_launcher(how.device) as launcher:
         for name, recipe in _left(chosen, recipes, read_records(record)):
             if how.is_over:
                 return how.ended(f"{name} {recipe}")

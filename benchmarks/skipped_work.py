@@ -36,14 +36,15 @@ from benchmarks.every_technique import (
     read_records,
     row_of,
 )
-from vivace.benchmark import sweep
-from vivace.contract.technique import Machine, Target
+from vivace.benchmark import studies
+from vivace.contract import Machine, ModelFacts, Placement, Target, Technique
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.quiet import quiet
-from vivace.recipes.resolve import instantiate, resolve
-from vivace.spec.recipe import BASELINE, Recipe, TechniqueCall
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Record
 
 FAMILIES = ("flux-dev", "flux-schnell", "sdxl", "sd15")
@@ -106,7 +107,7 @@ def recipe_of(name: str, text: str) -> str:
     return resolve(f"{text}+{baseline(name)}").text
 
 
-def skipping(recipe: Recipe, among: Recipe) -> TechniqueCall:
+def skipping(recipe: Recipe, among: Recipe) -> Technique:
     """The one technique of a recipe that the baseline (`among`) does not have."""
     (call,) = [call for call in recipe.techniques if call not in among.techniques]
     return call
@@ -147,7 +148,7 @@ def skipped_work(
         click.echo("all measured already")
         return 0
     behind: Record | None = None
-    with sweep.start_launcher(how.device) as launcher:
+    with studies.start_launcher(how.device) as launcher:
         for recipe in (baseline(name), *wanted):
             if how.is_over:
                 return how.ended(recipe)
@@ -201,8 +202,8 @@ def count_operations(name: str, recipe: str) -> Operations:
     pipe.scheduler.set_timesteps(**_timesteps(pipe))
     pipe._num_timesteps = len(pipe.scheduler.timesteps)
     (halves,) = resolve(f"{call.name}(hits=0.5)").techniques
-    target = Target(machine=_HOPPER, pipe=pipe, components=("denoiser",), has_random_weights=True)
-    instantiate(halves).apply(target)
+    target = Target(Placement(_HOPPER), pipe, ModelFacts(has_random_weights=True))
+    halves.apply(target)
     with denoiser.cache_context("cond"):
         return Operations(step, count(batch, 3) - 2 * step)
 

@@ -3,7 +3,7 @@
     python -m benchmarks.step_curves tiny-sd --limit-s 500       measure what is missing, until the time limit
     python -m benchmarks.step_curves tiny-flux --device cuda     on a GPU, into a separate record
 
-Each recipe is one `vivace.bench` with the baseline, including image figures: SSIM, PSNR, CLIP margin. It is added to the
+Each recipe is one `vivace.bench` with the baseline, with image figures: SSIM, PSNR, CLIP margin. It is added to the
 record at once, and the same command resumes with what is missing. docs/step-curves.md is generated from the records
 (`make docs`).
 
@@ -29,18 +29,19 @@ import click
 import vivace
 from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.every_model import line
-from vivace.benchmark import Plan, Store, sweep
+from vivace.benchmark import Run, Timing, studies
+from vivace.benchmark.comparison import default_threads
 from vivace.benchmark.figures import keys_of
-from vivace.benchmark.prepare import default_threads
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError
 from vivace.models.find import Found, find_model
 from vivace.models.prompts import PROMPT_SETS
-from vivace.recipes.resolve import instantiate, resolve
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 from vivace.spec.base import Spec
 from vivace.spec.figures import PictureFigures, QualityPass
-from vivace.spec.recipe import BASELINE, Recipe
+from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -152,9 +153,9 @@ def step_curves(
         return 0
     found = find_model(name)
     _calibrate(found, wanted, prompts)
-    plan = Plan(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
+    timing = Timing(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
     operations: dict[str, int] = {}
-    with sweep.start_launcher(device) as launcher:
+    with studies.start_launcher(device) as launcher:
         for recipe in wanted:
             if limit_s is not None and time.monotonic() - started >= limit_s:
                 click.echo(f"{limit_s:g} s are over; the same command goes on with {recipe.text}", err=True)
@@ -165,7 +166,7 @@ def step_curves(
                 list(dict.fromkeys([BASELINE, recipe.text])),
                 prompts=prompts,
                 num_seeds=num_seeds,
-                plan=plan,
+                timing=timing,
                 device=device,
                 store=store,
                 quality=True,
@@ -174,7 +175,7 @@ def step_curves(
                 launcher=launcher,
             )
             check_baseline(cases, measured[0], path)
-            case = _case(measured, store, found, operations)
+            case = _case(measured, found, operations)
             cases = _with(cases, case, path)
             write_cases(path, cases.values())
             click.echo(f"{_line(cases, case)} ({time.monotonic() - before:.0f} s)")
@@ -277,14 +278,13 @@ def _with(cases: Mapping[str, Case], new: Case, path: Path) -> dict[str, Case]:
 
 def _decides_by_content(recipe: Recipe) -> bool:
     """Whether the number of operations may depend on the prompt."""
-    techniques = [instantiate(call) for call in recipe.techniques]
-    return any(hasattr(t, "threshold") and getattr(t, "hits", None) is None for t in techniques)
+    return any(hasattr(t, "threshold") and getattr(t, "hits", None) is None for t in recipe)
 
 
 def _calibrate(found: Found, wanted: Sequence[Recipe], prompts: Sequence[str]) -> None:
     from vivace.runtime.calibration import calibrate_magcache, calibrate_teacache
 
-    names = {call.name for recipe in wanted if _decides_by_content(recipe) for call in recipe.techniques}
+    names = {t.name for recipe in wanted if _decides_by_content(recipe) for t in recipe}
     _set_threads(found)
     for name, calibrate in zip(CALIBRATED, (calibrate_teacache, calibrate_magcache), strict=True):
         if name in names:
@@ -292,25 +292,24 @@ def _calibrate(found: Found, wanted: Sequence[Recipe], prompts: Sequence[str]) -
             click.echo(f"calibrated {name} over {NUM_CALIBRATION_PICTURES} images: {kept}", err=True)
 
 
-def _case(measured: Sequence[Record], store: Path, found: Found, operations: dict[str, int]) -> Case:
+def _case(measured: Run, found: Found, operations: dict[str, int]) -> Case:
     """Return the last record with its figures and work.
 
     Args:
         operations: operations by recipe, as counted before; the baseline's are added.
     """
     record = measured[-1]
-    with Store.read_only(store) as opened:
-        run = opened.run_of(measured)
-        assert run is not None, "bench has just written it"
-        known, scorer = opened.figures(), run.scorer
+    (compared,) = measured.comparisons
+    known, scorer = compared.quality.figures, compared.quality.scorer
     keys = keys_of([measured[0], record], None, scorer)
     shas = {picture.sha256 for picture in record.rounds[0].pictures}
     figures = tuple(known[key] for key in keys if key.sha256 in shas and key in known)
     work = None
     if record.outcome is Outcome.MEASURED:
         prompts = record.trial.workload.prompts
-        by_content = _decides_by_content(record.trial.recipe)
-        work = _work(found, record.trial.recipe, prompts if by_content else prompts[:1], operations)
+        recipe = Recipe.from_spec(record.trial.recipe)
+        by_content = _decides_by_content(recipe)
+        work = _work(found, recipe, prompts if by_content else prompts[:1], operations)
     return Case(record=record, figures=figures, scorer=scorer, work=work)
 
 
@@ -327,7 +326,7 @@ def _operations(found: Found, recipe: Recipe, prompts: Sequence[str]) -> int:
     """Count the denoiser's operations for one image per prompt."""
     import torch
 
-    from vivace.contract.technique import component_of
+    from vivace.contract import component_of
     from vivace.measure.flops import count_flops
     from vivace.runtime.session import open_session
 

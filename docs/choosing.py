@@ -1,6 +1,6 @@
-"""The page docs/choosing.md: which technique to use on which model, read off the records of the other pages.
+"""The page docs/choosing.md: which technique to use on which model, from the records of the other pages.
 
-python -m docs.choosing        draw its pictures anew; thresholds as `python -m benchmarks.step_curves` calibrated them
+python -m docs.choosing        make its images again; thresholds as `python -m benchmarks.step_curves` calibrated them
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROMPTS = (
     "an orange cross in the top left on a checkered black background",
 )
 FULL_SIZE = {"tiny-sd": ("sd15", "sdxl"), "tiny-flux": ("flux-dev",)}
-"""Models of full size beside the embedded one of the same kind."""
+"""Full-size models for the embedded one of the same kind."""
 HEADINGS = {
     "tiny-sd": "UNets with guidance: SD 1.5, SDXL, Pony, Playground",
     "tiny-flux": "Transformers: FLUX.1 [dev]",
@@ -41,10 +41,10 @@ _MOST = 5
 
 @dataclass(frozen=True)
 class Pick:
-    """The recipe that stays closest to the baseline among those that save so much.
+    """The recipe closest to the baseline among those with a given speed-up.
 
-    level: the least speed-up that was asked for.
-    rival: fewer plain steps with at least that speed-up, None where none were drawn.
+    level: the minimum speed-up.
+    rival: fewer plain steps with at least that speed-up, None where none were measured.
     """
 
     level: float
@@ -53,7 +53,7 @@ class Pick:
 
 
 def picks(one: Family) -> list[Pick]:
-    """For each of LEVELS, among the recipes whose pictures passed the gate; a recipe for its highest level alone."""
+    """Return the pick for each of LEVELS among recipes that passed the gate; a recipe only for its highest level."""
     found: dict[str, Pick] = {}
     plain = [point for point in one.points if point.curve == STEPS]
     passed = [point for point in one.points if point.curve != STEPS and _passed(point)]
@@ -73,10 +73,10 @@ def _passed(point: Point) -> bool:
 
 
 def page(note: str, results: Path) -> str:
-    """Markdown.
+    """Return the page as Markdown.
 
     Args:
-        note: what stands above the heading: that the page is generated.
+        note: the line above the heading that says the page is generated.
         results: the folder of the records.
     """
     has_skipped = any((results / skipped_work.record_file(n).name).exists() for n in skipped_work.FAMILIES)
@@ -85,24 +85,24 @@ def page(note: str, results: Path) -> str:
         told, fastest = "[what it gains](several-gpus.md)", soonest(several)
     lines = [
         note,
-        "# Which one to use\n",
-        "Read off the records of [every technique](techniques-measured.md)"
-        f"{', [what skipping saves](skipped-work.md)' if has_skipped else ''} and [speed-up against fidelity]"
-        "(step-curves.md), and written anew with them. Times are of an H200 "
-        "and random weights; what happens to pictures is shown by the embedded models, of the same kinds. "
-        "`vivace race` finds out in a minute or two what holds for your model and your card, `vivace calibrate cache` "
-        "which threshold.\n",
+        "# Which technique to use\n",
+        "From the records of [every "
+        f"technique](techniques-measured.md){', [what skipping saves](skipped-work.md)' if has_skipped else ''} and "
+        "[speed-up against fidelity](step-curves.md). Times are measured on an H200 with random weights, image "
+        "quality on the embedded models of the same kinds. For your model and card, compare the candidates with "
+        "`vivace bench`, and let `vivace calibrate cache` find the threshold of a step cache.\n",
     ]
     for one in families(results):
         lines += _family(one, results)
     lines += [
-        "## Models of few steps: FLUX.1 [schnell], Turbo, Lightning, Hyper, LCM\n",
-        "In four steps there is little to skip: a fixed schedule of 30 % hits none of them, one of 50 % hits one. What "
-        "makes each step cheaper works as it does on the model that they were made from, and decoding is a larger part "
-        "of so short a call: `tiny_vae`.\n",
+        "## Few-step models: FLUX.1 [schnell], Turbo, Lightning, Hyper, LCM\n",
+        "In four steps there is little to skip: a fixed schedule of 30 % skips none of them, one of 50 % skips one. "
+        "What makes each step cheaper works as on the model they were distilled from. Decoding is a larger part of "
+        "a short call, so consider `tiny_vae`.\n",
         "## Several GPUs\n",
-        "To share one picture: `parallel(ulysses)` or `parallel(ring)` for a transformer, `parallel(guidance)` for a "
-        f"UNet with guidance ({told}). For more pictures an hour: a process for each GPU, without any of these.\n",
+        "For one image sooner: `parallel(ulysses)` or `parallel(all_gather)` (recorded below under its old "
+        "spelling, `ring`) for a transformer, `parallel(cfg)` (old spelling: `guidance`) for a UNet with guidance "
+        f"({told}). For more images an hour: one process per GPU, without any of these.\n",
         *fastest,
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -117,7 +117,7 @@ def _family(one: Family, results: Path) -> list[str]:
 
 
 def _same_picture(name: str, results: Path) -> list[str]:
-    """What is faster, and what is smaller, on a model of full size."""
+    """List what is faster, and what needs less memory, on a full-size model."""
     measured = lines_of(name, read_records(results / every_technique.record_file(name).name))
     kept = [line for line in measured if resolve(line.row.recipe).same_picture]
     baselines = [line for line in kept if line.speedup is None]
@@ -125,21 +125,21 @@ def _same_picture(name: str, results: Path) -> list[str]:
         return []
     faster = [line for line in kept if line.verdict is Verdict.FASTER]
     faster.sort(key=lambda line: -(line.speedup.point if line.speedup else 0))
-    told = ", ".join(_with_gain(line) for line in faster[:_MOST]) or "nothing that was measured is"
-    lines = [f"- **{name}, the same picture sooner:** {told}."]
+    told = ", ".join(_with_gain(line) for line in faster[:_MOST]) or "none of those measured"
+    lines = [f"- **{name}, faster with the same image:** {told}."]
     memory = baselines[-1].row.memory
     smaller = [line for line in kept if line.row.memory is not None and line.speedup is not None]
     smaller.sort(key=lambda line: line.row.memory.peak_bytes if line.row.memory else 0)
     if memory is not None:
         told = ", ".join(_with_peak(line) for line in _worthwhile(smaller, memory.peak_bytes))
         lines.append(
-            f"- **{name}, in less memory** ({size(memory.peak_bytes)} at its peak): {told or 'nothing'}."
+            f"- **{name}, less memory** (baseline peak {size(memory.peak_bytes)}): {told or 'none of those measured'}."
         )
     return lines
 
 
 def _worthwhile(smaller: Sequence[Line], peak: int) -> list[Line]:
-    """From the smallest on, each that is faster than all that are smaller still."""
+    """Return, by rising memory, each line that is faster than all smaller ones."""
     found: list[Line] = []
     for line in smaller:
         gain = line.speedup.point if line.speedup else 0
@@ -168,9 +168,9 @@ def _skipping(one: Family, results: Path) -> list[str]:
         return []
     lines = [
         "",
-        f"**What may be skipped**, by {one.name}'s pictures: of all recipes that save so much and passed the quality "
-        "gate, the one closest to the baseline, beside the fewer plain steps that save as much.\n",
-        "| saves at least | recipe | speed-up of the denoiser | SSIM, PSNR dB | fewer steps instead | their SSIM |",
+        f"**Skipping work**, judged on {one.name}: for each level of speed-up, the recipe closest to the baseline "
+        "among those that pass the quality gate, compared with fewer plain steps of the same speed-up.\n",
+        "| at least | recipe | speed-up of the denoiser | SSIM, PSNR dB | fewer steps | their SSIM |",
         "|" + " --- |" * 6,
     ]
     for pick in chosen:
@@ -184,13 +184,13 @@ def _skipping(one: Family, results: Path) -> list[str]:
         lines.append(f"| {' | '.join([*cells, f'{pick.point.mean_ssim:.3f}{psnr}', *rival])} |")
     lines += [
         "",
-        f"![{one.name}: the baseline, each of these, and the fewer steps beside the last]({_image(one)})",
+        f"![{one.name}: images of the baseline, each recipe, and the fewer steps of the last row]({_image(one)})",
         "",
     ]
     behind = [name for name, points in one.curves if _is_behind(points)]
     if behind:
         told = ", ".join(f"`{name}`" for name in behind)
-        lines.append(f"Leave alone, since fewer plain steps do as much or better: {told}.\n")
+        lines.append(f"Not worth using, since fewer plain steps do as well or better: {told}.\n")
     for name in FULL_SIZE[one.name]:
         lines += _on_full_size(name, results)
     return lines
@@ -202,7 +202,7 @@ def _is_behind(points: Sequence[Point]) -> bool:
 
 
 def _on_full_size(name: str, results: Path) -> list[str]:
-    """What is left of the ideal at about half of the steps."""
+    """Compare measured with ideal speed-ups at about half of the steps."""
     own = skipped_work.baseline(name)
     rows = rows_with_baselines(read_records(results / skipped_work.record_file(name).name), own)
     operations = read_operations().get(name, {})
@@ -220,7 +220,9 @@ def _on_full_size(name: str, results: Path) -> list[str]:
     steps = key_of(rows[0].record)[1] if rows else full_length(name)
     against = f"{steps} steps" if own == BASELINE else f"{steps} steps, against `{own}`"
     return (
-        [f"On {name} ({against}) of what half of the steps could save: {', '.join(told)}.\n"] if told else []
+        [f"On {name} ({against}), half of the steps skipped, measured of ideal: {', '.join(told)}.\n"]
+        if told
+        else []
     )
 
 
@@ -229,7 +231,7 @@ def _image(one: Family) -> str:
 
 
 def draw(one: Family) -> None:
-    """The page's pictures of a model: a row a prompt; the baseline, each pick, and the last one's rival."""
+    """Make the page's images of a model: a row per prompt; the baseline, each pick, and the last one's rival."""
     from PIL import Image, ImageDraw
 
     import vivace

@@ -17,12 +17,12 @@ Row = dict[str, Any]
 
 
 def page(record: Path, note: str, named: Sequence[Path] = ()) -> str:
-    """Markdown.
+    """Return the page as Markdown.
 
     Args:
         record: a file that exists.
-        note: what stands above the heading: that the page is generated.
-        named: files that exist, records of the named recipes, one for each device.
+        note: the line above the heading that says the page is generated.
+        named: existing records of the named recipes, one per device.
     """
     found = read(record)
     rows, conditions = found["rows"], found["conditions"]
@@ -34,20 +34,20 @@ def page(record: Path, note: str, named: Sequence[Path] = ()) -> str:
     lines = [
         note,
         "# What composes\n",
-        f"Pairs of techniques and random recipes of 3 to 6, drawn on the embedded models ({steps}) on a CPU, "
-        f"`compile` with its `eager` backend; {libraries}. The record holds **{len(pairs)} of "
+        f"Every pair of techniques, and random recipes of 3 to 6, run on the embedded models ({steps}) on a CPU, "
+        f"`compile` with its `eager` backend; {libraries}. The record has **{len(pairs)} of "
         f"{conditions['pairs']} legal pairs** (both models together) and "
         f"**{len(drawn)} of {conditions['random']} random recipes**.\n",
-        f"A pair works if it draws a picture that is not black, flat, noise or not finite, and the same again in a "
-        f"second call. Where all techniques keep "
-        f"the picture, it also stays within {WORST_MEMBER_DB:g} dB (PSNR to the baseline in fp32) of the worst of them "
-        f"alone, or at {EXACT_LEAST_DB:g} dB and more; where all are exact, at {EXACT_LEAST_DB:g} dB and more.\n",
-        f"Of the pairs {_counts(list(pairs.values()))}; of the random recipes {_counts(drawn)}. "
-        + (f"{len(broken)} broke a rule; they stand below.\n" if broken else "None broke a rule.\n"),
-        f"In each cell the first sign is of {MODELS[0]}, the second of {MODELS[1]}: ✓ works, {_HALF} works, but one "
-        f"of the two found its wish fulfilled already, u unsupported here, n no effect, {_BROKEN} breaks a rule, "
-        f"{_MISSING} not drawn yet, {_NOT_LEGAL} refused by declaration. The reasons "
-        "stand below. CUDA-only techniques read u here, whatever they do on a GPU.\n",
+        "A pair works if its image is not black, flat, noise or not finite, and a second call gives the same image. "
+        f"If all techniques keep the image, its PSNR to the baseline in fp32 must also be within {WORST_MEMBER_DB:g} "
+        f"dB of the worst of them alone, or at least {EXACT_LEAST_DB:g} dB; if all are exact, at least "
+        f"{EXACT_LEAST_DB:g} dB.\n",
+        f"Pairs: {_counts(list(pairs.values()))}. Random recipes: {_counts(drawn)}. "
+        + (f"{len(broken)} broke a rule; they are listed below.\n" if broken else "None broke a rule.\n"),
+        f"In each cell the first symbol is for {MODELS[0]}, the second for {MODELS[1]}: ✓ works, {_HALF} works, but "
+        f"one of the two had nothing to change, u unsupported here, n no effect, {_BROKEN} breaks a rule, {_MISSING} "
+        f"not run yet, {_NOT_LEGAL} refused by declaration. The reasons are listed below. CUDA-only techniques read "
+        "u here, since there is no GPU.\n",
     ]
     names = list(TECHNIQUES)
     lines += [f"{number}. {name}" for number, name in enumerate(names, 1)]
@@ -69,9 +69,9 @@ def page(record: Path, note: str, named: Sequence[Path] = ()) -> str:
         lines += ["## With the real compiler\n", *_named(named), ""]
     if longer := [row for row in rows if "steps" in row]:
         lines += [
-            "## Drawn over more steps\n",
-            "Flat over so few steps, and so drawn again over all of the model's own. What that costs in quality is "
-            "for the quality gate to say:\n",
+            "## Run with more steps\n",
+            "These gave a flat image in so few steps, so they were run again with the model's own number. Whether the "
+            "quality is good enough is for the quality gate to judge:\n",
             *(f"- {row['model']} `{row['recipe']}`: {row['steps']} steps" for row in longer),
             "",
         ]
@@ -82,14 +82,14 @@ def page(record: Path, note: str, named: Sequence[Path] = ()) -> str:
             "",
         ]
     lines.append(
-        "Made by `python -m tests.composition.run`, which goes on where it stopped "
+        "Made by `python -m tests.composition.run`, which continues where it stopped "
         f"([record](../results/{record.name}))."
     )
     return "\n".join(lines) + "\n"
 
 
 def _named(records: Sequence[Path]) -> list[str]:
-    """A table with one row a named recipe and one column a device, then what its figures need to be understood."""
+    """Return a table with a row per named recipe and a column per device, and how to read it."""
     found = [read(record) for record in records]
     devices = [record["conditions"].get("device_name", "CPU") for record in found]
     cells = {
@@ -104,11 +104,10 @@ def _named(records: Sequence[Path]) -> list[str]:
         for recipe, why in complaints(record["rows"])
     }
     lines = [
-        "Recipes as people type them, `compile` with inductor, each in a process of its own; of compiled code they "
-        "find only what the run itself left. They are held to the same rules, and to having compiled something. In a "
-        "cell: PSNR to the baseline in fp32 (low where a technique changes the picture), graphs, breaks between them, "
-        "and the seconds of loading, compiling and drawing twice on cores shared with other work: nothing to compare "
-        "by.\n",
+        "Typical recipes, with inductor, each in a separate process; the compiler's cache has only code of the same "
+        "run. The rules are the same, and something must have been compiled. A cell gives PSNR to the baseline in "
+        "fp32 (low where a technique changes the image), graphs, graph breaks, and the seconds for loading, "
+        "compiling and two calls, on cores shared with other work, so do not compare times.\n",
         f"| model | recipe | {' | '.join(devices)} |",
         "| --- | --- |" + " --- |" * len(devices),
     ]
@@ -152,14 +151,14 @@ def _sign(key: tuple[str, ...], pairs: dict[Any, Row], legal: set[Any], broken: 
 
 def _counts(rows: list[Row]) -> str:
     if not rows:
-        return "none is drawn yet"
+        return "none run yet"
     seen = [*STATED, *sorted({row["outcome"] for row in rows} - set(STATED))]
     counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in seen}
     return ", ".join(f"{num} {outcome.replace('_', ' ')}" for outcome, num in counts.items() if num)
 
 
 def _refused() -> str:
-    """Pairs of different techniques with one slot, and whether they have room on different components."""
+    """List pairs of techniques with one slot, and the slots that allow them on different components."""
     never = refusing_pairs()
     told = ", ".join(f"{first} and {second}" for first, second in never)
     slots: dict[str, list[str]] = {}
@@ -167,14 +166,14 @@ def _refused() -> str:
         slots.setdefault(technique.owns, []).append(name)
     shared = "; ".join(f"{slot}: {', '.join(names)}" for slot, names in slots.items() if len(names) > 1)
     return (
-        f"Different techniques that can never stand in one recipe: {told or 'none'}. A technique refuses itself on the "
-        "same component; the diagonal has those that were drawn on two. Slots that several techniques own, so that "
-        f"they have to be aimed at different components: {shared or 'none'}."
+        f"Techniques that are never allowed in one recipe: {told or 'none'}. A technique cannot be applied twice to "
+        "one component; the diagonal has those that were run on two. Slots that several techniques own, so they "
+        f"must target different components: {shared or 'none'}."
     )
 
 
 def _reasons(rows: list[Row]) -> list[str]:
-    """Each reason once, with the models and how many pairs gave it."""
+    """List each reason once, with its models and number of pairs."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row["outcome"] != "measured":

@@ -1,7 +1,7 @@
 """A plot of curves as a standalone SVG: speed-up across, fidelity up, the front marked.
 
-It brings its own ground, since a page's is not known where a picture is shown, and follows the reader's light or dark
-setting. One layout serves all widths: 480 units across with text of 15, which is 11 px on a phone.
+It has its own background, since the page's is unknown where an image is shown, and follows the reader's light or dark
+setting. One layout fits all widths: 480 units across with text of 15, which is 11 px on a phone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _PER_ROW = 2
 _SSIM_TICKS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
 _SPEEDUP_TICKS = (1, 1.1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20)
 _BEST = 0.9995
-"""Higher SSIMs are drawn here: on this axis 1 lies infinitely far up."""
+"""Higher SSIMs are drawn here: on this axis 1 is infinitely far up."""
 
-# (light, dark), told apart by the colour-blind as well, which the shapes help with.
+# (light, dark), distinguishable for the colour-blind too, helped by the shapes.
 _COLOURS = (
     ("#1b1c1e", "#e8e8e5"),
     ("#0072b2", "#56b4e9"),
@@ -35,7 +35,7 @@ _COLOURS = (
 
 @dataclass(frozen=True)
 class Mark:
-    """A recipe. `failed` leaves it hollow; `on_front` puts a ring around it. `title` is shown where a pointer rests."""
+    """A recipe. `failed` leaves it hollow; `on_front` puts a ring around it. `title` is its tooltip."""
 
     speedup: float
     ssim: float
@@ -45,12 +45,12 @@ class Mark:
 
 
 def draw(curves: Sequence[tuple[str, Sequence[Mark]]], x_name: str, label: str) -> str:
-    """The SVG's text.
+    """Return the SVG's text.
 
     Args:
-        curves: names and their marks; each is joined by a line in the order of its speed-ups.
-        x_name: what the speed-up is of.
-        label: the picture in a sentence, for those who cannot see it.
+        curves: names and their marks; each curve is joined by a line, by speed-up.
+        x_name: the name of the horizontal axis.
+        label: alternative text: the plot in a sentence.
     """
     marks = [mark for _, curve in curves for mark in curve]
     bottom = _TOP + _HEIGHT
@@ -96,7 +96,7 @@ def draw(curves: Sequence[tuple[str, Sequence[Mark]]], x_name: str, label: str) 
 
 @dataclass(frozen=True)
 class _Scale:
-    """From values to places, through a function that spreads them."""
+    """A map from values to coordinates, through a function that spreads them."""
 
     low: float
     high: float
@@ -120,7 +120,7 @@ class _Scale:
 
 
 def _raised(ssim: float) -> float:
-    """0.9, 0.99 and 0.999 lie equally far apart: what is lost is what counts."""
+    """Return a logarithmic scale of what is lost: 0.9, 0.99 and 0.999 are equally far apart."""
     return -math.log10(1 - min(ssim, _BEST))
 
 
@@ -128,7 +128,7 @@ _SPREAD = {"log": math.log, "raised": _raised}
 
 
 def _shown(ticks: Sequence[float], scale: _Scale) -> list[float]:
-    """Those inside, without what would be written over its neighbour."""
+    """Return the ticks in range, without those that would overlap a neighbour."""
     found: list[float] = []
     for tick in ticks:
         apart = 36 if scale.spread == "log" else 18
@@ -142,7 +142,7 @@ def _joined(marks: Sequence[Mark], across: _Scale, up: _Scale) -> str:
 
 
 def _shape(number: int, x: float, y: float, hollow: bool, title: str) -> str:
-    """One of eight outlines around (x, y)."""
+    """Return one of eight outlines around (x, y)."""
     kind = number % 8
     if kind == 0:
         body = f'<circle cx="{x}" cy="{y}" r="5.2"'
@@ -179,7 +179,7 @@ _OUTLINES: tuple[tuple[tuple[float, float], ...], ...] = (
 
 
 def _key(names: Sequence[str], top: float) -> list[str]:
-    """What the marks mean, two to a row."""
+    """Return the legend, two entries to a row."""
     lines = []
     for number, name in enumerate([*names, "on the Pareto front", "hollow: fails the gate"]):
         x = 18 + (number % _PER_ROW) * _WIDTH / _PER_ROW

@@ -1,6 +1,8 @@
-"""Generate what comes from the code or from records: docs/techniques.md, docs/choosing.md, docs/hardware.md,
-docs/cli.md, docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md,
-docs/composition.md and docs/step-curves.md with its plots once their records exist, and the README's table.
+"""Generate the pages that come from code or records.
+
+docs/techniques.md, docs/choosing.md, docs/hardware.md and docs/cli.md; if their records exist, docs/models-measured.md,
+docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md, docs/composition.md and docs/step-curves.md and
+its plots; and the README's table.
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -48,9 +50,9 @@ def techniques_page() -> str:
     lines = [
         NOTE,
         "# Techniques\n",
-        "A recipe is a list of these, such as `bf16+attention(flash)+tiny_vae+steps(20)`. Their order does not matter: "
-        "they are applied by stage. `vivace techniques` says which of them this machine can run.\n",
-        "| technique | what | stage | picture | targets | in a script |",
+        "A recipe is a list of techniques, such as `bf16+attention(flash)+tiny_vae+steps(20)`. Their order does not "
+        "matter: they are applied by stage. `vivace techniques` says which of them your machine can run.\n",
+        "| technique | what | stage | image | targets | in a script |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     found = [describe(technique, None) for technique in TECHNIQUES.values()]
@@ -61,8 +63,8 @@ def techniques_page() -> str:
         script = "plain" if row["has_script"] else "vivace's own"
         lines.append(f"| {name} | {row['summary']} | {row['stage']} | {picture} | {targets} | {script} |")
     lines.append(
-        "\n*same*: the arithmetic is only reordered or rounded; *changes*: the picture may legitimately differ. "
-        "*plain*: [`vivace export`](export.md) writes it in public calls of diffusers, torch and torchao.\n"
+        "\n*Same*: arithmetic is only reordered or rounded; *changes*: the image may legitimately differ. *Plain*: "
+        "[`vivace export`](export.md) writes it in public calls of diffusers, torch and torchao.\n"
     )
     lines.append(
         "Short names: "
@@ -87,7 +89,7 @@ def techniques_page() -> str:
 
 
 def _essay(text: str) -> str:
-    """A docstring as Markdown: its labelled lines ("Why: ...") become a list."""
+    """Return a docstring as Markdown; its labelled lines ("Why: ...") become a list."""
     lines = []
     for line in text.splitlines():
         label, colon, rest = line.partition(": ")
@@ -122,7 +124,7 @@ def _commands(parent: click.Context, group: click.Group, path: str) -> list[str]
 
 
 def readme() -> str:
-    """The README with its table made anew from results/demo-cpu.json."""
+    """Return the README with its table generated from results/demo-cpu.json."""
     text = README.read_text()
     before, rest = text.split(TABLE_START, 1)
     _, after = rest.split(TABLE_END, 1)

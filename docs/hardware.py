@@ -1,11 +1,11 @@
-"""docs/hardware.md: which mode of which technique runs on which hardware, and what it does to weights and products,
-asked of the techniques themselves."""
+"""The page docs/hardware.md: which mode of which technique runs on which hardware, and what it does to weights and
+matmuls, as the techniques declare it."""
 
 from __future__ import annotations
 
 import re
 
-from vivace.contract.technique import Arithmetic, Machine
+from vivace.contract import Arithmetic, Machine
 from vivace.recipes.describe import states
 from vivace.techniques import TECHNIQUES
 
@@ -18,7 +18,7 @@ _GPUS = (
     ("Blackwell, B200", (10, 0)),
     ("Blackwell, RTX 50", (12, 0)),
 )
-# Named in the plainest words, since their names end up in reasons.
+# Plain names, since they appear in reasons.
 MACHINES: dict[str, Machine] = {
     "CPU": Machine("cpu", "the CPU", None, "c++", has_all_packages=True),
     **{
@@ -29,20 +29,19 @@ MACHINES: dict[str, Machine] = {
 
 
 def page(note: str) -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     lines = [
         note,
         "# What runs on which hardware\n",
-        "Asked of the techniques' own declarations, with every optional package taken for installed; no record of a "
-        "measurement stands behind a ✓. `vivace techniques` asks the same of the machine at hand and what is "
-        "installed on it, and a model can still be refused: for its precision, or the sizes of its attention heads.\n",
-        "*Weights* says how those of the layers that a mode takes are stored, *products* what its matrix products (and "
-        "convolutions) are computed in. Only where that is fewer bits can they get faster; weights alone in fewer "
-        "bits save memory, and are widened in front of each product. Where *products* says as before, the precision is "
-        "that of the recipe: fp16 or bf16 on a GPU. Why and at what cost is told with each technique "
-        "([techniques](techniques.md)); what stands in for TensorRT's int8 convolutions, in a "
-        "[decision](adr/0005-no-tensorrt.md).\n",
-        f"| recipe | weights | products | {' | '.join(MACHINES)} |",
+        "From the techniques' own declarations, assuming that every optional package is installed; a ✓ is declared, "
+        "not measured. `vivace techniques` checks your machine and what is installed on it. A model can still be "
+        "refused, for its precision or the size of its attention heads.\n",
+        "*Weights*: how the affected layers store their weights. *Matmuls*: the precision of their matmuls (and "
+        "convolutions). Only fewer bits here can make them faster; fewer bits for the weights alone save memory, "
+        "and the weights are dequantised before each matmul. *As before* means the recipe's own precision: fp16 or "
+        "bf16 on a GPU. [Techniques](techniques.md) says why each helps and what it costs; a "
+        "[decision](adr/0005-no-tensorrt.md) says what to use instead of TensorRT's int8 convolutions.\n",
+        f"| recipe | weights | matmuls | {' | '.join(MACHINES)} |",
         "| --- | --- | --- |" + " :-: |" * len(MACHINES),
     ]
     everywhere, reasons = [], dict[str, int]()
@@ -69,7 +68,7 @@ def page(note: str) -> str:
     lines += ["", *(f"{number}. {reason}" for reason, number in reasons.items())]
     lines += [
         "",
-        "Everywhere, and with numbers stored and multiplied as before: "
+        "Run everywhere, with weights and matmuls as before: "
         + ", ".join(f"`{recipe}`" for recipe in everywhere)
         + ".",
     ]
@@ -77,9 +76,9 @@ def page(note: str) -> str:
 
 
 def _cell(reason: str | None, reasons: dict[str, int]) -> str:
-    """A tick, or the number of the reason, which gets one if it is new."""
+    """Return a tick, or the number of the reason; a new reason gets a new number."""
     if reason is None:
         return "✓"
-    # What a column has, its heading says.
+    # The column's heading says what the GPU has.
     brief = re.sub(r"[,;] the GPU has \S+$", "", reason)
     return f"[{reasons.setdefault(brief, len(reasons) + 1)}]"

@@ -28,12 +28,12 @@ Planned = dict[tuple[str, str], dict[str, Any]]
 
 
 def page(record: Path, note: str, overhead: Path | None = None) -> str:
-    """Markdown.
+    """Return the page as Markdown.
 
     Args:
         record: a file that exists.
-        note: what stands above the heading: that the page is generated.
-        overhead: what `python -m benchmarks.overhead` wrote, if it did.
+        note: the line above the heading that says the page is generated.
+        overhead: the record of `python -m benchmarks.overhead`, if there is one.
     """
     records = read_records(record)
     predicted = _predictions(plan_file(record))
@@ -41,9 +41,9 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
     lines = [
         note,
         "# Every model, measured\n",
-        "The models of the catalogue at their published architecture with **random weights** (`synthetic:NAME`), drawn "
-        "as their entries say: native size, steps, guidance, scheduler. Times and memory are the architecture's; "
-        "pictures, and so quality, there are none.\n",
+        "The models of the catalogue at their published architecture with **random weights** (`synthetic:NAME`), at "
+        "their native size, steps, guidance and scheduler. Times and memory are those of the real model; images "
+        "mean nothing, so quality is not judged.\n",
         *conditions_of(records.values()),
         f"- {_workload([row for rows in _tables(records) for row in rows])}\n",
         f"| {' | '.join(headings)} |",
@@ -56,16 +56,15 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
             notes += _notes(row)
     lines += ["", *notes, *([""] if notes else [])]
     lines.append(
-        "The interval is of the calls that were timed, not of what another process or day would give. *Built in*: "
-        "random weights, filled where they run; reading real ones from a disk takes longer. *First call*: with "
-        "whatever is compiled on the way; short where the compiler's cache on the disk held the same graph already, as "
-        "for the second SDXL of a size."
+        "The interval covers the timed calls, not other processes or days. *Built in*: the time to make random "
+        "weights on the GPU; loading real ones from disk takes longer. *First call*: includes compilation; short "
+        "where the compiler's cache on disk already had the same graph, as for the second SDXL of a size."
     )
     if any(len(record.rounds) == 1 for record in records.values()):
         lines.append(f"\nWith {ONE_ROUND}.")
     if predicted:
         lines.append(
-            "*Peak by plan*: what [`vivace plan`](memory.md) predicts, and its error; compiled components count as "
+            "*Peak by plan*: the prediction of [`vivace plan`](memory.md) and its error; compiled components count as "
             "eager ones."
         )
     lines.append(f"\nMade by `python -m benchmarks.every_model` ([record](../results/{record.name})).")
@@ -78,9 +77,10 @@ def _overhead(path: Path) -> list[str]:
     headings = ("model", "mode", "steps", "plain script", "vivace", "vivace / plain [95 % interval]", "pairs")
     lines = [
         "## What the harness costs\n",
-        "vivace's timed calls beside a plain script's, by turns in one process with the same weights; embeddings are "
-        "given. Each pair of neighbouring calls gives a ratio, and the median of them is shown. Eager UNets wait for "
-        "Python, so their calls are as noisy as the host's CPU; there many short calls tell more than few long ones.\n",
+        "vivace's timed calls and a plain script's, alternating in one process with the same weights and given "
+        "embeddings. Each pair of neighbouring calls gives a ratio; the table shows the median. Eager UNets are "
+        "bound by the CPU, so their calls are as noisy as the host, and many short calls tell more than few long "
+        "ones.\n",
         f"| {' | '.join(headings)} |",
         "|" + " --- |" * len(headings),
     ]
@@ -96,13 +96,13 @@ def _overhead(path: Path) -> list[str]:
 
 
 def _tables(records: dict[Any, Any]) -> list[list[Row]]:
-    """The rows of each model, models in the catalogue's order."""
+    """Return the rows of each model, in the catalogue's order."""
     order = {SYNTHETIC + name: place for place, name in enumerate(CATALOGUE)}
     found = sorted(
         records.values(),
         key=lambda record: (
             order.get(record.trial.model.name, len(order)),
-            record.trial.recipe.text != BASELINE,  # whenever it was measured, the others are compared with it
+            record.trial.recipe.text != BASELINE,  # the others are compared with it, whenever it was measured
         ),
     )
     return [rows_of(list(group)) for _, group in groupby(found, key=lambda record: record.trial.model.name)]
@@ -146,8 +146,11 @@ def _predictions(path: Path) -> Planned:
 
 
 def conditions_of(records: Iterable[Record]) -> list[str]:
-    """List items: where the records were measured. Each text once: a record that was resumed may span environments that
-    differ in what is not told here, such as the commit or the number of cores."""
+    """Return list items that say where the records were measured.
+
+    Each text appears once: a resumed record may span environments that differ in what is not shown, such as the commit
+    or the number of cores.
+    """
     return [f"- {told}" for told in dict.fromkeys(_conditions(record.environment) for record in records)]
 
 
@@ -158,7 +161,7 @@ def _conditions(environment: Environment) -> str:
 
 
 def _workload(rows: Sequence[Row]) -> str:
-    """How often and with what: the range over all rows."""
+    """Describe batch, text, rounds and calls, as ranges over all rows."""
     workloads = [row.record.trial.workload for row in rows]
     told = {"prompts": "text encoders inside the call", "embeddings": "prompts encoded before the call"}
     texts = " or ".join(sorted({told[workload.text] for workload in workloads}))
@@ -171,7 +174,7 @@ def _workload(rows: Sequence[Row]) -> str:
 
 
 def _notes(row: Row) -> list[str]:
-    """What a reader must know before believing the row; that its weights are random stands above the table."""
+    """Return the row's warnings; that weights are random is said above the table."""
     where = f"- {_plain(row.model)}, `{row.recipe}`: "
     if row.latency is None:
         return [f"{where}{row.outcome.value}: {row.reason}"]

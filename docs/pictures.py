@@ -1,4 +1,4 @@
-"""Draw the pictures that the README shows, with the product itself.
+"""Generate the images of tiny-sd that the README shows, with the command line.
 
 python -m docs.pictures
 """
@@ -23,7 +23,7 @@ PROMPTS = (
 
 
 def main() -> int:
-    for old in IMAGES.glob("*.png"):
+    for old in IMAGES.glob("*-0.png"):  # seed 0; other pages have images here too
         old.unlink()
     for prompt in PROMPTS:
         command = [

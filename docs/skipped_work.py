@@ -26,7 +26,7 @@ from vivace.report.summary import plus_minus, ratio, seconds
 from vivace.spec.record import Outcome, Record
 
 LIMIT = 0.05
-"""Of a step: what a hit may cost beyond what it computes."""
+"""Share of a step that a skipped step may cost beyond what it computes."""
 _HEADINGS = (
     "recipe", "s/image", "speed-up [95 % interval]", "steps skipped", "a skipped step computes", "ideal speed-up",
     "overhead of a skipped step",
@@ -35,12 +35,12 @@ _HEADINGS = (
 
 @dataclass(frozen=True)
 class Skipping:
-    """What a recipe skipped, beside what that would save if it cost nothing.
+    """What a recipe skipped, and what that would save if skipping cost nothing.
 
     skipped: share of the steps.
-    computes: operations of a skipped step over those of a whole one; None for plain fewer steps.
-    ideal: speed-up if time were saved as operations are.
-    overhead: of a skipped step, over a whole step's time; None for plain fewer steps.
+    computes: operations of a skipped step over those of a computed one; None for plain fewer steps.
+    ideal: speed-up if time fell in proportion to operations.
+    overhead: of a skipped step, over a computed step's time; None for plain fewer steps.
     """
 
     skipped: float
@@ -50,26 +50,26 @@ class Skipping:
 
 
 def page(note: str, results: Path) -> str:
-    """Markdown.
+    """Return the page as Markdown.
 
     Args:
-        note: what stands above the heading: that the page is generated.
+        note: the line above the heading that says the page is generated.
         results: the folder of the records.
     """
     lines = [
         note,
         "# What skipping saves, measured\n",
-        "Step caches on fixed schedules of 30, 50 and 65 % hits, guidance cut off for as many steps, and fewer plain "
-        "steps, on full-size models with **random weights** (`synthetic:NAME`) at their native size and number of "
-        "steps, batch 1, text encoders and VAE inside the call. What this does to pictures is on "
-        "[another page](step-curves.md), with trained models.\n",
-        "FLUX is eager, and its rows are compared with the baseline. On UNets the step is recorded in every row "
-        "(`cuda_graph`), and the baseline is `cuda_graph` alone: an eager step of theirs waits for the CPU that "
-        "launches its kernels, and one that computes less launches about as many.\n",
-        "*A skipped step computes*: the denoiser's operations in such a step over those of a whole one, counted. "
-        "*Ideal speed-up*: if the time of the steps fell as their operations do and all else stayed. *Overhead of a "
-        "skipped step*: what it took beyond that, over the time of a whole step; below 0 where it took less. "
-        f"Above {LIMIT:.0%} it is in bold.\n",
+        "Step caches on fixed schedules that skip 30, 50 and 65 % of the steps, guidance cut off for as many steps, "
+        "and fewer plain steps, on full-size models with **random weights** (`synthetic:NAME`) at their native size "
+        "and number of steps, batch 1, text encoders and VAE in the call. [Speed-up against "
+        "fidelity](step-curves.md) shows what it does to images, with trained models.\n",
+        "FLUX runs eager and is compared with the baseline. On UNets every row captures the step (`cuda_graph`) and "
+        "is compared with `cuda_graph` alone: an eager UNet step is bound by kernel launches, and a step that "
+        "computes less launches about as many.\n",
+        "*A skipped step computes*: its operations in the denoiser over those of a computed step, counted. *Ideal "
+        "speed-up*: if the time of the steps fell in proportion to their operations. *Overhead of a skipped step*: "
+        "the time it took beyond that, over the time of a computed step; negative if it took less, in bold above "
+        f"{LIMIT:.0%}.\n",
     ]
     operations = read_operations()
     found = {name: read_records(results / record_file(name).name) for name in FAMILIES}
@@ -82,10 +82,10 @@ def page(note: str, results: Path) -> str:
 
 
 def skipping_of(row: Row, whole: Row, operations: Mapping[str, Operations]) -> Skipping | None:
-    """None where the row's evidence does not tell how many steps were skipped.
+    """Return what a row skipped, None if its evidence does not tell.
 
     Args:
-        whole: the baseline, measured in the same run, all of its steps computed; the row's recipe but for what skips.
+        whole: the baseline of the same run, with all steps computed: the row's recipe without what skips.
         operations: by technique.
     """
     length = key_of(whole.record)[1]
@@ -107,7 +107,7 @@ def skipping_of(row: Row, whole: Row, operations: Mapping[str, Operations]) -> S
 
 
 def _times(row: Row) -> tuple[float, float]:
-    """Seconds of a call, and of its steps."""
+    """Return the seconds of a call, and of its steps."""
     samples = [sample for round_ in row.record.rounds for sample in round_.samples]
     return median(s.total_s for s in samples), median(s.stages_s.get("steps", 0.0) for s in samples)
 
@@ -185,9 +185,9 @@ def _family(name: str, records: Sequence[Record], operations: Mapping[str, Opera
 def _of_half_a_batch(recipe: str, overhead: float) -> str:
     left_out = " and ".join(f"`{name}`" for name in HALVES if name != "guidance")
     return (
-        f"Half of a batch computes half of a whole one, and takes {0.5 + overhead:.0%} of its time (`{recipe}`): one "
-        f"row fills the GPU less than two. Where half of the batch is left out ({left_out}), {overhead:.1%} of a step "
-        "is therefore no overhead of leaving it out.\n"
+        f"Half the batch is half the work but takes {0.5 + overhead:.0%} of the time (`{recipe}`), since one row "
+        f"fills the GPU less than two. So where half the batch is left out ({left_out}), {overhead:.1%} of a step is "
+        "not overhead of skipping.\n"
     )
 
 

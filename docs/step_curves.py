@@ -25,7 +25,7 @@ _HEADINGS = (
 
 
 class Against(Enum):
-    """A recipe's SSIM beside that of fewer steps at the same speed-up: 95 % sure, or not."""
+    """How a recipe's SSIM compares with that of fewer steps at the same speed-up, with 95 % confidence."""
 
     ABOVE = "above"
     BELOW = "below"
@@ -36,8 +36,8 @@ class Against(Enum):
 class Point:
     """A measured recipe of a curve.
 
-    speedup: measured on a GPU; else what the denoiser's work would give.
-    ssim: of each picture to the baseline's, in the order of the baseline's.
+    speedup: measured on a GPU; else computed from the denoiser's work.
+    ssim: of each image to the baseline's, in the baseline's order.
     against: None for fewer steps themselves, and where they were not measured at this speed-up.
     """
 
@@ -56,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Family:
-    """A model's record, ready to be shown. `points` are in the order of the curves, by speed-up in each."""
+    """A model's record, ready to show. `points` are in the order of the curves, and by speed-up within each."""
 
     name: str
     path: Path
@@ -71,7 +71,7 @@ class Family:
 
 
 def families(results: Path) -> list[Family]:
-    """Of each model with a record, the one of a GPU before that of a CPU."""
+    """Return the family of each model with a record; a GPU's record comes before a CPU's."""
     found = []
     for name in CURVES:
         for device in ("cuda", "cpu"):
@@ -104,43 +104,42 @@ def family(name: str, path: Path, cases: Mapping[str, Case], *, is_gpu: bool) ->
 
 
 def page(note: str, results: Path) -> str:
-    """Markdown.
+    """Return the page as Markdown.
 
     Args:
-        note: what stands above the heading: that the page is generated.
+        note: the line above the heading that says the page is generated.
         results: the folder of the records.
     """
     lines = [
         note,
         "# Speed-up against fidelity\n",
-        "Every step cache, guidance cut off, tokens merged, blocks taken out and a LoRA for few steps, each beside the "
-        "rival of all of them: fewer plain steps. Drawn by the embedded models, whose pictures show what a recipe "
-        "ruins. What a cache gains on a model of full size is another question: there a hit costs another share of a "
-        "step.\n",
+        "Step caches, guidance cutoff, token merging, block pruning and a few-step LoRA, each compared with their "
+        "rival: fewer plain steps. Measured on the embedded models, whose images show what a recipe ruins. On a "
+        "full-size model a cache can gain more or less, because a skipped step costs a different share of a "
+        "computed one: see [what skipping saves](skipped-work.md).\n",
     ]
     for one in families(results):
         lines += _family(one)
     lines += [
         "## How to read this\n",
-        "- *Denoiser's work*: the floating-point operations of all its calls of a picture over the baseline's, "
+        "- *Denoiser's work*: the floating-point operations of all denoiser calls for an image over the baseline's, "
         "counted. *Hit rate*: over the warm-up and the timed calls.",
-        "- *Speed-up*: the work's inverse, where the record is of a CPU, whose times depend on what else runs; that is "
-        "the ideal, which leaves out text encoders, VAE, and what deciding costs. Of a GPU it is the measured one.",
-        "- *SSIM* is held against the baseline's picture of the same prompt and seed. The plot's axis is stretched "
-        "towards 1: 0.9, 0.99 and 0.999 lie equally far apart.",
-        "- *Against fewer steps*: of each picture, its SSIM less that of fewer steps at the same speed-up, "
-        "interpolated between the numbers of steps that were drawn (where a smaller number does better than a larger "
-        "one, it counts for both). *Above* and *below* say that the 95 % interval of the mean over the pictures leaves "
-        "out zero.",
-        "- *Pareto front*: no other recipe here is at least as fast and at least as close to the baseline.",
-        "- *Gate*: [the quality gate's](quality.md) verdict on what the pictures show, by CLIP's margin; few pictures "
-        "leave it `unclear`. A picture may differ from the baseline's and still show what was asked for.",
+        "- *Speed-up*: on a GPU, measured. On a CPU, whose times depend on what else runs, the inverse of the work: "
+        "an ideal without text encoders, VAE, and the cost of deciding what to skip.",
+        "- *SSIM* compares with the baseline's image of the same prompt and seed. The plot's axis is logarithmic "
+        "towards 1: 0.9, 0.99 and 0.999 are equally far apart.",
+        "- *Against fewer steps*: each image's SSIM minus that of fewer steps at the same speed-up, interpolated "
+        "between the measured numbers of steps (if a smaller number does better than a larger one, it counts for "
+        "both). *Above* and *below*: the 95 % interval of the mean over the images excludes zero.",
+        "- *Pareto front*: no other recipe here is at least as fast and as close to the baseline.",
+        "- *Gate*: [the quality gate's](quality.md) verdict on what the images show, by CLIP margin; with few "
+        "images it is often `unclear`. An image may differ from the baseline's and still show what was asked for.",
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def plot(one: Family) -> str:
-    """The family's SVG."""
+    """Return the family's plot as SVG."""
     curves = [
         (
             name,
@@ -157,13 +156,13 @@ def plot(one: Family) -> str:
         )
         for name, points in one.curves
     ]
-    what = "measured speed-up" if one.is_gpu else "speed-up, counted as the denoiser's work"
+    what = "measured speed-up" if one.is_gpu else "speed-up, from the denoiser's work"
     label = f"{one.name}: SSIM to the baseline against {what}; the values are in the table"
     return curve_plot.draw(curves, what, label)
 
 
 def plot_file(name: str) -> str:
-    """Where the plot lies, in the docs' folder."""
+    """Return the plot's path within the docs folder."""
     return f"images/step-curves-{name}.svg"
 
 
@@ -201,14 +200,14 @@ def _against(point: Point, steps: Sequence[Point]) -> Against | None:
 
 
 def ssim_of_steps(steps: Sequence[Point], speedup: float) -> list[float] | None:
-    """Of each picture what fewer steps would reach at this speed-up; None beyond the fewest that were drawn.
+    """Return the SSIM per image of fewer steps at this speed-up; None beyond the fewest steps measured.
 
     Args:
         steps: by speed-up.
     """
     if not steps:
         return None
-    # A number of steps that is faster than another and no worse takes its place.
+    # A number of steps that is faster than another and no worse replaces it.
     best = [max(steps[k:], key=lambda p: p.mean_ssim).ssim for k in range(len(steps))]
     places = [1.0, *(p.speedup for p in steps)]
     values = [(1.0,) * len(steps[0].ssim), *best]
@@ -225,17 +224,17 @@ def _family(one: Family) -> list[str]:
     lines = [
         f"## {one.name}\n",
         f"{workload.width}x{workload.height}, {workload.num_inference_steps} steps, guidance "
-        f"{workload.guidance_scale:g}; {workload.num_pictures} pictures a recipe ({len(workload.prompts)} prompts at "
+        f"{workload.guidance_scale:g}; {workload.num_pictures} images a recipe ({len(workload.prompts)} prompts at "
         f"{len(workload.seeds)} seed{'s' if len(workload.seeds) > 1 else ''}). "
         + (
             "The plot shows measured speed-ups.\n"
             if one.is_gpu
-            else "Measured on a CPU, so the plot shows what the denoiser's work saves, counted, and not times.\n"
+            else "Measured on a CPU, so the plot shows savings in the denoiser's work, not times.\n"
         ),
         *conditions_of(case.record for case in one.cases.values()),
         "",
         f"![{one.name}: SSIM to the baseline against speed-up]({plot_file(one.name)})\n",
-        *in_words(one),
+        *conclusions(one),
         "",
         f"| {' | '.join(_HEADINGS)} |",
         "|" + " --- |" * len(_HEADINGS),
@@ -247,8 +246,8 @@ def _family(one: Family) -> list[str]:
         lines += ["Not in the table:\n", *told, ""]
     if "cfg_cutoff" not in CURVES[one.name]:
         lines.append(
-            "Guidance is distilled into this model: without true CFG its pipeline runs no second branch, so "
-            "`cfg_cutoff` has nothing to cut off.\n"
+            "Guidance is distilled into this model: without true CFG its pipeline has no second branch, so "
+            "`cfg_cutoff` has nothing to cut.\n"
         )
     if any(point.curve in CALIBRATED for point in one.points):
         lines.append(
@@ -261,21 +260,22 @@ def _family(one: Family) -> list[str]:
     return lines
 
 
-def in_words(one: Family) -> list[str]:
-    """Which caches dominate fewer steps and from where on, what the rest does, and who is on the front."""
+def conclusions(one: Family) -> list[str]:
+    """Say which caches beat fewer steps and where, what the others do, and what is on the Pareto front."""
     caches = [(name, points) for name, points in one.curves if _is_cache(name)]
     others = [(name, points) for name, points in one.curves if name != STEPS and not _is_cache(name)]
     winners = [f"`{name}` {since}" for name, points in caches if (since := _dominates(points)) is not None]
     if winners:
-        lines = [f"**Which cache dominates fewer steps: {'; '.join(winners)}.**\n"]
+        lines = [f"**Caches that beat fewer steps: {'; '.join(winners)}.**\n"]
     else:
-        lines = ["**No cache dominates fewer steps here.**\n"]
+        lines = ["**No cache beats fewer steps here.**\n"]
+    lines.append("SSIM compared with fewer steps of the same speed-up:\n")
     lines += [f"- `{name}`: {_told(points)}." for name, points in [*caches, *others]]
     front = sorted((p for p in one.points if p.on_front), key=lambda p: p.speedup)
     parts = []
     for name, group in groupby(front, key=lambda p: p.curve):
         parts.append(f"{_span([p.speedup for p in group])} `{name}`")
-    lines.append(f"- Pareto front, from mild to greedy: {', '.join(parts)}.")
+    lines.append(f"\nPareto front, from mild to aggressive: {', '.join(parts)}.")
     return lines
 
 
@@ -284,7 +284,7 @@ def _is_cache(curve: str) -> bool:
 
 
 def _dominates(points: Sequence[Point]) -> str | None:
-    """ "from 1.42x to 2.90x", the longest stretch whose ends are above fewer steps with nothing below between them."""
+    """Return the longest range (as "at 1.42x to 2.90x") whose ends are above fewer steps with nothing below between."""
     stretches = []
     for is_below, group in groupby(points, key=lambda p: p.against is Against.BELOW):
         above = [p.speedup for p in group if p.against is Against.ABOVE]
@@ -295,15 +295,15 @@ def _dominates(points: Sequence[Point]) -> str | None:
     first, last = max(stretches, key=lambda ends: ends[1] / ends[0])
     if last < points[-1].speedup:
         return _span([first, last])
-    return f"from {first:.2f}x on (its greediest setting here gives {last:.2f}x)"
+    return f"from {first:.2f}x up (its most aggressive setting here: {last:.2f}x)"
 
 
 def _told(points: Sequence[Point]) -> str:
     known = [p for p in points if p.against is not None]
     said = {
-        Against.ABOVE: "closer to the baseline than fewer steps {}",
-        Against.BELOW: "behind fewer steps {}",
-        Against.UNCLEAR: "not to be told from fewer steps {}",
+        Against.ABOVE: "better {}",
+        Against.BELOW: "worse {}",
+        Against.UNCLEAR: "no clear difference {}",
     }
     parts = []
     for against, group in groupby(known, key=lambda p: p.against):
@@ -311,13 +311,13 @@ def _told(points: Sequence[Point]) -> str:
         parts.append(said[against].format(_span([p.speedup for p in group])))
     beyond = [p.speedup for p in points if p.against is None]
     if beyond:
-        parts.append(f"{_span(beyond)} beyond the fewest steps that were drawn")
+        parts.append(f"beyond the fewest steps measured {_span(beyond)}")
     return ", ".join(parts)
 
 
 def _span(speedups: Sequence[float]) -> str:
     low, high = f"{min(speedups):.2f}x", f"{max(speedups):.2f}x"
-    return f"at {low}" if low == high else f"from {low} to {high}"
+    return f"at {low}" if low == high else f"at {low} to {high}"
 
 
 def _cells(point: Point, is_gpu: bool) -> list[str]:

@@ -37,8 +37,8 @@ _HEADINGS = (
 PUBLISHED = {
     "flux-dev": (10.32, 6.93, 6.86, 6.86, 12.20, 5.59, 12.30, 5.46, 5.43, 5.30),
 }
-"""Seconds of the study's ten configurations on an H100, the baseline first and then as `CONFIGURATIONS`. Its other
-models are not measured here."""
+"""Seconds of the study's ten configurations on an H100: the baseline, then `CONFIGURATIONS`. Its other models are not
+measured here."""
 
 
 @dataclass(frozen=True)
@@ -60,26 +60,26 @@ class Line:
 
 
 def page(note: str, results: Path) -> str:
-    """Markdown.
+    """Return the page as Markdown.
 
     Args:
-        note: what stands above the heading: that the page is generated.
+        note: the line above the heading that says the page is generated.
         results: the folder of the records.
     """
     lines = [
         note,
         "# Every technique, measured\n",
-        "Each technique that keeps the picture, alone and with `compile` where that decides what it is worth, on "
-        "full-size models with **random weights** (`synthetic:NAME`) at their native size, batch 1, text encoders "
-        "inside the call. Times and memory are the architecture's; pictures, and so quality, there are none.\n",
-        f"Rows of fewer *steps timed* than the model's own number ({STEPS} mostly) are scaled: the time "
-        "of the steps is multiplied, "
-        "that of the text encoders and the VAE is not. Each is compared with the baseline that was measured before it "
-        "in the same run, scaled alike. With one process a recipe, differences under 10 % cannot be told from drift: "
-        f"*{Verdict.UNCLEAR}*. So is what was timed in fewer than {MIN_SAMPLES} calls, of which there is no interval; "
-        "where a row over fewer steps has one, it is that which is shown. *First call*: with whatever is compiled on "
-        "the way, where the timed process found the graphs in the compiler's cache; *compiling*: the first call of a "
-        "process that found none, while others compiled beside it.\n",
+        "Each technique that keeps the image, alone and, where it matters, with `compile`, on full-size models with "
+        "**random weights** (`synthetic:NAME`) at their native size, batch 1, text encoders in the call. Times and "
+        "memory are those of the real model; images mean nothing, so quality is not judged.\n",
+        f"- Steps timed: if fewer than the model's own number (mostly {STEPS}), the time of the steps is scaled up, "
+        "that of the text encoders and the VAE is not. Each row is compared with the baseline before it in the same "
+        "run, scaled alike.",
+        f"- Verdict: with one process a recipe, differences under 10 % may be drift and are *{Verdict.UNCLEAR}*. So "
+        f"are rows with fewer than {MIN_SAMPLES} timed calls, which have no interval; a row over fewer steps that "
+        "has one is shown instead.",
+        "- First call: includes compilation, with graphs already in the compiler's cache. Compiling: the first call "
+        "with an empty cache, while others compiled at the same time.\n",
     ]
     lines += _claims(
         {name: lines_of(name, read_records(results / record_file(name).name)) for name in FAMILIES}
@@ -93,12 +93,12 @@ def page(note: str, results: Path) -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a study published, and the rows here that speak of it.
+    """A published claim, and the rows here that test it.
 
-    models: where it was said of, or may be asked of as well.
-    at_least, at_most: of each row's speed-up, for the study to be right here.
-    beats: a recipe that each row must be faster than, for the same.
-    why: of what is seen here.
+    models: those of the claim, and others that it may hold for.
+    at_least, at_most: limits of each row's speed-up for the claim to hold.
+    beats: a recipe that each row must be faster than for the claim to hold.
+    why: the explanation of what is measured here.
     """
 
     says: str
@@ -123,25 +123,26 @@ class Claim:
 
 CLAIMS = (
     Claim(
-        "8-bit weights without compiling are slower than none (FLUX.1 [dev] on an H100: 12.20 s, of 10.32 s)",
+        "8-bit weights without compiling are slower than 16-bit ones (FLUX.1 [dev] on an H100: 12.20 s against "
+        "10.32 s)",
         FAMILIES,
         ("quantize(int8)",),
-        "the weights are widened in a pass of their own in front of each product, and nothing fuses the two",
+        "the weights are dequantised in a separate pass before each matmul, and nothing fuses the two",
         at_most=0.95,
     ),
     Claim(
-        "8-bit weights and compiling are faster than compiling alone (FLUX.1 [dev] on an H100: 5.46 s, of 6.93 s)",
+        "8-bit weights and compiling are faster than compiling alone (FLUX.1 [dev] on an H100: 5.46 s against 6.93 s)",
         ("flux-dev",),
         ("quantize(int8)+compile",),
-        "products of 4,608 tokens are bound by arithmetic, which is bf16's with either weights; widening them comes on "
-        "top. The kernel for a few rows that inductor would take is kept from it ([footguns](footguns.md#quantising))",
+        "matmuls of 4,608 tokens are compute-bound, and the compute is bf16 with either weights; dequantising them "
+        "comes on top. vivace avoids inductor's kernel for a few rows ([footguns](footguns.md#quantisation))",
         beats="compile",
     ),
     Claim(
-        "fp8 with scales chosen once is twice as fast as fp16 on FLUX.1 [dev] (4.75 s, of 9.45 s, on a Blackwell)",
+        "fp8 with static scales is twice as fast as fp16 on FLUX.1 [dev] (4.75 s against 9.45 s on a Blackwell)",
         ("flux-dev",),
         ("quantize(fp8_static)", "quantize(fp8_static)+compile"),
-        "torchao's product, uncompiled, scales, clamps and casts its inputs in passes of their own",
+        "uncompiled, torchao's matmul scales, clamps and casts its inputs in separate passes",
         at_least=1.8,
     ),
     Claim(
@@ -154,22 +155,22 @@ CLAIMS = (
             ),
             "dtype(bf16)+quantize(fp8)",
         ),
-        "convolutions stay as they are, and the kernels that widen and scale come on top of a step that waits for the "
-        "CPU to launch its kernels",
+        "convolutions are not quantised, and the kernels that dequantise and scale come on top of a step that is "
+        "bound by kernel launches",
         at_most=0.95,
     ),
     Claim(
-        "torchao's fp8 without compiling is no faster on FLUX.1 [dev] (7.28 s, of 7.23 s, on an H100)",
+        "torchao's fp8 without compiling is no faster on FLUX.1 [dev] (7.28 s against 7.23 s on an H100)",
         ("flux-dev",),
         ("quantize(fp8)", "quantize(fp8_weight)"),
-        "what the products gain, scaling the inputs anew takes; weights alone in fp8 are widened in each call",
+        "scaling the inputs in each call costs what the matmuls gain; weight-only fp8 is dequantised in each call",
         at_most=1.05,
     ),
 )
 
 
 def _claims(measured: Mapping[str, Sequence[Line]]) -> list[str]:
-    """What the studies published beside what was measured here; nothing before there are rows."""
+    """Compare published claims with the rows here; empty without rows."""
     told = []
     for claim in CLAIMS:
         found = {
@@ -190,17 +191,18 @@ def _claims(measured: Mapping[str, Sequence[Line]]) -> list[str]:
             for name, lines in found.items()
             if lines
         )
-        judged = "agrees" if all(holds) else "does not agree" if not any(holds) else "agrees in part"
+        judged = "confirmed" if all(holds) else "not confirmed" if not any(holds) else "confirmed in part"
         missing = [recipe for recipe in claim.recipes if not any(line.row.recipe == recipe for line in known)]
         still = (
             f" (still to be measured: {', '.join(f'`{recipe}`' for recipe in missing)})" if missing else ""
         )
         told.append(f"- *{claim.says}*: **{judged}**{still}. {seen}. Why: {claim.why}.")
-    return ["## What published studies found, and whether it is so here\n", *told, ""] if told else []
+    return ["## Published claims, tested here\n", *told, ""] if told else []
 
 
 def line_of(row: Row, baseline: Row, length: int) -> Line:
-    """A measured row at `length` steps.
+    """Return a measured row scaled to `length` steps.
+
 
     Args:
         baseline: measured, over as many steps as the row.
@@ -212,13 +214,13 @@ def line_of(row: Row, baseline: Row, length: int) -> Line:
 
 
 def _scaled(row: Row, factor: float) -> list[float]:
-    """Seconds of each timed call, its steps taken `factor` times."""
+    """Return the seconds of each timed call, with its steps scaled by `factor`."""
     samples = [sample for round_ in row.record.rounds for sample in round_.samples]
     return [s.total_s + (factor - 1) * s.stages_s.get("steps", 0.0) for s in samples]
 
 
 def lines_of(name: str, records: Sequence[Record]) -> list[Line]:
-    """What was measured of each recipe, the fastest first; timed at full length, where it was often enough."""
+    """Return the best measurement of each recipe, fastest first; at full length if it was timed often enough."""
     return _best(_measured(name, records))
 
 
@@ -236,7 +238,7 @@ def _measured(name: str, records: Sequence[Record]) -> dict[tuple[str, int], Lin
 
 
 def _best(measured: Mapping[tuple[str, int], Line]) -> list[Line]:
-    # What was timed at full length needs no scaling; but without an interval it can be compared with nothing.
+    # Rows at full length need no scaling; but without an interval they cannot be compared.
     ordered = sorted(measured.items(), key=lambda item: (_has_interval(item[1]), item[0][1]))
     best = {recipe: line for (recipe, _), line in ordered}
     return sorted(best.values(), key=lambda line: -(line.speedup.point if line.speedup else 1.0))
@@ -303,7 +305,7 @@ def _told(row: Row) -> str:
 
 
 def told_of_the_cpu(rows: Sequence[Row]) -> list[str]:
-    """A paragraph on the measured rows beside whose baseline the CPU ran at another speed; none of them, nothing."""
+    """Warn of measured rows whose CPU speed differed from the baseline's; empty if there are none."""
     recipes: dict[str, dict[str, None]] = {}
     for row in rows:
         for warning in row.warnings:
@@ -312,17 +314,17 @@ def told_of_the_cpu(rows: Sequence[Row]) -> list[str]:
     if not recipes:
         return []
     told = (f"- {', '.join(named)}: {warning}" for warning, named in sorted(recipes.items()))
-    return ["To be read with care:\n", *told, ""]
+    return ["Read with care:\n", *told, ""]
 
 
 def _study(name: str, measured: dict[tuple[str, int], Line], length: int) -> list[str]:
-    """The ten configurations in the study's order, with what it published where it is the same model."""
+    """Return the ten configurations in the study's order, with its figures if it measured this model."""
     recipes = [BASELINE, *configurations(name)]
     if not all((recipe, length) in measured for recipe in recipes):
         return []
     published = PUBLISHED.get(name)
     headings = ["configuration", "s/image", "speed-up", "model memory", "peak memory"]
-    headings += ["published, H100", "speed-up there"] if published else []
+    headings += ["published, H100", "published speed-up"] if published else []
     lines = [
         f"### Ten configurations of 8-bit weights and compile, {length} steps\n",
         f"| {' | '.join(headings)} |",

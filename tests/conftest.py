@@ -28,7 +28,7 @@ def _workers_last() -> Iterator[None]:
     It has only imported, so it has nothing to remember of an earlier test. What it reads of its surroundings is the
     environment, so another environment gets another worker. Tests of the worker's own life start theirs.
     """
-    from vivace.benchmark import launcher, sweep
+    from vivace.benchmark import launcher, studies
     from vivace.measure.environment import DRIVER
 
     class Lasting(launcher.Launcher):
@@ -41,7 +41,7 @@ def _workers_last() -> Iterator[None]:
         "-c",
         "import torchmetrics; from vivace.benchmark.worker import main; main()",
     )
-    start = sweep.start_launcher
+    start = studies.start_launcher
     kept: dict[object, Lasting] = {}
 
     def start_or_take(device: str, worker: Sequence[str] = launcher.WORKER) -> launcher.Launcher:
@@ -56,7 +56,7 @@ def _workers_last() -> Iterator[None]:
         return kept[key]
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(sweep, "start_launcher", start_or_take)
+        monkeypatch.setattr(studies, "start_launcher", start_or_take)
         yield
     for one in kept.values():
         one.close()

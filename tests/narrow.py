@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from vivace.benchmark import sweep
+from vivace.benchmark import studies
 from vivace.models.architectures import ARCHITECTURES, Architecture
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry
@@ -105,7 +105,7 @@ def make_all_small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in architectures:
         monkeypatch.setitem(ARCHITECTURES, name, architectures[name])
         monkeypatch.setitem(CATALOGUE, name, entries[name])
-    monkeypatch.setattr(sweep, "start_launcher", functools.partial(sweep.start_launcher, worker=COMMAND))
+    monkeypatch.setattr(studies, "start_launcher", functools.partial(studies.start_launcher, worker=COMMAND))
     torch.set_num_threads(1)
 
 

@@ -26,8 +26,8 @@ from PIL import Image
 
 import vivace
 from tinyworld import evaluate
+from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.figures import compute_figures, keys_of
-from vivace.benchmark.prepare import prepare
 from vivace.benchmark.store import save_picture
 from vivace.errors import VivaceError
 from vivace.measure.environment import environment
@@ -39,6 +39,7 @@ from vivace.spec.environment import Environment
 from vivace.spec.figures import QualityPass
 from vivace.spec.limits import Limits
 from vivace.spec.record import Outcome, Picture, Record, Round
+from vivace.spec.study import Study
 from vivace.spec.trial import Trial
 
 ROOT = Path(__file__).parents[1]
@@ -120,14 +121,16 @@ def draw_all(args: argparse.Namespace) -> None:
     captions = evaluate.held_out_captions(args.captions)
     recipes = RECIPES[args.model][:: args.every] if args.every > 1 else RECIPES[args.model]
     wanted = args.recipes or recipes
-    prepared = prepare(args.model, ["baseline", *wanted], prompt_set=PROMPT_SET, rivals=False)
+    (prepared,) = comparisons(
+        Study.of(args.model, ["baseline", *wanted], prompt_set=PROMPT_SET, rivals=False)
+    )
     folder = args.out / args.model
     folder.mkdir(parents=True, exist_ok=True)
     for recipe in prepared.recipes:
         trial = Trial(
-            model=prepared.found.model, recipe=recipe, workload=prepared.workload, device=args.device
+            model=prepared.found.model, recipe=recipe.spec, workload=prepared.workload, device=args.device
         )
-        path = folder / f"{recipe.digest()[:16]}.json"
+        path = folder / f"{recipe.spec.digest()[:16]}.json"
         if path.exists():
             continue
         try:
@@ -163,7 +166,10 @@ def judge_model(
     folder: Path, pictures: Path, scorer_id: str, scorer: Path, limits: Limits
 ) -> list[dict[str, Any]]:
     drawn = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    listed = {prepared.text for prepared in prepare(folder.name, ["baseline", *RECIPES[folder.name]]).recipes}
+    listed = {
+        prepared.text
+        for prepared in comparisons(Study.of(folder.name, ["baseline", *RECIPES[folder.name]]))[0].recipes
+    }
     drawn = [row for row in drawn if row["reason"] is None and row["trial"]["recipe"]["text"] in listed]
     drawn.sort(key=lambda row: row["trial"]["recipe"]["text"] != "baseline")
     records = [_record(row) for row in drawn]

@@ -47,7 +47,7 @@ def test_the_closest_of_those_that_save_enough(results: Path, monkeypatch: pytes
     ]
     text = page("note\n", results)
     assert "| 2x | `deepcache` | 2.22x | 0.950, 30.0 | `steps(13)` | 0.700 |" in text
-    assert "Leave alone, since fewer plain steps do as much or better: `prune`." in text
+    assert "Not worth using, since fewer plain steps do as well or better: `prune`." in text
 
 
 def test_what_it_points_to_is_there() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import every_technique, several_gpus, skipped_work
 from benchmarks.command import MEASURED_IN_PART, Measuring, measures, run
-from vivace.benchmark import Plan
+from vivace.benchmark import Timing
 
 SHARED = ("record", "store", "limit_s", "repeats", "warmup", "timeout", "device")
 
@@ -31,7 +31,7 @@ def asked(*arguments: str) -> tuple[Measuring, str]:
 def test_what_is_not_said_is_the_scripts_own() -> None:
     how, others = asked()
     assert (how.record, how.store, how.limit_s, how.device) == (None, Path(".vivace"), None, "auto")
-    assert how.plan == Plan(rounds=1, repeats=3, max_warmup=2, timeout_s=90)
+    assert how.timing == Timing(rounds=1, repeats=3, max_warmup=2, timeout_s=90)
     assert not how.is_over
     assert others == "sd15 all", "the command's own arguments are as they were"
 
@@ -42,7 +42,7 @@ def test_what_is_said(capfd: pytest.CaptureFixture[str]) -> None:
         "--device", "cpu", "--only", "x",
     )  # fmt: skip
     assert (how.record, how.store, how.limit_s, how.device) == (Path("a.json"), Path("s"), 0, "cpu")
-    assert how.plan == Plan(rounds=1, repeats=7, max_warmup=5, timeout_s=30)
+    assert how.timing == Timing(rounds=1, repeats=7, max_warmup=5, timeout_s=30)
     assert others == "sd15 x"
     assert capfd.readouterr().err == "0 s are over; the same command goes on with the next\n"
 

@@ -19,6 +19,7 @@ from benchmarks.every_technique import (
     alone,
     compiled,
     configurations,
+    disturbed,
     fastest,
     first_calls_file,
     full_length,
@@ -28,7 +29,6 @@ from benchmarks.every_technique import (
     read_records,
     row_of,
     rows_with_baselines,
-    disturbed,
 )
 from benchmarks.every_technique import every_technique as command
 from tests.narrow import make_all_small

@@ -23,7 +23,7 @@ from benchmarks.skipped_work import skipped_work as command
 from docs import choosing
 from docs.skipped_work import page, skipping_of
 from tests.narrow import make_all_small
-from vivace.contract.technique import Stage
+from vivace.contract import Stage
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.techniques import TECHNIQUES
@@ -139,14 +139,14 @@ def test_the_page(measured: Path) -> None:
     assert "| 1 | - | - | - | a step: " in first
     assert sorted(line.split("`")[1] for line in others) == sorted(recipe_of("sd15", text) for text in ASKED)
     assert "Overhead of a skipped step: " in text
-    assert "Half of a batch computes half of a whole one, and takes " in text
+    assert "Half the batch is half the work but takes " in text
     assert "Still to be measured: `channels_last+deepcache(hits=0.3)`" in text
     assert "\nStill to be measured: flux-dev, flux-schnell, sdxl." in text
 
 
 def test_the_choosing_page_reads_it(measured: Path, tmp_path: Path) -> None:
     (told,) = choosing._on_full_size("sd15", measured)
-    assert f"against `{BESIDE}`) of what half of the steps could save: " in told
+    assert f"against `{BESIDE}`), half of the steps skipped, measured of ideal: " in told
     assert "steps(3)" not in told
     for text in ASKED[1:3]:
         assert f"`{recipe_of('sd15', text)}` " in told

@@ -10,7 +10,7 @@ from benchmarks import step_curves
 from benchmarks.command import run
 from benchmarks.step_curves import CURVES, STEPS, read_cases, rows_with_quality
 from benchmarks.step_curves import step_curves as command
-from vivace.benchmark.aggressive import CACHES
+from vivace.benchmark.cache_calibration import CACHES
 from vivace.errors import StoreError
 from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve

@@ -139,9 +139,9 @@ def test_what_studies_claim_is_held_against_the_rows(tmp_path: Path) -> None:
         return found
 
     assert judged() == {}
-    assert judged(int8=12.0) == {"8-bit": "agrees"}
-    assert judged(int8=9.0) == {"8-bit": "does not agree"}
-    assert judged(compiled=6.0, both=5.0) == {"8-bit and": "agrees"}
-    assert judged(compiled=5.0, both=6.0) == {"8-bit and": "does not agree"}
-    assert judged(fp8_static=5.0) == {"fp8": "agrees"}
-    assert judged(fp8=9.0, fp8_weight=12.0) == {"torchao's": "agrees in part"}
+    assert judged(int8=12.0) == {"8-bit": "confirmed"}
+    assert judged(int8=9.0) == {"8-bit": "not confirmed"}
+    assert judged(compiled=6.0, both=5.0) == {"8-bit and": "confirmed"}
+    assert judged(compiled=5.0, both=6.0) == {"8-bit and": "not confirmed"}
+    assert judged(fp8_static=5.0) == {"fp8": "confirmed"}
+    assert judged(fp8=9.0, fp8_weight=12.0) == {"torchao's": "confirmed in part"}

@@ -8,10 +8,10 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vivace.contract.technique import Component, Machine, Target
+from tests.targets import target_of
+from vivace.contract import Component, Machine, Target
 from vivace.errors import RecipeError
-from vivace.recipes.resolve import instantiate, resolve, text_of
-from vivace.spec.recipe import TechniqueCall
+from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 
 STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # what is enough for a picture
@@ -105,7 +105,7 @@ def worth_tuning(name: str, knob: str, model: str) -> list[Any]:
         return _OF_FLOW_MODELS[name, knob]
     if (name, knob) in _SUITED:
         return _SUITED[name, knob]
-    field = TECHNIQUES[name].model_fields[knob]
+    field = TECHNIQUES[name].knobs()[knob]
     extra = field.json_schema_extra
     assert isinstance(extra, dict)
     tune = list(extra["tune"])  # type: ignore[arg-type]
@@ -116,13 +116,13 @@ def worth_tuning(name: str, knob: str, model: str) -> list[Any]:
 
 def written(name: str, knobs: dict[str, Any], targets: tuple[str, ...] = ()) -> str:
     """A technique in recipe notation; no targets: its default ones."""
-    call = TechniqueCall(name=name, knobs=knobs, targets=targets or tuple(TECHNIQUES[name].default_targets))
-    return text_of(call)
+    technique = TECHNIQUES[name]
+    return technique.model_construct(**knobs, targets=targets or technique.default_targets).text
 
 
 def plain(name: str, model: str, targets: tuple[str, ...] = ()) -> str:
     """A technique with the first value of each knob."""
-    knobs = {knob: worth_tuning(name, knob, model)[0] for knob in TECHNIQUES[name].model_fields}
+    knobs = {knob: worth_tuning(name, knob, model)[0] for knob in TECHNIQUES[name].knobs()}
     return written(name, knobs, targets)
 
 
@@ -192,7 +192,7 @@ def random_recipes(count: int = NUM_RANDOM, seed: int = SEED) -> list[Case]:
 def _random_call(name: str, model: str, rng: random.Random) -> str | None:
     """One technique with random knobs, in a third of the cases on random targets; None if it cannot work alone."""
     technique = TECHNIQUES[name]
-    knobs = {knob: rng.choice(worth_tuning(name, knob, model)) for knob in technique.model_fields}
+    knobs = {knob: rng.choice(worth_tuning(name, knob, model)) for knob in technique.knobs()}
     targets: tuple[Component, ...] = technique.default_targets
     if technique.targetable and rng.random() < 1 / 3:
         chosen = rng.sample(technique.targetable, rng.randint(1, len(technique.targetable)))
@@ -203,10 +203,10 @@ def _random_call(name: str, model: str, rng: random.Random) -> str | None:
 
 @functools.cache
 def works_alone(recipe: str, model: str) -> bool:
-    (call,) = resolve(recipe).techniques
+    (technique,) = resolve(recipe)
     target = _target(model)
-    target.components = call.targets  # type: ignore[assignment]
-    return bool(target.modules() or not call.targets) and instantiate(call).unsupported(target) is None
+    has_target = bool(target.modules(technique.targets) or not technique.targets)
+    return has_target and technique.unsupported(target) is None
 
 
 @functools.cache
@@ -215,7 +215,7 @@ def _target(model: str) -> Target:
     from vivace.models.lora import distillations
 
     found = find_model(model)
-    return Target(
+    return target_of(
         machine=_MACHINE,
         pipe=load_pipeline(found, "cpu"),
         load_tiny_vae=lambda: None,
@@ -226,5 +226,5 @@ def _target(model: str) -> Target:
 def members(case: Case) -> list[Case]:
     """A recipe's techniques, each alone, with its own knobs and targets."""
     return [
-        Case("single", case.model, text_of(call), (call.name,)) for call in resolve(case.recipe).techniques
+        Case("single", case.model, technique.text, (technique.name,)) for technique in resolve(case.recipe)
     ]

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from vivace.contract.technique import COMPONENTS, Arithmetic, Machine, Stage, Target, Technique
+from tests.targets import target_of
+from vivace.contract import COMPONENTS, Arithmetic, Machine, Stage, Technique
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.machine import this_machine
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.describe import states
-from vivace.recipes.resolve import instantiate, resolve
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, session_of
 from vivace.techniques import ALIASES, TECHNIQUES
 
@@ -51,9 +52,9 @@ def variants(technique: type[Technique]) -> list[str]:
     """Recipes that exercise a technique: each choice of its first knob, or a value worth tuning."""
     if technique.name in SUITED:
         return SUITED[technique.name]
-    if not technique.model_fields:
+    if not technique.knobs():
         return [technique.name]
-    field = next(iter(technique.model_fields.values()))
+    field = next(iter(technique.knobs().values()))
     choices = [c for c in get_args(field.annotation) if isinstance(c, str)]
     extra = field.json_schema_extra
     assert isinstance(extra, dict)
@@ -133,7 +134,7 @@ def test_declaration(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_knobs_say_what_they_are_and_what_to_try(name: str) -> None:
-    for key, field in TECHNIQUES[name].model_fields.items():
+    for key, field in TECHNIQUES[name].knobs().items():
         assert field.description, key
         if field.annotation in (int, float):
             assert field.metadata, f"{key} has no range"
@@ -149,8 +150,8 @@ def test_the_machine_alone_can_be_judged(name: str) -> None:
     ]
     for machine in machines:
         for recipe in variants(TECHNIQUES[name]):
-            (call,) = resolve(recipe).techniques
-            reason = TECHNIQUES[name](**call.knobs).unsupported(Target(machine=machine))
+            (technique,) = resolve(recipe)
+            reason = technique.unsupported(target_of(machine=machine))
             assert reason is None or len(reason) > 20, "in words"
 
 
@@ -188,8 +189,8 @@ def check_picture(session: Session, name: str, recipe: str, model: str) -> None:
     (effect,) = session.effects.values()
     assert effect, "an application says what it changed"
     if kinds(session.pipe) - kinds(load_pipeline(find_model(model), "cpu")):
-        (call,) = resolve(recipe).techniques
-        assert instantiate(call).arithmetic.weights != Arithmetic.weights, "it says how weights are stored"
+        (technique,) = resolve(recipe)
+        assert technique.arithmetic.weights != Arithmetic.weights, "it says how weights are stored"
     picture = draw(session, PROMPTS.get(name, PROMPT))[:1]
     reason = session.refuted({})
     if reason is not None:

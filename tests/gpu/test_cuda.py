@@ -10,9 +10,9 @@ import torch
 import vivace
 from tests.contract.test_technique_contract import RECIPES
 from tests.faulty_worker import COMMAND, Fault
-from vivace.benchmark import Plan
+from vivace.benchmark import Timing
 from vivace.benchmark.runner import ask_environment
-from vivace.benchmark.sweep import start_launcher
+from vivace.benchmark.studies import start_launcher
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.kernels import attention_kernels
 from vivace.spec.record import Outcome
@@ -101,8 +101,8 @@ def test_cuda_graphs_do_not_overwrite_what_a_scheduler_keeps() -> None:
 
 def test_a_bench_on_cuda(tmp_path: Path) -> None:
     recipes = ["baseline", "tiny_vae", "bf16+compile+cfg_cutoff(0.4)", "attention(efficient)"]
-    plan = Plan(rounds=2, repeats=5, max_warmup=6, timeout_s=240)
-    records = vivace.bench("tiny-sd", recipes, plan=plan, store=tmp_path / "s", device="cuda")
+    timing = Timing(rounds=2, repeats=5, max_warmup=6, timeout_s=240)
+    records = vivace.bench("tiny-sd", recipes, timing=timing, store=tmp_path / "s", device="cuda")
     assert [r.outcome for r in records] == [Outcome.MEASURED] * 4, [r.reason for r in records]
     for record in records:
         assert record.environment.device == "cuda"
@@ -126,12 +126,12 @@ def test_faults_on_cuda_are_typed_and_harm_no_other_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(TECHNIQUES, "fault", Fault)
-    plan = Plan(rounds=1, repeats=1, max_warmup=1, timeout_s=60)
+    timing = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=60)
     with start_launcher("cuda", COMMAND) as launcher:
         records = vivace.bench(
             "tiny-sd",
             ["baseline", "fault(cuda_oom)", "fault(segfault)", "tiny_vae"],
-            plan=plan,
+            timing=timing,
             store=tmp_path / "s",
             device="cuda",
             launcher=launcher,
@@ -144,7 +144,7 @@ def test_the_largest_batch_is_found_and_measured(tmp_path: Path) -> None:
     # A large model, since the search draws until the card is full.
     records = vivace.bench(
         "synthetic:sdxl", ["baseline"], batch="max", num_inference_steps=1,
-        plan=Plan(rounds=1, repeats=1, max_warmup=1), store=tmp_path, quality=False,
+        timing=Timing(rounds=1, repeats=1, max_warmup=1), store=tmp_path, quality=False,
     )  # fmt: skip
     workload = records[0].trial.workload
     print(workload.batch)

@@ -12,7 +12,7 @@ import torch
 
 import vivace
 from tests.families import build, draw, psnr
-from vivace.contract.technique import component_of
+from vivace.contract import component_of
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.kernels import attention_kernels
 

@@ -14,7 +14,7 @@ from diffusers import FluxTransformer2DModel
 
 import vivace
 from tests.families import psnr
-from vivace.benchmark import Plan
+from vivace.benchmark import Timing
 from vivace.errors import Unsupported, WorkerError
 from vivace.models import find_model, load_pipeline
 from vivace.spec.record import Outcome
@@ -209,11 +209,11 @@ def test_more_gpus_than_there_are() -> None:
 
 
 def test_a_bench_tells_what_the_other_gpu_held(tmp_path: Path) -> None:
-    plan = Plan(rounds=1, repeats=2, max_warmup=1)
+    timing = Timing(rounds=1, repeats=2, max_warmup=1)
     (record,) = vivace.bench(
         "tiny-sd",
         ["parallel(guidance)"],
-        plan=plan,
+        timing=timing,
         device="cuda",
         store=tmp_path,
         quality=False,

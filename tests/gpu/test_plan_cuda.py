@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from vivace.contract.technique import Target
+from tests.targets import target_of
 from vivace.measure.machine import this_machine
 from vivace.measure.memory import MemoryMeter
 from vivace.memory.footprint import CUBLAS_WORKSPACE
@@ -66,7 +66,7 @@ def test_predicted_is_measured(name: str, text: str, batch: int) -> None:
     session = Session(
         pipe,
         recipe,
-        Target(
+        target_of(
             machine=this_machine("cuda"),
             pipe=pipe,
             defaults=dict(model.defaults),

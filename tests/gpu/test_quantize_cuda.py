@@ -14,7 +14,7 @@ from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize
 
 import vivace
 from tests.families import build, draw, psnr
-from vivace.contract.technique import Machine
+from vivace.contract import Machine
 from vivace.errors import NoEffect, Unsupported
 from vivace.models import find_model, load_pipeline
 from vivace.quantization.packed_int4 import pack, widened

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import vivace
-from vivace.benchmark import Plan
+from vivace.benchmark import Timing
 from vivace.benchmark.planned import plan_again
-from vivace.benchmark.sweep import start_launcher
+from vivace.benchmark.studies import start_launcher
 from vivace.spec.record import Outcome
 
 pytestmark = pytest.mark.gpu
@@ -38,12 +38,12 @@ def test_a_loaded_model_is_on_the_gpu_in_the_published_precision(name: str, dtyp
 
 def test_bench_measures_it_and_plan_is_not_far_off(tmp_path: Path) -> None:
     recipes = ["baseline", "tiny_vae", "first_block_cache(0.1)", "first_block_cache(hits=0.5)"]
-    plan = Plan(rounds=1, repeats=2, max_warmup=1)
+    timing = Timing(rounds=1, repeats=2, max_warmup=1)
     with start_launcher("cuda") as launcher:
         records = vivace.bench(
             "synthetic:flux-schnell",
             recipes,
-            plan=plan,
+            timing=timing,
             store=tmp_path / "s",
             rivals=False,
             launcher=launcher,

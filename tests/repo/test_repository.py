@@ -4,9 +4,11 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import vivace
 from docs import generate
@@ -43,22 +45,22 @@ def test_weights_are_safetensors_and_small() -> None:
 
 
 def test_versions_agree() -> None:
-    assert f'version = "{vivace.__version__}"' in (ROOT / "pyproject.toml").read_text()
-    assert f"## {vivace.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert project["version"] == vivace.__version__ == sections[0]
 
 
 def test_links_within_the_docs_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
             if not link.startswith(("http", "mailto")):
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
 def test_constraints_pin_every_dependency() -> None:
-    import tomllib
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["dev"], *extras["docs"]]
     pinned = {
         line.split("==")[0].lower().replace("_", "-")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -67,6 +69,31 @@ def test_constraints_pin_every_dependency() -> None:
     for requirement in wanted:
         name = re.split(r"[<>=\[ ]", requirement)[0].lower()
         assert name in pinned, requirement
+
+
+def test_hooks_and_ci_run_the_tools_of_the_constraints() -> None:
+    """A hook from another repository, or a tool that CI installs itself, would have a version of its own."""
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert {repo["repo"] for repo in hooks["repos"]} == {"local"}
+    for hook in hooks["repos"][0]["hooks"]:
+        assert hook["language"] == "system"
+        assert hook["entry"].startswith((".venv/bin/", "make "))
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    steps = [step.get("run") for job in workflow["jobs"].values() for step in job["steps"]]
+    assert "bash .ci/run" in steps
+
+
+@pytest.mark.parametrize(
+    "form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda p: p.stem
+)
+def test_issue_forms_are_whole(form: Path) -> None:
+    content = yaml.safe_load(form.read_text())
+    assert content["name"]
+    assert content["description"]
+    fields = [field for field in content["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in fields}) == len(fields)
+    assert all(field["attributes"]["label"] for field in fields)
 
 
 def test_the_quoted_record_is_whole_and_sane() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.contract.technique import Arithmetic, Component, Machine
+from vivace.contract import Arithmetic, Component, Machine
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,24 @@
 """Benchmarks: trials in processes of their own, measured, stored, resumed."""
 
-from vivace.benchmark.plan import Plan
-from vivace.benchmark.prepare import prepare
+from vivace.benchmark.comparison import Comparison, comparisons
+from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.store import DEFAULT_STORE, Store
-from vivace.benchmark.sweep import bench
+from vivace.benchmark.studies import bench, run_study, start_launcher
+from vivace.spec.study import AskedQuality, AskedWorkload, Study
+from vivace.spec.timing import Timing
 
-__all__ = ["DEFAULT_STORE", "Plan", "Store", "bench", "prepare"]
+__all__ = [
+    "DEFAULT_STORE",
+    "AskedQuality",
+    "AskedWorkload",
+    "Compared",
+    "Comparison",
+    "Run",
+    "Store",
+    "Study",
+    "Timing",
+    "bench",
+    "comparisons",
+    "run_study",
+    "start_launcher",
+]

@@ -6,14 +6,15 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from vivace.benchmark.comparison import default_threads
 from vivace.benchmark.launcher import WORKER
-from vivace.benchmark.plan import Plan
-from vivace.benchmark.prepare import default_threads
+from vivace.benchmark.run import Run
 from vivace.benchmark.runner import Progress, ask_race
 from vivace.benchmark.store import DEFAULT_STORE
-from vivace.benchmark.sweep import bench, start_launcher
+from vivace.benchmark.studies import run_study, start_launcher
 from vivace.models.find import find_model
-from vivace.spec.record import Record
+from vivace.spec.study import Study
+from vivace.spec.timing import Timing
 
 MODEL = "tiny-sd"
 STEPS = 30
@@ -31,43 +32,28 @@ def run_demo(
     rerun: bool = False,
     progress: Progress | None = None,
     worker: Sequence[str] = WORKER,
-) -> tuple[list[Record], str]:
-    """Bench the demo's recipes and return their records and the equivalent `vivace bench` command.
+) -> tuple[Run, str]:
+    """Bench the demo's recipes; returns the run and the equivalent `vivace bench` command.
 
     One round; the six pictures of each recipe are its samples; nothing is compiled.
     """
     with start_launcher("auto", worker) as launcher:
         threads = default_threads(find_model(MODEL))
         recipes = demo_recipes(ask_race(launcher, MODEL, ["baseline", *CANDIDATES], "auto", threads))
-        plan = Plan(rounds=1, repeats=6, max_warmup=1)
-        command = [
-            "vivace",
-            "bench",
-            "--model",
-            MODEL,
-            "--num-inference-steps",
-            str(STEPS),
-            "--seeds",
-            str(SEEDS),
-        ]
-        command += ["--rounds", "1", "--repeats", "6", "--warmup", "1"]
-        for recipe in recipes:
-            command += ["--recipe", recipe]
-        line = shlex.join(command)
-        records = bench(
+        study = Study.of(
             MODEL,
             recipes,
             num_seeds=SEEDS,
             num_inference_steps=STEPS,
-            plan=plan,
-            store=store,
-            rerun=rerun,
-            progress=progress,
-            command=line,
-            worker=worker,
-            launcher=launcher,
+            timing=Timing(rounds=1, repeats=6, max_warmup=1),
         )
-        return records, line
+        command = ["vivace", "bench", "--model", MODEL, "--num-inference-steps", str(STEPS)]
+        command += ["--seeds", str(SEEDS), "--rounds", "1", "--repeats", "6", "--warmup", "1"]
+        for recipe in recipes:
+            command += ["--recipe", recipe]
+        line = shlex.join(command)
+        run = run_study(study, store=store, rerun=rerun, progress=progress, command=line, launcher=launcher)
+        return run, line
 
 
 def demo_recipes(times_s: dict[str, float]) -> list[str]:

@@ -6,14 +6,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.launcher import Launcher, last_line
+from vivace.benchmark.launcher import Launcher, ask, last_line
+from vivace.benchmark.requests import FiguresRequest, PicturesRequest, Scorer
 from vivace.benchmark.store import Store, picture_path
-from vivace.errors import RecipeError, WorkerError
+from vivace.errors import RecipeError
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import FoundScorer
+from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.figures import SAME_PIXELS, FiguresKey, NoiseFloor, PictureFigures
-from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Record
 from vivace.spec.trial import Trial
 
@@ -62,17 +63,15 @@ def add_figures(
     wanted = keys_of(records, floor, scorer.id if scorer else None)
     todo = [key for key in wanted if key not in known or (lpips and _lacks_lpips(known[key]))]
     for start in range(0, len(todo), _AT_ONCE):
-        keys = [key.model_dump(mode="json") for key in todo[start : start + _AT_ONCE]]
-        request = {
-            "kind": "figures",
-            "pictures": _pictures(store),
-            "keys": keys,
-            "scorer": None if scorer is None else {"folder": str(scorer.folder), "others": scorer.prompt_set},
-            "device": device,
-            "lpips": lpips,
-            "threads": threads,
-        }
-        found = _ask(launcher, request, "the quality pass failed")
+        request = FiguresRequest(
+            pictures=_pictures(store),
+            keys=tuple(todo[start : start + _AT_ONCE]),
+            scorer=None if scorer is None else Scorer(folder=str(scorer.folder), others=scorer.prompt_set),
+            device=device,
+            lpips=lpips,
+            threads=threads,
+        )
+        found = ask(launcher, request, _TIMEOUT_S)
         store.add_figures([PictureFigures.model_validate(row) for row in found["figures"]])
     return len(todo)
 
@@ -94,16 +93,15 @@ def draw_noise_floor(baseline: Record, store: Store, launcher: Launcher, threads
     )
     for change in _HARMLESS:
         try:
-            recipe = resolve(_plus(baseline.trial.recipe.text, change))
+            recipe = Recipe.from_spec(baseline.trial.recipe).with_(*resolve(change))
         except RecipeError:
             continue  # the baseline has set this itself
-        request = {
-            "kind": "pictures",
-            "trial": baseline.trial.model_copy(update={"recipe": recipe}).model_dump(mode="json"),
-            "pictures": _pictures(store),
-            "number": _MAX_FLOOR_PICTURES,
-            "threads": threads,
-        }
+        request = PicturesRequest(
+            trial=baseline.trial.model_copy(update={"recipe": recipe.spec}),
+            pictures=_pictures(store),
+            number=_MAX_FLOOR_PICTURES,
+            threads=threads,
+        )
         ending = launcher.run(request, _TIMEOUT_S)
         # Out of memory, say: the recipes' rows stand all the same.
         found = ending.value or {"reason": f"drawing it failed: {last_line(ending.log) or ending}"}
@@ -129,7 +127,7 @@ def draw_pictures(trial: Trial, number: int, pictures: Path) -> dict[str, Any]:
 def compute_figures(
     pictures: Path,
     keys: Iterable[FiguresKey],
-    scorer: dict[str, str] | None,
+    scorer: Scorer | None,
     device: str,
     lpips: bool = False,
 ) -> list[PictureFigures]:
@@ -149,7 +147,7 @@ def compute_figures(
         if all(path.exists() for path in paths):
             found.append(_of_pixels(key, *(pixels(Image.open(path)) for path in paths)))
     if scorer is not None:
-        _add_scores(found, pictures, Path(scorer["folder"]), PROMPT_SETS[scorer["others"]], device)
+        _add_scores(found, pictures, Path(scorer.folder), PROMPT_SETS[scorer.others], device)
     if lpips:
         _add_lpips(found, pictures, device)
     return found
@@ -212,16 +210,5 @@ def _add_lpips(rows: list[PictureFigures], pictures: Path, device: str) -> None:
             (row.against["lpips"],) = network.distances(pair[:1], pair[1:])
 
 
-def _ask(launcher: Launcher, request: dict[str, Any], failed: str) -> dict[str, Any]:
-    ending = launcher.run(request, _TIMEOUT_S)
-    if ending.value is None:
-        raise WorkerError(f"{failed}: {last_line(ending.log) or ending}")
-    return ending.value
-
-
 def _pictures(store: Store) -> str:
     return str((store.folder / "pictures").absolute())
-
-
-def _plus(recipe: str, technique: str) -> str:
-    return technique if recipe == BASELINE else f"{recipe}+{technique}"

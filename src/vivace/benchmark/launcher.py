@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import WorkerError
+from vivace.benchmark.requests import Request
+from vivace.errors import Unsupported, WorkerError
 
 OnEvent = Callable[[dict[str, Any]], None]
 WORKER = (sys.executable, "-m", "vivace.benchmark.worker")
@@ -74,7 +75,7 @@ class Launcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, request: dict[str, Any], timeout_s: float, on_event: OnEvent = lambda _: None) -> Ending:
+    def run(self, request: Request, timeout_s: float, on_event: OnEvent = lambda _: None) -> Ending:
         """Send a request and wait for its end; kill it when the time is over.
 
         Raises:
@@ -90,7 +91,9 @@ class Launcher:
         timed_out = False
         deadline = time.monotonic() + timeout_s
         try:
-            self._process.stdin.write(json.dumps(request | {"log": str(log)}).encode() + b"\n")
+            self._process.stdin.write(
+                request.model_copy(update={"log": str(log)}).model_dump_json().encode() + b"\n"
+            )
             self._process.stdin.flush()
         except BrokenPipeError:
             return self._ended(None, False, log)
@@ -226,3 +229,21 @@ def _tail(log: Path, limit: int = 64_000) -> str:
 def last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
+
+
+def ask(launcher: Launcher, request: Request, timeout_s: float) -> dict[str, Any]:
+    """The value of a request that must not fail.
+
+    Raises:
+        Unsupported: the worker says why it cannot be had here.
+        WorkerError: the process died or took too long.
+    """
+    ending = launcher.run(request, timeout_s)
+    kind = type(request).__name__.removesuffix("Request")
+    if ending.timed_out:
+        raise WorkerError(f"the worker process took longer than {timeout_s:g} s ({kind})")
+    if ending.value is None:
+        raise WorkerError(f"the worker process failed ({kind}): {last_line(ending.log) or ending}")
+    if "error" in ending.value:
+        raise Unsupported(ending.value["error"])
+    return ending.value

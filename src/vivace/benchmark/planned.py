@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vivace.benchmark.launcher import Launcher, last_line
-from vivace.contract.technique import Machine
+from vivace.benchmark.requests import PredictionsRequest
+from vivace.contract import Machine
 from vivace.errors import VivaceError, WorkerError
 from vivace.report.summary import size
 from vivace.spec.environment import Environment
@@ -50,11 +51,9 @@ def plan_again(records: Sequence[Record], launcher: Launcher) -> list[Planned]:
     found = [(record, memory) for record in records if (memory := _measured(record)) is not None]
     if not found:
         return []
-    request = {
-        "kind": "predictions",
-        "trials": [record.trial.model_dump(mode="json") for record, _ in found],
-        "environment": found[0][0].environment.model_dump(mode="json"),
-    }
+    request = PredictionsRequest(
+        trials=tuple(record.trial for record, _ in found), environment=found[0][0].environment
+    )
     timeout_s = _TIMEOUT_S * len(found)
     try:
         ending = launcher.run(request, timeout_s)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from vivace.contract.technique import Stage
+from vivace.contract import Stage
 from vivace.errors import RecipeError
-from vivace.recipes.resolve import resolve, text_of
-from vivace.spec.recipe import Recipe
-from vivace.techniques import TECHNIQUES
+from vivace.recipes.recipe import Recipe
+from vivace.techniques.steps import Steps
 
 # Of the steps that the cache's recipe takes. A cache that saves less than a quarter of the work is hardly worth its
 # place, and one that saves more than half has to beat half the steps first.
@@ -28,20 +27,17 @@ def with_rivals(recipes: list[Recipe], num_inference_steps: int) -> list[Recipe]
 
 
 def _rivals(recipe: Recipe, num_inference_steps: int) -> list[Recipe]:
-    kept = [call for call in recipe.techniques if TECHNIQUES[call.name].stage is not Stage.CACHE]
-    if len(kept) == len(recipe.techniques):
+    caches = [technique for technique in recipe if technique.stage is Stage.CACHE]
+    if not caches:
         return []
-    steps = num_inference_steps
-    for call in kept:
-        if call.name == "steps":
-            steps = int(str(call.knobs["steps"]))
-    rest = [text_of(call) for call in kept if call.name != "steps"]
+    plain = recipe.without(*caches)
+    steps = next((t.steps for t in plain if isinstance(t, Steps)), num_inference_steps)
     rivals = []
     for share in _SHARES:
         fewer = round(share * steps)
         if 1 <= fewer < steps:
             try:
-                rivals.append(resolve("+".join([*rest, f"steps({fewer})"])))
+                rivals.append(plain.without(Steps.name).with_(Steps(steps=fewer)))
             except RecipeError:
                 continue  # something else in the recipe sets the steps
     return rivals

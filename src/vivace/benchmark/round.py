@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.plan import Plan
 from vivace.benchmark.store import save_picture
-from vivace.contract.technique import Component, component_of, working_part
+from vivace.contract import Component, component_of, working_part
 from vivace.errors import NoEffect, Unsupported, VivaceError
 from vivace.measure.environment import conditions, python_ms
 from vivace.measure.kernels import attention_kernels
@@ -21,9 +20,11 @@ from vivace.measure.quality import faults, pixels
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
+from vivace.recipes.recipe import Recipe
 from vivace.runtime.embeddings import encode
-from vivace.runtime.session import Session, session_of, waits_on_host
+from vivace.runtime.session import Session, session_of
 from vivace.spec.record import Outcome, Picture, Round, Sample
+from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 from vivace.stats.intervals import MIN_SAMPLES
 from vivace.stats.stopping import enough_samples, is_steady
@@ -37,7 +38,7 @@ _MAX_RECOMPILES = 3
 _Said = Callable[[Call], dict[str, Any]]
 
 
-def measure_round(trial: Trial, index: int, plan: Plan, pictures: Path, report: Report) -> Round:
+def measure_round(trial: Trial, index: int, timing: Timing, pictures: Path, report: Report) -> Round:
     """Run one round. Failures of the trial are outcomes, not exceptions.
 
     Args:
@@ -46,7 +47,7 @@ def measure_round(trial: Trial, index: int, plan: Plan, pictures: Path, report: 
         report: called with progress events.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    measurement = _Measurement(trial, plan, report)
+    measurement = _Measurement(trial, timing, report)
     try:
         measurement.run(pictures if index == 0 and not trial.model.is_synthetic else None)
         outcome, reason = Outcome.MEASURED, measurement.refuted()
@@ -64,7 +65,7 @@ def draw_untimed(trial: Trial, number: int, pictures: Path) -> tuple[Picture, ..
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
-    measurement = _Measurement(trial, Plan(), lambda event: None)
+    measurement = _Measurement(trial, Timing(), lambda event: None)
     session = measurement.load_and_apply(MemoryMeter(trial.device))
     calls = trial.workload.calls()
     measurement.keep_pictures(session, calls[: -(-number // trial.workload.batch)], pictures)
@@ -78,7 +79,7 @@ def open_trial(trial: Trial) -> Session:
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
-    return _Measurement(trial, Plan(), lambda event: None).load_and_apply(MemoryMeter(trial.device))
+    return _Measurement(trial, Timing(), lambda event: None).load_and_apply(MemoryMeter(trial.device))
 
 
 def try_call(session: Session, call: Call, text: str) -> None:
@@ -87,7 +88,7 @@ def try_call(session: Session, call: Call, text: str) -> None:
     draw(session, call, said, num_inference_steps=1)
 
 
-def rehearse(trial: Trial, plan: Plan) -> str | None:
+def rehearse(trial: Trial, timing: Timing) -> str | None:
     """Ask of memory in this process what `measure_round` would ask, in a fraction of its time: the same calls in the
     same order and the trace, but of calls and of steps at most a few. After those the allocator has seen all kinds of
     steps (computed, answered by a cache, without guidance) more than once, and goes round in a circle.
@@ -99,7 +100,7 @@ def rehearse(trial: Trial, plan: Plan) -> str | None:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`; and whatever else fails but for memory.
     """
     try:
-        _Measurement(trial, plan, lambda event: None).rehearse()
+        _Measurement(trial, timing, lambda event: None).rehearse()
     except Exception as error:
         outcome, reason = explain(error)
         if outcome is not Outcome.OUT_OF_MEMORY:
@@ -129,9 +130,9 @@ def explain(error: Exception) -> tuple[Outcome, str]:
 class _Measurement:
     """One round in progress; `results` fills as it goes, so that a failed round keeps what it had."""
 
-    def __init__(self, trial: Trial, plan: Plan, report: Report) -> None:
+    def __init__(self, trial: Trial, timing: Timing, report: Report) -> None:
         self._trial = trial
-        self._plan = plan
+        self._timing = timing
         self._report = report
         self._drawn: dict[int, Any] = {}
         self._refuted: str | None = None
@@ -164,7 +165,7 @@ class _Measurement:
         said = self._said(session)
         steps = min(int(session.defaults["num_inference_steps"]), REHEARSED_STEPS)
         timed = self._timed(session, said, num_inference_steps=steps)
-        num_calls = self._plan.max_warmup + (self._plan.repeats or MIN_SAMPLES)
+        num_calls = self._timing.max_warmup + (self._timing.repeats or MIN_SAMPLES)
         for k in range(min(num_calls, REHEARSED_CALLS)):
             timed(k)
         self._trace(session, said)
@@ -202,7 +203,8 @@ class _Measurement:
         found = find_model(trial.model.name)
         if found.model.revision != trial.model.revision:
             raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
-        pipe = load_pipeline(found, trial.device, keep_on_host=waits_on_host(trial.recipe))
+        recipe = Recipe.from_spec(trial.recipe)
+        pipe = load_pipeline(found, trial.device, keep_on_host=recipe.loads_from_host)
         self.results["load_s"] = time.perf_counter() - start
         self._report({"event": "phase", "phase": "apply"})
         start = time.perf_counter()
@@ -210,7 +212,7 @@ class _Measurement:
         session = session_of(
             pipe,
             found,
-            trial.recipe,
+            recipe,
             trial.device,
             {
                 "height": workload.height,
@@ -230,9 +232,9 @@ class _Measurement:
         """Call at the same shape until the times are steady, or the cap; the status says which."""
         times: list[float] = []
         while not times or not (
-            len(times) >= self._plan.max_warmup
+            len(times) >= self._timing.max_warmup
             or is_steady(times[1:])
-            or sum(times[1:]) >= self._plan.max_seconds
+            or sum(times[1:]) >= self._timing.max_seconds
         ):
             self._report(
                 {"event": "phase", "phase": "warm-up" if times else "first call", "done": len(times)}
@@ -260,17 +262,17 @@ class _Measurement:
             samples.append(sample)
             spent += sample.total_s
             self._report(
-                {"event": "sample", "phase": "timing", "done": len(samples), "of": self._plan.repeats}
-                | {"last_s": sample.total_s, "spent_s": spent, "cap_s": self._plan.max_seconds}
+                {"event": "sample", "phase": "timing", "done": len(samples), "of": self._timing.repeats}
+                | {"last_s": sample.total_s, "spent_s": spent, "cap_s": self._timing.max_seconds}
             )
         self.results["samples"] = tuple(samples)
 
     def _enough(self, samples: list[Sample], spent_s: float) -> bool:
-        if self._plan.repeats is not None:
-            return len(samples) >= self._plan.repeats
+        if self._timing.repeats is not None:
+            return len(samples) >= self._timing.repeats
         times = [s.total_s for s in samples]
         return bool(times) and (
-            enough_samples(times) or (spent_s >= self._plan.max_seconds and len(times) >= MIN_SAMPLES)
+            enough_samples(times) or (spent_s >= self._timing.max_seconds and len(times) >= MIN_SAMPLES)
         )
 
     def keep_pictures(self, session: Session, calls: Sequence[Call], folder: Path) -> None:

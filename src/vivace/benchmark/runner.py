@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from vivace.benchmark.fitting import settled
-from vivace.benchmark.launcher import Ending, Launcher, last_line
-from vivace.benchmark.plan import Plan
+from vivace.benchmark.launcher import Ending, Launcher, ask, last_line
+from vivace.benchmark.requests import (
+    EnvironmentRequest,
+    LargestBatchRequest,
+    RaceRequest,
+    RehearsalRequest,
+    RoundRequest,
+)
 from vivace.benchmark.store import Store
-from vivace.errors import Unsupported, WorkerError
+from vivace.errors import Unsupported
 from vivace.spec.environment import Environment
 from vivace.spec.record import Outcome, Record, Round
+from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 
 _ASK_TIMEOUT_S = 600.0
@@ -23,7 +31,7 @@ _ASK_TIMEOUT_S = 600.0
 class Progress(Protocol):
     """What a terminal or a log is told while trials run. `index` counts trials, the baseline is 0."""
 
-    def begin(self, trials: list[Trial], plan: Plan, num_kept: int) -> None: ...
+    def begin(self, trials: list[Trial], timing: Timing, num_kept: int) -> None: ...
     def start_round(self, index: int, round_index: int) -> None: ...
     def event(self, event: dict[str, Any]) -> None: ...
     def end_round(self, index: int, round_: Round) -> None: ...
@@ -34,7 +42,7 @@ class Progress(Protocol):
 class Silent:
     """No progress shown."""
 
-    def begin(self, trials: list[Trial], plan: Plan, num_kept: int) -> None: ...
+    def begin(self, trials: list[Trial], timing: Timing, num_kept: int) -> None: ...
     def start_round(self, index: int, round_index: int) -> None: ...
     def event(self, event: dict[str, Any]) -> None: ...
     def end_round(self, index: int, round_: Round) -> None: ...
@@ -44,22 +52,21 @@ class Silent:
 
 def ask_environment(launcher: Launcher, device: str, threads: int | None) -> Environment:
     """The environment as a worker sees it: this process never imports torch, nor touches a GPU."""
-    return Environment.model_validate(
-        _ask(launcher, {"kind": "environment", "device": device, "threads": threads})
-    )
+    request = EnvironmentRequest(device=device, threads=threads)
+    return Environment.model_validate(ask(launcher, request, _ASK_TIMEOUT_S))
 
 
 def ask_race(
-    launcher: Launcher, model: str, recipes: list[str], device: str, threads: int
+    launcher: Launcher, model: str, recipes: Sequence[str], device: str, threads: int
 ) -> dict[str, float]:
     """Seconds for a short call of each recipe (see benchmark.race); those that cannot run here are left out."""
-    request = {"kind": "race", "model": model, "recipes": recipes, "device": device, "threads": threads}
-    return {name: float(value) for name, value in _ask(launcher, request).items()}
+    request = RaceRequest(model=model, recipes=tuple(recipes), device=device, threads=threads)
+    return {name: float(value) for name, value in ask(launcher, request, _ASK_TIMEOUT_S).items()}
 
 
-def ask_largest_batch(launcher: Launcher, trial: Trial, plan: Plan) -> int:
-    """The largest batch of the trial's recipe that fits the GPU: found by trying in one process, and made smaller by a
-    sixteenth at a time until a process that did nothing else goes through what a round of the plan asks of memory.
+def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing) -> int:
+    """The largest batch of the trial's recipe that fits the GPU: found by trying in one process, then reduced by a
+    sixteenth at a time until a fresh process completes what a round asks of memory.
 
     Raises:
         Unsupported: on a CPU, or not even one picture fits.
@@ -67,15 +74,14 @@ def ask_largest_batch(launcher: Launcher, trial: Trial, plan: Plan) -> int:
     """
     if trial.device != "cuda":
         raise Unsupported(
-            "--batch max needs a GPU: a CPU's memory has no hard end, and batches do not make it faster; give numbers"
+            "--batch max needs a GPU: a CPU's memory has no hard limit, and batches do not make it faster; give numbers"
         )
-    request = {"trial": trial.model_dump(mode="json"), "threads": plan.threads}
-    found = int(_ask(launcher, request | {"kind": "largest_batch"})["batch"])
-    rehearsal = {"kind": "rehearsal", "plan": plan.model_dump(mode="json"), "threads": plan.threads}
+    request = LargestBatchRequest(trial=trial, threads=timing.threads)
+    found = int(ask(launcher, request, _ASK_TIMEOUT_S)["batch"])
 
     def holds(batch: int) -> bool:
-        asked = _with_batch(trial, batch).model_dump(mode="json")
-        return _ask(launcher, rehearsal | {"trial": asked}, plan.timeout_s)["why_not"] is None
+        rehearsal = RehearsalRequest(trial=with_batch(trial, batch), timing=timing, threads=timing.threads)
+        return ask(launcher, rehearsal, timing.timeout_s)["why_not"] is None
 
     found = settled(found, holds)
     if found == 0:
@@ -85,25 +91,15 @@ def ask_largest_batch(launcher: Launcher, trial: Trial, plan: Plan) -> int:
     return found
 
 
-def _with_batch(trial: Trial, batch: int) -> Trial:
+def with_batch(trial: Trial, batch: int) -> Trial:
+    """The same trial, so many pictures a call."""
     return trial.model_copy(update={"workload": trial.workload.model_copy(update={"batch": batch})})
-
-
-def _ask(launcher: Launcher, request: dict[str, Any], timeout_s: float = _ASK_TIMEOUT_S) -> dict[str, Any]:
-    ending = launcher.run(request, timeout_s=timeout_s)
-    if ending.timed_out:
-        raise WorkerError(f"the worker process took longer than {timeout_s:g} s ({request['kind']})")
-    if ending.value is None:
-        raise WorkerError(f"the worker process failed: {last_line(ending.log) or ending}")
-    if "error" in ending.value:
-        raise Unsupported(ending.value["error"])
-    return ending.value
 
 
 def run_trials(
     trials: list[Trial],
     environment: Environment,
-    plan: Plan,
+    timing: Timing,
     store: Store,
     launcher: Launcher,
     *,
@@ -124,18 +120,18 @@ def run_trials(
     keys = [trial.key(environment) for trial in trials]
     todo = [
         (index, round_index)
-        for round_index in range(plan.rounds)
+        for round_index in range(timing.rounds)
         for index in _order(len(trials), round_index)
-        if rerun or not _is_kept(store.rounds(keys[index]), round_index, plan)
+        if rerun or not _is_kept(store.rounds(keys[index]), round_index, timing)
     ]
-    progress.begin(trials, plan, len(trials) * plan.rounds - len(todo))
+    progress.begin(trials, timing, len(trials) * timing.rounds - len(todo))
     failed: set[int] = set()
     try:
         for index, round_index in todo:
             if index in failed:
                 continue
             progress.start_round(index, round_index)
-            round_ = _run_round(trials[index], round_index, plan, store, launcher, progress)
+            round_ = _run_round(trials[index], round_index, timing, store, launcher, progress)
             if largest_batch and round_.outcome is Outcome.OUT_OF_MEMORY:
                 why = _why_not_largest(trials[index], None if index == 0 else trials[0])
                 round_ = round_.model_copy(update={"reason": f"{round_.reason}; {why}"})
@@ -145,7 +141,7 @@ def run_trials(
             progress.end_round(index, round_)
     finally:
         progress.end()
-    records = [_limited(store.record(key), plan.rounds) for key in keys]
+    records = [_limited(store.record(key), timing.rounds) for key in keys]
     return [record for record in records if record is not None]
 
 
@@ -154,7 +150,7 @@ def _order(num_trials: int, round_index: int) -> list[int]:
     return order if round_index % 2 == 0 else order[::-1]
 
 
-def _is_kept(stored: dict[int, Round], round_index: int, plan: Plan) -> bool:
+def _is_kept(stored: dict[int, Round], round_index: int, timing: Timing) -> bool:
     """Whether a stored round answers the question: measured with samples enough, or finally failed."""
     earlier = [stored[i].outcome for i in range(round_index) if i in stored]
     if any(outcome.is_final and outcome is not Outcome.MEASURED for outcome in earlier):
@@ -162,13 +158,13 @@ def _is_kept(stored: dict[int, Round], round_index: int, plan: Plan) -> bool:
     round_ = stored.get(round_index)
     if round_ is None or not round_.outcome.is_final:
         return False
-    if round_.outcome is Outcome.MEASURED and plan.repeats is not None:
-        return len(round_.samples) >= plan.repeats
+    if round_.outcome is Outcome.MEASURED and timing.repeats is not None:
+        return len(round_.samples) >= timing.repeats
     return True
 
 
 def _limited(record: Record | None, rounds: int) -> Record | None:
-    """Only the rounds that this run asked for; the store may hold more from an earlier, longer run."""
+    """Only the rounds that were asked for: the store may hold more of an earlier, longer run."""
     if record is None:
         return None
     kept = tuple(r for r in record.rounds if r.index < rounds)
@@ -176,23 +172,22 @@ def _limited(record: Record | None, rounds: int) -> Record | None:
 
 
 def _run_round(
-    trial: Trial, round_index: int, plan: Plan, store: Store, launcher: Launcher, progress: Progress
+    trial: Trial, round_index: int, timing: Timing, store: Store, launcher: Launcher, progress: Progress
 ) -> Round:
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    request = {
-        "kind": "round",
-        "trial": trial.model_dump(mode="json"),
-        "round": round_index,
-        "plan": plan.model_dump(mode="json"),
-        "pictures": str((store.folder / "pictures").absolute()),
-        "threads": plan.threads,
-    }
+    request = RoundRequest(
+        trial=trial,
+        round=round_index,
+        timing=timing,
+        pictures=str((store.folder / "pictures").absolute()),
+        threads=timing.threads,
+    )
     kills_before = _kernel_oom_kills()
-    ending = launcher.run(request, plan.timeout_s, progress.event)
+    ending = launcher.run(request, timing.timeout_s, progress.event)
     if ending.value is not None:
         round_ = Round.model_validate(ending.value)
     else:
-        outcome, reason = _explain(ending, plan, _kernel_oom_kills() > kills_before)
+        outcome, reason = _explain(ending, timing, _kernel_oom_kills() > kills_before)
         round_ = Round(index=round_index, outcome=outcome, reason=reason, started_at=started)
     if round_.outcome is Outcome.CRASHED:
         _keep_log(store, trial, ending.log)
@@ -208,14 +203,17 @@ def _why_not_largest(trial: Trial, asked: Trial | None) -> str:
     if asked is not None:
         return f"--batch max found {batch} for {asked.recipe.text}, and this recipe needs more memory: give a number"
     return (
-        f"--batch max had taken {batch} through a rehearsal of this round in another process: memory falls into pieces "
-        "differently each time, or somebody else uses this GPU; give a smaller number"
+        f"--batch max had taken {batch} through a rehearsal of this round in another process: memory fragments "
+        "differently each time, or another process uses this GPU; give a smaller number"
     )
 
 
-def _explain(ending: Ending, plan: Plan, oom_killed: bool) -> tuple[Outcome, str]:
+def _explain(ending: Ending, timing: Timing, oom_killed: bool) -> tuple[Outcome, str]:
     if ending.timed_out:
-        return Outcome.TIMED_OUT, f"the round took longer than {plan.timeout_s:g} s (--timeout) and was ended"
+        return (
+            Outcome.TIMED_OUT,
+            f"the round took longer than {timing.timeout_s:g} s (--timeout) and was ended",
+        )
     if ending.signal == signal.SIGKILL and oom_killed:
         return Outcome.OUT_OF_MEMORY, "the system ran out of memory and killed the process"
     if ending.signal is not None:

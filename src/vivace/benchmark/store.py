@@ -65,8 +65,8 @@ _UPGRADES = {
 
 
 @dataclass(frozen=True)
-class Run:
-    """One invocation: its command line, its trials' keys in order (the baseline first), and who scored the pictures."""
+class Invocation:
+    """One run of a comparison: its command line, its trials' keys (the baseline first), and the scorer's id."""
 
     started_at: str
     command: str
@@ -147,19 +147,21 @@ class Store:
 
     def start_run(
         self, command: str, trials: list[Trial], environment: Environment, scorer: str | None = None
-    ) -> None:
+    ) -> Invocation:
         """Note the command line, the order of its trials (the first is the baseline), and who scores the pictures."""
+        keys = tuple(trial.key(environment) for trial in trials)
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
         with self._transaction():
-            for trial in trials:
+            for key, trial in zip(keys, trials, strict=True):
                 self._connection.execute(
                     "INSERT OR IGNORE INTO trials VALUES (?, ?, ?)",
-                    (trial.key(environment), trial.model_dump_json(), environment.model_dump_json()),
+                    (key, trial.model_dump_json(), environment.model_dump_json()),
                 )
-            keys = json.dumps([trial.key(environment) for trial in trials])
             self._connection.execute(
                 "INSERT INTO runs (started_at, command, keys, scorer) VALUES (?, ?, ?, ?)",
-                (datetime.now(UTC).isoformat(timespec="seconds"), command, keys, scorer),
+                (started_at, command, json.dumps(keys), scorer),
             )
+        return Invocation(started_at, command, keys, scorer)
 
     def append(self, key: str, round_: Round) -> None:
         """Store a finished round, durable on return. An earlier try of the same round is replaced."""
@@ -175,19 +177,14 @@ class Store:
             rows = self._connection.execute("SELECT row FROM rounds WHERE key = ? ORDER BY round", (key,))
             return {r.index: r for r in (Round.model_validate_json(text) for (text,) in rows)}
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[Invocation]:
         """All invocations, the oldest first."""
         scorer = "scorer" if self._version() >= 3 else "NULL"
         with _explained(self.folder):
             rows = self._connection.execute(
                 f"SELECT started_at, command, keys, {scorer} FROM runs ORDER BY id"
             )
-            return [Run(at, command, tuple(json.loads(keys)), who) for at, command, keys, who in rows]
-
-    def run_of(self, records: Sequence[Record]) -> Run | None:
-        """The newest invocation that asked for these records."""
-        keys = [record.trial.key(record.environment) for record in records]
-        return next((run for run in reversed(self.runs()) if set(keys) <= set(run.keys)), None)
+            return [Invocation(at, command, tuple(json.loads(keys)), who) for at, command, keys, who in rows]
 
     def record(self, key: str) -> Record | None:
         """The Record of a trial, or None if no round of it is stored."""
@@ -236,7 +233,7 @@ class Store:
             row = self._connection.execute("SELECT row FROM noise_floors WHERE key = ?", (key,)).fetchone()
             return None if row is None else NoiseFloor.model_validate_json(row[0])
 
-    def quality_pass(self, run: Run) -> QualityPass:
+    def quality_pass(self, run: Invocation) -> QualityPass:
         """What the quality pass of a run left behind."""
         return QualityPass(self.figures(), run.scorer, self.noise_floor(run.keys[0]))
 

@@ -9,15 +9,7 @@ imported is safe to fork. CUDA's driver does not survive a fork once a process h
 keeps it asleep, but what libraries do when they are imported is their own affair: so a first child tries the GPU, if
 there is one, and `ready` says how that ended; if badly, the launcher starts a fresh process for each request.
 
-Requests: {"kind": "environment", "device": ..., "threads": ...}
-          {"kind": "figures", "pictures": FOLDER, "keys": [...], "scorer": ..., "device": ..., "lpips": ...,
-           "threads": ...}
-          {"kind": "pictures", "trial": ..., "number": n, "pictures": FOLDER, "threads": ...}
-          {"kind": "largest_batch", "trial": ..., "threads": ...}
-          {"kind": "rehearsal", "trial": ..., "plan": ..., "threads": ...}
-          {"kind": "predictions", "trials": [...], "environment": ...}
-          {"kind": "race", "device": ..., "threads": ..., "model": ..., "recipes": [...]}
-          {"kind": "round", "trial": ..., "round": k, "plan": ..., "pictures": FOLDER, "log": FILE, "threads": ...}
+Requests: see `vivace.benchmark.requests`.
 Events:   {"event": "ready", "forks": true|false}, {"event": "started", "pid": ...}, {"event": "phase", ...},
           {"event": "sample", ...}, {"event": "result", "value": ...}, {"event": "ended", "status": WAIT_STATUS}
 """
@@ -31,14 +23,23 @@ import select
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from vivace.benchmark.plan import Plan
-from vivace.errors import Unsupported, VivaceError
-from vivace.spec.environment import Environment
-from vivace.spec.figures import FiguresKey
-from vivace.spec.trial import Trial
+from vivace.benchmark.requests import (
+    AnyRequest,
+    EnvironmentRequest,
+    FiguresRequest,
+    LargestBatchRequest,
+    PicturesRequest,
+    PredictionsRequest,
+    RaceRequest,
+    RehearsalRequest,
+    RoundRequest,
+    parse_request,
+)
+from vivace.errors import VivaceError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -59,7 +60,7 @@ def main() -> None:
         fork = gpu_works_in_a_child()
     say(events, {"event": "ready", "forks": fork})
     for line in sys.stdin:
-        request = json.loads(line)
+        request = parse_request(line)
         if fork:
             serve_in_child(request, events)
         else:
@@ -107,7 +108,7 @@ def gpu_works_in_a_child() -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def serve_in_child(request: dict[str, Any], events: TextIO) -> None:
+def serve_in_child(request: AnyRequest, events: TextIO) -> None:
     """Fork, serve in the child, wait for its end, and say how it ended."""
     events.flush()
     pid = os.fork()
@@ -130,77 +131,68 @@ def serve_in_child(request: dict[str, Any], events: TextIO) -> None:
     say(events, {"event": "ended", "status": wait_status})
 
 
-def serve(request: dict[str, Any], events: TextIO) -> None:
+def serve(request: AnyRequest, events: TextIO) -> None:
+    """Answer a request with a `result` event."""
     import torch
 
-    if request.get("log"):
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    if request.log is not None:
+        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
-    if request.get("threads"):
-        torch.set_num_threads(request["threads"])
-    if request["kind"] == "round":
-        from vivace.benchmark.round import measure_round
-
-        value = measure_round(
-            Trial.model_validate(request["trial"]),
-            request["round"],
-            Plan.model_validate(request["plan"]),
-            Path(request["pictures"]),
-            lambda event: say(events, event),
-        ).model_dump(mode="json")
-    elif request["kind"] == "figures":
-        from vivace.benchmark.figures import compute_figures
-
-        keys = [FiguresKey.model_validate(key) for key in request["keys"]]
-        rows = compute_figures(
-            Path(request["pictures"]), keys, request["scorer"], request["device"], request["lpips"]
-        )
-        value = {"figures": [row.model_dump(mode="json") for row in rows]}
-    elif request["kind"] == "pictures":
-        from vivace.benchmark.figures import draw_pictures
-
-        trial = Trial.model_validate(request["trial"])
-        value = draw_pictures(trial, request["number"], Path(request["pictures"]))
-    elif request["kind"] == "largest_batch":
-        from vivace.benchmark.fitting import largest_batch
-
-        trial = Trial.model_validate(request["trial"])
-        try:
-            value = {"batch": largest_batch(trial, lambda event: say(events, event))}
-        except VivaceError as error:
-            value = {"error": str(error)}
-    elif request["kind"] == "rehearsal":
-        from vivace.benchmark.round import rehearse
-
-        trial, plan = Trial.model_validate(request["trial"]), Plan.model_validate(request["plan"])
-        try:
-            value = {"why_not": rehearse(trial, plan)}
-        except VivaceError as error:
-            value = {"error": str(error)}
-    elif request["kind"] == "predictions":
-        from vivace.benchmark.planned import predict_all
-
-        trials = [Trial.model_validate(trial) for trial in request["trials"]]
-        value = {"predictions": predict_all(trials, Environment.model_validate(request["environment"]))}
-    else:
-        value = ask_machine(request)
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    try:
+        value = answer(request, lambda event: say(events, event))
+    except VivaceError as error:
+        value = {"error": str(error)}
     say(events, {"event": "result", "value": value})
 
 
-def ask_machine(request: dict[str, Any]) -> dict[str, Any]:
-    """What the parent wants to know of the machine and does not ask itself, since it imports no torch."""
-    from vivace.benchmark.race import race
-    from vivace.measure.environment import environment
-    from vivace.measure.machine import choose_device
+def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The value of a request.
 
-    try:
-        device = choose_device(request["device"])
-    except Unsupported as error:
-        return {"error": str(error)}
-    if request["kind"] == "environment":
-        return environment(device).model_dump(mode="json")
-    return dict(race(request["model"], request["recipes"], device))
+    Args:
+        report: called with progress events.
+
+    Raises:
+        VivaceError: what was asked cannot be had here. Failures of a round are outcomes, not errors.
+    """
+    match request:
+        case RoundRequest(trial=trial, round=index, timing=timing, pictures=pictures):
+            from vivace.benchmark.round import measure_round
+
+            return measure_round(trial, index, timing, Path(pictures), report).model_dump(mode="json")
+        case FiguresRequest(pictures=pictures, keys=keys, scorer=scorer, device=device, lpips=lpips):
+            from vivace.benchmark.figures import compute_figures
+
+            rows = compute_figures(Path(pictures), keys, scorer, device, lpips)
+            return {"figures": [row.model_dump(mode="json") for row in rows]}
+        case PicturesRequest(trial=trial, number=number, pictures=pictures):
+            from vivace.benchmark.figures import draw_pictures
+
+            return draw_pictures(trial, number, Path(pictures))
+        case LargestBatchRequest(trial=trial):
+            from vivace.benchmark.fitting import largest_batch
+
+            return {"batch": largest_batch(trial, report)}
+        case RehearsalRequest(trial=trial, timing=timing):
+            from vivace.benchmark.round import rehearse
+
+            return {"why_not": rehearse(trial, timing)}
+        case PredictionsRequest(trials=trials, environment=of):
+            from vivace.benchmark.planned import predict_all
+
+            return {"predictions": predict_all(trials, of)}
+        case EnvironmentRequest(device=device):
+            from vivace.measure.environment import environment
+            from vivace.measure.machine import choose_device
+
+            return environment(choose_device(device)).model_dump(mode="json")
+        case RaceRequest(device=device, model=model, recipes=recipes):
+            from vivace.benchmark.race import race
+            from vivace.measure.machine import choose_device
+
+            return dict(race(model, recipes, choose_device(device)))
 
 
 def is_abandoned() -> bool:

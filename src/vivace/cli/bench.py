@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from vivace.cli import options
 
 if TYPE_CHECKING:
+    from vivace.benchmark import Run
     from vivace.spec.limits import Limits
-    from vivace.spec.record import Record
 
 GATE_FAILED = 1
 MEASURED_IN_PART = 4
@@ -205,89 +205,69 @@ def bench(
         vivace bench --recipe baseline --recipe steps:8 --prompt-set tinyworld --min-quality clip=0.98
         vivace bench --model synthetic:flux-dev --recipe baseline --recipe compile --text embeddings
     """
-    from vivace.benchmark import Plan, prepare
-    from vivace.benchmark import bench as run_bench
+    from vivace.benchmark import AskedQuality, AskedWorkload, Study, Timing, run_study
+    from vivace.benchmark.comparison import check_judged
     from vivace.benchmark.planned import plan_again
-    from vivace.benchmark.prepare import check_judged
-    from vivace.benchmark.sweep import quality_flags, start_launcher
+    from vivace.benchmark.studies import start_launcher
     from vivace.cli.progress import for_this_terminal
+    from vivace.models.find import find_model
 
-    plan = Plan(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads)
-    question: dict[str, Any] = {
-        "prompts": None if prompts is None else options.read_prompts(prompts),
-        "prompt_set": prompt_set,
-        "seed": seed,
-        "num_seeds": seeds,
-        "height": height,
-        "width": width,
-        "num_inference_steps": num_inference_steps,
-        "guidance_scale": guidance_scale,
-        "text": text,
-        "rivals": rivals,
-    }
-    tables = [(model, batch) for model in dict.fromkeys(models) for batch in batches]
-    found: list[list[Record]] = []
-    for model, batch in tables:
-        # All is checked before any is measured.
-        prepared = prepare(model, recipes, batch=1 if batch == "max" else batch, **question)
-        flags = ["--min-quality"] if limits is not None else []
-        flags += quality_flags(None if scorer == "none" else scorer, lpips) if quality else []
-        check_judged(prepared.found, *flags)
+    study = Study(
+        models=models,
+        recipes=recipes,
+        workload=AskedWorkload(
+            prompts=None if prompts is None else options.read_prompts(prompts),
+            prompt_set=prompt_set,
+            seed=seed,
+            num_seeds=seeds,
+            height=height,
+            width=width,
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            batches=batches,
+            text=text,
+        ),
+        timing=Timing(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads),
+        quality=AskedQuality(enabled=quality, scorer=None if scorer == "none" else scorer, lpips=lpips),
+        device=device,
+        rivals=rivals,
+    )
+    if limits is not None:
+        for name in models:
+            check_judged(find_model(name), "--min-quality")
+    progress = for_this_terminal()
     try:
         with start_launcher(device) as launcher:
-            for model, batch in tables:
-                progress = for_this_terminal()
-                records = run_bench(
-                    model,
-                    recipes,
-                    batch=batch,
-                    **question,
-                    plan=plan,
-                    device=device,
-                    store=store,
-                    rerun=rerun,
-                    quality=quality,
-                    scorer=None if scorer == "none" else scorer,
-                    lpips=lpips,
-                    progress=progress,
-                    command=options.command_line(),
-                    launcher=launcher,
-                )
-                found.append(records)
-                if beside_plan and progress.done:
-                    for line in plan_again(records, launcher):
-                        click.echo(str(line), err=True)
+            run = run_study(
+                study,
+                store=store,
+                rerun=rerun,
+                progress=progress,
+                command=options.command_line(),
+                launcher=launcher,
+            )
+            if beside_plan and progress.has_measured:
+                for line in plan_again(run.records, launcher):
+                    click.echo(str(line), err=True)
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; finished rounds are kept. The same command goes on from here:", err=True)
+        click.echo("\ninterrupted; finished rounds are kept. The same command continues from here:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return 130
-    return show(found, format_, store, options.command_line(), limits)
+    return show(run, format_, options.command_line(), limits)
 
 
-def show(
-    found: Sequence[Sequence[Record]],
-    format_: str,
-    store: Path,
-    reproduce: str,
-    limits: Limits | None = None,
-) -> int:
-    """Print a table for each model, the verdict and how to go on; returns the exit code."""
+def show(run: Run, format_: str, reproduce: str, limits: Limits | None = None) -> int:
+    """Print a table for each comparison, the verdict and what to do next; returns the exit code."""
     from rich.console import Console
 
-    from vivace.benchmark.store import Store
-    from vivace.report.rows import rows_of, shared_warnings
+    from vivace.report.rows import shared_warnings
     from vivace.report.summary import noise_floor, summary
     from vivace.report.table import print_table, render
-    from vivace.spec.figures import QualityPass
     from vivace.spec.limits import DEFAULT_LIMITS
     from vivace.spec.record import Outcome
 
-    with Store.read_only(store) as opened:
-        tables = []
-        for records in found:
-            run = opened.run_of(records)
-            quality = QualityPass() if run is None else opened.quality_pass(run)
-            tables.append(rows_of(records, quality, limits or DEFAULT_LIMITS))
+    store = run.store
+    tables = [compared.rows(limits or DEFAULT_LIMITS) for compared in run.comparisons]
     rows = [row for table in tables for row in table]
     console = Console()
     if format_ != "table":

@@ -13,7 +13,7 @@ import click
 from vivace.cli import options
 
 if TYPE_CHECKING:
-    from vivace.benchmark.prepare import Prepared
+    from vivace.benchmark.comparison import Comparison
     from vivace.spec.limits import Limits
 
 
@@ -102,11 +102,11 @@ def magcache(model: str, pictures: int, device: str, threads: int | None, as_jso
 
 def _prepared(
     model: str, pictures: int, device: str, threads: int | None, size: dict[str, Any]
-) -> tuple[Prepared, dict[str, Any]]:
+) -> tuple[Comparison, dict[str, Any]]:
     """What is drawn, checked, and how."""
-    from vivace.benchmark.prepare import default_threads, prepare
+    from vivace.benchmark.comparison import comparison_of, default_threads
 
-    prepared = prepare(model, ["baseline"], **size)
+    prepared = comparison_of(model, "baseline", **size)
 
     import torch
 
@@ -160,7 +160,7 @@ def cache(
     \b
         vivace calibrate cache --model tiny-flux --cache first_block_cache --min-quality clip=0.99
     """
-    from vivace.benchmark.aggressive import calibrate_caches
+    from vivace.benchmark.cache_calibration import calibrate_caches
 
     found = calibrate_caches(
         model,

@@ -26,15 +26,15 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
     from vivace.cli.report import write_page
 
     try:
-        records, line = run_demo(store=store, rerun=rerun, progress=for_this_terminal())
+        run, line = run_demo(store=store, rerun=rerun, progress=for_this_terminal())
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; finished rounds are kept, the same command goes on from here", err=True)
+        click.echo("\ninterrupted; finished rounds are kept, the same command continues from here", err=True)
         return 130
-    if len(records) < LONGEST:
+    if len(run) < LONGEST:
         tried = ", ".join(CANDIDATES)
         click.echo(
             f"nothing of {tried} is clearly faster on this machine, so that step is left out\n", err=True
         )
-    status = show([records], "table", store, line)
+    status = show(run, "table", line)
     click.echo(write_page(store, output))
     return status

@@ -54,21 +54,19 @@ def export(
     \b
         vivace export --model tiny-sd --recipe "bf16+tiny_vae+steps(20)" -o draw.py
     """
-    from vivace.benchmark.prepare import default_threads, prepare
+    from vivace.benchmark.comparison import comparison_of, default_threads
 
     if output is not None and not force:
         _check_free(output)
-    prepared = prepare(
+    prepared = comparison_of(
         model,
-        [recipe],
+        recipe,
         prompts=None if prompt is None else [prompt],
         seed=seed,
-        num_seeds=1,
         height=height,
         width=width,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
-        rivals=False,
     )
     found, workload = prepared.found, prepared.workload
 

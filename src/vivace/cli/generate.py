@@ -62,11 +62,11 @@ def generate(
     \b
         vivace generate "a red circle above a blue square" --recipe tiny_vae --num-images 4
     """
-    from vivace.benchmark.prepare import default_threads, prepare
+    from vivace.benchmark.comparison import comparison_of, default_threads
 
-    prepared = prepare(
+    prepared = comparison_of(
         model,
-        [recipe],
+        recipe,
         prompts=[prompt],
         seed=seed,
         num_seeds=num_images,

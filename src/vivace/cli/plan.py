@@ -67,16 +67,16 @@ def plan(
     from vivace.memory.weightless import find_weightless
 
     found = find_weightless(model)
-    question: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text}
+    asked: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text}
     try:
-        predicted = predict(found, resolved, **question)
+        predicted = predict(found, resolved, **asked)
     except NoEffect as error:
         if not error.already_so:
             raise
         # To know the memory is what was asked for, and it is known.
         click.echo(f"{error}; so this is the baseline's memory", err=True)
         resolved = resolve(BASELINE)
-        predicted = predict(found, resolved, **question)
+        predicted = predict(found, resolved, **asked)
     card_bytes, card_name = (card * 1e9, f"{card:g} GB") if card is not None else _own_card()
     steps: list[Change] = []
     if card_bytes is not None and fits(predicted, card_bytes):

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-from vivace.benchmark.plan import Plan
 from vivace.report.summary import seconds
 from vivace.spec.record import Outcome, Round
+from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 
 # How much of a round has passed when a phase begins; within warm-up and timing it is interpolated.
@@ -35,20 +35,22 @@ class _Counting:
 
     def __init__(self) -> None:
         self.trials: list[Trial] = []
-        self.plan = Plan()
+        self.timing = Timing()
         self.total = 0
         self.done = 0
+        self.has_measured = False
         self.started = 0.0
         self.label = ""
         self.batch = 1
 
-    def begin_counting(self, trials: list[Trial], plan: Plan, num_kept: int) -> None:
+    def begin_counting(self, trials: list[Trial], timing: Timing, num_kept: int) -> None:
         self.trials = trials
-        self.plan = plan
-        self.total = len(trials) * plan.rounds - num_kept
+        self.timing = timing
+        self.total = len(trials) * timing.rounds - num_kept
+        self.done = 0
         self.started = time.monotonic()
         if num_kept:
-            kept = f"{num_kept} of {len(trials) * plan.rounds} rounds are measured already and kept"
+            kept = f"{num_kept} of {len(trials) * timing.rounds} rounds are measured already and kept"
             click.echo(f"{kept} (--rerun measures again)", err=True)
 
     def end_quality(self, num_scored: int, num_drawn: int, seconds_: float) -> None:
@@ -61,8 +63,8 @@ class _Counting:
     def start_counting(self, index: int, round_index: int) -> None:
         self.label = self.trials[index].recipe.text
         self.batch = self.trials[index].workload.batch
-        if self.plan.rounds > 1:
-            self.label += f"  round {round_index + 1}/{self.plan.rounds}"
+        if self.timing.rounds > 1:
+            self.label += f"  round {round_index + 1}/{self.timing.rounds}"
 
     def left(self, part: float) -> str:
         """Time left, from the pace so far; `part` is the running round's share that has passed."""
@@ -76,8 +78,8 @@ class _Counting:
 class PlainProgress(_Counting):
     """A line for each finished round."""
 
-    def begin(self, trials: list[Trial], plan: Plan, num_kept: int) -> None:
-        self.begin_counting(trials, plan, num_kept)
+    def begin(self, trials: list[Trial], timing: Timing, num_kept: int) -> None:
+        self.begin_counting(trials, timing, num_kept)
 
     def start_round(self, index: int, round_index: int) -> None:
         self.start_counting(index, round_index)
@@ -86,6 +88,7 @@ class PlainProgress(_Counting):
 
     def end_round(self, index: int, round_: Round) -> None:
         self.done += 1
+        self.has_measured = True
         left = self.left(0.0) if self.done < self.total else ""
         line = f"[{self.done}/{self.total}] {self.label}: {result(round_, self.batch)}"
         click.echo(line + (f"  ({left})" if left else ""), err=True)
@@ -111,8 +114,10 @@ class TerminalProgress(_Counting):
         self._phase_started = 0.0
         self._times: list[float] = []
 
-    def begin(self, trials: list[Trial], plan: Plan, num_kept: int) -> None:
-        self.begin_counting(trials, plan, num_kept)
+    def begin(self, trials: list[Trial], timing: Timing, num_kept: int) -> None:
+        self.begin_counting(trials, timing, num_kept)
+        if self._task is not None:  # of the comparison before
+            self._bar.remove_task(self._task)
         self._task = self._bar.add_task("starting", total=max(1, self.total))
         self._bar.start()
 
@@ -137,6 +142,7 @@ class TerminalProgress(_Counting):
 
     def end_round(self, index: int, round_: Round) -> None:
         self.done += 1
+        self.has_measured = True
         style = "green" if round_.outcome is Outcome.MEASURED else "yellow"
         line = Text.assemble((f"{self.label}  ", "bold"), (result(round_, self.batch), style))
         self._bar.console.print(line)

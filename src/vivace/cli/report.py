@@ -31,14 +31,14 @@ def write_page(store: Path, output: Path, limits: Limits | None = None) -> Path:
     """Write the page of all runs in a store, whole or not at all; returns its path."""
     from itertools import groupby
 
-    from vivace.benchmark.store import Run, Store
+    from vivace.benchmark.store import Invocation, Store
     from vivace.errors import StoreError
     from vivace.report.page import Section, render_page
     from vivace.report.rows import rows_of
     from vivace.spec.limits import DEFAULT_LIMITS
 
     with Store.read_only(store) as opened:
-        runs: dict[tuple[str, ...], Run] = {}
+        runs: dict[tuple[str, ...], Invocation] = {}
         for run in reversed(opened.runs()):
             runs.setdefault(run.keys, run)  # a run repeated or resumed is shown once, where it was last
         sections = []

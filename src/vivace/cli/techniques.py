@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from vivace.cli import options
-from vivace.contract.technique import Arithmetic
+from vivace.contract import Arithmetic
 from vivace.errors import UsageError, nearest
 
 

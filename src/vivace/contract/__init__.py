@@ -1,1 +1,44 @@
-"""What a technique is: its stage, its knobs, its target, its effect, the traits it provides and excludes."""
+"""What a technique is: its stage, knobs, targets, effect, and the traits by which techniques meet."""
+
+from vivace.contract.anatomy import (
+    COMPONENTS,
+    DENOISERS,
+    Component,
+    attribute_of,
+    component_of,
+    is_cast_in_call,
+    working_part,
+)
+from vivace.contract.effect import CallContext, Effect
+from vivace.contract.machine import Machine
+from vivace.contract.script import Script
+from vivace.contract.stage import Stage
+from vivace.contract.target import Distillation, ModelFacts, Placement, Request, Target
+from vivace.contract.technique import Arithmetic, MemoryAdvice, Technique, knob
+from vivace.contract.traits import Rule, Trait
+
+__all__ = [
+    "COMPONENTS",
+    "DENOISERS",
+    "Arithmetic",
+    "CallContext",
+    "Component",
+    "Distillation",
+    "Effect",
+    "Machine",
+    "MemoryAdvice",
+    "ModelFacts",
+    "Placement",
+    "Request",
+    "Rule",
+    "Script",
+    "Stage",
+    "Target",
+    "Technique",
+    "Trait",
+    "attribute_of",
+    "component_of",
+    "is_cast_in_call",
+    "knob",
+    "working_part",
+]

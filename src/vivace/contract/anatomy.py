@@ -1,12 +1,37 @@
-"""VAEs that overflow in fp16: SDXL's pipelines cast them to fp32 for the decoding, and back."""
+"""The one place that knows how a diffusers pipeline is put together: which attribute is which component."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    import torch
+
+Component = Literal["denoiser", "text_encoder", "text_encoder_2", "vae"]
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+DENOISERS = ("unet", "transformer")
+"""Names that pipelines give their denoiser. A recipe may use them as targets too."""
+
+
+def attribute_of(pipe: Any, component: Component) -> str:
+    """The pipeline's own name for a component: "unet" or "transformer" for its denoiser."""
+    if component != "denoiser":
+        return component
+    return next((name for name in DENOISERS if getattr(pipe, name, None) is not None), DENOISERS[-1])
+
+
+def component_of(pipe: Any, component: Component) -> Any:
+    """The pipeline's `torch.nn.Module` for a component, None if it has none."""
+    return getattr(pipe, attribute_of(pipe, component), None)
+
+
+def working_part(component: Component, module: torch.nn.Module) -> Any:
+    """The module that a text-to-image pipeline calls: a VAE's decoder (`decode`, never `forward`), else the whole."""
+    return module.decoder if component == "vae" else module
 
 
 def is_cast_in_call(pipe: Any) -> bool:
-    """Whether the pipeline casts its VAE as it is now in each call: one in fp16 whose configuration asks for it."""
+    """Whether each call casts the VAE to fp32 and back, as SDXL's pipelines do with one that overflows in fp16."""
     import torch
 
     vae = getattr(pipe, "vae", None)

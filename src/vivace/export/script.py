@@ -14,33 +14,31 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
+from vivace.contract import Stage, Technique
 from vivace.contract.script import WIDTH, Script, literal, written_call
-from vivace.contract.technique import Stage
 from vivace.export.layout import docstring, imports_of, spaced
 from vivace.export.loading import check_loadable, loading
 from vivace.models.find import Found
 from vivace.models.load import load_pipeline
-from vivace.recipes.resolve import instantiate, text_of
-from vivace.runtime.session import Session, session_of, waits_on_host
-from vivace.spec.recipe import Recipe, TechniqueCall
-from vivace.techniques import TECHNIQUES
+from vivace.recipes.recipe import Recipe
+from vivace.runtime.session import Session, session_of
 
 
 @dataclass(frozen=True)
 class Step:
     """One technique of the recipe. `script` is None where it is vivace's own; `left_out` says why it is not applied."""
 
-    call: TechniqueCall
+    technique: Technique
     script: Script | None
     left_out: str | None = None
 
     @property
     def text(self) -> str:
-        return text_of(self.call)
+        return self.technique.text
 
     @property
     def is_swap(self) -> bool:
-        return TECHNIQUES[self.call.name].stage is Stage.SWAP
+        return self.technique.stage is Stage.SWAP
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def write_script(
     check_loadable(found)
     steps: list[Step] = []
     session = session_of(
-        load_pipeline(found, device, keep_on_host=waits_on_host(recipe)),
+        load_pipeline(found, device, keep_on_host=recipe.loads_from_host),
         found,
         recipe,
         device,
@@ -92,7 +90,7 @@ def write_script(
         [prompt],
         lambda step, script, left_out: steps.append(Step(step, script, left_out)),
     )
-    stages = {TECHNIQUES[step.call.name].stage for step in steps if step.left_out is None}
+    stages = {step.technique.stage for step in steps if step.left_out is None}
     steps = [_own_if_met(step, stages) for step in steps]
     inside = _in_session(steps)
     own = [step.text for step in inside if step.script is None]
@@ -183,7 +181,7 @@ def _block(step: Step, inside: list[Step]) -> list[str]:
         return []
     if step.left_out is not None:
         return [f"# {step.text}: {step.left_out}"]
-    summary = TECHNIQUES[step.call.name].summary
+    summary = step.technique.summary
     title = textwrap.wrap(
         f"# {step.text}: {summary}",
         WIDTH,
@@ -204,7 +202,7 @@ def _apply_own(inside: list[Step], prompt: str) -> list[str]:
         ]
     recipe = literal("+".join(step.text for step in inside))
     named = {}
-    if any(instantiate(step.call).needs_prompts for step in inside):
+    if any(step.technique.needs_prompts for step in inside):
         lines.append(
             "# The prompts are drawn first, to adapt to them: take some of those that you will draw."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from vivace.contract.technique import Machine
+from vivace.contract import Machine
 from vivace.errors import Unsupported
 
 

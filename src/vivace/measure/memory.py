@@ -11,7 +11,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from vivace.contract.technique import COMPONENTS, component_of
+from vivace.contract import COMPONENTS, component_of
 from vivace.spec.record import Memory
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vivace.contract.technique import component_of
+from vivace.contract import component_of
 from vivace.spec.record import Sample
 
 STAGES = ("text", "steps", "vae", "other")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from vivace.contract import DENOISERS
 from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import Weightless
-from vivace.offloading.layers import DENOISERS
-from vivace.recipes.resolve import instantiate, resolve, text_of
-from vivace.spec.recipe import Recipe, TechniqueCall
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 
 CARDS_GB = (8, 12, 16, 24, 40, 48, 80, 141)
@@ -68,17 +68,15 @@ def filling(
         return None
     free = card_bytes - RESERVE_BYTES - now.stages.get("denoiser", now.peak_bytes)
     free = min(free, denoiser.num_parameters * (4 if "fp32" in denoiser.dtype else 2))
-    for call in recipe.techniques:
-        what = instantiate(call).with_room(free)
-        changed = _with(recipe, what) if what is not None else None
-        if what is None or changed is None:
+    for technique in recipe:
+        variant = technique.using_memory(free)
+        if variant is None:
             continue
-        tell(what)
+        tell(variant.text)
+        changed = recipe.without(technique).with_(variant)
         after = predict(model, changed, height=now.height, width=now.width, batch=now.batch, text=now.text)
         if fits(after, card_bytes):
-            return Change(
-                text_of(next(c for c in changed.techniques if c.name == call.name)), after, fills=True
-            )
+            return Change(variant.text, after, fills=True)
     return None
 
 
@@ -105,7 +103,7 @@ def _smaller_steps(
                 text=now.text,
             )
         except Unsupported:
-            other = _making_way(changed)
+            other = _fallback(changed)
             return None if other is None else attempt(what, other, height, width, batch)
         except (NoEffect, WorkloadError):
             return None
@@ -114,15 +112,15 @@ def _smaller_steps(
             and after.peak_bytes > _WORTH_IT * now.peak_bytes
         ):
             return None
-        made = [text_of(call) for call in changed.techniques if call not in recipe.techniques]
+        made = [technique.text for technique in changed if technique not in recipe.techniques]
         found.append(Change("+".join(made) if len(made) > 1 else what, after))
         return after
 
     for extra in _worth_trying():
         if fits(now, card_bytes):
             return found
-        changed = _with(recipe, extra)
-        if changed is None or changed.text == recipe.text:
+        changed = _replacing(recipe, extra)
+        if changed is None or changed == recipe:
             continue
         after = attempt(extra, changed)
         if after is not None:
@@ -142,34 +140,27 @@ def _smaller_steps(
 
 
 def _worth_trying() -> list[str]:
-    """What techniques propose where memory is short: first those that keep the picture, then by stage."""
+    """What techniques propose when memory is short: first those that keep the picture, then by stage."""
     ordered = sorted(TECHNIQUES.values(), key=lambda technique: (not technique.same_picture, technique.stage))
-    return [recipe for technique in ordered for recipe in technique.when_memory_is_short]
+    return [recipe for technique in ordered for recipe in technique.memory_advice.saving]
 
 
-def _with(recipe: Recipe, extra: str) -> Recipe | None:
-    """The recipe with something in the place of what owns the same slot; None if the two do not go together."""
-    added = resolve(extra).techniques
-    taken = {slot for call in added for slot in _slots(call)}
-    kept = [call for call in recipe.techniques if not taken & _slots(call)]
+def _replacing(recipe: Recipe, added: str) -> Recipe | None:
+    """The recipe with something in the place of what owns the same slots; None if the two do not go together."""
     try:
-        return resolve("+".join(text_of(call) for call in (*kept, *added)))
+        return recipe.replacing(*resolve(added))
     except RecipeError:
         return None
 
 
-def _making_way(recipe: Recipe) -> Recipe | None:
-    """The recipe with what a technique of it can do instead of what others do not go with; None if there is nothing."""
-    for call in recipe.techniques:
-        for instead in TECHNIQUES[call.name].makes_way:
-            changed = _with(recipe, instead)
-            if changed is not None and changed.text != recipe.text:
+def _fallback(recipe: Recipe) -> Recipe | None:
+    """The recipe with a technique's more compatible variant; None if there is none."""
+    for technique in recipe:
+        for instead in technique.memory_advice.fallback:
+            changed = _replacing(recipe, instead)
+            if changed is not None and changed != recipe:
                 return changed
     return None
-
-
-def _slots(call: TechniqueCall) -> set[tuple[str, str]]:
-    return {(TECHNIQUES[call.name].owns, target) for target in call.targets or ("the call",)}
 
 
 def _smaller(height: int, width: int) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
-from vivace.contract.technique import Machine, Target, component_of
+from vivace.contract import Machine, ModelFacts, Placement, Target, component_of
 from vivace.errors import Unsupported, VivaceError, WorkloadError
 from vivace.measure.memory import plain_tensors
 from vivace.memory.footprint import Footprint
@@ -22,12 +22,11 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.lora import distillations
 from vivace.models.quiet import quiet
-from vivace.recipes.resolve import instantiate
+from vivace.recipes.recipe import Recipe
 from vivace.runtime.embeddings import encode
 from vivace.runtime.noise import draw_noise_in_fp32
-from vivace.runtime.session import Session, waits_on_host
+from vivace.runtime.session import Session
 from vivace.spec.base import Spec
-from vivace.spec.recipe import Recipe
 from vivace.spec.trial import Trial
 
 BEYOND_ALLOCATOR = 600_000_000
@@ -136,21 +135,20 @@ def _predict(
     )
     loaded = footprint.held
     footprint.start_peak()
-    target = Target(
-        machine,
-        pipe,
-        defaults,
-        model.build_tiny_vae,
+    facts = ModelFacts(
+        defaults=defaults,
+        load_tiny_vae=model.build_tiny_vae,
         distillations=distillations(CATALOGUE.get(model.name)),
-        has_data=False,
+        has_weights=False,
     )
+    target = Target(Placement(machine), pipe, facts)
     with footprint.following():
         session = Session(pipe, recipe, target)
     gc.collect()  # modules that were exchanged may lie in cycles
     draw_noise_in_fp32(pipe)
     loading = max(loaded, footprint.peak[0], footprint.held)
     model_bytes = footprint.held
-    if waits_on_host(recipe) and not model.name.startswith(SYNTHETIC):
+    if recipe.loads_from_host and not model.name.startswith(SYNTHETIC):
         # One layer at a time is there as it was, beside what was made of those before it and what its own conversion
         # takes: some copies of it in fp32. (What dtype converts in the host's memory is none of that.)
         meanwhile = min(loading - loaded, _COPIES * largest)
@@ -160,7 +158,7 @@ def _predict(
     _name_stages(pipe, footprint)
     _call(session, footprint, ["a red circle"] * batch, text)
     peak, stage = footprint.peak
-    other_gpus = max((instantiate(call).num_gpus for call in recipe.techniques), default=1) - 1
+    other_gpus = max((technique.num_gpus for technique in recipe), default=1) - 1
     copied = footprint.bytes_of(_tensors(component_of(pipe, "denoiser"))) if other_gpus else 0
     forward = footprint.peaks.get("denoiser", model_bytes) - model_bytes if other_gpus else 0
     return Prediction(
@@ -192,7 +190,7 @@ def predict_trial(trial: Trial, machine: Machine = ANY_GPU) -> Prediction:
     workload = trial.workload
     return predict(
         find_weightless(trial.model.name),
-        trial.recipe,
+        Recipe.from_spec(trial.recipe),
         height=workload.height,
         width=workload.width,
         batch=workload.batch,

@@ -12,8 +12,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from vivace.contract import Distillation
 from vivace.contract.script import literal
-from vivace.contract.technique import Distillation
 from vivace.errors import UnusableModel
 from vivace.models.entry import Entry, FewSteps, Part
 from vivace.models.find import WEIGHTS

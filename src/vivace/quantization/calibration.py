@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vivace.contract.technique import Target
+from vivace.contract import COMPONENTS, Target
+from vivace.contract.cache_folder import cache_folder
 
 _VERSION = 1
 _LARGEST = 448.0  # of e4m3
@@ -36,10 +37,10 @@ def scales_of(target: Target, layers: Mapping[str, Any], num_pictures: int) -> S
     """The scales of these layers' inputs: kept ones if there are, else seen while `num_pictures` are drawn.
 
     Args:
-        target: its pipeline is called as the workload will be, with `target.prompts` (at least one).
+        target: its pipeline is called as the workload will be, with `target.asked.prompts` (at least one).
         layers: by name, the component's in front ("denoiser.proj_out").
     """
-    prompts = [target.prompts[k % len(target.prompts)] for k in range(num_pictures)]
+    prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(num_pictures)]
     source = _source(target, sorted(layers), prompts)
     file = _file(target, source)
     pictures = f"{num_pictures} picture{'s' if num_pictures > 1 else ''}"
@@ -103,14 +104,14 @@ def _draw(target: Target, prompt: str, seed: int) -> None:
     import torch
 
     accepted = inspect.signature(target.pipe.__call__).parameters
-    call = {k: v for k, v in target.defaults.items() if k in accepted}
+    call = {k: v for k, v in target.model.defaults.items() if k in accepted}
     target.pipe(prompt=prompt, generator=torch.Generator("cpu").manual_seed(seed), **call)
 
 
 def _source(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str:
     """All that the scales depend on, as text."""
-    call = {k: v for k, v in sorted(target.defaults.items()) if isinstance(v, bool | int | float | str)}
-    dtypes = {c: str(m.dtype) for c, m in sorted(target.modules().items())}
+    call = {k: v for k, v in sorted(target.model.defaults.items()) if isinstance(v, bool | int | float | str)}
+    dtypes = {c: str(m.dtype) for c, m in sorted(target.modules(COMPONENTS).items())}
     return json.dumps(
         {
             "version": _VERSION,
@@ -126,9 +127,9 @@ def _source(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str
 
 def _file(target: Target, source: str) -> Path | None:
     """None: the pipeline's origin is unknown, so what is kept could not be told from another's."""
-    if not target.identity or target.keep is None:
+    if not target.identity:
         return None
-    return target.keep / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.safetensors"
+    return cache_folder() / "scales" / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.safetensors"
 
 
 def _read(file: Path, source: str, layers: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]] | None:

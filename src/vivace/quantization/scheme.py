@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vivace.contract.technique import Machine
+from vivace.contract import Machine
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vivace.contract import COMPONENTS, Component, Stage, Target
 from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import Component, Stage, Target
 from vivace.quantization.layers import NUMBER, Choice
 from vivace.quantization.scheme import Settings
 from vivace.quantization.torchao_four_bits import is_packed
@@ -54,17 +54,17 @@ def script_of(
     Args:
         scheme: backend and name.
     """
-    modules = target.modules()
+    modules = target.modules(COMPONENTS)
     if settings.convolutions:
         return None
     made = _written(*scheme, settings, is_packed(settings))
     if made is _INT8 and target.machine.is_cuda and any(_is_bfloat16(modules[c]) for c in choices):
         # Compiled, torchao's own product becomes one for a few rows; see `int8_tensor`.
         made = replace(made, unless_stage=Stage.COMPILE)
-    is_offloaded = target.machine.is_cuda and target.home == "cpu"
+    is_offloaded = target.machine.is_cuda and target.where.home == "cpu"
     if made is None or (is_offloaded and not made.on_host):
         return None
-    brings = target.waits and not is_offloaded
+    brings = target.where.on_host and not is_offloaded
     kept = {component: _patterns(choice, modules[component]) for component, choice in choices.items()}
     if made.config and not any(kept.values()):
         device = {"device": '"cuda"'} if brings else {}
@@ -163,7 +163,7 @@ _INT8 = _Written(_ao("Int8WeightOnlyConfig"), "Int8WeightOnlyConfig(set_inductor
 _INT8_DYNAMIC = _Written(
     _ao("Int8DynamicActivationInt8WeightConfig"),
     "Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)",
-    unless_stage=Stage.RECORD,  # torchao's own product, uncompiled, copies to the host
+    unless_stage=Stage.CAPTURE,  # torchao's own product, uncompiled, copies to the host
 )
 _INT4 = _Written(
     ("torch", *_ao("IntxWeightOnlyConfig", "PerGroup")),

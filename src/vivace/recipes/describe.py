@@ -6,13 +6,13 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from vivace.contract.technique import Arithmetic, Machine, Target, Technique
+from vivace.contract import Arithmetic, Machine, Target, Technique
 from vivace.techniques import ALIASES
 
 
 def describe(technique: type[Technique], machine: Machine | None) -> dict[str, Any]:
     """Name, usage, knobs, targets, aliases, and what of it runs on `machine` (None: left out)."""
-    knobs = [_knob(name, field) for name, field in technique.model_fields.items()]
+    knobs = [_knob(name, field) for name, field in technique.knobs().items()]
     inside = ", ".join(_usage(k) for k in knobs)
     return {
         "name": technique.name,
@@ -46,7 +46,7 @@ def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]
     That is the technique with each choice of its first knob (or a typical value of it), and with each choice of its
     other knobs: with the first value that this goes with, and those that do something else to numbers then.
     """
-    target = Target(machine=machine, components=technique.default_targets)
+    target = Target.of_machine(machine)
     found = []
     for text, knobs in _variants(technique).items():
         chosen = technique(**knobs)
@@ -63,10 +63,10 @@ def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]
 
 def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
     """Knobs by the recipe that says so, e.g. {"compile(default)": ..., "compile(blocks=repeated)": ...}."""
-    if not technique.model_fields:
+    if not technique.knobs():
         return {technique.name: {}}
-    first, *others = technique.model_fields
-    field = technique.model_fields[first]
+    first, *others = technique.knobs()
+    field = technique.knobs()[first]
     firsts: list[Any] = list(_choices(field)) or [_tune(field)[0] if field.is_required() else field.default]
     found: dict[str, dict[str, Any]] = {}
     for value in firsts:
@@ -74,7 +74,7 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
         words = [str(value), *(f"{name}={choice}" for name, choice in knobs.items() if name != first)]
         found[technique.name + (f"({', '.join(words)})" if value is not None else "")] = knobs
     for name in others:
-        other = technique.model_fields[name]
+        other = technique.knobs()[name]
         for choice in _choices(other):
             if not other.is_required() and choice == other.default:
                 continue
@@ -94,7 +94,7 @@ def _completion(technique: type[Technique], knobs: dict[str, Any], others: list[
     """The other knob that these need beside them: a scheme that is not of the default library names its own."""
     if _valid(technique, knobs) is None:
         for name in others:
-            for choice in _choices(technique.model_fields[name]):
+            for choice in _choices(technique.knobs()[name]):
                 if _valid(technique, knobs | {name: choice}) is not None:
                     return {name: choice}
     return {}

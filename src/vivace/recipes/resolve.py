@@ -7,53 +7,38 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from vivace import techniques as registry
-from vivace.contract.technique import COMPONENTS, Component, Technique
+from vivace.contract import COMPONENTS, DENOISERS, Component, Technique
 from vivace.errors import RecipeError, nearest
-from vivace.spec.recipe import (
-    BASELINE,
-    KnobValue,
-    ParsedTechnique,
-    Recipe,
-    TechniqueCall,
-    parse_recipe,
-    print_call,
-)
+from vivace.recipes.recipe import Recipe, conflicts, in_order
+from vivace.spec.recipe import BASELINE, ParsedTechnique, parse_recipe
+from vivace.techniques import ALIASES, TECHNIQUES
 
-_TARGET_ALIASES: dict[str, Component] = {"unet": "denoiser", "transformer": "denoiser"}
+_TARGET_ALIASES: dict[str, Component] = dict.fromkeys(DENOISERS, "denoiser")
 
 
 def resolve(text: str) -> Recipe:
-    """Check a recipe and put it into canonical form.
+    """Parse and check a recipe.
 
     Raises:
-        RecipeError: unknown technique, knob or target, a value out of range, or two techniques in one slot.
+        RecipeError: an unknown technique, knob or target, a value out of range, or two techniques that conflict.
     """
-    calls: list[tuple[TechniqueCall, ParsedTechnique]] = []
-    for parsed in parse_recipe(text):
-        calls.append((_resolve_one(text, parsed), parsed))
-    _check_slots(text, calls)
-    ordered = sorted(
-        (call for call, _ in calls), key=lambda c: (registry.TECHNIQUES[c.name].stage, c.targets, c.name)
-    )
-    return Recipe(
-        text="+".join(text_of(call) for call in ordered) or BASELINE,
-        techniques=tuple(ordered),
-        same_picture=all(registry.TECHNIQUES[call.name].same_picture for call in ordered),
-    )
+    parsed = parse_recipe(text)
+    techniques = [_resolve_one(text, one) for one in parsed]
+    places = {id(technique): one for technique, one in zip(techniques, parsed, strict=True)}
+    ordered = in_order(techniques)
+    for conflict in conflicts(ordered):
+        # Point at the one that was written later.
+        one = max((places[id(t)] for t in (conflict.technique, conflict.other)), key=lambda p: p.start)
+        raise RecipeError(conflict.reason, text, one.start, len(one.name))
+    return Recipe(ordered)
 
 
-def instantiate(call: TechniqueCall) -> Technique:
-    """The technique of a resolved call."""
-    return registry.TECHNIQUES[call.name](**cast("dict[str, Any]", call.knobs))
-
-
-def _resolve_one(text: str, parsed: ParsedTechnique) -> TechniqueCall:
+def _resolve_one(text: str, parsed: ParsedTechnique) -> Technique:
     name, given = parsed.name, list(parsed.arguments)
     knobs: dict[str, object] = {}
-    if name in registry.ALIASES:
-        name, value = registry.ALIASES[name]
-        first = next(iter(registry.TECHNIQUES[name].model_fields))
+    if name in ALIASES:
+        name, value = ALIASES[name]
+        first = next(iter(TECHNIQUES[name].knobs()))
         if value is not None:
             knobs[first] = value
         for argument in given if value is not None else ():
@@ -64,9 +49,9 @@ def _resolve_one(text: str, parsed: ParsedTechnique) -> TechniqueCall:
                     argument.start,
                     argument.length,
                 )
-    technique = registry.TECHNIQUES.get(name)
+    technique = TECHNIQUES.get(name)
     if technique is None:
-        hint = nearest(name, [*registry.TECHNIQUES, *registry.ALIASES, BASELINE])
+        hint = nearest(name, [*TECHNIQUES, *ALIASES, BASELINE])
         if name == BASELINE:
             hint = "; 'baseline' means that nothing is applied, so it stands alone"
         raise RecipeError(
@@ -75,7 +60,7 @@ def _resolve_one(text: str, parsed: ParsedTechnique) -> TechniqueCall:
             parsed.start,
             len(parsed.name),
         )
-    fields = list(technique.model_fields)
+    fields = list(technique.knobs())
     places: dict[str, tuple[int, int]] = {}
     positional = iter(f for f in fields)
     for argument in given:
@@ -99,17 +84,16 @@ def _resolve_one(text: str, parsed: ParsedTechnique) -> TechniqueCall:
             raise RecipeError(f"'{key}' is given twice", text, argument.start, argument.length)
         knobs[key] = argument.value
         places[key] = (argument.start, argument.length)
-    checked = _check_knobs(text, parsed, technique, knobs, places)
-    return TechniqueCall(name=name, knobs=checked, targets=_targets(text, parsed, technique))
+    return _instance(text, parsed, technique, knobs, places)
 
 
-def _check_knobs(
+def _instance(
     text: str,
     parsed: ParsedTechnique,
     technique: type[Technique],
     knobs: dict[str, object],
     places: dict[str, tuple[int, int]],
-) -> dict[str, KnobValue]:
+) -> Technique:
     for key, value in knobs.items():
         # pydantic would take True for 1 and "20" for 20; a recipe says what it means.
         kinds = _kinds(technique.model_fields[key])
@@ -121,7 +105,7 @@ def _check_knobs(
                 f"{technique.name}: {_wanted(key, technique)}; got {value!r}", text, start, length
             )
     try:
-        made = technique(**cast("dict[str, Any]", knobs))
+        return technique(**cast("dict[str, Any]", {**knobs, "targets": _targets(text, parsed, technique)}))
     except ValidationError as error:
         problem = error.errors()[0]
         if not problem["loc"]:  # knobs that are right one by one, but not together
@@ -140,7 +124,6 @@ def _check_knobs(
         raise RecipeError(
             f"{technique.name}: {wanted_text}; got {value!r}{hint}", text, start, length
         ) from None
-    return cast("dict[str, KnobValue]", made.model_dump())
 
 
 def _kinds(field: FieldInfo) -> set[object]:
@@ -201,32 +184,3 @@ def _targets(text: str, parsed: ParsedTechnique, technique: type[Technique]) -> 
             raise RecipeError(f"target '{target}' is given twice", text, start, len(word))
         found.append(target)
     return tuple(c for c in COMPONENTS if c in found)
-
-
-def _check_slots(text: str, calls: list[tuple[TechniqueCall, ParsedTechnique]]) -> None:
-    """Two techniques that own the same slot of the same component conflict. No technique names another."""
-    owners: dict[tuple[str, str], tuple[TechniqueCall, ParsedTechnique]] = {}
-    for call, parsed in calls:
-        slot = registry.TECHNIQUES[call.name].owns
-        for target in call.targets or ("the call",):
-            other = owners.setdefault((slot, target), (call, parsed))
-            if other[1] is not parsed:
-                raise RecipeError(
-                    f"{text_of(other[0])} and {text_of(call)} both set the {slot} of {target}; keep one"
-                    + (", or give them different targets with @" if call.targets else ""),
-                    text,
-                    parsed.start,
-                    len(parsed.name),
-                )
-
-
-def text_of(call: TechniqueCall) -> str:
-    """Full name; knobs that differ from their default, the first by position; targets if not the default."""
-    technique = registry.TECHNIQUES[call.name]
-    arguments: list[tuple[str | None, KnobValue]] = []
-    for i, (key, field) in enumerate(technique.model_fields.items()):
-        value = call.knobs[key]
-        if field.is_required() or value != field.default:
-            arguments.append((None if i == 0 else key, value))
-    targets = call.targets if call.targets != tuple(technique.default_targets) else ()
-    return print_call(call.name, arguments, targets)

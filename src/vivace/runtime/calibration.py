@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.contract.technique import component_of
+from vivace.contract import component_of
 from vivace.errors import OutputError, Unsupported, UsageError
 from vivace.models.find import Found
 from vivace.recipes.resolve import resolve

@@ -76,7 +76,7 @@ def serve(requests: Any, answers: Any) -> None:
 
 def _session(share: Any) -> Any:
     """What comes later in the recipe, applied to the denoiser alone; its pipeline has no other part."""
-    from vivace.contract.technique import Target
+    from vivace.contract import ModelFacts, Placement, Target
     from vivace.measure.machine import this_machine
     from vivace.recipes.resolve import resolve
     from vivace.runtime.session import Session
@@ -85,10 +85,9 @@ def _session(share: Any) -> Any:
     def applied(recipe: str) -> Session:
         given = share.given
         target = Target(
-            this_machine(share.device),
+            Placement(this_machine(share.device)),
             share.pipe,
-            dict(given["defaults"]),
-            has_random_weights=given["has_random_weights"],
+            ModelFacts(defaults=given["defaults"], has_random_weights=given["has_random_weights"]),
         )
         return Session(share.pipe, resolve(recipe), target)
 

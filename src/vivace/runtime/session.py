@@ -5,19 +5,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
-from vivace.contract.cache_folder import cache_folder
-from vivace.contract.script import Script
-from vivace.contract.technique import (
+from vivace.contract import (
+    COMPONENTS,
     CallContext,
     Component,
     Effect,
+    ModelFacts,
+    Placement,
+    Request,
+    Script,
     Stage,
     Target,
+    Technique,
     component_of,
     working_part,
 )
+from vivace.contract.traits import give, traits_of
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import Found, find_model
@@ -25,12 +31,12 @@ from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
 from vivace.models.lora import distillations
 from vivace.models.prompts import PROMPT_SETS
 from vivace.quantization.layers import bring
-from vivace.recipes.resolve import instantiate, resolve, text_of
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
 from vivace.runtime.noise import draw_noise_in_fp32
-from vivace.spec.recipe import BASELINE, Recipe, TechniqueCall
-from vivace.techniques import TECHNIQUES
+from vivace.spec.recipe import BASELINE
 
-Write = Callable[[TechniqueCall, "Script | None", "str | None"], None]
+Write = Callable[[Technique, "Script | None", "str | None"], None]
 """Told of each technique in order: its script (see `Technique.script`), or why it was left out as already so."""
 
 
@@ -59,17 +65,8 @@ def open_session(
     prompts: Sequence[str] = (),
 ) -> Session:
     """`load` with everything resolved; `defaults` replace the catalogue's call defaults."""
-    pipe = load_pipeline(found, device, keep_on_host=waits_on_host(recipe))
+    pipe = load_pipeline(found, device, keep_on_host=recipe.loads_from_host)
     return session_of(pipe, found, recipe, device, defaults, prompts)
-
-
-def waits_on_host(recipe: Recipe) -> bool:
-    """Whether the recipe takes the model from the host's memory, so that it need not fit the GPU at first.
-
-    What draws with the model before it is made smaller needs it on the GPU as it is.
-    """
-    techniques = [instantiate(call) for call in recipe.techniques]
-    return any(t.from_host for t in techniques) and not any(t.needs_prompts for t in techniques)
 
 
 def session_of(
@@ -89,18 +86,22 @@ def session_of(
     """
     tiny = found.tiny_vae
     target = Target(
-        machine=this_machine(device),
+        where=Placement(
+            machine=this_machine(device),
+            on_host=recipe.loads_from_host and device == "cuda" and pipe.device.type == "cpu",
+        ),
         pipe=pipe,
-        defaults=_signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
-        load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
-        tiny_vae_arguments=tiny_vae_arguments(found),
-        distillations=distillations(found.entry),
-        has_random_weights=found.model.is_synthetic,
-        waits=waits_on_host(recipe) and device == "cuda" and pipe.device.type == "cpu",
-        prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts),
-        identity=f"{found.model.name}@{found.model.revision}",
-        model=f"{found.model.name}@{found.model.revision}",
-        keep=cache_folder() / "scales",
+        model=ModelFacts(
+            name=f"{found.model.name}@{found.model.revision}",
+            defaults=_signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
+            load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
+            tiny_vae_arguments=tiny_vae_arguments(found),
+            distillations=distillations(found.entry),
+            has_random_weights=found.model.is_synthetic,
+        ),
+        asked=Request(
+            prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts)
+        ),
     )
     session = Session(pipe, recipe, target, write)
     draw_noise_in_fp32(pipe)
@@ -123,7 +124,10 @@ def apply(pipe: Any, recipe: str = BASELINE, *, prompts: Sequence[str] = ()) -> 
     resolved = resolve(recipe)
     device = "cuda" if str(getattr(pipe, "device", "cpu")).startswith("cuda") else "cpu"
     target = Target(
-        machine=this_machine(device), pipe=pipe, defaults=_signature_defaults(pipe), prompts=tuple(prompts)
+        Placement(this_machine(device)),
+        pipe,
+        ModelFacts(defaults=_signature_defaults(pipe)),
+        Request(prompts=tuple(prompts)),
     )
     return Session(pipe, resolved, target)
 
@@ -150,7 +154,7 @@ class Session:
         self.effects: dict[str, dict[str, int | float | str]] = {}
         self.warnings: list[str] = []
         self._applied: list[tuple[str, Effect]] = []
-        self._defaults = dict(target.defaults)
+        self._defaults = dict(target.model.defaults)
         try:
             self._apply(recipe, target, write)
         except BaseException:
@@ -158,45 +162,55 @@ class Session:
             raise
 
     def _apply(self, recipe: Recipe, target: Target, write: Write | None) -> None:
-        from_host = [instantiate(call).from_host for call in recipe.techniques]
-        moves_later = any(TECHNIQUES[call.name].stage is Stage.OFFLOAD for call in recipe.techniques)
-        target.home = "cpu" if moves_later else target.machine.device
-        identity = target.identity
-        for k, call in enumerate(recipe.techniques):
-            if not any(from_host[k:]):
-                self._bring(target)
-            technique = instantiate(call)
-            target.later = recipe.techniques[k + 1 :]
-            if identity:
-                target.identity = "+".join((identity, *(text_of(done) for done in recipe.techniques[:k])))
-            target.components = cast("tuple[Component, ...]", call.targets)
-            target.defaults = dict(self._defaults)
-            label = call.name + (f"@{','.join(call.targets)}" if call.targets else "")
-            reason = technique.unsupported(target)
-            if reason is not None:
-                raise Unsupported(f"{call.name}: {reason}")
-            script = technique.script(target) if write is not None else None  # before the pipeline is changed
-            try:
-                effect = technique.apply(target)
-            except NoEffect as error:
-                if not error.already_so or len(recipe.techniques) == 1:
-                    raise NoEffect(f"{call.name}: {error}", already_so=error.already_so) from None
-                self.warnings.append(f"{call.name}: {error}")
-                if write is not None:
-                    write(call, None, str(error))
-                continue
-            if write is not None:
-                write(call, script, None)
-            self._applied.append((label, effect))
-            self.effects[label] = dict(effect.changed)
-            self._defaults |= effect.call
+        moves_later = any(technique.stage is Stage.OFFLOAD for technique in recipe)
+        where = replace(target.where, home="cpu" if moves_later else target.machine.device)
+        for place, technique in enumerate(recipe.techniques):
+            if where.on_host and not any(t.loads_from_host for t in recipe.techniques[place:]):
+                where = self._onloaded(where)
+            asked = replace(
+                target.asked, earlier=recipe.techniques[:place], later=recipe.techniques[place + 1 :]
+            )
+            here = replace(target, where=where, asked=asked).with_defaults(self._defaults)
+            effect = self._applied_effect(technique, here, write, alone=len(recipe.techniques) == 1)
+            if effect is not None:
+                label = technique.name + (f"@{','.join(technique.targets)}" if technique.targets else "")
+                self._applied.append((label, effect))
+                self.effects[label] = dict(effect.changed)
+                self._defaults |= effect.call
         if recipe.techniques and not self._applied:
             raise NoEffect("; ".join(self.warnings), already_so=True)
-        self._bring(target)
+        self._onloaded(where)
         for _, effect in self._applied:
             if effect.finish is not None:
                 effect.finish()
         self._enter_contexts()
+
+    def _applied_effect(
+        self, technique: Technique, target: Target, write: Write | None, *, alone: bool
+    ) -> Effect | None:
+        """Apply one technique; None if it was so already and other techniques remain.
+
+        Raises:
+            Unsupported, NoEffect: see `vivace.errors`.
+        """
+        reason = _excluded(technique, target) or technique.unsupported(target)
+        if reason is not None:
+            raise Unsupported(f"{technique.name}: {reason}")
+        script = technique.script(target) if write is not None else None  # before the pipeline is changed
+        try:
+            effect = technique.apply(target) if target.model.has_weights else technique.predict(target)
+        except NoEffect as error:
+            if not error.already_so or alone:
+                raise NoEffect(f"{technique.name}: {error}", already_so=error.already_so) from None
+            self.warnings.append(f"{technique.name}: {error}")
+            if write is not None:
+                write(technique, None, str(error))
+            return None
+        for module in target.modules(technique.targets).values():
+            give(module, technique.provides)
+        if write is not None:
+            write(technique, script, None)
+        return effect
 
     def close(self) -> None:
         """End what techniques started: processes on other GPUs. Where there are none, nothing happens.
@@ -271,13 +285,14 @@ class Session:
                 return f"{label}: {reason}"
         return None
 
-    def _bring(self, target: Target) -> None:
-        """To the GPU, unless it is there or somebody else moves it."""
-        if target.waits and target.home != "cpu":
-            for part in self.pipe.components.values():
-                if hasattr(part, "_parameters"):
-                    bring(part, target.home)
-            target.waits = False
+    def _onloaded(self, where: Placement) -> Placement:
+        """Copy the weights to the GPU, unless they are there or a technique moves them."""
+        if not where.on_host or where.home is None or where.home == "cpu":
+            return where
+        for part in self.pipe.components.values():
+            if hasattr(part, "_parameters"):
+                bring(part, where.home)
+        return replace(where, on_host=False)
 
     def _with_step_end(self, call: dict[str, Any]) -> dict[str, Any]:
         """Chain the techniques' step-end callbacks in front of the caller's own."""
@@ -309,6 +324,19 @@ class Session:
         for component, contexts in by_component.items():
             part = working_part(component, component_of(self.pipe, component))
             part.forward = _inside(part.forward, contexts)
+
+
+def _excluded(technique: Technique, target: Target) -> str | None:
+    """Why the technique cannot work with what is already done to the pipeline's modules, or None."""
+    if target.pipe is None:
+        return None
+    for component, module in target.modules(technique.targets or COMPONENTS).items():
+        there = traits_of(module)
+        for rule in technique.excludes:
+            applies = not rule.components or component in rule.components
+            if applies and rule.trait in there and rule.unless not in there:
+                return f"the {component} is {rule.trait} already: {rule.because}"
+    return None
 
 
 def _of_each_prompt(

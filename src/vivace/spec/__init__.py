@@ -3,7 +3,7 @@
 from vivace.spec.environment import Environment
 from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.model import Model
-from vivace.spec.recipe import Recipe, TechniqueCall, parse_recipe
+from vivace.spec.recipe import RecipeSpec, TechniqueCall, parse_recipe
 from vivace.spec.record import Memory, Outcome, Picture, Record, Round, Sample
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
@@ -18,7 +18,7 @@ __all__ = [
     "Picture",
     "PictureFigures",
     "QualityPass",
-    "Recipe",
+    "RecipeSpec",
     "Record",
     "Round",
     "Sample",

@@ -58,10 +58,13 @@ class TechniqueCall(Spec):
     targets: tuple[str, ...]
 
 
-class Recipe(Spec):
-    """Techniques in stage order. `text` is the canonical form and the recipe's identity.
+class RecipeSpec(Spec):
+    """A recipe as Trials and Records hold it: readable even where a technique of it no longer exists.
 
-    `same_picture` is True when every technique only reorders or rounds the arithmetic.
+    Attributes:
+        text: the canonical form, which is the recipe's identity.
+        techniques: in stage order.
+        same_picture: every technique only reorders or rounds the arithmetic.
     """
 
     text: str

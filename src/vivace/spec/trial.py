@@ -5,13 +5,13 @@ from __future__ import annotations
 from vivace.spec.base import Spec
 from vivace.spec.environment import Environment
 from vivace.spec.model import Model
-from vivace.spec.recipe import Recipe
+from vivace.spec.recipe import RecipeSpec
 from vivace.spec.workload import Workload
 
 
 class Trial(Spec):
     model: Model
-    recipe: Recipe
+    recipe: RecipeSpec
     workload: Workload
     device: str
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from vivace.contract.technique import CallContext, Component, Effect, Stage, Technique, knob
+from vivace.contract import CallContext, Component, Effect, Stage, Technique, knob
 
 _MARK = "_vivace_step_cache"
 WHOLE_TOKENS = "_vivace_whole_tokens"

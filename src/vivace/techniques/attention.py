@@ -32,8 +32,7 @@ from vivace.attention_backends.kernels import (
     unsupported_on,
 )
 from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.contract.script import Script
-from vivace.contract.technique import (
+from vivace.contract import (
     Arithmetic,
     CallContext,
     Component,
@@ -44,6 +43,7 @@ from vivace.contract.technique import (
     knob,
     working_part,
 )
+from vivace.contract.script import Script
 from vivace.errors import NoEffect
 
 _OPERATORS = {
@@ -79,21 +79,26 @@ class Attention(Technique):
             return reason
         if target.pipe is None:
             return None
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             reason = unsupported_for(self.backend, component, module, target.machine)
-            if reason is None and target.machine.is_cuda and target.has_data and self.backend in OF_PYTORCH:
+            if (
+                reason is None
+                and target.machine.is_cuda
+                and target.model.has_weights
+                and self.backend in OF_PYTORCH
+            ):
                 reason = refused_by_pytorch(self.backend, component, module, _device(target, module))
             if reason is not None:
                 return reason
         return None
 
     def apply(self, target: Target) -> Effect:
-        modules = {c: m for c, m in target.modules().items() if head_sizes(working_part(c, m))}
+        modules = {c: m for c, m in target.modules(self.targets).items() if head_sizes(working_part(c, m))}
         if not modules:
-            raise NoEffect(f"no diffusers attention layer in {', '.join(target.components)}")
+            raise NoEffect(f"no diffusers attention layer in {', '.join(self.targets)}")
         # PyTorch's own choice depends on a real device.
         before = {
-            c: _joined(chosen_by_pytorch(m, _device(target, m))) if target.has_data else "unknown"
+            c: _joined(chosen_by_pytorch(m, _device(target, m))) if target.model.has_weights else "unknown"
             for c, m in modules.items()
         }
         changed: dict[str, int | float | str] = {}
@@ -104,7 +109,7 @@ class Attention(Technique):
             raise NoEffect(f"PyTorch already picks {self.backend} attention here", already_so=True)
         if self.backend in OF_PYTORCH:
             return self._select(changed, list(modules))
-        if not target.has_data:  # PyTorch's fused kernels take as little memory
+        if not target.model.has_weights:  # PyTorch's fused kernels take as little memory
             return Effect(changed=changed)
         keep_compiled_code()
         return self._redirect(
@@ -163,7 +168,7 @@ class Attention(Technique):
         if self.backend not in OF_PYTORCH:
             return None
         lines = ["# Only for these: fused kernels do not support text masks, nor heads as large as a VAE's."]
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             if head_sizes(working_part(component, module)):
                 forward = f"{target.working_path(component)}.forward"
                 lines.append(f"{forward} = sdpa_kernel(SDPBackend.{OF_PYTORCH[self.backend]})({forward})")
@@ -174,7 +179,7 @@ class Attention(Technique):
 
 def _device(target: Target, module: Any) -> Any:
     """Return the device on which the module will run."""
-    return target.machine.device if target.waits else module.device
+    return target.machine.device if target.where.on_host else module.device
 
 
 def _joined(found: set[str] | dict[str, int]) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from vivace.contract.technique import Effect, Stage, Target, Technique, knob
+from vivace.contract import Effect, Stage, Target, Technique, knob
 
 # Tensors that SD and SDXL pipelines store as [unconditional half, conditional half] while guidance is on.
 _DOUBLED = ("prompt_embeds", "add_text_embeds", "add_time_ids")

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.contract import Arithmetic, Component, Effect, MemoryAdvice, Stage, Target, Technique
 from vivace.contract.script import Script
-from vivace.contract.technique import Arithmetic, Component, Effect, Stage, Target, Technique
 from vivace.errors import NoEffect
 
 
@@ -25,7 +25,7 @@ class ChannelsLast(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
-    when_memory_is_short: ClassVar[tuple[str, ...]] = ("channels_last@vae",)
+    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("channels_last@vae",))
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -38,7 +38,7 @@ class ChannelsLast(Technique):
         import torch
 
         changed: dict[str, int | float | str] = {}
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             if num := _num_to_convert(module):
                 module.to(memory_format=torch.channels_last)
                 changed[f"{component}.converted_convolutions"] = num
@@ -51,7 +51,7 @@ class ChannelsLast(Technique):
             imports=("torch",),
             lines=tuple(
                 f"{target.path(component)}.to(memory_format=torch.channels_last)"
-                for component, module in target.modules().items()
+                for component, module in target.modules(self.targets).items()
                 if _num_to_convert(module)
             ),
         )

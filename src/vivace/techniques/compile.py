@@ -26,17 +26,18 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import (
+from vivace.contract import (
     COMPONENTS,
     Component,
     Effect,
+    MemoryAdvice,
     Stage,
     Target,
     Technique,
     knob,
     working_part,
 )
+from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect, Unsupported
 
 _LEAST = (7, 5)  # compute capability that Triton generates code for
@@ -50,7 +51,7 @@ class Compile(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    makes_way: ClassVar[tuple[str, ...]] = ("compile(blocks=repeated)",)
+    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(fallback=("compile(blocks=repeated)",))
 
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = knob(
         "default", tune=["default", "reduce-overhead"], about="torch.compile's mode"
@@ -89,7 +90,7 @@ class Compile(Technique):
                     f"{self.mode} would record a CUDA graph for every single block; compile whole, or take mode "
                     "default or max-autotune-no-cudagraphs with repeated blocks"
                 )
-            for component, module in target.modules().items():
+            for component, module in target.modules(self.targets).items():
                 if not getattr(module, "_repeated_blocks", None):
                     return (
                         f"the {component} ({type(module).__name__}) names no repeated blocks; compile it whole, or "
@@ -104,15 +105,15 @@ class Compile(Technique):
             options |= {} if self.mode == "default" else {"mode": self.mode}
         options |= {"dynamic": True} if self.dynamic else {}
         changed: dict[str, int | float | str] = {}
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             if self.blocks == "repeated":
                 changed[f"{component}.compiled_blocks"] = len(_repeated(module))
-                if target.has_data:
+                if target.model.has_weights:
                     module.compile_repeated_blocks(**options)
                 else:
                     for block in _repeated(module):
                         block._compiled_call_impl = _as_if_compiled(block._call_impl)
-            elif target.has_data:
+            elif target.model.has_weights:
                 _compile_whole(
                     working_part(component, module), options, self._records_graphs and target.machine.is_cuda
                 )
@@ -124,25 +125,25 @@ class Compile(Technique):
                 + [word for word in (options.get("mode"), "dynamic" if self.dynamic else None) if word]
             )
         if not changed:
-            raise NoEffect(f"this pipeline has none of {', '.join(target.components)}")
+            raise NoEffect(f"this pipeline has none of {', '.join(self.targets)}")
         return Effect(
             changed=changed,
-            contexts=dict.fromkeys(target.modules(), _sizes_apart)
-            if self.dynamic and target.has_data
+            contexts=dict.fromkeys(target.modules(self.targets), _sizes_apart)
+            if self.dynamic and target.model.has_weights
             else {},
             evidence=counting_graphs(),
         )
 
     def script(self, target: Target) -> Script | None:
         graphs = self.mode in {"reduce-overhead", "max-autotune"} and target.machine.is_cuda
-        if graphs and target.components != ("denoiser",):
+        if graphs and self.targets != ("denoiser",):
             return None  # what others return is no plain tuple of tensors
         if self.dynamic:
             return None  # made of a square picture, the code would serve squares only: see `_sizes_apart`
         given = {} if self.backend == "inductor" else {"backend": literal(self.backend)}
         given |= {} if self.mode == "default" else {"mode": literal(self.mode)}
         lines: list[str] = []
-        for component in target.modules():
+        for component in target.modules(self.targets):
             if self.blocks == "repeated":
                 lines += written_call(
                     f"{target.path(component)}.compile_repeated_blocks", **given

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vivace.compilation.captured import RECORDED
-from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.contract import Component, Effect, Stage, Target, Technique, knob
 from vivace.errors import Unsupported
 from vivace.quantization.gguf_schemes import unrecordable
 
@@ -40,7 +40,7 @@ _WARMUPS = (
 class CudaGraph(Technique):
     name: ClassVar[str] = "cuda_graph"
     summary: ClassVar[str] = "the denoiser's step recorded once, and replayed in one launch"
-    stage: ClassVar[Stage] = Stage.RECORD
+    stage: ClassVar[Stage] = Stage.CAPTURE
     owns: ClassVar[str] = "recording"
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
@@ -62,7 +62,7 @@ class CudaGraph(Technique):
         for name, layer in denoiser.named_modules():
             if not is_compiled and (reason := unrecordable(layer)) is not None:
                 return f"a layer cannot be recorded ({name}): {reason}"
-        if not target.has_data:
+        if not target.model.has_weights:
             return (
                 "what a CUDA graph's own memory pool holds cannot be predicted; predict the recipe without it, and "
                 "keep a step's activations in reserve"

@@ -24,7 +24,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract.technique import Effect, Target, knob
+from vivace.contract import Effect, Target, knob
 from vivace.step_caching.step_cache import (
     KEPT,
     MODE,
@@ -106,7 +106,7 @@ class Deepcache(StepCache):
             decide,
             # Adapters add to features at places which a hit leaves out.
             can_reuse=lambda kwargs: kwargs.get("down_intrablock_additional_residuals") is None,
-            always_compute=not target.has_data,
+            always_compute=not target.model.has_weights,
         )
         return cached.effect(
             {

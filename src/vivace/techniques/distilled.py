@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from vivace.contract import Component, Distillation, Effect, Stage, Target, Technique, knob
 from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import Component, Distillation, Effect, Stage, Target, Technique, knob
 
 
 class Distilled(Technique):
@@ -42,13 +42,13 @@ class Distilled(Technique):
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None
-        if target.has_random_weights:
+        if target.model.has_random_weights:
             return "there is no LoRA for random weights; steps(4)+guidance(0) takes the same time"
-        if not target.distillations:
+        if not target.model.distillations:
             return "no few-step LoRA is known for this model"
-        of_kind = [one for one in target.distillations if one.kind == self.kind]
+        of_kind = [one for one in target.model.distillations if one.kind == self.kind]
         if not of_kind:
-            kinds = sorted({one.kind for one in target.distillations})
+            kinds = sorted({one.kind for one in target.model.distillations})
             return f"no {self.kind} LoRA is known for this model; use {' or '.join(kinds)}"
         if self._chosen(target) is None:
             steps = sorted({number for one in of_kind for number in one.steps})
@@ -59,7 +59,7 @@ class Distilled(Technique):
         chosen = self._chosen(target)
         assert chosen is not None
         changed: dict[str, int | float | str] = {"lora": chosen.where, "scheduler": chosen.scheduler}
-        if target.has_data:
+        if target.model.has_weights:
             changed["denoiser.merged_layers"] = chosen.merge(target.pipe)
         import diffusers
 
@@ -98,7 +98,7 @@ class Distilled(Technique):
         }
 
     def _chosen(self, target: Target) -> Distillation | None:
-        for one in target.distillations:
+        for one in target.model.distillations:
             if one.kind == self.kind and (self.steps is None or self.steps in one.steps):
                 return one
         return None

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vivace.contract.script import Script, literal
-from vivace.contract.technique import (
+from vivace.contract import (
     COMPONENTS,
     Arithmetic,
     Component,
     Effect,
+    MemoryAdvice,
     Stage,
     Target,
     Technique,
     knob,
 )
+from vivace.contract.script import Script, literal
 from vivace.errors import NoEffect
 from vivace.quantization.layers import layers_of
 
@@ -39,7 +40,7 @@ class Dtype(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
     default_targets: ClassVar[tuple[Component, ...]] = COMPONENTS
-    when_memory_is_short: ClassVar[tuple[str, ...]] = ("dtype(bf16)", "dtype(fp16)")
+    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("dtype(bf16)", "dtype(fp16)"))
 
     dtype: Literal["fp32", "fp16", "bf16"] = knob(tune=["fp16", "bf16"], about="fp32, fp16 or bf16")
 
@@ -52,7 +53,7 @@ class Dtype(Technique):
         if self.dtype == "bf16" and target.machine.is_cuda and capability is not None and capability < (8, 0):
             has = f"{target.machine.device_name} has {capability[0]}.{capability[1]}"
             return f"bf16 needs an NVIDIA GPU of compute capability 8.0; {has}"
-        for component, module in target.modules().items() if target.pipe is not None else ():
+        for component, module in target.modules(self.targets).items() if target.pipe is not None else ():
             for layer in layers_of(module).values():
                 # GGUF's layers; those of other libraries cast what they are given.
                 if hasattr(layer.weight, "quant_shape") and _NAMES[self.dtype] != str(layer.compute_dtype):
@@ -67,7 +68,7 @@ class Dtype(Technique):
 
         dtype = getattr(torch, _NAMES[self.dtype].removeprefix("torch."))
         changed: dict[str, int | float | str] = {}
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             num = sum(1 for p in module.parameters() if p.is_floating_point() and p.dtype != dtype)
             if num:
                 _convert(module, dtype)
@@ -80,7 +81,7 @@ class Dtype(Technique):
     def script(self, target: Target) -> Script:
         dtype = _NAMES[self.dtype]
         before = _dtypes(target)
-        modules = {c: module for c, module in target.modules().items() if before[c] != {dtype}}
+        modules = {c: module for c, module in target.modules(self.targets).items() if before[c] != {dtype}}
         is_whole = set(modules) == set(before)
         lines = [f"pipe.to({dtype})"] if is_whole else [f"{target.path(c)}.to({dtype})" for c in modules]
         lines.insert(0, "# diffusers may warn here of modules that should stay in fp32, and name none.")

@@ -29,7 +29,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-from vivace.contract.technique import Effect, Target, knob
+from vivace.contract import Effect, Target, knob
 from vivace.step_caching.step_cache import (
     KEPT,
     MODE,
@@ -134,7 +134,7 @@ class FasterCache(StepCache):
             keep=keep,
             predict=predict,
             can_reuse=lambda _: is_guided(),
-            always_compute=not target.has_data,
+            always_compute=not target.model.has_weights,
         )
 
         def evidence() -> dict[str, int | float | str]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.contract import Effect, Target, knob
 from vivace.contract.script import Script, literal
-from vivace.contract.technique import Effect, Target, knob
 from vivace.errors import NoEffect
 from vivace.step_caching.step_cache import (
     ONE_AT_A_TIME,
@@ -58,7 +58,7 @@ class FirstBlockCache(StepCache):
             return f"{type(denoiser).__name__} has no chain of transformer blocks that could be cached"
         if has_step_cache(denoiser):
             return ONE_AT_A_TIME
-        if target.has_random_weights and self.hits is None:
+        if target.model.has_random_weights and self.hits is None:
             return nothing_learnt("the first block's residual", "first_block_cache(hits=0.5)")
         return None
 
@@ -80,7 +80,7 @@ class FirstBlockCache(StepCache):
         def decide(residual: Any) -> bool:
             state = hook.state_manager.get_state()  # anew in each call; guidance in two calls has two
             state.step = getattr(state, "step", -1) + 1
-            if not target.has_data:
+            if not target.model.has_weights:
                 compute = True  # nothing to compare; a computed step stores all that the cache can hold
             elif self.hits is None:
                 compute = bool(by_threshold(residual))

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.contract import Arithmetic, Component, Effect, Stage, Target, Technique
 from vivace.contract.script import Script
-from vivace.contract.technique import Arithmetic, Component, Effect, Stage, Target, Technique
 from vivace.errors import NoEffect
 from vivace.quantization.layers import is_quantised
 
@@ -47,7 +47,7 @@ class FuseQkv(Technique):
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             for attention in _attentions(module):
                 if _is_fused(attention):
                     continue
@@ -66,7 +66,7 @@ class FuseQkv(Technique):
     def apply(self, target: Target) -> Effect:
         changed: dict[str, int | float | str] = {}
         num_fused_before = 0
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             attentions = _attentions(module)
             separate = [attention for attention in attentions if not _is_fused(attention)]
             num_fused_before += len(attentions) - len(separate)
@@ -83,13 +83,13 @@ class FuseQkv(Technique):
         if not changed:
             if num_fused_before:
                 raise NoEffect("the projections are fused already", already_so=True)
-            raise NoEffect(f"no attention with separate projections in {', '.join(target.components)}")
+            raise NoEffect(f"no attention with separate projections in {', '.join(self.targets)}")
         return Effect(changed=changed)
 
     def script(self, target: Target) -> Script:
         separate = [
             component
-            for component, module in target.modules().items()
+            for component, module in target.modules(self.targets).items()
             if any(not _is_fused(attention) for attention in _attentions(module))
         ]
         return Script(

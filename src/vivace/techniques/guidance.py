@@ -15,8 +15,8 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
+from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.contract.script import Script
-from vivace.contract.technique import Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
 
 
@@ -44,7 +44,7 @@ class Guidance(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        before = target.defaults.get("guidance_scale")
+        before = target.model.defaults.get("guidance_scale")
         if before == self.scale and self.true_cfg is None:
             raise NoEffect(f"{self.scale:g} is already the workload's guidance scale", already_so=True)
         changed: dict[str, int | float | str] = {"guidance_scale": self.scale}

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from vivace.contract import Effect, Stage, Target, Technique
 from vivace.contract.script import Script
-from vivace.contract.technique import Effect, Stage, Target, Technique
 
 
 class InferenceMode(Technique):

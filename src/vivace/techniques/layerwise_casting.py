@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.contract import Arithmetic, Component, Effect, Stage, Target, Technique
 from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import Arithmetic, Component, Effect, Stage, Target, Technique
 from vivace.errors import NoEffect
 from vivace.quantization.layers import is_quantised, layers_of
 
@@ -36,7 +36,7 @@ class LayerwiseCasting(Technique):
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             if any(is_quantised(layer) for layer in layers_of(module).values()):
                 return f"the {component}'s weights are quantised already, and cannot be stored as fp8 on top of it"
         return None
@@ -48,7 +48,7 @@ class LayerwiseCasting(Technique):
         stored = torch.float8_e4m3fn
         changed: dict[str, int | float | str] = {}
         num_before = 0
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             before = _num_stored(module, stored)
             num_before += before
             if before:
@@ -71,7 +71,7 @@ class LayerwiseCasting(Technique):
             if num_before:
                 raise NoEffect("the weights are stored in fp8 already", already_so=True)
             raise NoEffect("no Linear or convolution layer to store in fp8")
-        modules = target.modules()
+        modules = target.modules(self.targets)
 
         def evidence() -> dict[str, int | float | str]:
             return {
@@ -92,7 +92,7 @@ class LayerwiseCasting(Technique):
         import torch
 
         lines = ["# Embeddings stay as they are: pipelines make the latents of a text encoder's dtype."]
-        for component, module in target.modules().items():
+        for component, module in target.modules(self.targets).items():
             if not _num_stored(module, torch.float8_e4m3fn):
                 lines += written_call(
                     "apply_layerwise_casting",

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vivace.contract.technique import Effect, Target, knob
+from vivace.contract import Effect, Target, knob
 from vivace.step_caching.flux_residual import not_flux, residual_forward
 from vivace.step_caching.magcache_ratios import Ratios, find_ratios
 from vivace.step_caching.step_cache import (
@@ -74,11 +74,15 @@ class Magcache(StepCache):
             return reason
         if has_step_cache(denoiser):
             return ONE_AT_A_TIME
-        if self.hits is not None or not target.has_data or find_ratios(denoiser, target.model) is not None:
+        if (
+            self.hits is not None
+            or not target.model.has_weights
+            or find_ratios(denoiser, target.model.name) is not None
+        ):
             return None
-        if target.has_random_weights:
+        if target.model.has_random_weights:
             return nothing_learnt("the blocks' residual", "magcache(hits=0.5)")
-        name = target.model.rpartition("@")[0] or "M"
+        name = target.model.name.rpartition("@")[0] or "M"
         return (
             "no table of ratios is known for this model; measure one, once: "
             f"vivace calibrate magcache --model {name}; or give a fixed schedule, magcache(hits=0.5)"
@@ -86,15 +90,17 @@ class Magcache(StepCache):
 
     def apply(self, target: Target) -> Effect:
         pipe, denoiser = target.pipe, target.module("denoiser")
-        needs_ratios = self.hits is None and target.has_data
-        ratios = find_ratios(denoiser, target.model) if needs_ratios else None
+        needs_ratios = self.hits is None and target.model.has_weights
+        ratios = find_ratios(denoiser, target.model.name) if needs_ratios else None
 
         def decide(memory: Memory, _: Look) -> bool:
             if ratios is None:
                 return self.hits is not None and is_scheduled_hit(memory.step, self.hits)
             return self._is_near(memory, ratios, int(pipe.num_timesteps))
 
-        cached = Cached(denoiser, residual_forward(denoiser), decide, always_compute=not target.has_data)
+        cached = Cached(
+            denoiser, residual_forward(denoiser), decide, always_compute=not target.model.has_weights
+        )
         changed: dict[str, int | float | str] = {"denoiser.magcache": chosen_by(self.hits, self.threshold)}
         if ratios is not None:
             changed["denoiser.magcache_ratios"] = ratios.about()

@@ -30,18 +30,19 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from vivace.contract.anatomy import is_cast_in_call
-from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import (
+from vivace.contract import (
     COMPONENTS,
     Arithmetic,
     Effect,
+    MemoryAdvice,
     Stage,
     Target,
     Technique,
     component_of,
+    is_cast_in_call,
     knob,
 )
+from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect
 from vivace.offloading.components import Visits
 from vivace.offloading.layers import LayerVisits, comes_whole, is_compiled, kept, units
@@ -62,7 +63,7 @@ class Offload(Technique):
     stage: ClassVar[Stage] = Stage.OFFLOAD
     owns: ClassVar[str] = "placement of the weights"
     same_picture: ClassVar[bool] = True
-    when_memory_is_short: ClassVar[tuple[str, ...]] = ("offload(model)", "offload(group)")
+    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("offload(model)", "offload(group)"))
 
     mode: Literal["model", "sequential", "group"] = knob(
         tune=["model", "group"], about="model: part by part; sequential and group: layer by layer"
@@ -97,7 +98,7 @@ class Offload(Technique):
         return f"offload(group, stream={self.stream}, keep={more * _STEP / GB:g})"
 
     @property
-    def from_host(self) -> bool:
+    def loads_from_host(self) -> bool:
         return True
 
     def unsupported(self, target: Target) -> str | None:
@@ -132,7 +133,7 @@ class Offload(Technique):
                 )
             if any(type(weight).__name__ not in _MADE_ANEW for weight in module.parameters()):
                 return f"the {component} is quantised, and sequential moves plain weights only; group can do that"
-        if self.stream and not target.has_data:
+        if self.stream and not target.model.has_weights:
             return (
                 "which layers are fetched ahead is decided while it runs, so its memory cannot be predicted; predict "
                 f"offload(group), and add {AHEAD / 1e6:.0f} MB and the largest layer's weights"
@@ -147,7 +148,7 @@ class Offload(Technique):
         total = sum(_bytes(module) for module in parts.values())
         changed: dict[str, int | float | str] = {"offloaded_components": len(parts), "offloaded_bytes": total}
         visits: Visits | None = None
-        if target.has_data:
+        if target.model.has_weights:
             visits = _enable(pipe, self, target.machine.device)
         else:
             _pretend(pipe, parts, self.mode, self.keep * GB)

@@ -29,16 +29,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.contract import Component, Effect, Stage, Target, Technique, knob
 from vivace.multi_gpu.sharded_denoiser import MARK, Shared
 from vivace.multi_gpu.split_tokens import attentions_of, can_pad, needs_diffusers, num_heads
+from vivace.spec.recipe import BASELINE
 from vivace.step_caching.step_cache import has_step_cache
 
 
 class Parallel(Technique):
     name: ClassVar[str] = "parallel"
     summary: ClassVar[str] = "one picture over several GPUs"
-    stage: ClassVar[Stage] = Stage.SHARE
+    stage: ClassVar[Stage] = Stage.SHARD
     owns: ClassVar[str] = "GPUs"
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
@@ -70,7 +71,7 @@ class Parallel(Technique):
             return f"asked for {self.gpus} GPUs, and this process sees {seen} (CUDA_VISIBLE_DEVICES hides others)"
         if target.pipe is None:
             return None
-        if any(kind.stage is Stage.OFFLOAD for kind, _ in _later(target)):
+        if any(t.stage is Stage.OFFLOAD for t in target.asked.later):
             return "offloading moves one GPU's copy of the weights, and every GPU has its own; leave out one of both"
         denoiser = target.module("denoiser")
         if hasattr(denoiser, MARK) or getattr(denoiser, "_parallel_config", None) is not None:
@@ -82,7 +83,12 @@ class Parallel(Technique):
                 "hooks hang in the denoiser's layers, as of layerwise casting, which cannot be copied to other GPUs; "
                 "to store the weights in 8 bits take quantize(fp8_weight)"
             )
-        if target.has_data and machine.is_cuda and not target.waits and str(denoiser.device) not in _FIRST:
+        if (
+            target.model.has_weights
+            and machine.is_cuda
+            and not target.where.on_host
+            and str(denoiser.device) not in _FIRST
+        ):
             return (
                 f"the pipeline is on {denoiser.device}, and the first of the GPUs is taken for its own; move it to "
                 "cuda:0, or reorder them with CUDA_VISIBLE_DEVICES"
@@ -133,7 +139,7 @@ class Parallel(Technique):
                 "tokens that are split in diffusers' way (not FLUX, heads that do not divide, or a kernel that "
                 f"set_attention_backend chose) are sent by collectives; leave out {COPIES}"
             )
-        if not target.machine.is_cuda or not target.has_data:
+        if not target.machine.is_cuda or not target.model.has_weights:
             return None
         if not target.machine.has_package("triton"):
             return f"GPUs that copy meet in a Triton kernel, and triton is not installed; leave out {COPIES}"
@@ -164,7 +170,7 @@ class Parallel(Technique):
 
     def apply(self, target: Target) -> Effect:
         changed: dict[str, int | float | str] = {"denoiser.shared_by": self.mode, "denoiser.gpus": self.gpus}
-        if not target.has_data:
+        if not target.model.has_weights:
             return Effect(changed=changed)  # what this GPU holds stays what it was
         pipe = target.pipe
         shared = Shared(
@@ -178,8 +184,8 @@ class Parallel(Technique):
                 "attribute": target.path("denoiser").removeprefix("pipe."),
                 "scheduler": (type(pipe.scheduler), dict(pipe.scheduler.config)),
                 "recipe": _for_each_copy(target),
-                "defaults": target.defaults,
-                "has_random_weights": target.has_random_weights,
+                "defaults": target.model.defaults,
+                "has_random_weights": target.model.has_random_weights,
             },
         )
 
@@ -204,31 +210,24 @@ _FIRST = ("cuda", "cuda:0")
 COPIES = "messages=copies"
 
 
-def _later(target: Target) -> list[tuple[type[Technique], Any]]:
-    """The recipe's techniques that come later, with their calls."""
-    from vivace.techniques import TECHNIQUES
-
-    return [(TECHNIQUES[call.name], call) for call in target.later]
-
-
 def _has_slot(target: Target, owns: str, looks_beyond_rows: bool | None = None) -> bool:
     """Whether a later technique owns that slot of the denoiser."""
     return any(
-        kind.owns == owns
-        and "denoiser" in call.targets
-        and (looks_beyond_rows is None or kind.looks_beyond_rows == looks_beyond_rows)
-        for kind, call in _later(target)
+        technique.owns == owns
+        and "denoiser" in technique.targets
+        and (looks_beyond_rows is None or getattr(technique, "looks_beyond_rows", False) == looks_beyond_rows)
+        for technique in target.asked.later
     )
 
 
 def _no_cache(target: Target, by_diffusers: bool) -> str | None:
     """Why a later step cache cannot work on tokens that are split, or None."""
-    for kind, _ in _later(target):
-        if kind.owns != "step cache":
+    for technique in target.asked.later:
+        if technique.owns != "step cache":
             continue
-        if not kind.shares_tokens:
+        if not getattr(technique, "shares_tokens", False):
             return (
-                f"{kind.name} keeps tensors inside of the blocks, and each GPU has its own tokens of them; take "
+                f"{technique.name} keeps tensors inside of the blocks, and each GPU has its own tokens of them; take "
                 "teacache, magcache, seacache or taylorseer"
             )
         if by_diffusers:
@@ -241,13 +240,11 @@ def _no_cache(target: Target, by_diffusers: bool) -> str | None:
 
 def _for_each_copy(target: Target) -> str:
     """The later part of the recipe that concerns the denoiser, or its process, in recipe notation."""
-    from vivace.recipes.resolve import text_of
-    from vivace.spec.recipe import BASELINE
-
-    told = []
-    for kind, call in _later(target):
-        if "denoiser" in call.targets:
-            told.append(text_of(call.model_copy(update={"targets": ("denoiser",)})))
-        elif kind.of_the_process:
-            told.append(text_of(call))
+    told = [
+        technique.model_copy(update={"targets": ("denoiser",)}).text
+        if "denoiser" in technique.targets
+        else technique.text
+        for technique in target.asked.later
+        if "denoiser" in technique.targets or getattr(technique, "of_the_process", False)
+    ]
     return "+".join(told) or BASELINE

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
-from vivace.contract.technique import Component, Effect, Stage, Target, Technique, component_of, knob
+from vivace.contract import Component, Effect, Stage, Target, Technique, component_of, knob
 from vivace.errors import NoEffect
 
 _ENCODERS: tuple[Component, ...] = ("text_encoder", "text_encoder_2")
@@ -67,7 +67,7 @@ class PromptCache(Technique):
         if hasattr(encode, _MARK):
             raise NoEffect("the pipeline already caches its prompts", already_so=True)
         cache = _Cache(encode, functools.partial(_state, pipe), self.keep)
-        offload = _EncoderOffload(_encoders(pipe), target.has_data) if self.free_encoders else None
+        offload = _EncoderOffload(_encoders(pipe), target.model.has_weights) if self.free_encoders else None
 
         @functools.wraps(encode)
         def encode_once(*args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.contract import Component, Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
 
 _LISTS = ("transformer_blocks", "single_transformer_blocks")
@@ -52,7 +52,7 @@ class Prune(Technique):
         denoiser = target.module("denoiser")
         if not _blocks(denoiser):
             return f"{type(denoiser).__name__} has no removable blocks"
-        if _chooses(target) and not target.prompts:
+        if _chooses(target) and not target.asked.prompts:
             return (
                 "it needs prompts to choose the blocks; give some: vivace.apply(pipe, recipe, prompts=[...])"
             )
@@ -63,7 +63,7 @@ class Prune(Technique):
         blocks = _blocks(denoiser)
         number = max(1, int(self.share * len(blocks)))
         if _chooses(target):
-            prompts = [target.prompts[k % len(target.prompts)] for k in range(self.pictures)]
+            prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(self.pictures)]
             influence = _influence(target, blocks, prompts)
             ordered = sorted(blocks, key=lambda block: influence[block.name])
             how = f"least influence over {self.pictures} image{'s' if self.pictures > 1 else ''}"
@@ -100,7 +100,7 @@ class _Block:
 
 
 def _chooses(target: Target) -> bool:
-    return target.has_data and not target.has_random_weights
+    return target.model.has_weights and not target.model.has_random_weights
 
 
 def _blocks(denoiser: Any) -> list[_Block]:
@@ -140,7 +140,7 @@ def _influence(target: Target, blocks: Sequence[_Block], prompts: Sequence[str])
 
     seen: dict[str, list[Any]] = {block.name: [] for block in blocks}
     accepted = inspect.signature(target.pipe.__call__).parameters
-    call = {k: v for k, v in target.defaults.items() if k in accepted}
+    call = {k: v for k, v in target.model.defaults.items() if k in accepted}
     with _watching(blocks, seen):
         for number, prompt in enumerate(prompts):
             target.pipe(prompt=prompt, generator=torch.Generator("cpu").manual_seed(number), **call)

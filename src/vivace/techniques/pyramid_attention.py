@@ -28,8 +28,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from vivace.contract import Effect, Target, knob
 from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import Effect, Target, knob
 from vivace.step_caching.step_cache import (
     KEPT,
     MODE,
@@ -98,7 +98,7 @@ class PyramidAttention(StepCache):
             in_range = self.until < timestep_of(pipe, memory) < self.start
             return in_range and memory.step % self.interval != 0
 
-        cached = Cached(denoiser, forward, decide, always_compute=not target.has_data)
+        cached = Cached(denoiser, forward, decide, always_compute=not target.model.has_weights)
         return cached.effect(
             {
                 "denoiser.pyramid_attention": chosen_by(self.hits, f"interval={self.interval}"),

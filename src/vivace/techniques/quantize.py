@@ -35,17 +35,18 @@ from typing import Any, ClassVar, Literal, NoReturn, Self, cast
 
 from pydantic import model_validator
 
-from vivace.contract.script import Script
-from vivace.contract.technique import (
+from vivace.contract import (
     COMPONENTS,
     Arithmetic,
     Component,
     Effect,
+    MemoryAdvice,
     Stage,
     Target,
     Technique,
     knob,
 )
+from vivace.contract.script import Script
 from vivace.errors import NoEffect
 from vivace.quantization import SCHEMES, Scheme, backends_of, schemes_of
 from vivace.quantization.calibration import Scales, scales_of
@@ -72,9 +73,11 @@ class Quantize(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    when_memory_is_short: ClassVar[tuple[str, ...]] = (
-        "quantize(int8)",
-        "quantize(int8)@denoiser,text_encoder_2",
+    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(
+        saving=(
+            "quantize(int8)",
+            "quantize(int8)@denoiser,text_encoder_2",
+        )
     )
 
     scheme: Literal[
@@ -133,7 +136,7 @@ class Quantize(Technique):
         return Arithmetic(scheme.weights + (scales if scheme.has_tensor_scales else ""), scheme.products)
 
     @property
-    def from_host(self) -> bool:
+    def loads_from_host(self) -> bool:
         return not self._scheme().is_calibrated  # which draws with the model as it is
 
     @property
@@ -148,45 +151,52 @@ class Quantize(Technique):
         reason = scheme.lacks(settings)
         if reason is not None:
             return reason
-        if scheme.is_calibrated and target.pipe is not None and target.has_data and not target.prompts:
+        if (
+            scheme.is_calibrated
+            and target.pipe is not None
+            and target.model.has_weights
+            and not target.asked.prompts
+        ):
             return (
                 f"{self.scheme} looks at what is drawn to choose its scales, and there are no prompts; "
                 "give some: vivace.apply(pipe, recipe, prompts=[...])"
             )
-        if target.pipe is not None and scheme.keeps_dtype and _casts_its_vae(target):
+        if target.pipe is not None and scheme.keeps_dtype and _casts_its_vae(target, self.targets):
             return (
                 f"the pipeline casts its fp16 VAE to fp32 in each call, and {self.scheme} of {self.backend} cannot be "
                 "cast; add bf16, or take int8 of torchao"
             )
         if target.pipe is not None:
-            names = [name for part in target.modules().values() for name in layers_of(part)]
+            names = [name for part in target.modules(self.targets).values() for name in layers_of(part)]
             for pattern in patterns_of(self.skip):
                 if not any(is_named(name, pattern) for name in names):
                     shown = ", ".join(briefly(names)[:8])
-                    return f"skip: no layer of {', '.join(target.components)} is called '{pattern}' (there is {shown})"
+                    return f"skip: no layer of {', '.join(self.targets)} is called '{pattern}' (there is {shown})"
         return None
 
     def apply(self, target: Target) -> Effect:
         scheme, settings = self._scheme(), self._settings(target)
-        modules = target.modules()
+        modules = target.modules(self.targets)
         choices = {
             component: choose(module, scheme, settings, patterns_of(self.skip), self.min_weights)
             for component, module in modules.items()
         }
         changed: dict[str, int | float | str] = {}
-        scales = self._calibrate(target, choices) if scheme.is_calibrated and target.has_data else None
+        scales = (
+            self._calibrate(target, choices) if scheme.is_calibrated and target.model.has_weights else None
+        )
         for component, choice in choices.items():
             module = modules[component]
             for name in choice.taken:
                 scale = None if scales is None else scales.of[f"{component}.{name}"]
                 layer = module.get_submodule(name)
-                if target.waits:  # each layer is brought alone, so that the GPU never holds the whole
+                if target.where.on_host:  # each layer is brought alone, so that the GPU never holds the whole
                     bring(layer, target.machine.device)
                 put(module, name, scheme.change(layer, replace(settings, scale=scale)))
-                if target.waits:
-                    bring(module.get_submodule(name), target.home)
-            if target.waits and target.home != "cpu":
-                bring(module, target.home)
+                if target.where.on_host:
+                    bring(module.get_submodule(name), target.where.home)
+            if target.where.on_host and target.where.home != "cpu":
+                bring(module, target.where.home)
             if choice.taken:
                 changed[f"{component}.quantized_layers"] = len(choice.taken)
                 changed[f"{component}.layers_left_alone"] = len(choice.kept)
@@ -229,7 +239,7 @@ class Quantize(Technique):
 
     def _calibrate(self, target: Target, choices: Mapping[Component, Choice]) -> Scales:
         """The scales of what was chosen; layers that have none are left alone."""
-        modules = target.modules()
+        modules = target.modules(self.targets)
         layers = {
             f"{component}.{name}": modules[component].get_submodule(name)
             for component, choice in choices.items()
@@ -250,22 +260,26 @@ class Quantize(Technique):
 
     def _settings(self, target: Target) -> Settings:
         return Settings(
-            target.machine, target.has_data, self.granularity, self.convolutions, self.double_quantization
+            target.machine,
+            target.model.has_weights,
+            self.granularity,
+            self.convolutions,
+            self.double_quantization,
         )
 
     def script(self, target: Target) -> Script | None:
         settings = self._settings(target)
         choices = {
             component: choose(module, self._scheme(), settings, patterns_of(self.skip), self.min_weights)
-            for component, module in target.modules().items()
+            for component, module in target.modules(self.targets).items()
         }
         choices = {component: choice for component, choice in choices.items() if choice.taken}
         return script_of(target, (self.backend, self.scheme), settings, choices) if choices else None
 
 
-def _casts_its_vae(target: Target) -> bool:
+def _casts_its_vae(target: Target, components: tuple[Component, ...]) -> bool:
     """Whether a call casts the VAE, which is a target, to fp32 and back: SDXL's do in fp16."""
-    vae = target.modules().get("vae")
+    vae = target.modules(components).get("vae")
     if vae is None or not hasattr(target.pipe, "upcast_vae"):
         return False
     return bool(getattr(vae.config, "force_upcast", False)) and str(vae.dtype) == "torch.float16"

@@ -27,8 +27,8 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
+from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
 
 _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from vivace.contract.technique import Effect, Target, knob
+from vivace.contract import Effect, Target, knob
 from vivace.errors import UsageError
 from vivace.step_caching.flux_residual import not_flux, residual_forward
 from vivace.step_caching.step_cache import (
@@ -80,7 +80,7 @@ class Seacache(StepCache):
             return reason
         if has_step_cache(denoiser):
             return ONE_AT_A_TIME
-        if self.hits is None and target.has_data and target.has_random_weights:
+        if self.hits is None and target.model.has_weights and target.model.has_random_weights:
             return nothing_learnt("the filtered input", "seacache(hits=0.5)")
         return None
 
@@ -98,7 +98,7 @@ class Seacache(StepCache):
             decide,
             keep=_with_slope if self.order else None,
             predict=_continued if self.order else None,
-            always_compute=not target.has_data,
+            always_compute=not target.model.has_weights,
         )
         return cached.effect(
             {

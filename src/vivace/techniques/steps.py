@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.contract.script import Script
-from vivace.contract.technique import Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
 
 
@@ -27,7 +27,7 @@ class Steps(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        before = target.defaults.get("num_inference_steps")
+        before = target.model.defaults.get("num_inference_steps")
         if before == self.steps:
             raise NoEffect(f"{self.steps} is already the workload's number of steps", already_so=True)
         changed: dict[str, int | float | str] = {"num_inference_steps": self.steps}

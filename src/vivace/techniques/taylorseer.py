@@ -24,8 +24,8 @@ import inspect
 import math
 from typing import Any, ClassVar
 
+from vivace.contract import Effect, Target, knob
 from vivace.contract.script import Script, literal, written_call
-from vivace.contract.technique import Effect, Target, knob
 from vivace.step_caching.step_cache import (
     KEPT,
     MODE,
@@ -87,7 +87,7 @@ class Taylorseer(StepCache):
             decide,
             keep=self._continued,
             predict=_predicted,
-            always_compute=not target.has_data,
+            always_compute=not target.model.has_weights,
         )
         return cached.effect(
             {

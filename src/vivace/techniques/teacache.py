@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from vivace.contract.technique import Effect, Target, knob
+from vivace.contract import Effect, Target, knob
 from vivace.step_caching.flux_residual import not_flux, residual_forward
 from vivace.step_caching.step_cache import (
     ONE_AT_A_TIME,
@@ -69,12 +69,12 @@ class Teacache(StepCache):
             return reason
         if has_step_cache(denoiser):
             return ONE_AT_A_TIME
-        if self.hits is not None or not target.has_data:
+        if self.hits is not None or not target.model.has_weights:
             return None
-        if target.has_random_weights:
+        if target.model.has_random_weights:
             return nothing_learnt("the modulated input", "teacache(hits=0.5)")
-        if find_fit(denoiser, target.model) is None:
-            name = target.model.rpartition("@")[0] or "M"
+        if find_fit(denoiser, target.model.name) is None:
+            name = target.model.name.rpartition("@")[0] or "M"
             return (
                 "no polynomial is known for this model, so its changes cannot be rescaled; fit one, once: "
                 f"vivace calibrate teacache --model {name}; or give a fixed schedule, teacache(hits=0.5)"
@@ -83,8 +83,8 @@ class Teacache(StepCache):
 
     def apply(self, target: Target) -> Effect:
         pipe, denoiser = target.pipe, target.module("denoiser")
-        needs_fit = self.hits is None and target.has_data
-        fit = find_fit(denoiser, target.model) if needs_fit else None
+        needs_fit = self.hits is None and target.model.has_weights
+        fit = find_fit(denoiser, target.model.name) if needs_fit else None
 
         def decide(memory: Memory, look: Look) -> bool:
             if fit is None:
@@ -95,7 +95,7 @@ class Teacache(StepCache):
             denoiser,
             residual_forward(denoiser),
             decide,
-            always_compute=not target.has_data,
+            always_compute=not target.model.has_weights,
         )
         changed: dict[str, int | float | str] = {"denoiser.teacache": chosen_by(self.hits, self.threshold)}
         if fit is not None:

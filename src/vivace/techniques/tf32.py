@@ -18,9 +18,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from vivace.contract.anatomy import is_cast_in_call
+from vivace.contract import (
+    COMPONENTS,
+    Arithmetic,
+    Effect,
+    Stage,
+    Target,
+    Technique,
+    component_of,
+    is_cast_in_call,
+)
 from vivace.contract.script import Script
-from vivace.contract.technique import COMPONENTS, Arithmetic, Effect, Stage, Target, Technique, component_of
 from vivace.errors import NoEffect
 
 

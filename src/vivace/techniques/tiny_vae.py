@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from vivace.contract import Component, Effect, MemoryAdvice, Stage, Target, Technique
 from vivace.contract.script import Script, written_call
-from vivace.contract.technique import Component, Effect, Stage, Target, Technique
 from vivace.errors import NoEffect
 
 
@@ -24,21 +24,21 @@ class TinyVae(Technique):
     same_picture: ClassVar[bool] = False
     targetable: ClassVar[tuple[Component, ...]] = ("vae",)
     default_targets: ClassVar[tuple[Component, ...]] = ("vae",)
-    when_memory_is_short: ClassVar[tuple[str, ...]] = ("tiny_vae",)
+    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("tiny_vae",))
 
     def unsupported(self, target: Target) -> str | None:
-        if target.pipe is not None and target.load_tiny_vae is None:
+        if target.pipe is not None and target.model.load_tiny_vae is None:
             return "no tiny VAE is known for this model's latents"
         return None
 
     def apply(self, target: Target) -> Effect:
         import torch
 
-        assert target.load_tiny_vae is not None
+        assert target.model.load_tiny_vae is not None
         old = target.module("vae")
         if type(old).__name__ == "AutoencoderTiny":
             raise NoEffect("the pipeline already has a tiny VAE", already_so=True)
-        tiny = torch.nn.Module.to(target.load_tiny_vae(), old.device, old.dtype)
+        tiny = torch.nn.Module.to(target.model.load_tiny_vae(), old.device, old.dtype)
         target.pipe.vae = tiny
         return Effect(
             changed={
@@ -50,7 +50,7 @@ class TinyVae(Technique):
     def script(self, target: Target) -> Script:
         made = written_call(
             "pipe.vae = AutoencoderTiny.from_pretrained",
-            *target.tiny_vae_arguments,
+            *target.model.tiny_vae_arguments,
             dtype=str(target.module("vae").dtype),
         )
         return Script(imports=("torch", "diffusers:AutoencoderTiny"), lines=tuple(made.splitlines()))

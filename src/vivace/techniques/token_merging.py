@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
+from vivace.contract import Component, Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.contract import Component, Effect, MemoryAdvice, Stage, Target, Technique
 from vivace.contract.script import Script
-from vivace.contract.technique import Component, Effect, Stage, Target, Technique
 from vivace.errors import NoEffect
 
 
@@ -24,7 +24,7 @@ class VaeSlicing(Technique):
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("vae",)
     default_targets: ClassVar[tuple[Component, ...]] = ("vae",)
-    when_memory_is_short: ClassVar[tuple[str, ...]] = ("vae_slicing",)
+    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("vae_slicing",))
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

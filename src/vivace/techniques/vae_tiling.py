@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.contract import Component, Effect, MemoryAdvice, Stage, Target, Technique, knob
 from vivace.contract.script import Script, literal
-from vivace.contract.technique import Component, Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
 
 
@@ -26,7 +26,7 @@ class VaeTiling(Technique):
     same_picture: ClassVar[bool] = False
     targetable: ClassVar[tuple[Component, ...]] = ("vae",)
     default_targets: ClassVar[tuple[Component, ...]] = ("vae",)
-    when_memory_is_short: ClassVar[tuple[str, ...]] = ("vae_tiling", "vae_tiling(512)")
+    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("vae_tiling", "vae_tiling(512)"))
 
     tile: int | None = knob(
         None, ge=16, le=8192, tune=[512, 256], about="tile size in pixels; None: the model's own"

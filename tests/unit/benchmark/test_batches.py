@@ -14,14 +14,15 @@ from tests.faulty_worker import COMMAND, Fault
 from tests.make import make_environment, make_round, make_trial
 from tests.typed import said as run
 from tests.unit.cli.test_commands import QUICK
-from vivace.benchmark import Plan, Store
+from vivace.benchmark import Store, Timing
 from vivace.benchmark import round as rounds
+from vivace.benchmark.comparison import comparison_of
 from vivace.benchmark.fitting import largest, settled
 from vivace.benchmark.launcher import Ending
-from vivace.benchmark.prepare import prepare
+from vivace.benchmark.requests import LargestBatchRequest, RehearsalRequest, Request
 from vivace.benchmark.runner import ask_largest_batch, run_trials
 from vivace.benchmark.store import picture_path
-from vivace.benchmark.sweep import start_launcher
+from vivace.benchmark.studies import start_launcher
 from vivace.errors import Unsupported, WorkerError, WorkloadError
 from vivace.report.rows import rows_of
 from vivace.runtime.embeddings import encode
@@ -30,7 +31,7 @@ from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
 from vivace.techniques import TECHNIQUES
 
-PLAN = Plan(rounds=1, repeats=3, max_warmup=1)
+TIMING = Timing(rounds=1, repeats=3, max_warmup=1)
 PROMPTS = ["a red circle", "a blue square", "a green star"]
 
 
@@ -49,7 +50,7 @@ def test_every_call_has_the_same_shape_and_every_picture_its_turn() -> None:
 
 def bench(store: Path, batch: int = 1, text: str = "prompts") -> Record:
     (record,) = vivace.bench(
-        "tiny-sd", ["baseline"], prompts=PROMPTS, num_inference_steps=2, batch=batch, text=text, plan=PLAN,
+        "tiny-sd", ["baseline"], prompts=PROMPTS, num_inference_steps=2, batch=batch, text=text, timing=TIMING,
         store=store, device="cpu", quality=False,
     )  # fmt: skip
     return record
@@ -155,24 +156,21 @@ class ActedGpu:
 
     def __init__(self, found: int, holds: int, ending: Ending | None = None) -> None:
         self.found, self.holds, self.ending = found, holds, ending
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[tuple[Request, float]] = []
 
-    def run(self, request: dict[str, Any], timeout_s: float, on_event: Any = None) -> Ending:
-        self.asked.append(request | {"timeout_s": timeout_s})
-        if request["kind"] == "largest_batch":
+    def run(self, request: Request, timeout_s: float, on_event: Any = None) -> Ending:
+        self.asked.append((request, timeout_s))
+        if isinstance(request, LargestBatchRequest):
             return Ending({"batch": self.found})
         if self.ending is not None:
             return self.ending
-        batch = self.batch_of(request)
+        assert isinstance(request, RehearsalRequest)
+        batch = request.trial.workload.batch
         return Ending({"why_not": None if batch <= self.holds else "Tried to allocate 32.00 GiB"})
-
-    @staticmethod
-    def batch_of(request: dict[str, Any]) -> int:
-        return Trial.model_validate(request["trial"]).workload.batch
 
     @property
     def rehearsed(self) -> list[int]:
-        return [self.batch_of(request) for request in self.asked if request["kind"] == "rehearsal"]
+        return [r.trial.workload.batch for r, _ in self.asked if isinstance(r, RehearsalRequest)]
 
 
 def on_a_gpu(recipe: str = "baseline") -> Trial:
@@ -181,13 +179,14 @@ def on_a_gpu(recipe: str = "baseline") -> Trial:
 
 def test_the_largest_batch_has_held_in_a_process_of_its_own() -> None:
     gpu = ActedGpu(found=32, holds=26)
-    assert ask_largest_batch(gpu, on_a_gpu(), PLAN) == 26  # type: ignore[arg-type]
+    assert ask_largest_batch(gpu, on_a_gpu(), TIMING) == 26  # type: ignore[arg-type]
     assert gpu.rehearsed == [32, 30, 29, 28, 27, 26]
-    for request in gpu.asked[1:]:
-        assert Plan.model_validate(request["plan"]) == PLAN
-        assert request["timeout_s"] == PLAN.timeout_s
+    for request, timeout_s in gpu.asked[1:]:
+        assert isinstance(request, RehearsalRequest)
+        assert request.timing == TIMING
+        assert timeout_s == TIMING.timeout_s
     gpu = ActedGpu(found=32, holds=32)
-    assert ask_largest_batch(gpu, on_a_gpu(), PLAN) == 32  # type: ignore[arg-type]
+    assert ask_largest_batch(gpu, on_a_gpu(), TIMING) == 32  # type: ignore[arg-type]
     assert gpu.rehearsed == [32], "and is asked once"
 
 
@@ -195,28 +194,28 @@ def test_the_largest_batch_has_held_in_a_process_of_its_own() -> None:
 def test_not_even_one_picture(found: int, rehearsed: list[int]) -> None:
     gpu = ActedGpu(found, holds=0)
     with pytest.raises(Unsupported, match="not even one picture of tiny-sd"):
-        ask_largest_batch(gpu, on_a_gpu(), PLAN)  # type: ignore[arg-type]
+        ask_largest_batch(gpu, on_a_gpu(), TIMING)  # type: ignore[arg-type]
     assert gpu.rehearsed == rehearsed
 
 
 def test_a_rehearsal_that_dies_is_no_batch_that_does_not_fit() -> None:
     late = ActedGpu(8, 8, Ending(None, timed_out=True))
     with pytest.raises(WorkerError, match=r"longer than 600 s \(rehearsal\)"):
-        ask_largest_batch(late, on_a_gpu(), PLAN)  # type: ignore[arg-type]
+        ask_largest_batch(late, on_a_gpu(), TIMING)  # type: ignore[arg-type]
     dead = ActedGpu(8, 8, Ending(None, signal=11, log="illegal memory access"))
     with pytest.raises(WorkerError, match="illegal memory access"):
-        ask_largest_batch(dead, on_a_gpu(), PLAN)  # type: ignore[arg-type]
+        ask_largest_batch(dead, on_a_gpu(), TIMING)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("plan", "num_steps", "expected"),
+    ("timing", "num_steps", "expected"),
     [
-        (Plan(max_warmup=1, repeats=1), 2, [2, 2]),  # no more calls, nor steps, than the round's own
-        (Plan(), 25, [rounds.REHEARSED_STEPS] * rounds.REHEARSED_CALLS),
+        (Timing(max_warmup=1, repeats=1), 2, [2, 2]),  # no more calls, nor steps, than the round's own
+        (Timing(), 25, [rounds.REHEARSED_STEPS] * rounds.REHEARSED_CALLS),
     ],
 )
 def test_a_rehearsal_draws_as_a_round_does_and_less_of_it(
-    plan: Plan, num_steps: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+    timing: Timing, num_steps: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[int, int]] = []
     own = rounds.draw
@@ -226,14 +225,14 @@ def test_a_rehearsal_draws_as_a_round_does_and_less_of_it(
         return own(session, call, said, **told)
 
     monkeypatch.setattr(rounds, "draw", draw)
-    assert rounds.rehearse(of_tiny_sd("baseline", num_steps), plan) is None
+    assert rounds.rehearse(of_tiny_sd("baseline", num_steps), timing) is None
     assert drawn == [(2, steps) for steps in (*expected, 2)], "the last is the trace of kernels"
 
 
 def of_tiny_sd(recipe: str, num_steps: int = 2) -> Trial:
-    prepared = prepare("tiny-sd", [recipe], num_inference_steps=num_steps, batch=2)
+    prepared = comparison_of("tiny-sd", recipe, num_inference_steps=num_steps, batch=2)
     return Trial(
-        model=prepared.found.model, recipe=prepared.recipes[0], workload=prepared.workload, device="cpu"
+        model=prepared.found.model, recipe=prepared.recipes[0].spec, workload=prepared.workload, device="cpu"
     )
 
 
@@ -248,7 +247,7 @@ def test_a_rehearsal_says_where_memory_ran_out(monkeypatch: pytest.MonkeyPatch) 
         return type("Output", (), {"images": ["a", "b"]})
 
     monkeypatch.setattr(rounds, "draw", draw)
-    assert "32.00 GiB" in (rounds.rehearse(of_tiny_sd("baseline"), Plan()) or "")
+    assert "32.00 GiB" in (rounds.rehearse(of_tiny_sd("baseline"), Timing()) or "")
     assert calls == 3, "not at the first call, and none after"
 
 
@@ -257,9 +256,7 @@ def test_a_rehearsal_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     with start_launcher("cpu", COMMAND) as launcher:
 
         def rehearsed(recipe: str) -> Ending:
-            trial = of_tiny_sd(recipe).model_dump(mode="json")
-            plan = PLAN.model_dump(mode="json")
-            return launcher.run({"kind": "rehearsal", "trial": trial, "plan": plan}, timeout_s=100)
+            return launcher.run(RehearsalRequest(trial=of_tiny_sd(recipe), timing=TIMING), timeout_s=100)
 
         assert rehearsed("baseline").value == {"why_not": None}
         assert rehearsed("fault(oom)").value == {"why_not": "the allocation failed"}
@@ -278,7 +275,7 @@ def test_a_round_without_memory_says_what_the_largest_batch_was_worth(tmp_path: 
     trials = [on_a_gpu(), on_a_gpu("tiny_vae")]
     with Store.create(tmp_path) as store:
         store.start_run("vivace bench", trials, make_environment(), None)
-        records = run_trials(trials, make_environment(), PLAN, store, Full(), largest_batch=True)  # type: ignore[arg-type]
+        records = run_trials(trials, make_environment(), TIMING, store, Full(), largest_batch=True)  # type: ignore[arg-type]
         own, other = (record.reason or "" for record in records)
         assert own.startswith("Tried to allocate 32.00 GiB; --batch max had taken 1 through a rehearsal")
         assert "give a smaller number" in own
@@ -299,4 +296,4 @@ def test_wrong_batches(tmp_path: Path, value: str) -> None:
 
 def test_wrong_text_from_python() -> None:
     with pytest.raises(WorkloadError, match="--text 'tokens'"):
-        prepare("tiny-sd", ["baseline"], text="tokens")
+        comparison_of("tiny-sd", "baseline", text="tokens")

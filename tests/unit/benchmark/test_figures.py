@@ -10,13 +10,12 @@ import vivace
 from tests.typed import said as run
 from tests.unit.cli.test_commands import QUICK
 from tinyworld import clip
-from vivace.benchmark import Plan
+from vivace.benchmark import Timing
 from vivace.benchmark.store import Store
 from vivace.errors import UnknownModel
 from vivace.models.prompts import PROMPT_SETS
-from vivace.report.rows import rows_of
 
-PLAN = Plan(rounds=1, repeats=1, max_warmup=1)
+TIMING = Timing(rounds=1, repeats=1, max_warmup=1)
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +29,13 @@ def scorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pictures_are_scored_against_their_prompts_and_the_baseline(tmp_path: Path, scorer: Path) -> None:
     prompts = ["a red circle", "a blue square"]
     records = vivace.bench(
-        "tiny-sd", ["baseline", "steps(1)"], prompts=prompts, num_inference_steps=2, plan=PLAN, store=tmp_path,
+        "tiny-sd", ["baseline", "steps(1)"], prompts=prompts, num_inference_steps=2, timing=TIMING, store=tmp_path,
         scorer=str(scorer), device="cpu",
     )  # fmt: skip
-    with Store.read_only(tmp_path) as store:
-        run_ = store.run_of(records)
-        assert run_ is not None
-        baseline, other = rows_of(records, store.quality_pass(run_))
-        folder = store.folder / "pictures"
-    assert run_.scorer is not None
-    assert run_.scorer.startswith(f"{scorer}@")
+    baseline, other = records.rows()
+    folder = tmp_path / "pictures"
+    (compared,) = records.comparisons
+    assert (compared.quality.scorer or "").startswith(f"{scorer}@")
     from PIL import Image
 
     from vivace.benchmark.store import picture_path
@@ -68,7 +64,7 @@ def test_the_noise_floor_is_drawn_once(tmp_path: Path, monkeypatch: pytest.Monke
 
     def bench(recipes: list[str]) -> list[Any]:
         return vivace.bench(
-            "tiny-sd", recipes, num_inference_steps=2, plan=PLAN, store=tmp_path, device="cpu",
+            "tiny-sd", recipes, num_inference_steps=2, timing=TIMING, store=tmp_path, device="cpu",
             progress=Listening(),
         )  # fmt: skip
 
@@ -85,7 +81,7 @@ def test_the_noise_floor_is_drawn_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_baseline_that_sets_its_attention_gets_another_harmless_change(tmp_path: Path) -> None:
     records = vivace.bench(
-        "tiny-sd", ["attention(math)"], num_inference_steps=1, plan=PLAN, store=tmp_path, device="cpu"
+        "tiny-sd", ["attention(math)"], num_inference_steps=1, timing=TIMING, store=tmp_path, device="cpu"
     )
     with Store.read_only(tmp_path) as store:
         floor = store.noise_floor(records[0].trial.key(records[0].environment))
@@ -95,7 +91,13 @@ def test_a_baseline_that_sets_its_attention_gets_another_harmless_change(tmp_pat
 
 def test_without_quality_nothing_is_drawn_or_scored(tmp_path: Path) -> None:
     records = vivace.bench(
-        "tiny-sd", ["baseline"], num_inference_steps=1, plan=PLAN, store=tmp_path, quality=False, device="cpu"
+        "tiny-sd",
+        ["baseline"],
+        num_inference_steps=1,
+        timing=TIMING,
+        store=tmp_path,
+        quality=False,
+        device="cpu",
     )
     with Store.read_only(tmp_path) as store:
         assert store.figures() == {}

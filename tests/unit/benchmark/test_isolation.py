@@ -11,14 +11,14 @@ import pytest
 
 import vivace
 from tests.faulty_worker import COMMAND, Fault
-from vivace.benchmark import Plan, Store
+from vivace.benchmark import Store, Timing
 from vivace.benchmark.launcher import WORKER, Launcher
-from vivace.benchmark.sweep import start_launcher
+from vivace.benchmark.studies import start_launcher
 from vivace.errors import WorkerError
 from vivace.spec.record import Outcome, Record
 from vivace.techniques import TECHNIQUES
 
-PLAN = Plan(rounds=1, repeats=1, max_warmup=1, timeout_s=60)
+TIMING = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=60)
 EXPECTED = {
     "segfault": (Outcome.CRASHED, "SIGSEGV"),
     "kill": (Outcome.CRASHED, "SIGKILL"),
@@ -41,9 +41,9 @@ def _fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TECHNIQUES, "fault", Fault)
 
 
-def run(launcher: Launcher, store: Path, *recipes: str, plan: Plan = PLAN) -> list[Record]:
+def run(launcher: Launcher, store: Path, *recipes: str, timing: Timing = TIMING) -> list[Record]:
     return vivace.bench(
-        "tiny-sd", recipes, num_inference_steps=1, plan=plan, store=store, launcher=launcher, device="cpu"
+        "tiny-sd", recipes, num_inference_steps=1, timing=timing, store=store, launcher=launcher, device="cpu"
     )
 
 
@@ -64,8 +64,8 @@ def test_each_fault_is_typed_and_harms_no_other_trial(launcher: Launcher, tmp_pa
 
 @pytest.mark.parametrize("kind", ["hang", "late_hang", "stubborn"])
 def test_a_hang_is_ended_at_the_time_limit(launcher: Launcher, tmp_path: Path, kind: str) -> None:
-    plan = PLAN.model_copy(update={"timeout_s": 8.0})
-    records = run(launcher, tmp_path / "s", f"fault({kind})", "baseline", plan=plan)
+    timing = TIMING.model_copy(update={"timeout_s": 8.0})
+    records = run(launcher, tmp_path / "s", f"fault({kind})", "baseline", timing=timing)
     assert records[0].outcome is Outcome.TIMED_OUT
     assert "8 s" in (records[0].reason or "")
     assert records[1].outcome is Outcome.MEASURED
@@ -85,7 +85,7 @@ def test_a_rerun_retries_what_crashed_and_skips_the_rest(launcher: Launcher, tmp
 
 def test_more_repeats_than_stored_measure_again(launcher: Launcher, tmp_path: Path) -> None:
     (first,) = run(launcher, tmp_path / "s", "baseline")
-    (second,) = run(launcher, tmp_path / "s", "baseline", plan=PLAN.model_copy(update={"repeats": 3}))
+    (second,) = run(launcher, tmp_path / "s", "baseline", timing=TIMING.model_copy(update={"repeats": 3}))
     assert len(first.rounds[0].samples) == 1
     assert len(second.rounds[0].samples) == 3
 

@@ -19,14 +19,14 @@ import psutil
 import pytest
 
 import vivace
-from vivace.benchmark import Plan, Store
+from vivace.benchmark import Store, Timing
 from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.runner import Silent
-from vivace.benchmark.sweep import start_launcher
+from vivace.benchmark.studies import start_launcher
 from vivace.spec.record import Outcome, Round
 
 RECIPES = ("baseline", "steps(2)", "guidance(1)", "channels_last", "tiny_vae")
-PLAN = Plan(rounds=2, repeats=1, max_warmup=1)
+TIMING = Timing(rounds=2, repeats=1, max_warmup=1)
 COMMAND = [sys.executable, "-m", "vivace", "bench", "--num-inference-steps", "1"]
 COMMAND += ["--rounds", "2", "--repeats", "1", "--warmup", "1", "--format", "json"]
 for _recipe in RECIPES:
@@ -76,13 +76,13 @@ def kill_workers(store: Path, kills: int, seed: int) -> int:
                     for r in _measured(opened.rounds(key))
                 }
             assert kept == measured, "what was reported as finished is in the store, and nothing else"
-            if len(measured) == len(RECIPES) * PLAN.rounds:
+            if len(measured) == len(RECIPES) * TIMING.rounds:
                 # All done before all kills: begin again in a new store.
                 store = store.with_name(store.name + "+")
                 measured, assassin.stored = set(), []
         _bench_once(store, launcher, assassin)
     with Store.read_only(store) as opened:
-        assert all(len(_measured(opened.rounds(key))) == PLAN.rounds for key in opened.runs()[0].keys)
+        assert all(len(_measured(opened.rounds(key))) == TIMING.rounds for key in opened.runs()[0].keys)
     return struck
 
 
@@ -91,7 +91,7 @@ def _bench_once(store: Path, launcher: Launcher, assassin: Assassin) -> int:
         "tiny-sd",
         RECIPES,
         num_inference_steps=1,
-        plan=PLAN,
+        timing=TIMING,
         store=store,
         launcher=launcher,
         progress=assassin,
@@ -134,16 +134,16 @@ def kill_benches(folder: Path, kills: int, seed: int) -> int:
         for row, text in kept.items():
             assert after.get(row) == text, "a finished round was lost or changed"
         kept = after
-        if len(kept) == len(RECIPES) * PLAN.rounds:
+        if len(kept) == len(RECIPES) * TIMING.rounds:
             store, kept = folder / f"s{kill + 1}", {}
     done = subprocess.run([*COMMAND, "--store", str(store)], capture_output=True, text=True, check=True)
     rows = json.loads(done.stdout)
     # What one or two steps draw is no picture anyway, so the gate may fail it; measured it is.
     assert {row["outcome"] for row in rows} <= {"measured", "failed_quality"}
-    assert all(row["latency"]["n"] == PLAN.rounds for row in rows)
-    assert all(row["rounds"] == PLAN.rounds for row in rows)
+    assert all(row["latency"]["n"] == TIMING.rounds for row in rows)
+    assert all(row["rounds"] == TIMING.rounds for row in rows)
     after = _rows(store)
-    assert len(after) == len(RECIPES) * PLAN.rounds
+    assert len(after) == len(RECIPES) * TIMING.rounds
     assert all(after[row] == text for row, text in kept.items()), (
         "the rerun continued, it did not begin again"
     )

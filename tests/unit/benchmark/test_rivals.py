@@ -2,15 +2,22 @@
 
 import pytest
 
-from vivace.benchmark.prepare import prepare
+from vivace.benchmark.comparison import comparison_of, comparisons
 from vivace.benchmark.rivals import with_rivals
 from vivace.errors import UsageError, WorkloadError
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
+from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.spec.study import Study
 
 
 def texts(recipes: list[str], steps: int = 28) -> list[str]:
     return [recipe.text for recipe in with_rivals([resolve(r) for r in recipes], steps)]
+
+
+def compared(recipes: list[str], *, rivals: bool = True) -> tuple[Recipe, ...]:
+    (found,) = comparisons(Study.of("tiny-sd", recipes, rivals=rivals))
+    return found.recipes
 
 
 def test_a_cache_brings_fewer_steps_and_nothing_else_does() -> None:
@@ -40,8 +47,8 @@ def test_few_steps_leave_few_rivals() -> None:
 
 def test_rivals_can_be_declined() -> None:
     recipes = ["baseline", "fbcache(0.1)"]
-    assert len(prepare("tiny-sd", recipes).recipes) == 4
-    assert [r.text for r in prepare("tiny-sd", recipes, rivals=False).recipes] == [
+    assert len(compared(recipes)) == 4
+    assert [r.text for r in compared(recipes, rivals=False)] == [
         "baseline",
         "first_block_cache(0.1)",
     ]
@@ -49,10 +56,10 @@ def test_rivals_can_be_declined() -> None:
 
 @pytest.mark.parametrize("name", PROMPT_SETS)
 def test_a_prompt_set_is_thirteen_prompts_at_three_seeds(name: str) -> None:
-    workload = prepare("tiny-sd", ["baseline"], prompt_set=name).workload
+    workload = comparison_of("tiny-sd", "baseline", prompt_set=name).workload
     assert len(set(workload.prompts)) == 13
     assert len(workload.seeds) == NUM_SEEDS
-    assert len(prepare("tiny-sd", ["baseline"], prompt_set=name, num_seeds=1).workload.seeds) == 1
+    assert len(comparison_of("tiny-sd", "baseline", prompt_set=name, num_seeds=1).workload.seeds) == 1
 
 
 def test_the_prompt_set_of_the_tiny_world_says_what_it_means() -> None:
@@ -71,8 +78,8 @@ def test_the_prompt_set_of_the_tiny_world_says_what_it_means() -> None:
 
 def test_wrong_prompt_sets_are_named() -> None:
     with pytest.raises(UsageError, match="did you mean 'tinyworld'"):
-        prepare("tiny-sd", ["baseline"], prompt_set="tinyword")
+        comparison_of("tiny-sd", "baseline", prompt_set="tinyword")
     with pytest.raises(UsageError, match="give one of them"):
-        prepare("tiny-sd", ["baseline"], prompt_set="real", prompts=["a cat"])
+        comparison_of("tiny-sd", "baseline", prompt_set="real", prompts=["a cat"])
     with pytest.raises(WorkloadError, match="at least one seed"):
-        prepare("tiny-sd", ["baseline"], prompt_set="real", num_seeds=0)
+        comparison_of("tiny-sd", "baseline", prompt_set="real", num_seeds=0)

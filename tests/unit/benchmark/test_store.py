@@ -53,15 +53,11 @@ def test_the_noise_floor_and_the_scorer_come_back(tmp_path: Path) -> None:
     key = trial.key(environment)
     floor = NoiseFloor(recipe="attention(math)", pictures=make_round(0).pictures)
     with Store.create(tmp_path) as store:
-        store.start_run("x", [trial], environment, scorer="clip@1")
+        invocation = store.start_run("x", [trial], environment, scorer="clip@1")
         assert store.noise_floor(key) is None
         store.set_noise_floor(key, floor)
         store.append(key, make_round(0))
-        record = store.record(key)
-        assert record is not None
-        run = store.run_of([record])
-        assert run is not None
-        found = store.quality_pass(run)
+        found = store.quality_pass(invocation)
     assert (found.scorer, found.floor) == ("clip@1", floor)
 
 

@@ -14,7 +14,8 @@ import torch
 import vivace
 from tests.narrow import SIDE, make_all_small
 from tests.typed import typed
-from vivace.benchmark import Plan, Store, prepare
+from vivace.benchmark import Store, Timing
+from vivace.benchmark.comparison import comparison_of
 from vivace.errors import UnknownModel, Unsupported, UsageError
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.architectures import ARCHITECTURES, TAEF1
@@ -59,7 +60,7 @@ def test_every_model_is_run_as_its_catalogue_entry_says(name: str) -> None:
         assert scheduler.class_name == entry.scheduler.class_name
         assert entry.scheduler.overrides.items() <= scheduler.config.items()
     assert (found.tiny_vae is None) == (name == "playground"), "its latents have statistics of their own"
-    workload = prepare(f"synthetic:{name}", ["baseline"]).workload
+    workload = comparison_of(f"synthetic:{name}", "baseline").workload
     assert (workload.height, workload.num_inference_steps) == (entry.height, entry.num_inference_steps)
 
 
@@ -225,7 +226,9 @@ def test_questions_about_its_pictures_are_refused(
 
 def test_the_same_from_python(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--lpips: synthetic:sd15 has random weights"):
-        vivace.bench("synthetic:sd15", ["baseline"], lpips=True, plan=Plan(rounds=1), store=tmp_path / "s")
+        vivace.bench(
+            "synthetic:sd15", ["baseline"], lpips=True, timing=Timing(rounds=1), store=tmp_path / "s"
+        )
 
     class Asked(Exception):
         pass

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from vivace.export.loading import loading
-from vivace.models import find_model, load, load_pipeline, script
+from vivace.export import loading
+from vivace.models import find_model, load, load_pipeline
 
 
 def parameters(pipe: Any) -> dict[str, torch.Tensor]:
@@ -17,11 +17,11 @@ def parameters(pipe: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("model", ["tiny-sd", "tiny-flux", "tiny-flux-schnell"])
 def test_every_parameter_is_the_same(model: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (load, script):
+    for module in (load, loading):
         monkeypatch.setattr(module, "precision", lambda found, device: dtype)
     found = find_model(model)
     expected = parameters(load_pipeline(found, "cpu"))
-    made = loading(found, "cpu")
+    made = loading.loading(found, "cpu")
     names: dict[str, Any] = {}
     for name in made.imports:
         module, _, member = name.partition(":")

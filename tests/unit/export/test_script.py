@@ -16,8 +16,9 @@ from PIL import Image
 from tests import shrunken
 from tests.composition.recipes import MODELS, plain
 from tests.exported import CALL, PROMPT, check, run, with_vivace, write
+from tests.targets import target_of
 from vivace import runtime, techniques
-from vivace.contract.technique import Machine, Target
+from vivace.contract import Machine
 from vivace.errors import NoEffect, Unsupported, UsageError
 from vivace.export.script import write_script
 from vivace.models import find_model, load_pipeline
@@ -335,7 +336,7 @@ def test_packed_int4_is_vivaces_own() -> None:
     pipe = load_pipeline(find_model("tiny-flux"), "cpu")
     quantize = Quantize(scheme="int4")
     on_gpu, on_cpu = (
-        Target(Machine(device, "a machine", capability, "c++"), pipe=pipe, components=("denoiser",))
+        target_of(Machine(device, "a machine", capability, "c++"), pipe=pipe)
         for device, capability in (("cuda", (9, 0)), ("cpu", None))
     )
     assert quantize.script(on_gpu) is None

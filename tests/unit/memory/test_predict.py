@@ -12,15 +12,16 @@ import torch
 from tests.make import make_trial
 from vivace.errors import NoEffect, UnknownModel, Unsupported, WorkloadError
 from vivace.measure.memory import weights_bytes
+from vivace.memory import fit
 from vivace.memory.fit import RESERVE_BYTES, changes, fits
 from vivace.memory.footprint import CUBLAS_WORKSPACE
 from vivace.memory.predict import Prediction, predict, predict_trial
 from vivace.memory.weightless import find_weightless
 from vivace.models import find_model, load_pipeline
-from vivace.recipes.resolve import instantiate, resolve
-from vivace.runtime import fit
+from vivace.recipes.resolve import resolve
 from vivace.runtime.session import session_of
 from vivace.techniques import TECHNIQUES, offload
+from vivace.techniques.offload import Offload
 
 GIB = 2**30
 # One H200, PyTorch 2.11.0+cu130, cuDNN 9.19, diffusers 0.42.1, 2026-11-20: the public stack with random weights, eager,
@@ -218,8 +219,8 @@ def test_what_is_left_free_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert filled.fills
     before, after = smaller[-1].prediction, filled.prediction
     assert "offload(group)" in before.recipe
-    (call,) = (call for call in resolve(after.recipe).techniques if call.name == "offload")
-    kept = float(dict(call.knobs)["keep"]) * 1e9  # type: ignore[arg-type]
+    (made,) = (technique for technique in resolve(after.recipe) if isinstance(technique, Offload))
+    kept = made.keep * 1e9
     assert kept >= 2e6
     assert after.recipe == before.recipe.replace("offload(group)", f"offload(group, keep={kept / 1e9:g})")
     assert fits(after, card)
@@ -229,11 +230,11 @@ def test_what_is_left_free_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_has_no_use_for_room() -> None:
     for recipe in ("offload(model)", "offload(group, keep=2)", "offload(sequential)", "bf16"):
-        (call,) = resolve(recipe).techniques
-        assert instantiate(call).with_room(1e12) is None
-    (call,) = resolve("offload(group, stream=True)").techniques
-    assert instantiate(call).with_room(4.4e9) == "offload(group, stream=True, keep=4)"
-    assert instantiate(call).with_room(0.7e9) is None, "what is fetched ahead takes room as well"
+        (technique,) = resolve(recipe)
+        assert technique.using_memory(1e12) is None
+    (technique,) = resolve("offload(group, stream=True)")
+    assert technique.using_memory(4.4e9) == Offload(mode="group", stream=True, keep=4)
+    assert technique.using_memory(0.7e9) is None, "prefetching takes memory as well"
 
 
 @pytest.mark.usefixtures("_each_prediction_once")

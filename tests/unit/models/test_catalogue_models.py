@@ -16,7 +16,7 @@ import vivace
 from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tinyworld import flux
-from vivace.benchmark.prepare import default_threads, prepare
+from vivace.benchmark.comparison import comparison_of, default_threads
 from vivace.errors import Unsupported
 from vivace.export.script import write_script
 from vivace.models import CATALOGUE, find_model, load_pipeline
@@ -123,7 +123,7 @@ def draw(session: Any, **call: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_loads_and_draws(name: str, served: Hub) -> None:
-    prepared = prepare(name, ["baseline"])
+    prepared = comparison_of(name, "baseline")
     entry = CATALOGUE[name]
     assert prepared.workload.num_inference_steps == entry.num_inference_steps
     assert prepared.workload.prompts == entry.prompts
@@ -152,7 +152,7 @@ def test_it_loads_and_draws(name: str, served: Hub) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if origin_of(name).tiny_vae is not None])
 def test_its_tiny_vae_is_fetched_when_it_is_asked_for(name: str, served: Hub) -> None:
-    prepare(name, ["baseline"])
+    comparison_of(name, "baseline")
     taken = {file for file in served.files if "/" not in file and file != "model_index.json"}
     session = vivace.load(name, "tiny_vae", device="cpu")
     assert type(session.pipe.vae).__name__ == "AutoencoderTiny"
@@ -241,7 +241,7 @@ def test_a_script_of_it_draws_the_same(
     origin = origin_of(name)
     if origin.lora is not None and importlib.util.find_spec("peft") is None:
         pytest.skip("diffusers merges LoRAs with peft, which is not installed")
-    found = prepare(name, ["baseline"]).found
+    found = comparison_of(name, "baseline").found
     recipe = resolve("baseline" if origin.tiny_vae is None else "tiny_vae")
     call = {"height": 32, "width": 32, "num_inference_steps": 2}
     session = open_session(found, recipe, "cpu", call)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import vivace
-from vivace.benchmark import Plan
-from vivace.benchmark.prepare import prepare
+from vivace.benchmark import Timing
+from vivace.benchmark.comparison import comparison_of
 from vivace.errors import UnknownModel, UnusableModel
 from vivace.models import CATALOGUE, Embedded, find_model, load_pipeline
 from vivace.models.find import WEIGHTS
@@ -33,9 +33,9 @@ def test_names_are_forgiving_about_case() -> None:
 
 
 def test_a_saved_pipeline_is_benched_like_any_other(folder: Path, tmp_path: Path) -> None:
-    plan = Plan(rounds=1, repeats=1, max_warmup=1, threads=1)
+    timing = Timing(rounds=1, repeats=1, max_warmup=1, threads=1)
     recipes = ["baseline", "steps(2)", "tiny_vae"]
-    records = vivace.bench(str(folder), recipes, num_inference_steps=3, plan=plan, store=tmp_path / "s")
+    records = vivace.bench(str(folder), recipes, num_inference_steps=3, timing=timing, store=tmp_path / "s")
     assert records[0].trial.workload.height == 128, "its native size"
     assert records[0].trial.workload.guidance_scale == 7.5, "its pipeline's own"
     assert [r.outcome for r in records] == [Outcome.MEASURED, Outcome.MEASURED, Outcome.UNSUPPORTED]
@@ -88,7 +88,7 @@ def test_damaged_weights_are_named_before_anything_is_loaded(folder: Path, conte
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(content(weights.read_bytes()))
     with pytest.raises(UnusableModel, match=r"unet/diffusion_pytorch_model\.safetensors " + says):
-        prepare(str(folder), ["baseline"])
+        comparison_of(str(folder), "baseline")
 
 
 def test_weights_of_another_network_are_explained(folder: Path) -> None:
@@ -105,7 +105,7 @@ def test_pickles_are_never_loaded(folder: Path) -> None:
     with pytest.raises(
         UnusableModel, match=r"no safetensors for its unet, only diffusion_pytorch_model\.bin"
     ):
-        prepare(str(folder), ["baseline"])
+        comparison_of(str(folder), "baseline")
     weights.with_suffix(".bin").unlink()
     with pytest.raises(UnusableModel, match="has no weights for its unet"):
         load_pipeline(find_model(str(folder)), "cpu")

@@ -25,8 +25,8 @@ import vivace
 from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tinyworld import flux
-from vivace.benchmark import Plan
-from vivace.benchmark.prepare import prepare
+from vivace.benchmark import Timing
+from vivace.benchmark.comparison import comparison_of
 from vivace.models import find_model, load_pipeline
 from vivace.models.pipelines import TEXT_TO_IMAGE
 from vivace.spec.record import Outcome
@@ -143,7 +143,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_it_is_drawn_as_its_own_pipeline_draws(
     folders: dict[str, Path], name: str, side: int, steps: int, guidance: float
 ) -> None:
-    workload = prepare(str(folders[name]), ["baseline"]).workload
+    workload = comparison_of(str(folders[name]), "baseline").workload
     assert (workload.height, workload.width, workload.num_inference_steps) == (side, side, steps)
     assert workload.guidance_scale == guidance
     pipe = load_pipeline(find_model(str(folders[name])), "cpu")
@@ -174,13 +174,13 @@ def test_what_techniques_cannot_do_there_is_said_in_words(
         "fbcache(hits=0.5)",
         "steps(1)",
     ]
-    plan = Plan(rounds=1, repeats=1, max_warmup=1, threads=1)
+    timing = Timing(rounds=1, repeats=1, max_warmup=1, threads=1)
     records = vivace.bench(
         str(folders[name]),
         recipes,
         prompts=["a red circle"],
         num_inference_steps=2,
-        plan=plan,
+        timing=timing,
         store=tmp_path / "store",
         quality=False,
         rivals=False,

@@ -13,7 +13,7 @@ from diffusers import AutoencoderTiny
 
 import vivace
 from tinyworld import flux, networks
-from vivace.benchmark.prepare import prepare
+from vivace.benchmark.comparison import comparison_of
 from vivace.errors import UnusableModel
 from vivace.models import CATALOGUE, find, find_model, load_pipeline
 
@@ -67,7 +67,7 @@ def test_the_pipeline_is_told_how_many_tokens_prompts_have(flux_family: Path) ->
 
 
 def test_the_length_of_prompts_is_no_part_of_a_workload(flux_family: Path) -> None:
-    prepared = prepare("tiny-flux", ["baseline"])
+    prepared = comparison_of("tiny-flux", "baseline")
     assert prepared.found.call == {"max_sequence_length": 32}
     assert prepared.workload.num_inference_steps == 4
     assert "max_sequence_length" not in prepared.workload.model_dump()

@@ -20,7 +20,7 @@ from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tests.original_layout import save_sd15, save_sdxl
 from tinyworld import flux
-from vivace.benchmark.prepare import prepare
+from vivace.benchmark.comparison import comparison_of
 from vivace.errors import NoEffect, Unsupported, UnusableModel
 from vivace.export.script import write_script
 from vivace.memory.weightless import find_weightless
@@ -60,7 +60,7 @@ def test_a_script_of_it_draws_the_same(
     served: Hub, pipe: Any, folder: Path, tmp_path: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = str(save_sd15(pipe, (folder if beside else tmp_path) / "model.safetensors"))
-    found, call = prepare(file, ["baseline"]).found, {"height": 64, "width": 64, "num_inference_steps": 2}
+    found, call = comparison_of(file, "baseline").found, {"height": 64, "width": 64, "num_inference_steps": 2}
     text = write_script(found, resolve("baseline"), "cpu", prompt="a red circle", call=call).text
     assert "vivace" not in text
     monkeypatch.chdir(tmp_path)
@@ -135,7 +135,7 @@ def test_a_damaged_file(served: Hub, pipe: Any, tmp_path: Path) -> None:
     ):
         file.write_bytes(content)
         with pytest.raises(UnusableModel, match=f"model.safetensors {says}") as caught:
-            prepare(str(file), ["baseline"])
+            comparison_of(str(file), "baseline")
         assert caught.value.exit_code == 3
 
 

@@ -11,7 +11,8 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, build, draw, modules, psnr, session, upcasting
-from vivace.contract.technique import Machine, Target
+from tests.targets import target_of
+from vivace.contract import Machine
 from vivace.errors import Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.offloading.components import Part, Visits
@@ -347,7 +348,7 @@ def test_a_weight_that_hides_its_tensors_is_refused() -> None:
     assert unknown_kind(pipe.unet) is None
     hiding = torch.Tensor._make_wrapper_subclass(Hiding, (4, 4))
     pipe.unet.conv_in._buffers["hiding"] = hiding
-    target = Target(GPU, pipe=pipe)
+    target = target_of(GPU, pipe=pipe)
     for mode in ("model", "group"):
         assert "denoiser's weights are Hiding" in (Offload(mode=mode).unsupported(target) or "")
 

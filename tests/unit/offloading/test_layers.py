@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, modules, session, upcasting
-from vivace.contract.technique import Machine
+from vivace.contract import Machine
 from vivace.errors import RecipeError
 from vivace.offloading.components import Part
 from vivace.offloading.layers import LayerVisits, kept, moves, units

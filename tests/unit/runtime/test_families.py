@@ -16,7 +16,7 @@ from diffusers import (
 )
 
 import vivace
-from vivace.contract.technique import Target
+from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.measure.machine import this_machine
 from vivace.techniques.first_block_cache import FirstBlockCache
@@ -227,7 +227,7 @@ def test_unets_have_nothing_for_a_first_block_cache(sdxl: Any) -> None:
 
 
 def test_random_weights_take_a_fixed_schedule_only(flux: Any) -> None:
-    target = Target(machine=this_machine("cpu"), pipe=flux, components=("denoiser",), has_random_weights=True)
+    target = target_of(machine=this_machine("cpu"), pipe=flux, has_random_weights=True)
     reason = FirstBlockCache(threshold=0.1).unsupported(target)
     assert reason is not None
     assert "first_block_cache(hits=0.5)" in reason

@@ -9,12 +9,13 @@ import torch
 
 import vivace
 from tests import shrunken
-from vivace.contract.technique import Target, component_of
+from tests.targets import target_of
+from vivace.contract import component_of
 from vivace.errors import NoEffect, RecipeError, UnknownModel, Unsupported
 from vivace.measure.machine import this_machine
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import Session, waits_on_host
+from vivace.runtime.session import Session
 
 PROMPTS = ["a red circle", "a blue square", "a green triangle"]
 
@@ -216,16 +217,16 @@ def test_layers_that_are_brought_one_by_one_draw_the_same_picture(recipe: str) -
     call = {"num_inference_steps": 2}
     reference = draw(vivace.apply(pipeline(), recipe), "a red circle", 0, **call)
     pipe = pipeline()
-    target = Target(this_machine("cpu"), pipe, waits=True)
+    target = target_of(this_machine("cpu"), pipe, on_host=True)
     session = Session(pipe, resolve(recipe), target)
     assert np.array_equal(draw(session, "a red circle", 0, **call), reference)
-    assert waits_on_host(session.recipe)
-    assert not waits_on_host(resolve("bf16+compile"))
+    assert session.recipe.loads_from_host
+    assert not resolve("bf16+compile").loads_from_host
 
 
 def test_what_draws_before_it_shrinks_the_model_needs_it_on_the_gpu() -> None:
-    assert waits_on_host(resolve("int8+offload(model)"))
-    assert not waits_on_host(resolve("fp8_static+offload(model)"))
+    assert resolve("int8+offload(model)").loads_from_host
+    assert not resolve("fp8_static+offload(model)").loads_from_host
 
 
 def test_a_call_that_fails_while_decoding_leaves_the_vae_as_it_was(tmp_path: Path) -> None:

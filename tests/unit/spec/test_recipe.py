@@ -3,8 +3,10 @@
 import pytest
 
 from vivace.errors import RecipeError
+from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import MAX_LENGTH, Recipe
+from vivace.spec.recipe import MAX_LENGTH, RecipeSpec, TechniqueCall
+from vivace.techniques.steps import Steps
 
 
 @pytest.mark.parametrize(
@@ -49,15 +51,41 @@ def test_canonical_form(text: str, canonical: str) -> None:
 
 
 def test_every_knob_is_stored_as_resolved() -> None:
-    (call,) = resolve("scheduler(unipc)").techniques
+    (call,) = resolve("scheduler(unipc)").spec.techniques
     assert call.knobs == {"sampler": "unipc", "karras": False, "spacing": "as_published"}
-    (call,) = resolve("compile").techniques
+    (call,) = resolve("compile").spec.techniques
     assert call.targets == ("denoiser",)
 
 
 def test_json_round_trip() -> None:
     recipe = resolve("bf16+cfg_cutoff(0.4)")
-    assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+    stored = RecipeSpec.model_validate_json(recipe.spec.model_dump_json())
+    assert Recipe.from_spec(stored) == recipe
+
+
+def test_a_stored_recipe_of_another_version_is_readable_and_refused_by_name() -> None:
+    call = TechniqueCall(name="gone", knobs={"level": 3}, targets=())
+    stored = RecipeSpec.model_validate_json(RecipeSpec(text="gone(3)", techniques=(call,)).model_dump_json())
+    assert stored.text == "gone(3)"
+    with pytest.raises(RecipeError, match="no technique 'gone'"):
+        Recipe.from_spec(stored)
+    other = RecipeSpec(
+        text="steps(3)", techniques=(TechniqueCall(name="steps", knobs={"count": 3}, targets=()),)
+    )
+    with pytest.raises(RecipeError, match="another steps: "):
+        Recipe.from_spec(other)
+
+
+def test_recipes_are_edited_as_values() -> None:
+    recipe = resolve("bf16+tiny_vae+steps(20)")
+    assert recipe.without("steps").text == "tiny_vae+dtype(bf16)"
+    assert recipe.without(Steps(steps=20)) == recipe.without("steps")
+    assert recipe.without(Steps(steps=8)) == recipe
+    assert resolve("bf16").with_(Steps(steps=8)) == resolve("steps(8)+bf16")
+    with pytest.raises(RecipeError, match="both set the number of steps of the call"):
+        recipe.with_(Steps(steps=8))
+    assert recipe.replacing(Steps(steps=8), *resolve("fp16")).text == "tiny_vae+dtype(fp16)+steps(8)"
+    assert recipe.text == "tiny_vae+dtype(bf16)+steps(20)", "the edited one is another"
 
 
 def test_same_picture_holds_only_if_it_holds_for_all() -> None:

@@ -9,7 +9,8 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, psnr, session
-from vivace.contract.technique import Machine, Target
+from tests.targets import target_of
+from vivace.contract import Machine
 from vivace.errors import NoEffect
 from vivace.runtime.embeddings import encode
 from vivace.techniques.tf32 import Tf32
@@ -80,7 +81,7 @@ def test_prompts_that_are_encoded_ahead_are_encoded_in_it_too() -> None:
 
 
 def tf32(pipe: Any) -> Any:
-    return Tf32().apply(Target(machine=AMPERE, pipe=pipe))
+    return Tf32().apply(target_of(machine=AMPERE, pipe=pipe))
 
 
 def flags() -> tuple[bool, bool]:
@@ -134,7 +135,7 @@ def test_tf32_needs_something_in_fp32() -> None:
 
 def test_tf32_is_refused_in_words_elsewhere() -> None:
     def reason(machine: Machine) -> str:
-        return Tf32().unsupported(Target(machine=machine)) or ""
+        return Tf32().unsupported(target_of(machine=machine)) or ""
 
     assert "a CPU has none" in reason(Machine("cpu", "a CPU", None, None))
     assert "an old one has less" in reason(Machine("cuda", "an old one", (7, 5), None))

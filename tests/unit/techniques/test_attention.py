@@ -1,4 +1,4 @@
-"""Attention kernels: what runs where, calls that are calls to a kernel, and those that it does not take."""
+"""Attention kernels: what runs where, calls that are redirected to a kernel, and those that it does not take."""
 
 import sys
 import types
@@ -12,15 +12,16 @@ import torch.nn.functional as F
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
+from tests.targets import target_of
+from vivace.attention_backends import calls
 from vivace.attention_backends.calls import RedirectedAttention
 from vivace.attention_backends.kernels import KERNELS
-from vivace.contract.technique import Machine, Target
+from vivace.contract import Machine
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.kernels import attention_kernels
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
-from vivace.techniques import attention_calls
 from vivace.techniques.attention import Attention
 
 CPU = Machine("cpu", "CPU", None, "c++")
@@ -32,7 +33,7 @@ def gpu(major: int, minor: int, packages: bool = True) -> Machine:
 
 
 def unsupported(backend: Any, machine: Machine, **target: Any) -> str | None:
-    return Attention(backend=backend).unsupported(Target(machine=machine, **target))
+    return Attention(backend=backend).unsupported(target_of(machine=machine, **target))
 
 
 @pytest.mark.parametrize(
@@ -80,14 +81,14 @@ def test_reasons_say_what_is_missing_and_what_to_do() -> None:
 )  # fmt: skip
 def test_heads_of_full_size_models(model: str, backend: str, component: Any, said: str | None) -> None:
     pipe = find_weightless(model).build()
-    reason = unsupported(backend, gpu(9, 0), pipe=pipe, components=(component,), has_data=False)
+    reason = unsupported(backend, gpu(9, 0), pipe=pipe, components=(component,), has_weights=False)
     assert reason is None if said is None else said in (reason or "")
 
 
 def test_fp32_is_refused_where_a_kernel_wants_half_of_it() -> None:
     pipe = build("sd")
     for backend in ("flash", "cudnn", "flash3", "flash4"):
-        said = unsupported(backend, gpu(9, 0), pipe=pipe, components=("denoiser",), has_data=False)
+        said = unsupported(backend, gpu(9, 0), pipe=pipe, has_weights=False)
         assert "needs fp16 or bf16, the denoiser is float32" in (said or "")
 
 
@@ -176,22 +177,22 @@ def test_flex_composes() -> None:
 
 
 def test_sessions_do_not_see_each_other() -> None:
-    calls, plain = (
+    redirected, plain = (
         session("sd", f"compile(backend=eager, blocks=repeated){more}") for more in ("+attention(flex)", "")
     )
     first = draw(plain, num_inference_steps=1)
-    draw(calls, num_inference_steps=1)
+    draw(redirected, num_inference_steps=1)
     assert np.array_equal(draw(plain, num_inference_steps=1), first)
     assert F.scaled_dot_product_attention is PLAIN
 
 
 def test_memory_is_predicted_without_the_packages() -> None:
     model = find_weightless("sdxl")
-    plain, calls = (predict(model, resolve(recipe)) for recipe in ("baseline", "attention(flex)"))
-    assert calls.peak_bytes == plain.peak_bytes
+    plain, redirected = (predict(model, resolve(recipe)) for recipe in ("baseline", "attention(flex)"))
+    assert redirected.peak_bytes == plain.peak_bytes
 
 
-# calls that are calls
+# calls that are redirected
 
 
 @pytest.fixture(params=["flash3", "flash4", "sage", "xformers"])
@@ -225,7 +226,7 @@ def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         vars(module).update(functions)
         monkeypatch.setitem(sys.modules, name, module)
     yield request.param
-    attention_calls._OPERATORS.clear()
+    calls._OPERATORS.clear()
 
 
 def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -236,7 +237,7 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_packages_compute_eager_and_compiled_calls(package: str) -> None:
-    calls = RedirectedAttention(package)
+    redirected = RedirectedAttention(package)
     query, key, value = tensors()
     kept = key.clone()
 
@@ -244,27 +245,27 @@ def test_packages_compute_eager_and_compiled_calls(package: str) -> None:
         return F.scaled_dot_product_attention(*given).flatten(1) + 1
 
     wanted = outer(query, key, value)
-    with torch.no_grad(), calls.inside():
+    with torch.no_grad(), redirected.inside():
         torch.testing.assert_close(outer(query, key, value), wanted, atol=0.03, rtol=0.03)
-        assert (calls.num_redirected, calls.num_compiled) == (1, 0)
+        assert (redirected.num_redirected, calls.num_compiled) == (1, 0)
         compiled = torch.compile(outer, backend="aot_eager", fullgraph=True)
         for _ in range(2):
             torch.testing.assert_close(compiled(query, key, value), wanted, atol=0.03, rtol=0.03)
-    assert (calls.num_redirected, calls.num_compiled) == (1, 1)
+    assert (redirected.num_redirected, calls.num_compiled) == (1, 1)
     assert torch.equal(key, kept), "the caller's tensors stay as they are"
 
 
 def test_calls_that_do_not_fit_stay_pytorchs_and_are_counted(package: str) -> None:
-    calls = RedirectedAttention(package)
+    redirected = RedirectedAttention(package)
     query, key, value = tensors()
     mask = torch.rand(2, 3, 40, 24) > 0.5
-    with calls.inside():
+    with redirected.inside():
         masked = F.scaled_dot_product_attention(query, key, value, mask)
         F.scaled_dot_product_attention(query, key, value, is_causal=True)
         F.scaled_dot_product_attention(query.float(), key.float(), value.float())
     assert torch.equal(masked, PLAIN(query, key, value, mask))
     left = {"masked": 1, "causal, grouped or with dropout": 1}
-    assert calls.left == (left if package == "xformers" else left | {"fp32": 1})
+    assert redirected.left == (left if package == "xformers" else left | {"fp32": 1})
 
 
 def test_pytorchs_own_function_comes_back_after_an_error(package: str) -> None:

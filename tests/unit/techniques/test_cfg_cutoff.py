@@ -8,8 +8,9 @@ import torch
 
 import vivace
 from tests.families import build, draw, psnr, session
+from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract.technique import Machine, Target
+from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported
 from vivace.runtime.embeddings import encode
 from vivace.techniques.cfg_cutoff import CfgCutoff
@@ -220,11 +221,11 @@ def test_pipelines_that_name_no_two_calls_say_so() -> None:
     for kind in (FluxFillPipeline, WrongOrder):
         other = object.__new__(kind)
         other.transformer = pipe.transformer
-        reason = CfgCutoff(fraction=0.5).unsupported(Target(machine, other))
+        reason = CfgCutoff(fraction=0.5).unsupported(target_of(machine, other))
         assert reason is not None
         assert reason.startswith(f"{kind.__name__} runs guidance neither")
     assert hasattr(StableDiffusionPipeline, "do_classifier_free_guidance")
-    assert CfgCutoff(fraction=0.5).unsupported(Target(machine, pipe)) is None
+    assert CfgCutoff(fraction=0.5).unsupported(target_of(machine, pipe)) is None
 
 
 # guidance(true_cfg=...)

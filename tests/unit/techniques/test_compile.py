@@ -12,8 +12,9 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
+from tests.targets import target_of
 from vivace.compilation.compiled_code import code_folder
-from vivace.contract.technique import Machine, Target
+from vivace.contract import Machine
 from vivace.errors import Unsupported
 from vivace.techniques.compile import Compile
 
@@ -40,10 +41,10 @@ def test_blocks_that_are_not_named_are_refused_in_words() -> None:
             vivace.apply(build("sd"), f"compile(backend=eager, blocks=repeated)@{target}")
     made = Compile(mode="reduce-overhead", blocks="repeated")
     on_gpu = Machine("cuda", "a GPU", (9, 0), None)
-    assert "a CUDA graph for every single block" in (made.unsupported(Target(machine=on_gpu)) or "")
-    assert Compile(blocks="repeated").unsupported(Target(machine=on_gpu)) is None
+    assert "a CUDA graph for every single block" in (made.unsupported(target_of(machine=on_gpu)) or "")
+    assert Compile(blocks="repeated").unsupported(target_of(machine=on_gpu)) is None
     old = Machine("cuda", "an old GPU", (7, 0), None)
-    assert "needs compute capability 7.5" in (Compile().unsupported(Target(machine=old)) or "")
+    assert "needs compute capability 7.5" in (Compile().unsupported(target_of(machine=old)) or "")
 
 
 def test_each_session_counts_its_own_graphs() -> None:
@@ -88,11 +89,11 @@ _PROCESS = """
 import json, types, torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 cache_dir()  # as some imports do: it writes inductor's default into the environment
-from vivace.contract.technique import Machine, Target
+from vivace.contract import Machine, Target
 from vivace.techniques.compile import Compile
 unet = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU())
 pipe = types.SimpleNamespace(unet=unet)
-effect = Compile().apply(Target(Machine("cpu", "CPU", None, "c++"), pipe, components=("denoiser",)))
+effect = Compile().apply(target_of(Machine("cpu", "CPU", None, "c++"), pipe))
 with torch.no_grad():
     unet.forward(torch.ones(2, 8))
 print(json.dumps(effect.evidence()))

@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, psnr
-from vivace.contract.technique import Machine, Target
+from tests.targets import target_of
+from vivace.contract import Machine
 from vivace.errors import Unsupported
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
@@ -126,7 +127,7 @@ def test_what_cannot_be_recorded_is_recorded_again_next_time() -> None:
 
 def apply(pipe: Any, monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> Any:
     monkeypatch.setattr(cuda_graph, "_cuda_recorder", lambda: record)
-    return CudaGraph(**knobs).apply(Target(machine=GPU, pipe=pipe, components=("denoiser",)))
+    return CudaGraph(**knobs).apply(target_of(machine=GPU, pipe=pipe))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -166,10 +167,10 @@ def test_what_cannot_be_recorded_is_said_in_words() -> None:
         vivace.load("tiny-sd", "cuda_graph")
     pipe = build("flux")
     vivace.apply(pipe, "fbcache(0.1)")
-    target = Target(machine=GPU, pipe=pipe, components=("denoiser",))
+    target = target_of(machine=GPU, pipe=pipe)
     assert "step cache decides on the CPU" in (CudaGraph().unsupported(target) or "")
     pipe = build("sd")
-    target = Target(machine=GPU, pipe=pipe, components=("denoiser",))
+    target = target_of(machine=GPU, pipe=pipe)
     assert CudaGraph().unsupported(target) is None
     pipe.unet.forward = lambda: None
     pipe.unet.forward.replays_graphs = True

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 import vivace
 from tests.families import draw, psnr
+from tests.targets import target_of
 from tests.typed import said
-from vivace.contract.technique import Target
 from vivace.errors import Unsupported, UnusableModel
 from vivace.export.script import write_script
 from vivace.measure.machine import this_machine
@@ -129,7 +129,7 @@ def test_a_file_of_another_model_is_refused(known: Path) -> None:
 
 def test_random_weights_have_no_lora() -> None:
     assert CATALOGUE["sdxl"].few_steps
-    target = Target(this_machine("cpu"), pipe=object(), has_random_weights=True)
+    target = target_of(this_machine("cpu"), pipe=object(), has_random_weights=True)
     assert "takes the same time" in (Distilled(kind="lcm").unsupported(target) or "")
 
 

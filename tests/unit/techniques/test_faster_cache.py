@@ -12,8 +12,8 @@ from diffusers.hooks.faster_cache import _split_low_high_freq
 import vivace
 from tests import exported
 from tests.families import build, draw, psnr, session
+from tests.targets import target_of
 from tests.unit.techniques import halved
-from vivace.contract.technique import Target
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.flops import count_denoiser
 from vivace.measure.timer import PipelineTimer
@@ -282,7 +282,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
 
 def test_random_weights_take_its_schedule() -> None:
     pipe = build("sdxl")
-    target = Target(machine=None, pipe=pipe, components=("denoiser",), has_random_weights=True)  # type: ignore[arg-type]
+    target = target_of(pipe=pipe, has_random_weights=True)  # type: ignore[arg-type]
     assert FasterCache().unsupported(target) is None
 
 

@@ -8,7 +8,7 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
-from vivace.contract.technique import component_of
+from vivace.contract import component_of
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.memory.predict import predict

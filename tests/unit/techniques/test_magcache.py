@@ -12,9 +12,10 @@ from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS, nearest_interp
 
 import vivace
 from tests.families import build, draw, psnr, session
+from tests.targets import target_of
 from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract.technique import Machine, Target
+from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
@@ -138,7 +139,7 @@ def test_whose_table_it_is() -> None:
     assert find_ratios(dev, "another@1") == published
     # What decides is the table, so that random weights of its architecture take it.
     for pipe, wanted in ((find_weightless("synthetic:flux-dev").build(), None), (build("flux"), "is learnt")):
-        target = Target(Machine("cpu", "CPU", None, None), pipe, has_random_weights=True)
+        target = target_of(Machine("cpu", "CPU", None, None), pipe, has_random_weights=True)
         said = Magcache().unsupported(target)
         assert said is None if wanted is None else wanted in (said or "")
         assert Magcache(hits=0.5).unsupported(target) is None

@@ -8,7 +8,8 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session, upcasting
-from vivace.contract.technique import Machine
+from tests.targets import target_of
+from vivace.contract import Machine
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.memory.predict import Prediction, predict
@@ -149,9 +150,8 @@ def test_it_needs_a_gpu_and_stream_needs_group() -> None:
 def test_weights_that_never_left_refute_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "_bytes", lambda module, device=None: 10)
     monkeypatch.setattr(offload, "_enable", lambda *given: None)
-    from vivace.contract.technique import Target
 
-    effect = Offload(mode="model").apply(Target(machine=GPU, pipe=build("sd")))
+    effect = Offload(mode="model").apply(target_of(machine=GPU, pipe=build("sd")))
     assert effect.refuted is not None
     assert effect.refuted({}) == "all weights were on the GPU after the run"
 

@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import vivace
 from tests import families
 from tests.families import psnr
-from vivace.benchmark import Plan
-from vivace.contract.technique import Machine, Target
+from tests.targets import target_of
+from vivace.benchmark import Timing
+from vivace.contract import Machine
 from vivace.errors import Unsupported, WorkerError
 from vivace.export.script import write_script
 from vivace.models import find_model, load_pipeline
@@ -472,12 +473,12 @@ def test_a_forgotten_session_does_not_stand_in_the_next_ones_way() -> None:
 
 
 def test_a_bench_measures_it(tmp_path: Path) -> None:
-    plan = Plan(rounds=1, repeats=1, max_warmup=1)
+    timing = Timing(rounds=1, repeats=1, max_warmup=1)
     records = vivace.bench(
         "tiny-sd",
         ["baseline", "parallel(guidance)"],
         num_inference_steps=4,
-        plan=plan,
+        timing=timing,
         device="cpu",
         store=tmp_path,
         rivals=False,
@@ -523,7 +524,7 @@ def test_what_copies_need(
 ) -> None:
     monkeypatch.setattr(Machine, "has_package", lambda self, name: has_triton)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: reaches)
-    target = Target(Machine("cuda", "a GPU", (9, 0), None), None)
+    target = target_of(Machine("cuda", "a GPU", (9, 0), None), None)
     reason = Parallel(mode="ring", messages="copies")._no_copies(target, by_diffusers=False)
     assert reason is None if why is None else reason is not None and why in reason
 
@@ -561,7 +562,7 @@ def test_groups_are_not_split_off_one_that_is_bound_to_a_gpu() -> None:
 
 def test_too_few_gpus_are_counted() -> None:
     def reason(num: int | None) -> str | None:
-        target = Target(Machine("cuda", "H200", (9, 0), None, num_gpus=num))
+        target = target_of(Machine("cuda", "H200", (9, 0), None, num_gpus=num))
         return Parallel(mode="ring", gpus=4).unsupported(target)
 
     assert reason(4) is None

@@ -9,7 +9,8 @@ import torch
 import vivace
 from tests.families import FAMILIES, build, draw, session
 from tests.narrow import make_all_small
-from vivace.contract.technique import Machine, Target, component_of
+from tests.targets import target_of
+from vivace.contract import Machine, component_of
 from vivace.errors import NoEffect, Unsupported
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
@@ -184,7 +185,7 @@ def test_freed_encoders_come_back_when_they_are_needed(family: str, monkeypatch:
         ),
     )
     monkeypatch.setattr("vivace.techniques.prompt_cache._is_managed", lambda module: False)
-    effect = PromptCache(free_encoders=True).apply(Target(machine=GPU, pipe=pipe))
+    effect = PromptCache(free_encoders=True).apply(target_of(machine=GPU, pipe=pipe))
     encoders = [e for n in ("text_encoder", "text_encoder_2") if (e := component_of(pipe, n)) is not None]  # type: ignore[arg-type]
     names = [type(encoder).__name__ for encoder in encoders]
     plain = vivace.apply(pipe)
@@ -204,7 +205,7 @@ def test_freed_encoders_come_back_when_they_are_needed(family: str, monkeypatch:
 def test_encoders_that_something_else_moves_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = build("sd")
     pipe.text_encoder._hf_hook = object()  # as accelerate's offloading marks its modules
-    effect = PromptCache(free_encoders=True).apply(Target(machine=GPU, pipe=pipe))
+    effect = PromptCache(free_encoders=True).apply(target_of(machine=GPU, pipe=pipe))
     with torch.no_grad():
         pipe.encode_prompt("a red circle", pipe.device, 1, True)
     assert effect.refuted is not None

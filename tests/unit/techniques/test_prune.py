@@ -8,7 +8,8 @@ import pytest
 import vivace
 from tests.families import build, draw, psnr
 from tests.narrow import make_all_small
-from vivace.contract.technique import Target, component_of
+from tests.targets import target_of
+from vivace.contract import component_of
 from vivace.errors import Unsupported
 from vivace.measure.machine import this_machine
 from vivace.measure.memory import weights_bytes
@@ -26,7 +27,7 @@ def applied(pipe: Any, recipe: str) -> Any:
     call: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2}
     if hasattr(pipe, "transformer"):
         call |= {"height": 128, "width": 128, "max_sequence_length": 32}
-    target = Target(machine=this_machine("cpu"), pipe=pipe, defaults=call, prompts=tuple(PROMPTS))
+    target = target_of(machine=this_machine("cpu"), pipe=pipe, defaults=call, prompts=tuple(PROMPTS))
     return Session(pipe, resolve(recipe), target)
 
 

@@ -10,7 +10,8 @@ import torch
 
 import vivace
 from tests.families import build, draw, psnr, session
-from vivace.contract.technique import Machine, Target
+from tests.targets import target_of
+from vivace.contract import Machine
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.memory.predict import predict
@@ -354,14 +355,14 @@ def test_what_it_cannot_do_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> 
         vivace.apply(session("sd", "int8").pipe, "fp8")
     assert caught.value.already_so
     for scheme in ("fp8",):
-        reason = Quantize(scheme=scheme).unsupported(Target(machine(8, 0))) or ""  # type: ignore[arg-type]
+        reason = Quantize(scheme=scheme).unsupported(target_of(machine(8, 0))) or ""  # type: ignore[arg-type]
         assert "compute capability 8.9" in reason
         assert "8.0" in reason
-    assert Quantize(scheme="fp8").unsupported(Target(machine(8, 9))) is None
-    assert "mslk" in (Quantize(scheme="int4_gemm").unsupported(Target(machine(9, 0))) or "")
-    assert "Hopper" in (Quantize(scheme="int4_gemm").unsupported(Target(machine(8, 9))) or "")
+    assert Quantize(scheme="fp8").unsupported(target_of(machine(8, 9))) is None
+    assert "mslk" in (Quantize(scheme="int4_gemm").unsupported(target_of(machine(9, 0))) or "")
+    assert "Hopper" in (Quantize(scheme="int4_gemm").unsupported(target_of(machine(8, 9))) or "")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install torchao" in (Quantize(scheme="int8").unsupported(Target(machine(9, 0))) or "")
+    assert "pip install torchao" in (Quantize(scheme="int8").unsupported(target_of(machine(9, 0))) or "")
 
 
 @pytest.mark.parametrize(("recipe", "share"), [("nf4", 0.28), ("int4", 0.28)])

@@ -11,7 +11,8 @@ import torch
 
 import vivace
 from tests.families import build, draw, psnr, session
-from vivace.contract.technique import Machine, Target
+from tests.targets import target_of
+from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.memory.predict import predict
@@ -218,7 +219,7 @@ def test_what_modelopt_would_only_simulate_is_refused() -> None:
 def test_what_gguf_does_not_go_with() -> None:
     installed("gguf")
     pipe = session("sd", "quantize(q4_0, backend=gguf)").pipe
-    gpu = Target(Machine("cuda", "a GPU", (9, 0), None), pipe=pipe, components=("denoiser",))
+    gpu = target_of(Machine("cuda", "a GPU", (9, 0), None), pipe=pipe)
     assert "take q8_0" in (CudaGraph().unsupported(gpu) or "")
     assert "sequential moves plain weights only" in (Offload(mode="sequential").unsupported(gpu) or "")
     assert Offload(mode="group").unsupported(gpu) is None

@@ -8,7 +8,8 @@ import torch
 
 import vivace
 from tests.families import build, draw, psnr, session
-from vivace.contract.technique import Machine, Target
+from tests.targets import target_of
+from vivace.contract import Machine
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.quality import faults
 from vivace.models import find_model, load_pipeline
@@ -115,9 +116,9 @@ def test_a_missing_package_is_named(sampler: Any, package: str, monkeypatch: pyt
     machine = Machine("cpu", "CPU", None, None)
     scheduler = Scheduler(sampler=sampler)
     has = Machine("cpu", "CPU", None, None, has_all_packages=True)
-    assert scheduler.unsupported(Target(has)) is None
+    assert scheduler.unsupported(target_of(has)) is None
     monkeypatch.setattr(Machine, "has_package", lambda _, name: name != package)
-    assert f"pip install {package}" in (scheduler.unsupported(Target(machine, build("sd"))) or "")
+    assert f"pip install {package}" in (scheduler.unsupported(target_of(machine, build("sd"))) or "")
 
 
 def test_edms_noise_has_its_own_samplers() -> None:

@@ -9,8 +9,9 @@ from diffusers.hooks.sea_cache import _apply_sea_filter
 
 import vivace
 from tests.families import build, draw, psnr, session
+from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract.technique import Machine, Target
+from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.measure.flops import count_denoiser
 from vivace.measure.timer import PipelineTimer
@@ -287,7 +288,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
     for other in ("seacache(hits=0.5)", "first_block_cache"):
         with pytest.raises(Unsupported, match="has a step cache already"):
             vivace.apply(pipe, other)
-    target = Target(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
+    target = target_of(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
     assert "give a fixed schedule, seacache(hits=0.5)" in (Seacache().unsupported(target) or "")
     assert Seacache(hits=0.5).unsupported(target) is None
 

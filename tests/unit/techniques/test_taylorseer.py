@@ -12,7 +12,7 @@ import vivace
 from tests import exported
 from tests.families import FAMILIES, build, draw, psnr, session
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract.technique import component_of
+from vivace.contract import component_of
 from vivace.errors import RecipeError, Unsupported
 from vivace.recipes.resolve import resolve
 from vivace.step_caching.step_cache import Memory

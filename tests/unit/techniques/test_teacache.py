@@ -12,9 +12,10 @@ import torch
 import vivace
 from tests import exported
 from tests.families import build, draw, psnr, session
+from tests.targets import target_of
 from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract.technique import Machine, Target
+from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.measure.flops import count_denoiser
 from vivace.measure.timer import PipelineTimer
@@ -222,7 +223,7 @@ def test_what_cannot_be_is_said_in_words(cache: Path) -> None:
     for other in ("teacache(hits=0.5)", "first_block_cache"):
         with pytest.raises(Unsupported, match="has a step cache already"):
             vivace.apply(pipe, other)
-    target = Target(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
+    target = target_of(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
     assert "give a fixed schedule, teacache(hits=0.5)" in (Teacache().unsupported(target) or "")
     assert Teacache(hits=0.5).unsupported(target) is None
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.typed import typed
-from vivace.benchmark import aggressive
-from vivace.benchmark.aggressive import CACHES, Tried, bisected, calibrate_caches, settings
+from vivace.benchmark import cache_calibration
+from vivace.benchmark.cache_calibration import CACHES, Tried, bisected, calibrate_caches, settings
 from vivace.errors import Unsupported, UsageError
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
@@ -52,7 +52,7 @@ def test_a_search_halves_what_is_left() -> None:
 @pytest.mark.parametrize("limit", [0.15, 0.34, 0.62, 0.87])
 @pytest.mark.parametrize("cache", ["deepcache", "first_block_cache"])
 def test_it_is_found(cache: str, limit: float) -> None:
-    found = aggressive._calibrated(cache, 8, tried_up_to(limit))
+    found = cache_calibration._calibrated(cache, 8, tried_up_to(limit))
     assert found.best is not None
     assert found.best.setting == max(one.setting for one in found.tried if one.keeps)
     assert limit * 0.9 - 0.01 < found.best.setting <= limit
@@ -61,16 +61,16 @@ def test_it_is_found(cache: str, limit: float) -> None:
 
 
 def test_a_cache_that_never_hit_is_not_aggressive_enough() -> None:
-    found = aggressive._calibrated("deepcache", 8, tried_up_to(0.8, hits_from=0.6))
+    found = cache_calibration._calibrated("deepcache", 8, tried_up_to(0.8, hits_from=0.6))
     assert found.best is not None
     assert 0.7 < found.best.setting <= 0.8
 
 
 def test_none_is_found() -> None:
-    found = aggressive._calibrated("deepcache", 3, tried_up_to(0.0))
+    found = cache_calibration._calibrated("deepcache", 3, tried_up_to(0.0))
     assert (found.best, found.reason) == (None, "no setting from 0.2 on keeps the gate")
     for outcome in (Outcome.UNSUPPORTED, Outcome.CRASHED, Outcome.OUT_OF_MEMORY):
-        found = aggressive._calibrated("deepcache", 3, tried_up_to(0.5, outcome=outcome))
+        found = cache_calibration._calibrated("deepcache", 3, tried_up_to(0.5, outcome=outcome))
         assert (found.best, found.reason, len(found.tried)) == (None, "in words", 1), "no use in going on"
 
 

@@ -1,19 +1,22 @@
-"""Check a question before anything is started: model, recipes, prompts, sizes."""
+"""The comparisons of a study, checked before anything is started: models, recipes, prompts, sizes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pydantic import ValidationError
 
 from vivace.benchmark.rivals import with_rivals
 from vivace.errors import UsageError, WorkloadError, nearest
+from vivace.measure.lpips import check as check_lpips
 from vivace.models.find import Found, find_model, obtain
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
+from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import Recipe
+from vivace.spec.study import AskedWorkload, Batch, Study
 from vivace.spec.workload import MAX_PIXEL_STEPS, Workload
 
 # For models that bring no prompts of their own.
@@ -21,75 +24,109 @@ DEFAULT_PROMPTS = ("a red circle above a blue square", "a lighthouse at dusk", "
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A checked question: model, recipes and workload exist and fit; nothing has been started."""
+class Comparison:
+    """Recipes on one model at one batch, the first of them the baseline. All of it exists; nothing has started.
+
+    Attributes:
+        largest_batch: the batch is still to be found, as large as the GPU's memory allows with the baseline.
+        judged: whether the pictures are compared with the baseline's.
+    """
 
     found: Found
     recipes: tuple[Recipe, ...]
     workload: Workload
+    largest_batch: bool = False
+    judged: bool = True
 
 
-def prepare(
-    model: str,
-    recipes: Sequence[str],
-    *,
-    prompts: Sequence[str] | None = None,
-    prompt_set: str | None = None,
-    seed: int = 0,
-    num_seeds: int | None = None,
-    height: int | None = None,
-    width: int | None = None,
-    num_inference_steps: int | None = None,
-    guidance_scale: float | None = None,
-    batch: int = 1,
-    text: str = "prompts",
-    rivals: bool = True,
-) -> Prepared:
-    """Check everything that can be checked before a process starts. The arguments are those of `vivace.bench`.
+def comparisons(study: Study) -> tuple[Comparison, ...]:
+    """Check everything that can be checked before a process starts.
 
     Raises:
-        UnknownModel, UnusableModel, Unsupported, RecipeError, WorkloadError: see `vivace.errors`.
+        UnknownModel, UnusableModel, Unsupported, RecipeError, WorkloadError, UsageError: see `vivace.errors`.
     """
-    if not recipes:
+    if not study.recipes:
         raise UsageError(
             "no recipe given; the first --recipe is the baseline that the others are compared with"
         )
-    resolved: dict[str, Recipe] = {}
-    for written in recipes:
-        recipe = resolve(written)
-        resolved.setdefault(recipe.text, recipe)
-    found = find_model(model)
-    entry = found.entry
-    if prompt_set is not None:
-        prompts = _of_set(prompt_set, prompts)
-    chosen = tuple(prompts) if prompts is not None else (entry.prompts if entry else DEFAULT_PROMPTS)
-    if not chosen:
+    recipes = list({recipe.text: recipe for recipe in map(resolve, study.recipes)}.values())
+    checked = []
+    for name in dict.fromkeys(study.models):
+        found = find_model(name)
+        for batch in study.workload.batches:
+            workload = workload_of(found, study.workload, batch)
+            wanted = with_rivals(recipes, workload.num_inference_steps) if study.rivals else recipes
+            checked.append(
+                Comparison(
+                    found,
+                    tuple(wanted),
+                    workload,
+                    largest_batch=batch == "max",
+                    judged=study.quality.enabled and not found.model.is_synthetic,
+                )
+            )
+        if study.quality.enabled:
+            check_judged(found, *quality_flags(study))
+    if study.quality.enabled and study.quality.lpips:
+        check_lpips()
+    obtained = {one.found.model.name: obtain(one.found) for one in checked}
+    return tuple(replace(one, found=obtained[one.found.model.name]) for one in checked)
+
+
+def comparison_of(model: str, recipe: str, **asked: Any) -> Comparison:
+    """One recipe on one model, to be drawn rather than compared. `asked` as for `vivace.bench`.
+
+    Raises:
+        UnknownModel, UnusableModel, Unsupported, RecipeError, WorkloadError, UsageError: see `vivace.errors`.
+    """
+    (found,) = comparisons(Study.of(model, [recipe], quality=False, rivals=False, **asked))
+    return found
+
+
+def quality_flags(study: Study) -> list[str]:
+    """The options by which a study explicitly asks for figures of pictures."""
+    quality = study.quality
+    return (["--scorer"] if quality.scorer not in (None, "auto") else []) + (
+        ["--lpips"] if quality.lpips else []
+    )
+
+
+def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workload:
+    """The workload on one model, with the model's own values for what is not asked.
+
+    Raises:
+        UsageError, WorkloadError: it cannot be drawn.
+    """
+    prompts: Sequence[str] | None = asked.prompts
+    if asked.prompt_set is not None:
+        prompts = _of_set(asked.prompt_set, prompts)
+    if prompts is None:
+        prompts = found.entry.prompts if found.entry else DEFAULT_PROMPTS
+    if not prompts:
         raise WorkloadError("the list of prompts is empty; give at least one prompt")
+    num_seeds = asked.num_seeds
     if num_seeds is None:
-        num_seeds = 1 if prompt_set is None else NUM_SEEDS
+        num_seeds = 1 if asked.prompt_set is None else NUM_SEEDS
     if num_seeds < 1:
         raise WorkloadError(f"--seeds {num_seeds}: at least one seed a prompt is wanted")
-    given = {
-        "height": height,
-        "width": width,
-        "num_inference_steps": num_inference_steps,
-        "guidance_scale": guidance_scale,
-    }
+    given = asked.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
     numbers = found.defaults | {name: value for name, value in given.items() if value is not None}
     try:
-        seeds = tuple(range(seed, seed + num_seeds))
         workload = Workload.model_validate(
-            {"prompts": chosen, "seeds": seeds, "batch": batch, "text": text, **numbers}
+            {
+                "prompts": prompts,
+                "seeds": tuple(range(asked.seed, asked.seed + num_seeds)),
+                "batch": 1 if batch == "max" else batch,
+                "text": asked.text,
+                **numbers,
+            }
         )
     except ValidationError as error:
         problem = error.errors()[0]
         flag = "--" + "-".join(str(part) for part in problem["loc"][:1]).replace("_", "-")
         raise WorkloadError(f"{flag} {problem.get('input')!r}: {problem['msg']}") from None
     check_size(found, workload)
-    wanted = list(resolved.values())
-    if rivals:
-        wanted = with_rivals(wanted, workload.num_inference_steps)
-    return Prepared(obtain(found), tuple(wanted), workload)
+    return workload
 
 
 def _of_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ...]:

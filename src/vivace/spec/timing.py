@@ -7,13 +7,16 @@ from pydantic import Field
 from vivace.spec.base import Spec
 
 
-class Plan(Spec):
+class Timing(Spec):
     """Rounds are processes; within a round calls are repeated.
 
-    repeats: timed calls a round; None: until the interval of the median is narrow enough.
-    max_seconds: cap on the timed calls of a round when `repeats` is None, and on the warm-up after the first call.
-    max_warmup: calls before timing, at most; a shorter warm-up ends when the times are steady.
-    timeout_s: for one round, everything included; then the process is killed.
+    Attributes:
+        rounds: processes a trial.
+        repeats: timed calls a round; None: until the interval of the median is narrow enough.
+        max_seconds: cap on the timed calls of a round when `repeats` is None, and on the warm-up after the first call.
+        max_warmup: calls before timing, at most; the warm-up ends earlier when the times are steady.
+        timeout_s: for one round, everything included; then its process is killed.
+        threads: CPU threads; None: the model's own number.
     """
 
     rounds: int = Field(default=2, ge=1, le=100)

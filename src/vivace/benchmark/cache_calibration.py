@@ -13,21 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.plan import Plan
-from vivace.benchmark.prepare import prepare
-from vivace.benchmark.store import DEFAULT_STORE, Store
-from vivace.benchmark.sweep import bench, start_launcher
-from vivace.contract.technique import Technique
+from vivace.benchmark.comparison import comparisons
+from vivace.benchmark.store import DEFAULT_STORE
+from vivace.benchmark.studies import bench, start_launcher
+from vivace.contract import Stage, Technique
 from vivace.errors import Unsupported, UsageError, nearest
 from vivace.models.find import find_model
-from vivace.report.rows import Row, rows_of
+from vivace.report.rows import Row
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.record import Outcome
+from vivace.spec.study import Study
+from vivace.spec.timing import Timing
 from vivace.stats.gate import Gate
 from vivace.techniques import TECHNIQUES
 
 CACHES: dict[str, type[Technique]] = {
-    name: technique for name, technique in TECHNIQUES.items() if technique.owns == "step cache"
+    name: technique for name, technique in TECHNIQUES.items() if technique.stage is Stage.CACHE
 }
 _HITS = (0.1, 0.9)
 _BEYOND = 4.0
@@ -94,26 +95,19 @@ def calibrate_caches(
     if found.model.is_synthetic:
         raise Unsupported(f"{found.model.name} has random weights: no quality can be kept of its pictures")
     chosen = prompt_set or ("tinyworld" if found.model.source == "embedded" else "real")
-    prepare(model, ["baseline"], prompt_set=chosen, num_seeds=num_seeds)  # before anything is started
-    plan = Plan(rounds=1, repeats=5, max_warmup=2, threads=threads)
+    asked: dict[str, Any] = {
+        "prompt_set": chosen,
+        "num_seeds": num_seeds,
+        "timing": Timing(rounds=1, repeats=5, max_warmup=2, threads=threads),
+        "device": device,
+        "rivals": False,
+    }
+    comparisons(Study.of(model, ["baseline"], **asked))  # whatever is wrong is said before anything starts
     with start_launcher(device) as launcher:
-        question: dict[str, Any] = {
-            "prompt_set": chosen,
-            "num_seeds": num_seeds,
-            "plan": plan,
-            "device": device,
-            "store": store,
-            "rivals": False,
-            "launcher": launcher,
-        }
 
         def measure(recipe: str, setting: float) -> Tried:
-            records = bench(model, ["baseline", recipe], **question)
-            with Store.read_only(Path(store)) as opened:
-                run = opened.run_of(records)
-                assert run is not None, "bench has just written it"
-                rows = rows_of(records, opened.quality_pass(run), limits or DEFAULT_LIMITS)
-            tried = _tried(rows[1], setting)
+            run = bench(model, ["baseline", recipe], store=store, launcher=launcher, **asked)
+            tried = _tried(run.rows(limits or DEFAULT_LIMITS)[1], setting)
             tell(tried)
             return tried
 
@@ -122,7 +116,7 @@ def calibrate_caches(
 
 def settings(cache: str) -> tuple[str, float, float]:
     """The knob that makes a cache more aggressive, and from where to where it is looked for."""
-    fields = CACHES[cache].model_fields
+    fields = CACHES[cache].knobs()
     if "threshold" not in fields:
         return "hits", *_HITS
     extra = fields["threshold"].json_schema_extra

@@ -1,0 +1,58 @@
+"""What a study gave: records with the quality of their pictures, one comparison a model and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vivace.report.rows import Row, rows_of
+from vivace.report.summary import summary
+from vivace.report.table import render
+from vivace.spec.figures import QualityPass
+from vivace.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.spec.record import Record
+from vivace.spec.study import Study
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The records of one comparison, the baseline first, and what the quality pass found."""
+
+    records: tuple[Record, ...]
+    quality: QualityPass
+
+    def rows(self, limits: Limits = DEFAULT_LIMITS) -> list[Row]:
+        """Each record with its statistics, compared with the baseline; quality is held to the limits."""
+        return rows_of(list(self.records), self.quality, limits)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A study's results. Iterates over the records of all comparisons; `print` shows tables and verdicts."""
+
+    study: Study
+    store: Path
+    comparisons: tuple[Compared, ...]
+
+    @property
+    def records(self) -> list[Record]:
+        """One Record a recipe, of every model and batch, each comparison's baseline first."""
+        return [record for compared in self.comparisons for record in compared.records]
+
+    def rows(self, limits: Limits = DEFAULT_LIMITS) -> list[Row]:
+        """The rows of all comparisons."""
+        return [row for compared in self.comparisons for row in compared.rows(limits)]
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Record:
+        return self.records[index]
+
+    def __str__(self) -> str:
+        tables = [compared.rows() for compared in self.comparisons]
+        return "\n".join(f"{render(rows, 'md')}\n{summary(rows)}" for rows in tables if rows)

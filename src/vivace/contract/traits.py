@@ -1,0 +1,96 @@
+"""How techniques meet: traits of a component, which they provide, need or exclude. No technique names another.
+
+A conflict between techniques of one recipe is found when the recipe is resolved, from declarations alone. The same
+rules are checked again when a technique is applied, against what the pipeline's modules show: a user's own pipeline may
+be compiled or cached already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from vivace.contract.anatomy import Component
+
+
+class Trait(StrEnum):
+    """A property that a technique gives to a component, as far as other techniques must know."""
+
+    COMPILED = "compiled"
+    """It runs compiled code, as a whole or by blocks."""
+    COMPILED_WHOLE = "compiled as a whole"
+    CAPTURED = "captured in CUDA graphs"
+    """Graphs are replayed, which read weights at fixed addresses."""
+    CAPTURED_BY_COMPILER = "captured by torch.compile"
+    """torch.compile decides when to capture, separately in each process."""
+    CACHED = "cached between steps"
+    DECIDES_ON_HOST = "decided on the host in each step"
+    """A value is read back from the GPU to decide what to compute."""
+    MIXES_ROWS = "dependent on other rows of the batch"
+    """The result of one batch row depends on others, or on state that every replica would keep for itself."""
+    KEEPS_BLOCK_TENSORS = "keeping tensors inside of its blocks"
+    """State is kept inside of the blocks, where each GPU has its own tokens."""
+    KERNEL_CHOSEN = "run by a chosen attention kernel"
+    SHARDED = "sharded over GPUs"
+    HOOKED = "hooked"
+    """Hooks are attached to its layers, which cannot be copied to another process."""
+    QUANTIZED = "quantised"
+    REPACKED = "stored in tensor subclasses"
+    """Its weights are tensor subclasses whose meaning is lost if only their bytes are copied."""
+    COPIES_FROM_HOST = "copying from host memory in its forward"
+    OFFLOADED = "offloaded"
+    PROCESS_WIDE = "under settings of the process"
+    """A setting of the whole process while a call runs; processes of replicas need it too."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A trait that a technique needs or excludes on the components that it is aimed at, and why.
+
+    Attributes:
+        because: completes "A does not go with B: ...": the reason, and what to do instead.
+        unless: another trait of the component that lifts the rule.
+        components: where the rule holds; empty: wherever the technique works.
+        earlier_only: the rule concerns only what was there before the technique is applied.
+    """
+
+    trait: Trait
+    because: str
+    unless: Trait | None = None
+    components: tuple[Component, ...] = ()
+    earlier_only: bool = False
+
+
+_TRAITS: WeakKeyDictionary[Any, set[Trait]] = WeakKeyDictionary()
+
+
+def give(module: Any, traits: frozenset[Trait]) -> None:
+    """Note that a module has these traits from now on."""
+    _TRAITS.setdefault(module, set()).update(traits)
+
+
+def traits_of(module: Any) -> frozenset[Trait]:
+    """The traits that techniques gave to a module, and those that other libraries left on it."""
+    return frozenset(_TRAITS.get(module, ())) | _foreign(module)
+
+
+def _foreign(module: Any) -> frozenset[Trait]:
+    """What torch, diffusers and accelerate show on a module that a user prepared."""
+    found: set[Trait] = set()
+    forward = getattr(module, "forward", None)
+    decoder = getattr(getattr(module, "decoder", None), "forward", None)
+    if any(hasattr(f, "_torchdynamo_orig_callable") for f in (forward, decoder)):
+        found |= {Trait.COMPILED, Trait.COMPILED_WHOLE}
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        found |= {Trait.COMPILED, Trait.COMPILED_WHOLE}
+    if getattr(module, "is_cache_enabled", False):
+        found |= {Trait.CACHED, Trait.DECIDES_ON_HOST}
+    if getattr(module, "_parallel_config", None) is not None:
+        found.add(Trait.SHARDED)
+    if any(hasattr(part, "_diffusers_hook") for part in module.modules()):
+        found.add(Trait.HOOKED)
+    if hasattr(module, "_hf_hook"):
+        found.add(Trait.OFFLOADED)
+    return frozenset(found)
