@@ -4,13 +4,17 @@ BIN := .venv/bin
 READY := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check soak docs site wheel format clean
+.PHONY: demo test test-long check soak docs site wheel format clean
 
 demo: $(READY)
 	$(BIN)/vivace demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Matrices and slow compilers: what `make test` leaves out, and `.ci/run` runs.
+test-long: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'long and not gpu and not soak'
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -73,7 +73,6 @@ ALONE = (
     "int4",
     "int4_gemm",
     "quantize(q8_0, backend=gguf)",
-    "quantize(int8, backend=quanto)",
     "quantize(int8, backend=sdnq)",
     "layerwise_casting",
     "offload(model)",
@@ -90,7 +89,7 @@ ALONE = (
     "tf32+fp32",
     "fp32",
 )
-"""Slow ones last. Backends other than torchao need their extras: pip install 'vivace[gguf,quanto,sdnq]'."""
+"""The slow ones last. Other backends than torchao want their extras: pip install 'vivace[gguf,sdnq]'."""
 
 _HALF_GB = {"sd15": 0.9, "sdxl": 2.6, "flux-dev": 12}
 """Half of the denoiser's weights, as an example of what `offload` can keep on the GPU."""

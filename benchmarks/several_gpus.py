@@ -1,47 +1,43 @@
-"""Measure one picture over several GPUs against one GPU, on full-size models with random weights.
+"""Measure one image over several GPUs against one GPU, on full-size models with random weights.
 
     python -m benchmarks.several_gpus --limit-s 400               on 2 GPUs, until the time is over
     python -m benchmarks.several_gpus --gpus 4 --only flux-dev    FLUX.1 [dev] on 4
     python -m benchmarks.several_gpus --profile                   where the time of a step goes on the first GPU
     python -m benchmarks.several_gpus --only-recipe "parallel(ulysses, gpus=2)+compile"    this one alone
 
-Each recipe is measured in processes of its own, at the model's native size and number of steps. A record is added as
-soon as it is there, and the same command goes on with what is missing; docs/several-gpus.md is made of them
+Each recipe is measured in separate processes, at the model's native size and number of steps. A record is added as soon
+as it is there, and the same command goes on with what is missing; docs/several-gpus.md is made of the records
 (`make docs`). FLUX is compiled by its repeated blocks, which takes a fraction of the time of compiling it whole, and
-whole, each with and without CUDA graphs; every number of GPUs is compared with one GPU and the same of both, measured
-by the same invocation: the next one may meet another machine, and so it measures one GPU anew. SDXL comes with its step
-recorded first: that takes seconds, and compiling it cold 100 to 140 s on each GPU. Eager it says little: on one GPU its
-step waits for the CPU, however much of it there is to compute.
+whole, each with and without CUDA graphs. Every number of GPUs is compared with one GPU and the same other techniques,
+measured by the same invocation: the next one may run on another machine, so it measures one GPU anew. SDXL starts with
+its captured step: that takes seconds, and compiling it cold 100 to 140 s on each GPU. Its eager step says little: on
+one GPU it waits for the CPU, however much there is to compute.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
-import vivace
 from benchmarks.command import MEASURED_IN_PART, Measuring, locked, measures, run
 from benchmarks.every_model import line, write_records
 from benchmarks.every_technique import check_device, full_length, measure, read_records
-from vivace.benchmark import studies
-from vivace.errors import StoreError
+from benchmarks.step_profile import Profile, profiled
+from vivace.benchmark import sweep
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
-from vivace.techniques.parallel import COPIES
 
 RECORD = Path(__file__).parents[1] / "results" / "several-gpus.json"
-PROFILE_STEPS = 4
 
 Key = tuple[str, str]  # model, recipe
 T = TypeVar("T")
@@ -52,6 +48,7 @@ class Case:
     """A recipe on several GPUs, and the same on one.
 
     target: the speed-up over one GPU that is wished for, None where none is said.
+    removed: an option of `parallel` that it was measured with, and that no longer exists.
     """
 
     name: str
@@ -59,28 +56,32 @@ class Case:
     mode: str
     gpus: int
     target: float | None
+    removed: str = ""
 
     @property
     def recipe(self) -> str:
         own = f"parallel({self.mode}, gpus={self.gpus})"
-        return resolve(own if self.alone == "baseline" else f"{own}+{self.alone}").text
+        text = resolve(own if self.alone == "baseline" else f"{own}+{self.alone}").text
+        return text.replace(")", f", {self.removed})", 1) if self.removed else text
 
 
 FLUX = (
     ("ulysses", "compile(blocks=repeated)+cuda_graph"),
-    ("ring", "compile(blocks=repeated)+cuda_graph"),
-    ("ulysses, messages=copies", "compile(blocks=repeated)+cuda_graph"),
-    ("ring, messages=copies", "compile(blocks=repeated)+cuda_graph"),
+    ("all_gather", "compile(blocks=repeated)+cuda_graph"),
     ("ulysses", "compile(blocks=repeated)"),
-    ("ring", "compile(blocks=repeated)"),
+    ("all_gather", "compile(blocks=repeated)"),
     ("ulysses", "compile+cuda_graph"),
-    ("ring", "compile+cuda_graph"),
+    ("all_gather", "compile+cuda_graph"),
     ("ulysses", "compile"),
-    ("ring", "compile"),
+    ("all_gather", "compile"),
 )
-"""Modes, with how their messages travel, and what else the recipe says. What matters most comes first."""
+"""Modes, and the other techniques of the recipe. What matters most comes first."""
 CACHED = ("ulysses", "teacache(hits=0.5)+compile(blocks=repeated)+cuda_graph")
 """A step cache as well, for which no speed-up is wished: its hits are one GPU's work alone."""
+COPIES = "messages=copies"
+"""An option that has been removed: FLUX's collectives by copy engines. Two recipes were measured with it."""
+_RENAMED = (("parallel(guidance", "parallel(cfg"), ("parallel(ring", "parallel(all_gather"))
+"""Modes in records of this benchmark that have other names now. It never measured what `ring` means now."""
 UNET: tuple[tuple[str, float | None], ...] = (
     ("cuda_graph", 1.6),
     ("compile+cuda_graph", 1.6),
@@ -93,11 +94,23 @@ TARGETS = {2: 1.7, 4: 2.9}
 
 
 def cases(gpus: int) -> list[Case]:
-    """What matters most comes first. Guidance has two branches, however many GPUs there are."""
+    """Return what is measured, what matters most first. Guidance has two branches, however many GPUs there are."""
     found = [Case("flux-dev", alone, mode, gpus, TARGETS.get(gpus)) for mode, alone in FLUX]
     mode, alone = CACHED
     found.append(Case("flux-dev", alone, mode, gpus, None))
-    return found + [Case("sdxl", alone, "guidance", 2, target) for alone, target in UNET]
+    return found + [Case("sdxl", alone, "cfg", 2, target) for alone, target in UNET]
+
+
+def removed_cases(gpus: int) -> list[Case]:
+    """Return what was measured with an option that has been removed."""
+    return [Case("flux-dev", alone, mode, gpus, TARGETS.get(gpus), COPIES) for mode, alone in FLUX[:2]]
+
+
+def renamed(recipe: str) -> str:
+    """Return a recipe of a record with the names that modes have now."""
+    for old, new in _RENAMED:
+        recipe = recipe.replace(old, new)
+    return recipe
 
 
 @click.command("several_gpus")
@@ -119,14 +132,14 @@ def several_gpus(
     steps: int | None,
     profile: bool,
 ) -> int:
-    """One picture over several GPUs against one GPU, one line a recipe; resumable."""
+    """One image over several GPUs against one GPU, one line a recipe; resumable."""
     chosen = [case for case in cases(gpus) if only in (None, case.name)]
     record = how.record or RECORD
     recipes = _chosen(chosen, only_recipe)
     if profile:
         return _profile(chosen, recipes, record, how)
     status = 0
-    with studies.start_launcher(how.device) as launcher:
+    with sweep.start_launcher(how.device) as launcher:
         for name, recipe in _left(chosen, recipes, read_records(record)):
             if how.is_over:
                 return how.ended(f"{name} {recipe}")
@@ -179,7 +192,7 @@ def _left(chosen: Sequence[Case], recipes: set[str], records: Sequence[Record]) 
 
 
 def _key(record: Record) -> Key:
-    return record.trial.model.name, record.trial.recipe.text
+    return record.trial.model.name, renamed(record.trial.recipe.text)
 
 
 def _one(case: Case) -> Key:
@@ -239,100 +252,6 @@ def rest_of(recipe: str) -> str:
     return "+".join(part for part in recipe.split("+") if not part.startswith("parallel")) or BASELINE
 
 
-@dataclass(frozen=True)
-class Profile:
-    """Where the time of a step went on the first GPU, milliseconds.
-
-    compute: kernels of its own share. communication: messages (NCCL's kernels, or copies and the kernels that wait for
-    the others in front of them) beside which nothing was computed, each as long as the fastest of its kind; waiting:
-    what they took beyond that, for data that was not there yet or because there was more of it. idle: nothing ran.
-    launch: the part of idle in which the CPU was not waiting for the GPU, but busy with launching what comes next.
-    cpu: what the CPU took from the beginning of a step to that of the next, less its waiting for the GPU. Where it is
-    as long as the step, the CPU is what bounds it, here or in another process; the profiler itself adds to it.
-    """
-
-    model: str
-    recipe: str
-    gpus: int
-    step: float
-    compute: float
-    communication: float
-    waiting: float
-    idle: float
-    launch: float
-    cpu: float
-
-
-Span = tuple[str, float, float]
-"""A kernel's name, start and end, in one unit of time."""
-
-
-def where_time_goes(
-    spans: Sequence[Span], messages: Sequence[str] = ("nccl",)
-) -> tuple[float, float, float, float]:
-    """Compute, communication, waiting and idle time between the first kernel's start and the last one's end.
-
-    Kernels of several streams may run at the same time: time in which anything was computed counts as compute.
-
-    Args:
-        messages: what the name of a message's kernel or copy has in it.
-    """
-
-    def is_message(name: str) -> bool:
-        return any(part in name.lower() for part in messages)
-
-    sent = [span for span in spans if is_message(span[0])]
-    own = _union([(start, end) for name, start, end in spans if not is_message(name)])
-    fastest: dict[str, float] = {}
-    for name, start, end in sent:
-        fastest[name] = min(fastest.get(name, end - start), end - start)
-    either = _union([(start, end) for _, start, end in spans])
-    total = either[-1][1] - either[0][0]
-    compute = _length(own)
-    bare = _length(either) - compute
-    needed = sum(fastest[name] for name, _, _ in sent)
-    took = sum(end - start for _, start, end in sent)
-    communication = bare * needed / took if took else 0.0
-    return compute, communication, bare - communication, total - _length(either)
-
-
-def launch_bound(spans: Sequence[Span], waits: Sequence[tuple[float, float]]) -> float:
-    """Time without a kernel, between the first one's start and the last one's end, in which the CPU did not wait.
-
-    Args:
-        waits: when the CPU waited for the GPU.
-    """
-    ran = _union([(start, end) for _, start, end in spans])
-    gaps = [(before[1], after[0]) for before, after in itertools.pairwise(ran)]
-    return _length(gaps) - _shared(gaps, _union(waits))
-
-
-def cpu_a_step(begins: Sequence[float], waits: Sequence[tuple[float, float]]) -> float:
-    """From the beginning of a step to that of the next, less the CPU's waiting for the GPU, on average."""
-    first, last = min(begins), max(begins)
-    waited = _shared([(first, last)], _union(waits))
-    return (last - first - waited) / max(1, len(begins) - 1)
-
-
-def _shared(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> float:
-    """The length of what two unions have in common."""
-    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
-
-
-def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((start, end))
-    return found
-
-
-def _length(spans: Sequence[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in spans)
-
-
 def profile_file(record: Path) -> Path:
     """Where the profiles that go with a record lie."""
     return record.with_name(f"{record.stem}-profile.json")
@@ -357,7 +276,9 @@ def _profile(chosen: Sequence[Case], recipes: set[str], record: Path, how: Measu
         one = profiled(name, recipe, gpus, how.device)
         path = profile_file(record)
         with locked(path):
-            known = _added(read_profiles(record), one, lambda profile: (profile.model, profile.recipe))
+            known = _added(
+                read_profiles(record), one, lambda profile: (profile.model, renamed(profile.recipe))
+            )
             path.write_text(json.dumps([asdict(found) for found in known], indent=1) + "\n")
         _say(
             f"{name} {recipe}: {one.step:.1f} ms a step: compute {one.compute:.1f}, communication "
@@ -365,90 +286,6 @@ def _profile(chosen: Sequence[Case], recipes: set[str], record: Path, how: Measu
             f"launching {one.launch:.1f}; CPU {one.cpu:.1f}"
         )
     return 0
-
-
-def profiled(name: str, recipe: str, gpus: int, device: str) -> Profile:
-    """Some steps of a picture under torch.profiler, after the same without."""
-    import gc
-
-    import torch
-    from torch.profiler import ProfilerActivity
-
-    with vivace.load(SYNTHETIC + name, recipe, device=device) as session:
-        _draw_steps(session)
-        _draw_steps(session)
-        with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-            # The denoiser's steps alone: text encoders come before them, once a picture.
-            pipe = session.pipe
-            denoiser = pipe.unet if getattr(pipe, "unet", None) is not None else pipe.transformer
-            hook = denoiser.register_forward_pre_hook(lambda *_: _mark())
-            _draw_steps(session)
-            hook.remove()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-        traced = _traced(found)
-    del session, pipe, denoiser
-    gc.collect()
-    return _per_step(name, recipe, gpus, traced)
-
-
-def _draw_steps(session: Any) -> None:
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    session("a red circle", num_inference_steps=PROFILE_STEPS, generator=generator, output_type="latent")
-
-
-def _mark() -> None:
-    """A label in the trace at which a step begins."""
-    import torch
-
-    with torch.profiler.record_function("vivace step"):
-        pass
-
-
-@dataclass(frozen=True)
-class _Traced:
-    """kernels: what ran on the GPU since the first step began; begins: of steps; waits: of the CPU for the GPU."""
-
-    kernels: list[Span]
-    begins: list[float]
-    waits: list[tuple[float, float]]
-
-
-def _traced(found: Any) -> _Traced:
-    from torch.autograd import DeviceType
-
-    events = found.events()
-    # The GPU's own timeline has the same labels.
-    begins = [
-        event.time_range.start
-        for event in events
-        if event.name == "vivace step" and event.device_type == DeviceType.CPU
-    ]
-    kernels = [
-        (event.name, event.time_range.start, event.time_range.end)
-        for event in events
-        if event.device_type == DeviceType.CUDA
-        and not event.is_user_annotation  # labels span the kernels that they are about
-        and event.time_range.start >= min(begins)
-    ]
-    waits = [
-        (event.time_range.start, event.time_range.end)
-        for event in events
-        if event.name.startswith("cuda") and event.name.endswith("Synchronize")
-    ]
-    return _Traced(kernels, begins, waits)
-
-
-def _per_step(name: str, recipe: str, gpus: int, traced: _Traced) -> Profile:
-    if not traced.kernels:
-        raise StoreError("--profile: no kernel of a GPU was seen; it wants a CUDA device")
-    messages = ("nccl", "memcpy", "barrier_kernel") if COPIES in recipe else ("nccl",)
-    parts = [part / 1e3 / PROFILE_STEPS for part in where_time_goes(traced.kernels, messages)]
-    launch = launch_bound(traced.kernels, traced.waits) / 1e3 / PROFILE_STEPS
-    cpu = cpu_a_step(traced.begins, traced.waits) / 1e3
-    return Profile(name, recipe, gpus, sum(parts), *parts, launch, cpu)
 
 
 if __name__ == "__main__":

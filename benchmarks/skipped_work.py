@@ -36,8 +36,9 @@ from benchmarks.every_technique import (
     read_records,
     row_of,
 )
+from tests.targets import target_of
 from vivace.benchmark import studies
-from vivace.contract import Machine, ModelFacts, Placement, Target, Technique
+from vivace.contract import Machine, ModelFacts, Placement, Technique
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
@@ -202,7 +203,7 @@ def count_operations(name: str, recipe: str) -> Operations:
     pipe.scheduler.set_timesteps(**_timesteps(pipe))
     pipe._num_timesteps = len(pipe.scheduler.timesteps)
     (halves,) = resolve(f"{call.name}(hits=0.5)").techniques
-    target = Target(Placement(_HOPPER), pipe, ModelFacts(has_random_weights=True))
+    target = target_of(Placement(_HOPPER), pipe, ModelFacts(has_random_weights=True))
     halves.apply(target)
     with denoiser.cache_context("cond"):
         return Operations(step, count(batch, 3) - 2 * step)

@@ -16,7 +16,6 @@ from docs.several_gpus import soonest
 from docs.skipped_work import skipping_of
 from docs.step_curves import STEPS, Against, Family, Point, families
 from docs.techniques_measured import Line, lines_of
-from vivace.recipes.resolve import resolve
 from vivace.report.quality import Gate
 from vivace.report.rows import Row
 from vivace.report.summary import ratio, size
@@ -119,7 +118,7 @@ def _family(one: Family, results: Path) -> list[str]:
 def _same_picture(name: str, results: Path) -> list[str]:
     """List what is faster, and what needs less memory, on a full-size model."""
     measured = lines_of(name, read_records(results / every_technique.record_file(name).name))
-    kept = [line for line in measured if resolve(line.row.recipe).same_picture]
+    kept = [line for line in measured if line.row.record.trial.recipe.same_picture]
     baselines = [line for line in kept if line.speedup is None]
     if not baselines:
         return []

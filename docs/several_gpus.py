@@ -6,7 +6,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.every_technique import read_records
-from benchmarks.several_gpus import Case, Profile, cases, pair, profile_file, read_profiles, rest_of
+from benchmarks.several_gpus import (
+    COPIES,
+    Case,
+    cases,
+    pair,
+    profile_file,
+    read_profiles,
+    removed_cases,
+    renamed,
+    rest_of,
+)
+from benchmarks.step_profile import Profile
 from docs.models_measured import conditions_of
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
@@ -15,7 +26,7 @@ from vivace.spec.record import Record
 from vivace.stats import Interval, speedup
 
 _HEADINGS = (
-    "model", "recipe", "GPUs", "s/image", "speed-up over one GPU [95 % interval]", "target", "memory of the first GPU",
+    "model", "recipe", "GPUs", "s/image", "speed-up over one GPU [95 % interval]", "wished for", "memory of the first",
     "most on another", "exchanged a step", "first call",
 )  # fmt: skip
 _GPUS = (2, 4, 8)
@@ -34,25 +45,23 @@ _PROFILE = (
 
 
 def page(note: str, record: Path) -> str:
-    """Return the page as Markdown.
+    """Markdown.
 
     Args:
-        note: the line above the heading that says the page is generated.
+        note: what stands above the heading: that the page is generated.
         record: a file that exists.
     """
     records = read_records(record)
-    found = list(dict.fromkeys(case for gpus in _GPUS for case in cases(gpus)))
+    found = list(dict.fromkeys(case for gpus in _GPUS for case in (*cases(gpus), *removed_cases(gpus))))
     lines = [
         note,
-        "# One image on several GPUs\n",
-        "`parallel` compared with one GPU and otherwise the same recipe, on full-size models with **random "
-        "weights** (`synthetic:NAME`) at their native size and number of steps, one image a call. Text encoders and "
-        "VAE are in the call, and only on the first GPU. Times and memory are those of the real models; images mean "
-        "nothing.\n",
-        "Two modes have new names since these rows were measured. `parallel(ring)` of FLUX is an all-gather of keys "
-        "and values, now `parallel(all_gather)`; `parallel(guidance)` is CFG parallel, now `parallel(cfg)`.\n",
+        "# One image over several GPUs\n",
+        "`parallel` against one GPU with the rest of the recipe alike, on full-size models with **random weights** "
+        "(`synthetic:NAME`) at their native size and number of steps, one image a call, text encoders and VAE inside "
+        "the call and on the first GPU alone. Times and memory are the architecture's; the images show nothing.\n",
         *conditions_of(records),
         *_revisions(records),
+        *_changes(records),
         "",
         f"| {' | '.join(_HEADINGS)} |",
         "|" + " --- |" * len(_HEADINGS),
@@ -69,8 +78,9 @@ def page(note: str, record: Path) -> str:
         lines += _line(case, shared, alone, failed)
     lines += ["", *failed, *([""] if failed else [])]
     lines.append(
-        "*Exchanged a step*: arguments and results between the first GPU and the others, without the collectives of "
-        "attention inside a forward. *Most on another*: the peak allocated by PyTorch since it started.\n"
+        "*Exchanged a step*: arguments and results between the first GPU and the others; what attention exchanges "
+        "inside of a forward (ulysses, all_gather) comes on top. *Most on another*: allocated by PyTorch since it "
+        "started.\n"
     )
     lines += _profiles(record)
     lines.append(f"Made by `python -m benchmarks.several_gpus` ([record](../results/{record.name})).")
@@ -78,7 +88,7 @@ def page(note: str, record: Path) -> str:
 
 
 def gained(alone: Record, shared: Record) -> Interval | None:
-    """Return the speed-up, None if either was not measured."""
+    """How many times faster, None where one of both was not measured."""
     one, several = (
         [sample.total_s for round_ in record.rounds for sample in round_.samples]
         for record in (alone, shared)
@@ -87,17 +97,34 @@ def gained(alone: Record, shared: Record) -> Interval | None:
 
 
 def _revisions(records: Iterable[Record]) -> list[str]:
-    """Say which code the rows of several GPUs measured; it may have changed since."""
+    """Return what code the rows of several GPUs are of: how they exchange tokens may have changed since."""
     shared = [record for record in records if "parallel" in record.trial.recipe.text]
     found = dict.fromkeys(record.environment.source_revision for record in shared)
     told = [
         f"`git log {one}.. -- src/vivace/techniques src/vivace/multi_gpu`" for one in found if one is not None
     ]
-    return [f"- Changes since the rows of several GPUs were measured: {', '.join(told)}"] if told else []
+    return [f"- What has changed since rows of several GPUs were measured: {', '.join(told)}"] if told else []
+
+
+def _changes(records: Iterable[Record]) -> list[str]:
+    """Return what rows are called that were measured under another name, or with what has been removed."""
+    texts = [record.trial.recipe.text for record in records]
+    lines = []
+    if any(renamed(text) != text for text in texts):
+        lines.append(
+            "- Modes have their present names here; some records hold the older ones, `guidance` for `cfg` and `ring` "
+            "for `all_gather`."
+        )
+    if any(COPIES in text for text in texts):
+        lines.append(
+            f"- Rows with `{COPIES}` were measured with an option that has been removed (`git log -S {COPIES} -- src` "
+            "names the commits that had it)."
+        )
+    return lines
 
 
 def soonest(record: Path) -> list[str]:
-    """Return, as Markdown, the fastest recipe that skips no work for each model and number of GPUs."""
+    """Return the fastest recipe that skips no work, for each model and number of GPUs; Markdown."""
     records = read_records(record)
     found: dict[tuple[str, int], tuple[float, str]] = {}
     for case in dict.fromkeys(case for gpus in _GPUS for case in cases(gpus)):
@@ -108,7 +135,7 @@ def soonest(record: Path) -> list[str]:
         if gain is None or row.latency is None:
             continue
         took = row.latency.median
-        said = f"- {case.name} on {case.gpus}: `{row.recipe}` {plus_minus(took)}, {ratio(gain)} the speed of one GPU."
+        said = f"- {case.name} on {case.gpus}: `{case.recipe}` {plus_minus(took)}, {ratio(gain)} of one GPU's speed."
         found[case.name, case.gpus] = min(
             (took.point, said), found.get((case.name, case.gpus), (float("inf"), ""))
         )
@@ -117,12 +144,13 @@ def soonest(record: Path) -> list[str]:
 
 def _line(case: Case, record: Record, alone: Record | None, failed: list[str]) -> list[str]:
     row: Row = rows_of([record])[0]
-    recipe = f"`{row.recipe}`"
+    text = renamed(row.recipe)
+    recipe = f"`{text}`"
     if row.latency is None:
         failed.append(f"- {case.name} {recipe}: {row.outcome.value}: {row.reason}")
         return []
     gain = gained(alone, record) if alone is not None else None
-    is_shared = row.recipe == case.recipe
+    is_shared = text == case.recipe
     wished = "-"
     if is_shared and case.target is not None and gain is not None:
         wished = f"{case.target}x: {'reached' if gain.point >= case.target else 'not reached'}"
@@ -147,29 +175,32 @@ def _line(case: Case, record: Record, alone: Record | None, failed: list[str]) -
 
 
 def _shortfalls(profiles: Sequence[Profile]) -> list[str]:
-    """Break down, a line per recipe, what a step on N GPUs takes beyond an Nth of the time on one."""
-    alone: dict[tuple[str, str], Profile] = {}  # the latest so far, which is that of the same run
+    """What stands between a recipe on N GPUs and an Nth of the time on one, a line each."""
+    alone: dict[tuple[str, str], Profile] = {}  # the latest so far: that of the same run
     lines = []
     for one in profiles:
         if one.gpus == 1:
             alone[one.model, one.recipe] = one
             continue
-        single = alone.get((one.model, rest_of(one.recipe)))
+        recipe = renamed(one.recipe)
+        single = alone.get((one.model, rest_of(recipe)))
         if single is None:
             continue
         beyond = {
             "compute": one.compute - single.compute / one.gpus,
-            "communication and waiting": one.communication + one.waiting,
-            "idle": one.idle - single.idle / one.gpus,
+            "collectives": one.communication + one.waiting,
+            "gaps": one.idle - single.idle / one.gpus,
         }
         parts = ", ".join(f"{figure:.1f} ms {what}" for what, figure in beyond.items())
-        lines.append(f"- {one.model} `{one.recipe}`: {one.step - single.step / one.gpus:.1f} ms ({parts}).")
+        lines.append(
+            f"- {one.model} `{recipe}`: {one.step - single.step / one.gpus:.1f} ms; of that {parts}."
+        )
     if not lines:
         return []
     said = (
-        "What a step on N GPUs takes beyond 1/N of a step on one. Compute can take more than 1/N because smaller "
-        "shards fill a GPU less, because overlapped collectives take multiprocessors from matmuls, and because some "
-        "work is replicated:\n"
+        "What a step takes beyond an Nth of one GPU's. Compute can be more than an Nth where a shard fills a GPU less "
+        "than the whole does, where collectives beside a matmul take multiprocessors from it, and where every GPU does "
+        "the same work:\n"
     )
     return [said, *lines]
 
@@ -178,23 +209,23 @@ def _profiles(record: Path) -> list[str]:
     profiles = read_profiles(record)
     if not profiles:
         return []
+    with_copies = any(COPIES in one.recipe for one in profiles)
+    copies = f"; with `{COPIES}` also copies, and the kernels that wait for the others in front of them"
     lines = [
         "## Where the time of a step goes\n",
-        "On the first GPU, by torch.profiler.\n",
-        "- *Compute*: its own kernels; on N GPUs at best 1/N of those on one.",
-        "- *Communication*: collectives that overlap with no compute, each counted as long as the fastest of its kind: "
-        "NCCL's kernels; with `messages=copies` the copies, and the barriers before them.",
-        "- *Waiting*: what those collectives took beyond that, for another GPU or because there was more to send.",
-        "- *Idle*: nothing ran. *Launching*: the part of it in which the CPU was busy launching kernels.",
-        "- *CPU*: from the start of a step to the start of the next, without waiting for the GPU. If it is as long "
-        "as the step, the CPU is the bottleneck.\n",
+        "On the first GPU, by torch.profiler. *Compute*: kernels of its own shard, which on N GPUs would at best be an "
+        f"Nth of those on one. *Communication*: collectives (NCCL's kernels{copies if with_copies else ''}) beside "
+        "which nothing was computed, each as long as the fastest of its kind; *waiting*: what they took beyond that, "
+        "until another GPU was there or because there was more to send. *Idle*: nothing ran; *launching*: of that, "
+        "while the CPU was busy launching more. *CPU*: from the beginning of a step to that of the next, less what "
+        "the CPU waited for the GPU; where it is as long as the step, it bounds it.\n",
         f"| {' | '.join(_PROFILE)} |",
         "|" + " --- |" * len(_PROFILE),
     ]
     for one in profiles:
         figures = (one.step, one.compute, one.communication, one.waiting, one.idle, one.launch, one.cpu)
         times = " | ".join(f"{figure:.1f} ms" for figure in figures)
-        lines.append(f"| {one.model} | `{one.recipe}` | {one.gpus} | {times} |")
+        lines.append(f"| {one.model} | `{renamed(one.recipe)}` | {one.gpus} | {times} |")
     lines += ["", *_shortfalls(profiles)]
     made = f"Made by `python -m benchmarks.several_gpus --profile` ([record](../results/{profile_file(record).name}))."
     return [*lines, "", made, ""]

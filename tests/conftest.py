@@ -1,9 +1,11 @@
 """Shared set-up: one thread, no network, pictures that can be compared."""
 
+import itertools
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 
 import pytest
 
@@ -13,6 +15,39 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"vivace-tests-inductor-{os.getuid()}")
 )
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as `long` the cases that `diagonal`, `quick` and `slow` leave out of `make test`."""
+    functions: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    is_whole = not any("::" in argument for argument in config.args)
+    for name, cases in functions.items():
+        ids = [case.callspec.id for case in cases]
+        for marker in cases[0].iter_markers():
+            patterns = marker.args if marker.name in ("quick", "slow") and is_whole else ()
+            stale = [pattern for pattern in patterns if not any(fnmatchcase(id_, pattern) for id_ in ids)]
+            if stale:
+                raise pytest.UsageError(f"{name}: {marker.name} names no case with {stale}; there are {ids}")
+        for case in cases:
+            if any(_leaves_out(marker, case) for marker in case.iter_markers()):
+                case.add_marker(pytest.mark.long)
+
+
+def _leaves_out(marker: pytest.Mark, case: pytest.Function) -> bool:
+    """Whether a marker makes this case of a parametrised test a long one."""
+    if marker.name == "diagonal":
+        axes = [len(parametrize.args[1]) for parametrize in case.iter_markers("parametrize")]
+        indices = list(itertools.product(*map(range, axes)))[next(iter(case.callspec.indices.values()))]
+        step = indices[axes.index(max(axes))]
+        return any(index != step % size for index, size in zip(indices, axes, strict=True))
+    if marker.name not in ("quick", "slow"):
+        return False
+    is_named = any(fnmatchcase(case.callspec.id, pattern) for pattern in marker.args)
+    return is_named is (marker.name == "slow")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -83,6 +83,16 @@ def small(name: str) -> Architecture:
     )
 
 
+def shallow(name: str) -> Architecture:
+    """As wide as published, with fewer blocks: predictions trace every block, and widths decide what they say."""
+    architecture = ARCHITECTURES[name]
+    if architecture.pipeline == "FluxPipeline":
+        return architecture.changed(transformer={"num_layers": 2, "num_single_layers": 4})
+    if architecture.pipeline == "StableDiffusionXLPipeline":
+        return architecture.changed(unet={"transformer_layers_per_block": [1, 1, 2]})
+    return architecture
+
+
 def small_models() -> tuple[dict[str, Architecture], dict[str, Entry]]:
     """All architectures small, and the catalogue's entries of them with pictures of SIDE and at most two steps."""
     entries = {

@@ -83,6 +83,7 @@ def test_the_counts_are_committed_for_every_recipe() -> None:
     ("name", "technique"),
     [("sd15", "deepcache"), ("sd15", "cfg_cutoff"), ("flux-schnell", "first_block_cache")],
 )
+@pytest.mark.quick("sd15-cfg_cutoff")
 def test_the_committed_counts_are_what_is_counted(name: str, technique: str) -> None:
     knobs = "0.5" if technique == "cfg_cutoff" else "hits=0.5"
     assert count_operations(name, f"{technique}({knobs})") == read_operations()[name][technique]

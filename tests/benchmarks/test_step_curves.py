@@ -114,6 +114,7 @@ def test_other_pictures_or_another_machine_want_another_file(
     assert "is not a record of this script" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_what_needs_to_know_its_model_finds_it_out_first_and_is_counted_over_every_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

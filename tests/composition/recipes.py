@@ -52,14 +52,14 @@ _SUITED: dict[tuple[str, str], list[Any]] = {
     ("guidance", "true_cfg"): [None],
     ("steps", "steps"): [12, 20],
     ("dtype", "dtype"): ["bf16", "fp16"],
-    ("parallel", "mode"): ["guidance"],
+    ("parallel", "mode"): ["cfg"],
     ("attention", "backend"): ["math", "flash"],  # flash is what a CPU takes by itself, which changes nothing
 }
 _OF_FLOW_MODELS: dict[tuple[str, str], list[Any]] = {
     ("scheduler", "sampler"): ["flow_euler"],  # of its own family; solvers have no other spacing
     ("scheduler", "karras"): [True],
     ("guidance", "true_cfg"): [3.0],  # so that there is guidance to cut
-    ("parallel", "mode"): ["ring", "ulysses"],  # one picture's forward has one row
+    ("parallel", "mode"): ["all_gather", "ulysses"],  # one picture's forward has one row
 }
 _MACHINE = Machine("cpu", "CPU", None, "c++")
 

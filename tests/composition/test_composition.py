@@ -31,7 +31,7 @@ from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 
 PAIRS, RANDOM = 25, 15
-CASES = sample(PAIRS, RANDOM)
+QUICK_PAIRS, QUICK_RANDOM = 18, 2
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +40,12 @@ def drawer() -> Iterator[Drawer]:
         yield found
 
 
-def test_the_sample_holds_every_technique_and_both_models() -> None:
-    assert len(CASES) == PAIRS + RANDOM
-    assert {name for case in CASES for name in case.names} == set(TECHNIQUES)
-    assert {case.model for case in CASES} == set(MODELS)
+@pytest.mark.parametrize(("pairs", "num_random"), [(PAIRS, RANDOM), (QUICK_PAIRS, QUICK_RANDOM)])
+def test_the_sample_holds_every_technique_and_both_models(pairs: int, num_random: int) -> None:
+    cases = sample(pairs, num_random)
+    assert len(cases) == pairs + num_random
+    assert {name for case in cases for name in case.names} == set(TECHNIQUES)
+    assert {case.model for case in cases} == set(MODELS)
 
 
 def test_random_recipes_are_legal_different_and_the_same_each_time() -> None:
@@ -72,9 +74,13 @@ def test_named_recipes_are_ten_and_compile_with_inductor() -> None:
 
 
 # All in one test: the members alone, which recipes share, are drawn once.
+@pytest.mark.parametrize(
+    ("pairs", "num_random"),
+    [(QUICK_PAIRS, QUICK_RANDOM), pytest.param(PAIRS, RANDOM, marks=pytest.mark.long)],
+)
 @pytest.mark.timeout(900)
-def test_they_compose_or_say_why_not(drawer: Drawer) -> None:
-    rows = [drawer.draw(case) for case in with_members(CASES)]
+def test_they_compose_or_say_why_not(drawer: Drawer, pairs: int, num_random: int) -> None:
+    rows = [drawer.draw(case) for case in with_members(sample(pairs, num_random))]
     assert complaints(rows) == []
     assert sum(row["outcome"] == "measured" for row in rows) > len(rows) / 2, "it draws, it does not refuse"
 

@@ -11,8 +11,8 @@ import torch
 import vivace
 from tests.families import STEPS, build, draw, psnr
 from vivace.errors import NoEffect, Unsupported
+from vivace.offloading import pinned_memory, prefetch
 from vivace.step_caching.teacache_fit import Fit, keep
-from vivace.techniques import fetch_ahead, page_locked
 
 pytestmark = pytest.mark.gpu
 
@@ -35,16 +35,16 @@ def on_gpu(family: str, recipe: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
-def test_replayed_steps_draw_what_eager_ones_draw(family: str) -> None:
+def test_replayed_steps_generate_the_same_images(family: str) -> None:
     reference = on_gpu(family, "baseline")
-    recorded = on_gpu(family, "cuda_graph")
+    captured = on_gpu(family, "cuda_graph")
     for _ in range(2):
         for call in ({}, {"height": 96}, {"seed": 5}):
-            assert psnr(draw(recorded, **call), draw(reference, **call)) > 60  # type: ignore[arg-type]
-    found = recorded.evidence()
+            assert psnr(draw(captured, **call), draw(reference, **call)) > 60  # type: ignore[arg-type]
+    found = captured.evidence()
     assert found["cuda_graphs_recorded"] == 2, "one for each size"
     assert found["cuda_graph_replays"] == 6 * STEPS[family]
-    assert recorded.refuted({}) is None
+    assert captured.refuted({}) is None
 
 
 @pytest.mark.parametrize(
@@ -66,28 +66,28 @@ def test_replayed_steps_draw_what_eager_ones_draw(family: str) -> None:
 def test_replayed_steps_compose(recipe: str) -> None:
     call = {"num_inference_steps": 6}
     reference = draw(load(recipe), **call)
-    recorded = load(f"cuda_graph+{recipe}")
+    captured = load(f"cuda_graph+{recipe}")
     for _ in range(2):
-        assert psnr(draw(recorded, **call), reference) > 35
-    assert recorded.evidence()["cuda_graphs_recorded"] == (2 if "cutoff" in recipe else 1)
-    assert recorded.refuted({}) is None
+        assert psnr(draw(captured, **call), reference) > 35
+    assert captured.evidence()["cuda_graphs_recorded"] == (2 if "cutoff" in recipe else 1)
+    assert captured.refuted({}) is None
 
 
 def test_batches_and_results_that_the_caller_keeps() -> None:
-    recorded, reference = load("cuda_graph"), load("baseline")
-    kept = [draw(recorded, ["a red circle", "a star"], seed=k) for k in (0, 7)]
+    captured, reference = load("cuda_graph"), load("baseline")
+    kept = [draw(captured, ["a red circle", "a star"], seed=k) for k in (0, 7)]
     for k, pictures in zip((0, 7), kept, strict=True):
         assert psnr(pictures, draw(reference, ["a red circle", "a star"], seed=k)) > 40
 
 
-def test_graphs_that_were_forgotten_are_recorded_again() -> None:
-    recorded, reference = load("cuda_graph(1)"), load("baseline")
+def test_dropped_graphs_are_captured_again() -> None:
+    captured, reference = load("cuda_graph(1)"), load("baseline")
     for height in (64, 96, 64):
-        assert psnr(draw(recorded, height=height), draw(reference, height=height)) > 40
-    assert recorded.evidence()["cuda_graphs_recorded"] == 3
+        assert psnr(draw(captured, height=height), draw(reference, height=height)) > 40
+    assert captured.evidence()["cuda_graphs_recorded"] == 3
 
 
-def test_what_cannot_be_recorded_is_refused_in_words() -> None:
+def test_what_cannot_be_captured_is_refused_with_a_reason() -> None:
     with pytest.raises(Unsupported, match="keep one of both"):
         load("compile(reduce-overhead)+cuda_graph")
     made = load("cuda_graph")
@@ -98,11 +98,9 @@ def test_what_cannot_be_recorded_is_refused_in_words() -> None:
         return forward(x)
 
     made.pipe.unet.conv_in.forward = reads_back
-    with pytest.raises(Unsupported, match="cannot be recorded"):
+    with pytest.raises(Unsupported, match="cannot be captured"):
         draw(made)
-    assert torch.randn(4, device="cuda").isfinite().all(), (
-        "a failed recording harms nothing that comes after it"
-    )
+    assert torch.randn(4, device="cuda").isfinite().all(), "a failed capture harms nothing after it"
 
 
 # tf32
@@ -158,13 +156,13 @@ STREAMED = ["group, stream=True", "group, stream=True, keep=0.004"]
 
 @pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, keep=0.004", *STREAMED])
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
-def test_offloaded_weights_draw_the_same_picture(family: str, mode: str) -> None:
+def test_offloaded_weights_generate_the_same_image(family: str, mode: str) -> None:
     reference = draw(on_gpu(family, "baseline"))
-    moved = on_gpu(family, f"offload({mode})")
+    offloaded = on_gpu(family, f"offload({mode})")
     for _ in range(2):
-        assert psnr(draw(moved), reference) > 60
-    assert moved.refuted({}) is None
-    assert moved.evidence()["weights_on_gpu_after_run_bytes"] == 0
+        assert psnr(draw(offloaded), reference) > 60
+    assert offloaded.refuted({}) is None
+    assert offloaded.evidence()["weights_on_gpu_after_run_bytes"] == 0
 
 
 @pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
@@ -176,9 +174,9 @@ def test_offloading_takes_the_weights_off_the_gpu(mode: str) -> None:
     del plain
     gc.collect()
     before = torch.cuda.memory_allocated()
-    moved = load(f"offload({mode})")
+    offloaded = load(f"offload({mode})")
     assert torch.cuda.memory_allocated() - before < 0.1 * held
-    draw(moved)
+    draw(offloaded)
     gc.collect()
     # Beside cuBLAS' workspace.
     assert torch.cuda.memory_allocated() - before < 0.1 * held + 64 * 2**20
@@ -218,40 +216,40 @@ def test_offloading_composes(recipe: str, mode: str) -> None:
         assert psnr(draw(both), reference) > 35
 
 
-def parts_of(pipe: Any) -> list[Any]:
+def components_of(pipe: Any) -> list[Any]:
     return [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
 
 
 def tensors_of(pipe: Any) -> list[torch.Tensor]:
-    return [tensor for part in parts_of(pipe) for tensor in (*part.parameters(), *part.buffers())]
+    return [tensor for part in components_of(pipe) for tensor in (*part.parameters(), *part.buffers())]
 
 
-def what_is_locked(moved: Any) -> tuple[list[int], int]:
-    """Where each tensor waits, and the bytes of all. They are page-locked."""
-    weights = tensors_of(moved.pipe)
+def pinned(offloaded: Any) -> tuple[list[int], int]:
+    """The address of each tensor in pinned host memory, and the bytes of all."""
+    weights = tensors_of(offloaded.pipe)
     whole = sum({weight.data_ptr(): weight.nbytes for weight in weights}.values())
     assert all(weight.is_pinned() for weight in weights if weight.numel())
-    (effect,) = moved.effects.values()
+    (effect,) = offloaded.effects.values()
     assert effect["page_locked_bytes"] == whole
     assert "rest_not_page_locked" not in effect
     return [weight.data_ptr() for weight in weights], whole
 
 
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
-def test_parts_are_copied_to_the_gpu_and_not_back(family: str) -> None:
+def test_components_are_copied_to_the_gpu_and_not_back(family: str) -> None:
     reference = draw(on_gpu(family, "baseline"))
-    moved = on_gpu(family, "offload(model)")
-    waiting, whole = what_is_locked(moved)
-    draw(moved)
+    offloaded = on_gpu(family, "offload(model)")
+    on_host, whole = pinned(offloaded)
+    draw(offloaded)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        assert psnr(draw(moved), reference) > 60
+        assert psnr(draw(offloaded), reference) > 60
     copies = [event.name for event in profiler.events() if event.name.startswith("Memcpy")]
     there = sum(name.startswith("Memcpy HtoD (Pinned") for name in copies)
     back = sum(name.startswith("Memcpy DtoH") for name in copies)
-    assert there >= len({*waiting}), "every weight, on its own"
-    assert back < 0.2 * there, "the picture, and what schedulers read"
-    assert [weight.data_ptr() for weight in tensors_of(moved.pipe)] == waiting
-    found = moved.evidence()
+    assert there >= len({*on_host}), "every weight separately"
+    assert back < 0.2 * there, "the image, and what schedulers read"
+    assert [weight.data_ptr() for weight in tensors_of(offloaded.pipe)] == on_host
+    found = offloaded.evidence()
     assert found["weights_copied_per_call_bytes"] == whole
     assert 0 < found["weights_copied_per_call_s"] < 1
     assert found["weights_on_gpu_after_run_bytes"] == 0
@@ -261,33 +259,33 @@ def test_parts_are_copied_to_the_gpu_and_not_back(family: str) -> None:
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
 def test_layers_are_copied_to_the_gpu_and_not_back(family: str, stream: bool) -> None:
     reference = draw(on_gpu(family, "baseline"))
-    moved = on_gpu(family, f"offload(group, stream={stream})")
-    waiting, whole = what_is_locked(moved)
-    draw(moved)
+    offloaded = on_gpu(family, f"offload(group, stream={stream})")
+    on_host, whole = pinned(offloaded)
+    draw(offloaded)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        assert psnr(draw(moved), reference) > 60
+        assert psnr(draw(offloaded), reference) > 60
     copies = [event for event in profiler.events() if event.name.startswith("Memcpy")]
     there = [event for event in copies if event.name.startswith("Memcpy HtoD (Pinned")]
     assert sum(event.name.startswith("Memcpy DtoH") for event in copies) < 0.2 * len(there)
-    assert [weight.data_ptr() for weight in tensors_of(moved.pipe)] == waiting
-    found = moved.evidence()
+    assert [weight.data_ptr() for weight in tensors_of(offloaded.pipe)] == on_host
+    found = offloaded.evidence()
     assert found["weights_copied_per_call_bytes"] > 2 * whole, "in every step"
     assert found["weights_on_gpu_after_run_bytes"] == 0
     if stream:
         assert found["layers_fetched_ahead_per_call"] > 100
         computing = {e.device_resource_id for e in profiler.events() if "gemm" in e.name.lower()}
-        assert {copy.device_resource_id for copy in there} - computing, "on a stream of their own"
+        assert {copy.device_resource_id for copy in there} - computing, "on a separate stream"
 
 
 @pytest.mark.parametrize("mode", STREAMED)
 @pytest.mark.parametrize("recipe", ["", "int8+"])
 @pytest.mark.parametrize("family", ["sd", "flux"])
-def test_nobody_reads_what_is_still_on_its_way(
+def test_nothing_reads_a_copy_before_it_is_complete(
     family: str, recipe: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = draw(on_gpu(family, recipe.strip("+") or "baseline"))
-    moved = on_gpu(family, f"{recipe}offload({mode})")
-    write_copies, empty_like = fetch_ahead.write_copies, torch.empty_like
+    offloaded = on_gpu(family, f"{recipe}offload({mode})")
+    write_copies, empty_like = prefetch.write_copies, torch.empty_like
 
     def late(copies: Any) -> None:
         torch.cuda._sleep(10_000_000)  # cycles: milliseconds
@@ -298,96 +296,96 @@ def test_nobody_reads_what_is_still_on_its_way(
         return empty.fill_(float("nan") if empty.is_floating_point() else 77) if "device" in how else empty
 
     monkeypatch.setattr(torch, "empty_like", unwritten)
-    monkeypatch.setattr(fetch_ahead, "write_copies", late)
+    monkeypatch.setattr(prefetch, "write_copies", late)
     for _ in range(3):
-        assert psnr(draw(moved), reference) > 60
-    assert moved.evidence()["layers_fetched_ahead_per_call"] > 30
+        assert psnr(draw(offloaded), reference) > 60
+    assert offloaded.evidence()["layers_fetched_ahead_per_call"] > 30
 
 
 @pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
 def test_a_vae_that_is_cast_in_the_call(mode: str) -> None:
     reference = draw(on_gpu("sdxl", "baseline", torch.float16))
-    moved = on_gpu("sdxl", f"offload({mode})", torch.float16)
-    assert moved.pipe.vae.config.force_upcast
+    offloaded = on_gpu("sdxl", f"offload({mode})", torch.float16)
+    assert offloaded.pipe.vae.config.force_upcast
     for _ in range(3):
-        assert psnr(draw(moved), reference) > 45
+        assert psnr(draw(offloaded), reference) > 45
     if mode != "sequential":
-        assert moved.pipe.vae.dtype == torch.float16
-        assert all(weight.is_pinned() for weight in moved.pipe.vae.parameters())
+        assert offloaded.pipe.vae.dtype == torch.float16
+        assert all(weight.is_pinned() for weight in offloaded.pipe.vae.parameters())
 
 
 @pytest.mark.parametrize("mode", ["model", "group", *STREAMED])
 def test_a_failed_call_leaves_nothing_on_the_gpu(mode: str) -> None:
-    moved = on_gpu("sdxl", f"offload({mode})", torch.float16)
-    reference = draw(moved)
+    offloaded = on_gpu("sdxl", f"offload({mode})", torch.float16)
+    reference = draw(offloaded)
 
     def fail(*_: Any) -> None:
         raise RuntimeError("no room")
 
-    for part in (moved.pipe.unet, moved.pipe.vae.decoder):
+    for part in (offloaded.pipe.unet, offloaded.pipe.vae.decoder):
         hook = part.register_forward_pre_hook(fail)
         with pytest.raises(RuntimeError, match="no room"):
-            draw(moved)
+            draw(offloaded)
         hook.remove()
-        assert {weight.device.type for weight in tensors_of(moved.pipe)} == {"cpu"}
-        assert moved.pipe.vae.dtype == torch.float16
-    assert psnr(draw(moved), reference) > 60
+        assert {weight.device.type for weight in tensors_of(offloaded.pipe)} == {"cpu"}
+        assert offloaded.pipe.vae.dtype == torch.float16
+    assert psnr(draw(offloaded), reference) > 60
 
 
-def test_what_is_put_on_the_gpu_by_hand_goes_back() -> None:
-    moved = on_gpu("sdxl", "offload(model)")
-    reference = draw(moved)
-    moved.pipe.to("cuda")
-    moved.pipe.unet.register_buffer("late", torch.zeros(3, device="cuda"))
-    assert psnr(draw(moved), reference) > 60
-    assert {weight.device.type for weight in tensors_of(moved.pipe)} == {"cpu"}
-    moved.pipe.text_encoder._hf_hook.pre_forward(moved.pipe.text_encoder)
-    moved.pipe.to("cpu")
-    assert psnr(draw(moved), reference) > 60
-    moved.pipe.remove_all_hooks()
-    assert {weight.device.type for weight in tensors_of(moved.pipe)} == {"cpu"}
-    assert psnr(draw(moved), reference) > 30, "on the CPU"
+def test_weights_moved_to_the_gpu_by_hand_are_offloaded() -> None:
+    offloaded = on_gpu("sdxl", "offload(model)")
+    reference = draw(offloaded)
+    offloaded.pipe.to("cuda")
+    offloaded.pipe.unet.register_buffer("late", torch.zeros(3, device="cuda"))
+    assert psnr(draw(offloaded), reference) > 60
+    assert {weight.device.type for weight in tensors_of(offloaded.pipe)} == {"cpu"}
+    offloaded.pipe.text_encoder._hf_hook.pre_forward(offloaded.pipe.text_encoder)
+    offloaded.pipe.to("cpu")
+    assert psnr(draw(offloaded), reference) > 60
+    offloaded.pipe.remove_all_hooks()
+    assert {weight.device.type for weight in tensors_of(offloaded.pipe)} == {"cpu"}
+    assert psnr(draw(offloaded), reference) > 30, "on the CPU"
 
 
 @pytest.mark.parametrize("mode", ["group", *STREAMED])
-def test_what_comes_to_a_layer_in_the_call_goes_back(mode: str) -> None:
-    moved = on_gpu("sdxl", f"offload({mode})")
-    reference = draw(moved)
-    late = moved.pipe.unet.mid_block.resnets[0].conv1
+def test_buffers_added_within_a_call_are_offloaded(mode: str) -> None:
+    offloaded = on_gpu("sdxl", f"offload({mode})")
+    reference = draw(offloaded)
+    late = offloaded.pipe.unet.mid_block.resnets[0].conv1
     hook = late.register_forward_pre_hook(
         lambda module, inputs: module.register_buffer("late", torch.ones(4, 4, device=inputs[0].device))
     )
-    assert psnr(draw(moved), reference) > 60
+    assert psnr(draw(offloaded), reference) > 60
     hook.remove()
     assert late.late.device.type == "cpu"
-    assert {weight.device.type for weight in tensors_of(moved.pipe)} == {"cpu"}
-    assert psnr(draw(moved), reference) > 60
+    assert {weight.device.type for weight in tensors_of(offloaded.pipe)} == {"cpu"}
+    assert psnr(draw(offloaded), reference) > 60
 
 
-def test_a_host_that_locks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lock(_: int) -> Any:
+def test_a_host_that_pins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(_: int) -> Any:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(page_locked, "_lock", lock)
+    monkeypatch.setattr(pinned_memory, "_allocate_pinned", allocate)
     reference = draw(on_gpu("flux", "baseline"))
-    moved = on_gpu("flux", "offload(model)")
-    (effect,) = moved.effects.values()
+    offloaded = on_gpu("flux", "offload(model)")
+    (effect,) = offloaded.effects.values()
     assert (effect["page_locked_bytes"], effect["rest_not_page_locked"]) == (0, "CUDA error: out of memory")
     for _ in range(2):
-        assert psnr(draw(moved), reference) > 60
-    assert {weight.device.type for weight in tensors_of(moved.pipe)} == {"cpu"}
+        assert psnr(draw(offloaded), reference) > 60
+    assert {weight.device.type for weight in tensors_of(offloaded.pipe)} == {"cpu"}
 
 
 @pytest.mark.parametrize(
     "recipe", ["compile", "int8+compile", "compile(blocks=repeated)", "bf16+int4+compile"]
 )
-def test_visits_compile_nothing_anew(recipe: str) -> None:
-    moved = load(f"{recipe}+offload(model)")
-    draw(moved)
-    graphs = moved.evidence()["compiled_graphs"]
+def test_onloading_compiles_nothing_again(recipe: str) -> None:
+    offloaded = load(f"{recipe}+offload(model)")
+    draw(offloaded)
+    graphs = offloaded.evidence()["compiled_graphs"]
     for _ in range(2):
-        draw(moved)
-    assert moved.evidence()["compiled_graphs"] == graphs
+        draw(offloaded)
+    assert offloaded.evidence()["compiled_graphs"] == graphs
 
 
 def test_offloading_does_not_go_with_graphs() -> None:

@@ -35,9 +35,7 @@ SIDEWAYS = {("spec", "errors"), ("stats", "errors")}
 IMPORTED_LATE = {
     "vivace.kernels.dequantize_int4",
     "vivace.multi_gpu.flux_tokens",
-    "vivace.multi_gpu.gpu_barrier",
     "vivace.multi_gpu.collectives",
-    "vivace.multi_gpu.symmetric_memory",
 }
 """Triton's kernels are compiled from a module's own names, and torch's operators and diffusers' blocks are made where a
 module is read; these are imported where they are used."""

@@ -21,6 +21,7 @@ from tinyworld import (
     train_schnell,
 )  # fmt: skip
 
+pytestmark = pytest.mark.long  # how the embedded models came to be, not what vivace does
 PROMPTS = ["a red circle above a blue square", "a zebra 🙂 żółw"]
 
 

@@ -14,6 +14,8 @@ from safetensors import safe_open
 from tinyworld import evaluate, evaluate_lcm, loop, networks, scenes, table, train_lcm
 from vivace.models.lora import merge
 
+pytestmark = pytest.mark.long  # how the embedded models came to be, not what vivace does
+
 RANK = 2
 
 

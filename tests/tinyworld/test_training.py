@@ -53,6 +53,8 @@ import pathlib, sys
 sys.path.insert(0, ".")
 from tests.tinyworld.test_training import small_training
 from tinyworld import loop
+
+pytestmark = pytest.mark.long  # how the embedded models came to be, not what vivace does
 budget = loop.Budget(steps=100_000, save_every_s=0.0, print_every_s=1e9)
 small_training(pathlib.Path(sys.argv[1]), budget).run()
 """

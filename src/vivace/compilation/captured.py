@@ -1,4 +1,223 @@
-"""What of a module is captured in CUDA graphs."""
+"""Functions captured as CUDA graphs: one graph for each kind of arguments, replayed from then on.
 
-RECORDED = "_vivace_recorded"
-"""Attribute of a denoiser whose steps are captured: what captures and replays them."""
+A replay reads and writes the same memory each time. So inputs are copied into the graph's buffers, and callers get
+copies of its outputs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vivace.errors import Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+Capture = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
+"""Takes work without arguments. Returns a function that repeats it, and the outputs that this function overwrites."""
+
+_WARMUPS = 2  # first runs choose algorithms and allocate workspaces, which must not be captured
+_CAPTURED = "_vivace_captured"
+
+
+def replays_graphs(function: Any) -> bool:
+    """Return whether a function was marked by `mark_replays_graphs`."""
+    return bool(getattr(function, "replays_graphs", False))
+
+
+def mark_replays_graphs(function: Any) -> None:
+    """Tell techniques that would capture the function, or move the weights that it reads."""
+    function.replays_graphs = True
+
+
+def captured_forward(module: Any) -> CapturedFunction | None:
+    """Return what captures and replays a module's forward, or None."""
+    found: CapturedFunction | None = getattr(module, _CAPTURED, None)
+    return found
+
+
+def replace_forward(module: Any, captured: CapturedFunction) -> None:
+    """Let a module call a captured function as its forward."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return captured(*args, **kwargs)
+
+    mark_replays_graphs(forward)
+    module.forward = forward
+    setattr(module, _CAPTURED, captured)
+
+
+@dataclass
+class _Graph:
+    """A captured graph.
+
+    inputs: its buffers, one for each tensor of the arguments, in order.
+    keeps_alive: arguments that the key knows by id only.
+    """
+
+    inputs: list[torch.Tensor]
+    replay: Callable[[], None]
+    outputs: list[Any]
+    structure: Any
+    keeps_alive: list[Any]
+
+
+class CapturedFunction:
+    """A function of tensors, captured once for each kind of arguments and then replayed.
+
+    Args:
+        function: its tensors may be arguments or anywhere in tuples, lists, dicts and outputs of diffusers.
+        device: where the input buffers are; arguments on other devices are copied there.
+        capture: see `Capture`.
+        max_graphs: how many graphs are kept.
+
+    Attributes:
+        num_captured, num_replays: counts so far. The call that captures replays once as well.
+        graphs: the graphs that are kept, the most recently used last.
+
+    Raises:
+        Unsupported: when called, if the work cannot be captured.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], device: torch.device, capture: Capture, max_graphs: int
+    ) -> None:
+        self.num_captured = 0
+        self.num_replays = 0
+        self._function = function
+        self._device = device
+        self._capture = capture
+        self._max_graphs = max_graphs
+        self.graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        import torch
+        from torch.utils._pytree import tree_flatten, tree_unflatten
+
+        leaves, structure = tree_flatten((args, kwargs))
+        key = _key(leaves, structure)
+        graph = self.graphs.get(key)
+        if graph is None:
+            while len(self.graphs) >= self._max_graphs:
+                self.graphs.popitem(last=False)
+            graph = self.graphs[key] = self._make(leaves, structure)
+        self.graphs.move_to_end(key)
+        for buffer, tensor in zip(graph.inputs, _tensors(leaves), strict=True):
+            buffer.copy_(tensor)
+        graph.replay()
+        self.num_replays += 1
+        outputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in graph.outputs]
+        return tree_unflatten(outputs, graph.structure)
+
+    def has(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether a call with these arguments would replay a graph captured before."""
+        from torch.utils._pytree import tree_flatten
+
+        return _key(*tree_flatten((args, kwargs))) in self.graphs
+
+    def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let the next call with these arguments capture anew."""
+        from torch.utils._pytree import tree_flatten
+
+        self.graphs.pop(_key(*tree_flatten((args, kwargs))), None)
+
+    def _make(self, leaves: list[Any], structure: Any) -> _Graph:
+        import torch
+        from torch.utils._pytree import tree_flatten, tree_unflatten
+
+        inputs = [_buffer(tensor, self._device) for tensor in _tensors(leaves)]
+        buffers = iter(inputs)
+        buffered = [next(buffers) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(buffered, structure)
+
+        def work() -> Any:
+            with torch.no_grad():
+                return self._function(*args, **kwargs)
+
+        replay, result = self._capture(work)
+        self.num_captured += 1
+        outputs, output_structure = tree_flatten(result)
+        others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+        return _Graph(inputs, replay, outputs, output_structure, others)
+
+
+def cuda_capturer() -> Capture:
+    """Return a function that captures CUDA graphs. They share one memory pool, so no two may replay at a time."""
+    import torch
+
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARMUPS):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode=_error_mode()):
+                outputs = work()
+        except torch.OutOfMemoryError:
+            _end_capture_of_generator()
+            raise
+        except RuntimeError as error:
+            _end_capture_of_generator()
+            reason = (str(error).strip().splitlines() or [repr(error)])[0]
+            raise Unsupported(f"cuda_graph: the denoiser's step cannot be captured: {reason}") from error
+        return graph.replay, outputs
+
+    return capture
+
+
+def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
+    import torch
+
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _key(leaves: list[Any], structure: Any) -> Hashable:
+    """Return what must be equal for a graph to be replayed."""
+    import torch
+
+    # Buffers made in inference mode cannot be written outside of it.
+    return structure, tuple(_leaf_key(leaf) for leaf in leaves), torch.is_inference_mode_enabled()
+
+
+def _leaf_key(leaf: Any) -> Hashable:
+    """Return what must be equal of an argument: of a tensor everything but its values."""
+    import torch
+
+    if isinstance(leaf, torch.Tensor):
+        return "tensor", tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device.type
+    if leaf is None or isinstance(leaf, str | bool | int | float | torch.dtype | torch.device):
+        return type(leaf).__name__, leaf
+    return type(leaf).__name__, id(leaf)
+
+
+def _buffer(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a copy of a tensor. Scalars that schedulers keep on the CPU go to the device, since a graph cannot contain
+    that copy."""
+    import torch
+
+    return torch.empty_like(tensor, device=device, memory_format=torch.preserve_format).copy_(tensor)
+
+
+def _error_mode() -> str:
+    """Return the `capture_error_mode`. In a process group other threads call CUDA during a capture, such as NCCL's
+    watchdog; their calls concern earlier work and do not invalidate it."""
+    import torch.distributed as dist
+
+    return "thread_local" if dist.is_available() and dist.is_initialized() else "global"
+
+
+def _end_capture_of_generator() -> None:
+    """Reset the device's random generator after a failed capture, which otherwise stays in capture mode, so that every
+    later random number fails (torch 2.11). A clone of its state is not in capture mode."""
+    import torch
+
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())

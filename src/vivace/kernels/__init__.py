@@ -1,1 +1,1 @@
-"""Our own Triton kernels."""
+"""vivace's own Triton kernels."""

@@ -1,1 +1,1 @@
-"""One denoiser on several GPUs: processes, collectives, sharded forwards."""
+"""One denoiser on several GPUs: peer processes, collectives, sharded forwards."""

@@ -1,9 +1,9 @@
-"""The processes beside this one that each compute with one GPU: started, spoken to, watched, ended.
+"""The peer processes of this one, each with one GPU: started, spoken to, watched, ended.
 
 They are started with `subprocess`, not forked, since CUDA does not survive a fork, and not by torchrun, since a call in
-a notebook or a server cannot be executed again under it (docs/adr/0006). Short messages go through pipes, so that
-processes which wait for the next one neither occupy their GPU nor run into the time limit of a collective. Tensors go
-through torch.distributed: NCCL between GPUs, gloo on a CPU.
+a notebook or a server cannot be executed again under it (docs/adr/0006). Short messages go through pipes, so that peers
+that wait for the next one neither occupy their GPU nor run into the timeout of a collective. Tensors go through
+torch.distributed: NCCL between GPUs, gloo on a CPU.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from vivace.errors import Unsupported, WorkerError
 
 COMMAND = (sys.executable, "-m", "vivace.runtime.peer")
 TIMEOUT = timedelta(minutes=30)
-"""Of a collective: one GPU may wait while another compiles. A process that died is seen at once, by its pipe."""
-_NOTICE_S = 5.0  # between a connection that breaks and the end of the process being seen
+"""Of a collective: one GPU may wait while another compiles. A process that died is noticed at once, by its pipe."""
+_NOTICE_S = 5.0  # between a broken connection and the end of its process being visible
 _GRACE_S = 5.0
 _LEAVING = threading.Lock()
 
 
 def send(stream: IO[bytes], message: Any) -> None:
+    """Write a message, pickled."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     stream.write(len(data).to_bytes(8, "little") + data)
     stream.flush()
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """The next message.
+    """Return the next message.
 
     Raises:
         EOFError: the other end is closed.
@@ -54,17 +55,17 @@ def receive(stream: IO[bytes]) -> Any:
     return pickle.loads(data)  # noqa: S301  from our own child or parent
 
 
-def visible_gpus(own: int) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES would call the GPUs that this process sees, its own first."""
+def visible_gpus(first: int) -> list[str]:
+    """Return what CUDA_VISIBLE_DEVICES would call the GPUs that this process sees, rotated to begin with `first`."""
     import torch
 
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     names = named or [str(k) for k in range(torch.cuda.device_count())]
-    return names[own:] + names[:own]
+    return names[first:] + names[:first]
 
 
 class Peers:
-    """`num` - 1 processes, of rank 1 and up; this process is rank 0 of the group.
+    """`num` - 1 peer processes, of rank 1 and up; this process, the primary, is rank 0 of the group.
 
     Args:
         num: processes in all.
@@ -72,7 +73,6 @@ class Peers:
 
     Attributes:
         before_leaving: called before this process leaves the group. They must not keep this object alive.
-        after_failure: called when another process has ended unasked, each in a thread. Nor must they.
 
     Raises:
         Unsupported: this process belongs to a group already.
@@ -84,10 +84,10 @@ class Peers:
         import torch.distributed as dist
 
         if dist.is_initialized():
-            gc.collect()  # a pipeline refers to itself, so that a session which is forgotten may be there still
+            gc.collect()  # pipelines are reference cycles, so a session without references may still exist
         if dist.is_initialized():
             raise Unsupported(
-                "this process is part of a torch.distributed group already; close the session that shares its GPUs "
+                "this process is part of a torch.distributed group already; close the session that uses several GPUs "
                 "(session.close()), or start without torchrun"
             )
         self.num = num
@@ -97,7 +97,6 @@ class Peers:
         self._failure: str | None = None
         self._closing = threading.Event()
         self.before_leaving: list[Callable[[], Any]] = []
-        self.after_failure: list[Callable[[], Any]] = []
         self._end = weakref.finalize(
             self, _end, self._processes, self._closing, self._folder, device, self.before_leaving
         )
@@ -107,9 +106,9 @@ class Peers:
                 self._processes.append(self._start(rank))
             about = {"num": num, "device": device, "port": store.port, "threads": torch.get_num_threads()}
             for rank in range(1, num):
-                self.say(rank, about | {"rank": rank})
+                self.send(rank, about | {"rank": rank})
             for rank in range(1, num):
-                self.hear(rank)
+                self.receive(rank)
             threading.Thread(target=_watch, args=(weakref.ref(self), self._processes), daemon=True).start()
             with self.explained():
                 join(store, 0, num, device)
@@ -118,54 +117,56 @@ class Peers:
             raise
 
     def _start(self, rank: int) -> subprocess.Popen[bytes]:
-        surroundings = dict(os.environ)
+        env = dict(os.environ)
         if self.device == "cuda":
-            # Each calls its own GPU the first, as this process does, and sees the others.
-            surroundings["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus(rank))
+            # Each peer sees its own GPU as the first, as this process does, and the others after it.
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus(rank))
         with self._log(rank).open("wb") as log:
             return subprocess.Popen(
-                COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=surroundings
+                COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env
             )
 
     def _log(self, rank: int) -> Path:
         return Path(self._folder.name) / f"{rank}.log"
 
-    def say(self, rank: int, message: Any) -> None:
-        """Tell one of the processes something."""
+    def send(self, rank: int, message: Any) -> None:
+        """Send a message to a peer."""
         stream = self._processes[rank - 1].stdin
         assert stream is not None
         with self.explained():
             send(stream, message)
 
-    def hear(self, rank: int) -> Any:
-        """The next answer of one of the processes."""
+    def receive(self, rank: int) -> Any:
+        """Return the next answer of a peer."""
         stream = self._processes[rank - 1].stdout
         assert stream is not None
         with self.explained():
             return receive(stream)
 
     def check(self) -> None:
-        """
+        """Check that all processes still run.
+
         Raises:
-            WorkerError: one of the processes has ended.
+            WorkerError: one of the peers has ended.
         """
         if self._failure is None and not self._end.alive:
-            raise WorkerError("the session that shared this model's GPUs is closed; load the model anew")
+            raise WorkerError("this session with several GPUs is closed; load the model anew")
         if self._failure is not None:
             raise WorkerError(self._failure)
 
-    def blame(self, error: Exception) -> None:
-        """
+    def raise_if_failed(self, error: Exception) -> None:
+        """Raise the failure that caused an error, if there was one.
+
         Raises:
-            WorkerError: one of the processes has ended, which is why there was an error.
+            WorkerError: one of the peers has ended, which is why there was an error.
         """
-        self._look()
+        self._note_failure()
         if self._failure is not None and not isinstance(error, WorkerError):
             raise WorkerError(self._failure) from error
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """What breaks because a process ended, as an error that says so."""
+        """Turn errors that follow from the end of a peer into ones that say so."""
         import torch
 
         try:
@@ -175,14 +176,14 @@ class Peers:
                 raise  # this process's own
             deadline = time.monotonic() + _NOTICE_S
             while self._failure is None and time.monotonic() < deadline and not self._closing.is_set():
-                self._look()
+                self._note_failure()
                 time.sleep(0.05)
             if self._failure is None:
                 raise
             raise WorkerError(self._failure) from error
 
-    def _look(self) -> None:
-        """Note in words the first process that has ended."""
+    def _note_failure(self) -> None:
+        """Describe the first peer that has ended, if one has."""
         if self._failure is not None or self._closing.is_set():
             return
         for rank, process in enumerate(self._processes, 1):
@@ -190,43 +191,40 @@ class Peers:
                 how = f"was killed ({signal.Signals(-status).name})" if status < 0 else f"ended ({status})"
                 lines = self._log(rank).read_text(errors="replace").strip().splitlines()
                 said = f": {lines[-1].strip()}" if lines else ""
-                what = f"GPU {rank}" if self.device == "cuda" else f"share {rank}"
+                what = f"GPU {rank}" if self.device == "cuda" else f"shard {rank}"
                 self._failure = (
                     f"the process (pid {process.pid}) that computed on {what} of {self.num} {how}{said}; "
                     "load the model anew"
                 )
                 return
 
-    def failed(self) -> None:
-        """A process ended: let go of what waits for it. Called by the thread that watches."""
-        self._look()
+    def on_exit(self) -> None:
+        """Release what waits for a peer that has ended. Called by the watching thread."""
+        self._note_failure()
         if self._closing.is_set():
             return
-        for call in self.after_failure:
-            # Beside what follows: each may wait for what the other lets go of.
-            threading.Thread(target=call, daemon=True).start()
         if self.device == "cuda":
-            # Kernels that wait for the dead GPU would wait for the time limit, and so would whoever waits for them.
+            # Kernels that wait for the dead GPU would wait until the timeout, and so would whatever waits for them.
             _leave("cuda")
 
     def close(self) -> None:
-        """End the processes, and leave the group. A second time does nothing."""
+        """End the peers and leave the group. A second call does nothing."""
         self._end()
 
 
 def join(store: Any, rank: int, num: int, device: str) -> None:
-    """Become one of the group."""
+    """Join the process group."""
     import torch
     import torch.distributed as dist
 
-    given = {"device_id": torch.device("cuda", 0)} if device == "cuda" else {}
+    bound = {"device_id": torch.device("cuda", 0)} if device == "cuda" else {}
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
         store=store,
         rank=rank,
         world_size=num,
         timeout=TIMEOUT,
-        **given,
+        **bound,
     )
 
 
@@ -234,10 +232,10 @@ def _leave(device: str) -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    with _LEAVING:  # the thread that watches may be at it already
+    with _LEAVING:  # the watching thread may be leaving already
         if not dist.is_initialized():
             return
-        if device == "cuda":  # the others are gone, and what is still under way will never end by itself
+        if device == "cuda":  # the peers are gone, and pending collectives will never end by themselves
             distributed_c10d._abort_process_group()
         else:
             dist.destroy_process_group()
@@ -252,7 +250,7 @@ def _watch(peers: weakref.ref[Peers], processes: list[subprocess.Popen[bytes]]) 
     poll.poll()
     found = peers()
     if found is not None:
-        found.failed()
+        found.on_exit()
 
 
 def _end(
@@ -262,7 +260,7 @@ def _end(
     device: str,
     before_leaving: list[Callable[[], Any]],
 ) -> None:
-    """Close the pipes, upon which the processes end by themselves; kill those that do not. Then leave the group."""
+    """Close the pipes, upon which the processes end; kill those that do not. Then leave the group."""
     closing.set()
     for process in processes:
         with contextlib.suppress(OSError):

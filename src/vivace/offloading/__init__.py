@@ -1,1 +1,1 @@
-"""Weights kept in pinned host memory and copied to the GPU when they are needed."""
+"""Weights kept in host memory and copied to the GPU when they are needed."""

@@ -1,266 +1,284 @@
-"""A pipeline's layers wait in the host's memory, and each visits the GPU while it computes.
+"""Offload a pipeline's layers to host memory and onload each one while it computes.
 
-As with whole parts (`visits`) nothing is copied back, and what waits is page-locked. Who comes is a layer: a module
-with tensors of its own, for as long as its forward takes. A block that is compiled as one comes as one, from outside of
-what is compiled. The VAE comes as a whole, since pipelines cast it in the middle of a call, and its activations at full
-size outweigh it.
+As with whole components nothing is copied back, and offloaded weights are in pinned memory. A layer is a module with
+direct parameters or buffers; it is onloaded for the duration of its forward. A block that is compiled as one is
+onloaded as one, from outside of the compiled code. The VAE is onloaded whole, since pipelines cast it within a call,
+and at full size its activations outweigh it.
 
-Small vectors, biases and norms, come with the first layer of their part and stay until the call ends. So many bytes of
-the denoiser's layers as the GPU has room for can be kept as well, from its first step until the VAE comes.
+Small vectors (biases, norms) are onloaded with the first layer of their component and stay until the call ends. Up to a
+given number of bytes of the denoiser's layers stay as well, from its first step until the VAE is onloaded.
 
-The next ones can be fetched ahead (`fetch_ahead`).
+The next layers can be prefetched (`prefetch`).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vivace.offloading.components import Part, Visits
-from vivace.offloading.prefetch import Ahead
-from vivace.offloading.tensor_swap import is_plain, places
+from vivace.offloading.components import ComponentOffloader
+from vivace.offloading.offloaded_module import OffloadedModule
+from vivace.offloading.prefetch import Prefetcher
+from vivace.offloading.tensor_swap import is_plain, tensor_slots
+
+if TYPE_CHECKING:
+    import torch
+
+    from vivace.offloading.pinned_memory import PinnedMemory
 
 DENOISERS = ("unet", "transformer")
-"""What diffusers' pipelines call the part that is called in every step."""
+"""Names of the denoiser in diffusers' pipelines."""
 
-SMALL = 2**16
-"""Bytes up to which a vector (a bias, a norm's weights) stays for the call: half of SDXL's tensors, and 0.06 % of their
-bytes."""
+SMALL_BYTES = 2**16
+"""Vectors (biases, norms' weights) up to this size stay onloaded during a call: half of SDXL's tensors, and 0.06 % of
+their bytes."""
 
 
-class LayerVisits(Visits):
-    """Who is on the device: the layers that compute, and those that were fetched ahead.
+class LayerOffloader(ComponentOffloader):
+    """Onloads the layers that compute, and the prefetched ones.
 
     Args:
         pipe: a diffusers pipeline. Its hooks are replaced, its `maybe_free_model_hooks` on the instance, and the
             forward of every layer.
-        device: where layers work. On "cpu" visits are copies like any others, for tests.
-        locks: whether the memory that weights wait in is page-locked.
-        ahead: whether the next layers are fetched while one computes.
+        device: where layers work. On "cpu" onloading copies as well, for tests.
+        pin: whether to keep offloaded weights in pinned memory.
+        prefetch: whether to copy the next layers while one computes.
         keep: bytes of the denoiser's layers that stay on the device while it works.
 
     Attributes:
-        kept_bytes: of the layers that were chosen to stay.
+        kept_bytes: bytes of the layers chosen to stay.
     """
 
-    def __init__(self, pipe: Any, device: Any, *, locks: bool, ahead: bool, keep: float = 0) -> None:
+    def __init__(self, pipe: Any, device: Any, *, pin: bool, prefetch: bool, keep: float = 0) -> None:
         import torch
 
         self._is_called = False
-        self._whole: list[Part] = []
-        self._layered: list[Layers] = []
-        self._ahead = Ahead(torch.device(device)) if ahead else None
-        self._bytes_now = self._bytes_last = 0
+        self._whole: list[OffloadedModule] = []
+        self._layered: list[ComponentLayers] = []
+        self._prefetcher = Prefetcher(torch.device(device)) if prefetch else None
+        self._layer_bytes = self._last_layer_bytes = 0
         self._keep = keep
         self.kept_bytes = 0
-        super().__init__(pipe, device, locks=locks)
+        super().__init__(pipe, device, pin=pin)
 
-    def _attach(self, pipe: Any, modules: dict[str, Any]) -> None:
+    def _attach(self, pipe: Any, modules: dict[str, torch.nn.Module]) -> None:
         from accelerate.hooks import add_hook_to_module
 
         for name, module in modules.items():
-            if comes_whole(module):
-                self._parts[name] = Part(module, self._device)
-                self._whole.append(self._parts[name])
-                self._attach_whole(self._parts[name], [])
+            if is_onloaded_whole(module):
+                self._components[name] = OffloadedModule(module, self._device)
+                self._whole.append(self._components[name])
+                self._attach_component(self._components[name], [])
             else:
                 keep = self._keep if name in DENOISERS else 0
-                layers = Layers(self, module, self._device, self._locked, keep)
+                layers = ComponentLayers(self, module, self._device, self._pinned, keep)
                 self.kept_bytes += layers.kept_bytes
                 self._layered.append(layers)
                 add_hook_to_module(module, layers)
 
     @property
-    def is_under_way(self) -> bool:
-        return self._is_called or super().is_under_way
+    def is_in_call(self) -> bool:
+        return self._is_called or super().is_in_call
 
     @property
     def copied_bytes(self) -> int:
-        return self._bytes_last + super().copied_bytes
+        return self._last_layer_bytes + super().copied_bytes
 
     @property
-    def fetched_ahead(self) -> int:
-        """Layers that the last call found on the device when their turn came."""
-        return self._ahead.last if self._ahead is not None else 0
+    def num_prefetched(self) -> int:
+        """Layers that were prefetched in time in the last call."""
+        return self._prefetcher.num_prefetched if self._prefetcher is not None else 0
 
     def begin(self) -> None:
-        """A part that comes by layers is called."""
+        """Prepare for a component that is onloaded by layers."""
         if not self._is_called:
             self._is_called = True
             for layers in self._layered:
                 layers.attach()
-        for part in self._whole:
-            part.leave()
+        for component in self._whole:
+            component.offload()
 
-    def come(self, part: Part) -> None:
-        """Of a part that comes whole, for which the denoiser's layers make room."""
-        if self._ahead is not None:
-            self._ahead.drop_all()
+    def onload(self, component: OffloadedModule) -> None:
+        """Onload a component whole, after the denoiser's layers are offloaded to make room."""
+        if self._prefetcher is not None:
+            self._prefetcher.cancel()
         for layers in self._layered:
-            layers.vacate()
-        super().come(part)
+            layers.offload_kept()
+        super().onload(component)
 
-    def comes_to_stay(self, part: Part) -> None:
-        self._bytes_now += part.come()
+    def onload_for_call(self, tensors: OffloadedModule) -> None:
+        self._layer_bytes += tensors.onload()
 
-    def layer_comes(self, part: Part) -> None:
-        if self._ahead is None:
-            self._bytes_now += part.come()
+    def onload_layer(self, layer: OffloadedModule) -> None:
+        if self._prefetcher is None:
+            self._layer_bytes += layer.onload()
         else:
-            self._bytes_now += self._ahead.comes(part)
+            self._layer_bytes += self._prefetcher.onload(layer)
 
-    def end(self) -> None:
-        if self._ahead is not None:
-            self._ahead.end()
+    def end_call(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.end_call()
         for layers in self._layered:
-            layers.leave()
+            layers.offload()
         if self._is_called:
-            self._bytes_last, self._bytes_now = self._bytes_now, 0
-            if not self._now:
-                self._last = []  # a call without the VAE
+            self._last_layer_bytes, self._layer_bytes = self._layer_bytes, 0
+            if not self._copies:
+                self._last_copies = []  # a call without the VAE
         self._is_called = False
-        super().end()
+        super().end_call()
 
 
-def comes_whole(module: Any) -> bool:
-    """Whether it is a VAE, of which pipelines call `decode`, and which they cast in the middle of a call."""
-    return hasattr(module, "decode")
+def is_onloaded_whole(component: torch.nn.Module) -> bool:
+    """Return whether it is a VAE: pipelines call its `decode`, and cast it within a call."""
+    return hasattr(component, "decode")
 
 
 def is_compiled(function: Any) -> bool:
-    """Whether torch.compile made it, or what stands for that where nothing has data."""
+    """Return whether torch.compile made a function, or it stands for a compiled one on the meta device."""
     return hasattr(function, "_torchdynamo_orig_callable")
 
 
-def stays(tensor: Any) -> bool:
-    """Whether it is a small vector, which is not worth a copy in every step."""
-    return is_plain(tensor) and tensor.ndim <= 1 and bool(tensor.nbytes <= SMALL)
+def is_small_vector(tensor: Any) -> bool:
+    """Return whether it is too small to be worth a copy in every step."""
+    return is_plain(tensor) and tensor.ndim <= 1 and bool(tensor.nbytes <= SMALL_BYTES)
 
 
-def moves(tensor: Any) -> bool:
-    return not stays(tensor)
+def is_moved_by_layer(tensor: Any) -> bool:
+    return not is_small_vector(tensor)
 
 
-def kept(module: Any, num_bytes: float) -> list[tuple[Any, bool]]:
-    """Which of a part's `units` stay where there is room for so many bytes. They are spread evenly, so that copying and
-    computing go on taking turns."""
-    sizes = [(unit, _num_bytes(*unit)) for unit in units(module)]
+def layers_to_keep(component: torch.nn.Module, num_bytes: float) -> list[tuple[torch.nn.Module, bool]]:
+    """Return the `layers_of` a component that stay onloaded given so many bytes.
+
+    They are evenly spaced, so that copies and computation go on alternating.
+    """
+    sizes = [(layer, _num_bytes(*layer)) for layer in layers_of(component)]
     share = min(1.0, num_bytes / max(1, sum(size for _, size in sizes)))
     chosen, passed, taken = [], 0, 0
-    for unit, size in sizes:
+    for layer, size in sizes:
         passed += size
         if size and taken + size <= share * passed:
             taken += size
-            chosen.append(unit)
+            chosen.append(layer)
     return chosen
 
 
-def _num_bytes(module: Any, below: bool) -> int:
-    """Of what moves; what a compiled block's layers share is counted once."""
-    modules = module.modules() if below else (module,)
-    moving = {id(held[name]): held[name] for held, name in places(modules) if moves(held[name])}
-    return sum(_stored(tensor) for tensor in moving.values())
+def _num_bytes(layer: torch.nn.Module, is_block: bool) -> int:
+    """Return the bytes copied for a layer; what a compiled block's layers share counts once."""
+    modules = layer.modules() if is_block else (layer,)
+    tensors = (slots[name] for slots, name in tensor_slots(modules))
+    moved = {id(tensor): tensor for tensor in tensors if is_moved_by_layer(tensor)}
+    return sum(_stored_bytes(tensor) for tensor in moved.values())
 
 
-def _stored(tensor: Any) -> int:
-    """Bytes of a tensor, or of those that a quantised one holds."""
+def _stored_bytes(tensor: Any) -> int:
+    """Return the bytes of a tensor, or of the tensors inside a quantised one."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return int(tensor.nbytes)
     names, _ = tensor.__tensor_flatten__()
-    return sum(_stored(getattr(tensor, name)) for name in names)
+    return sum(_stored_bytes(getattr(tensor, name)) for name in names)
 
 
-def units(module: Any) -> Iterator[tuple[Any, bool]]:
-    """What visits by itself: modules with tensors of their own, and blocks that are compiled as one, which come with
-    all below them (True)."""
+def layers_of(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, bool]]:
+    """Yield what is onloaded separately: modules with direct tensors (False), and compiled blocks, which are onloaded
+    with all submodules (True)."""
     if is_compiled(getattr(module, "_compiled_call_impl", None)):
         yield module, True
         return
-    if next(places((module,)), None) is not None:
+    if next(tensor_slots((module,)), None) is not None:
         yield module, False
     for child in module.children():
-        yield from units(child)
+        yield from layers_of(child)
 
 
-class Layers:
-    """One part, whose layers come one by one. What accelerate's `add_hook_to_module` asks of a hook.
+class ComponentLayers:
+    """One component, whose layers are onloaded one by one: a hook for accelerate's `add_hook_to_module`.
 
     Args:
-        memory: where tensors wait, or None for the host's ordinary memory.
-        keep: bytes of layers that stay until `vacate` or the call's end.
+        memory: pinned memory for offloaded tensors, or None for pageable memory.
+        keep: bytes of layers that stay until `offload_kept` or the end of the call.
     """
 
     no_grad = False
 
-    def __init__(self, visits: LayerVisits, module: Any, device: Any, memory: Any, keep: float) -> None:
-        self.execution_device = device  # where pipelines then make their tensors
-        self._visits = visits
-        self._module = module
+    def __init__(
+        self,
+        offloader: LayerOffloader,
+        component: torch.nn.Module,
+        device: torch.device,
+        memory: PinnedMemory | None,
+        keep: float,
+    ) -> None:
+        self.execution_device = device  # where pipelines create their tensors
+        self._offloader = offloader
+        self._component = component
         self._layers: dict[int, _Layer] = {}
-        """By the identity of their module, which they hold."""
-        self._vectors = Part(module, device, which=stays)
-        Part(module, device).settle(memory)  # all at once: what layers share, they go on sharing
-        chosen = kept(module, keep) if keep else []
-        self.kept_bytes = sum(_num_bytes(*unit) for unit in chosen)
-        self._kept = {id(unit) for unit, _ in chosen}
+        """By the id of their module, which they keep alive."""
+        self._vectors = OffloadedModule(component, device, which=is_small_vector)
+        # All layers at once: tensors that they share stay shared.
+        OffloadedModule(component, device).move_to_host(memory)
+        kept = layers_to_keep(component, keep) if keep else []
+        self.kept_bytes = sum(_num_bytes(*layer) for layer in kept)
+        self._kept = {id(layer) for layer, _ in kept}
         self.attach()
 
     def attach(self) -> None:
-        """To every layer that is not attached yet: an adapter may have come since."""
-        known = self._layers
-        for module, below in units(self._module):
-            if id(module) not in known:
-                part = Part(module, self.execution_device, below=below, which=moves)
-                layer = _Layer(self, part, compiled=below, is_root=module is self._module)
+        """Attach to every layer that is new: an adapter may have been loaded since the last call."""
+        for module, is_block in layers_of(self._component):
+            if id(module) not in self._layers:
+                tensors = OffloadedModule(
+                    module, self.execution_device, recurse=is_block, which=is_moved_by_layer
+                )
+                layer = _Layer(self, tensors, compiled=is_block, is_root=module is self._component)
                 layer.is_kept = id(module) in self._kept
-                known[id(module)] = layer
+                self._layers[id(module)] = layer
 
-    def layer_comes(self, layer: _Layer) -> None:
-        if not self._vectors.is_here:
-            self._visits.comes_to_stay(self._vectors)
+    def onload(self, layer: _Layer) -> None:
+        if not self._vectors.is_onloaded:
+            self._offloader.onload_for_call(self._vectors)
         if layer.is_kept:
-            if not layer.part.is_here:
-                self._visits.comes_to_stay(layer.part)
-        elif not layer.is_of_vectors:
-            self._visits.layer_comes(layer.part)
+            if not layer.tensors.is_onloaded:
+                self._offloader.onload_for_call(layer.tensors)
+        elif not layer.has_only_vectors:
+            self._offloader.onload_layer(layer.tensors)
 
-    def vacate(self) -> None:
-        """What is kept leaves, and comes again when it is called."""
+    def offload_kept(self) -> None:
+        """Offload the layers that stay otherwise; they are onloaded again when they are called."""
         for layer in self._layers.values():
             if layer.is_kept:
-                layer.leave()
+                layer.offload()
 
-    def leave(self) -> None:
-        """The call has ended."""
+    def offload(self) -> None:
+        """Offload everything: the call has ended."""
         for layer in self._layers.values():
-            layer.leave()
-        self._vectors.withdraw()
-        for module in self._module.modules():
-            Part(module, self.execution_device, below=False).tidy()
+            layer.offload()
+        self._vectors.restore()
+        for module in self._component.modules():
+            OffloadedModule(module, self.execution_device, recurse=False).offload_added()
 
-    def init_hook(self, module: Any) -> Any:
+    def init_hook(self, module: torch.nn.Module) -> torch.nn.Module:
         return module
 
-    def detach_hook(self, module: Any) -> Any:
-        self.leave()
+    def detach_hook(self, module: torch.nn.Module) -> torch.nn.Module:
+        self.offload()
         for layer in self._layers.values():
             layer.detach()
         self._layers.clear()
         return module
 
-    def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+    def pre_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         from accelerate.utils import send_to_device
 
-        self._visits.begin()
+        self._offloader.begin()
         root = self._layers.get(id(module))
         if root is not None:
             root.enter()
-        # Made where the part was found.
+        # The caller may have created them where it found the component.
         device = self.execution_device
         return send_to_device(args, device), send_to_device(kwargs, device)
 
-    def post_forward(self, module: Any, output: Any) -> Any:
+    def post_forward(self, module: torch.nn.Module, output: Any) -> Any:
         root = self._layers.get(id(module))
         if root is not None:
             root.exit()
@@ -268,59 +286,61 @@ class Layers:
 
 
 class _Layer:
-    """Comes when its module's forward begins, and leaves when it ends.
+    """Onloads a layer when its forward begins, and offloads it when the forward ends.
 
     Args:
-        compiled: PyTorch calls what it compiled of the module instead of its forward.
-        is_root: the part's own hook says when it is called.
+        compiled: PyTorch calls the module's compiled code instead of its forward.
+        is_root: the component's hook calls `enter` and `exit`.
     """
 
-    def __init__(self, layers: Layers, part: Part, *, compiled: bool, is_root: bool) -> None:
-        self._layers = layers
-        self.part = part
-        self.is_of_vectors = not part.has(moves)
+    def __init__(
+        self, component: ComponentLayers, tensors: OffloadedModule, *, compiled: bool, is_root: bool
+    ) -> None:
+        self._component = component
+        self.tensors = tensors
+        self.has_only_vectors = not tensors.has(is_moved_by_layer)
         self.is_kept = False
         self._depth = 0
         """A module may be called within its own forward."""
-        self._place = None if is_root else "_compiled_call_impl" if compiled else "forward"
-        if self._place is None:
+        self._attribute = None if is_root else "_compiled_call_impl" if compiled else "forward"
+        if self._attribute is None:
             return
-        self._own = vars(part.module).get(self._place)
-        """What the module had there itself, None for its class's."""
-        self._visiting = self._wrapped(getattr(part.module, self._place))
-        setattr(part.module, self._place, self._visiting)
+        self._original = vars(tensors.module).get(self._attribute)
+        """The instance's attribute; None if the class has it."""
+        self._wrapper = self._wrapped(getattr(tensors.module, self._attribute))
+        setattr(tensors.module, self._attribute, self._wrapper)
 
     def _wrapped(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
-        def visiting(*args: Any, **kwargs: Any) -> Any:
+        def onloaded_forward(*args: Any, **kwargs: Any) -> Any:
             self.enter()
             try:
                 return forward(*args, **kwargs)
             finally:
                 self.exit()
 
-        return visiting
+        return onloaded_forward
 
     def enter(self) -> None:
         if self._depth == 0:
-            self._layers.layer_comes(self)
+            self._component.onload(self)
         self._depth += 1
 
     def exit(self) -> None:
         self._depth -= 1
         if self._depth == 0 and not self.is_kept:
-            self.part.withdraw()
+            self.tensors.restore()
 
-    def leave(self) -> None:
-        """Whatever it was doing: the call has ended."""
+    def offload(self) -> None:
+        """Offload at the end of a call, which may have failed within this layer."""
         self._depth = 0
-        self.part.withdraw()
+        self.tensors.restore()
 
     def detach(self) -> None:
-        held = vars(self.part.module)
-        if self._place is None or held.get(self._place) is not self._visiting:
-            return  # somebody has put another there since, which calls this one
-        if self._own is None:
-            del held[self._place]
+        attributes = vars(self.tensors.module)
+        if self._attribute is None or attributes.get(self._attribute) is not self._wrapper:
+            return  # something wrapped it since
+        if self._original is None:
+            del attributes[self._attribute]
         else:
-            held[self._place] = self._own
+            attributes[self._attribute] = self._original

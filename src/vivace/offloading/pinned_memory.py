@@ -1,26 +1,29 @@
-"""The host's memory that a GPU reads by itself: page-locked, so that a copy is one transfer, and nobody waits for it.
+"""Pinned host memory, from which the GPU copies in one transfer without blocking the CPU.
 
-PyTorch rounds each page-locked allocation up to a power of two, which can be twice what was asked for. So it is asked
-for few large pieces of just such sizes, and tensors lie in them one behind the other.
+PyTorch rounds each pinned allocation up to a power of two, which can double it. So a few large blocks of such sizes are
+allocated, and tensors are placed in them one after the other.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-_PIECE = 2**28  # bytes: the most that the last tensor's original still takes beside its copy
-_ALIGNED = 512  # bytes, as PyTorch's allocator aligns tensors on a GPU
-_LEFT_TO_OTHERS = 16  # the part of the host's memory, 1/16, that is never locked
+if TYPE_CHECKING:
+    import torch
+
+_BLOCK = 2**28  # bytes of the largest block, unless a tensor needs more
+_ALIGNMENT = 512  # bytes, that of PyTorch's allocator on a GPU
+_RESERVED = 16  # 1/16 of the host's memory is never pinned
 
 
-class PageLocked:
-    """Copies of tensors in page-locked memory, as long as the host has any.
+class PinnedMemory:
+    """Copies of tensors in pinned memory, as long as the host has any.
 
     Args:
-        wanted: bytes that will be asked for in all, by which the sizes of the pieces are chosen.
+        wanted: bytes expected in total, which decide the sizes of the blocks.
 
     Attributes:
-        num_bytes: of the tensors that lie there.
+        num_bytes: bytes of the tensors in pinned memory.
         refused: why the host gave no more, or None.
     """
 
@@ -28,16 +31,16 @@ class PageLocked:
         self.num_bytes = 0
         self.refused: str | None = None
         self._wanted = wanted
-        self._pieces: list[tuple[Any, int]] = []
-        """Bytes of the host's memory, and how many of them are taken."""
+        self._blocks: list[tuple[torch.Tensor, int]] = []
+        """Pinned bytes, and how many of them are in use."""
 
     @property
     def allocated_bytes(self) -> int:
-        """What was locked, the gaps between tensors included."""
-        return sum(piece.numel() for piece, _ in self._pieces)
+        """Bytes that were pinned, gaps between tensors included."""
+        return sum(block.numel() for block, _ in self._blocks)
 
-    def take(self, tensor: Any) -> Any:
-        """The tensor if it is locked already, else a copy with the same strides, or None where the host refuses.
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the tensor if it is pinned, else a pinned copy with the same strides, or None if the host refuses.
 
         Args:
             tensor: plain, on any device.
@@ -49,44 +52,45 @@ class PageLocked:
             return tensor
         if not tensor.numel():
             return None
-        room = self._room(tensor.numel() * tensor.element_size())
-        if room is None:
+        memory = self._allocate(tensor.numel() * tensor.element_size())
+        if memory is None:
             return None
-        like = torch.empty_like(tensor, device="meta")  # whose strides leave no gaps
-        copy = room.view(tensor.dtype).as_strided(like.shape, like.stride())
+        dense = torch.empty_like(tensor, device="meta")  # strides without gaps
+        copy = memory.view(tensor.dtype).as_strided(dense.shape, dense.stride())
         copy.copy_(tensor)
-        self.num_bytes += room.numel()
+        self.num_bytes += memory.numel()
         return copy
 
-    def _room(self, num_bytes: int) -> Any:
-        """That many bytes as a tensor, or None."""
-        taken = -(-num_bytes // _ALIGNED) * _ALIGNED
-        for place, (piece, used) in enumerate(self._pieces):
-            if piece.numel() - used >= taken:
-                self._pieces[place] = (piece, used + taken)
-                return piece[used : used + num_bytes]
+    def _allocate(self, num_bytes: int) -> torch.Tensor | None:
+        aligned = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        for index, (block, used) in enumerate(self._blocks):
+            if block.numel() - used >= aligned:
+                self._blocks[index] = (block, used + aligned)
+                return block[used : used + num_bytes]
         if self.refused is not None:
             return None
-        rest = max(0, self._wanted - self.num_bytes)
-        size = max(1 << (taken - 1).bit_length(), min(_PIECE, 1 << rest.bit_length() >> 1))
+        remainder = max(0, self._wanted - self.num_bytes)
+        size = max(1 << (aligned - 1).bit_length(), min(_BLOCK, 1 << remainder.bit_length() >> 1))
         try:
-            piece = _lock(size)
-        except RuntimeError as error:  # CUDA's, of which PyTorch makes one of many lines
+            block = _allocate_pinned(size)
+        except RuntimeError as error:  # CUDA's has many lines
             self.refused = str(error).strip().splitlines()[0]
             return None
-        self._pieces.append((piece, taken))
-        return piece[:num_bytes]
+        self._blocks.append((block, aligned))
+        return block[:num_bytes]
 
 
-def _lock(num_bytes: int) -> Any:
-    """Raises:
-    RuntimeError: the host has no more, or what is left is for others: an operating system without pages to move
-        kills processes.
+def _allocate_pinned(num_bytes: int) -> torch.Tensor:
+    """Return a block of pinned bytes.
+
+    Raises:
+        RuntimeError: the host has no more, or less than the reserve would be left: a system whose pages cannot be
+            swapped out kills processes.
     """
     import psutil
     import torch
 
     memory = psutil.virtual_memory()
-    if memory.available - num_bytes < memory.total // _LEFT_TO_OTHERS:
+    if memory.available - num_bytes < memory.total // _RESERVED:
         raise RuntimeError(f"{memory.available / 1e9:.1f} GB of the host's memory are free")
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

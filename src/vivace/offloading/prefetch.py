@@ -1,122 +1,130 @@
-"""Layers come to the GPU before their turn, on a stream beside the one that computes.
+"""Prefetch layers: copy them to the GPU before they are called, on a stream besides the compute stream.
 
-Which comes next is what came after the last two the last time; what was fetched and did not come is dropped. How much
-is fetched ahead is counted in bytes, since layers differ by a factor of thousands.
+The layer that followed the last two in earlier calls is expected next; a prefetched layer that is not called is
+dropped. How much is prefetched is counted in bytes, since layers differ in size by a factor of thousands.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vivace.offloading.components import Copy, Part, write_copies
+from vivace.offloading.offloaded_module import OffloadedModule, write_copies
 
-AHEAD = 2**28
-"""Bytes that are fetched ahead, and up to one layer more: FLUX's largest of each block has 113 MB in bf16."""
+if TYPE_CHECKING:
+    import torch
+
+    from vivace.offloading.offloaded_module import Copy
+
+PREFETCH_BYTES = 2**28
+"""Bytes that are prefetched, plus up to one layer: the largest of each of FLUX's blocks has 113 MB in bf16."""
 
 _BATCHES = 4
-"""In how many pieces: a stream waits for the other once for each, not for each layer."""
+"""The streams wait for each other once for each quarter of these bytes, not for each layer."""
 
-_Pair = tuple[Part | None, Part]
+_Pair = tuple[OffloadedModule | None, OffloadedModule]
 
 
-class Ahead:
-    """Fetches the layers that are likely to come next, while the one that has come computes."""
+class Prefetcher:
+    """Copies the layers that are likely to be called next while one computes.
 
-    def __init__(self, device: Any) -> None:
+    Attributes:
+        num_prefetched: layers that were prefetched in time in the last call.
+    """
+
+    def __init__(self, device: torch.device) -> None:
         import torch
 
-        self.last = 0
-        """How many came in time in the last call."""
-        self._now = 0
+        self.num_prefetched = 0
+        self._num_prefetched = 0
+        """In the current call."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._then: dict[_Pair, Part] = {}
-        """What came after two."""
+        self._followers: dict[_Pair, OffloadedModule] = {}
+        """The layer that followed a pair of layers."""
         self._pair: _Pair | None = None
-        """The two that came last."""
+        """The last two layers called."""
         self._tail: _Pair | None = None
-        """The last two of those that are expected, if any is."""
-        self._fetched: dict[Part, tuple[int, _Batch]] = {}
-        """In the order in which they are expected, with their bytes."""
-        self._waiting = 0
-        """Bytes of them all."""
+        """The last two layers expected, if any."""
+        self._pending: dict[OffloadedModule, tuple[int, _Batch]] = {}
+        """The prefetched layers in the order in which they are expected, with their bytes."""
+        self._pending_bytes = 0
 
-    def comes(self, part: Part) -> int:
-        """Its turn has come. Returns the bytes that were copied, of what was fetched ahead as well."""
+    def onload(self, layer: OffloadedModule) -> int:
+        """Onload a layer that is called, and prefetch the next ones. Returns the bytes copied for all of them."""
         num_bytes = 0
-        if part in self._fetched:
-            while (expected := next(iter(self._fetched))) is not part:
+        if layer in self._pending:
+            while (expected := next(iter(self._pending))) is not layer:
                 self._drop(expected)
-            self._take(part)
-            self._now += 1
+            self._take(layer)
+            self._num_prefetched += 1
         else:
-            self.drop_all()
-            num_bytes += part.come()
+            self.cancel()
+            num_bytes += layer.onload()
         if self._pair is not None:
-            self._then[self._pair] = part
-        self._pair = (self._pair[1] if self._pair is not None else None, part)
-        return num_bytes + self._fetch(part)
+            self._followers[self._pair] = layer
+        self._pair = (self._pair[1] if self._pair is not None else None, layer)
+        return num_bytes + self._prefetch(layer)
 
-    def end(self) -> None:
-        self.drop_all()
+    def end_call(self) -> None:
+        self.cancel()
         if self._pair is not None:
-            self.last, self._now = self._now, 0
+            self.num_prefetched, self._num_prefetched = self._num_prefetched, 0
         self._pair = None
 
-    def drop_all(self) -> None:
-        """Nothing is expected any more."""
-        for part in list(self._fetched):
-            self._drop(part)
+    def cancel(self) -> None:
+        """Drop all prefetched layers."""
+        for layer in list(self._pending):
+            self._drop(layer)
         self._tail = None
 
-    def _fetch(self, part: Part) -> int:
-        if self._waiting > AHEAD - AHEAD // _BATCHES:
+    def _prefetch(self, layer: OffloadedModule) -> int:
+        if self._pending_bytes > PREFETCH_BYTES - PREFETCH_BYTES // _BATCHES:
             return 0
-        batch, before = _Batch(self._stream, part.device), self._waiting
+        batch, before = _Batch(self._stream, layer.device), self._pending_bytes
         pair = self._tail or self._pair
         assert pair is not None
         try:
-            while self._waiting < AHEAD:
-                following = self._then.get(pair)
-                if following is None or following is part or following in self._fetched:
+            while self._pending_bytes < PREFETCH_BYTES:
+                following = self._followers.get(pair)
+                if following is None or following is layer or following in self._pending:
                     break
-                if following.is_here:
-                    break  # it computes, and this comes within it
+                if following.is_onloaded:
+                    break  # it computes, and calls this layer
                 size = batch.add(following)
-                self._fetched[following] = size, batch
-                self._waiting += size
+                self._pending[following] = size, batch
+                self._pending_bytes += size
                 pair = self._tail = (pair[1], following)
         finally:
             batch.copy()
-        return self._waiting - before
+        return self._pending_bytes - before
 
-    def _take(self, part: Part) -> None:
-        """Away from what is expected. It is written to until its batch is there."""
-        size, batch = self._fetched.pop(part)
-        self._waiting -= size
+    def _take(self, layer: OffloadedModule) -> None:
+        """Remove a layer from the pending ones, once its copies are complete."""
+        size, batch = self._pending.pop(layer)
+        self._pending_bytes -= size
         batch.wait()
 
-    def _drop(self, part: Part) -> None:
-        self._take(part)
-        part.withdraw()
+    def _drop(self, layer: OffloadedModule) -> None:
+        self._take(layer)
+        layer.restore()
 
 
 class _Batch:
-    """What is copied at once on a stream of its own, into memory of the stream that computes.
+    """Layers that are copied together on a side stream, into memory of the compute stream.
 
     Args:
-        stream: None where nothing has streams; then copies are made by whoever asks for them.
+        stream: None on devices without streams; then `copy` copies at once.
     """
 
-    def __init__(self, stream: Any, device: Any) -> None:
+    def __init__(self, stream: Any, device: torch.device) -> None:
         self._stream = stream
         self._device = device
         self._copies: list[Copy] = []
         self._event: Any = None
-        """When the copies are there; None as well once the stream that computes waits for that."""
+        """Marks the end of the copies; None once the compute stream waits for it."""
 
-    def add(self, part: Part) -> int:
-        """Returns its bytes."""
-        copies = part.make_room()
+    def add(self, layer: OffloadedModule) -> int:
+        """Allocate a layer's tensors on the device. Returns their bytes."""
+        copies = layer.allocate()
         self._copies += copies
         return sum(copy.nbytes for copy, _ in copies)
 
@@ -127,14 +135,14 @@ class _Batch:
             return
         import torch
 
-        # The memory may be what was given up by kernels that are still to run.
+        # Kernels that are still queued may use the memory until they have run.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             write_copies(copies)
         self._event = self._stream.record_event()
 
     def wait(self) -> None:
-        """Before anything of it is read or given up."""
+        """Let the compute stream wait for the copies, before anything reads or frees them."""
         event, self._event = self._event, None
         if event is not None:
             import torch

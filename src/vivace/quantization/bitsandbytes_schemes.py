@@ -1,55 +1,53 @@
-"""bitsandbytes' schemes: its layers in the place of Linear ones. An optional extra."""
+"""bitsandbytes' schemes, which replace Linear layers by the library's own. An optional extra.
+
+It is the only backend of LLM.int8(), int8 matmuls that keep outliers in fp16, and of QLoRA's NF4 with or without double
+quantisation. No record in results/ compares its speed with another backend's.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from vivace.quantization.meta_weights import held
+from vivace.quantization.meta_weights import meta_layer
 from vivace.quantization.scheme import Scheme, Settings
+
+if TYPE_CHECKING:
+    import torch
 
 _PACKAGE = ("bitsandbytes", "bitsandbytes")
 _BLOCK = 64  # weights that share a scale in NF4
 _SCALES = 256  # scales that share a second scale
-_OUTLIER = 6.0  # inputs above this are multiplied in full precision, as the paper has it
+_OUTLIER = 6.0  # inputs above this are multiplied in fp16; the paper's threshold
 
 
-def _int8(layer: Any, settings: Settings) -> Any:
+def _int8(layer: torch.nn.Module, settings: Settings) -> torch.nn.Module:
     import torch
-
-    rows = layer.out_features
-    if not settings.has_data:
-        weight = (tuple(layer.weight.shape), torch.int8)
-        return held(layer, weight, ((rows,), torch.float32), widens=False)
     from bitsandbytes.functional import int8_vectorwise_quant
     from bitsandbytes.nn import Int8Params, Linear8bitLt
 
     made = Linear8bitLt(
         layer.in_features,
-        rows,
+        layer.out_features,
         bias=layer.bias is not None,
         has_fp16_weights=False,
         threshold=_OUTLIER,
         device="meta",
     )
-    # `Int8Params.to` quantises what comes from the CPU alone; what is on the GPU already it silently leaves as it is.
+    # `Int8Params.to` quantises only what comes from the CPU; a weight on the GPU it silently leaves as it is.
     values, scales, _ = int8_vectorwise_quant(layer.weight.detach().to(torch.float16))
     made.weight = Int8Params(values, requires_grad=False, has_fp16_weights=False, CB=values, SCB=scales)
     made.bias = layer.bias
     return made
 
 
-def _nf4(layer: Any, settings: Settings) -> Any:
+def _int8_on_meta(layer: torch.nn.Module, settings: Settings) -> torch.nn.Module:
     import torch
 
-    if not settings.has_data:
-        blocks = -(-layer.weight.numel() // _BLOCK)
-        weight = ((-(-layer.weight.numel() // 2), 1), torch.uint8)
-        levels = ((16,), torch.float32)
-        if not settings.double_quantization:
-            return held(layer, weight, levels, ((blocks,), torch.float32))
-        # With the second scales come the 256 levels of the first ones, and their mean.
-        second = [((size,), torch.float32) for size in (-(-blocks // _SCALES), 256, 1)]
-        return held(layer, weight, levels, ((blocks,), torch.uint8), *second)
+    weight = (tuple(layer.weight.shape), torch.int8)
+    return meta_layer(layer, weight, ((layer.out_features,), torch.float32), dequantises=False)
+
+
+def _nf4(layer: torch.nn.Module, settings: Settings) -> torch.nn.Module:
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     made = Linear4bit(
@@ -74,19 +72,34 @@ def _nf4(layer: Any, settings: Settings) -> Any:
     return made
 
 
+def _nf4_on_meta(layer: torch.nn.Module, settings: Settings) -> torch.nn.Module:
+    import torch
+
+    blocks = -(-layer.weight.numel() // _BLOCK)
+    weight = ((-(-layer.weight.numel() // 2), 1), torch.uint8)
+    levels = ((16,), torch.float32)
+    if not settings.double_quantization:
+        return meta_layer(layer, weight, levels, ((blocks,), torch.float32))
+    # Double quantisation adds the 256 levels of the first scales, their second scales and their mean.
+    second = [((size,), torch.float32) for size in (-(-blocks // _SCALES), 256, 1)]
+    return meta_layer(layer, weight, levels, ((blocks,), torch.uint8), *second)
+
+
 BITSANDBYTES: dict[str, Scheme] = {
     "int8": Scheme(
         _PACKAGE,
         "in int8, a scale per output row",
-        "in int8, inputs scaled anew in each call, outliers among them in fp16 (LLM.int8())",
+        "in int8, inputs scaled in each call, outliers among them in fp16 (LLM.int8())",
         _int8,
+        _int8_on_meta,
     ),
     "nf4": Scheme(
         _PACKAGE,
-        f"in 4 bits, quantiles of a normal distribution, a scale per {_BLOCK} weights which is itself in 8 bits or not",
+        f"in 4 bits, quantiles of a normal distribution, a scale per {_BLOCK} weights, in 8 or 32 bits",
         "as before",
         _nf4,
+        _nf4_on_meta,
         has_single_scales=True,
-        hides_dtype=True,
+        reports_storage_dtype=True,
     ),
 }

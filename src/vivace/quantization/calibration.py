@@ -1,7 +1,7 @@
-"""The scales of activations that are fixed before drawing: seen in a few calls, kept in a file, read back from it.
+"""Static scales of activations: measured while a few images are generated, cached in a file, and loaded from it.
 
-A file holds a scalar for each layer, shaped (1,) * rank of the layer's inputs, and says in its metadata what it was
-made from; it is taken again for exactly that.
+A file holds one scalar per layer, shaped (1,) * rank of the layer's inputs. Its metadata says what it was made from;
+only a file made from exactly the same is loaded.
 """
 
 from __future__ import annotations
@@ -14,61 +14,70 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.contract import COMPONENTS, Target
 from vivace.contract.cache_folder import cache_folder
 
+if TYPE_CHECKING:
+    import torch
+
 _VERSION = 1
-_LARGEST = 448.0  # of e4m3
+_E4M3_MAX = 448.0
 
 
 @dataclass(frozen=True)
 class Scales:
-    """of: scale by layer. missing: why a layer has none. how: in words, for the Record. file: where they are kept."""
+    """The scales of layers' inputs.
 
-    of: Mapping[str, Any]
+    by_layer: the scale by layer.
+    missing: why a layer has none.
+    origin: "calibrated on ..." or "reloaded, ...", for the Record.
+    file: where they are cached; None: nowhere.
+    """
+
+    by_layer: Mapping[str, torch.Tensor]
     missing: Mapping[str, str]
-    how: str
+    origin: str
     file: Path | None = None
 
 
-def scales_of(target: Target, layers: Mapping[str, Any], num_pictures: int) -> Scales:
-    """The scales of these layers' inputs: kept ones if there are, else seen while `num_pictures` are drawn.
+def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images: int) -> Scales:
+    """Return the scales of these layers' inputs: cached ones if there are any, else measured on `num_images` images.
 
     Args:
         target: its pipeline is called as the workload will be, with `target.asked.prompts` (at least one).
-        layers: by name, the component's in front ("denoiser.proj_out").
+        layers: by name, after the component's ("denoiser.proj_out").
     """
-    prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(num_pictures)]
+    prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(num_images)]
     source = _source(target, sorted(layers), prompts)
     file = _file(target, source)
-    pictures = f"{num_pictures} picture{'s' if num_pictures > 1 else ''}"
-    if file is not None and (kept := _read(file, source, layers)) is not None:
-        return Scales(*kept, f"reloaded, calibrated on {pictures}", file)
-    seen = {name: _Seen() for name in layers}
-    with _watching(layers, seen):
+    images = f"{num_images} image{'s' if num_images > 1 else ''}"
+    if file is not None and (cached := _load(file, source, layers)) is not None:
+        return Scales(*cached, f"reloaded, calibrated on {images}", file)
+    ranges = {name: _InputRange() for name in layers}
+    with _observing(layers, ranges):
         for k, prompt in enumerate(prompts):
-            _draw(target, prompt, seed=k)
+            _generate(target, prompt, seed=k)
     scales, missing = {}, {}
-    for name, found in seen.items():
+    for name, found in ranges.items():
         reason = found.unusable()
         if reason is None:
             scales[name] = found.scale()
         else:
             missing[name] = reason
-    is_kept = file is not None and _write(file, source, scales, missing)
-    return Scales(scales, missing, f"calibrated on {pictures}", file if is_kept else None)
+    is_cached = file is not None and _save(file, source, scales, missing)
+    return Scales(scales, missing, f"calibrated on {images}", file if is_cached else None)
 
 
-class _Seen:
-    """What came into one layer: the largest magnitude, kept on the device, and the ranks."""
+class _InputRange:
+    """The largest magnitude of one layer's inputs, kept on the device, and the ranks of those inputs."""
 
     def __init__(self) -> None:
-        self.largest: Any = None
+        self.largest: torch.Tensor | None = None
         self.ranks: set[int] = set()
 
-    def look(self, layer: Any, inputs: tuple[Any, ...]) -> None:
+    def observe(self, layer: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         import torch
 
         largest = inputs[0].detach().abs().amax().float()
@@ -82,17 +91,18 @@ class _Seen:
             return "its inputs come in several ranks"
         return None if bool(self.largest.isfinite()) else "its inputs were not finite"
 
-    def scale(self) -> Any:
+    def scale(self) -> torch.Tensor:
         import torch
 
+        assert self.largest is not None
         (rank,) = self.ranks
         smallest = torch.finfo(torch.float32).tiny
-        return (self.largest / _LARGEST).clamp(min=smallest).reshape((1,) * rank)
+        return (self.largest / _E4M3_MAX).clamp(min=smallest).reshape((1,) * rank)
 
 
 @contextlib.contextmanager
-def _watching(layers: Mapping[str, Any], seen: Mapping[str, _Seen]) -> Iterator[None]:
-    hooks = [layer.register_forward_pre_hook(seen[name].look) for name, layer in layers.items()]
+def _observing(layers: Mapping[str, torch.nn.Module], ranges: Mapping[str, _InputRange]) -> Iterator[None]:
+    hooks = [layer.register_forward_pre_hook(ranges[name].observe) for name, layer in layers.items()]
     try:
         yield
     finally:
@@ -100,7 +110,7 @@ def _watching(layers: Mapping[str, Any], seen: Mapping[str, _Seen]) -> Iterator[
             hook.remove()
 
 
-def _draw(target: Target, prompt: str, seed: int) -> None:
+def _generate(target: Target, prompt: str, seed: int) -> None:
     import torch
 
     accepted = inspect.signature(target.pipe.__call__).parameters
@@ -109,7 +119,7 @@ def _draw(target: Target, prompt: str, seed: int) -> None:
 
 
 def _source(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str:
-    """All that the scales depend on, as text."""
+    """Everything that the scales depend on, as text."""
     call = {k: v for k, v in sorted(target.model.defaults.items()) if isinstance(v, bool | int | float | str)}
     dtypes = {c: str(m.dtype) for c, m in sorted(target.modules(COMPONENTS).items())}
     return json.dumps(
@@ -126,14 +136,16 @@ def _source(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str
 
 
 def _file(target: Target, source: str) -> Path | None:
-    """None: the pipeline's origin is unknown, so what is kept could not be told from another's."""
+    """Where scales are cached; None if the pipeline's origin is unknown, so that its scales cannot be told apart."""
     if not target.identity:
         return None
     return cache_folder() / "scales" / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.safetensors"
 
 
-def _read(file: Path, source: str, layers: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]] | None:
-    """The scales, on their layers' devices, and why others have none; None: there is no such file, or it is damaged."""
+def _load(
+    file: Path, source: str, layers: Mapping[str, torch.nn.Module]
+) -> tuple[dict[str, torch.Tensor], dict[str, str]] | None:
+    """Return the scales on their layers' devices, and why others have none; None if the file is absent or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -148,8 +160,8 @@ def _read(file: Path, source: str, layers: Mapping[str, Any]) -> tuple[dict[str,
     return {name: scale.to(layers[name].weight.device) for name, scale in scales.items()}, missing
 
 
-def _write(file: Path, source: str, scales: Mapping[str, Any], missing: Mapping[str, str]) -> bool:
-    """Whole or not at all. A folder that cannot be written to costs the next run its calibration, nothing else."""
+def _save(file: Path, source: str, scales: Mapping[str, torch.Tensor], missing: Mapping[str, str]) -> bool:
+    """Write the file atomically. If the folder is not writable, the next run calibrates again."""
     from safetensors.torch import save_file
 
     part = file.with_suffix(f".{os.getpid()}.part")

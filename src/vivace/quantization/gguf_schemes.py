@@ -1,92 +1,109 @@
-"""GGUF's schemes, named as GGUF names them: diffusers' layers in the place of Linear ones. An optional extra.
+"""GGUF's schemes, named as GGUF names them: diffusers' GGUFLinear replaces Linear layers. An optional extra.
 
-The `gguf` package quantises, as it does for files; diffusers' GGUFLinear widens the weight anew in each call. GGUF's
-other kinds (K, I) can be read from a file (`--model FILE.gguf`), but Python cannot make them: `gguf` leaves that to
-llama.cpp.
+The `gguf` package quantises, as it does for files; GGUFLinear dequantises the weight in each call. GGUF's other kinds
+(K, I) can be loaded from a file (`--model FILE.gguf`) and not made here: Python's `gguf` leaves that to llama.cpp.
+Without `compile`, q8_0 is faster than torchao's int8 on SD 1.5 and SDXL, and slower on FLUX.1 [dev]
+(docs/techniques-measured.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.quantization.scheme import Scheme, Settings
 
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
 _PACKAGE = ("gguf", "gguf")
 _BLOCK = 32  # weights of a row that share a scale, and a minimum where there is one; both fp16
-_BYTES = {"Q8_0": 34, "Q5_1": 24, "Q5_0": 22, "Q4_1": 20, "Q4_0": 18}  # of a block
-_AT_ONCE = 1 << 18  # weights: what NumPy makes on the way then fits into a core's cache
-_RECORDABLE = {"Q8_0", "BF16"}
-"""The others diffusers unpacks with numbers that it copies from the host, which a CUDA graph cannot contain."""
+_BLOCK_BYTES = {"Q8_0": 34, "Q5_1": 24, "Q5_0": 22, "Q4_1": 20, "Q4_0": 18}
+_WEIGHTS_AT_ONCE = 1 << 18  # so that NumPy's intermediate arrays fit into a core's cache
+_CAPTURABLE = {"Q8_0", "BF16"}
+"""To unpack the others, diffusers copies constants from the host, which a CUDA graph cannot contain."""
 
 
-def unrecordable(layer: Any) -> str | None:
-    """Why a CUDA graph cannot contain a layer whose weights are stored in one of GGUF's kinds, or None."""
+def why_not_capturable(layer: torch.nn.Module) -> str | None:
+    """Return why a CUDA graph cannot contain this layer because of its GGUF weights, or None."""
     quant_type = getattr(getattr(layer, "weight", None), "quant_type", None)
-    if quant_type is None or quant_type.name in _RECORDABLE:
+    if quant_type is None or quant_type.name in _CAPTURABLE:
         return None
-    return f"diffusers unpacks {quant_type.name} with numbers that it copies from the host in each call; take q8_0"
+    return f"to unpack {quant_type.name}, diffusers copies constants from the host in each call; take q8_0 instead"
 
 
-def _change(kind: str) -> Callable[[Any, Settings], Any]:
-    def change(layer: Any, settings: Settings) -> Any:
-        import torch
-        from diffusers.quantizers.gguf.utils import GGUFLinear, GGUFParameter
+def _convert(kind: str) -> Callable[[torch.nn.Module, Settings], torch.nn.Module]:
+    def convert(layer: torch.nn.Module, settings: Settings) -> torch.nn.Module:
         from gguf import GGMLQuantizationType
 
-        quant_type = GGMLQuantizationType[kind]
-        made = GGUFLinear(
-            layer.in_features,
-            layer.out_features,
-            bias=layer.bias is not None,
-            compute_dtype=layer.weight.dtype,
-            device="meta",
-        )
-        if settings.has_data:
-            blocks = _quantized(layer.weight.detach(), quant_type)
-        else:
-            blocks = torch.empty(_stored_shape(layer, kind), dtype=torch.uint8)
-        made.weight = GGUFParameter(blocks.to(layer.weight.device), quant_type=quant_type)
-        made.bias = layer.bias
-        return made.eval().requires_grad_(False)
+        blocks = _quantized(layer.weight.detach(), GGMLQuantizationType[kind])
+        return _gguf_linear(layer, blocks.to(layer.weight.device), kind)
 
-    return change
+    return convert
 
 
-def _quantized(weight: Any, quant_type: Any) -> Any:
-    """Some rows at a time, on all of this process's threads: NumPy takes one."""
+def _describe(kind: str) -> Callable[[torch.nn.Module, Settings], torch.nn.Module]:
+    def describe(layer: torch.nn.Module, settings: Settings) -> torch.nn.Module:
+        import torch
+
+        shape = (layer.out_features, layer.in_features // _BLOCK * _BLOCK_BYTES[kind])
+        return _gguf_linear(layer, torch.empty(shape, dtype=torch.uint8, device=layer.weight.device), kind)
+
+    return describe
+
+
+def _gguf_linear(layer: torch.nn.Module, blocks: torch.Tensor, kind: str) -> torch.nn.Module:
+    from diffusers.quantizers.gguf.utils import GGUFLinear, GGUFParameter
+    from gguf import GGMLQuantizationType
+
+    made = GGUFLinear(
+        layer.in_features,
+        layer.out_features,
+        bias=layer.bias is not None,
+        compute_dtype=layer.weight.dtype,
+        device="meta",
+    )
+    made.weight = GGUFParameter(blocks, quant_type=GGMLQuantizationType[kind])
+    made.bias = layer.bias
+    return made.eval().requires_grad_(False)
+
+
+def _quantized(weight: torch.Tensor, quant_type: Any) -> torch.Tensor:
+    """Quantise some rows at a time, on as many threads as PyTorch uses: NumPy takes one."""
     import numpy as np
     import torch
     from gguf.quants import quantize
 
-    def part(start: int) -> Any:
-        return quantize(weight[start : start + step].cpu().float().numpy(), quant_type)
+    num_rows = max(1, _WEIGHTS_AT_ONCE // weight.shape[1])
 
-    step = max(1, _AT_ONCE // weight.shape[1])
+    def part(start: int) -> np.ndarray[Any, Any]:
+        blocks: np.ndarray[Any, Any] = quantize(
+            weight[start : start + num_rows].cpu().float().numpy(), quant_type
+        )
+        return blocks
+
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        return torch.from_numpy(np.concatenate(list(pool.map(part, range(0, len(weight), step)))))
+        return torch.from_numpy(np.concatenate(list(pool.map(part, range(0, len(weight), num_rows)))))
 
 
-def _stored_shape(layer: Any, kind: str) -> tuple[int, int]:
-    return layer.out_features, layer.in_features // _BLOCK * _BYTES[kind]
+def _skips(layer: torch.nn.Module, name: str, settings: Settings) -> str | None:
+    if layer.in_features % _BLOCK == 0:
+        return None
+    return f"{layer.in_features} inputs are not a multiple of {_BLOCK}"
 
 
-def _keeps(layer: Any, name: str, settings: Settings) -> str | None:
-    return (
-        None if layer.in_features % _BLOCK == 0 else f"{layer.in_features} inputs are no multiple of {_BLOCK}"
-    )
-
-
-def _scheme(kind: str, about: str) -> Scheme:
+def _scheme(kind: str, weights: str) -> Scheme:
     return Scheme(
         _PACKAGE,
-        f"as {kind}: {about} per 32 weights, in fp16",
+        f"as {kind}: {weights} per {_BLOCK} weights, in fp16",
         "as before",
-        _change(kind),
-        _keeps,
-        keeps_dtype=True,
-        hides_dtype=True,
+        _convert(kind),
+        _describe(kind),
+        _skips,
+        cannot_be_cast=True,
+        reports_storage_dtype=True,
     )
 
 

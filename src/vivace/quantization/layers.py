@@ -1,4 +1,4 @@
-"""Which layers are quantised, which are left alone, and how to say so briefly."""
+"""Which layers are quantised, which are skipped and why, and how long lists of layers are summarised."""
 
 from __future__ import annotations
 
@@ -7,37 +7,41 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.quantization.scheme import Scheme, Settings
 
+if TYPE_CHECKING:
+    import torch
+
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_QUANTISED_BEFORE = "quantised already"
 
 
 @dataclass
 class Choice:
-    """The layers of one component by name. `kept` says why each of those is left alone."""
+    """The layers of one component by name. `skipped` gives the reason for each layer that stays as it is."""
 
-    taken: list[str] = field(default_factory=list)
-    kept: dict[str, str] = field(default_factory=dict)
-    num_before: int = 0
-    """Of those left alone, how many are quantised already."""
+    chosen: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    num_quantised_before: int = 0
+    """Skipped layers that are quantised already."""
 
 
 def patterns_of(skip: str) -> list[str]:
-    """A knob's text, e.g. "proj_out, *.ff.*", as patterns."""
+    """Split the text of the knob `skip`, e.g. "proj_out, *.ff.*", into patterns."""
     return [part for part in re.split(r"[,\s]+", skip) if part]
 
 
-def is_named(name: str, pattern: str) -> bool:
-    """Whether a pattern names a layer: the whole of it, its last parts, or a module that it lies in."""
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern matches a layer's name, some consecutive parts of it, or a module that contains the layer."""
     parts = name.split(".")
     spans = (".".join(parts[i:j]) for j in range(1, len(parts) + 1) for i in range(j))
     return any(fnmatchcase(span, pattern) for span in spans)
 
 
-def layers_of(module: Any) -> dict[str, Any]:
-    """Linear and Conv2d layers by name, whatever holds their weights."""
+def layers_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Linear and Conv2d layers by name, whatever their weights are."""
     import torch
 
     return {
@@ -47,36 +51,36 @@ def layers_of(module: Any) -> dict[str, Any]:
     }
 
 
-def choose(module: Any, scheme: Scheme, settings: Settings, skip: list[str], min_weights: int) -> Choice:
-    """Sort the layers of a component. Layers that share one weight share their fate."""
+def choose(
+    module: torch.nn.Module, scheme: Scheme, settings: Settings, skip: list[str], min_weights: int
+) -> Choice:
+    """Sort the layers of a component into those that the scheme takes and those that it skips."""
     choice = Choice()
-    # T5 casts what enters these to the dtype of their weights; both libraries name them to keep them from overflowing.
-    asked = set(getattr(module, "_keep_in_fp32_modules", None) or ()) if scheme.hides_dtype else set()
+    # T5 casts the inputs of these layers to the dtype of their weights; transformers and diffusers list them because
+    # they overflow in fp16.
+    dtype_is_read = (
+        set(getattr(module, "_keep_in_fp32_modules", None) or ()) if scheme.reports_storage_dtype else set()
+    )
     for name, layer in layers_of(module).items():
-        reason = _reason(layer, name, scheme, settings, skip, min_weights)
-        if reason is None and asked.intersection(name.split(".")):
-            reason = (
-                "its model casts inputs to the dtype of its weights, which would be that of the stored bytes"
-            )
+        reason = _why_skipped(layer, name, scheme, settings, skip, min_weights)
+        if reason is None and dtype_is_read.intersection(name.split(".")):
+            reason = "its model casts inputs to the dtype of its weights, here that of the stored bytes"
         if reason is None:
-            choice.taken.append(name)
+            choice.chosen.append(name)
         else:
-            choice.kept[name] = reason
-            choice.num_before += reason == _BEFORE
+            choice.skipped[name] = reason
+            choice.num_quantised_before += reason == _QUANTISED_BEFORE
     return choice
 
 
-_BEFORE = "quantised already"
-
-
-def _reason(
-    layer: Any, name: str, scheme: Scheme, settings: Settings, skip: list[str], min_weights: int
+def _why_skipped(
+    layer: torch.nn.Module, name: str, scheme: Scheme, settings: Settings, skip: list[str], min_weights: int
 ) -> str | None:
     import torch
 
     if is_quantised(layer):
-        return _BEFORE
-    if any(is_named(name, pattern) for pattern in skip):
+        return _QUANTISED_BEFORE
+    if any(matches(name, pattern) for pattern in skip):
         return "skip"
     if isinstance(layer, torch.nn.Conv2d) and not (scheme.takes_convolutions and settings.convolutions):
         return "convolution"
@@ -84,53 +88,56 @@ def _reason(
         return f"fewer than {min_weights} weights"
     if not layer.weight.is_floating_point() or layer.weight.element_size() < 2:
         return f"its weights are {str(layer.weight.dtype).removeprefix('torch.')}"
-    return scheme.keeps(layer, name, settings)
+    return scheme.skips(layer, name, settings)
 
 
-def is_quantised(layer: Any) -> bool:
-    """Whether the weight is a quantised tensor (of any library), or the layer one of a library's own."""
+def is_quantised(layer: torch.nn.Module) -> bool:
+    """Whether the weight is a quantised tensor of any library, or the layer is a library's own."""
     import torch
 
     weight = getattr(layer, "weight", None)
     return type(weight) is not torch.nn.Parameter or hasattr(weight, "__tensor_flatten__")
 
 
-def put(module: Any, name: str, layer: Any) -> None:
-    """Put a layer in the place of the one that has this name."""
+def replace_layer(module: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:
+    """Replace the layer of this name."""
     parent, _, last = name.rpartition(".")
     setattr(module.get_submodule(parent), last, layer)
 
 
-def briefly(names: Iterable[str]) -> list[str]:
-    """Names that differ in numbers alone as one: ["blocks.0.to_q", "blocks.1.to_q"] is ["blocks.*.to_q (2)"]."""
+def summarise(names: Iterable[str]) -> list[str]:
+    """Merge names that differ only in numbers: ["blocks.0.to_q", "blocks.1.to_q"] becomes ["blocks.*.to_q (2)"]."""
     found = Counter(NUMBER.sub("*", name) for name in names)
     return [name if count == 1 else f"{name} ({count})" for name, count in found.items()]
 
 
-def briefly_why(kept: dict[str, str]) -> list[str]:
-    """["blocks.*.norm.linear (4): skip", ...]."""
+def summarise_reasons(skipped: dict[str, str]) -> list[str]:
+    """The same with the reasons: ["blocks.*.norm.linear (4): skip", ...]."""
     by_reason: dict[str, list[str]] = {}
-    for name, reason in kept.items():
+    for name, reason in skipped.items():
         by_reason.setdefault(reason, []).append(name)
-    return [f"{name}: {reason}" for reason, names in by_reason.items() for name in briefly(names)]
+    return [f"{name}: {reason}" for reason, names in by_reason.items() for name in summarise(names)]
 
 
-def bring(module: Any, device: Any) -> None:
-    """Move what is not on the device yet. `Module.to` would touch every weight, and some quantised ones are widened by
-    that, even where they are (torchao's NF4)."""
+def move_to(module: torch.nn.Module, device: Any) -> None:
+    """Move the tensors that are not on the device yet.
+
+    `Module.to` touches every weight, and some quantised ones (torchao's NF4) are dequantised by that, even where they
+    are on the device already.
+    """
     import torch
 
     kind = torch.device(device).type
-    made: dict[int, tuple[Any, Any]] = {}  # what two modules share, they go on sharing
+    moved: dict[int, tuple[Any, Any]] = {}  # modules that share a tensor go on sharing it
     for part in module.modules():
-        for held in (part._parameters, part._buffers):
-            for name, old in held.items():
+        for tensors in (part._parameters, part._buffers):
+            for name, old in tensors.items():
                 if old is None or old.device.type == kind:
                     continue
-                if id(old) not in made:
+                if id(old) not in moved:
                     new = old.to(device)
-                    # Quantised weights of some libraries are parameters of their own kind, and stay it.
+                    # Some libraries' quantised weights are subclasses of Parameter, and must stay so.
                     if isinstance(old, torch.nn.Parameter) and not isinstance(new, torch.nn.Parameter):
                         new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
-                    made[id(old)] = (old, new)
-                held[name] = made[id(old)][1]
+                    moved[id(old)] = (old, new)
+                tensors[name] = moved[id(old)][1]

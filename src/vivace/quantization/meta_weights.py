@@ -1,26 +1,33 @@
-"""What stands for a quantised layer where there are shapes alone, and its library cannot do without values."""
+"""Quantised layers without values, for memory prediction on the meta device.
+
+torchao's tensors can be made on the meta device, where tensors have shapes and no values. Other backends read the
+values while they quantise. Their layers are described here instead, by the shapes and dtypes of what they would hold.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-Part = tuple[tuple[int, ...], Any]
-"""Shape and dtype of a tensor."""
+if TYPE_CHECKING:
+    import torch
+
+TensorSpec: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
+"""Shape and dtype."""
 
 
-def held(layer: Any, *parts: Part, widens: bool = True) -> Any:
-    """A layer that holds what the quantised one would, and takes what its call would take.
+def meta_layer(layer: torch.nn.Module, *tensors: TensorSpec, dequantises: bool = True) -> torch.nn.Module:
+    """Return a layer that holds what the quantised one would hold, and allocates what its call would allocate.
 
     Args:
         layer: a Linear or Conv2d on the meta device.
-        parts: the tensors that are held, the weights first.
-        widens: the weight is there in full precision while the layer is called.
+        tensors: what the quantised layer holds, the weights first.
+        dequantises: each call makes the weight in full precision first.
     """
     import torch
 
     if isinstance(layer, torch.nn.Conv2d):
-        product: Any = functools.partial(
+        compute: Any = functools.partial(
             torch.nn.functional.conv2d,
             stride=layer.stride,
             padding=layer.padding,
@@ -28,33 +35,37 @@ def held(layer: Any, *parts: Part, widens: bool = True) -> Any:
             groups=layer.groups,
         )
     else:
-        product = torch.nn.functional.linear if widens else _narrow
-    # The layer itself must not be held: its weights are what is saved.
-    made = _held_class()(tuple(layer.weight.shape), layer.bias, product, widens)
-    tensors = [torch.empty(shape, dtype=dtype, device=layer.weight.device) for shape, dtype in parts]
-    made.weight = torch.nn.Parameter(tensors[0], requires_grad=False)
-    made.scales = torch.nn.ParameterList(torch.nn.Parameter(t, requires_grad=False) for t in tensors[1:])
+        compute = torch.nn.functional.linear if dequantises else _low_precision_linear
+    # Without a reference to the layer itself, whose weights would count as held.
+    made = _meta_layer_class()(tuple(layer.weight.shape), layer.bias, compute, dequantises)
+    empty = [torch.empty(shape, dtype=dtype, device=layer.weight.device) for shape, dtype in tensors]
+    made.weight = torch.nn.Parameter(empty[0], requires_grad=False)
+    made.scales = torch.nn.ParameterList(torch.nn.Parameter(t, requires_grad=False) for t in empty[1:])
     return made
 
 
 @functools.cache
-def _held_class() -> Any:
+def _meta_layer_class() -> Any:
     import torch
 
-    class Held(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self, shape: tuple[int, ...], bias: Any, product: Any, widens: bool) -> None:
+    class MetaLayer(torch.nn.Module):  # type: ignore[misc]
+        def __init__(
+            self, shape: tuple[int, ...], bias: torch.Tensor | None, compute: Any, dequantises: bool
+        ) -> None:
             super().__init__()
             self.bias = bias
-            self._shape, self._product, self._widens = shape, product, widens
+            self._shape, self._compute, self._dequantises = shape, compute, dequantises
 
-        def forward(self, inputs: Any) -> Any:
-            weight = inputs.new_empty(self._shape) if self._widens else self._shape
-            return self._product(inputs, weight, self.bias)
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            weight = inputs.new_empty(self._shape) if self._dequantises else self._shape
+            return self._compute(inputs, weight, self.bias)
 
-    return Held
+    return MetaLayer
 
 
-def _narrow(inputs: Any, shape: tuple[int, int], bias: Any) -> Any:
-    """A product that reads the weights as they are stored."""
+def _low_precision_linear(
+    inputs: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The output of a matmul that reads the weights as they are stored."""
     output = inputs.new_empty((*inputs.shape[:-1], shape[0]))
     return output if bias is None else output + bias

@@ -1,64 +1,69 @@
-"""What a scheme is: which layers it takes, and how it changes one. One entry a scheme, in its library's table."""
+"""What a scheme is: which layers it takes, and what it makes of one. One entry per scheme, in its backend's table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vivace.contract import Machine
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The knobs that schemes look at, and where the layers are. `has_data` as in `Target`.
+    """The knobs that schemes look at, and the machine that the layers run on.
 
-    scale: of the layer's inputs, for a scheme that `is_calibrated`; None without data.
+    input_scale: the scale of this layer's inputs, for a scheme that `is_calibrated`.
     """
 
     machine: Machine
-    has_data: bool = True
     granularity: Literal["row", "tensor"] = "row"
     convolutions: bool = False
     double_quantization: bool = True
-    scale: Any = None
+    input_scale: torch.Tensor | None = None
 
 
-def nothing(settings: Settings) -> None:
+def _supports_all(settings: Settings) -> None:
     return None
 
 
-def anything(layer: Any, name: str, settings: Settings) -> None:
+def _takes_all(layer: torch.nn.Module, name: str, settings: Settings) -> None:
     return None
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way of storing the weights of a layer in fewer bits.
+    """One way to store the weights of a layer in fewer bits.
 
-    package: what is imported, and what is said when it is missing (`pip install ...`).
-    weights: how they are stored: bits and scales (of a scheme that `has_tensor_scales`, those are the settings').
-    products: what is multiplied.
-    change: gets a Linear, or a Conv2d where `takes_convolutions`, and returns what takes its place: the layer
-        itself with another weight, or another layer.
-    keeps: why a layer is left alone, or None. Asked before anything is changed.
-    lacks: why this machine or installation cannot, in words, or None.
+    package: the module to import, and what to `pip install` where it is missing.
+    weights: how weights are stored: bits and scales (if `has_tensor_scales`, the knob `granularity` says which scales).
+    matmuls: the precision that matmuls are computed in.
+    convert: turns a Linear, or a Conv2d where `takes_convolutions`, into its replacement: the same layer with another
+        weight, or another layer.
+    describe: the same for a layer on the meta device, which has shapes and no values: returns a layer that holds
+        tensors of the same shapes and dtypes and allocates as much in a call. None: `convert` works there too.
+    skips: why a layer stays as it is, or None. Asked before any layer is converted; looks at shapes and dtypes only.
+    unsupported: why this machine or installation cannot run it, or None.
     has_tensor_scales: knows granularity=tensor.
     has_single_scales: knows double_quantization=False.
-    keeps_dtype: cannot be cast to another precision afterwards, as pipelines do with a VAE in fp16.
-    hides_dtype: its weights say the dtype of the stored bytes; layers whose model asks them for it are left alone.
-    is_calibrated: the scale of a layer's inputs is chosen before, by looking at what is drawn.
+    cannot_be_cast: fails when cast to another precision later, as pipelines do with a VAE in fp16.
+    reports_storage_dtype: its weights report the dtype of the stored bytes; layers whose model reads that are skipped.
+    is_calibrated: the scale of a layer's inputs is fixed beforehand, from a few generated images.
     """
 
     package: tuple[str, str]
     weights: str
-    products: str
-    change: Callable[[Any, Settings], Any]
-    keeps: Callable[[Any, str, Settings], str | None] = anything
-    lacks: Callable[[Settings], str | None] = nothing
+    matmuls: str
+    convert: Callable[[torch.nn.Module, Settings], torch.nn.Module]
+    describe: Callable[[torch.nn.Module, Settings], torch.nn.Module] | None = None
+    skips: Callable[[torch.nn.Module, str, Settings], str | None] = _takes_all
+    unsupported: Callable[[Settings], str | None] = _supports_all
     takes_convolutions: bool = False
     has_tensor_scales: bool = False
     has_single_scales: bool = False
-    keeps_dtype: bool = False
-    hides_dtype: bool = False
+    cannot_be_cast: bool = False
+    reports_storage_dtype: bool = False
     is_calibrated: bool = False

@@ -1,11 +1,11 @@
-"""Quantising as lines of a plain script: what a scheme does to a layer, in public calls of its library."""
+"""Quantisation as lines of a plain script: what a scheme does to a layer, in public calls of its library."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vivace.contract import COMPONENTS, Component, Stage, Target
 from vivace.contract.script import Script, literal, written_call
@@ -13,28 +13,31 @@ from vivace.quantization.layers import NUMBER, Choice
 from vivace.quantization.scheme import Settings
 from vivace.quantization.torchao_four_bits import is_packed
 
+if TYPE_CHECKING:
+    import torch
+
 _INDENT = " " * 12  # a function, a loop, a condition
 _QUANTIZE = "torchao.quantization:quantize_"
 _PARAMETER = "layer.weight = torch.nn.Parameter(weight, requires_grad=False)"
-# bitsandbytes' layers take the place of Linear ones.
-_PUT = (
-    "made.bias = layer.bias",
+# bitsandbytes replaces Linear layers by its own.
+_REPLACE = (
+    "new_layer.bias = layer.bias",
     'parent, _, last = name.rpartition(".")',
-    "setattr(model.get_submodule(parent), last, made)",
-    "layer.weight = None  # the list of modules holds the layer still",
+    "setattr(model.get_submodule(parent), last, new_layer)",
+    "layer.weight = None  # the list of modules still holds the layer",
 )
-_LEAST = "least = 448 * torch.finfo(layer.weight.dtype).tiny  # so that rows of zeros have a scale"
+_LOWER_BOUND = "lower_bound = 448 * torch.finfo(layer.weight.dtype).tiny  # for rows of zeros"
 
 
 @dataclass(frozen=True)
-class _Written:
-    """What is done to one Linear, which is called `layer`.
+class _LayerScript:
+    """What is done to one Linear, called `layer`.
 
     imports: as in `Script`.
-    config: torchao's configuration that does it.
-    lines: statements that do it, where no configuration does; `name` and `model` are there too.
+    config: the torchao configuration that does it.
+    lines: statements that do it, where no configuration does; they may also use `name` and `model`.
     unless_stage: as in `Script`.
-    on_host: the lines do on a CPU what they would do on the GPU.
+    on_host: on a CPU the lines do the same as on the GPU.
     """
 
     imports: tuple[str, ...]
@@ -47,9 +50,9 @@ class _Written:
 def script_of(
     target: Target, scheme: tuple[str, str], settings: Settings, choices: Mapping[Component, Choice]
 ) -> Script | None:
-    """The lines that quantise what was chosen, or None where public calls cannot.
+    """Return the lines that quantise what was chosen, or None where public calls cannot.
 
-    Where the pipeline waits in the host's memory they bring each layer to the GPU alone, as vivace does.
+    Where the pipeline is loaded into host memory they move one layer at a time to the GPU, as vivace does.
 
     Args:
         scheme: backend and name.
@@ -57,90 +60,92 @@ def script_of(
     modules = target.modules(COMPONENTS)
     if settings.convolutions:
         return None
-    made = _written(*scheme, settings, is_packed(settings))
-    if made is _INT8 and target.machine.is_cuda and any(_is_bfloat16(modules[c]) for c in choices):
-        # Compiled, torchao's own product becomes one for a few rows; see `int8_tensor`.
-        made = replace(made, unless_stage=Stage.COMPILE)
+    layer_script = _layer_script(*scheme, settings, is_packed(settings))
+    if layer_script is _INT8 and target.machine.is_cuda and any(_has_bfloat16(modules[c]) for c in choices):
+        # Compiled, torchao's own matmul becomes one for a few rows; see `int8_weight_tensor`.
+        layer_script = replace(layer_script, unless_stage=Stage.COMPILE)
     is_offloaded = target.machine.is_cuda and target.where.home == "cpu"
-    if made is None or (is_offloaded and not made.on_host):
+    if layer_script is None or (is_offloaded and not layer_script.on_host):
         return None
-    brings = target.where.on_host and not is_offloaded
-    kept = {component: _patterns(choice, modules[component]) for component, choice in choices.items()}
-    if made.config and not any(kept.values()):
-        device = {"device": '"cuda"'} if brings else {}
-        calls = [written_call("quantize_", target.path(c), made.config, **device) for c in choices]
+    moves_layers = target.where.on_host and not is_offloaded
+    skipped = {
+        component: _skipped_patterns(choice, modules[component]) for component, choice in choices.items()
+    }
+    if layer_script.config and not any(skipped.values()):
+        device = {"device": '"cuda"'} if moves_layers else {}
+        calls = [written_call("quantize_", target.path(c), layer_script.config, **device) for c in choices]
         lines = [line for call in calls for line in call.splitlines()]
-        imports = {_QUANTIZE, *made.imports}
+        imports = {_QUANTIZE, *layer_script.imports}
     else:
         function = f"quantize_to_{scheme[1]}"
-        has_kept = any(kept.values())
-        lines = [*_function(function, made, has_kept, brings), "", ""]
+        has_skipped = any(skipped.values())
+        lines = [*_function(function, layer_script, has_skipped, moves_layers), "", ""]
         for component in choices:
-            names = f"{{{', '.join(map(literal, kept[component]))}}}" if kept[component] else "set()"
-            lines += _call(function, target.path(component), kept[component], names if has_kept else "")
-        imports = {"torch", *made.imports, *(["re"] if has_kept else [])}
-        imports |= {_QUANTIZE} if made.config else set()
+            names = f"{{{', '.join(map(literal, skipped[component]))}}}" if skipped[component] else "set()"
+            lines += _call(function, target.path(component), skipped[component], names if has_skipped else "")
+        imports = {"torch", *layer_script.imports, *(["re"] if has_skipped else [])}
+        imports |= {_QUANTIZE} if layer_script.config else set()
     return Script(
         imports=tuple(sorted(imports)),
         lines=tuple(lines),
-        from_host=brings,
-        unless_stage=made.unless_stage,
+        from_host=moves_layers,
+        unless_stage=layer_script.unless_stage,
     )
 
 
-def _function(name: str, made: _Written, has_kept: bool, brings: bool) -> list[str]:
+def _function(name: str, layer_script: _LayerScript, has_skipped: bool, moves_layers: bool) -> list[str]:
     lines = [
-        f"def {name}(model{', kept' if has_kept else ''}):",
+        f"def {name}(model{', skipped' if has_skipped else ''}):",
         "    for name, layer in list(model.named_modules()):",
     ]
     condition = "isinstance(layer, torch.nn.Linear)"
-    if has_kept:
+    if has_skipped:
         lines += [
-            "        # In the names of layers that are kept as they are a * stands for a number.",
+            "        # In the names of skipped layers a * stands for a number.",
             r'        names = {name, re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)}',
         ]
-        condition += " and not names & kept"
-    body = (f"quantize_(layer, {made.config})",) if made.config else made.lines
-    if brings:
+        condition += " and not names & skipped"
+    body = (f"quantize_(layer, {layer_script.config})",) if layer_script.config else layer_script.lines
+    if moves_layers:
         body = ('layer.to("cuda")', *body)
-    if not any("name" in line for line in body) and not has_kept:
+    if not any("name" in line for line in body) and not has_skipped:
         lines[1] = "    for layer in list(model.modules()):"
     return [*lines, f"        if {condition}:", *(f"{_INDENT}{line}" for line in body)]
 
 
-def _call(function: str, path: str, kept: list[str], names: str) -> list[str]:
+def _call(function: str, path: str, skipped: list[str], names: str) -> list[str]:
     if not names:
         return [f"{function}({path})"]
     line = f"{function}({path}, {names})"
     if len(line) <= 88:
         return [line]
-    inside = [f"        {literal(name)}," for name in kept]
+    inside = [f"        {literal(name)}," for name in skipped]
     return [f"{function}(", f"    {path},", "    {", *inside, "    },", ")"]
 
 
-def _is_bfloat16(module: Any) -> bool:
+def _has_bfloat16(module: torch.nn.Module) -> bool:
     import torch
 
     return any(tensor.dtype == torch.bfloat16 for tensor in module.parameters())
 
 
-def _patterns(choice: Choice, module: Any) -> list[str]:
-    """The Linear layers that are left alone: a pattern where it names no other, else each name."""
+def _skipped_patterns(choice: Choice, module: torch.nn.Module) -> list[str]:
+    """The skipped Linear layers: a pattern where it matches no other layer, else each name."""
     import torch
 
-    kept = [name for name in choice.kept if isinstance(module.get_submodule(name), torch.nn.Linear)]
-    taken = {NUMBER.sub("*", name) for name in choice.taken}
+    skipped = [name for name in choice.skipped if isinstance(module.get_submodule(name), torch.nn.Linear)]
+    chosen = {NUMBER.sub("*", name) for name in choice.chosen}
     by_pattern: dict[str, list[str]] = defaultdict(list)
-    for name in kept:
+    for name in skipped:
         by_pattern[NUMBER.sub("*", name)].append(name)
     return [
         name
         for pattern, names in by_pattern.items()
-        for name in (names if pattern in taken or len(names) == 1 else [pattern])
+        for name in (names if pattern in chosen or len(names) == 1 else [pattern])
     ]
 
 
-def _written(backend: str, scheme: str, settings: Settings, packed: bool) -> _Written | None:
+def _layer_script(backend: str, scheme: str, settings: Settings, packed: bool) -> _LayerScript | None:
     if backend == "bitsandbytes":
         return {"int8": _LLM_INT8, "nf4": _qlora_nf4(settings)}[scheme]
     if backend != "torchao":
@@ -159,17 +164,17 @@ def _ao(*names: str) -> tuple[str, ...]:
     return tuple(f"torchao.quantization:{name}" for name in names)
 
 
-_INT8 = _Written(_ao("Int8WeightOnlyConfig"), "Int8WeightOnlyConfig(set_inductor_config=False)")
-_INT8_DYNAMIC = _Written(
+_INT8 = _LayerScript(_ao("Int8WeightOnlyConfig"), "Int8WeightOnlyConfig(set_inductor_config=False)")
+_INT8_DYNAMIC = _LayerScript(
     _ao("Int8DynamicActivationInt8WeightConfig"),
     "Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)",
-    unless_stage=Stage.CAPTURE,  # torchao's own product, uncompiled, copies to the host
+    unless_stage=Stage.CAPTURE,  # torchao's own matmul, uncompiled, copies to the host
 )
-_INT4 = _Written(
+_INT4 = _LayerScript(
     ("torch", *_ao("IntxWeightOnlyConfig", "PerGroup")),
     "IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))",
 )
-_NF4 = _Written(
+_NF4 = _LayerScript(
     ("math", *_ao("NF4Tensor")),
     lines=(
         "scales = math.gcd(layer.weight.numel() // 64, 256)  # that share a second scale",
@@ -179,10 +184,10 @@ _NF4 = _Written(
 )
 
 
-def _fp8(settings: Settings, has_inputs: bool) -> _Written:
+def _fp8(settings: Settings, has_inputs: bool) -> _LayerScript:
     granularity = "PerRow" if settings.granularity == "row" else "PerTensor"
     imports = _ao("Float8Tensor", granularity)
-    given = [f"granularity={granularity}(),", "hp_value_lb=least,"]
+    given = [f"granularity={granularity}(),", "hp_value_lb=lower_bound,"]
     before: tuple[str, ...] = ()
     if has_inputs:
         imports += (
@@ -190,17 +195,17 @@ def _fp8(settings: Settings, has_inputs: bool) -> _Written:
             "torchao.quantization.quantize_.workflows:QuantizeTensorToFloat8Kwargs",
         )
         before = (
-            "products = Float8MMConfig(use_fast_accum=True)",
+            "mm_config = Float8MMConfig(use_fast_accum=True)",
             "inputs = QuantizeTensorToFloat8Kwargs(",
             "    torch.float8_e4m3fn,",
             f"    {granularity}(),",
-            "    products,",
-            "    hp_value_lb=least,",
+            "    mm_config,",
+            "    hp_value_lb=lower_bound,",
             ")",
         )
-        given += ["mm_config=products,", "act_quant_kwargs=inputs,"]
+        given += ["mm_config=mm_config,", "act_quant_kwargs=inputs,"]
     lines = (
-        _LEAST,
+        _LOWER_BOUND,
         *before,
         "weight = Float8Tensor.from_hp(",
         "    layer.weight.detach(),",
@@ -208,17 +213,17 @@ def _fp8(settings: Settings, has_inputs: bool) -> _Written:
         ")",
         _PARAMETER,
     )
-    return _Written(imports, lines=lines)
+    return _LayerScript(imports, lines=lines)
 
 
-_LLM_INT8 = _Written(
+_LLM_INT8 = _LayerScript(
     (
         "bitsandbytes.functional:int8_vectorwise_quant",
         "bitsandbytes.nn:Int8Params",
         "bitsandbytes.nn:Linear8bitLt",
     ),
     lines=(
-        "made = Linear8bitLt(",
+        "new_layer = Linear8bitLt(",
         "    layer.in_features,",
         "    layer.out_features,",
         "    bias=layer.bias is not None,",
@@ -228,25 +233,25 @@ _LLM_INT8 = _Written(
         ")",
         "weight = layer.weight.detach().to(torch.float16)",
         "values, scales, _ = int8_vectorwise_quant(weight)",
-        "made.weight = Int8Params(",
+        "new_layer.weight = Int8Params(",
         "    values,",
         "    requires_grad=False,",
         "    has_fp16_weights=False,",
         "    CB=values,",
         "    SCB=scales,",
         ")",
-        *_PUT,
+        *_REPLACE,
     ),
     on_host=False,
 )
 
 
-def _qlora_nf4(settings: Settings) -> _Written:
+def _qlora_nf4(settings: Settings) -> _LayerScript:
     twice = literal(settings.double_quantization)
-    return _Written(
+    return _LayerScript(
         ("bitsandbytes.nn:Linear4bit", "bitsandbytes.nn:Params4bit"),
         lines=(
-            "made = Linear4bit(",
+            "new_layer = Linear4bit(",
             "    layer.in_features,",
             "    layer.out_features,",
             "    bias=layer.bias is not None,",
@@ -261,10 +266,10 @@ def _qlora_nf4(settings: Settings) -> _Written:
             "    blocksize=64,",
             f"    compress_statistics={twice},",
             '    quant_type="nf4",',
-            "    module=made,",
+            "    module=new_layer,",
             ")",
-            "made.weight = weight.to(layer.weight.device)  # quantises",
-            *_PUT,
+            "new_layer.weight = weight.to(layer.weight.device)  # quantises",
+            *_REPLACE,
         ),
         on_host=False,
     )

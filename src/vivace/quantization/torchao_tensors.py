@@ -1,47 +1,56 @@
-"""How torchao's schemes put a quantised weight into a layer, and a check that several of them share.
+"""How torchao's schemes put a quantised weight into a layer, and two int8 tensors with matmuls of vivace's own.
 
-Every configuration is told `set_inductor_config=False`: torchao's default changes inductor's settings for the whole
-process, and with them whatever is measured after.
+Every configuration is given `set_inductor_config=False`: torchao's default changes inductor's settings for the whole
+process, and so everything that is measured later.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGE = ("torchao", "torchao")
 
 
-def quantize(layer: Any, config: Any) -> Any:
+def quantize_layer(layer: torch.nn.Module, config: Any) -> torch.nn.Module:
+    """Apply a torchao configuration to one layer."""
     from torchao.quantization import quantize_
 
     quantize_(layer, config, filter_fn=lambda module, name: module is layer)
     return layer
 
 
-def with_weight(layer: Any, weight: Any) -> Any:
+def with_weight(layer: torch.nn.Module, weight: torch.Tensor) -> torch.nn.Module:
+    """Set the layer's weight and return the layer."""
     import torch
 
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
     return layer
 
 
-def not_a_multiple(layer: Any, size: int) -> str | None:
+def not_a_multiple(layer: torch.nn.Module, size: int) -> str | None:
+    """Why the layer is skipped if its rows or columns are not a multiple of `size`."""
     rows, columns = layer.weight.shape[:2]
-    return None if rows % size == 0 and columns % size == 0 else f"{rows}x{columns} is no multiple of {size}"
+    return (
+        None if rows % size == 0 and columns % size == 0 else f"{rows}x{columns} is not a multiple of {size}"
+    )
 
 
-_MORE_THAN = 16
-"""PyTorch's int8 product on a GPU wants more rows than this."""
+_INT_MM_MIN_ROWS = 17
+"""The fewest rows that PyTorch's int8 matmul takes on a GPU."""
 
 
 @functools.cache
-def int8_tensor() -> Any:
-    """torchao's Int8Tensor, but that inductor leaves its product on a GPU to cuBLAS.
+def int8_weight_tensor() -> Any:
+    """torchao's Int8Tensor with a matmul that inductor leaves to cuBLAS on a GPU.
 
-    Inductor (torch 2.11) knows the product of torchao 0.18: of bf16 by int8, scaled in bf16, it makes PyTorch's
-    `_weight_int8pack_mm`. On a GPU that is for the few rows of a language model's next token; a picture has thousands
-    (docs/footguns.md). Uncompiled, or in fp16, the weights are widened and cuBLAS multiplies.
+    Inductor (torch 2.11) recognises the matmul of torchao 0.18, bf16 by int8 and scaled in bf16, and replaces it by
+    PyTorch's `_weight_int8pack_mm`. On a GPU that kernel is made for the few rows of a language model's next token; an
+    image has thousands (docs/footguns.md). Not compiled, or in fp16, torchao dequantises the weights and cuBLAS
+    multiplies.
     """
     import torch
 
@@ -51,37 +60,37 @@ def int8_tensor() -> Any:
             return int8_weight_linear(*args, **kwargs)
         return theirs(func, types, args, kwargs)
 
-    return _int8_tensor_with("Int8WeightTensor", linear)
+    return _int8_subclass("Int8WeightTensor", linear)
 
 
 @functools.cache
 def int8_dynamic_tensor() -> Any:
-    """torchao's Int8Tensor, but that its uncompiled product on a GPU runs on the GPU alone.
+    """torchao's Int8Tensor with an uncompiled matmul that does not wait for the GPU.
 
-    torchao 0.18 asks in each call for the text of its inputs, to find out whether it is being traced: they are copied
-    to the host, the GPU waits, and no CUDA graph can be recorded. Compiled, and on a CPU, it goes another way, which
-    is left to it.
+    torchao 0.18 formats its inputs as text in each call to find out whether it is being traced. That copies them to the
+    host and waits for the GPU, and a CUDA graph cannot capture it. Compiled, and on a CPU, torchao takes another path,
+    which stays.
     """
     import torch
 
     def linear(theirs: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or args[0].device.type == "cpu":
             return theirs(func, types, args, kwargs)
-        return int8_linear(*args, **kwargs)
+        return int8_dynamic_linear(*args, **kwargs)
 
-    return _int8_tensor_with("Int8DynamicTensor", linear)
+    return _int8_subclass("Int8DynamicTensor", linear)
 
 
 def _is_traced() -> bool:
-    """Whether a compiler is asking. In a tensor's own code torch.compiler.is_compiling() tells so in torch 2.13, not
-    yet in 2.11."""
+    """Whether a compiler is tracing. Inside a tensor subclass `torch.compiler.is_compiling()` says so in torch 2.13,
+    not yet in 2.11."""
     from torch._guards import TracingContext
 
     return TracingContext.try_get() is not None
 
 
-def _int8_tensor_with(name: str, linear: Any) -> Any:
-    """A subclass of torchao's Int8Tensor; `linear` is told what torchao's own product would be computed by."""
+def _int8_subclass(name: str, linear: Any) -> Any:
+    """Make a subclass of torchao's Int8Tensor; `linear` gets torchao's own implementation as its first argument."""
     import torch
     from torchao.quantization import Int8Tensor
 
@@ -100,17 +109,18 @@ def _int8_tensor_with(name: str, linear: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Where pickle looks for a class, in a process that may not have made it yet."""
+    """Make a class on demand where pickle looks for it, in a process that has not made it yet."""
     if name == "Int8WeightTensor":
-        return int8_tensor()
+        return int8_weight_tensor()
     if name == "Int8DynamicTensor":
         return int8_dynamic_tensor()
     raise AttributeError(name)
 
 
-def int8_weight_linear(inputs: Any, weight: Any, bias: Any = None) -> Any:
-    """A Linear layer's product as torchao's Int8Tensor has it for inputs that are not quantised, but scaled in fp32:
-    which is what a compiler computes it in anyway, and keeps inductor from knowing it.
+def int8_weight_linear(inputs: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute a Linear layer with int8 weights as torchao's Int8Tensor does, but scale in fp32.
+
+    A compiler computes the scaling in fp32 anyway, and inductor does not recognise this form.
 
     Args:
         inputs: (..., in_features), floating point.
@@ -118,13 +128,13 @@ def int8_weight_linear(inputs: Any, weight: Any, bias: Any = None) -> Any:
     """
     import torch
 
-    product = torch.nn.functional.linear(inputs, weight.qdata.to(inputs.dtype))
-    output = (product * weight.scale.flatten().to(torch.float32)).to(inputs.dtype)
+    sums = torch.nn.functional.linear(inputs, weight.qdata.to(inputs.dtype))
+    output = (sums * weight.scale.flatten().to(torch.float32)).to(inputs.dtype)
     return output if bias is None else output + bias
 
 
-def int8_linear(inputs: Any, weight: Any, bias: Any = None) -> Any:
-    """A Linear layer's product as torchao's Int8Tensor has it with dynamic scales, to the last bit.
+def int8_dynamic_linear(inputs: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute a Linear layer in int8 with dynamic scales, bit for bit as torchao's Int8Tensor does.
 
     Args:
         inputs: (..., in_features), floating point.
@@ -144,10 +154,10 @@ def int8_linear(inputs: Any, weight: Any, bias: Any = None) -> Any:
     return output.to(inputs.dtype)
 
 
-def _int_mm(rows: Any, columns: Any) -> Any:
-    """(m, k) by (k, n), both int8, in int32; in fp32 first where there are too few rows, as torchao has it."""
+def _int_mm(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Multiply (m, k) by (k, n), both int8, into int32; through fp32 where there are too few rows, as torchao does."""
     import torch
 
-    if rows.shape[0] > _MORE_THAN:
+    if rows.shape[0] >= _INT_MM_MIN_ROWS:
         return torch._int_mm(rows, columns)
     return torch.matmul(rows.to(torch.float32), columns.to(torch.float32)).to(torch.int32)

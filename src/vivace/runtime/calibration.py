@@ -1,4 +1,4 @@
-"""What some step caches need to know of a model, found out once: TeaCache's polynomial, MagCache's ratios."""
+"""Measure, once per model, what some step caches decide by: TeaCache's polynomial, MagCache's ratios."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from vivace.runtime.session import Session, open_session
 from vivace.step_caching import magcache_ratios, teacache_fit
 from vivace.step_caching.flux_residual import not_flux, watching_residuals
 from vivace.step_caching.magcache_ratios import Ratios
-from vivace.step_caching.teacache_fit import Fit
-from vivace.techniques.teacache import watching
+from vivace.step_caching.teacache_fit import Fit, watching_changes
 
 Tell = Callable[[int], None]
-"""Called after each picture with how many there are."""
+"""Called after each image with the number of images so far."""
 
 
 def calibrate_teacache(
@@ -29,31 +28,31 @@ def calibrate_teacache(
     num_pictures: int = 8,
     degree: int = 4,
     call: dict[str, Any] | None = None,
-    tell: Tell = lambda drawn: None,
+    tell: Tell = lambda num_images: None,
 ) -> tuple[Fit, Path]:
-    """Draw with the model as published, fit TeaCache's polynomial to what was seen, and keep it for this model.
+    """Generate images with the model as published, fit TeaCache's polynomial to them, and keep it for this model.
 
     Args:
-        prompts: drawn by turns, with seeds 0, 1, ...
-        call: size, steps and guidance, where they are not the model's own.
+        prompts: used in turn, with seeds 0, 1, ...
+        call: size, steps and guidance, where they differ from the model's own.
 
     Returns:
         The fit, and the file that it is kept in.
 
     Raises:
-        Unsupported: no FLUX, or random weights.
-        UsageError: too few steps or pictures for the degree.
-        OutputError: the fit cannot be kept.
+        Unsupported: the model is not a FLUX, or has random weights.
+        UsageError: too few steps or images for the degree.
+        OutputError: the file cannot be written.
     """
     session = _open("teacache", found, device, prompts, call)
     transformer = component_of(session.pipe, "denoiser")
-    with watching(transformer) as (changes, start_picture):
+    with watching_changes(transformer) as (changes, start_image):
         for k in range(num_pictures):
-            start_picture()
-            _draw(session, prompts, k)
+            start_image()
+            _generate(session, prompts, k)
             tell(k + 1)
     try:
-        fit = teacache_fit.fitted(changes, degree, _name(found), int(session.pipe.num_timesteps))
+        fit = teacache_fit.fit_polynomial(changes, degree, _name(found), int(session.pipe.num_timesteps))
     except ValueError as error:
         raise UsageError(f"teacache: {error}; give more --pictures or --num-inference-steps") from None
     return fit, _kept(lambda: teacache_fit.keep(fit, transformer))
@@ -66,17 +65,17 @@ def calibrate_magcache(
     *,
     num_pictures: int = 8,
     call: dict[str, Any] | None = None,
-    tell: Tell = lambda drawn: None,
+    tell: Tell = lambda num_images: None,
 ) -> tuple[Ratios, Path]:
-    """As `calibrate_teacache`, for MagCache's table of ratios."""
+    """Measure MagCache's table of ratios and keep it for this model; see `calibrate_teacache`."""
     session = _open("magcache", found, device, prompts, call)
     transformer = component_of(session.pipe, "denoiser")
     tables: list[tuple[float, ...]] = []
     for k in range(num_pictures):
         with watching_residuals(transformer) as residuals:
-            _draw(session, prompts, k)
+            _generate(session, prompts, k)
         try:
-            tables.append(magcache_ratios.growth(residuals))
+            tables.append(magcache_ratios.ratios_of(residuals))
         except ValueError as error:
             raise UsageError(f"magcache: {error}; give another --num-inference-steps") from None
         tell(k + 1)
@@ -89,8 +88,8 @@ def _open(
 ) -> Session:
     if found.model.is_synthetic:
         raise Unsupported(
-            f"{technique}: {found.model.name} has random weights, so there is nothing to learn of it; "
-            f"it takes {technique}(hits=0.5)"
+            f"{technique}: {found.model.name} has random weights, so there is nothing to measure; "
+            f"give a fixed schedule, {technique}(hits=0.5)"
         )
     session = open_session(found, resolve("baseline"), device, call, prompts)
     if (reason := not_flux(component_of(session.pipe, "denoiser"))) is not None:
@@ -98,7 +97,7 @@ def _open(
     return session
 
 
-def _draw(session: Session, prompts: Sequence[str], k: int) -> None:
+def _generate(session: Session, prompts: Sequence[str], k: int) -> None:
     import torch
 
     session(prompts[k % len(prompts)], generator=torch.Generator("cpu").manual_seed(k))
@@ -113,5 +112,6 @@ def _kept(keep: Callable[[], Path]) -> Path:
         return keep()
     except OSError as error:
         raise OutputError(
-            f"what was found cannot be kept: {error.filename}: {error.strerror}; set VIVACE_CACHE to a folder"
+            f"the result cannot be kept: {error.filename}: {error.strerror}; set VIVACE_CACHE to a folder that can be "
+            "written"
         ) from None

@@ -1,4 +1,4 @@
-"""A process that computes its share of each of a denoiser's forwards, for the process that started it.
+"""A peer process: computes its shard of each of a denoiser's forwards, for the primary process that started it.
 
     python -m vivace.runtime.peer        messages in on standard input, answers out on standard output
 
@@ -13,17 +13,21 @@ import signal
 import sys
 import threading
 import traceback
-from typing import Any
+from typing import IO, TYPE_CHECKING
 
 from vivace.errors import NoEffect
 from vivace.multi_gpu.processes import TIMEOUT, join, receive, send
+
+if TYPE_CHECKING:
+    from vivace.multi_gpu.sharded_denoiser import PeerDenoiser
+    from vivace.runtime.session import Session
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get between the answers
+    os.dup2(2, 1)  # what libraries print must not be mixed with the answers
     threading.Thread(target=_end_with_parent, args=(requests.fileno(),), daemon=True).start()
     status = 1
     try:
@@ -34,20 +38,20 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001  the process boundary
         traceback.print_exc()
         said = str(error).strip().splitlines()
-        print(
-            f"{type(error).__name__}: {said[0] if said else 'no message'}", file=sys.stderr
-        )  # what is told on
+        # The last line of the log is what the primary reports.
+        print(f"{type(error).__name__}: {said[0] if said else 'no message'}", file=sys.stderr)
     finally:
         sys.stderr.flush()
-        os._exit(status)  # no farewell to a group that may be gone
+        os._exit(status)  # without leaving the group, which may be gone
 
 
-def serve(requests: Any, answers: Any) -> None:
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Join the group, receive the denoiser, apply the recipe to it, and compute forwards until the requests end."""
     import torch
     import torch.distributed as dist
 
     from vivace.models.quiet import quiet
-    from vivace.multi_gpu.sharded_denoiser import Share
+    from vivace.multi_gpu.sharded_denoiser import PeerDenoiser
 
     about = receive(requests)
     torch.set_num_threads(about["threads"])
@@ -62,37 +66,38 @@ def serve(requests: Any, answers: Any) -> None:
     store = dist.TCPStore("127.0.0.1", about["port"], is_master=False, timeout=TIMEOUT)
     join(store, about["rank"], about["num"], about["device"])
     with torch.no_grad():
-        share = Share(about["rank"], about["num"], about["device"], receive(requests))
-        share.take_weights()
-        send(answers, "taken")
-        session = _session(share)
+        denoiser = PeerDenoiser(about["rank"], about["num"], about["device"], receive(requests))
+        denoiser.receive_weights()
+        send(answers, "received")
+        session = _session(denoiser)
         send(answers, "applied")
         with session.surroundings():
             while True:
-                answer = share.serve(receive(requests))
+                answer = denoiser.serve(receive(requests))
                 if answer is not None:
                     send(answers, answer)
 
 
-def _session(share: Any) -> Any:
-    """What comes later in the recipe, applied to the denoiser alone; its pipeline has no other part."""
-    from vivace.contract import ModelFacts, Placement, Target
+def _session(denoiser: PeerDenoiser) -> Session:
+    """Apply the later techniques of the recipe to the denoiser; its pipeline has no other component."""
+    from vivace.contract import Target
     from vivace.measure.machine import this_machine
     from vivace.recipes.resolve import resolve
     from vivace.runtime.session import Session
     from vivace.spec.recipe import BASELINE
 
     def applied(recipe: str) -> Session:
-        given = share.given
+        about = denoiser.about
         target = Target(
-            Placement(this_machine(share.device)),
-            share.pipe,
-            ModelFacts(defaults=given["defaults"], has_random_weights=given["has_random_weights"]),
+            this_machine(denoiser.device),
+            denoiser.pipe,
+            dict(about["defaults"]),
+            has_random_weights=about["has_random_weights"],
         )
-        return Session(share.pipe, resolve(recipe), target)
+        return Session(denoiser.pipe, resolve(recipe), target)
 
     try:
-        return applied(share.given["recipe"])
+        return applied(denoiser.about["recipe"])
     except NoEffect as error:
         if not error.already_so:
             raise
@@ -100,9 +105,9 @@ def _session(share: Any) -> Any:
 
 
 def _end_with_parent(requests: int) -> None:
-    """The main thread may be waiting for the others of the group when the parent dies."""
+    """End this process with its parent: the main thread may be waiting for a collective when the parent dies."""
     poll = select.poll()
-    poll.register(requests, 0)  # wakes up when the other end is closed, whatever is still to be read
+    poll.register(requests, 0)  # wakes up when the other end is closed, even with unread data
     poll.poll()
     os._exit(1)
 

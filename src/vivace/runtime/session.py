@@ -30,7 +30,7 @@ from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
 from vivace.models.lora import distillations
 from vivace.models.prompts import PROMPT_SETS
-from vivace.quantization.layers import bring
+from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.noise import draw_noise_in_fp32
@@ -291,7 +291,7 @@ class Session:
             return where
         for part in self.pipe.components.values():
             if hasattr(part, "_parameters"):
-                bring(part, where.home)
+                move_to(part, where.home)
         return replace(where, on_host=False)
 
     def _with_step_end(self, call: dict[str, Any]) -> dict[str, Any]:

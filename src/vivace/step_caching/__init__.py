@@ -1,1 +1,1 @@
-"""What step caches share: schedules, states, fits."""
+"""Step caches: their base, the denoiser that computes or skips steps, schedules, and what is measured for them."""

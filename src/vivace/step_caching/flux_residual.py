@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vivace.step_caching.step_cache import KEPT, MODE, WHOLE_TOKENS
+from vivace.step_caching.cached_denoiser import StepForwards
+
+if TYPE_CHECKING:
+    import torch
+
+WHOLE_TOKENS = "_vivace_whole_tokens"
+"""Attribute of a denoiser whose tokens vivace has split among processes: a function that makes the whole tensor of a
+process's own part of the image's tokens (batch, tokens, channels). All processes call it at the same point."""
 
 
 def not_flux(denoiser: Any) -> str | None:
@@ -19,80 +26,83 @@ def not_flux(denoiser: Any) -> str | None:
 
 
 @dataclass
-class _Inside:
-    """Where tensors pass within one forward; empty between forwards, so that a graph carries no state."""
+class _Passing:
+    """Tensors within one forward. Empty between forwards, so that a graph carries no state."""
 
-    entering: Any = None
-    leaving: Any = None
-    residual: Any = None
-    modulated: Any = None
+    entering: torch.Tensor | None = None
+    leaving: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    modulated: torch.Tensor | None = None
 
     def clear(self) -> None:
         self.entering = self.leaving = self.residual = self.modulated = None
 
 
-def residual_forward(transformer: Any) -> Callable[..., Any]:
-    """The transformer's forward in the three modes of `step_cache.Cached`.
+def residual_forwards(transformer: Any) -> StepForwards:
+    """Return the transformer's forwards that compute, or reuse, the residual of all blocks.
 
-    A hit and a look are the transformer's own forward over other blocks: one that adds the residual, and one that
-    modulates. Neither block needs tensors of its own, so that what moves the transformer's moves theirs.
+    `look` returns the first block's input, modulated by the timestep. To reuse and to look, the transformer's own
+    forward runs over one other block, which adds the residual or modulates. Neither of these blocks has tensors of its
+    own, so that what moves the transformer moves theirs.
     """
     import torch
 
-    inside = _Inside()
+    passing = _Passing()
     norm1 = transformer.transformer_blocks[0].norm1
 
-    class Residual(torch.nn.Module):  # type: ignore[misc]
+    class AddResidual(torch.nn.Module):  # type: ignore[misc]
         def forward(self, hidden_states: Any, encoder_hidden_states: Any, **_: Any) -> Any:
-            return encoder_hidden_states, hidden_states + inside.residual
+            return encoder_hidden_states, hidden_states + passing.residual
 
-    class Modulated(torch.nn.Module):  # type: ignore[misc]
+    class Modulate(torch.nn.Module):  # type: ignore[misc]
         def forward(self, hidden_states: Any, encoder_hidden_states: Any, temb: Any, **_: Any) -> Any:
-            inside.modulated = norm1(hidden_states, emb=temb)[0]
+            passing.modulated = norm1(hidden_states, emb=temb)[0]
             return encoder_hidden_states, hidden_states
 
     def entered(_: Any, __: Any, output: Any) -> None:
-        inside.entering = output
+        passing.entering = output
 
     def left(_: Any, args: tuple[Any, ...]) -> None:
-        inside.leaving = args[0]
+        passing.leaving = args[0]
 
-    # Not on the blocks: they may be compiled one code for all, which takes no notice of whose hooks it runs.
+    # Not on the blocks: where one compiled code serves all blocks, it does not tell their hooks apart.
     transformer.x_embedder.register_forward_hook(entered)
     transformer.norm_out.register_forward_pre_hook(left)
     whole, plain = transformer.forward, type(transformer).forward
     of_all_tokens = getattr(transformer, WHOLE_TOKENS, None)
-    reusing, looking = _of_blocks(transformer, Residual()), _of_blocks(transformer, Modulated())
+    reusing, looking = _with_block(transformer, AddResidual()), _with_block(transformer, Modulate())
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        mode, kept = kwargs.pop(MODE), kwargs.pop(KEPT, ())
-        kwargs["return_dict"] = False
-        if mode == "compute":
-            output = whole(*args, **kwargs)[0]
-            residual = inside.leaving - inside.entering
-            inside.clear()
-            # Of several GPUs the one that draws adds and compares whole residuals, alone.
-            return output, (residual if of_all_tokens is None else of_all_tokens(residual),)
-        # What a control net adds between the blocks is in the residual.
-        kwargs |= {"controlnet_block_samples": None, "controlnet_single_block_samples": None}
-        if kwargs.get("joint_attention_kwargs"):
-            kwargs["joint_attention_kwargs"] = dict(
-                kwargs["joint_attention_kwargs"]
-            )  # the forward takes from it
-        if mode == "look":
-            plain(looking, *args, **kwargs)
-            modulated = inside.modulated
-            inside.clear()
-            return modulated
-        inside.residual = kept[0]
-        output = plain(reusing, *args, **kwargs)[0]
-        inside.clear()
-        return output, ()
+    def compute(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
+        output = whole(*args, **kwargs)[0]
+        residual = passing.leaving - passing.entering  # type: ignore[operator]
+        passing.clear()
+        # Where several GPUs share the tokens, the main process alone adds and compares residuals, whole ones.
+        return output, (residual if of_all_tokens is None else of_all_tokens(residual),)
 
-    return forward
+    def reuse(kept: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+        (passing.residual,) = kept
+        output = plain(reusing, *args, **_without_extras(kwargs))[0]
+        passing.clear()
+        return output
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        plain(looking, *args, **_without_extras(kwargs))
+        modulated = passing.modulated
+        passing.clear()
+        return modulated
+
+    return StepForwards(compute, reuse, look)
 
 
-def _of_blocks(transformer: Any, block: Any) -> Any:
+def _without_extras(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without what a ControlNet adds between the blocks, which is in the residual."""
+    kwargs = kwargs | {"controlnet_block_samples": None, "controlnet_single_block_samples": None}
+    if kwargs.get("joint_attention_kwargs"):
+        kwargs["joint_attention_kwargs"] = dict(kwargs["joint_attention_kwargs"])  # the forward pops from it
+    return kwargs
+
+
+def _with_block(transformer: Any, block: Any) -> Any:
     """The transformer with one other block; it shares all else."""
     import torch
 
@@ -104,8 +114,8 @@ def _of_blocks(transformer: Any, block: Any) -> Any:
 
 
 @contextmanager
-def watching_residuals(transformer: Any) -> Iterator[list[Any]]:
-    """The residual of all blocks, one for each call while it is watched."""
+def watching_residuals(transformer: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect the residual of all blocks, one for each call of the transformer."""
     entering: list[Any] = []
     residuals: list[Any] = []
 

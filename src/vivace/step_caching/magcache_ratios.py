@@ -1,4 +1,4 @@
-"""How the residual of FLUX's blocks grows from step to step: tables, published or measured."""
+"""MagCache's tables: how the residual of FLUX's blocks grows from step to step. Measured here, and kept."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.step_caching import model_fits
+
+if TYPE_CHECKING:
+    import torch
 
 _KIND = "magcache"
 
 
 @dataclass(frozen=True)
 class Ratios:
-    """The magnitude of each step's residual over that of the step before; the first step's is 1.
+    """The magnitude of each step's residual, divided by that of the step before; the first step's is 1.
 
-    model: what it was measured on, NAME@REVISION.
-    spread: by how much pictures differ in a ratio, the standard deviation, the worst of all steps.
-    num_pictures: it was measured on.
-    source: where it is published, "" if it was measured here.
+    Attributes:
+        model: what it was measured on, NAME@REVISION.
+        spread: the standard deviation of a ratio between images, of the step where it is largest.
+        num_pictures: images that it was measured on.
+        source: where it is published, "" if it was measured here.
     """
 
     ratios: tuple[float, ...]
@@ -31,7 +35,7 @@ class Ratios:
     source: str = ""
 
     def at(self, step: int, num_steps: int) -> float:
-        """A step's ratio in a picture of `num_steps`: that of the nearest place in the table."""
+        """Return a step's ratio in an image of `num_steps`: the nearest entry of the table."""
         if step >= num_steps:
             return 1.0
         last = len(self.ratios) - 1
@@ -41,8 +45,8 @@ class Ratios:
         return self.source or f"measured on {self.model}"
 
 
-def growth(residuals: Sequence[Any]) -> tuple[float, ...]:
-    """One picture's table.
+def ratios_of(residuals: Sequence[torch.Tensor]) -> tuple[float, ...]:
+    """Return the table of one image.
 
     Args:
         residuals: (batch, tokens, channels) of its steps in order.
@@ -51,7 +55,7 @@ def growth(residuals: Sequence[Any]) -> tuple[float, ...]:
         ValueError: a single step, or values that are not finite.
     """
     if len(residuals) < 2:
-        raise ValueError("a picture of one step has nothing that could be skipped")
+        raise ValueError("an image of one step has nothing that could be skipped")
     ratios = (1.0, *(_ratio(new, old) for old, new in pairwise(residuals)))
     if not all(map(math.isfinite, ratios)):
         raise ValueError("the model's values are not finite")
@@ -59,7 +63,7 @@ def growth(residuals: Sequence[Any]) -> tuple[float, ...]:
 
 
 def mean_of(tables: Sequence[Sequence[float]], model: str) -> Ratios:
-    """The mean table of several pictures of the same number of steps."""
+    """Return the mean of several images' tables, all of the same number of steps."""
     import numpy as np
 
     stacked = np.asarray(tables)
@@ -67,31 +71,24 @@ def mean_of(tables: Sequence[Sequence[float]], model: str) -> Ratios:
     return Ratios(tuple(float(r) for r in mean), model, float(spread.max()), len(tables))
 
 
-def _ratio(new: Any, old: Any) -> float:
-    """The mean over tokens of the norm of the one over that of the other."""
+def _ratio(new: torch.Tensor, old: torch.Tensor) -> float:
+    """The mean over tokens of the ratio of their norms."""
     return float((new.float().norm(dim=-1) / (old.float().norm(dim=-1) + 1e-8)).mean())
 
 
-def find_ratios(transformer: Any, model: str) -> Ratios | None:
-    """What was measured for this model, else what is published for its architecture, else None; see
-    `model_fits.find`."""
+def kept_ratios(transformer: Any, model: str) -> Ratios | None:
+    """Return the table that `keep` wrote for this model, or None; see `model_fits.find`."""
     found = model_fits.find(_KIND, transformer, model)
-    if found is not None:
-        try:
-            return Ratios(**found | {"ratios": tuple(float(r) for r in found["ratios"])})
-        except (KeyError, TypeError, ValueError):  # another version's
-            return None
-    if not model_fits.is_flux_dev(transformer):
+    if found is None:
         return None
-    from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
-
-    return Ratios(
-        tuple(float(r) for r in FLUX_MAG_RATIOS), "FLUX.1 [dev]", source="published for FLUX.1 (diffusers)"
-    )
+    try:
+        return Ratios(**found | {"ratios": tuple(float(r) for r in found["ratios"])})
+    except (KeyError, TypeError, ValueError):  # another version's
+        return None
 
 
 def keep(ratios: Ratios, transformer: Any) -> Path:
-    """Write a table where `find_ratios` finds it.
+    """Write a table where `kept_ratios` looks for it.
 
     Raises:
         OSError: it cannot be written.

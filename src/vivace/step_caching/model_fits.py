@@ -1,7 +1,7 @@
-"""What was found out of a model once and is kept: TeaCache's polynomials, MagCache's ratios.
+"""The store of what is measured once per model: TeaCache's polynomials, MagCache's ratios.
 
-A file holds one fit as JSON, under a key of the model and its architecture, in a folder of vivace's cache for each
-kind. It may be deleted; then it is made again.
+Each file holds one fit as JSON, named by the model and its architecture, in a folder per kind inside vivace's cache. A
+file may be deleted; the fit is then to be made again.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _FLUX_DEV = {
 
 
 def is_flux_dev(transformer: Any) -> bool:
-    """Whether it is of FLUX.1 [dev]'s architecture, whose fits are published."""
+    """Return whether it has the architecture of FLUX.1 [dev], for which fits are published."""
     return all(transformer.config.get(name) == value for name, value in _FLUX_DEV.items())
 
 
 def find(kind: str, denoiser: Any, model: str) -> dict[str, Any] | None:
-    """What `keep` was given, or None.
+    """Return the fit that `keep` wrote, or None.
 
     Args:
         kind: "teacache", ...
-        model: NAME@REVISION; "" for a pipeline of unknown origin, which takes the latest of its architecture.
+        model: NAME@REVISION; "" for a pipeline of unknown origin, which gets the latest fit of its architecture.
     """
     architecture = _architecture(denoiser)
     if model:
@@ -49,7 +49,7 @@ def find(kind: str, denoiser: Any, model: str) -> dict[str, Any] | None:
 
 
 def keep(kind: str, denoiser: Any, model: str, fit: Mapping[str, Any]) -> Path:
-    """Write a fit where `find` finds it; whole or not at all.
+    """Write a fit atomically, where `find` looks for it.
 
     Raises:
         OSError: it cannot be written.
@@ -67,7 +67,7 @@ def keep(kind: str, denoiser: Any, model: str, fit: Mapping[str, Any]) -> Path:
 
 
 def _architecture(denoiser: Any) -> str:
-    """Its configuration, without where it was loaded from and by which version."""
+    """A hash of its configuration, without the path and the version that it was loaded from."""
     known = {name: value for name, value in denoiser.config.items() if not name.startswith("_")}
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -81,9 +81,9 @@ def _file(kind: str, architecture: str, model: str) -> Path:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """None: there is no such file, it is damaged, or of another version."""
+    """The fit, or None where the file is missing, damaged or of another version."""
     try:
-        held = json.loads(file.read_text())
-        return dict(held["fit"]) if held["version"] == _VERSION else None
+        content = json.loads(file.read_text())
+        return dict(content["fit"]) if content["version"] == _VERSION else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -1,31 +1,35 @@
-"""What a change of FLUX's modulated first input means for its output: polynomials, published or fitted."""
+"""TeaCache's polynomials: how far FLUX's output changes with its modulated first input. Fitted here, and kept."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from vivace.step_caching import model_fits
+from vivace.step_caching.cache_state import relative_change
 
 _KIND = "teacache"
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A polynomial from the relative change of the modulated input to that of the output, between two steps.
+    """A polynomial from the relative change of the modulated input between two steps to that of the output.
 
-    coefficients: the highest power's first.
-    model: what it was fitted on, NAME@REVISION.
-    low, high: the changes of the input that were seen. Outside of them the polynomial says nothing: below, the value at
-        `low` is taken, above, that at `high` grows in proportion. Published ones do not say; theirs is taken as it is.
-    num_pairs: pairs of steps.
-    num_steps: of a picture.
-    residual: the root mean square of what the polynomial misses, in relative changes of the output.
-    explained: the share of the variance that it explains.
-    source: where it is published, "" if it was fitted here.
+    Attributes:
+        coefficients: from the highest power down.
+        model: what it was fitted on, NAME@REVISION.
+        low, high: the range of input changes that was seen. Outside of it the polynomial says nothing: below, the value
+            at `low` is taken; above, the value at `high` grows in proportion. Published polynomials name no range and
+            are taken as they are.
+        num_pairs: pairs of steps.
+        num_steps: per image.
+        residual: the root mean square of the fit's error, in relative changes of the output.
+        explained: the share of the variance that it explains.
+        source: where it is published, "" if it was fitted here.
     """
 
     coefficients: tuple[float, ...]
@@ -43,7 +47,7 @@ class Fit:
         return len(self.coefficients) - 1
 
     def rescaled(self, change: float) -> float:
-        """The output's change, never below 0."""
+        """Return the output's change, never below 0."""
         seen = min(max(change, self.low), self.high)
         value = 0.0
         for coefficient in self.coefficients:
@@ -55,15 +59,41 @@ class Fit:
         return self.source or f"degree {self.degree}, fitted on {self.model}"
 
 
-FLUX_DEV = Fit(
-    (4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01),
-    model="FLUX.1 [dev]",
-    source="published for FLUX.1 [dev] (TeaCache4FLUX)",
-)
+@contextmanager
+def watching_changes(transformer: Any) -> Iterator[tuple[list[tuple[float, float]], Callable[[], None]]]:
+    """Collect how the output changes with the modulated input, for a fit.
+
+    Yields:
+        The relative changes of (modulated input, output) between consecutive calls, a list that grows with each call;
+        and a function to call before each image.
+    """
+    changes: list[tuple[float, float]] = []
+    last: list[tuple[Any, Any]] = []
+    modulated: list[Any] = []
+
+    def modulates(_: Any, __: Any, output: Any) -> None:
+        modulated.append(output[0].detach())
+
+    def finishes(_: Any, __: Any, output: Any) -> None:
+        now = modulated.pop(), (output[0] if isinstance(output, tuple) else output.sample).detach()
+        if last:
+            before = last.pop()
+            changes.append((relative_change(now[0], before[0]), relative_change(now[1], before[1])))
+        last.append(now)
+
+    hooks = [
+        transformer.transformer_blocks[0].norm1.register_forward_hook(modulates),
+        transformer.register_forward_hook(finishes),
+    ]
+    try:
+        yield changes, last.clear
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
-def fitted(changes: Sequence[tuple[float, float]], degree: int, model: str, num_steps: int) -> Fit:
-    """The least squares polynomial through (change of the input, change of the output).
+def fit_polynomial(changes: Sequence[tuple[float, float]], degree: int, model: str, num_steps: int) -> Fit:
+    """Fit the least squares polynomial through (change of the input, change of the output).
 
     Raises:
         ValueError: fewer pairs than it takes to tell a fit from an interpolation, or numbers that are not finite.
@@ -72,16 +102,16 @@ def fitted(changes: Sequence[tuple[float, float]], degree: int, model: str, num_
 
     if len(changes) < 2 * (degree + 1):
         raise ValueError(
-            f"{len(changes)} pairs of steps are too few for a polynomial of degree {degree}; "
-            f"{2 * (degree + 1)} at least are wanted"
+            f"{len(changes)} pairs of steps are too few for a polynomial of degree {degree}, "
+            f"which needs at least {2 * (degree + 1)}"
         )
     x, y = np.asarray(changes, dtype=np.float64).T
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError("the model's values are not finite")
     coefficients = np.polyfit(x, y, degree)
-    missed = y - np.polyval(coefficients, x)
-    spread = float(((y - y.mean()) ** 2).mean())
-    square = float((missed**2).mean())
+    error = y - np.polyval(coefficients, x)
+    variance = float(((y - y.mean()) ** 2).mean())
+    square = float((error**2).mean())
     return Fit(
         coefficients=tuple(float(c) for c in coefficients),
         model=model,
@@ -90,23 +120,23 @@ def fitted(changes: Sequence[tuple[float, float]], degree: int, model: str, num_
         num_pairs=len(changes),
         num_steps=num_steps,
         residual=math.sqrt(square),
-        explained=1 - square / spread if spread else 1.0,
+        explained=1 - square / variance if variance else 1.0,
     )
 
 
-def find_fit(transformer: Any, model: str) -> Fit | None:
-    """What was fitted for this model, else what is published for its architecture, else None; see `model_fits.find`."""
+def kept_fit(transformer: Any, model: str) -> Fit | None:
+    """Return the fit that `keep` wrote for this model, or None; see `model_fits.find`."""
     found = model_fits.find(_KIND, transformer, model)
-    if found is not None:
-        try:
-            return Fit(**found | {"coefficients": tuple(float(c) for c in found["coefficients"])})
-        except (KeyError, TypeError, ValueError):  # another version's
-            return None
-    return FLUX_DEV if model_fits.is_flux_dev(transformer) else None
+    if found is None:
+        return None
+    try:
+        return Fit(**found | {"coefficients": tuple(float(c) for c in found["coefficients"])})
+    except (KeyError, TypeError, ValueError):  # another version's
+        return None
 
 
 def keep(fit: Fit, transformer: Any) -> Path:
-    """Write a fit where `find_fit` finds it.
+    """Write a fit where `kept_fit` looks for it.
 
     Raises:
         OSError: it cannot be written.

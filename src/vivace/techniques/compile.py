@@ -1,30 +1,31 @@
 """torch.compile: kernels generated for this model and shape, launches fused.
 
-Why: fusion of the many small memory-bound operations between matrix products, and fewer launches (eager FLUX
-    launches 3,705 kernels a step). `reduce-overhead` also records CUDA graphs, which decides for small models
-    (SD 1.5 on an H200: 10.0 -> 6.2 ms a step).
+Why: fusion of the many small memory-bound operations between matmuls, and fewer launches (eager FLUX launches 3,705
+    kernels a step). `reduce-overhead` also captures CUDA graphs, which matters most for small models.
 Costs: the first call takes 20 to 340 s on full-size models, 10 to 50 s a graph on a CPU; a new size compiles again.
-    Reports say from how many pictures on that is paid back.
-Needs: on CPUs a C++ compiler; on GPUs Triton, which wants compute capability 7.5.
+    Reports say after how many images that is paid back.
+Needs: on CPUs a C++ compiler; on GPUs Triton, which needs compute capability 7.5.
 Source: Ansel et al., PyTorch 2, ASPLOS 2024; PyTorch, "Reducing torch.compile cold start compilation time with
     regional compilation".
 
 `blocks=repeated` compiles one of each kind of block that the model repeats, and uses that code for all of them: a
-fraction of the compile time for most of the gain, where nearly all work lies in such blocks. FLUX is so; of a UNet only
-the transformer blocks are, and its ResNets stay eager. VAEs and text encoders name no such blocks.
-`dynamic=True` compiles for every size at once, in code that knows none: a little slower, and compiled once. Otherwise
-each process compiles for its first size, and at the second once more, for sizes in general.
+fraction of the compile time for most of the gain, where nearly all work is in such blocks, as in FLUX. Of a UNet only
+the transformer blocks are repeated, and its ResNets stay eager. VAEs and text encoders name no such blocks.
+`dynamic=True` compiles once for every size, in code that is a little slower. Otherwise each process compiles for its
+first size, and at the second once more, for any size.
 
-Compiled code is kept between processes in a folder that outlasts the machine's next start, so that a second process
-finds it: `TORCHINDUCTOR_CACHE_DIR` if set, else `inductor` in $VIVACE_CACHE or `~/.cache/vivace`. It may be deleted.
-The record counts the graphs that were found there. Tracing is not saved, and neither are the CUDA graphs of
-`reduce-overhead`.
+Compiled code is kept between processes in a folder that survives a reboot, so that a second process finds it:
+`TORCHINDUCTOR_CACHE_DIR` if set, else `inductor` in $VIVACE_CACHE or `~/.cache/vivace`. It may be deleted. The record
+counts the graphs that were found there. Tracing is not saved, and neither are the CUDA graphs of `reduce-overhead`.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from vivace.compilation.captured import mark_replays_graphs
 from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
 from vivace.contract import (
     COMPONENTS,
@@ -40,7 +41,10 @@ from vivace.contract import (
 from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect, Unsupported
 
-_LEAST = (7, 5)  # compute capability that Triton generates code for
+if TYPE_CHECKING:
+    import torch
+
+_MIN_CAPABILITY = (7, 5)  # of Triton
 
 
 class Compile(Technique):
@@ -57,17 +61,17 @@ class Compile(Technique):
         "default", tune=["default", "reduce-overhead"], about="torch.compile's mode"
     )
     backend: Literal["inductor", "aot_eager", "eager"] = knob(
-        "inductor", about="eager and aot_eager only trace: for finding graph breaks, not for speed"
+        "inductor", about="eager and aot_eager only trace: to find graph breaks, not for speed"
     )
     blocks: Literal["whole", "repeated"] = knob(
         "whole",
         tune=["whole", "repeated"],
-        about="the component whole, or one code for all blocks that it repeats",
+        about="compile the component whole, or each kind of block that it repeats",
     )
-    dynamic: bool = knob(False, tune=[False], about="compile for any size at once")
+    dynamic: bool = knob(False, tune=[False], about="compile once for any size")
 
     @property
-    def _records_graphs(self) -> bool:
+    def _captures_graphs(self) -> bool:
         return self.mode in {"reduce-overhead", "max-autotune"}
 
     def unsupported(self, target: Target) -> str | None:
@@ -78,16 +82,16 @@ class Compile(Technique):
             if not machine.is_cuda and machine.compiler is None:
                 return "compiling for a CPU needs a C++ compiler, and none was found (install g++ or clang++)"
             if not machine.is_cuda and self.mode == "reduce-overhead":
-                return "reduce-overhead records CUDA graphs, and there is no CUDA device"
-            if machine.is_cuda and machine.capability is not None and machine.capability < _LEAST:
+                return "reduce-overhead captures CUDA graphs, and there is no CUDA device"
+            if machine.is_cuda and machine.capability is not None and machine.capability < _MIN_CAPABILITY:
                 return (
-                    f"compiling needs Triton, which needs compute capability {_LEAST[0]}.{_LEAST[1]}; "
-                    f"{machine.device_name} has {machine.capability[0]}.{machine.capability[1]}"
+                    f"compiling needs Triton, which needs compute capability {_MIN_CAPABILITY[0]}."
+                    f"{_MIN_CAPABILITY[1]}; {machine.device_name} has {machine.capability[0]}.{machine.capability[1]}"
                 )
         if self.blocks == "repeated":
-            if self._records_graphs and machine.is_cuda:
+            if self._captures_graphs and machine.is_cuda:
                 return (
-                    f"{self.mode} would record a CUDA graph for every single block; compile whole, or take mode "
+                    f"{self.mode} would capture a CUDA graph for every single block; compile whole, or take mode "
                     "default or max-autotune-no-cudagraphs with repeated blocks"
                 )
             for component, module in target.modules(self.targets).items():
@@ -99,47 +103,59 @@ class Compile(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
+        if not target.model.has_weights:
+            return self.predict(target)
+        changed = self._changed(target)
         options: dict[str, Any] = {"backend": self.backend}
         if self.backend == "inductor":
             keep_compiled_code()
             options |= {} if self.mode == "default" else {"mode": self.mode}
         options |= {"dynamic": True} if self.dynamic else {}
+        captures_graphs = self._captures_graphs and target.machine.is_cuda
+        for component, module in target.modules(self.targets).items():
+            if self.blocks == "repeated":
+                module.compile_repeated_blocks(**options)
+            else:
+                _compile_whole(working_part(component, module), options, captures_graphs)
+        return Effect(
+            changed=changed,
+            contexts=dict.fromkeys(target.modules(self.targets), _distinct_sizes) if self.dynamic else {},
+            evidence=counting_graphs(),
+        )
+
+    def predict(self, target: Target) -> Effect:
+        """Apply to a pipeline on the meta device, to predict its memory: the eager code stands for the compiled one."""
+        changed = self._changed(target)
+        for component, module in target.modules(self.targets).items():
+            if self.blocks == "repeated":
+                for block in _repeated(module):
+                    block._compiled_call_impl = _as_if_compiled(block._call_impl)
+            else:
+                part = working_part(component, module)
+                part.forward = _as_if_compiled(part.forward)
+        return Effect(changed=changed)
+
+    def _changed(self, target: Target) -> dict[str, int | float | str]:
+        """Raises:
+        NoEffect: the pipeline has none of the components.
+        """
+        mode = self.mode if self.backend == "inductor" and self.mode != "default" else None
+        how = [self.backend, *([mode] if mode else []), *(["dynamic"] if self.dynamic else [])]
         changed: dict[str, int | float | str] = {}
         for component, module in target.modules(self.targets).items():
             if self.blocks == "repeated":
                 changed[f"{component}.compiled_blocks"] = len(_repeated(module))
-                if target.model.has_weights:
-                    module.compile_repeated_blocks(**options)
-                else:
-                    for block in _repeated(module):
-                        block._compiled_call_impl = _as_if_compiled(block._call_impl)
-            elif target.model.has_weights:
-                _compile_whole(
-                    working_part(component, module), options, self._records_graphs and target.machine.is_cuda
-                )
-            else:
-                part = working_part(component, module)
-                part.forward = _as_if_compiled(part.forward)
-            changed[f"{component}.compiled"] = ", ".join(
-                [self.backend]
-                + [word for word in (options.get("mode"), "dynamic" if self.dynamic else None) if word]
-            )
+            changed[f"{component}.compiled"] = ", ".join(how)
         if not changed:
             raise NoEffect(f"this pipeline has none of {', '.join(self.targets)}")
-        return Effect(
-            changed=changed,
-            contexts=dict.fromkeys(target.modules(self.targets), _sizes_apart)
-            if self.dynamic and target.model.has_weights
-            else {},
-            evidence=counting_graphs(),
-        )
+        return changed
 
     def script(self, target: Target) -> Script | None:
-        graphs = self.mode in {"reduce-overhead", "max-autotune"} and target.machine.is_cuda
+        graphs = self._captures_graphs and target.machine.is_cuda
         if graphs and self.targets != ("denoiser",):
-            return None  # what others return is no plain tuple of tensors
+            return None  # others do not return a plain tuple of tensors
         if self.dynamic:
-            return None  # made of a square picture, the code would serve squares only: see `_sizes_apart`
+            return None  # code traced with a square image would serve squares only: see `_distinct_sizes`
         given = {} if self.backend == "inductor" else {"backend": literal(self.backend)}
         given |= {} if self.mode == "default" else {"mode": literal(self.mode)}
         lines: list[str] = []
@@ -159,32 +175,39 @@ class Compile(Technique):
         return Script(imports=("torch",), lines=tuple(lines))
 
 
-def _sizes_apart() -> Any:
-    """Code that is made of a square picture would else take height and width for one number, and serve squares only."""
+def _distinct_sizes() -> AbstractContextManager[object]:
+    """Keep height and width apart: otherwise code traced with a square image takes them for one number, and serves
+    squares only."""
     from torch.fx.experimental import _config
 
-    return _config.patch(use_duck_shape=False)
+    context: AbstractContextManager[object] = _config.patch(use_duck_shape=False)
+    return context
 
 
-def _compile_whole(part: Any, options: dict[str, Any], records_graphs: bool) -> None:
+def _compile_whole(part: torch.nn.Module, options: dict[str, Any], captures_graphs: bool) -> None:
     import torch
 
     compiled = torch.compile(part.forward, **options)
-    part.forward = _own_outputs(compiled) if records_graphs else compiled
+    part.forward = _with_copied_outputs(compiled) if captures_graphs else compiled
 
 
-def _as_if_compiled(call: Any) -> Any:
-    """Without data the eager call stands for the compiled one, and is told by the same attribute."""
+def _as_if_compiled(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an eager function that stands for a compiled one on the meta device."""
 
     def eager(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    eager._torchdynamo_orig_callable = call  # type: ignore[attr-defined]
+    _mark_compiled(eager, call)
     return eager
 
 
-def _repeated(module: Any) -> list[Any]:
-    """Blocks of the kinds that the model says it repeats."""
+def _mark_compiled(function: Any, original: Callable[..., Any]) -> None:
+    """Mark a function as torch.compile does, for `vivace.offloading.layers.is_compiled`."""
+    function._torchdynamo_orig_callable = original
+
+
+def _repeated(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the blocks of the kinds that the model says it repeats."""
     kinds = module._repeated_blocks
     found = [part for part in module.modules() if type(part).__name__ in kinds]
     if not found:
@@ -192,7 +215,7 @@ def _repeated(module: Any) -> list[Any]:
     return found
 
 
-# As `_own_outputs`, for denoisers, which pipelines ask for a tuple.
+# Like `_with_copied_outputs`, for denoisers: pipelines ask them for a tuple.
 _CLONES = (
     "# A CUDA graph writes its outputs to the same memory at each replay, and some schedulers keep",
     "# earlier ones.",
@@ -202,9 +225,9 @@ _CLONES = (
 )
 
 
-def _own_outputs(compiled: Any) -> Any:
-    """A CUDA graph writes its outputs to the same memory at each replay. Schedulers that keep earlier outputs
-    (PNDM, without guidance) would find them overwritten, so the caller gets copies."""
+def _with_copied_outputs(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Copy a compiled function's outputs: a CUDA graph overwrites them at each replay, and some schedulers keep earlier
+    outputs (PNDM, without guidance)."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         import torch
@@ -213,5 +236,5 @@ def _own_outputs(compiled: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
         return tree_map_only(torch.Tensor, torch.clone, compiled(*args, **kwargs))
 
-    forward.replays_graphs = True  # type: ignore[attr-defined]  # for whoever would record or move it
+    mark_replays_graphs(forward)
     return forward

@@ -1,21 +1,21 @@
-"""The deep features of a UNet reused for some steps; only its outermost layers are computed anew.
+"""Reuse the deep features of a UNet in some steps; only its outermost layers are computed.
 
 Why: consecutive steps change the deep, semantic features of a UNet little. What a layer near the output gets from
-    below is kept from the last full step; a hit computes the layers outside of it alone. With branch 0 that is the
+    below is kept from the last full step; a hit computes only the layers outside of it. With branch 0 that is the
     first convolution, the last layer and the last convolution: 8 % of SD 1.5's operations (512 px), 1.5 % of SDXL's
     (1024 px). With branch 2 it is 38 % and 6.9 %.
-Costs: the picture drifts with every hit. One feature map is kept (SDXL at 1024 px with guidance: 21 MB in fp16). The
+Costs: the image drifts with every hit. One feature map is kept (SDXL at 1024 px with guidance: 21 MB in fp16). The
     rival is always fewer plain steps: bench both.
 Needs: a UNet of the usual blocks (SD 1.x, SD 2.x, SDXL); transformers have no skip connections.
 Source: Ma, Fang, Wang, DeepCache: Accelerating Diffusion Models for Free, CVPR 2024, arXiv 2312.00858.
 
-Every `interval`th step is a full one; `hits` says instead which share of the steps after the first are hits, evenly
-spread. `branch` is the skip connection at which the kept feature enters, counted from the outside: 0 is the cheapest
-hit and the coarsest. Steps are full as well where the batch changes (guidance that is cut off), and in each call's
-first. The schedule is fixed, so random weights take it as trained ones do.
+Every `interval`th step is a full one; `hits` sets instead the share of the steps after the first that are hits, evenly
+spaced. `branch` is the skip connection at which the kept feature enters, counted from the outside: 0 is the cheapest
+hit and the coarsest. The first step of each call is full as well, and one where the batch changes (guidance that is cut
+off). The schedule is fixed, so random weights take it as trained ones do.
 
-It is decided in front of the UNet's forward whether a step is full. `compile` therefore makes two graphs without a
-break in either, one of the whole UNet and one of its outermost layers, and `cuda_graph` records both.
+Whether a step is full is decided in front of the UNet's forward. `compile` therefore makes two graphs without a break,
+one of the whole UNet and one of its outermost layers, and `cuda_graph` captures both.
 """
 
 from __future__ import annotations
@@ -24,20 +24,10 @@ import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract import Effect, Target, knob
-from vivace.step_caching.step_cache import (
-    KEPT,
-    MODE,
-    ONE_AT_A_TIME,
-    Cached,
-    Look,
-    Memory,
-    StepCache,
-    chosen_by,
-    has_step_cache,
-    hits_knob,
-    is_scheduled_hit,
-)
+from vivace.contract import Target, knob
+from vivace.step_caching.cache_state import CacheState, IsHit, Look
+from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards
+from vivace.step_caching.technique import Attached, Decision, StepCache
 
 _BLOCKS = ("DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D")
 
@@ -56,19 +46,14 @@ class Deepcache(StepCache):
         tune=[0, 1, 2],
         about="skip connection at which the kept feature enters; 0: outermost",
     )
-    hits: float | None = hits_knob("an interval")
 
-    def unsupported(self, target: Target) -> str | None:
-        if target.pipe is None:
-            return None
+    def unsupported_denoiser(self, target: Target) -> str | None:
         unet = target.module("denoiser")
         blocks = [*getattr(unet, "down_blocks", ()), *getattr(unet, "up_blocks", ())]
         if not blocks:
             return f"{type(unet).__name__} is no UNet: it has no skip connections past deep features"
         if others := sorted({type(block).__name__ for block in blocks} - set(_BLOCKS)):
             return f"how to leave out part of {', '.join(others)} is not known; blocks known: {', '.join(_BLOCKS)}"
-        if has_step_cache(unet):
-            return ONE_AT_A_TIME
         num = _num_skips(unet)
         if self.branch >= num:
             return (
@@ -76,49 +61,45 @@ class Deepcache(StepCache):
             )
         return None
 
-    def apply(self, target: Target) -> Effect:
+    def attach(self, target: Target, is_hit: IsHit) -> Attached:
         unet = target.module("denoiser")
         deep = _Deep()
         whole, outer, outer_forward = unet.forward, _outermost(unet, self.branch, deep), type(unet).forward
 
-        def forward(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
-            mode, kept = kwargs.pop(MODE), kwargs.pop(KEPT, ())
-            kwargs["return_dict"] = False
-            if mode == "compute":
-                return whole(*args, **kwargs)[0], (deep.take(),)
-            if kwargs.get("mid_block_additional_residual") is not None:
-                kwargs["mid_block_additional_residual"] = 0  # the kept feature has it in it
-            deep.feature = kept[0]
-            return outer_forward(outer, *args, **kwargs)[0], ()
+        def compute(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
+            return whole(*args, **kwargs)[0], (deep.take(),)
 
-        def decide(memory: Memory, _: Look) -> bool:
-            if self.hits is not None:
-                return is_scheduled_hit(memory.step, self.hits)
-            # Counted from the last full step, which need not be one of the schedule's own.
-            since: int = 0 if not memory.kept else memory.notes["since"] + 1
-            since %= self.interval
-            memory.notes["since"] = since
+        def reuse(kept: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("mid_block_additional_residual") is not None:
+                kwargs["mid_block_additional_residual"] = 0  # it is in the kept feature
+            (deep.feature,) = kept
+            return outer_forward(outer, *args, **kwargs)[0]
+
+        cached = CachedDenoiser(
+            unet,
+            StepForwards(compute, reuse),
+            is_hit,
+            # Adapters add to features in places that a hit skips.
+            can_reuse=lambda kwargs: kwargs.get("down_intrablock_additional_residuals") is None,
+        )
+        return Attached(
+            cached.counter,
+            {"denoiser.layers_computed_in_a_hit": f"{_num_resnets(outer)} of {_num_resnets(unet)}"},
+        )
+
+    def decision(self, target: Target) -> Decision:
+        def is_hit(state: CacheState, _: Look) -> bool:
+            # Counted from the last full step, which need not be on the schedule.
+            since: int = state.notes["since"] + 1 if state.kept else 0
+            state.notes["since"] = since = since % self.interval
             return since != 0
 
-        cached = Cached(
-            unet,
-            forward,
-            decide,
-            # Adapters add to features at places which a hit leaves out.
-            can_reuse=lambda kwargs: kwargs.get("down_intrablock_additional_residuals") is None,
-            always_compute=not target.model.has_weights,
-        )
-        return cached.effect(
-            {
-                "denoiser.deepcache": chosen_by(self.hits, f"interval={self.interval}"),
-                "denoiser.layers_computed_in_a_hit": f"{_num_resnets(outer)} of {_num_resnets(unet)}",
-            }
-        )
+        return Decision(is_hit)
 
 
 @dataclass
 class _Deep:
-    """Where the deep feature passes within one forward; empty between forwards, so that a graph carries no state."""
+    """The deep feature within one forward. Empty between forwards, so that a graph carries no state."""
 
     feature: Any = None
 
@@ -128,7 +109,7 @@ class _Deep:
 
 
 def _num_skips(unet: Any) -> int:
-    """Skip connections: one a layer of the up blocks, the first convolution's among them."""
+    """Skip connections: one per layer of the up blocks, with that of the first convolution."""
     return sum(len(block.resnets) for block in unet.up_blocks)
 
 
@@ -138,14 +119,14 @@ def _num_resnets(unet: Any) -> int:
 
 
 def _outermost(unet: Any, branch: int, deep: _Deep) -> Any:
-    """A UNet of the same layers (not copies) up to a skip connection, with the deep feature in the place of the rest.
+    """A UNet of the same layers (not copies) up to a skip connection, with the deep feature instead of the others.
 
-    Its `forward` is the UNet's own. The whole UNet is made to leave the feature in `deep` when it is computed.
+    Its `forward` is the UNet's own. When the whole UNet is computed, it puts the feature into `deep`.
     """
     import torch
 
     class Below(torch.nn.Module):  # type: ignore[misc]
-        """In the place of the middle block."""
+        """Instead of the middle block."""
 
         def forward(self, *_: Any, **__: Any) -> Any:
             return deep.take()
@@ -155,19 +136,19 @@ def _outermost(unet: Any, branch: int, deep: _Deep) -> Any:
     outer.mid_block = Below()
     up_blocks = list(unet.up_blocks)
     left = branch
-    for place in reversed(range(len(up_blocks))):
-        block = up_blocks[place]
+    for index in reversed(range(len(up_blocks))):
+        block = up_blocks[index]
         if left < len(block.resnets):
             break
         left -= len(block.resnets)
     first = len(block.resnets) - 1 - left
-    outer.up_blocks = torch.nn.ModuleList([_part(block, slice(first, None)), *up_blocks[place + 1 :]])
+    outer.up_blocks = torch.nn.ModuleList([_part(block, slice(first, None)), *up_blocks[index + 1 :]])
     _tap(block, first, deep)
     return outer
 
 
 def _down_to(blocks: Any, num: int) -> list[Any]:
-    """The down blocks' first `num` outputs: of each layer, and of each downsampling."""
+    """The down blocks up to their first `num` outputs: one per layer, and one per downsampling."""
     found = []
     for block in blocks:
         num_here = len(block.resnets) + bool(block.downsamplers)
@@ -180,7 +161,7 @@ def _down_to(blocks: Any, num: int) -> list[Any]:
 
 
 def _part(block: Any, layers: slice, **changed: Any) -> Any:
-    """A block of some of the same layers."""
+    """A block with some of the same layers."""
     part = _view(block)
     for name in ("resnets", "attentions"):
         if hasattr(block, name):
@@ -191,14 +172,14 @@ def _part(block: Any, layers: slice, **changed: Any) -> Any:
 
 
 def _view(module: Any) -> Any:
-    """The module again, to exchange some of its parts without changing it; it shares all tensors."""
+    """A shallow copy, to replace some parts without changing the module; it shares all tensors."""
     view = copy.copy(module)
     view._modules = dict(module._modules)
     return view
 
 
 def _tap(block: Any, layer: int, deep: _Deep) -> None:
-    """Leave in `deep` what an up block's layer gets from below when the block is called."""
+    """Put into `deep` what an up block's layer gets from below when the block is called."""
     if layer == 0:
 
         def enters(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

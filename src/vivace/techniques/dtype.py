@@ -3,16 +3,16 @@
 Why: half the bytes to read and twice (or, on tensor cores, many times) the arithmetic rate.
 Costs: rounding. fp16 has 10 bits of mantissa and overflows at 65504 (SDXL's own VAE does); bf16 has 7 bits and
     never overflows.
-Needs: hardware that computes in it. A CPU without bf16 or fp16 units emulates them and gets slower by 10 to 30
-    times and more: `vivace doctor` measures that.
+Needs: hardware that computes in it. A CPU without bf16 or fp16 units emulates them and is 10 to 30 times slower, or
+    more: `vivace doctor` measures that.
 Source: PyTorch, torch.Tensor.to; Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.
 
-Components may differ in precision (`bf16@denoiser`): their inputs are then cast where they enter the component.
+Components may differ in precision (`bf16@denoiser`): inputs are then cast where they enter a component.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vivace.contract import (
     COMPONENTS,
@@ -28,6 +28,9 @@ from vivace.contract import (
 from vivace.contract.script import Script, literal
 from vivace.errors import NoEffect
 from vivace.quantization.layers import layers_of
+
+if TYPE_CHECKING:
+    import torch
 
 _NAMES = {"fp32": "torch.float32", "fp16": "torch.float16", "bf16": "torch.bfloat16"}
 
@@ -55,11 +58,11 @@ class Dtype(Technique):
             return f"bf16 needs an NVIDIA GPU of compute capability 8.0; {has}"
         for component, module in target.modules(self.targets).items() if target.pipe is not None else ():
             for layer in layers_of(module).values():
-                # GGUF's layers; those of other libraries cast what they are given.
+                # GGUF's layers dequantise to a fixed dtype; those of other libraries cast their inputs.
                 if hasattr(layer.weight, "quant_shape") and _NAMES[self.dtype] != str(layer.compute_dtype):
                     return (
-                        f"the {component}'s GGUF weights are widened to {layer.compute_dtype} in each call, which a "
-                        "cast does not change; load or quantise them in the other precision"
+                        f"the {component}'s GGUF weights are dequantised to {layer.compute_dtype} in each call, which "
+                        "a cast does not change; load or quantise them in the other precision"
                     )
         return None
 
@@ -75,7 +78,7 @@ class Dtype(Technique):
                 changed[f"{component}.converted_parameters"] = num
         if not changed:
             raise NoEffect(f"every targeted component is {self.dtype} already", already_so=True)
-        _cast_where_components_meet(target.pipe, target)
+        _cast_between_components(target)
         return Effect(changed=changed)
 
     def script(self, target: Target) -> Script:
@@ -86,8 +89,8 @@ class Dtype(Technique):
         lines = [f"pipe.to({dtype})"] if is_whole else [f"{target.path(c)}.to({dtype})" for c in modules]
         lines.insert(0, "# diffusers may warn here of modules that should stay in fp32, and name none.")
         for component, module in modules.items() if self.dtype == "fp16" else ():
-            if delicate := _delicate_parts(module):
-                names = sorted({name.rsplit(".", 1)[-1] for name, _ in delicate})
+            if parts := _overflowing_parts(module):
+                names = sorted({name.rsplit(".", 1)[-1] for name, _ in parts})
                 lines += [
                     "# They overflow in fp16.",
                     f"for name, layer in {target.path(component)}.named_modules():",
@@ -95,17 +98,17 @@ class Dtype(Technique):
                     "        layer.float()",
                 ]
         after = before | {component: {dtype} for component in modules}
-        if _meet(after) and not _meet(before):
+        if _differ(after) and not _differ(before):
             lines += [line.format(denoiser=target.path("denoiser")) for line in _CASTS]
         return Script(imports=("torch",), lines=tuple(lines))
 
 
-# As `_cast_where_components_meet`.
+# As `_cast_between_components`.
 _CASTS = (
     "",
     "",
-    "# Components of different precision: what enters one is cast to its own. Timesteps, which are",
-    "# scalars, stay as they are.",
+    "# Components of different precision: inputs are cast to a component's own. Timesteps, which",
+    "# are scalars, stay as they are.",
     "def cast_inputs(module, args, kwargs):",
     "    def cast(value):",
     "        if isinstance(value, dict):",
@@ -123,7 +126,7 @@ _CASTS = (
 
 
 def _dtypes(target: Target) -> dict[Component, set[str]]:
-    """The floating dtypes of every component's parameters, as a script writes them."""
+    """The floating-point dtypes of each component's parameters, as a script writes them."""
     modules = {component: target.module(component) for component in COMPONENTS}
     return {
         component: {str(p.dtype) for p in module.parameters() if p.is_floating_point()}
@@ -132,37 +135,33 @@ def _dtypes(target: Target) -> dict[Component, set[str]]:
     }
 
 
-def _meet(dtypes: dict[Component, set[str]]) -> bool:
-    """Whether components of different precision hand tensors to each other.
-
-    A part that is kept in fp32 within another precision casts by itself.
-    """
+def _differ(dtypes: dict[Component, set[str]]) -> bool:
+    """Whether components differ in precision; parts in fp32 inside a component of another one cast by themselves."""
     return len({frozenset(kinds - {"torch.float32"}) for kinds in dtypes.values()}) > 1
 
 
-def _convert(module: Any, dtype: Any) -> None:
-    """Convert all but the parts that overflow in fp16 by their authors' own word (T5's output projections)."""
+def _convert(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Convert everything except the parts that their authors say overflow in fp16 (T5's output projections)."""
     import torch
 
-    # Past diffusers' own `to`, which warns of such parts even where there are none.
+    # Not diffusers' own `to`, which warns of such parts even where there are none.
     torch.nn.Module.to(module, dtype)
     if dtype == torch.float16:
-        for _, part in _delicate_parts(module):
+        for _, part in _overflowing_parts(module):
             torch.nn.Module.to(part, torch.float32)
 
 
-def _delicate_parts(module: Any) -> list[tuple[str, Any]]:
-    """Parts of a module, by name, that overflow in fp16 by their authors' own word."""
-    delicate = getattr(module, "_keep_in_fp32_modules", None) or ()
-    return [(name, part) for name, part in module.named_modules() if name.rsplit(".", 1)[-1] in delicate]
+def _overflowing_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """The parts of a module, by name, that their authors say overflow in fp16."""
+    overflowing = getattr(module, "_keep_in_fp32_modules", None) or ()
+    return [(name, part) for name, part in module.named_modules() if name.rsplit(".", 1)[-1] in overflowing]
 
 
-def _cast_where_components_meet(pipe: Any, target: Target) -> None:
-    """Let denoiser and VAE take inputs of any floating dtype.
+def _cast_between_components(target: Target) -> None:
+    """Let denoiser and VAE take inputs of any floating-point dtype.
 
-    diffusers gives the latents the text encoder's dtype and hands them on unchanged, which fails when the next
-    component's weights have another one. Hooks cast on entry, and cast the result back, so that the scheduler
-    goes on in the latents' own precision. The component is patched, never its class.
+    diffusers makes latents in the text encoder's dtype and passes them on unchanged, which fails where the next
+    component has weights of another one. So inputs are cast on entry. The component is patched, never its class.
     """
     denoiser = target.module("denoiser")
     if denoiser is not None and not getattr(denoiser, "_vivace_casts", False):
@@ -179,16 +178,16 @@ def _cast_where_components_meet(pipe: Any, target: Target) -> None:
         vae._vivace_casts = True
 
 
-def _cast_inputs(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def _cast_inputs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     dtype = module.dtype
     return _cast(args, dtype), _cast(kwargs, dtype)
 
 
-def _cast(value: Any, dtype: Any) -> Any:
+def _cast(value: Any, dtype: torch.dtype) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        # Timesteps are scalars and guide nothing but an embedding, which casts by itself.
+        # Timesteps are scalars; the embedding that takes them casts by itself.
         return value.to(dtype) if value.is_floating_point() and value.dim() > 1 else value
     if isinstance(value, dict):
         return {k: _cast(v, dtype) for k, v in value.items()}

@@ -1,28 +1,31 @@
-"""Weights stored in fp8, widened layer by layer when they are used.
+"""Weights stored in fp8, and cast layer by layer when they are used.
 
 Why: half the memory of fp16 on any device that can cast, with or without tensor cores for fp8. It needs nothing but
     diffusers.
 Costs: rounding to 3 bits of mantissa (e4m3) without scales: weights below 0.016 lose bits one by one, and those below
-    0.001 become zero. int8 with a scale per row is nearer to the original at the same size. Each layer is widened and
-    narrowed again in each call, so it is slower, and `compile` gains little: its graph breaks at each layer.
-Needs: Linear and convolution layers. Norms (in FLUX with the modulation that belongs to them, a quarter of its
-    weights), embeddings, and what a model's authors keep in fp32 (T5's output projections) stay as they are.
+    0.001 become zero. int8 with a scale per row is closer to the original at the same size. Each call casts each layer
+    to full precision and back, so it is slower, and `compile` gains little: its graph breaks at each layer.
+Needs: Linear and convolution layers. Norms (in FLUX with their modulation, a quarter of its weights), embeddings, and
+    layers that a model's authors keep in fp32 (T5's output projections) stay as they are.
 Source: diffusers, `enable_layerwise_casting`; Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.contract import Arithmetic, Component, Effect, Stage, Target, Technique
 from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect
 from vivace.quantization.layers import is_quantised, layers_of
 
+if TYPE_CHECKING:
+    import torch
+
 
 class LayerwiseCasting(Technique):
     name: ClassVar[str] = "layerwise_casting"
-    summary: ClassVar[str] = "weights stored in fp8, widened when they are used"
+    summary: ClassVar[str] = "weights stored in fp8, cast when they are used"
     stage: ClassVar[Stage] = Stage.QUANTIZE
     owns: ClassVar[str] = "weights"
     same_picture: ClassVar[bool] = True
@@ -38,7 +41,7 @@ class LayerwiseCasting(Technique):
             return None
         for component, module in target.modules(self.targets).items():
             if any(is_quantised(layer) for layer in layers_of(module).values()):
-                return f"the {component}'s weights are quantised already, and cannot be stored as fp8 on top of it"
+                return f"the {component}'s weights are quantised already, and cannot be stored in fp8 as well"
         return None
 
     def apply(self, target: Target) -> Effect:
@@ -57,8 +60,8 @@ class LayerwiseCasting(Technique):
                 module,
                 storage_dtype=stored,
                 compute_dtype=module.dtype,
-                skip_modules_pattern=_kept(module),
-                # A text encoder's dtype is that of its embeddings, and pipelines make the latents of that dtype.
+                skip_modules_pattern=_skipped_patterns(module),
+                # Pipelines make latents in a text encoder's dtype, which is that of its embeddings.
                 skip_modules_classes=(torch.nn.Embedding,),
             )
             num = _num_stored(module, stored)
@@ -91,7 +94,7 @@ class LayerwiseCasting(Technique):
     def script(self, target: Target) -> Script:
         import torch
 
-        lines = ["# Embeddings stay as they are: pipelines make the latents of a text encoder's dtype."]
+        lines = ["# Embeddings stay as they are: pipelines make latents in a text encoder's dtype."]
         for component, module in target.modules(self.targets).items():
             if not _num_stored(module, torch.float8_e4m3fn):
                 lines += written_call(
@@ -99,16 +102,16 @@ class LayerwiseCasting(Technique):
                     target.path(component),
                     storage_dtype="torch.float8_e4m3fn",
                     compute_dtype=str(module.dtype),
-                    skip_modules_pattern=literal(tuple(dict.fromkeys(_kept(module)))),
+                    skip_modules_pattern=literal(tuple(dict.fromkeys(_skipped_patterns(module)))),
                     skip_modules_classes="(torch.nn.Embedding,)",
                 ).splitlines()
         return Script(imports=("torch", "diffusers.hooks:apply_layerwise_casting"), lines=tuple(lines))
 
 
-def _kept(module: Any) -> tuple[str, ...]:
-    """Patterns of layers that keep their precision: diffusers' own, and what the model's authors say.
+def _skipped_patterns(module: torch.nn.Module) -> tuple[str, ...]:
+    """Patterns of layers that keep their precision: diffusers' own, and those that the model's authors name.
 
-    T5 casts what goes into its output projections to the dtype that it finds their weights in.
+    T5 casts the inputs of its output projections to the dtype of their weights.
     """
     from diffusers.hooks.layerwise_casting import DEFAULT_SKIP_MODULES_PATTERN
 
@@ -119,5 +122,6 @@ def _kept(module: Any) -> tuple[str, ...]:
     return (*DEFAULT_SKIP_MODULES_PATTERN, *own[0], *own[1])
 
 
-def _num_stored(module: Any, dtype: Any) -> int:
+def _num_stored(module: torch.nn.Module, dtype: torch.dtype) -> int:
+    """The number of parameters of this dtype."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.dtype == dtype)

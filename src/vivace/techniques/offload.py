@@ -1,24 +1,24 @@
-"""Weights wait in the host's memory and visit the GPU while they are needed.
+"""Weights are kept in host memory and onloaded to the GPU while they are needed.
 
-Why: the parts of a pipeline work one after the other, and most of the weights wait at any time. `model` keeps one part
-    on the GPU at a time (FLUX: the transformer without its T5), `sequential` and `group` one layer at a time, so that
-    little more than activations has to fit.
-Costs: the way over PCIe. `model` copies each part once a call; `group` and `sequential` move all of a part's weights
-    each time it is called: FLUX's transformer is 24 GB in bf16, in every step. `model` and `group` copy nothing back:
-    what waits is never given up, and lies in page-locked memory, which the GPU reads by itself. `group` with `stream`
-    fetches the next layers while one computes, which takes 268 MB and a layer more; with `keep` some of the denoiser's
-    layers stay while it works, and are copied once a call. `sequential` reads memory that is not locked, and makes
-    every weight anew.
-Needs: a GPU, and host memory for the whole model; it is loaded there and need never fit the GPU. A recorded step reads
-    weights at fixed places, so graphs do not go with it; nor do compiled or quantised parts with `sequential`. With
-    `group` a part may be compiled by its repeated blocks, each of which then comes as one.
+Why: the components of a pipeline work one after the other, and most of the weights are idle at any time. `model` keeps
+    one component on the GPU at a time (FLUX: the transformer without its T5), `sequential` and `group` one layer at a
+    time, so that little more than activations has to fit.
+Costs: copies over PCIe. `model` copies each component once a call; `group` and `sequential` copy all of a component's
+    weights each time it is called: FLUX's transformer is 24 GB in bf16, in every step. `model` and `group` copy nothing
+    back: the offloaded weights stay in pinned memory, from which the GPU copies directly. `group` with `stream`
+    prefetches the next layers while one computes, which takes 268 MB and a layer more; with `keep` some of the
+    denoiser's layers stay on the GPU while it works, and are copied once a call. `sequential` copies from pageable
+    memory, and rebuilds every weight.
+Needs: a GPU, and host memory for the whole model; it is loaded there and need never fit the GPU. A captured step reads
+    weights at fixed addresses, so CUDA graphs do not go with it; nor do compiled or quantised components with
+    `sequential`. With `group` a component may be compiled by its repeated blocks, each of which is onloaded as one.
 Source: accelerate, `cpu_offload_with_hook` and `cpu_offload`; diffusers, `enable_group_offload`; Rajbhandari et al.,
     ZeRO-Infinity, arXiv 2104.07857.
 
-`model` and `group` are vivace's own (`visits` and `layer_visits` in `vivace.techniques`), where diffusers has
-`enable_model_cpu_offload` and `enable_group_offload`. Where the host locks no more, the rest waits in ordinary memory,
-from which copies are slower; the record says how much was locked, and what stood in the way. What is written into
-weights in the middle of a call is lost at its end. With `group` the VAE comes as a whole, when it decodes.
+`model` and `group` are implemented in `vivace.offloading`, in place of diffusers' `enable_model_cpu_offload` and
+`enable_group_offload`. Where the host grants no more pinned memory, the remainder is kept in pageable memory, from
+which copies are slower; the record says how much is pinned, and why not all is. What is written into weights within a
+call is lost at its end. With `group` the VAE is onloaded whole, when it decodes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from vivace.compilation.captured import replays_graphs
 from vivace.contract import (
     COMPONENTS,
     Arithmetic,
@@ -43,33 +44,37 @@ from vivace.contract import (
     knob,
 )
 from vivace.contract.script import Script, literal, written_call
-from vivace.errors import NoEffect
-from vivace.offloading.components import Visits
-from vivace.offloading.layers import LayerVisits, comes_whole, is_compiled, kept, units
-from vivace.offloading.prefetch import AHEAD
-from vivace.offloading.tensor_swap import mapped, unknown_kind
+from vivace.errors import NoEffect, Unsupported
+from vivace.offloading.components import ComponentOffloader
+from vivace.offloading.layers import LayerOffloader, is_compiled, is_onloaded_whole, layers_of
+from vivace.offloading.prefetch import PREFETCH_BYTES
+from vivace.offloading.simulated import simulate_offloading
+from vivace.offloading.tensor_swap import opaque_weight_class
+
+if TYPE_CHECKING:
+    import torch
 
 GB = 1e9
-_STEP = 0.5 * GB  # in which plans propose what to keep
+_STEP = 0.5 * GB  # in which `vivace plan` proposes what to keep
 
-_MADE_ANEW = {"Parameter", "Int8Params", "Params4bit"}
-"""What accelerate, which makes a weight anew from its bytes in each visit, knows how to make. Of others it loses what
-the bytes mean (GGUF's kind, torchao's scales)."""
+_REBUILT_BY_ACCELERATE = {"Parameter", "Int8Params", "Params4bit"}
+"""Classes of weights that accelerate can rebuild from their bytes, as it does each time they are onloaded. Of others it
+loses what the bytes mean (GGUF's quantisation type, torchao's scales)."""
 
 
 class Offload(Technique):
     name: ClassVar[str] = "offload"
-    summary: ClassVar[str] = "weights wait in the host's memory"
+    summary: ClassVar[str] = "weights are kept in host memory"
     stage: ClassVar[Stage] = Stage.OFFLOAD
     owns: ClassVar[str] = "placement of the weights"
     same_picture: ClassVar[bool] = True
     memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("offload(model)", "offload(group)"))
 
     mode: Literal["model", "sequential", "group"] = knob(
-        tune=["model", "group"], about="model: part by part; sequential and group: layer by layer"
+        tune=["model", "group"], about="model: component by component; sequential and group: layer by layer"
     )
     stream: bool = knob(
-        False, tune=[False, True], about="group only: the next layers are fetched while one computes"
+        False, tune=[False, True], about="group only: prefetch the next layers while one computes"
     )
 
     keep: float = knob(
@@ -77,7 +82,7 @@ class Offload(Technique):
         ge=0,
         le=1000,
         tune=[0, 8],
-        about="group only: GB (10^9 bytes) of the denoiser's weights that stay while it works",
+        about="group only: GB (10^9 bytes) of the denoiser's weights that stay on the GPU while it works",
     )
 
     @model_validator(mode="after")
@@ -89,10 +94,10 @@ class Offload(Technique):
 
     @property
     def arithmetic(self) -> Arithmetic:
-        return Arithmetic(weights="as before, in the host's memory")
+        return Arithmetic(weights="as before, in host memory")
 
     def with_room(self, num_bytes: float) -> str | None:
-        more = math.floor((num_bytes - (AHEAD if self.stream else 0)) / _STEP)
+        more = math.floor((num_bytes - (PREFETCH_BYTES if self.stream else 0)) / _STEP)
         if self.mode != "group" or self.keep or more < 1:
             return None
         return f"offload(group, stream={self.stream}, keep={more * _STEP / GB:g})"
@@ -103,74 +108,71 @@ class Offload(Technique):
 
     def unsupported(self, target: Target) -> str | None:
         if not target.machine.is_cuda:
-            return "on a CPU the weights are in the host's memory already, and there is no GPU to keep free"
+            return "on a CPU the weights are in host memory already, and there is no GPU to keep free"
         if target.pipe is None:
             return None
         if getattr(getattr(target.pipe, "encode_prompt", None), "moves_encoders", False):
             return "the text encoders are moved with each prompt already; leave that out, offloading frees them as well"
         if self.mode == "model" and getattr(target.pipe, "model_cpu_offload_seq", None) is None:
-            return f"{type(target.pipe).__name__} does not say in which order its parts work; group can do without"
-        for component, module in _parts(target.pipe).items():
-            inner = [module, *([module.decoder] if component == "vae" and hasattr(module, "decoder") else [])]
-            if any(getattr(part.forward, "replays_graphs", False) for part in inner):
-                return f"the {component} replays CUDA graphs, which read its weights at fixed places"
-            kind = unknown_kind(module) if self.mode != "sequential" else None
-            if kind is not None:
-                return f"the {component}'s weights are {kind}, which cannot be taken apart and put together again"
-            called = [getattr(module, "_compiled_call_impl", None), *(part.forward for part in inner)]
-            by_layer = self.mode == "sequential" or (self.mode == "group" and not comes_whole(module))
-            if by_layer and any(is_compiled(one) for one in called):
-                return (
-                    f"the {component} is compiled as a whole, and {self.mode} exchanges its layers' weights; model can "
-                    "do that, and group if it is compiled with blocks=repeated"
-                )
-            if self.mode != "sequential":
-                continue
-            if any(below for _, below in units(module)):
-                return (
-                    f"the {component}'s blocks are compiled, and sequential exchanges their layers' weights; group can "
-                    "do that"
-                )
-            if any(type(weight).__name__ not in _MADE_ANEW for weight in module.parameters()):
-                return f"the {component} is quantised, and sequential moves plain weights only; group can do that"
-        if self.stream and not target.model.has_weights:
+            return f"{type(target.pipe).__name__} does not say in which order its components work; group can do without"
+        for component, module in _components(target.pipe).items():
+            reason = self._unsupported_component(component, module)
+            if reason is not None:
+                return reason
+        return None
+
+    def _unsupported_component(self, component: str, module: torch.nn.Module) -> str | None:
+        called = [module, *([module.decoder] if component == "vae" and hasattr(module, "decoder") else [])]
+        if any(replays_graphs(one.forward) for one in called):
+            return f"the {component} replays CUDA graphs, which read its weights at fixed addresses"
+        opaque = opaque_weight_class(module) if self.mode != "sequential" else None
+        if opaque is not None:
+            return f"the {component}'s weights are {opaque}, which cannot be taken apart and rebuilt"
+        functions = [getattr(module, "_compiled_call_impl", None), *(one.forward for one in called)]
+        by_layer = self.mode == "sequential" or (self.mode == "group" and not is_onloaded_whole(module))
+        if by_layer and any(is_compiled(function) for function in functions):
             return (
-                "which layers are fetched ahead is decided while it runs, so its memory cannot be predicted; predict "
-                f"offload(group), and add {AHEAD / 1e6:.0f} MB and the largest layer's weights"
+                f"the {component} is compiled as a whole, and {self.mode} swaps its layers' weights; model can do "
+                "that, and group if it is compiled with blocks=repeated"
             )
+        if self.mode != "sequential":
+            return None
+        if any(is_block for _, is_block in layers_of(module)):
+            return (
+                f"the {component}'s blocks are compiled, and sequential swaps their layers' weights; "
+                "group can do that"
+            )
+        if any(type(weight).__name__ not in _REBUILT_BY_ACCELERATE for weight in module.parameters()):
+            return f"the {component} is quantised, and sequential moves plain weights only; group can do that"
         return None
 
     def apply(self, target: Target) -> Effect:
+        if not target.model.has_weights:
+            return self.predict(target)
         pipe = target.pipe
-        parts = _parts(pipe)
-        if any(_is_offloaded(module) for module in parts.values()):
-            raise NoEffect("something moves the pipeline's weights already", already_so=True)
-        total = sum(_bytes(module) for module in parts.values())
-        changed: dict[str, int | float | str] = {"offloaded_components": len(parts), "offloaded_bytes": total}
-        visits: Visits | None = None
-        if target.model.has_weights:
-            visits = _enable(pipe, self, target.machine.device)
-        else:
-            _pretend(pipe, parts, self.mode, self.keep * GB)
-        if isinstance(visits, LayerVisits) and self.keep:
-            changed["kept_bytes"] = visits.kept_bytes
-        if visits is not None:
-            changed["page_locked_bytes"] = visits.memory.num_bytes
-            if visits.memory.refused is not None:
-                changed["rest_not_page_locked"] = visits.memory.refused
+        components = _components(pipe)
+        changed = _counted(components)
+        total = changed["offloaded_bytes"]
+        offloader = _enable(pipe, self, target.machine.device)
+        if isinstance(offloader, LayerOffloader) and self.keep:
+            changed["kept_bytes"] = offloader.kept_bytes
+        if offloader is not None:
+            changed["page_locked_bytes"] = offloader.memory.num_bytes
+            if offloader.memory.refused is not None:
+                changed["rest_not_page_locked"] = offloader.memory.refused
 
         def on_gpu() -> int:
-            return sum(_bytes(module, "cuda") for module in parts.values())
+            return sum(_bytes(module, "cuda") for module in components.values())
 
         def evidence() -> dict[str, int | float | str]:
             found: dict[str, int | float | str] = {"weights_on_gpu_after_run_bytes": on_gpu()}
-            if visits is not None:
-                found["weights_copied_per_call_bytes"] = visits.copied_bytes
-            if isinstance(visits, LayerVisits):
+            if offloader is not None:
+                found["weights_copied_per_call_bytes"] = offloader.copied_bytes
+            if isinstance(offloader, LayerOffloader):
                 if self.stream:
-                    found["layers_fetched_ahead_per_call"] = visits.fetched_ahead
-            elif visits is not None:
-                found["weights_copied_per_call_s"] = visits.copied_s
+                    found["layers_fetched_ahead_per_call"] = offloader.num_prefetched
+            elif offloader is not None:
+                found["weights_copied_per_call_s"] = offloader.copied_s
             return found
 
         def refuted(_: dict[str, Any]) -> str | None:
@@ -179,15 +181,31 @@ class Offload(Technique):
             return None
 
         @contextmanager
-        def leaving() -> Iterator[None]:
-            """A call that fails does not come to its own end."""
+        def offloaded_at_the_end() -> Iterator[None]:
+            """Offload after a call that failed as well."""
             try:
                 yield
             finally:
-                if visits is not None:
-                    visits.end()
+                if offloader is not None:
+                    offloader.end_call()
 
-        return Effect(changed=changed, around=leaving, evidence=evidence, refuted=refuted)
+        return Effect(changed=changed, around=offloaded_at_the_end, evidence=evidence, refuted=refuted)
+
+    def predict(self, target: Target) -> Effect:
+        """Apply to a pipeline on the meta device, to predict its memory.
+
+        Raises:
+            Unsupported: with `stream`.
+        """
+        if self.stream:
+            raise Unsupported(
+                "offload: which layers are prefetched is decided while it runs, so its memory cannot be predicted; "
+                f"predict offload(group), and add {PREFETCH_BYTES / 1e6:.0f} MB and the largest layer's weights"
+            )
+        components = _components(target.pipe)
+        changed = _counted(components)
+        simulate_offloading(target.pipe, components, self.mode, self.keep * GB)
+        return Effect(changed=changed)
 
     def script(self, target: Target) -> Script:
         if self.mode == "model":
@@ -200,7 +218,7 @@ class Offload(Technique):
             lines = (
                 *said,
                 *_group_lines("pipe", stream=True, exclude_modules='"vae"'),
-                "# The pipeline casts its VAE in each call, and a stream would put back what it was.",
+                "# The pipeline casts its VAE in each call, and a stream would restore its weights from before.",
                 *_group_lines("pipe.vae", stream=False),
             )
         return Script(imports=("torch",), lines=lines, places_weights=True)
@@ -219,156 +237,65 @@ def _group_lines(path: str, *, stream: bool, **more: str) -> tuple[str, ...]:
 
 
 _GROUP = (
-    "# vivace exchanges layers by itself, copies nothing back, and draws the same picture:",
+    "# vivace offloads layers itself, copies nothing back, and generates the same image:",
     "# vivace.load(model, recipe).",
 )
 
-_KEPT = ("# diffusers keeps nothing on the GPU meanwhile; vivace was told to, which copies less.",)
+_KEPT = ("# diffusers keeps no layers on the GPU; vivace was told to, which copies less.",)
 
 _MODEL = (
-    "# diffusers copies each part back to the host's memory after its work. vivace draws the same",
-    "# picture without that: vivace.load(model, recipe).",
+    "# diffusers copies each component back to host memory. vivace generates the same image without",
+    "# that: vivace.load(model, recipe).",
     "pipe.enable_model_cpu_offload()",
 )
 
 
-def _parts(pipe: Any) -> dict[str, Any]:
+def _components(pipe: Any) -> dict[str, torch.nn.Module]:
     found = {component: component_of(pipe, component) for component in COMPONENTS}
     return {component: module for component, module in found.items() if module is not None}
 
 
-def _enable(pipe: Any, technique: Offload, device: Any) -> Visits | None:
+def _counted(components: dict[str, torch.nn.Module]) -> dict[str, int | float | str]:
+    """Count what is offloaded.
+
+    Raises:
+        NoEffect: something moves the weights already.
+    """
+    if any(_is_offloaded(module) for module in components.values()):
+        raise NoEffect("something moves the pipeline's weights already", already_so=True)
+    total = sum(_bytes(module) for module in components.values())
+    return {"offloaded_components": len(components), "offloaded_bytes": total}
+
+
+def _enable(pipe: Any, technique: Offload, device: Any) -> ComponentOffloader | None:
     import torch
 
     device = torch.device(device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    visits = None
-    locks = device.type == "cuda"
+    offloader = None
+    pin = device.type == "cuda"
     if technique.mode == "model":
-        visits = Visits(pipe, device, locks=locks)
+        offloader = ComponentOffloader(pipe, device, pin=pin)
     elif technique.mode == "sequential":
         pipe.enable_sequential_cpu_offload(device=device)
     else:
-        visits = LayerVisits(pipe, device, locks=locks, ahead=technique.stream, keep=technique.keep * GB)
+        offloader = LayerOffloader(pipe, device, pin=pin, prefetch=technique.stream, keep=technique.keep * GB)
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return visits
+    return offloader
 
 
-def _is_offloaded(module: Any) -> bool:
+def _is_offloaded(module: torch.nn.Module) -> bool:
     from diffusers.hooks.group_offloading import _is_group_offload_enabled
 
     return hasattr(module, "_hf_hook") or bool(_is_group_offload_enabled(module))
 
 
-def _bytes(module: Any, device: str | None = None) -> int:
-    """Bytes of a module's parameters, on one kind of device only if given."""
+def _bytes(module: torch.nn.Module, device: str | None = None) -> int:
+    """Return the bytes of a module's parameters, optionally only those on one type of device."""
     return sum(
         parameter.numel() * parameter.element_size()
         for parameter in module.parameters()
         if device is None or parameter.device.type == device
     )
-
-
-# Without data (see `Target.has_data`) nothing can be moved. Away, a tensor is one number of the host's memory that
-# claims the whole shape; back, it is a tensor without data again, for whoever counts what the device would hold.
-
-
-def _pretend(pipe: Any, parts: dict[str, Any], mode: str, keep: float) -> None:
-    """Let modules come and go as the real thing would, attached by accelerate's own hooks."""
-    from accelerate.hooks import ModelHook, add_hook_to_module
-
-    class Visit(ModelHook):  # type: ignore[misc]
-        """Comes when its module is called; goes after it, or, if it stays, when the next part of the pipeline comes."""
-
-        def __init__(self, shelf: _Shelf, before: Visit | None, stays: bool) -> None:
-            self.execution_device = "meta"  # where pipelines then make their tensors
-            self.shelf = shelf
-            self.before = before
-            self.stays = stays
-
-        def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.before is not None:
-                self.before.shelf.put_away()
-            self.shelf.bring_back()
-            return args, kwargs
-
-        def post_forward(self, module: Any, output: Any) -> Any:
-            if not self.stays:
-                self.shelf.put_away()
-            return output
-
-    order = pipe.model_cpu_offload_seq.split("->")
-    named = {"denoiser": "unet" if getattr(pipe, "unet", None) is not None else "transformer"}
-    before: Visit | None = None
-    made: dict[int, tuple[Any, Any]] = {}
-    for part in sorted(parts, key=lambda component: order.index(named.get(component, component))):
-        module = parts[part]
-        if mode == "model" or (mode == "group" and comes_whole(module)):
-            before = Visit(_Shelf(list(module.modules()), made), before, stays=True)
-            add_hook_to_module(module, before)
-            continue
-        kept_units = kept(module, keep) if part == "denoiser" else []
-        chosen = {id(layer) for layer, _ in kept_units}
-        for layer, below in units(module):
-            if layer is not module and id(layer) not in chosen:
-                shelf = _Shelf(list(layer.modules()) if below else [layer], made)
-                add_hook_to_module(layer, Visit(shelf, None, stays=False))
-        add_hook_to_module(module, Visit(_Shelf([module], made), None, stays=False))
-        if kept_units:
-            inside = [one for layer, below in kept_units for one in (layer.modules() if below else [layer])]
-            before = Visit(_Shelf([one for one in inside if one is not module], made), before, stays=True)
-            add_hook_to_module(module, before, append=True)
-
-
-class _Shelf:
-    """The tensors that some modules hold themselves; they start away.
-
-    Args:
-        made: by the identity of a tensor, the tensor and what has taken its place. What other shelves hold as well goes
-            on being shared, until one of them comes.
-    """
-
-    def __init__(self, modules: list[Any], made: dict[int, tuple[Any, Any]]) -> None:
-        self._places = [
-            (held, name)
-            for module in modules
-            for held in (module._parameters, module._buffers)
-            for name, tensor in held.items()
-            if tensor is not None
-        ]
-        self._strides = {place: held[name].stride() for place, (held, name) in enumerate(self._places)}
-        self._is_away = False
-        self.put_away(made)
-
-    def put_away(self, made: dict[int, tuple[Any, Any]] | None = None) -> None:
-        if not self._is_away:
-            self._exchange(
-                lambda tensor, strides: tensor.new_empty(1, device="cpu").expand(tensor.shape), made
-            )
-        self._is_away = True
-
-    def bring_back(self) -> None:
-        if self._is_away:
-            self._exchange(
-                lambda tensor, strides: (
-                    tensor.new_empty_strided(tensor.shape, strides, device="meta")
-                    if strides
-                    else tensor.new_empty(tensor.shape, device="meta")
-                )
-            )
-        self._is_away = False
-
-    def _exchange(self, make: Any, made: dict[int, tuple[Any, Any]] | None = None) -> None:
-        import torch
-
-        made = {} if made is None else made  # what two modules share, they go on sharing
-        for place, (held, name) in enumerate(self._places):
-            old = held[name]
-            if id(old) not in made:
-                new = mapped(old, make, self._strides[place])
-                if isinstance(old, torch.nn.Parameter):
-                    new = torch.nn.Parameter(new, requires_grad=False)
-                made[id(old)] = old, new
-            held[name] = made[id(old)][1]

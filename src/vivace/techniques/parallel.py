@@ -1,60 +1,65 @@
-"""One picture over several GPUs of a host: each computes its share of every forward of the denoiser.
+"""One image over several GPUs of a host: each computes its shard of every forward of the denoiser.
 
-Why: nearly all of a picture's time is the denoiser's. `guidance` splits the rows of its batch: with classifier-free
-    guidance one GPU computes the conditional and one the unconditional branch, which then meet once a step. `ulysses`
-    and `ring` split a transformer's tokens. Each GPU runs all layers on its own tokens; in attention, ulysses exchanges
-    tokens for heads (each GPU has all tokens of some heads), ring hands all keys and values to everybody.
-Costs: the whole denoiser's memory on every GPU. What is not the denoiser (text encoders, VAE, scheduler) runs on the
-    first GPU alone, while the others wait. The other processes start and compile in the first call's time.
-Needs: GPUs that the process sees, NVLink between them for ulysses and ring. `guidance`: a forward of two rows or more,
-    as UNets with guidance have; where it has one (guidance off, or cut off), the first GPU computes alone. `ulysses`
-    and `ring`: a transformer that diffusers can split (`_cp_plan`), tokens and for ulysses heads that divide evenly.
-    Add `cuda_graph`: the less each GPU has to compute, the sooner it waits for its CPU. `messages=copies`: Triton, and
-    GPUs that reach each other's memory.
-Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509; Liu et al., Ring Attention, arXiv 2310.01889; for FLUX both
-    our own (`flux_tokens`), for other models diffusers' ContextParallelConfig. The branches of guidance on two GPUs:
-    Fang et al., xDiT, arXiv 2411.01738.
+Why: the denoiser takes nearly all of an image's time. `cfg` shards the rows of its batch: with classifier-free
+    guidance, one GPU computes the conditional and one the unconditional branch. The other modes shard a transformer's
+    tokens. Each GPU runs all layers on its own tokens; in attention, `ulysses` exchanges tokens for heads (each GPU has
+    all tokens of some heads), `all_gather` gives every GPU all keys and values and computes attention at once, and
+    `ring` computes it in parts, one GPU's keys and values at a time, and merges them.
+Costs: the whole denoiser's memory on every GPU: weights are replicated. Text encoders, VAE and scheduler run on the
+    first GPU alone, while the others wait. The peer processes start and compile within the first call.
+Needs: GPUs that this process sees, NVLink between them for all modes but `cfg`. `cfg`: a forward of two rows or more,
+    as UNets with guidance have; with one row (guidance off, or cut off), the first GPU computes alone. The others: a
+    transformer with diffusers' context-parallel plan (`_cp_plan`), tokens that divide evenly, and heads that do for
+    `ulysses`. `all_gather`: FLUX. `ring`: CUDA, and bf16 or fp16. Add `cuda_graph`: the less each GPU computes, the
+    sooner it waits for its CPU.
+Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509; Liu et al., Ring Attention, arXiv 2310.01889. For FLUX,
+    `ulysses` and `all_gather` are our own (`flux_tokens`); `ring`, and `ulysses` of other models, are diffusers'
+    ContextParallelConfig. CFG parallel: Fang et al., xDiT, arXiv 2411.01738.
 
-One ordinary call, in a script, a notebook or a server: the other processes are started from it, and end with the
-session or with its process (docs/adr/0006); what it gains is in docs/several-gpus.md. The denoiser as it is at this
-point of the recipe, quantised or not, goes to the other GPUs; what comes later (caches, compile, kernels) each process
-does to its own copy. `cuda_graph` records attention's messages with the rest, at the same call on every GPU; graphs
-that torch.compile records by itself (reduce-overhead) are refused for tokens, since each process would decide alone
-when. A step cache that keeps what the blocks make of whole tensors goes with tokens too: in a computed step its
-residual is put together on every GPU, and a hit, which is hardly any work, is the first GPU's alone. On a CPU the same
-works between processes, which is of use for tests alone.
+One ordinary call, in a script, a notebook or a server: the peer processes are started from it, and end with the session
+or with its process (docs/adr/0006); what it gains is in docs/several-gpus.md. The denoiser as it is at this point of
+the recipe, quantised or not, is copied to the other GPUs; later techniques (caches, compile, kernels) are applied in
+each process to its own copy. `cuda_graph` captures attention's collectives with the rest, at the same call on every
+GPU; graphs that torch.compile captures by itself (reduce-overhead) are refused for tokens, since each process would
+decide alone when. A step cache that keeps the residual of all blocks works with sharded tokens: a computed step gathers
+the residual on every GPU, and a hit, which is hardly any work, is computed by the first GPU alone. The same works
+between processes on a CPU, which is of use for tests alone. `guidance` is the old name of `cfg`, and still accepted.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import field_validator
 
 from vivace.contract import Component, Effect, Stage, Target, Technique, knob
-from vivace.multi_gpu.sharded_denoiser import MARK, Shared
-from vivace.multi_gpu.split_tokens import attentions_of, can_pad, needs_diffusers, num_heads
-from vivace.spec.recipe import BASELINE
-from vivace.step_caching.step_cache import has_step_cache
+from vivace.multi_gpu.sharded_denoiser import MARK, ShardedDenoiser
+from vivace.multi_gpu.split_tokens import attention_processors, can_pad_heads, needs_diffusers, num_heads
+from vivace.step_caching.cached_denoiser import has_step_cache
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Parallel(Technique):
     name: ClassVar[str] = "parallel"
-    summary: ClassVar[str] = "one picture over several GPUs"
+    summary: ClassVar[str] = "one image over several GPUs"
     stage: ClassVar[Stage] = Stage.SHARD
     owns: ClassVar[str] = "GPUs"
     same_picture: ClassVar[bool] = True
     targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
-    mode: Literal["guidance", "ulysses", "ring"] = knob(
-        tune=["guidance", "ulysses", "ring"],
-        about="what is split: the batch's rows, or a transformer's tokens",
+    mode: Literal["cfg", "ulysses", "all_gather", "ring"] = knob(
+        tune=["cfg", "ulysses", "all_gather", "ring"],
+        about="what is sharded: the batch's rows (cfg), or a transformer's tokens",
     )
-    gpus: int = knob(2, ge=2, le=8, tune=[2], about="GPUs that share, this process's own among them")
-    messages: Literal["collectives", "copies"] = knob(
-        "collectives",
-        tune=["collectives", "copies"],
-        about="how tensors travel inside of FLUX's attention: by NCCL's kernels, or by copy engines beside the kernels",
-    )
+    gpus: int = knob(2, ge=2, le=8, tune=[2], about="number of GPUs, including this process's own")
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _renamed(cls, value: object) -> object:
+        return "cfg" if value == "guidance" else value
 
     @property
     def num_gpus(self) -> int:
@@ -65,22 +70,22 @@ class Parallel(Technique):
 
         machine = target.machine
         if not torch.distributed.is_available():
-            return "this PyTorch was built without torch.distributed, by which the GPUs talk to each other"
+            return "this PyTorch was built without torch.distributed, which connects the GPUs"
         if machine.is_cuda and machine.num_gpus is not None and machine.num_gpus < self.gpus:
             seen = "1 GPU" if machine.num_gpus == 1 else f"{machine.num_gpus} GPUs"
             return f"asked for {self.gpus} GPUs, and this process sees {seen} (CUDA_VISIBLE_DEVICES hides others)"
         if target.pipe is None:
             return None
-        if any(t.stage is Stage.OFFLOAD for t in target.asked.later):
+        if any(kind.stage is Stage.OFFLOAD for kind, _ in _later(target)):
             return "offloading moves one GPU's copy of the weights, and every GPU has its own; leave out one of both"
         denoiser = target.module("denoiser")
         if hasattr(denoiser, MARK) or getattr(denoiser, "_parallel_config", None) is not None:
-            return "the denoiser is shared among GPUs already"
+            return "the denoiser is sharded among GPUs already"
         if has_step_cache(denoiser):
             return "the denoiser has a step cache already; apply the cache by the same recipe, with a fresh pipeline"
         if any(hasattr(module, "_diffusers_hook") for module in denoiser.modules()):
             return (
-                "hooks hang in the denoiser's layers, as of layerwise casting, which cannot be copied to other GPUs; "
+                "the denoiser's layers have hooks, as of layerwise casting, which cannot be copied to other GPUs; "
                 "to store the weights in 8 bits take quantize(fp8_weight)"
             )
         if (
@@ -90,161 +95,159 @@ class Parallel(Technique):
             and str(denoiser.device) not in _FIRST
         ):
             return (
-                f"the pipeline is on {denoiser.device}, and the first of the GPUs is taken for its own; move it to "
-                "cuda:0, or reorder them with CUDA_VISIBLE_DEVICES"
+                f"the pipeline is on {denoiser.device}, and this process must use the first GPU; move it to cuda:0, or "
+                "reorder the GPUs with CUDA_VISIBLE_DEVICES"
             )
-        return self._no_rows(target) if self.mode == "guidance" else self._no_tokens(target, denoiser)
+        return (
+            self._rows_unsupported(target)
+            if self.mode == "cfg"
+            else self._tokens_unsupported(target, denoiser)
+        )
 
-    def _no_rows(self, target: Target) -> str | None:
-        if self.messages == "copies":
-            return (
-                f"attention sends nothing where rows are shared; leave out {COPIES}, or take ulysses or ring"
-            )
+    def _rows_unsupported(self, target: Target) -> str | None:
         if _has_slot(target, "step cache", looks_beyond_rows=True):
-            return "this step cache works with both branches of guidance at once, which here are on two GPUs"
+            return "this step cache needs both branches of guidance in one forward, and here they are on two GPUs"
         return None
 
-    def _no_tokens(self, target: Target, denoiser: Any) -> str | None:
+    def _tokens_unsupported(self, target: Target, denoiser: torch.nn.Module) -> str | None:
         kind = type(denoiser).__name__
         if not getattr(denoiser, "_cp_plan", None):
-            return f"diffusers has no plan by which {kind} could be split by tokens; take parallel(guidance)"
-        if self.mode == "ulysses" and (reason := self._no_heads(target, denoiser)) is not None:
-            return reason
-        if not attentions_of(denoiser):
-            return f"{kind}'s attention is not computed by a processor that diffusers can share"
-        by_diffusers = needs_diffusers(denoiser, self.mode, self.gpus)
-        if (reason := _no_cache(target, by_diffusers)) is not None:
-            return reason
-        if self.messages == "copies" and (reason := self._no_copies(target, by_diffusers)) is not None:
-            return reason
-        if self.mode == "ring" and by_diffusers:
-            if not target.machine.is_cuda:
-                return (
-                    "diffusers' ring adds up parts of attention by their log-sum-exp, which it takes from CUDA kernels "
-                    "alone"
-                )
-            if str(denoiser.dtype) == "torch.float32":
-                return "the kernels that a ring is made of compute in bf16 and fp16 alone; add bf16"
-            if _has_slot(target, "attention kernel"):
-                return (
-                    "diffusers' ring takes the kernel that tells its log-sum-exp, and no other; take ulysses"
-                )
-        return None
-
-    def _no_copies(self, target: Target, by_diffusers: bool) -> str | None:
-        import torch
-
-        if by_diffusers:
             return (
-                "tokens that are split in diffusers' way (not FLUX, heads that do not divide, or a kernel that "
-                f"set_attention_backend chose) are sent by collectives; leave out {COPIES}"
+                f"diffusers has no context-parallel plan (_cp_plan) for {kind}, so its tokens cannot be sharded; take "
+                "parallel(cfg)"
             )
-        if not target.machine.is_cuda or not target.model.has_weights:
-            return None
-        if not target.machine.has_package("triton"):
-            return f"GPUs that copy meet in a Triton kernel, and triton is not installed; leave out {COPIES}"
-        unreached = [k for k in range(1, self.gpus) if not torch.cuda.can_device_access_peer(0, k)]
-        if unreached:
-            numbers = ", ".join(str(k) for k in unreached)
-            return f"the first GPU does not reach the memory of {numbers}, as it would over NVLink; leave out {COPIES}"
+        if self.mode == "ulysses" and (reason := self._heads_unsupported(target, denoiser)) is not None:
+            return reason
+        if not attention_processors(denoiser):
+            return f"{kind}'s attention processors do not support diffusers' context parallelism"
+        by_diffusers = needs_diffusers(denoiser, self.mode, self.gpus)
+        if self.mode == "all_gather" and by_diffusers:
+            return (
+                "all_gather is there for FLUX alone, with diffusers' own attention processors and default attention "
+                f"backend, and this {kind} is not that; take parallel(ring) or parallel(ulysses)"
+            )
+        if (reason := _cache_unsupported(target, by_diffusers)) is not None:
+            return reason
+        return self._ring_unsupported(target, denoiser) if self.mode == "ring" else None
+
+    def _ring_unsupported(self, target: Target, denoiser: torch.nn.Module) -> str | None:
+        if not target.machine.is_cuda:
+            return "ring merges parts of attention by their log-sum-exp, which in diffusers only CUDA kernels return"
+        if str(denoiser.dtype) == "torch.float32":
+            return "the attention kernels that ring needs compute in bf16 and fp16 alone; add bf16"
+        if _has_slot(target, "attention kernel"):
+            return "ring chooses the attention kernel itself, one that returns the log-sum-exp; take ulysses"
         return None
 
-    def _no_heads(self, target: Target, denoiser: Any) -> str | None:
+    def _heads_unsupported(self, target: Target, denoiser: torch.nn.Module) -> str | None:
         heads = num_heads(denoiser)
         if heads is None or heads % self.gpus == 0:
             return None
-        if not can_pad(heads, self.gpus):
-            return f"{heads} attention heads cannot be shared out among {self.gpus} GPUs; take fewer, or parallel(ring)"
-        uneven = f"{heads} attention heads on {self.gpus} GPUs take messages whose sizes are known as they arrive, "
+        instead = "ring" if needs_diffusers(denoiser, "all_gather", self.gpus) else "all_gather"
+        if not can_pad_heads(heads, self.gpus):
+            return (
+                f"{heads} attention heads cannot be split among {self.gpus} GPUs; take fewer GPUs, or "
+                f"parallel({instead})"
+            )
+        uneven = (
+            f"{heads} attention heads on {self.gpus} GPUs take collectives whose sizes depend on the input, "
+        )
         if _has_slot(target, "compilation"):
             return (
-                f"{uneven}which torch.compile cannot follow; take parallel(ring), a number of GPUs that divides the "
-                "heads, or do not compile"
+                f"{uneven}which torch.compile does not support; take parallel({instead}), a number of GPUs that "
+                "divides the heads, or do not compile"
             )
-        if _has_slot(target, "recording"):
+        if _has_slot(target, "graph capture"):
             return (
-                f"{uneven}which a CUDA graph cannot hold; take parallel(ring), a number of GPUs that divides the "
-                "heads, or leave out the recording"
+                f"{uneven}which a CUDA graph cannot contain; take parallel({instead}), a number of GPUs that divides "
+                "the heads, or leave out cuda_graph"
             )
         return None
 
     def apply(self, target: Target) -> Effect:
         changed: dict[str, int | float | str] = {"denoiser.shared_by": self.mode, "denoiser.gpus": self.gpus}
         if not target.model.has_weights:
-            return Effect(changed=changed)  # what this GPU holds stays what it was
+            return Effect(changed=changed)  # this GPU holds what it held before
         pipe = target.pipe
-        shared = Shared(
+        sharded = ShardedDenoiser(
             target.module("denoiser"),
             self.mode,
             self.gpus,
             target.machine.device,
-            self.messages == "copies",
             {
                 "pipeline": type(pipe),
                 "attribute": target.path("denoiser").removeprefix("pipe."),
                 "scheduler": (type(pipe.scheduler), dict(pipe.scheduler.config)),
-                "recipe": _for_each_copy(target),
+                "recipe": _recipe_of_peers(target),
                 "defaults": target.model.defaults,
                 "has_random_weights": target.model.has_random_weights,
             },
         )
 
         def refuted(_: dict[str, Any]) -> str | None:
-            if shared.num_shared:
+            if sharded.num_shared:
                 return None
-            if shared.num_alone:
-                return "no forward had two rows to be shared: guidance was off, or takes two forwards of one row each"
+            if sharded.num_alone:
+                return "no forward had two rows to split: guidance was off, or takes two forwards of one row each"
             return "the denoiser was never called through the session"
 
         return Effect(
             changed=changed,
-            around=shared.watched,
-            evidence=shared.evidence,
+            around=sharded.watched,
+            evidence=sharded.evidence,
             refuted=refuted,
-            finish=shared.finish,
-            close=shared.peers.close,
+            finish=sharded.finish,
+            close=sharded.peers.close,
         )
 
 
 _FIRST = ("cuda", "cuda:0")
-COPIES = "messages=copies"
+
+
+def _later(target: Target) -> list[tuple[type[Technique], Any]]:
+    """Return the techniques of the recipe that come later, with their calls."""
+    from vivace.techniques import TECHNIQUES
+
+    return [(TECHNIQUES[call.name], call) for call in target.asked.later]
 
 
 def _has_slot(target: Target, owns: str, looks_beyond_rows: bool | None = None) -> bool:
-    """Whether a later technique owns that slot of the denoiser."""
+    """Return whether a later technique owns that slot of the denoiser."""
     return any(
-        technique.owns == owns
-        and "denoiser" in technique.targets
-        and (looks_beyond_rows is None or getattr(technique, "looks_beyond_rows", False) == looks_beyond_rows)
-        for technique in target.asked.later
+        kind.owns == owns
+        and "denoiser" in call.targets
+        and (looks_beyond_rows is None or kind.looks_beyond_rows == looks_beyond_rows)
+        for kind, call in _later(target)
     )
 
 
-def _no_cache(target: Target, by_diffusers: bool) -> str | None:
-    """Why a later step cache cannot work on tokens that are split, or None."""
-    for technique in target.asked.later:
-        if technique.owns != "step cache":
+def _cache_unsupported(target: Target, by_diffusers: bool) -> str | None:
+    """Return why a later step cache cannot work on sharded tokens, or None."""
+    for kind, _ in _later(target):
+        if kind.owns != "step cache":
             continue
-        if not getattr(technique, "shares_tokens", False):
+        if not kind.shares_tokens:
             return (
-                f"{technique.name} keeps tensors inside of the blocks, and each GPU has its own tokens of them; take "
+                f"{kind.name} keeps tensors from inside the blocks, and each GPU has only its own tokens there; take "
                 "teacache, magcache, seacache or taylorseer"
             )
         if by_diffusers:
             return (
-                "a step cache keeps and compares whole tensors, and tokens that are split in diffusers' way cannot be "
-                "put together for it; take parallel(ring), or a number of GPUs that divides the heads"
+                "a step cache keeps and compares whole tensors, and tokens that diffusers shards cannot be gathered "
+                "for it; for FLUX take parallel(all_gather), or ulysses with a number of GPUs that divides the heads"
             )
     return None
 
 
-def _for_each_copy(target: Target) -> str:
-    """The later part of the recipe that concerns the denoiser, or its process, in recipe notation."""
-    told = [
-        technique.model_copy(update={"targets": ("denoiser",)}).text
-        if "denoiser" in technique.targets
-        else technique.text
-        for technique in target.asked.later
-        if "denoiser" in technique.targets or getattr(technique, "of_the_process", False)
-    ]
-    return "+".join(told) or BASELINE
+def _recipe_of_peers(target: Target) -> str:
+    """Return the later part of the recipe that concerns the denoiser, or its process, in recipe notation."""
+    from vivace.recipes.resolve import text_of
+    from vivace.spec.recipe import BASELINE
+
+    texts = []
+    for kind, call in _later(target):
+        if "denoiser" in call.targets:
+            texts.append(text_of(call.model_copy(update={"targets": ("denoiser",)})))
+        elif kind.of_the_process:
+            texts.append(text_of(call))
+    return "+".join(texts) or BASELINE

@@ -1,29 +1,27 @@
-"""Weights in fewer bits; in some schemes the products too.
+"""Weights in fewer bits; in some schemes the matmuls too.
 
 Why: half (8 bits) or a quarter (4 bits) of the memory of fp16 for the layers that are quantised. Where reading weights
-    is the limit there is less to read; where products are, `int8_dynamic`, `fp8`, `int4_gemm` multiply in fewer bits.
-Costs: rounding. Schemes that store in fewer bits and compute as before widen the weights in front of each product:
+    is the limit, there is less to read; where matmuls are, `int8_dynamic`, `fp8` and `int4_gemm` compute in fewer bits.
+Costs: rounding. Schemes that store in fewer bits and compute as before dequantise the weights before each matmul:
     without `compile` they are slower, not faster.
-Needs: torchao, which comes with vivace, or by `backend=` bitsandbytes, optimum-quanto, sdnq, gguf or nvidia-modelopt,
-    which are extras. `fp8` wants a GPU of compute capability 8.9 or later, and bf16 for a scale per row. Layers that a
-    scheme cannot take are left alone; the evidence names them and says why.
+Needs: torchao, which comes with vivace, or with `backend=` bitsandbytes, sdnq or gguf, which are extras. `fp8` wants a
+    GPU of compute capability 8.9 or later, and bf16 for a scale per row. Layers that a scheme cannot take stay as they
+    are; the evidence lists them with the reason.
 Source: torchao; Dettmers et al., LLM.int8(), arXiv 2208.07339; Dettmers et al., QLoRA (NF4, double quantisation),
     arXiv 2305.14314; Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433.
 
-torchao's schemes: `int8`, `fp8_weight`, `nf4` (its scales are in 8 bits too: double quantisation) and `int4` store in
-fewer bits and multiply as before. `int8_dynamic` and `fp8` scale the inputs anew in each call and multiply in 8 bits.
-So does `fp8_static`, with scales that were chosen once, by drawing `pictures` of the workload's prompts, and are kept
-in $VIVACE_CACHE (else ~/.cache/vivace) for the next time. `int4` is our own on a GPU, two weights a byte which one pass
-widens; on a CPU it is torchao's, a byte for each. `int4_gemm`: Hopper's tensor cores know no int4, and torchao 0.16
-took its int4 by int4 product out; the nearest that is left is int4 weights by fp8 inputs, in kernels that PyTorch's
-mslk brings.
-bitsandbytes' `int8` multiplies in int8, its `nf4` is QLoRA's own; Quanto's and SDNQ's `int8`, `fp8_weight`, `int4`
-take convolutions too. No scheme multiplies those in fewer bits: docs/adr/0005 says what stands in for TensorRT.
-GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0` are what files of that name hold: the weights are quantised by llama.cpp's
-own package, and widened by diffusers in each call. A FLUX.1 transformer that comes in such a file, of any kind, is
-given as the model itself (`--model FILE.gguf`). ModelOpt's `int8`, `fp8_weight`, `int4` and `nvfp4` store in fewer
-bits, its `fp8_static` multiplies in fp8. It can simulate more (int8 and fp4 products), which saves neither memory nor
-time and is therefore not offered.
+torchao's `int8`, `fp8_weight`, `nf4` (with double quantisation: its scales are in 8 bits too) and `int4` store weights
+in fewer bits and compute as before. `int8_dynamic` and `fp8` scale the inputs in each call and multiply in 8 bits.
+`fp8_static` does too, with scales calibrated once on `pictures` images of the workload's prompts and cached in
+$VIVACE_CACHE (else ~/.cache/vivace). On a GPU `int4` is vivace's own: two weights to a byte, dequantised by one Triton
+kernel; on a CPU it is torchao's, one weight to a byte. `int4_gemm` multiplies int4 weights by fp8 inputs, in kernels of
+PyTorch's mslk: Hopper's tensor cores have no int4, and torchao 0.16 removed its int4 by int4 matmul.
+bitsandbytes' `int8` is LLM.int8(), which multiplies in int8, and its `nf4` is QLoRA's. SDNQ's `int8`, `fp8_weight` and
+`int4` also take convolutions. No scheme computes convolutions in fewer bits; docs/adr/0005 lists the alternatives to
+TensorRT for that.
+GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1` and `q4_0` are the formats of GGUF files: llama.cpp's Python package quantises the
+weights, and diffusers dequantises them in each call. A FLUX.1 transformer in such a file, of any kind, is given as the
+model itself (`--model FILE.gguf`).
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, cast
 
 from pydantic import model_validator
 
@@ -47,27 +45,32 @@ from vivace.contract import (
     knob,
 )
 from vivace.contract.script import Script
-from vivace.errors import NoEffect
-from vivace.quantization import SCHEMES, Scheme, backends_of, schemes_of
-from vivace.quantization.calibration import Scales, scales_of
+from vivace.errors import NoEffect, Unsupported
+from vivace.quantization import REMOVED_BACKENDS, SCHEMES, Scheme, backends_of, schemes_of
+from vivace.quantization.calibration import Scales, calibrate
 from vivace.quantization.layers import (
     Choice,
-    briefly,
-    briefly_why,
-    bring,
     choose,
-    is_named,
     layers_of,
+    matches,
+    move_to,
     patterns_of,
-    put,
+    replace_layer,
+    summarise,
+    summarise_reasons,
 )
 from vivace.quantization.scheme import Settings
 from vivace.quantization.script import script_of
 
+if TYPE_CHECKING:
+    import torch
+
+Changed = dict[str, int | float | str]
+
 
 class Quantize(Technique):
     name: ClassVar[str] = "quantize"
-    summary: ClassVar[str] = "weights (and products) in fewer bits"
+    summary: ClassVar[str] = "weights (and matmuls) in fewer bits"
     stage: ClassVar[Stage] = Stage.QUANTIZE
     owns: ClassVar[str] = "weights"
     same_picture: ClassVar[bool] = True
@@ -94,17 +97,29 @@ class Quantize(Technique):
         "q5_0",
         "q4_1",
         "q4_0",
-        "nvfp4",
-    ] = knob(tune=["int8"], about="how weights are stored, and what products are computed in")
-    backend: Literal["torchao", "bitsandbytes", "quanto", "sdnq", "gguf", "modelopt"] = knob(
-        "torchao", about="the library that does it"
+    ] = knob(tune=["int8"], about="how weights are stored, and the precision of matmuls")
+    backend: Literal["torchao", "bitsandbytes", "sdnq", "gguf"] = knob(
+        "torchao", about="the library that quantises"
     )
     granularity: Literal["row", "tensor"] = knob("row", about="fp8 schemes: a scale per row, or one for all")
     convolutions: bool = knob(False, about="quantise convolutions too, where the scheme can")
-    double_quantization: bool = knob(True, about="nf4 of bitsandbytes: scales in 8 bits too, not in 32")
-    skip: str = knob("", about="layers left alone: names or patterns, e.g. 'proj_out, *.ff.*'")
-    min_weights: int = knob(0, ge=0, about="layers of fewer weights are left alone")
-    pictures: int = knob(4, ge=1, le=1000, about="fp8_static: drawn first, to choose its scales")
+    double_quantization: bool = knob(True, about="nf4 of bitsandbytes: scales in 8 bits too, instead of 32")
+    skip: str = knob("", about="layers that stay as they are: names or patterns, e.g. 'proj_out, *.ff.*'")
+    min_weights: int = knob(0, ge=0, about="layers of fewer weights stay as they are")
+    pictures: int = knob(
+        4, ge=1, le=1000, about="fp8_static: images generated first, to calibrate its scales"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _backend_still_exists(cls, knobs: dict[str, Any]) -> dict[str, Any]:
+        backend = knobs.get("backend")
+        if isinstance(backend, str) and backend in REMOVED_BACKENDS:
+            raise ValueError(
+                f"backend={backend} was removed, since no measurement had it ahead of the others "
+                f"({', '.join(dict.fromkeys(library for library, _ in SCHEMES))}); {REMOVED_BACKENDS[backend]}"
+            )
+        return knobs
 
     @model_validator(mode="after")
     def _knobs_go_together(self) -> Self:
@@ -119,7 +134,7 @@ class Quantize(Technique):
         if self.convolutions and not scheme.takes_convolutions:
             able = [f"{name} of {library}" for (library, name), s in SCHEMES.items() if s.takes_convolutions]
             raise ValueError(
-                f"{self.scheme} of {self.backend} knows no convolutions; those that do: {', '.join(able)}"
+                f"{self.scheme} of {self.backend} does not take convolutions; those that do: {', '.join(able)}"
             )
         if not self.double_quantization and not scheme.has_single_scales:
             raise ValueError(
@@ -133,11 +148,11 @@ class Quantize(Technique):
     def arithmetic(self) -> Arithmetic:
         scheme = self._scheme()
         scales = {"row": ", a scale per output row", "tensor": ", one scale"}[self.granularity]
-        return Arithmetic(scheme.weights + (scales if scheme.has_tensor_scales else ""), scheme.products)
+        return Arithmetic(scheme.weights + (scales if scheme.has_tensor_scales else ""), scheme.matmuls)
 
     @property
     def loads_from_host(self) -> bool:
-        return not self._scheme().is_calibrated  # which draws with the model as it is
+        return not self._scheme().is_calibrated  # calibration runs the model as it is
 
     @property
     def needs_prompts(self) -> bool:
@@ -148,20 +163,10 @@ class Quantize(Technique):
         module, package = scheme.package
         if not target.machine.has_package(module):
             return f"{self.backend} is not installed (pip install {package})"
-        reason = scheme.lacks(settings)
+        reason = scheme.unsupported(settings)
         if reason is not None:
             return reason
-        if (
-            scheme.is_calibrated
-            and target.pipe is not None
-            and target.model.has_weights
-            and not target.asked.prompts
-        ):
-            return (
-                f"{self.scheme} looks at what is drawn to choose its scales, and there are no prompts; "
-                "give some: vivace.apply(pipe, recipe, prompts=[...])"
-            )
-        if target.pipe is not None and scheme.keeps_dtype and _casts_its_vae(target, self.targets):
+        if target.pipe is not None and scheme.cannot_be_cast and _casts_its_vae(target, self.targets):
             return (
                 f"the pipeline casts its fp16 VAE to fp32 in each call, and {self.scheme} of {self.backend} cannot be "
                 "cast; add bf16, or take int8 of torchao"
@@ -169,143 +174,162 @@ class Quantize(Technique):
         if target.pipe is not None:
             names = [name for part in target.modules(self.targets).values() for name in layers_of(part)]
             for pattern in patterns_of(self.skip):
-                if not any(is_named(name, pattern) for name in names):
-                    shown = ", ".join(briefly(names)[:8])
+                if not any(matches(name, pattern) for name in names):
+                    shown = ", ".join(summarise(names)[:8])
                     return f"skip: no layer of {', '.join(self.targets)} is called '{pattern}' (there is {shown})"
         return None
 
     def apply(self, target: Target) -> Effect:
+        if not target.model.has_weights:  # until callers ask for `predict` themselves
+            return self.predict(target)
         scheme, settings = self._scheme(), self._settings(target)
-        modules = target.modules(self.targets)
-        choices = {
-            component: choose(module, scheme, settings, patterns_of(self.skip), self.min_weights)
-            for component, module in modules.items()
-        }
-        changed: dict[str, int | float | str] = {}
-        scales = (
-            self._calibrate(target, choices) if scheme.is_calibrated and target.model.has_weights else None
-        )
+        modules, choices = target.modules(self.targets), self._choices(target)
+        scales = self._calibrate(target, choices) if scheme.is_calibrated else None
         for component, choice in choices.items():
             module = modules[component]
-            for name in choice.taken:
-                scale = None if scales is None else scales.of[f"{component}.{name}"]
+            for name in choice.chosen:
+                scale = None if scales is None else scales.by_layer[f"{component}.{name}"]
                 layer = module.get_submodule(name)
-                if target.where.on_host:  # each layer is brought alone, so that the GPU never holds the whole
-                    bring(layer, target.machine.device)
-                put(module, name, scheme.change(layer, replace(settings, scale=scale)))
+                if target.where.on_host:  # one layer at a time, so that the GPU never holds the whole
+                    move_to(layer, target.machine.device)
+                replace_layer(module, name, scheme.convert(layer, replace(settings, input_scale=scale)))
                 if target.where.on_host:
-                    bring(module.get_submodule(name), target.where.home)
+                    move_to(module.get_submodule(name), target.where.home)
             if target.where.on_host and target.where.home != "cpu":
-                bring(module, target.where.home)
-            if choice.taken:
-                changed[f"{component}.quantized_layers"] = len(choice.taken)
-                changed[f"{component}.layers_left_alone"] = len(choice.kept)
-                changed[f"{component}.weights_are"] = _kind(module, choice)
-        if changed:
-            numbers = self.arithmetic
-            changed["how"] = f"weights {numbers.weights}; products {numbers.products}"
-        else:
-            _refuse(choices)
+                move_to(module, target.where.home)
+        changed = self._changed(modules, choices)
         if scales is not None:
-            changed["scales"] = scales.how
+            changed["scales"] = scales.origin
             changed["scales_file"] = "not kept" if scales.file is None else scales.file.name
-        done = {c: _kinds(modules[c], choice) for c, choice in choices.items() if choice.taken}
+        done = {c: _kinds(modules[c], choice) for c, choice in choices.items() if choice.chosen}
 
         def evidence() -> dict[str, int | float | str | list[str]]:
             found: dict[str, int | float | str | list[str]] = {}
             for component, kinds in done.items():
-                still = [
-                    n
-                    for n, kind in _kinds(modules[component], choices[component]).items()
-                    if kind == kinds[n]
-                ]
-                found[f"{component}.quantized"] = briefly(still)
-                if choices[component].kept:
-                    found[f"{component}.left_alone"] = briefly_why(choices[component].kept)
+                now = _kinds(modules[component], choices[component])
+                found[f"{component}.quantized"] = summarise(n for n in now if now[n] == kinds[n])
+                if choices[component].skipped:
+                    found[f"{component}.left_alone"] = summarise_reasons(choices[component].skipped)
             return found
 
         def refuted(_: dict[str, Any]) -> str | None:
             for component, kinds in done.items():
-                lost = [
-                    n
-                    for n, kind in _kinds(modules[component], choices[component]).items()
-                    if kind != kinds[n]
-                ]
-                if lost:
-                    return f"{len(lost)} of {component}'s layers are no longer quantised: {', '.join(briefly(lost))}"
+                now = _kinds(modules[component], choices[component])
+                if lost := [n for n in now if now[n] != kinds[n]]:
+                    return f"{len(lost)} of {component}'s layers are no longer quantised: {', '.join(summarise(lost))}"
             return None
 
         return Effect(changed=changed, evidence=evidence, refuted=refuted)
 
+    def predict(self, target: Target) -> Effect:
+        """Do the same to a pipeline on the meta device, whose layers have shapes and no values."""
+        scheme, settings = self._scheme(), self._settings(target)
+        describe = scheme.describe or scheme.convert
+        modules, choices = target.modules(self.targets), self._choices(target)
+        for component, choice in choices.items():
+            for name in choice.chosen:
+                layer = modules[component].get_submodule(name)
+                replace_layer(modules[component], name, describe(layer, settings))
+        return Effect(changed=self._changed(modules, choices))
+
+    def _choices(self, target: Target) -> dict[Component, Choice]:
+        """The layers to quantise, by component.
+
+        Raises:
+            NoEffect: there are none.
+        """
+        choices = self._sorted_layers(target)
+        if not any(choice.chosen for choice in choices.values()):
+            _refuse(choices)
+        return choices
+
+    def _sorted_layers(self, target: Target) -> dict[Component, Choice]:
+        scheme, settings, skip = self._scheme(), self._settings(target), patterns_of(self.skip)
+        return {
+            component: choose(module, scheme, settings, skip, self.min_weights)
+            for component, module in target.modules(self.targets).items()
+        }
+
+    def _changed(
+        self, modules: Mapping[Component, torch.nn.Module], choices: Mapping[Component, Choice]
+    ) -> Changed:
+        changed: Changed = {}
+        for component, choice in choices.items():
+            if choice.chosen:
+                changed[f"{component}.quantized_layers"] = len(choice.chosen)
+                changed[f"{component}.layers_left_alone"] = len(choice.skipped)
+                kinds = _kinds(modules[component], choice).values()
+                changed[f"{component}.weights_are"] = ", ".join(dict.fromkeys(weight for _, weight in kinds))
+        if not changed:
+            _refuse(choices)
+        changed["how"] = f"weights {self.arithmetic.weights}; matmuls {self.arithmetic.products}"
+        return changed
+
     def _calibrate(self, target: Target, choices: Mapping[Component, Choice]) -> Scales:
-        """The scales of what was chosen; layers that have none are left alone."""
+        """Calibrate the scales of the chosen layers; those that get none move to the skipped ones.
+
+        Raises:
+            Unsupported: there are no prompts to generate images from.
+        """
+        if not target.asked.prompts:
+            raise Unsupported(
+                f"quantize: {self.scheme} generates images first, to calibrate its scales, and there are no prompts; "
+                "give some: vivace.apply(pipe, recipe, prompts=[...])"
+            )
         modules = target.modules(self.targets)
         layers = {
             f"{component}.{name}": modules[component].get_submodule(name)
             for component, choice in choices.items()
-            for name in choice.taken
+            for name in choice.chosen
         }
-        if not layers:
-            _refuse(choices)
-        scales = scales_of(target, layers, self.pictures)
-        for full, reason in scales.missing.items():
-            component, _, name = full.partition(".")
+        scales = calibrate(target, layers, self.pictures)
+        for full_name, reason in scales.missing.items():
+            component, _, name = full_name.partition(".")
             choice = choices[cast("Component", component)]
-            choice.taken.remove(name)
-            choice.kept[name] = reason
+            choice.chosen.remove(name)
+            choice.skipped[name] = reason
         return scales
 
     def _scheme(self) -> Scheme:
         return SCHEMES[self.backend, self.scheme]
 
     def _settings(self, target: Target) -> Settings:
-        return Settings(
-            target.machine,
-            target.model.has_weights,
-            self.granularity,
-            self.convolutions,
-            self.double_quantization,
-        )
+        return Settings(target.machine, self.granularity, self.convolutions, self.double_quantization)
 
     def script(self, target: Target) -> Script | None:
-        settings = self._settings(target)
         choices = {
-            component: choose(module, self._scheme(), settings, patterns_of(self.skip), self.min_weights)
-            for component, module in target.modules(self.targets).items()
+            component: choice for component, choice in self._sorted_layers(target).items() if choice.chosen
         }
-        choices = {component: choice for component, choice in choices.items() if choice.taken}
-        return script_of(target, (self.backend, self.scheme), settings, choices) if choices else None
+        if not choices:
+            return None
+        return script_of(target, (self.backend, self.scheme), self._settings(target), choices)
 
 
 def _casts_its_vae(target: Target, components: tuple[Component, ...]) -> bool:
-    """Whether a call casts the VAE, which is a target, to fp32 and back: SDXL's do in fp16."""
+    """Whether a call casts the VAE, if it is a target, to fp32 and back: SDXL's pipelines do in fp16."""
     vae = target.modules(components).get("vae")
     if vae is None or not hasattr(target.pipe, "upcast_vae"):
         return False
     return bool(getattr(vae.config, "force_upcast", False)) and str(vae.dtype) == "torch.float16"
 
 
-def _kinds(module: Any, choice: Choice) -> dict[str, tuple[str, str]]:
-    """What the layers that were taken are now: class of the layer, class of its weight."""
-    layers = {name: module.get_submodule(name) for name in choice.taken}
+def _kinds(module: torch.nn.Module, choice: Choice) -> dict[str, tuple[str, str]]:
+    """What the chosen layers are now: the class of the layer, and the class of its weight."""
+    layers = {name: module.get_submodule(name) for name in choice.chosen}
     return {name: (type(layer).__name__, type(layer.weight).__name__) for name, layer in layers.items()}
 
 
-def _kind(module: Any, choice: Choice) -> str:
-    return ", ".join(dict.fromkeys(weight for _, weight in _kinds(module, choice).values()))
-
-
 def _refuse(choices: Mapping[Component, Choice]) -> NoReturn:
-    """Raises NoEffect: there was no layer to take."""
-    kept = {name: reason for choice in choices.values() for name, reason in choice.kept.items()}
-    num_before = sum(choice.num_before for choice in choices.values())
-    if num_before and num_before == sum(reason != "convolution" for reason in kept.values()):
+    """Raise NoEffect: there is no layer to quantise."""
+    skipped = {name: reason for choice in choices.values() for name, reason in choice.skipped.items()}
+    num_before = sum(choice.num_quantised_before for choice in choices.values())
+    if num_before and num_before == sum(reason != "convolution" for reason in skipped.values()):
         raise NoEffect("the weights are quantised already", already_so=True)
-    if not kept:
+    if not skipped:
         raise NoEffect(f"no Linear layer to quantise in {', '.join(choices) or 'this pipeline'}")
-    counts = Counter(kept.values()).most_common()
-    # Of a UNet most layers are convolutions, which is no news; what one can mend comes first.
+    counts = Counter(skipped.values()).most_common()
+    # A UNet is mostly convolutions, so that reason comes last: the others can be helped.
     counts.sort(key=lambda found: found[0] == "convolution")
-    said = "; ".join(f"{number} layer{'s' * (number != 1)}: {reason}" for reason, number in counts[:5])
+    told = "; ".join(f"{number} layer{'s' * (number != 1)}: {reason}" for reason, number in counts[:5])
     more = f" and {len(counts) - 5} other reasons" if len(counts) > 5 else ""
-    raise NoEffect(f"no layer could be quantised: {said}{more}")
+    raise NoEffect(f"no layer could be quantised: {told}{more}")

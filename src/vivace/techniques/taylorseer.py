@@ -1,45 +1,38 @@
-"""Predict a denoiser's output from those of the last computed steps, and call it not at all.
+"""Predict a denoiser's output from those of the last computed steps, without calling it.
 
-Why: over a few steps the output follows a smooth path. From the last computed steps its finite differences are known,
-    so that it can be continued as a Taylor series, where other caches only repeat what they kept. A hit costs a sum of
-    latents, 0 % of a step.
-Costs: the picture drifts with every hit, more so with samplers that add noise at each step (ancestral ones), after
+Why: over a few steps the output follows a smooth path. The last computed steps give its finite differences, so it can
+    be continued as a Taylor series, where other caches only repeat what they kept. A hit costs a sum of latents, 0 % of
+    a step.
+Costs: the image drifts with every hit, more so with samplers that add noise at each step (ancestral ones), after
     which there is no smooth path. `order` + 1 outputs are kept in fp32 (FLUX at 1024 px, order 1: 2.1 MB).
     The rival is always fewer plain steps: bench both.
 Needs: any denoiser, transformer or UNet.
 Source: Liu et al., From Reusable to Forecasting: Accelerating Diffusion Models with TaylorSeers, ICCV 2025, arXiv
     2503.06923; its variant of one series for the last layer, in diffusers use_lite_mode of TaylorSeerCacheConfig.
 
-The first `warmup` steps are computed, then every `interval`th is. `hits` replaces both by a fixed schedule, that share
-of the steps after the first, evenly spread. Nothing is decided by content: random weights take it as trained ones do.
-`order` 0 repeats the last computed output, 1 continues on a straight line, 2 on a parabola, and so on; each needs one
-computed step more, and where there are too few the highest order that they allow is taken.
+The first `warmup` steps are computed, then every `interval`th is. `hits` replaces both by a fixed schedule: that share
+of the steps after the first, evenly spaced. The decision does not depend on content: random weights take it as trained
+ones do. `order` 0 repeats the last computed output, 1 continues on a straight line, 2 on a parabola, and so on; each
+needs one more computed step, and as long as there are too few the highest order that they allow is used.
 
-It is predicted in front of the denoiser's forward, so `compile` makes one graph without a break, and one that hands on.
+The prediction is made in front of the denoiser's forward, so `compile` makes one graph without a break, and one that
+hands on.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import Effect, Target, knob
+from vivace.contract import Target, knob
 from vivace.contract.script import Script, literal, written_call
-from vivace.step_caching.step_cache import (
-    KEPT,
-    MODE,
-    ONE_AT_A_TIME,
-    Cached,
-    Look,
-    Memory,
-    StepCache,
-    chosen_by,
-    has_step_cache,
-    hits_knob,
-    is_scheduled_hit,
-    names_its_context,
-)
+from vivace.step_caching.cache_state import CacheState, IsHit, Look
+from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards
+from vivace.step_caching.technique import Attached, Decision, StepCache, names_its_context
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Taylorseer(StepCache):
@@ -52,58 +45,43 @@ class Taylorseer(StepCache):
     interval: int = knob(3, ge=2, le=100, tune=[2, 3, 4], about="every so many steps one is computed")
     order: int = knob(1, ge=0, le=4, tune=[1, 2], about="of the Taylor series; 0 repeats")
     warmup: int = knob(3, ge=1, le=1000, tune=[3], about="steps at the beginning that are computed")
-    hits: float | None = hits_knob("interval and warmup")
 
-    def unsupported(self, target: Target) -> str | None:
-        if target.pipe is None:
-            return None
-        denoiser = target.module("denoiser")
-        if "return_dict" not in inspect.signature(type(denoiser).forward).parameters:
-            return f"what {type(denoiser).__name__} returns is not known to be one prediction a call"
-        if has_step_cache(denoiser):
-            return ONE_AT_A_TIME
+    def unsupported_denoiser(self, target: Target) -> str | None:
+        kind = type(target.module("denoiser"))
+        if "return_dict" not in inspect.signature(kind.forward).parameters:
+            return f"what {kind.__name__} returns is not known to be one prediction a call"
         return None
 
-    def apply(self, target: Target) -> Effect:
+    def attach(self, target: Target, is_hit: IsHit) -> Attached:
         denoiser = target.module("denoiser")
         whole = denoiser.forward
 
-        def forward(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
-            mode, kept = kwargs.pop(MODE), kwargs.pop(KEPT, ())
-            if mode == "reuse":
-                return kept[0], ()
-            kwargs["return_dict"] = False
+        def compute(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
             output = whole(*args, **kwargs)[0]
             return output, (output,)
 
-        def decide(memory: Memory, _: Look) -> bool:
-            if self.hits is not None:
-                return is_scheduled_hit(memory.step, self.hits)
-            return memory.step >= self.warmup and (memory.step - self.warmup - 1) % self.interval != 0
+        def reuse(kept: tuple[Any, ...], *_: Any, **__: Any) -> Any:
+            return kept[0]
 
-        cached = Cached(
-            denoiser,
-            forward,
-            decide,
-            keep=self._continued,
-            predict=_predicted,
-            always_compute=not target.model.has_weights,
+        cached = CachedDenoiser(
+            denoiser, StepForwards(compute, reuse), is_hit, keep=self._factors, extrapolate=_extrapolated
         )
-        return cached.effect(
-            {
-                "denoiser.taylorseer": chosen_by(self.hits, f"interval={self.interval}"),
-                "denoiser.taylorseer_order": self.order,
-            }
-        )
+        return Attached(cached.counter, {"denoiser.taylorseer_order": self.order})
 
-    def _continued(self, memory: Memory, computed: tuple[Any, ...]) -> tuple[Any, ...]:
+    def decision(self, target: Target) -> Decision:
+        def is_hit(state: CacheState, _: Look) -> bool:
+            return state.step >= self.warmup and (state.step - self.warmup - 1) % self.interval != 0
+
+        return Decision(is_hit)
+
+    def _factors(self, state: CacheState, computed: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The output and its finite differences up to the order, in fp32, each divided by the steps between."""
-        memory.notes["dtype"] = computed[0].dtype
+        state.notes["dtype"] = computed[0].dtype
         factors = [computed[0].float()]
-        steps = memory.step - memory.notes.get("computed_at", memory.step)
-        for before in memory.before[: self.order] if steps else ():
-            factors.append((factors[-1] - before) / steps)
-        memory.notes["computed_at"] = memory.step
+        steps = state.step - state.notes.get("computed_at", state.step)
+        for previous in state.previous[: self.order] if steps else ():
+            factors.append((factors[-1] - previous) / steps)
+        state.notes["computed_at"] = state.step
         return tuple(factors)
 
     def script(self, target: Target) -> Script | None:
@@ -126,7 +104,7 @@ class Taylorseer(StepCache):
         )
 
 
-def _predicted(memory: Memory) -> tuple[Any, ...]:
-    offset = memory.step - memory.notes["computed_at"]
-    output = sum(factor * (offset**order / math.factorial(order)) for order, factor in enumerate(memory.kept))
-    return (output.to(memory.notes["dtype"]),)
+def _extrapolated(state: CacheState) -> tuple[torch.Tensor, ...]:
+    offset = state.step - state.notes["computed_at"]
+    output = sum(factor * (offset**order / math.factorial(order)) for order, factor in enumerate(state.kept))
+    return (output.to(state.notes["dtype"]),)

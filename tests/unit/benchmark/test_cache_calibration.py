@@ -10,6 +10,7 @@ from tests.typed import typed
 from vivace.benchmark import cache_calibration
 from vivace.benchmark.cache_calibration import CACHES, Tried, bisected, calibrate_caches, settings
 from vivace.errors import Unsupported, UsageError
+from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.techniques import TECHNIQUES
@@ -84,7 +85,7 @@ def test_what_cannot_be_asked(tmp_path: Path) -> None:
 
 
 def test_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(PROMPT_SETS, "tinyworld", PROMPT_SETS["tinyworld"][:3])
     command = [
         "calibrate",
         "cache",

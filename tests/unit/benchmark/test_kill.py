@@ -185,6 +185,7 @@ def test_a_worker_whose_parent_died_first_ends_by_itself() -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_killed_benches(tmp_path: Path) -> None:
     assert kill_benches(tmp_path, kills=10, seed=2) >= 3, "the kills must strike"
 

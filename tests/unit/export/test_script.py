@@ -20,6 +20,7 @@ from tests.targets import target_of
 from vivace import runtime, techniques
 from vivace.contract import Machine
 from vivace.errors import NoEffect, Unsupported, UsageError
+from vivace.export import script
 from vivace.export.script import write_script
 from vivace.models import find_model, load_pipeline
 from vivace.models.export import export
@@ -70,6 +71,8 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", sorted(TECHNIQUES))
+@pytest.mark.diagonal
+@pytest.mark.slow("parallel*")
 def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
     # prune chooses by whole pictures, three times here.
     recipe = "prune(pictures=1)" if name == "prune" else plain(name, model)
@@ -88,6 +91,7 @@ def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "recipe"), [(model, r) for model in COMPOSED for r in COMPOSED[model]])
+@pytest.mark.slow("tiny-sd-bf16*", "tiny-flux-bf16*", "*scheduler(lms*", "*flow_lcm*", "*bitsandbytes*")
 def test_compositions(model: str, recipe: str, scripts: Path) -> None:
     if "bitsandbytes" in recipe:
         pytest.importorskip("bitsandbytes")
@@ -202,7 +206,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
                 torch.nn.Module.to(part, torch.float16)
         return pipe
 
-    monkeypatch.setattr(runtime.script, "load_pipeline", load)
+    monkeypatch.setattr(script, "load_pipeline", load)
     for place in (runtime.session, techniques.quantize):
         monkeypatch.setattr(place, "bring", lambda module, device: None)
     monkeypatch.setattr(
@@ -310,10 +314,8 @@ def test_offloaded_weights_are_quantised_where_they_wait(gpu: None) -> None:
     assert '"cuda"' not in text
 
 
-def test_what_a_recording_cannot_contain_is_left_to_vivace(
-    gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(techniques.cuda_graph, "_cuda_recorder", lambda: None)
+def test_what_a_capture_cannot_contain_is_left_to_vivace(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(techniques.cuda_graph, "cuda_capturer", lambda: None)
     found = find_model("tiny-sd")
     assert write_script(found, resolve("int8+cuda_graph"), "cuda", prompt=PROMPT).own == ["cuda_graph"]
     own = write_script(found, resolve("int8_dynamic+cuda_graph"), "cuda", prompt=PROMPT).own

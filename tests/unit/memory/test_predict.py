@@ -42,6 +42,7 @@ def of(model: str, recipe: str = "baseline", **given: Any) -> Prediction:
 
 
 @pytest.mark.parametrize(("model", "recipe", "model_gib", "peak_gib"), PUBLISHED)
+@pytest.mark.slow("flux-dev*", "sdxl*")
 def test_published_figures(model: str, recipe: str, model_gib: float, peak_gib: float) -> None:
     found = of(model, recipe, text="embeddings")
     encoders = sum(c.num_bytes for c in found.components if c.name.startswith("text_encoder"))

@@ -1,4 +1,4 @@
-"""Layers that wait and visit, with the CPU as the device: a visit is a copy, so addresses tell who is where."""
+"""Offloaded layers, with the CPU as the device: onloading copies, so addresses tell what is onloaded."""
 
 import copy
 from collections.abc import Iterator
@@ -15,10 +15,11 @@ import vivace
 from tests.families import FAMILIES, STEPS, build, draw, modules, session, upcasting
 from vivace.contract import Machine
 from vivace.errors import RecipeError
-from vivace.offloading.components import Part
-from vivace.offloading.layers import LayerVisits, kept, moves, units
-from vivace.offloading.prefetch import Ahead, _Batch
-from vivace.techniques import fetch_ahead, offload, page_locked
+from vivace.offloading import pinned_memory, prefetch
+from vivace.offloading.layers import LayerOffloader, is_moved_by_layer, layers_of, layers_to_keep
+from vivace.offloading.offloaded_module import OffloadedModule
+from vivace.offloading.prefetch import Prefetcher, _Batch
+from vivace.techniques import offload
 
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
 CPU = torch.device("cpu")
@@ -27,12 +28,12 @@ KEEPING = "offload(group, stream=True, keep=0.005)"
 
 
 @pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> list[LayerVisits]:
-    """With the CPU as the GPU: who sees to the layers of each pipeline."""
-    made: list[LayerVisits] = []
+def made(monkeypatch: pytest.MonkeyPatch) -> list[LayerOffloader]:
+    """With the CPU as the GPU: the offloader of each pipeline."""
+    made: list[LayerOffloader] = []
 
     def enable(pipe: Any, given: Any, device: Any) -> Any:
-        made.append(LayerVisits(pipe, CPU, locks=False, ahead=given.stream, keep=given.keep * 1e9))
+        made.append(LayerOffloader(pipe, CPU, pin=False, prefetch=given.stream, keep=given.keep * 1e9))
         return made[-1]
 
     monkeypatch.setattr(offload, "_enable", enable)
@@ -49,45 +50,45 @@ def linears(module: Any) -> list[Any]:
     return [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
 
 
-def here(pipe: Any, waiting: dict[int, int]) -> list[Any]:
-    """Linear layers whose weights are not where they wait."""
+def onloaded(pipe: Any, on_host: dict[int, int]) -> list[Any]:
+    """Linear layers that are onloaded."""
     layers = [layer for part in modules(pipe).values() for layer in linears(part)]
-    return [layer for layer in layers if layer.weight.data_ptr() != waiting[id(layer)]]
+    return [layer for layer in layers if layer.weight.data_ptr() != on_host[id(layer)]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_layer_comes_alone_and_leaves(family: str) -> None:
+def test_one_layer_is_onloaded_at_a_time(family: str) -> None:
     pipe = build(family)
-    moved = vivace.apply(pipe, "offload(group)")
+    offloaded = vivace.apply(pipe, "offload(group)")
     before = addresses(pipe)
-    waiting = {
+    on_host = {
         id(layer): layer.weight.data_ptr() for part in modules(pipe).values() for layer in linears(part)
     }
     seen: list[Any] = []
     denoiser = pipe.transformer if family == "flux" else pipe.unet
     for layer in linears(denoiser):
-        # PyTorch calls it before the forward, in which the layer comes.
-        layer.register_forward_pre_hook(lambda module, _: seen.append(here(pipe, waiting)))
-        visiting = layer.forward
+        # PyTorch calls it before the forward, which onloads the layer.
+        layer.register_forward_pre_hook(lambda module, _: seen.append(onloaded(pipe, on_host)))
+        wrapped = layer.forward
 
-        def look(*given: Any, layer: Any = layer, visiting: Any = visiting) -> Any:
-            found = visiting(*given)
-            assert here(pipe, waiting) == [], "it has left"
+        def look(*given: Any, layer: Any = layer, wrapped: Any = wrapped) -> Any:
+            found = wrapped(*given)
+            assert onloaded(pipe, on_host) == [], "it is offloaded"
             return found
 
         layer.forward = look
     for _ in range(2):
-        draw(moved)
+        draw(offloaded)
     assert not any(seen)
     assert len(seen) > 50
     assert addresses(pipe) == before, "nothing was copied back"
 
 
-def test_it_computes_with_the_copy() -> None:
+def test_a_layer_computes_with_the_copy() -> None:
     pipe = build("sd")
     vivace.apply(pipe, "offload(group)")
     layer = linears(pipe.unet)[3]
-    own, waiting, found = layer.weight, layer.weight.data_ptr(), []
+    own, on_host, found = layer.weight, layer.weight.data_ptr(), []
     linear = torch.nn.functional.linear
 
     def look(inputs: Any, weight: Any, *rest: Any) -> Any:
@@ -99,38 +100,39 @@ def test_it_computes_with_the_copy() -> None:
         patch.setattr(torch.nn.functional, "linear", look)
         layer(torch.randn(2, layer.in_features))
     assert found
-    assert waiting not in found
+    assert on_host not in found
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_biases_and_norms_stay_for_the_call(recipe: str) -> None:
     pipe = build("sd")
-    moved = vivace.apply(pipe, recipe)
+    offloaded = vivace.apply(pipe, recipe)
     norm, layer = pipe.unet.conv_norm_out, pipe.unet.time_embedding.linear_1
     small = (norm.weight, norm.bias, layer.bias)
-    waiting = [tensor.data_ptr() for tensor in small]
+    on_host = [tensor.data_ptr() for tensor in small]
     seen: list[list[int]] = []
     norm.register_forward_pre_hook(lambda *_: seen.append([tensor.data_ptr() for tensor in small]))
-    draw(moved)
+    draw(offloaded)
     (found,) = {tuple(places) for places in seen}
     assert len(seen) > 2
-    assert not set(found) & set(waiting)
-    assert [tensor.data_ptr() for tensor in small] == waiting
+    assert not set(found) & set(on_host)
+    assert [tensor.data_ptr() for tensor in small] == on_host
     norm(torch.zeros(1, norm.num_channels, 4, 4))
-    assert seen[-1] == waiting, "asked before its forward"
-    assert norm.weight.data_ptr() not in waiting, "called by itself"
+    assert seen[-1] == on_host, "asked before its forward"
+    assert norm.weight.data_ptr() not in on_host, "called by itself"
     pipe.maybe_free_model_hooks()
-    assert [tensor.data_ptr() for tensor in small] == waiting
+    assert [tensor.data_ptr() for tensor in small] == on_host
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("place", ["layer", "vae", "callback"])
+@pytest.mark.diagonal
 def test_a_call_that_fails_leaves_nothing_behind(place: str, recipe: str) -> None:
     pipe = upcasting()
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
-    moved = vivace.apply(pipe, recipe)
-    waiting = addresses(pipe)
-    draw(moved)
+    offloaded = vivace.apply(pipe, recipe)
+    on_host = addresses(pipe)
+    draw(offloaded)
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no room")
@@ -139,59 +141,60 @@ def test_a_call_that_fails_leaves_nothing_behind(place: str, recipe: str) -> Non
     part = {"layer": pipe.unet.mid_block, "vae": pipe.vae.decoder, "callback": None}[place]
     hook = part.register_forward_pre_hook(fail) if part is not None else None
     with pytest.raises(RuntimeError, match="no room"):
-        draw(moved, **call)
-    assert addresses(pipe) == waiting
+        draw(offloaded, **call)
+    assert addresses(pipe) == on_host
     assert pipe.vae.dtype == torch.float16
     if hook is not None:
         hook.remove()
-    assert np.array_equal(draw(moved), reference)
-    assert addresses(pipe) == waiting
+    assert np.array_equal(draw(offloaded), reference)
+    assert addresses(pipe) == on_host
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_vae_that_is_cast_in_the_call(recipe: str) -> None:
     reference = draw(vivace.apply(upcasting(), "baseline"))
     pipe = upcasting()
-    moved = vivace.apply(pipe, recipe)
-    waiting = addresses(pipe)
+    offloaded = vivace.apply(pipe, recipe)
+    on_host = addresses(pipe)
     for _ in range(3):
-        assert np.array_equal(draw(moved), reference)
-        assert (pipe.vae.dtype, addresses(pipe)) == (torch.float16, waiting)
+        assert np.array_equal(draw(offloaded), reference)
+        assert (pipe.vae.dtype, addresses(pipe)) == (torch.float16, on_host)
 
 
-def test_the_vae_leaves_when_a_layer_comes() -> None:
-    """Drawing from a picture, it encodes before the denoiser works."""
+def test_the_vae_is_offloaded_when_a_layer_is_onloaded() -> None:
+    """In image-to-image it encodes before the denoiser works."""
     pipe = build("sd")
     vivace.apply(pipe, "offload(group)")
-    waiting = pipe.vae.decoder.conv_in.weight.data_ptr()
+    on_host = pipe.vae.decoder.conv_in.weight.data_ptr()
     pipe.vae.decode(torch.zeros(1, pipe.vae.config.latent_channels, 8, 8))
-    assert pipe.vae.decoder.conv_in.weight.data_ptr() != waiting
+    assert pipe.vae.decoder.conv_in.weight.data_ptr() != on_host
     pipe.text_encoder(torch.zeros(1, 4, dtype=torch.long))
-    assert pipe.vae.decoder.conv_in.weight.data_ptr() == waiting
+    assert pipe.vae.decoder.conv_in.weight.data_ptr() == on_host
     pipe.maybe_free_model_hooks()
 
 
 def whole(module: Any) -> int:
-    """Its bytes, as they wait."""
+    """Its bytes in host memory."""
     return sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.diagonal
 def test_some_layers_stay_while_the_denoiser_works(
-    family: str, stream: bool, made: list[LayerVisits]
+    family: str, stream: bool, made: list[LayerOffloader]
 ) -> None:
     pipe = build(family)
     denoiser = pipe.transformer if family == "flux" else pipe.unet
     keep = whole(denoiser) / 2
     plain = session(family, f"offload(group, stream={stream})")
     reference = draw(plain)
-    moved = vivace.apply(pipe, f"offload(group, stream={stream}, keep={keep / 1e9})")
-    waiting = {id(layer): layer.weight.data_ptr() for layer in linears(denoiser)}
+    offloaded = vivace.apply(pipe, f"offload(group, stream={stream}, keep={keep / 1e9})")
+    on_host = {id(layer): layer.weight.data_ptr() for layer in linears(denoiser)}
     before, in_decoder, in_steps = addresses(pipe), [], []
 
     def on_device() -> list[Any]:
-        return [layer for layer in linears(denoiser) if layer.weight.data_ptr() != waiting[id(layer)]]
+        return [layer for layer in linears(denoiser) if layer.weight.data_ptr() != on_host[id(layer)]]
 
     def at_end_of_step(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
         if not stream:
@@ -200,35 +203,35 @@ def test_some_layers_stay_while_the_denoiser_works(
 
     pipe.vae.decoder.register_forward_pre_hook(lambda *_: in_decoder.append(len(on_device())))
     for _ in range(2):
-        assert np.array_equal(draw(moved, callback_on_step_end=at_end_of_step), reference)
+        assert np.array_equal(draw(offloaded, callback_on_step_end=at_end_of_step), reference)
         assert addresses(pipe) == before
-    assert in_decoder == [0, 0], "they make room for the VAE"
-    (effect,) = moved.effects.values()
+    assert in_decoder == [0, 0], "they are offloaded for the VAE"
+    (effect,) = offloaded.effects.values()
     assert 0.8 * keep < effect["kept_bytes"] <= keep
     if not stream:
         assert len(in_steps[0]) > 10
         assert in_steps[0] == in_steps[1], "the same copies"
-    spared = int(plain.evidence()["weights_copied_per_call_bytes"]) - int(
-        moved.evidence()["weights_copied_per_call_bytes"]
+    saved = int(plain.evidence()["weights_copied_per_call_bytes"]) - int(
+        offloaded.evidence()["weights_copied_per_call_bytes"]
     )
-    assert spared > (STEPS[family] - 1) * 0.8 * keep if not stream else spared > 0
+    assert saved > (STEPS[family] - 1) * 0.8 * keep if not stream else saved > 0
 
 
-def test_what_is_kept_is_spread_evenly() -> None:
+def test_layers_that_stay_are_evenly_spaced() -> None:
     unet = build("sd").unet
-    chosen = kept(unet, whole(unet) / 3)
-    found = [module for module, _ in units(unet)]
+    chosen = layers_to_keep(unet, whole(unet) / 3)
+    found = [module for module, _ in layers_of(unet)]
     places = [found.index(module) for module, _ in chosen]
     assert places == sorted(places)
     for third in range(3):
         part = slice(third * len(found) // 3, (third + 1) * len(found) // 3)
         assert any(module in found[part] for module, _ in chosen)
-    assert [module for module, _ in kept(unet, 10 * whole(unet))] == [
+    assert [module for module, _ in layers_to_keep(unet, 10 * whole(unet))] == [
         module
         for module in found
-        if any(moves(t) for t in (*vars(module)["_parameters"].values(),) if t is not None)
+        if any(is_moved_by_layer(t) for t in (*vars(module)["_parameters"].values(),) if t is not None)
     ]
-    assert kept(unet, 0) == []
+    assert layers_to_keep(unet, 0) == []
 
 
 def test_keeping_belongs_to_group() -> None:
@@ -237,21 +240,21 @@ def test_keeping_belongs_to_group() -> None:
 
 
 class _Watch(TorchDispatchMode):
-    """Which operations meet a tensor that waits, as on a GPU they must not."""
+    """Which operations read an offloaded tensor, as on a GPU they must not."""
 
     def __init__(self, pipe: Any) -> None:
         super().__init__()
         tensors = [t for part in modules(pipe).values() for t in (*part.parameters(), *part.buffers())]
-        self.waiting = {address for tensor in tensors for address in addresses_in(tensor)}
-        self.is_exchanging = False
+        self.on_host = {address for tensor in tensors for address in addresses_in(tensor)}
+        self.is_swapping = False
         self.met: set[str] = set()
         self.num_seen = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.is_exchanging:
+        if not self.is_swapping:
             given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
             self.num_seen += len(given)
-            if any(address in self.waiting for tensor in given for address in addresses_in(tensor)):
+            if any(address in self.on_host for tensor in given for address in addresses_in(tensor)):
                 self.met.add(str(func))
         return func(*args, **(kwargs or {}))
 
@@ -280,73 +283,74 @@ EVERYWHERE = {
 
 @pytest.mark.parametrize("how", [*RECIPES, KEEPING])
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in EVERYWHERE.items() for r in recipes])
-def test_nothing_computes_with_what_waits(
-    family: str, recipe: str, how: str, made: list[LayerVisits], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.diagonal
+def test_nothing_computes_with_offloaded_tensors(
+    family: str, recipe: str, how: str, made: list[LayerOffloader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved = session(family, f"{recipe}+{how}")
-    watch = _Watch(moved.pipe)
+    offloaded = session(family, f"{recipe}+{how}")
+    watch = _Watch(offloaded.pipe)
     for owner, name in (
-        (Part, "come"),
-        (Part, "make_room"),
-        (Part, "withdraw"),
-        (Part, "tidy"),
+        (OffloadedModule, "onload"),
+        (OffloadedModule, "allocate"),
+        (OffloadedModule, "restore"),
+        (OffloadedModule, "offload_added"),
         (_Batch, "copy"),
     ):
         whole = getattr(owner, name)
 
-        def exchanging(*given: Any, whole: Any = whole) -> Any:
-            before, watch.is_exchanging = watch.is_exchanging, True
+        def swapping(*given: Any, whole: Any = whole) -> Any:
+            before, watch.is_swapping = watch.is_swapping, True
             try:
                 return whole(*given)
             finally:
-                watch.is_exchanging = before
+                watch.is_swapping = before
 
-        monkeypatch.setattr(owner, name, exchanging)
+        monkeypatch.setattr(owner, name, swapping)
     with watch:
-        draw(moved)
-        draw(moved)
+        draw(offloaded)
+        draw(offloaded)
     assert watch.met == set()
     assert watch.num_seen > 1000
 
-    monkeypatch.setattr(LayerVisits, "layer_comes", lambda self, part: None)
+    monkeypatch.setattr(LayerOffloader, "onload_layer", lambda self, part: None)
     with watch:
-        draw(moved)
-    assert len(watch.met) > 3, "layers that do not come compute with what waits"
+        draw(offloaded)
+    assert len(watch.met) > 3, "layers that are not onloaded compute with offloaded tensors"
 
 
-def test_what_was_fetched_for_another_step_makes_room_for_the_vae() -> None:
+def test_layers_prefetched_for_another_step_are_dropped_for_the_vae() -> None:
     pipe = build("sd")
-    moved = vivace.apply(pipe, "offload(group, stream=True)")
+    offloaded = vivace.apply(pipe, "offload(group, stream=True)")
     layers = linears(pipe.unet)
-    waiting = [layer.weight.data_ptr() for layer in layers]
-    draw(moved)
+    on_host = [layer.weight.data_ptr() for layer in layers]
+    draw(offloaded)
     after_steps, in_decoder = [], []
 
-    def num_fetched() -> int:
-        return sum(layer.weight.data_ptr() != place for layer, place in zip(layers, waiting, strict=True))
+    def num_onloaded() -> int:
+        return sum(layer.weight.data_ptr() != place for layer, place in zip(layers, on_host, strict=True))
 
     def at_end_of_step(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
-        after_steps.append(num_fetched())
+        after_steps.append(num_onloaded())
         return given
 
-    pipe.vae.decoder.register_forward_pre_hook(lambda *_: in_decoder.append(num_fetched()))
-    draw(moved, callback_on_step_end=at_end_of_step)
+    pipe.vae.decoder.register_forward_pre_hook(lambda *_: in_decoder.append(num_onloaded()))
+    draw(offloaded, callback_on_step_end=at_end_of_step)
     assert after_steps[-1] > 10, "the first layers of the next step, if there were one"
     assert in_decoder == [0]
 
 
 def test_pipelines_know_the_device() -> None:
     pipe = build("sd")
-    LayerVisits(pipe, "meta", locks=False, ahead=False)
+    LayerOffloader(pipe, "meta", pin=False, prefetch=False)
     assert pipe._execution_device == torch.device("meta")
     assert pipe.device == torch.device("cpu"), "between calls"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_an_adapter_that_comes_between_calls_visits_too(recipe: str) -> None:
+def test_an_adapter_added_between_calls_is_onloaded_too(recipe: str) -> None:
     pipe, same = build("sd"), build("sd")
-    moved, reference = vivace.apply(pipe, recipe), vivace.apply(same, "baseline")
-    draw(moved)
+    offloaded, reference = vivace.apply(pipe, recipe), vivace.apply(same, "baseline")
+    draw(offloaded)
     for each in (pipe, same):
         torch.manual_seed(0)
         for layer in linears(each.unet)[4:9]:
@@ -356,7 +360,7 @@ def test_an_adapter_that_comes_between_calls_visits_too(recipe: str) -> None:
     added = [layer for layer in linears(pipe.unet) if "forward" not in vars(layer)]
     assert len(added) == 5
     for _ in range(2):
-        assert np.array_equal(draw(moved), draw(reference))
+        assert np.array_equal(draw(offloaded), draw(reference))
     assert [layer for layer in linears(pipe.unet) if "forward" not in vars(layer)] == []
 
 
@@ -372,33 +376,33 @@ class _Both(torch.nn.Module):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_hooks_can_be_taken_off(recipe: str) -> None:
+def test_hooks_can_be_removed(recipe: str) -> None:
     pipe = build("sd")
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
-    moved = vivace.apply(pipe, recipe)
-    draw(moved)
+    offloaded = vivace.apply(pipe, recipe)
+    draw(offloaded)
     pipe.remove_all_hooks()
     assert not any("forward" in vars(layer) for part in modules(pipe).values() for layer in linears(part))
-    assert np.array_equal(draw(moved), reference)
+    assert np.array_equal(draw(offloaded), reference)
     again = vivace.apply(pipe, recipe)
     assert np.array_equal(draw(again), reference)
 
 
-def test_layers_come_one_by_one_where_others_stand_before_the_denoiser(made: list[LayerVisits]) -> None:
-    """Who answers second calls stands where PyTorch puts a compiled call."""
-    moved = session("flux", "guidance(3.5, true_cfg=2)+cfg_cutoff(0.5)+offload(group)")
-    transformer = moved.pipe.transformer
+def test_layers_are_onloaded_one_by_one_behind_a_wrapped_denoiser(made: list[LayerOffloader]) -> None:
+    """cfg_cutoff's wrapper takes the attribute in which PyTorch puts a compiled call."""
+    offloaded = session("flux", "guidance(3.5, true_cfg=2)+cfg_cutoff(0.5)+offload(group)")
+    transformer = offloaded.pipe.transformer
     assert transformer._compiled_call_impl is not None
-    came: list[Any] = []
-    (visits,) = made
-    comes = visits.layer_comes
-    visits.layer_comes = lambda part: (came.append(part.module), comes(part))[1]  # type: ignore[method-assign]
-    draw(moved)
-    assert transformer not in came
-    assert transformer.x_embedder in came
+    called: list[Any] = []
+    (offloader,) = made
+    onload = offloader.onload_layer
+    offloader.onload_layer = lambda part: (called.append(part.module), onload(part))[1]  # type: ignore[method-assign]
+    draw(offloaded)
+    assert transformer not in called
+    assert transformer.x_embedder in called
 
 
-def test_blocks_that_are_compiled_come_as_one() -> None:
+def test_compiled_blocks_are_onloaded_as_one() -> None:
     counters = torch._dynamo.utils.counters
     torch._dynamo.reset()
     counters.clear()
@@ -406,24 +410,24 @@ def test_blocks_that_are_compiled_come_as_one() -> None:
     graphs = counters["stats"]["unique_graphs"]
     torch._dynamo.reset()
     counters.clear()
-    moved = session("flux", "compile(backend=eager, blocks=repeated)+offload(group)")
-    transformer = moved.pipe.transformer
-    found = dict(units(transformer))
+    offloaded = session("flux", "compile(backend=eager, blocks=repeated)+offload(group)")
+    transformer = offloaded.pipe.transformer
+    found = dict(layers_of(transformer))
     blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
     assert [module for module, below in found.items() if below] == blocks
     assert not {layer for block in blocks for layer in linears(block)} & set(found)
     for _ in range(2):
-        assert np.array_equal(draw(moved), reference)
+        assert np.array_equal(draw(offloaded), reference)
     assert counters["graph_break"] == {}
     assert counters["stats"]["unique_graphs"] == graphs
     torch._dynamo.reset()
-    moved.pipe.remove_all_hooks()
-    assert np.array_equal(draw(moved), reference)
+    offloaded.pipe.remove_all_hooks()
+    assert np.array_equal(draw(offloaded), reference)
     torch._dynamo.reset()
 
 
 class _Late:
-    """A stream whose copies are made at the last moment: when somebody waits for them."""
+    """A stream whose copies are made at the last moment: when another stream waits for them."""
 
     def __init__(self) -> None:
         self.copies: list[Any] = []
@@ -456,14 +460,16 @@ class _Late:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nobody_reads_what_is_still_on_its_way(
-    family: str, made: list[LayerVisits], monkeypatch: pytest.MonkeyPatch
+def test_nothing_reads_a_copy_before_it_is_complete(
+    family: str, made: list[LayerOffloader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = draw(session(family))
-    moved = session(family, "offload(group, stream=True)")
+    offloaded = session(family, "offload(group, stream=True)")
     stream, empty_like = _Late(), torch.empty_like
-    denoiser = max(modules(moved.pipe).values(), key=lambda part: sum(p.nbytes for p in part.parameters()))
-    monkeypatch.setattr(fetch_ahead, "AHEAD", sum(p.nbytes for p in denoiser.parameters()) // 4)
+    denoiser = max(
+        modules(offloaded.pipe).values(), key=lambda part: sum(p.nbytes for p in part.parameters())
+    )
+    monkeypatch.setattr(prefetch, "PREFETCH_BYTES", sum(p.nbytes for p in denoiser.parameters()) // 4)
 
     def unwritten(like: torch.Tensor, **how: Any) -> torch.Tensor:
         empty = empty_like(like, **how)
@@ -472,92 +478,94 @@ def test_nobody_reads_what_is_still_on_its_way(
     monkeypatch.setattr(torch, "empty_like", unwritten)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
     monkeypatch.setattr(torch.cuda, "stream", stream.on)
-    withdraw = Part.withdraw
+    restore = OffloadedModule.restore
 
-    def withdraw_and_give_up(part: Part) -> None:
+    def restore_and_free(part: OffloadedModule) -> None:
         stream.has_come_to_now = False
-        withdraw(part)
+        restore(part)
 
-    monkeypatch.setattr(Part, "withdraw", withdraw_and_give_up)
-    ahead = made[-1]._ahead
-    assert ahead is not None
-    ahead._stream = stream
+    monkeypatch.setattr(OffloadedModule, "restore", restore_and_free)
+    prefetcher = made[-1]._prefetcher
+    assert prefetcher is not None
+    prefetcher._stream = stream
     for _ in range(3):
-        assert np.array_equal(draw(moved), reference)
-        assert stream.num_made == len(stream.copies), "nothing was given up while it was written to"
-    assert ahead.last > 50
-    assert len(stream.copies) >= ahead.last
-    assert stream.num_waits < len(stream.copies) / 3, "for some layers at once"
+        assert np.array_equal(draw(offloaded), reference)
+        assert stream.num_made == len(stream.copies), "nothing was freed while it was written to"
+    assert prefetcher.num_prefetched > 50
+    assert len(stream.copies) >= prefetcher.num_prefetched
+    assert stream.num_waits < len(stream.copies) / 3, "once for several layers"
     assert not stream.num_wrongly_begun, "in memory that was still in use"
 
 
 @pytest.fixture
-def six() -> list[Part]:
+def six() -> list[OffloadedModule]:
     """Of 1 kB each."""
-    return [Part(torch.nn.Linear(256, 1, bias=False), CPU) for _ in range(6)]
+    return [OffloadedModule(torch.nn.Linear(256, 1, bias=False), CPU) for _ in range(6)]
 
 
-def work(ahead: Ahead, order: list[Part]) -> list[list[bool]]:
-    """Let them come in this order. Returns who was on the device while each worked."""
+def work(prefetcher: Prefetcher, order: list[OffloadedModule]) -> list[list[bool]]:
+    """Onload them in this order. Returns which were onloaded while each worked."""
     found = []
     for part in order:
-        ahead.comes(part)
-        found.append([p.is_here for p in dict.fromkeys(order)])
-        part.leave()
+        prefetcher.onload(part)
+        found.append([p.is_onloaded for p in dict.fromkeys(order)])
+        part.offload()
     return found
 
 
-def test_what_came_next_is_fetched_ahead(six: list[Part], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_ahead, "AHEAD", 1500)
-    ahead = Ahead(CPU)
-    alone = work(ahead, six)
-    assert [sum(row) for row in alone] == [1] * 6, "nobody knows yet"
-    ahead.end()
-    assert ahead.last == 0
+def test_the_layer_that_followed_is_prefetched(
+    six: list[OffloadedModule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "PREFETCH_BYTES", 1500)
+    prefetcher = Prefetcher(CPU)
+    alone = work(prefetcher, six)
+    assert [sum(row) for row in alone] == [1] * 6, "nothing is known yet"
+    prefetcher.end_call()
+    assert prefetcher.num_prefetched == 0
     for _ in range(2):
-        rows = work(ahead, six)
-        # Two more than the one that works, until 1500 bytes are ahead.
+        rows = work(prefetcher, six)
+        # Two more than the one that works, until 1500 bytes are prefetched.
         assert [sum(row) for row in rows] == [3, 3, 3, 3, 2, 1]
-        ahead.end()
-        assert ahead.last == 5, "all but the first"
-        assert not any(part.is_here for part in six)
+        prefetcher.end_call()
+        assert prefetcher.num_prefetched == 5, "all but the first"
+        assert not any(part.is_onloaded for part in six)
 
 
-def test_a_loop_is_fetched_over_its_end(six: list[Part]) -> None:
-    """Steps of a denoiser, that is as small as what may be ahead."""
-    ahead = Ahead(CPU)
-    work(ahead, six * 3)
-    assert ahead._now > 0
-    ahead.end()
-    work(ahead, six * 3)
-    ahead.end()
-    assert ahead.last == 3 * 6 - 1, "all but the first"
-    assert not any(part.is_here for part in six)
+def test_a_loop_is_prefetched_across_its_end(six: list[OffloadedModule]) -> None:
+    """Steps of a denoiser that is no larger than what may be prefetched."""
+    prefetcher = Prefetcher(CPU)
+    work(prefetcher, six * 3)
+    assert prefetcher._num_prefetched > 0
+    prefetcher.end_call()
+    work(prefetcher, six * 3)
+    prefetcher.end_call()
+    assert prefetcher.num_prefetched == 3 * 6 - 1, "all but the first"
+    assert not any(part.is_onloaded for part in six)
 
 
-def test_what_did_not_come_is_dropped(six: list[Part]) -> None:
-    ahead = Ahead(CPU)
-    work(ahead, six)
-    ahead.end()
+def test_what_is_not_called_is_dropped(six: list[OffloadedModule]) -> None:
+    prefetcher = Prefetcher(CPU)
+    work(prefetcher, six)
+    prefetcher.end_call()
     a, b, c, d, e, f = six
-    rows = work(ahead, [a, b, e, f])  # a step cache skips two
+    rows = work(prefetcher, [a, b, e, f])  # a step cache skips two
     assert rows[-1][-1]
-    assert not c.is_here
-    assert not d.is_here
-    ahead.end()
-    work(ahead, [a, b, f, e, a])
-    ahead.end()
-    assert not any(part.is_here for part in six)
+    assert not c.is_onloaded
+    assert not d.is_onloaded
+    prefetcher.end_call()
+    work(prefetcher, [a, b, f, e, a])
+    prefetcher.end_call()
+    assert not any(part.is_onloaded for part in six)
 
 
-def test_one_that_is_called_twice_and_one_that_calls_itself(six: list[Part]) -> None:
-    ahead = Ahead(CPU)
+def test_one_that_is_called_twice_and_one_that_calls_itself(six: list[OffloadedModule]) -> None:
+    prefetcher = Prefetcher(CPU)
     a, b, c, *_ = six
     for _ in range(3):
-        work(ahead, [a, b, b, c, b, b, c, a, a])
-        ahead.end()
-        assert not any(part.is_here for part in six)
-    assert ahead.last >= 3
+        work(prefetcher, [a, b, b, c, b, b, c, a, a])
+        prefetcher.end_call()
+        assert not any(part.is_onloaded for part in six)
+    assert prefetcher.num_prefetched >= 3
 
     class Nested(torch.nn.Module):
         def __init__(self) -> None:
@@ -570,26 +578,26 @@ def test_one_that_is_called_twice_and_one_that_calls_itself(six: list[Part]) -> 
     pipe = build("sd")
     pipe.unet.nested = Nested()
     vivace.apply(pipe, "offload(group, stream=True)")
-    waiting = pipe.unet.nested.scale.data_ptr()
+    on_host = pipe.unet.nested.scale.data_ptr()
     for _ in range(3):
         assert pipe.unet.nested(torch.ones(1, 1)).item() == 4
-        assert pipe.unet.nested.scale.data_ptr() == waiting
+        assert pipe.unet.nested.scale.data_ptr() == on_host
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_what_the_host_locked_is_said(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_locked, "_lock", lambda size: torch.empty(size, dtype=torch.uint8))
+def test_how_much_is_pinned_is_recorded(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned_memory, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
     monkeypatch.setattr(
-        offload, "_enable", lambda pipe, given, _: LayerVisits(pipe, CPU, locks=True, ahead=given.stream)
+        offload, "_enable", lambda pipe, given, _: LayerOffloader(pipe, CPU, pin=True, prefetch=given.stream)
     )
     reference = draw(session("flux"))
-    moved = session("flux", recipe)
-    (effect,) = moved.effects.values()
+    offloaded = session("flux", recipe)
+    (effect,) = offloaded.effects.values()
     whole = sum(
         {
-            t.data_ptr(): t.nbytes for m in modules(moved.pipe).values() for t in m.state_dict().values()
+            t.data_ptr(): t.nbytes for m in modules(offloaded.pipe).values() for t in m.state_dict().values()
         }.values()
     )
     assert int(effect["offloaded_bytes"]) <= int(effect["page_locked_bytes"]) <= 1.01 * whole
     for _ in range(2):
-        assert np.array_equal(draw(moved), reference)
+        assert np.array_equal(draw(offloaded), reference)

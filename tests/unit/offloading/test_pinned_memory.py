@@ -1,4 +1,4 @@
-"""Page-locked memory in few pieces: what lies in it, what it costs beside that, and a host that has no more."""
+"""Pinned memory in few blocks: tensors in it, what the gaps cost, and a host that has no more."""
 
 import itertools
 from collections import namedtuple
@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from vivace.memory.weightless import find_weightless
-from vivace.offloading.pinned_memory import PageLocked
-from vivace.techniques import page_locked
+from vivace.offloading import pinned_memory
+from vivace.offloading.pinned_memory import PinnedMemory
 
 
 @pytest.fixture
 def _plain_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_locked, "_lock", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(pinned_memory, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
 
 
 @pytest.mark.usefixtures("_plain_memory")
@@ -31,8 +31,8 @@ def test_copies_lie_side_by_side_and_are_the_same_tensors() -> None:
         torch.randn(33).to(torch.float8_e4m3fn),
         torch.tensor([True, False]),
     ]
-    memory = PageLocked(sum(t.nbytes for t in given))
-    copies = [memory.take(tensor) for tensor in given]
+    memory = PinnedMemory(sum(t.nbytes for t in given))
+    copies = [memory.pin(tensor) for tensor in given]
     for tensor, copy in zip(given, copies, strict=True):
         assert (copy.dtype, copy.shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(copy.float(), tensor.float())
@@ -43,25 +43,25 @@ def test_copies_lie_side_by_side_and_are_the_same_tensors() -> None:
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     assert memory.num_bytes == sum(t.nbytes for t in given)
     assert memory.refused is None
-    assert memory.take(torch.empty(0)) is None
+    assert memory.pin(torch.empty(0)) is None
 
 
 @pytest.mark.parametrize("name", ["flux-dev", "sdxl", "sd15"])
 def test_whole_models_lose_little_between_the_tensors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def lock(size: int) -> Any:
+    def allocate(size: int) -> Any:
         sizes.append(size)
         return torch.empty(size, dtype=torch.uint8, device="meta")
 
-    monkeypatch.setattr(page_locked, "_lock", lock)
+    monkeypatch.setattr(pinned_memory, "_allocate_pinned", allocate)
     pipe = find_weightless(name).build()
     parts = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
     weights = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
     whole = sum(tensor.nbytes for tensor in weights)
-    memory = PageLocked(whole)
+    memory = PinnedMemory(whole)
     for tensor in weights:
-        memory.take(tensor.detach())
+        memory.pin(tensor.detach())
     assert memory.num_bytes == whole
     assert all(size.bit_count() == 1 for size in sizes), "PyTorch would round them up to a power of two"
     assert memory.allocated_bytes == sum(sizes) < 1.03 * whole
@@ -71,18 +71,18 @@ def test_whole_models_lose_little_between_the_tensors(name: str, monkeypatch: py
 def test_a_host_that_has_no_more_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def lock(size: int) -> Any:
+    def allocate(size: int) -> Any:
         asked.append(size)
         if len(asked) > 1:
             raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
         return torch.empty(size, dtype=torch.uint8)
 
-    monkeypatch.setattr(page_locked, "_lock", lock)
-    memory = PageLocked(2**20)
-    assert memory.take(torch.empty(2**20 - 4096, dtype=torch.uint8)) is not None
-    assert memory.take(torch.empty(2**20)) is None
-    assert memory.take(torch.empty(2**20)) is None
-    assert memory.take(torch.empty(1024)) is not None, "in what it gave before"
+    monkeypatch.setattr(pinned_memory, "_allocate_pinned", allocate)
+    memory = PinnedMemory(2**20)
+    assert memory.pin(torch.empty(2**20 - 4096, dtype=torch.uint8)) is not None
+    assert memory.pin(torch.empty(2**20)) is None
+    assert memory.pin(torch.empty(2**20)) is None
+    assert memory.pin(torch.empty(1024)) is not None, "in what it gave before"
     assert len(asked) == 2
     assert memory.refused == "CUDA error: out of memory"
 
@@ -91,6 +91,6 @@ def test_the_last_of_the_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatc
     had = namedtuple("had", "total available")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: had(32 * 10**9, 2 * 10**9 + 2**20))
     monkeypatch.setattr(torch, "empty", lambda size, **how: (size, how["pin_memory"]))
-    assert page_locked._lock(2**20) == (2**20, True)
+    assert pinned_memory._allocate_pinned(2**20) == (2**20, True)
     with pytest.raises(RuntimeError, match=r"2\.0 GB of the host's memory are free"):
-        page_locked._lock(2**20 + 1)
+        pinned_memory._allocate_pinned(2**20 + 1)

@@ -118,6 +118,7 @@ def draw_flux(session: Any, **call: Any) -> np.ndarray:
         "compile(backend=eager)@denoiser,vae",
     ],
 )
+@pytest.mark.slow("compile*")
 def test_same_picture_recipes_on_sdxl(sdxl: Any, recipe: str) -> None:
     reference = draw_sdxl(sdxl)
     picture = draw_sdxl(vivace.apply(sdxl, recipe))
@@ -209,6 +210,7 @@ def test_a_higher_threshold_hits_more(flux: Any) -> None:
 @pytest.mark.parametrize(
     "recipe", ["compile(backend=eager)", "bf16", "int8", "bf16+int4+compile(backend=eager)"]
 )
+@pytest.mark.slow("compile*")
 def test_first_block_cache_composes(flux: Any, recipe: str) -> None:
     session = vivace.apply(flux, f"first_block_cache(hits=0.5)+{recipe}")
     assert np.isfinite(draw_flux(session)).all()

@@ -47,6 +47,7 @@ def test_inference_mode_keeps_every_bit(family: str) -> None:
         "compile(backend=eager)@vae,text_encoder",
     ],
 )
+@pytest.mark.slow("compile(backend=aot_eager*")
 def test_inference_mode_composes(recipe: str) -> None:
     alone, both = (vivace.load("tiny-sd", text) for text in (recipe, f"inference_mode+{recipe}"))
     reference = draw(alone)
@@ -56,6 +57,7 @@ def test_inference_mode_composes(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fbcache(hits=0.5)", "int8", "compile(backend=eager)"])
+@pytest.mark.slow("compile*")
 def test_inference_mode_composes_on_flux(recipe: str) -> None:
     alone, both = session("flux", recipe), session("flux", f"inference_mode+{recipe}")
     for _ in range(2):

@@ -118,6 +118,7 @@ def test_flex_draws_the_same_picture_and_is_named() -> None:
 
 
 @pytest.mark.parametrize(("family", "num", "blocks"), [("sd", 14, "whole"), ("flux", 7, "repeated")])
+@pytest.mark.quick("flux-7-repeated")
 def test_flex_is_traced_into_compiled_graphs(family: str, num: int, blocks: str) -> None:
     recipe = f"compile(backend=aot_eager, blocks={blocks})"
     call = {"num_inference_steps": 1}
@@ -169,6 +170,7 @@ class _Bypass:
         return hidden_states
 
 
+@pytest.mark.long
 def test_flex_composes() -> None:
     recipe = "bf16+fuse_qkv"
     alone, both = (session("flux", text) for text in (recipe, f"attention(flex)+{recipe}"))
@@ -186,13 +188,14 @@ def test_sessions_do_not_see_each_other() -> None:
     assert F.scaled_dot_product_attention is PLAIN
 
 
+@pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted_without_the_packages() -> None:
     model = find_weightless("sdxl")
     plain, redirected = (predict(model, resolve(recipe)) for recipe in ("baseline", "attention(flex)"))
     assert redirected.peak_bytes == plain.peak_bytes
 
 
-# calls that are redirected
+# redirected calls
 
 
 @pytest.fixture(params=["flash3", "flash4", "sage", "xformers"])

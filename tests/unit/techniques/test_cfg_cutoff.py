@@ -164,6 +164,7 @@ def test_step_caches_count_the_calls_that_are_made(cache: str) -> None:
 
 
 @pytest.mark.parametrize("blocks", ["whole", "repeated"])
+@pytest.mark.quick("repeated")
 def test_compiled_there_is_nothing_new_to_compile(blocks: str) -> None:
     alone = draw(session("flux", "cfg_cutoff(0.5)"), **TRUE_CFG)
     made = session("flux", f"cfg_cutoff(0.5)+compile(backend=eager, blocks={blocks})")
@@ -179,6 +180,7 @@ def test_compiled_there_is_nothing_new_to_compile(blocks: str) -> None:
 
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
 @pytest.mark.parametrize("num", [1, 2])
+@pytest.mark.quick("1-sdxl")
 def test_a_unets_two_batch_sizes_are_compiled_in_the_first_call(family: str, num: int) -> None:
     """That is the warm-up: no recompile falls into the window that is measured."""
     prompts = ["a red circle", "a star"][:num]

@@ -35,7 +35,7 @@ def test_repeated_blocks_share_their_graphs(family: str) -> None:
     assert (num, made.evidence()["compiled_graphs"]) == BLOCKS[family]
 
 
-def test_blocks_that_are_not_named_are_refused_in_words() -> None:
+def test_unnamed_blocks_are_refused_with_a_reason() -> None:
     for target, class_name in (("vae", "AutoencoderKL"), ("text_encoder", "CLIPTextModel")):
         with pytest.raises(Unsupported, match=rf"the {target} \({class_name}\) names no repeated blocks"):
             vivace.apply(build("sd"), f"compile(backend=eager, blocks=repeated)@{target}")
@@ -59,6 +59,7 @@ def test_each_session_counts_its_own_graphs() -> None:
 
 
 @pytest.mark.parametrize("family", ["sd", "flux"])
+@pytest.mark.quick("flux")
 def test_dynamic_code_serves_another_size(family: str) -> None:
     def graphs(recipe: str) -> list[int]:
         made = session(family, recipe)
@@ -77,6 +78,7 @@ def test_dynamic_code_serves_another_size(family: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fbcache(hits=0.5)", "int8", "layerwise_casting", "fuse_qkv"])
+@pytest.mark.slow("int8", "fuse_qkv")
 def test_repeated_blocks_compose(recipe: str) -> None:
     alone, both = (
         session("flux", recipe),
@@ -100,6 +102,7 @@ print(json.dumps(effect.evidence()))
 """
 
 
+@pytest.mark.long
 def test_a_second_process_finds_the_code(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
     environment.pop("VIVACE_CACHE", None)

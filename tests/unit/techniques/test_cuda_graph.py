@@ -1,4 +1,4 @@
-"""The bookkeeping of recorded steps, with a recorder that runs on a CPU: it repeats the work into the same memory."""
+"""The bookkeeping of captured steps, with a capture that runs on a CPU: it repeats the work into the same memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,23 +11,24 @@ from torch.utils._pytree import tree_leaves
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, psnr
 from tests.targets import target_of
+from vivace.compilation.captured import CapturedFunction, mark_replays_graphs
 from vivace.contract import Machine
 from vivace.errors import Unsupported
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
 from vivace.techniques import cuda_graph
-from vivace.techniques.cuda_graph import CudaGraph, Replayed
+from vivace.techniques.cuda_graph import CudaGraph
 
 GPU = Machine("cuda", "a GPU", (9, 0), None)
 
 
-def record(work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+def capture(work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     """Like a CUDA graph, it knows no arguments and writes its outputs where they were the first time."""
     outputs = work()
     kept = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
     for leaf in kept:
-        leaf.fill_(float("nan"))  # a recording computes nothing
+        leaf.fill_(float("nan"))  # a capture computes nothing
 
     def replay() -> None:
         fresh = [leaf for leaf in tree_leaves(work()) if isinstance(leaf, torch.Tensor)]
@@ -37,16 +38,16 @@ def record(work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     return replay, outputs
 
 
-def replayed(function: Callable[..., Any], max_graphs: int = 4) -> Replayed:
-    return Replayed(function, torch.device("cpu"), record, max_graphs)
+def captured(function: Callable[..., Any], max_graphs: int = 4) -> CapturedFunction:
+    return CapturedFunction(function, torch.device("cpu"), capture, max_graphs)
 
 
-def counts(made: Replayed) -> tuple[int, int]:
-    return made.num_recorded, made.num_replays
+def counts(made: CapturedFunction) -> tuple[int, int]:
+    return made.num_captured, made.num_replays
 
 
 def test_new_values_go_in_and_earlier_results_stay() -> None:
-    made = replayed(lambda x, *, extra: (x + extra["y"], {"z": x * 2}))
+    made = captured(lambda x, *, extra: (x + extra["y"], {"z": x * 2}))
     results = [made(torch.full((2, 3), float(k)), extra={"y": torch.tensor(10.0)}) for k in range(3)]
     for k, (total, rest) in enumerate(results):
         assert (total == k + 10).all(), "not overwritten by later calls"
@@ -55,7 +56,7 @@ def test_new_values_go_in_and_earlier_results_stay() -> None:
 
 
 def test_the_callers_tensors_are_neither_kept_nor_changed() -> None:
-    made = replayed(lambda x: x.add_(1))
+    made = captured(lambda x: x.add_(1))
     mine = torch.zeros(3)
     result = made(mine)
     assert (mine == 0).all()
@@ -80,8 +81,8 @@ def test_the_callers_tensors_are_neither_kept_nor_changed() -> None:
         ((torch.ones(2, 3),), {"flag": object()}),
     ],
 )
-def test_another_kind_of_arguments_is_recorded_anew(other: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-    made = replayed(lambda x, y=None, flag=None: x * 2)
+def test_another_kind_of_arguments_is_captured_anew(other: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    made = captured(lambda x, y=None, flag=None: x * 2)
     for _ in range(2):
         made(torch.ones(2, 3))
         args, kwargs = other
@@ -89,8 +90,8 @@ def test_another_kind_of_arguments_is_recorded_anew(other: tuple[tuple[Any, ...]
     assert counts(made) == (2, 4)
 
 
-def test_inference_mode_has_graphs_of_its_own() -> None:
-    made = replayed(lambda x: x + 1)
+def test_inference_mode_has_separate_graphs() -> None:
+    made = captured(lambda x: x + 1)
     with torch.inference_mode():
         made(torch.ones(2))
     assert (made(torch.ones(2)) == 2).all()
@@ -99,26 +100,26 @@ def test_inference_mode_has_graphs_of_its_own() -> None:
     assert counts(made) == (2, 3)
 
 
-def test_only_the_latest_used_are_kept() -> None:
-    made = replayed(lambda x: x + 1, max_graphs=2)
+def test_only_the_most_recently_used_are_kept() -> None:
+    made = captured(lambda x: x + 1, max_graphs=2)
     for size in (1, 2, 1, 3, 1, 2):
         assert made(torch.zeros(size)).shape == (size,)
     assert counts(made) == (4, 6), "2 was forgotten for 3, 1 was not"
 
 
 def test_outputs_of_diffusers_and_things_that_are_no_tensors() -> None:
-    made = replayed(lambda x: (UNet2DConditionOutput(sample=x + 1), None, "word"))
+    made = captured(lambda x: (UNet2DConditionOutput(sample=x + 1), None, "word"))
     for k in range(2):
         output, nothing, word = made(torch.full((2,), float(k)))
         assert (output.sample == k + 1).all()
         assert (nothing, word) == (None, "word")
 
 
-def test_what_cannot_be_recorded_is_recorded_again_next_time() -> None:
+def test_a_failed_capture_is_tried_again_next_time() -> None:
     def refuse(work: Callable[[], Any]) -> Any:
         raise Unsupported("no")
 
-    made = Replayed(lambda x: x, torch.device("cpu"), refuse, 4)
+    made = CapturedFunction(lambda x: x, torch.device("cpu"), refuse, 4)
     for _ in range(2):
         with pytest.raises(Unsupported):
             made(torch.ones(1))
@@ -126,12 +127,12 @@ def test_what_cannot_be_recorded_is_recorded_again_next_time() -> None:
 
 
 def apply(pipe: Any, monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> Any:
-    monkeypatch.setattr(cuda_graph, "_cuda_recorder", lambda: record)
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
     return CudaGraph(**knobs).apply(target_of(machine=GPU, pipe=pipe))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pictures_of_recorded_steps(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_captured_steps(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = build(family)
     reference = draw(vivace.apply(pipe)), draw(vivace.apply(pipe), height=96)
     effect = apply(pipe, monkeypatch)
@@ -162,7 +163,7 @@ def test_graphs_that_are_never_used_twice_refute_it(monkeypatch: pytest.MonkeyPa
     assert effect.refuted({}) == "none of 2 graphs was used twice: every step had other arguments"
 
 
-def test_what_cannot_be_recorded_is_said_in_words() -> None:
+def test_what_cannot_be_captured_is_refused_with_a_reason() -> None:
     with pytest.raises(Unsupported, match="and there is none"):
         vivace.load("tiny-sd", "cuda_graph")
     pipe = build("flux")
@@ -173,11 +174,11 @@ def test_what_cannot_be_recorded_is_said_in_words() -> None:
     target = target_of(machine=GPU, pipe=pipe)
     assert CudaGraph().unsupported(target) is None
     pipe.unet.forward = lambda: None
-    pipe.unet.forward.replays_graphs = True
+    mark_replays_graphs(pipe.unet.forward)
     assert "keep one of both" in (CudaGraph().unsupported(target) or "")
-    with pytest.raises(Unsupported, match=r"own memory pool .* cannot be predicted"):
+    with pytest.raises(Unsupported, match=r"cuda_graph: .* memory pool .* cannot be predicted"):
         predict(find_weightless("tiny-sd"), resolve("cuda_graph"))
 
 
-def test_it_is_recorded_after_compiling_whatever_the_targets() -> None:
+def test_it_is_captured_after_compiling_whatever_the_targets() -> None:
     assert resolve("cuda_graph+compile@denoiser,vae").text == "compile@denoiser,vae+cuda_graph"

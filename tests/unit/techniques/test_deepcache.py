@@ -51,6 +51,7 @@ def inputs(unet: Any, side: int = 8, batch: int = 2) -> dict[str, Any]:
 @pytest.mark.parametrize("family", UNETS)
 @pytest.mark.parametrize("branch", range(6))
 @pytest.mark.parametrize("side", [8, 10])  # 10 cells cannot be halved as often as the UNet does
+@pytest.mark.diagonal
 def test_a_hit_on_what_was_computed_is_the_same(family: str, branch: int, side: int) -> None:
     pipe = build(family)
     given = inputs(pipe.unet, side)
@@ -134,6 +135,7 @@ def test_batches_and_guidance_that_is_cut_off() -> None:
 
 @pytest.mark.parametrize(("extra", "graphs"), [("", 2), ("+cfg_cutoff(0.5)", 4), ("+bf16+channels_last", 2)])
 @pytest.mark.parametrize("family", UNETS)
+@pytest.mark.quick("sd--2")
 def test_compiled_it_is_two_graphs_without_a_break(family: str, extra: str, graphs: int) -> None:
     alone = draw(session(family, "deepcache(2)" + extra), num_inference_steps=8)
     made = session(family, "deepcache(2)+compile(backend=eager)" + extra)
@@ -151,6 +153,7 @@ def test_recorded_it_is_two_graphs(family: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("recipe", [*halved.COMPANY, "compile(backend=eager, blocks=repeated)"])
 @pytest.mark.parametrize("family", UNETS)
+@pytest.mark.diagonal
 def test_it_composes(family: str, recipe: str) -> None:
     halved.check_it_composes(family, "deepcache(2)", recipe)
 
@@ -214,6 +217,7 @@ def test_random_weights_take_its_schedule() -> None:
     assert Deepcache().unsupported(target) is None
 
 
+@pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted_with_the_feature() -> None:
     # Guidance makes two rows of 320 channels of 128 x 128 cells in fp16.
     feature = 2 * 320 * 128 * 128 * 2

@@ -198,6 +198,7 @@ def test_an_even_batch_without_guidance_is_not_split() -> None:
 
 @pytest.mark.parametrize(("extra", "graphs"), [("", 2), ("+cfg_cutoff(0.5)", 3), ("+bf16+channels_last", 2)])
 @pytest.mark.parametrize("family", UNETS)
+@pytest.mark.quick("sdxl--2")
 def test_compiled_it_is_two_graphs_without_a_break(family: str, extra: str, graphs: int) -> None:
     recipe = f"faster_cache(2, start=1001){extra}"
     alone = draw(session(family, recipe), num_inference_steps=8)
@@ -209,6 +210,7 @@ def test_compiled_it_is_two_graphs_without_a_break(family: str, extra: str, grap
 
 
 @pytest.mark.parametrize("num", [1, 2])
+@pytest.mark.quick("1")
 def test_blocks_compiled_one_code_for_all(num: int) -> None:
     prompts = ["a red circle", "a star"][:num]
     recipe = "faster_cache(2, start=1001)"
@@ -229,6 +231,7 @@ def test_recorded_it_is_two_graphs(family: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("recipe", [*halved.COMPANY, "token_merging"])
 @pytest.mark.parametrize("family", UNETS)
+@pytest.mark.diagonal
 def test_it_composes(family: str, recipe: str) -> None:
     halved.check_it_composes(family, "faster_cache(2, start=1001)", recipe)
 
@@ -286,6 +289,7 @@ def test_random_weights_take_its_schedule() -> None:
     assert FasterCache().unsupported(target) is None
 
 
+@pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted_with_both_bands() -> None:
     found = find_weightless("synthetic:sdxl")
     plain, cached = (predict(found, resolve(recipe)) for recipe in ("baseline", "faster_cache"))

@@ -18,6 +18,7 @@ from vivace.recipes.resolve import resolve
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("target", ["", "@denoiser", "@vae"])
+@pytest.mark.diagonal
 def test_the_picture_stays_and_the_weights_are_not_kept_twice(family: str, target: str) -> None:
     pipe = build(family)
     before = weights_bytes(pipe)
@@ -51,6 +52,7 @@ def test_fewer_products_run(family: str) -> None:
     "recipe", ["bf16", "int8", "channels_last", "compile(backend=eager, blocks=repeated)", "attention(math)"]
 )
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.diagonal
 def test_it_composes(family: str, recipe: str) -> None:
     alone, both = session(family, recipe), session(family, f"fuse_qkv+{recipe}")
     # int8 scales each output row by itself, so merging rows changes nothing.

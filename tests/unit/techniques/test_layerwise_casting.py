@@ -1,4 +1,4 @@
-"""Weights stored in fp8 and widened when they are used."""
+"""Weights stored in fp8 and cast when they are used."""
 
 import numpy as np
 import pytest
@@ -64,6 +64,7 @@ def test_what_must_keep_its_precision_does() -> None:
     ],
 )
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.diagonal
 def test_it_composes(family: str, recipe: str) -> None:
     alone, both = session(family, "layerwise_casting"), session(family, f"layerwise_casting+{recipe}")
     assert psnr(draw(both), draw(alone)) > (25 if recipe == "bf16" else 35)
@@ -78,7 +79,7 @@ def test_it_composes_with_compile_and_a_step_cache() -> None:
     assert cached.evidence()["cache_hit_rate"] == pytest.approx(1 / 3)
 
 
-def test_a_run_that_widens_them_for_good_refutes_it() -> None:
+def test_a_run_that_casts_them_for_good_refutes_it() -> None:
     stored = session("sd", "layerwise_casting")
     stored.pipe.unet.to(torch.float32)
     assert "nothing of denoiser is stored in fp8 any more" in (stored.refuted({}) or "")
@@ -97,6 +98,7 @@ def test_what_it_cannot_do_is_said_in_words() -> None:
         resolve("layerwise_casting@vae")
 
 
+@pytest.mark.usefixtures("shallow")
 def test_its_memory_is_predicted() -> None:
     model = find_weightless("flux-dev")
     plain, stored = (

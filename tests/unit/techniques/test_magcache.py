@@ -22,8 +22,8 @@ from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calibration import calibrate_magcache
 from vivace.step_caching.flux_residual import watching_residuals
-from vivace.step_caching.magcache_ratios import Ratios, find_ratios, growth, keep, mean_of
-from vivace.techniques.magcache import Magcache
+from vivace.step_caching.magcache_ratios import Ratios, keep, mean_of, ratios_of
+from vivace.techniques.magcache import Magcache, find_ratios
 
 CALL = {"num_inference_steps": 14}
 FLUX = Ratios(tuple(float(r) for r in FLUX_MAG_RATIOS), model="FLUX's")
@@ -50,6 +50,7 @@ def with_ratios(recipe: str, ratios: Ratios = FLUX) -> Any:
 @pytest.mark.parametrize(
     ("threshold", "max_skip", "retention"), [(0.06, 3, 0.2), (0.24, 5, 0.1), (0.3, 2, 0.0)]
 )
+@pytest.mark.diagonal
 def test_it_draws_what_diffusers_draws(
     threshold: float, max_skip: int, retention: float, num_steps: int
 ) -> None:
@@ -103,6 +104,7 @@ def test_every_call_starts_anew() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["magcache(0.3)", "magcache(hits=0.5)"])
+@pytest.mark.quick("magcache(hits=0.5)")
 def test_compiled_and_recorded_it_is_two_graphs(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = draw(with_ratios(recipe), **CALL)
     made = with_ratios(f"{recipe}+compile(backend=eager)")
@@ -138,7 +140,10 @@ def test_whose_table_it_is() -> None:
     assert find_ratios(dev, "mine@1") == own
     assert find_ratios(dev, "another@1") == published
     # What decides is the table, so that random weights of its architecture take it.
-    for pipe, wanted in ((find_weightless("synthetic:flux-dev").build(), None), (build("flux"), "is learnt")):
+    for pipe, wanted in (
+        (find_weightless("synthetic:flux-dev").build(), None),
+        (build("flux"), "depends on training"),
+    ):
         target = target_of(Machine("cpu", "CPU", None, None), pipe, has_random_weights=True)
         said = Magcache().unsupported(target)
         assert said is None if wanted is None else wanted in (said or "")
@@ -148,14 +153,14 @@ def test_whose_table_it_is() -> None:
 def test_what_is_measured() -> None:
     """Residuals that grow by a tenth a step, and one that does not."""
     growing = [torch.full((1, 4, 8), 1.1**k) for k in range(4)]
-    assert growth(growing) == pytest.approx((1.0, 1.1, 1.1, 1.1))
-    mean = mean_of([growth(growing), (1.0, 1.0, 1.0, 1.0)], "made up")
+    assert ratios_of(growing) == pytest.approx((1.0, 1.1, 1.1, 1.1))
+    mean = mean_of([ratios_of(growing), (1.0, 1.0, 1.0, 1.0)], "made up")
     assert mean.ratios == pytest.approx((1.0, 1.05, 1.05, 1.05))
     assert (mean.spread, mean.num_pictures) == (pytest.approx(0.05), 2)
     with pytest.raises(ValueError, match="one step"):
-        growth(growing[:1])
+        ratios_of(growing[:1])
     with pytest.raises(ValueError, match="not finite"):
-        growth([growing[0], growing[1] * float("nan")])
+        ratios_of([growing[0], growing[1] * float("nan")])
     pipe = build("flux")
     with watching_residuals(pipe.transformer) as residuals:
         draw(vivace.apply(pipe), num_inference_steps=5)
@@ -189,7 +194,7 @@ def test_calibrating_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     assert psnr(picture, draw(session("flux"), **CALL)) > 20
     assert typed(monkeypatch, *command[:2], "--model", "tiny-sd") == 3
     assert "UNet2DConditionModel is no FLUX transformer" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="a picture of one step has nothing that could be skipped"):
+    with pytest.raises(UsageError, match="an image of one step has nothing that could be skipped"):
         calibrate_magcache(
             find_model("tiny-flux"), "cpu", ["a star"], num_pictures=1, call={"num_inference_steps": 1}
         )

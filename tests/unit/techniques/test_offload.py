@@ -1,4 +1,4 @@
-"""Weights that wait in the host's memory: the same hooks with the CPU in the GPU's place, and what is predicted."""
+"""Weights kept in host memory: the same hooks with the CPU in the GPU's place, and predicted memory."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session, upcasting
 from tests.targets import target_of
+from vivace.compilation.captured import mark_replays_graphs
 from vivace.contract import Machine
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
@@ -33,7 +34,7 @@ def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         from accelerate import cpu_offload
 
         # diffusers would name the device "cpu:0", which accelerate takes for another one than "cpu".
-        for module in offload._parts(pipe).values():
+        for module in offload._components(pipe).values():
             cpu_offload(module, CPU, offload_buffers=len(module._parameters) > 0)
         return None
 
@@ -44,6 +45,7 @@ def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_cpu_as_gpu")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.diagonal
 def test_the_picture_stays(family: str, mode: str) -> None:
     reference = draw(session(family))
     pipe = build(family)
@@ -60,7 +62,7 @@ def test_the_picture_stays(family: str, mode: str) -> None:
     assert found.pop("weights_on_gpu_after_run_bytes") == 0
     if mode != "sequential":
         copied = found.pop("weights_copied_per_call_bytes")
-        # Layers come in each step, the embeddings that T5 shares do not.
+        # Layers are onloaded in each step, the embeddings that T5 shares do not.
         assert copied >= (0.99 if mode == "model" else 2) * total, "to where it works"
     if mode == "model":
         assert found.pop("weights_copied_per_call_s") > 0
@@ -100,6 +102,8 @@ COMPOSING = {
 @pytest.mark.usefixtures("_cpu_as_gpu")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in COMPOSING.items() for r in recipes])
+@pytest.mark.diagonal
+@pytest.mark.slow("sd-compile(backend=eager)-model")
 def test_it_composes(family: str, recipe: str, mode: str) -> None:
     compiled = [r for recipes in COMPOSING.values() for r in recipes if r.startswith("compile")]
     refused = {"sequential": ("int8", *compiled)}
@@ -117,12 +121,12 @@ def test_it_composes(family: str, recipe: str, mode: str) -> None:
 
 
 @pytest.mark.usefixtures("_cpu_as_gpu")
-def test_what_it_does_not_go_with_is_said_in_words() -> None:
+def test_what_it_does_not_go_with_is_refused_with_a_reason() -> None:
     with pytest.raises(Unsupported, match="leave that out, offloading frees them as well"):
         session("sd", "prompt_cache(free_encoders=True)+offload(model)")
     pipe = build("sd")
     pipe.unet.forward = lambda: None
-    pipe.unet.forward.replays_graphs = True
+    mark_replays_graphs(pipe.unet.forward)
     with pytest.raises(Unsupported, match="the denoiser replays CUDA graphs"):
         vivace.apply(pipe, "offload(model)")
     for mode in ("model", "group"):
@@ -133,7 +137,7 @@ def test_what_it_does_not_go_with_is_said_in_words() -> None:
 
 @pytest.mark.usefixtures("_cpu_as_gpu")
 @pytest.mark.parametrize("mode", MODES)
-def test_it_is_cast_wherever_it_waits(mode: str) -> None:
+def test_an_offloaded_vae_is_cast(mode: str) -> None:
     reference = draw(vivace.apply(upcasting(), "baseline"))
     moved = vivace.apply(upcasting(), f"offload({mode})")
     for _ in range(2):
@@ -141,7 +145,7 @@ def test_it_is_cast_wherever_it_waits(mode: str) -> None:
 
 
 def test_it_needs_a_gpu_and_stream_needs_group() -> None:
-    with pytest.raises(Unsupported, match="in the host's memory already"):
+    with pytest.raises(Unsupported, match="in host memory already"):
         vivace.load("tiny-sd", "offload(model)")
     with pytest.raises(RecipeError, match="stream belongs to group, not to model"):
         resolve("offload(model, stream=True)")
@@ -160,30 +164,29 @@ def of(recipe: str, name: str = "flux-dev") -> Prediction:
     return predict(find_weightless(name), resolve(recipe))
 
 
+@pytest.mark.usefixtures("shallow")
 def test_its_memory_is_predicted() -> None:
     plain, model, group = (of(recipe) for recipe in ("baseline", "offload(model)", "offload(group)"))
     size = {c.name: c.num_bytes for c in plain.components}
     assert model.model_bytes == group.model_bytes == 0
-    assert model.loading_bytes == group.loading_bytes < 0.1 * plain.model_bytes, (
-        "it waits in the host's memory"
-    )
+    assert model.loading_bytes == group.loading_bytes < 0.1 * plain.model_bytes, "it is kept in host memory"
     assert of("offload(model)", "synthetic:flux-dev").loading_bytes == plain.model_bytes, "made on the GPU"
     assert [c.num_parameters for c in model.components] == [c.num_parameters for c in plain.components]
-    # One part at a time: what is saved in each stage is what the others weigh.
+    # One component at a time: each stage saves what the others weigh.
     rest = sum(size.values()) - size["transformer"]
     assert plain.stages["denoiser"] - model.stages["denoiser"] == pytest.approx(rest, rel=0.01)
     rest = sum(size.values()) - size["vae"]
     assert plain.stages["vae"] - model.stages["vae"] == pytest.approx(rest, rel=0.01)
-    assert model.stages["text encoders"] > size["text_encoder_2"], "T5 works alone"
+    assert model.stages["text encoders"] > size["text_encoder_2"], "T5 is onloaded alone"
     # One layer at a time: activations and the largest layer.
     assert plain.stages["denoiser"] - group.stages["denoiser"] > 0.98 * sum(size.values())
     assert [c.num_parameters for c in group.components] == [c.num_parameters for c in plain.components]
     with pytest.raises(Unsupported, match="the denoiser is compiled as a whole"):
         of("compile+offload(group)")
-    # A block that is compiled comes as one: FLUX's larger ones have 340 million weights, its largest layer 57 million.
+    # A compiled block is onloaded as one: FLUX's larger ones have 340 million weights, its largest layer 57 million.
     block = of("compile(blocks=repeated)+offload(group)").stages["denoiser"] - group.stages["denoiser"]
     assert 300e6 < block < 700e6
-    with pytest.raises(Unsupported, match="fetched ahead is decided while it runs"):
+    with pytest.raises(Unsupported, match="offload: which layers are prefetched is decided while it runs"):
         of("offload(group, stream=True)", "tiny-sd")
 
 
@@ -194,3 +197,11 @@ def test_it_is_predicted_with_others(recipe: str) -> None:
     assert both.peak_bytes < alone.peak_bytes
     assert both.loading_bytes < alone.model_bytes
     assert [c.dtype for c in both.components] == [c.dtype for c in alone.components]
+
+
+@pytest.mark.parametrize("name", ["tiny-sd", "tiny-flux"])
+def test_weights_with_a_single_number_are_predicted(name: str) -> None:
+    """nf4's weights hold tensors without dimensions."""
+    alone, both = of("quantize(nf4)", name), of("quantize(nf4)+offload(model)", name)
+    assert both.peak_bytes < alone.peak_bytes
+    assert both.model_bytes < 0.01 * alone.model_bytes

@@ -212,6 +212,7 @@ def test_encoders_that_something_else_moves_are_left_to_it(monkeypatch: pytest.M
     assert "something else moves them" in (effect.refuted({}) or "")
 
 
+@pytest.mark.usefixtures("shallow")
 def test_its_memory_is_predicted() -> None:
     model = find_weightless("flux-dev")
     plain, kept, freed = (

@@ -86,6 +86,7 @@ def test_a_list_keeps_one_block() -> None:
 @pytest.mark.parametrize(
     "recipe", ["fuse_qkv", "channels_last", "int8", "compile(backend=eager)", "token_merging"]
 )
+@pytest.mark.slow("compile*")
 def test_it_goes_with_others(recipe: str) -> None:
     alone, both = draw(pruned("sd", "prune(0.2)")), draw(pruned("sd", f"prune(0.2)+{recipe}"))
     assert psnr(both, alone) > (12 if recipe == "token_merging" else 25)
@@ -110,6 +111,7 @@ def test_random_weights_are_pruned_evenly_to_measure_what_it_saves(
     made("a red circle", num_inference_steps=1, output_type="latent")
 
 
+@pytest.mark.usefixtures("shallow")
 def test_its_memory_can_be_predicted() -> None:
     plain, less = (predict(find_weightless("sdxl"), resolve(recipe)) for recipe in ("baseline", "prune(0.3)"))
     assert 0.6 < less.model_bytes / plain.model_bytes < 0.95

@@ -29,6 +29,7 @@ def _fresh_compiler() -> None:
 
 @pytest.mark.parametrize(("interval", "start", "until"), [(2, 800, 100), (3, 900, 50), (2, 1001, -1)])
 @pytest.mark.parametrize("family", ["sd", "flux"])
+@pytest.mark.diagonal
 def test_it_draws_what_diffusers_draws(family: str, interval: int, start: int, until: int) -> None:
     pipe = build(family)
     timesteps: list[float] = []
@@ -95,6 +96,7 @@ def test_batches_and_guidance_that_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("flux")
 def test_compiled_it_is_two_graphs_without_a_break(family: str) -> None:
     recipe = "pyramid_attention(hits=0.5)"
     alone = draw(session(family, recipe), **CALL)
@@ -106,6 +108,7 @@ def test_compiled_it_is_two_graphs_without_a_break(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("flux")
 def test_blocks_compiled_one_code_for_all_stay_so(family: str) -> None:
     recipe = "pyramid_attention(hits=0.5)"
     alone = draw(session(family, recipe), **CALL)
@@ -140,6 +143,7 @@ def test_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("recipe", ["int8", "bf16", "fuse_qkv", "attention(math)", "layerwise_casting"])
 @pytest.mark.parametrize("family", ["sd", "flux"])
+@pytest.mark.diagonal
 def test_it_composes(family: str, recipe: str) -> None:
     both = session(family, f"pyramid_attention+{recipe}")
     assert psnr(draw(both, **CALL), draw(session(family, recipe), **CALL)) > 20

@@ -1,4 +1,4 @@
-"""Weights in fewer bits: which layers, what the picture keeps, what is said of it."""
+"""Weights in fewer bits: which layers, how close the image stays, what is reported."""
 
 import copy
 import functools
@@ -13,13 +13,13 @@ from tests.families import build, draw, psnr, session
 from tests.targets import target_of
 from vivace.contract import Machine
 from vivace.errors import NoEffect, RecipeError, Unsupported
-from vivace.measure.memory import weights_bytes
+from vivace.measure.memory import plain_tensors, weights_bytes
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.quantization import SCHEMES as SCHEMES_OF
-from vivace.quantization.layers import briefly, is_named
+from vivace.quantization.layers import matches, summarise
 from vivace.quantization.scheme import Settings
-from vivace.quantization.torchao_tensors import int8_linear, int8_weight_linear
+from vivace.quantization.torchao_tensors import int8_dynamic_linear, int8_weight_linear
 from vivace.recipes.resolve import resolve
 from vivace.techniques.quantize import Quantize
 
@@ -71,9 +71,10 @@ def test_the_picture_stays_near_and_the_weights_shrink(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.diagonal
 def test_whatever_the_precision(dtype: str, scheme: str) -> None:
     if dtype == "fp16":
-        # fp16 on a CPU is slow, so one product stands for the picture.
+        # fp16 on a CPU is slow, so one matmul stands for the image.
         pipe = build("sd").to(torch.float16)
         vivace.apply(pipe, f"quantize({scheme})")
         layer = pipe.unet.mid_block.attentions[0].transformer_blocks[0].ff.net[2]
@@ -97,6 +98,7 @@ def test_a_prompt_of_zeros_is_no_division_by_zero(scheme: str) -> None:
 
 @pytest.mark.parametrize("component", ["text_encoder", "text_encoder_2", "vae"])
 @pytest.mark.parametrize("scheme", ["int8_dynamic", "fp8", "nf4"])
+@pytest.mark.diagonal
 def test_by_component(component: str, scheme: str) -> None:
     pipe = build("flux")
     reference = draw(vivace.apply(pipe), num_inference_steps=8, height=128, width=128)
@@ -136,7 +138,8 @@ def test_convolutions_where_the_scheme_can(component: str) -> None:
     assert psnr(draw(made), draw(reference)) > 35
     assert weights_bytes(made.pipe) < 0.9 * weights_bytes(reference.pipe)
     with pytest.raises(
-        RecipeError, match="nf4 of torchao knows no convolutions; those that do: int8 of torchao"
+        RecipeError,
+        match="nf4 of torchao does not take convolutions; those that do: int8 of torchao, int8 of sdnq",
     ):
         resolve("quantize(nf4, convolutions=True)")
 
@@ -152,7 +155,7 @@ def test_what_is_left_alone_is_named_and_says_why() -> None:
     assert "proj_out: skip" in kept
     assert "single_transformer_blocks.*.attn.to_q (5): skip" in kept
     assert "transformer_blocks.*.attn.to_q (2): fewer than 30000 weights" in kept
-    assert any(line.startswith("transformer_blocks.*.norm1.linear (2): one row a picture") for line in kept)
+    assert any(line.startswith("transformer_blocks.*.norm1.linear (2): one row an image") for line in kept)
     layers = linears(made.pipe.transformer)
     assert not is_quantised(layers["proj_out"])
     assert not is_quantised(layers["single_transformer_blocks.0.attn.to_q"])
@@ -163,13 +166,13 @@ def test_what_is_left_alone_is_named_and_says_why() -> None:
 
 
 def test_names_and_patterns() -> None:
-    assert is_named("a.0.attn.to_q", "to_q")
-    assert is_named("a.0.attn.to_q", "attn")
-    assert is_named("a.0.attn.to_q", "a.*.to_*")
-    assert is_named("a.10.attn.to_q", "a.10")
-    assert not is_named("a.10.attn.to_q", "a.1")
-    assert not is_named("a.0.attn.to_q", "q")
-    assert briefly(["a.0.b", "a.1.b", "c_1"]) == ["a.*.b (2)", "c_1"]
+    assert matches("a.0.attn.to_q", "to_q")
+    assert matches("a.0.attn.to_q", "attn")
+    assert matches("a.0.attn.to_q", "a.*.to_*")
+    assert matches("a.10.attn.to_q", "a.10")
+    assert not matches("a.10.attn.to_q", "a.1")
+    assert not matches("a.0.attn.to_q", "q")
+    assert summarise(["a.0.b", "a.1.b", "c_1"]) == ["a.*.b (2)", "c_1"]
 
 
 def test_a_scheme_leaves_alone_what_its_kernels_cannot() -> None:
@@ -183,7 +186,7 @@ def test_a_scheme_leaves_alone_what_its_kernels_cannot() -> None:
     assert is_quantised(pipe.unet.time_embedding.linear_2)
 
 
-def test_a_run_that_widens_them_for_good_refutes_it() -> None:
+def test_a_run_that_dequantises_them_for_good_refutes_it() -> None:
     made = session("sd", "nf4")
     layer = made.pipe.unet.time_embedding.linear_1
     layer.weight = torch.nn.Parameter(torch.zeros(layer.weight.shape))
@@ -207,6 +210,7 @@ def test_a_run_that_widens_them_for_good_refutes_it() -> None:
         ),  # seconds of tracing each; the others are drawn with the compositions
     ],
 )
+@pytest.mark.slow("fp8-compile*")
 def test_it_composes(scheme: str, recipe: str) -> None:
     alone, both = session("sd", scheme), session("sd", f"{scheme}+{recipe}")
     # Fused rows have their own scales; one of the whole input is shared.
@@ -224,9 +228,7 @@ def quantized(scheme: str, **made: Any) -> tuple[torch.nn.Linear, torch.nn.Linea
     }
     ours = torch.nn.Linear(192, 64, **made).requires_grad_(False)
     theirs = copy.deepcopy(ours)
-    SCHEMES_OF["torchao", scheme].change(
-        ours, Settings(machine(9, 0), has_data=ours.weight.device.type != "meta")
-    )
+    SCHEMES_OF["torchao", scheme].convert(ours, Settings(machine(9, 0)))
     ao.quantize_(theirs, configs[scheme](set_inductor_config=False))
     return ours, theirs
 
@@ -241,7 +243,9 @@ def test_int8_dynamic_is_torchao_s_to_the_last_bit(dtype: torch.dtype, num_rows:
         inputs[0, 0] = 0
         assert torch.equal(ours(inputs), theirs(inputs))
         for rows in (inputs, inputs[0]):
-            assert torch.equal(int8_linear(rows, ours.weight, ours.bias), theirs(rows)), "what a GPU is given"
+            assert torch.equal(int8_dynamic_linear(rows, ours.weight, ours.bias), theirs(rows)), (
+                "what a GPU is given"
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -282,7 +286,8 @@ def test_compiled_on_a_gpu_int8_is_scaled_in_fp32() -> None:
     assert traced(theirs, inputs) == [["torch.bfloat16", "torch.bfloat16"]]
 
 
-def test_inductor_does_not_know_a_product_that_is_scaled_in_fp32() -> None:
+@pytest.mark.long
+def test_inductor_does_not_recognise_a_matmul_that_is_scaled_in_fp32() -> None:
     """It would make `_weight_int8pack_mm` of it, which on a GPU is for a few rows."""
     from torch._dynamo.utils import counters
     from torch._inductor.utils import fresh_cache
@@ -297,7 +302,7 @@ def test_inductor_does_not_know_a_product_that_is_scaled_in_fp32() -> None:
             torch.compile(function)(inputs)
         return int(counters["inductor"]["woq_matcher_count"])
 
-    assert known(layer) == 1, "torchao's own product, which a CPU is left with"
+    assert known(layer) == 1, "torchao's own matmul, which stays on a CPU"
     assert known(lambda rows: int8_weight_linear(rows, layer.weight, layer.bias)) == 0
 
 
@@ -332,7 +337,7 @@ def test_nothing_of_the_process_is_changed() -> None:
     ("recipe", "said"),
     [
         ("quantize(int8, granularity=tensor)", "granularity=tensor is for fp8 schemes"),
-        ("quantize(fp8, convolutions=True)", "fp8 of torchao knows no convolutions"),
+        ("quantize(fp8, convolutions=True)", "fp8 of torchao does not take convolutions"),
         ("quantize(int3)", "int8, int8_dynamic"),
         ("quantize(int8, backend=llama)", "torchao"),
         ("int8+fp8@denoiser", "both set the weights of denoiser"),
@@ -366,6 +371,7 @@ def test_what_it_cannot_do_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("recipe", "share"), [("nf4", 0.28), ("int4", 0.28)])
+@pytest.mark.usefixtures("shallow")
 def test_its_memory_is_predicted(recipe: str, share: float) -> None:
     """T5 is nearly all Linear but for its embeddings, 0.26 GB; FLUX's in bf16 is 9.5 GB."""
     plain = of("flux-dev", "steps(1)", text="embeddings")
@@ -374,6 +380,31 @@ def test_its_memory_is_predicted(recipe: str, share: float) -> None:
     assert share - 0.03 < (after.num_bytes - 0.263e9) / (before.num_bytes - 0.263e9) < share
     assert stored.model_bytes - plain.model_bytes == after.num_bytes - before.num_bytes
     assert stored.peak_bytes < plain.peak_bytes
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, "fp8_static"])
+def test_a_pipeline_without_weights_takes_as_much(scheme: str) -> None:
+    """Nothing is calibrated there, so no prompts are needed."""
+    weightless = find_weightless("tiny-sd").build()
+    target = target_of(Machine("cpu", "a CPU", None, None), pipe=weightless)
+    (call,) = resolve(f"quantize({scheme})").techniques
+    technique = Quantize(**call.knobs)  # type: ignore[arg-type]
+    assert technique.unsupported(target) is None
+    effect = technique.predict(target)
+    if scheme == "fp8_static":
+        with pytest.raises(Unsupported, match="there are no prompts"):
+            session("sd", scheme)
+        real = vivace.apply(build("sd"), "quantize(fp8_static, pictures=1)", prompts=["a star"])
+    else:
+        real = session("sd", f"quantize({scheme})")
+    applied = real.effects["quantize@denoiser"]
+    assert effect.changed == {key: applied[key] for key in effect.changed}
+    assert all(tensor.is_meta for tensor in weightless.unet.parameters())
+    parts = (weightless.unet, real.pipe.unet)
+    predicted, held = (
+        sum(p.numel() * p.element_size() for t in m.parameters() for p in plain_tensors(t)) for m in parts
+    )
+    assert predicted == pytest.approx(held, rel=0.001)
 
 
 def test_int4_on_a_gpu_is_two_weights_a_byte() -> None:

@@ -1,4 +1,4 @@
-"""Scales of activations that are chosen before drawing: calibrated, kept, and read back."""
+"""Static scales of activations: calibrated, cached, and loaded again."""
 
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,13 @@ def how(made: Session) -> Any:
 
 def test_it_is_calibrated_once_and_draws_the_same_when_reloaded(cache: Path) -> None:
     first = opened()
-    assert how(first) == "calibrated on 2 pictures"
+    assert how(first) == "calibrated on 2 images"
     (file,) = cache.iterdir()
     assert first.effects["quantize@denoiser"]["scales_file"] == file.name
     picture = draw(first)
     assert 25 < psnr(picture, draw(opened("baseline"))) < 60
     second = opened()
-    assert how(second) == "reloaded, calibrated on 2 pictures"
+    assert how(second) == "reloaded, calibrated on 2 images"
     assert np.array_equal(draw(second), picture)
     assert second.evidence() == first.evidence()
     assert second.refuted({}) is None
@@ -98,16 +98,16 @@ def test_a_damaged_file_is_made_anew(cache: Path, content: bytes) -> None:
     (file,) = cache.iterdir()
     file.write_bytes(content)
     again = opened()
-    assert how(again) == "calibrated on 2 pictures"
+    assert how(again) == "calibrated on 2 images"
     assert np.array_equal(draw(again), picture)
-    assert how(opened()) == "reloaded, calibrated on 2 pictures"
+    assert how(opened()) == "reloaded, calibrated on 2 images"
 
 
 def test_a_cache_that_cannot_be_written_to_costs_the_file_alone(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "file"))
     made = opened()
-    assert how(made) == "calibrated on 2 pictures"
+    assert how(made) == "calibrated on 2 images"
     assert made.effects["quantize@denoiser"]["scales_file"] == "not kept"
 
 

@@ -28,20 +28,21 @@ CALL: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("family", "sampler"), [*(("sd", name) for name in SD), *(("flux", name) for name in FLUX)]
 )
+@pytest.mark.quick("sd-dpmpp_2m", "sd-dpmpp_2m_sde", "sd-unipc", "sd-lcm", "flux-dpmpp_2m", "flux-flow_lcm")
 def test_it_draws_what_the_prompt_says_and_the_seed_alone_decides(family: str, sampler: str) -> None:
     if sampler == "dpmpp_sde":
         pytest.importorskip("torchsde")
     made, call = session(family, f"scheduler({sampler})"), CALL[family]
     first = draw(made, A, **call)
-    torch.manual_seed(12)  # of no concern
-    assert np.array_equal(draw(made, A, **call), first)
     assert faults((first[0] * 255).round().astype(np.uint8)) == []
-    other = draw(made, B, **call)
-    assert psnr(first, other) < 18, "the prompt decides"
-    assert psnr(first, draw(made, A, seed=1, **call)) < 60
+    torch.manual_seed(12)  # of no concern
     both = draw(made, [A, B], **call)
     assert psnr(both[0], first[0]) > 60, "of a batch each picture is what it is alone"
-    assert psnr(both[1], draw(made, B, seed=1, **call)[0]) > 60
+    other = draw(made, B, seed=1, **call)
+    assert psnr(both[1], other[0]) > 60
+    again = draw(made, A, seed=1, **call)
+    assert psnr(again, first) < 60
+    assert psnr(again, other) < 18, "the prompt decides"
 
 
 def test_every_sampler_is_drawn_above_or_refused_by_the_embedded_models() -> None:

@@ -18,8 +18,8 @@ from vivace.measure.timer import PipelineTimer
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.step_caching.cache_state import relative_change
 from vivace.step_caching.flux_residual import watching_residuals
-from vivace.step_caching.step_cache import relative_change
 from vivace.techniques.seacache import Seacache, grid_of, sea_filtered, sea_gain
 
 CALL = {"num_inference_steps": 12}
@@ -237,6 +237,7 @@ def test_a_picture_that_is_no_square() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["seacache(0.5)", "seacache(0.5, order=1)"])
+@pytest.mark.quick("seacache(0.5)")
 def test_compiled_it_has_no_break(recipe: str) -> None:
     alone = draw(session("flux", recipe), **CALL)
     made = session("flux", f"{recipe}+compile(backend=eager)")
@@ -293,6 +294,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
     assert Seacache(hits=0.5).unsupported(target) is None
 
 
+@pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted_with_what_is_kept() -> None:
     found = find_weightless("synthetic:flux-dev")
     plain, cached, two = (

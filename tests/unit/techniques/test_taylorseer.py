@@ -15,8 +15,8 @@ from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.contract import component_of
 from vivace.errors import RecipeError, Unsupported
 from vivace.recipes.resolve import resolve
-from vivace.step_caching.step_cache import Memory
-from vivace.techniques.taylorseer import Taylorseer, _predicted
+from vivace.step_caching.cache_state import CacheState
+from vivace.techniques.taylorseer import Taylorseer, _extrapolated
 
 CALL = {"num_inference_steps": 12}
 
@@ -30,20 +30,21 @@ def _fresh_compiler() -> None:
 @pytest.mark.parametrize("order", [0, 1, 2, 3])
 def test_a_polynomial_path_is_continued_exactly(order: int) -> None:
     """Newton's differences of a straight line are its slope; of order 0, the last value is repeated."""
-    made, memory = Taylorseer(order=order), Memory()
+    made, state = Taylorseer(order=order), CacheState()
     for step in (0, 1, 3):
-        memory.step = step
-        memory.before, memory.kept = memory.kept, ()
-        memory.kept = made._continued(memory, (torch.tensor([2.0 * step + 1], dtype=torch.float64),))
-    assert len(memory.kept) == min(order, 2) + 1
-    memory.step = 5
-    (found,) = _predicted(memory)
+        state.step = step
+        state.previous, state.kept = state.kept, ()
+        state.kept = made._factors(state, (torch.tensor([2.0 * step + 1], dtype=torch.float64),))
+    assert len(state.kept) == min(order, 2) + 1
+    state.step = 5
+    (found,) = _extrapolated(state)
     assert found.dtype == torch.float64
     assert float(found) == pytest.approx(7 if order == 0 else 11)
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize(("interval", "warmup"), [(3, 3), (2, 1), (4, 2)])
+@pytest.mark.diagonal
 def test_it_draws_what_diffusers_draws(order: int, interval: int, warmup: int) -> None:
     pipe = build("flux")
     config = TaylorSeerCacheConfig(
@@ -99,6 +100,7 @@ def test_batches_and_guidance_that_is_cut_off() -> None:
 
 @pytest.mark.parametrize("extra", ["", "+bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("flux-")
 def test_compiled_it_has_no_break(family: str, extra: str) -> None:
     alone = draw(session(family, f"taylorseer{extra}"), **CALL)
     made = session(family, f"taylorseer+compile(backend=eager){extra}")
@@ -121,6 +123,7 @@ def test_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("recipe", ["int8", "bf16@denoiser", "fuse_qkv", "inference_mode", "prompt_cache"])
 @pytest.mark.parametrize("family", ["sd", "flux"])
+@pytest.mark.diagonal
 def test_it_composes(family: str, recipe: str) -> None:
     picture = draw(session(family, f"taylorseer+{recipe}"), **CALL)
     assert psnr(picture, draw(session(family, "taylorseer"), **CALL)) > 15

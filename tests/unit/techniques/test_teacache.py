@@ -24,9 +24,9 @@ from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calibration import calibrate_teacache
-from vivace.step_caching.step_cache import relative_change
-from vivace.step_caching.teacache_fit import FLUX_DEV, Fit, find_fit, fitted, keep
-from vivace.techniques.teacache import Teacache, watching
+from vivace.step_caching.cache_state import relative_change
+from vivace.step_caching.teacache_fit import Fit, fit_polynomial, keep, watching_changes
+from vivace.techniques.teacache import FLUX_DEV, Teacache, find_fit
 
 CALL = {"num_inference_steps": 12}
 LINE = Fit((1.0, 0.0), model="a line", high=10.0)
@@ -168,6 +168,7 @@ def test_batches() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "graphs"), [("teacache(hits=0.5)", 2), ("teacache(0.3)", 3)])
+@pytest.mark.quick("teacache(0.3)-3")
 def test_compiled_it_has_no_break(recipe: str, graphs: int, cache: Path) -> None:
     alone = draw(with_fit(recipe), **CALL)
     made = with_fit(f"{recipe}+compile(backend=eager)")
@@ -228,6 +229,7 @@ def test_what_cannot_be_is_said_in_words(cache: Path) -> None:
     assert Teacache(hits=0.5).unsupported(target) is None
 
 
+@pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted_with_the_residual() -> None:
     found = find_weightless("synthetic:flux-dev")
     plain, cached = (predict(found, resolve(recipe)) for recipe in ("baseline", "teacache(hits=0.5)"))
@@ -263,17 +265,17 @@ def test_outside_of_what_was_seen() -> None:
 def test_a_fit_finds_the_polynomial_again() -> None:
     x = np.linspace(0.1, 1, 40)
     y = 3 * x**2 - 0.5 * x + 0.2
-    fit = fitted(list(zip(x, y, strict=True)), 2, "made up", 41)
+    fit = fit_polynomial(list(zip(x, y, strict=True)), 2, "made up", 41)
     assert fit.coefficients == pytest.approx((3, -0.5, 0.2))
     assert (fit.residual, fit.explained) == (pytest.approx(0, abs=1e-9), pytest.approx(1))
     assert (fit.low, fit.high, fit.num_pairs, fit.degree) == (0.1, 1.0, 40, 2)
-    noisy = fitted(list(zip(x, y + 0.1 * (-1) ** np.arange(40), strict=True)), 2, "made up", 41)
+    noisy = fit_polynomial(list(zip(x, y + 0.1 * (-1) ** np.arange(40), strict=True)), 2, "made up", 41)
     assert noisy.residual == pytest.approx(0.1, rel=0.1)
     assert noisy.explained < 1
     with pytest.raises(ValueError, match="3 pairs of steps are too few for a polynomial of degree 2"):
-        fitted([(0.1, 0.1)] * 3, 2, "made up", 4)
+        fit_polynomial([(0.1, 0.1)] * 3, 2, "made up", 4)
     with pytest.raises(ValueError, match="not finite"):
-        fitted([(math.nan, 0.1)] * 6, 2, "made up", 4)
+        fit_polynomial([(math.nan, 0.1)] * 6, 2, "made up", 4)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"version": 0}', '{"version": 1, "fit": {"model": ""}}'])
@@ -289,10 +291,10 @@ def test_a_damaged_file_counts_as_none(content: str, cache: Path) -> None:
 def test_what_is_watched_is_what_changes() -> None:
     transformer = build("flux").transformer
     given = inputs(transformer)
-    with torch.no_grad(), watching(transformer) as (changes, start_picture):
+    with torch.no_grad(), watching_changes(transformer) as (changes, start_image):
         for timestep in (0.9, 0.8):
             outputs = transformer(**given | {"timestep": torch.tensor([timestep])}).sample
-        start_picture()
+        start_image()
         again = transformer(**given | {"timestep": torch.tensor([0.7])}).sample
         assert len(changes) == 1, "pictures are not compared with each other"
         transformer(**given | {"timestep": torch.tensor([0.7])}, return_dict=False)
@@ -348,6 +350,6 @@ def test_what_cannot_be_calibrated(cache: Path, monkeypatch: pytest.MonkeyPatch,
         calibrate_teacache(
             find_model("tiny-flux"), "cpu", ["a star"], num_pictures=1, call={"num_inference_steps": 4}
         )
-    with pytest.raises(Unsupported, match="random weights, so there is nothing to learn"):
+    with pytest.raises(Unsupported, match="random weights, so there is nothing to measure"):
         calibrate_teacache(find_model("synthetic:flux-dev"), "cpu", ["a star"])
     assert not cache.exists()

@@ -16,6 +16,7 @@ PROMPTS = ["a red circle", "a blue square", "a star"]
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", [(64, 64), (64, 96), (96, 64), (112, 80)])
+@pytest.mark.diagonal
 def test_tiles_make_a_whole_picture_near_the_untiled_one(family: str, size: tuple[int, int]) -> None:
     height, width = size
     reference = draw(session(family), height=height, width=width)
@@ -109,6 +110,7 @@ def test_they_compose(recipe: str) -> None:
     assert both.evidence()["vae_slices"] == 3 * 9, "nine tiles a picture"
 
 
+@pytest.mark.usefixtures("shallow")
 def test_their_memory_is_predicted() -> None:
     def vae(recipe: str, batch: int, name: str = "sdxl") -> int:
         return predict(find_weightless(name), resolve(recipe), batch=batch).stages["vae"]

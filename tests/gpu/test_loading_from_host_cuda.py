@@ -1,4 +1,4 @@
-"""Models that wait in the host's memory until a recipe has made them smaller. `python -m pytest -m gpu tests/gpu`."""
+"""Models kept in host memory until a recipe has made them smaller. `python -m pytest -m gpu tests/gpu`."""
 
 import gc
 
@@ -45,8 +45,8 @@ def test_the_gpu_never_holds_the_whole_model(model: str, recipe: str) -> None:
 @pytest.mark.parametrize(
     "recipe", ["int8", "bf16+int8", "fuse_qkv+int8+channels_last", "offload(sequential)"]
 )
-def test_the_picture_is_the_one_of_a_model_on_the_gpu(model: str, recipe: str) -> None:
+def test_the_image_is_that_of_a_model_loaded_on_the_gpu(model: str, recipe: str) -> None:
     found = find_model(model)
-    there = session_of(load_pipeline(found, "cuda"), found, resolve(recipe), "cuda")
-    waited = vivace.load(model, recipe, device="cuda")
-    assert psnr(draw(waited, num_inference_steps=4), draw(there, num_inference_steps=4)) > 40
+    on_gpu = session_of(load_pipeline(found, "cuda"), found, resolve(recipe), "cuda")
+    on_host = vivace.load(model, recipe, device="cuda")
+    assert psnr(draw(on_host, num_inference_steps=4), draw(on_gpu, num_inference_steps=4)) > 40

@@ -1,0 +1,52 @@
+"""What a step cache knows within a call: the kept tensors, the step, the timestep, how far inputs have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class CacheState:
+    """What is known about one kind of the denoiser's calls, from a call of the pipeline's start to its end.
+
+    Guidance that takes two calls of the denoiser per step makes two kinds, each with a state.
+
+    Attributes:
+        step: the step that is being decided, from 0.
+        kept: tensors that a hit can reuse.
+        previous: what was kept before, while a step is computed, for a `keep` that builds on it.
+        shape: of the input that `kept` was computed for.
+        inputs: the denoiser's keyword arguments, while the step is being decided.
+        notes: whatever the technique wants to remember.
+    """
+
+    step: int = -1
+    kept: tuple[torch.Tensor, ...] = ()
+    previous: tuple[torch.Tensor, ...] = ()
+    shape: Hashable = None
+    inputs: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+Look = Callable[[], Any]
+"""Computes what a hit is decided by, e.g. the modulated input of the first block."""
+IsHit = Callable[[CacheState, Look], bool]
+"""Whether the step can be skipped. Asked in every step; a step for which nothing is kept is computed all the same."""
+
+
+def timestep_of(pipe: Any, state: CacheState) -> float:
+    """Return the timestep of the step that is being decided; the scheduler is read once per call."""
+    if "timesteps" not in state.notes:
+        state.notes["timesteps"] = pipe.scheduler.timesteps.tolist()[-pipe.num_timesteps :]
+    timesteps = state.notes["timesteps"]
+    return float(timesteps[min(state.step, len(timesteps) - 1)])
+
+
+def relative_change(new: torch.Tensor, old: torch.Tensor) -> float:
+    """Return the L1 norm of the difference, divided by that of the older tensor."""
+    return float((new.float() - old.float()).abs().mean() / old.float().abs().mean())

@@ -1,0 +1,166 @@
+"""The base of all step caches."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from pydantic import model_validator
+
+from vivace.contract import CallContext, Component, Effect, Stage, Target, Technique, knob
+from vivace.step_caching.cache_state import IsHit
+from vivace.step_caching.cached_denoiser import has_step_cache
+from vivace.step_caching.schedule import StepCounter, evenly_spaced, never
+
+Changed = dict[str, int | float | str]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """When a step is a hit, and what the Record says about that."""
+
+    is_hit: IsHit
+    changed: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A cache that a denoiser has been given.
+
+    Attributes:
+        counter: counts its steps, and makes its evidence of them.
+        changed: what the Record says about it.
+        contexts: see `Effect`.
+    """
+
+    counter: StepCounter
+    changed: Mapping[str, int | float | str] = field(default_factory=dict)
+    contexts: Mapping[Component, CallContext] = field(default_factory=dict)
+
+
+class StepCache(Technique):
+    """A technique that skips some steps of the denoiser, or parts of them, and reuses what other steps computed.
+
+    A subclass declares its own knobs and says which denoisers it takes (`unsupported_denoiser`), what is cached
+    (`attach`) and when a step is a hit (`decision`). The schedule by `hits`, and the prediction of memory, need no
+    decision and are made here.
+
+    Attributes:
+        replaced: the knobs that `hits` replaces; the Record names the first of them with its value.
+        replaced_in_words: those in words, e.g. "a threshold".
+        compared: what the cache compares between steps, e.g. "the modulated input"; "" where it looks at no values.
+    """
+
+    stage: ClassVar[Stage] = Stage.CACHE
+    owns: ClassVar[str] = "step cache"
+    same_picture: ClassVar[bool] = False
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    replaced: ClassVar[tuple[str, ...]]
+    replaced_in_words: ClassVar[str]
+    compared: ClassVar[str] = ""
+
+    hits: float | None = knob(None, gt=0, lt=1, tune=[0.3, 0.5, 0.65])
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Make `hits` the last knob, since a recipe's knobs have positions; pydantic puts a base's fields first."""
+        super().__pydantic_init_subclass__(**kwargs)
+        hits = cls.model_fields.pop("hits")
+        instead = f"instead of {cls.replaced_in_words}"
+        hits.description = f"share of the steps after the first that are hits, evenly spaced, {instead}"
+        cls.model_fields["hits"] = hits
+        cls.model_rebuild(force=True)
+
+    @model_validator(mode="after")
+    def _hits_or_what_they_replace(self) -> Self:
+        fields = type(self).model_fields
+        changed = any(getattr(self, name) != fields[name].default for name in self.replaced)
+        if self.hits is not None and changed:
+            raise ValueError(f"give {self.replaced_in_words} or hits, not both")
+        return self
+
+    @abstractmethod
+    def unsupported_denoiser(self, target: Target) -> str | None:
+        """Why the cache cannot work on a pipeline's denoiser, or None."""
+
+    @abstractmethod
+    def attach(self, target: Target, is_hit: IsHit) -> Attached:
+        """Give the denoiser the cache.
+
+        Raises:
+            NoEffect: nothing was there to cache.
+        """
+
+    @abstractmethod
+    def decision(self, target: Target) -> Decision:
+        """When a step is a hit, without `hits`."""
+
+    def unsupported(self, target: Target) -> str | None:
+        if target.pipe is None:
+            return None
+        if (reason := self.unsupported_denoiser(target)) is not None:
+            return reason
+        if has_step_cache(target.module("denoiser")):
+            return "the denoiser has a step cache already; only one at a time can work"
+        if self.hits is not None or not target.model.has_weights:
+            return None
+        return self.unsupported_weights(target)
+
+    def unsupported_weights(self, target: Target) -> str | None:
+        """Why, without `hits`, steps cannot be decided for the model's weights, or None."""
+        if not self.compared or not target.model.has_random_weights:
+            return None
+        return (
+            f"with random weights a threshold says nothing: how much {self.compared} changes from step to step depends "
+            f"on training; give a fixed schedule, {self.name}(hits=0.5)"
+        )
+
+    def apply(self, target: Target) -> Effect:
+        if not target.model.has_weights:
+            return self.predict(target)
+        decision = self.decision(target) if self.hits is None else Decision(evenly_spaced(self.hits))
+        return self._attached(target, decision)
+
+    def predict(self, target: Target) -> Effect:
+        """Apply to a pipeline without weights, to predict memory: all steps are computed, and kept is what can be."""
+        return self._attached(target, Decision(never))
+
+    def _attached(self, target: Target, decision: Decision) -> Effect:
+        attached = self.attach(target, decision.is_hit)
+        changed: Changed = {f"denoiser.{self.name}": self._decided_by()}
+        return Effect(
+            changed={**changed, **attached.changed, **decision.changed},
+            contexts=dict(attached.contexts),
+            around=_reset_before_call(target.module("denoiser")),
+            evidence=attached.counter.evidence,
+            refuted=attached.counter.refuted,
+        )
+
+    def _decided_by(self) -> float | str:
+        """What decides which steps are hits, for the Record: a threshold's value, or a knob with its value."""
+        if self.hits is not None:
+            return f"hits={self.hits:g}"
+        name = self.replaced[0]
+        value: float = getattr(self, name)
+        return value if name == "threshold" else f"{name}={value}"
+
+
+def names_its_context(pipe: Any) -> bool:
+    """Return whether the pipeline tells caches which call is which; of FLUX's pipelines only text-to-image does."""
+    return "cache_context" in inspect.getsource(type(pipe).__call__)
+
+
+def _reset_before_call(denoiser: Any) -> CallContext:
+    """A context around the pipeline's call. Pipelines reset caches at the end of a call, which a failed one misses."""
+
+    @contextmanager
+    def reset() -> Iterator[None]:
+        denoiser._reset_stateful_cache()
+        yield
+
+    return reset

@@ -1,0 +1,190 @@
+"""Whatever ends one of the processes that shard a denoiser ends the others, and is reported."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests import families
+from tests.forked_peers import forked_peers, lives, pids
+from vivace.errors import WorkerError
+from vivace.multi_gpu.split_tokens import _world_group_unbound
+
+RECIPE = "parallel(cfg)"
+
+
+def ends(pid: int, within_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while lives(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not lives(pid)
+
+
+@pytest.fixture
+def _forked() -> Iterator[None]:
+    with forked_peers():
+        yield
+
+
+@pytest.mark.usefixtures("_forked")
+def test_a_killed_process_is_told_at_once_and_the_others_end() -> None:
+    sharded = families.session("sd", "parallel(cfg, gpus=3)")
+    first, second = pids(sharded)
+    families.draw(sharded)
+    threading.Timer(0.5, os.kill, (first, signal.SIGKILL)).start()
+    start = time.monotonic()
+    killed = rf"\(pid {first}\) that computed on shard 1 of 3 was killed \(SIGKILL\)"
+    with pytest.raises(WorkerError, match=killed):
+        families.draw(sharded, num_inference_steps=1000)
+    assert time.monotonic() - start < 10
+    assert ends(second), "it would wait for ever"
+    with pytest.raises(WorkerError, match="load the model anew"):
+        families.draw(sharded)
+    sharded.close()
+    with families.session("sd", RECIPE) as again:
+        assert np.isfinite(families.draw(again)).all()
+
+
+@pytest.mark.usefixtures("_forked")
+def test_what_fails_in_a_peer_is_told_here() -> None:
+    with families.session("sd", RECIPE) as sharded:
+        forward = sharded.pipe.unet.forward
+        # A size that a UNet's halvings and doublings do not meet again.
+        with pytest.raises(WorkerError, match=r"ended \(1\): RuntimeError: mat1 and mat2"):
+            forward(torch.zeros(2, 4, 9, 9), 1, encoder_hidden_states=torch.zeros(2, 77, 3))
+
+
+@pytest.mark.usefixtures("_forked")
+def test_a_forgotten_session_leaves_nothing_running() -> None:
+    sharded = families.session("sd", RECIPE)
+    started = pids(sharded)
+    del sharded
+    gc.collect()
+    assert all(ends(pid) for pid in started)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.usefixtures("_forked")
+def test_a_forgotten_session_is_not_in_the_next_ones_way() -> None:
+    """A notebook's cell, run again: pipelines refer to themselves, and nothing has collected the first yet."""
+    gc.disable()
+    try:
+        first = pids(families.session("sd", RECIPE))
+        with families.session("sd", RECIPE) as second:
+            assert all(ends(pid) for pid in first)
+            families.draw(second)
+    finally:
+        gc.enable()
+
+
+def test_groups_are_not_split_off_one_that_is_bound_to_a_gpu() -> None:
+    """PyTorch would end a process that was part of another group before."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        world = dist.group.WORLD
+        assert world is not None
+        world.bound_device_id = gpu = torch.device("cuda", 0)
+        with pytest.raises(KeyError), _world_group_unbound():
+            assert world.bound_device_id is None
+            raise KeyError
+        assert world.bound_device_id == gpu
+    finally:
+        dist.destroy_process_group()
+
+
+# Whole processes, whose peers are started as a user's are. Each imports for seconds, so they start together.
+
+_DRAWS_UNTIL_KILLED = """
+import vivace
+vivace.load("tiny-sd", "parallel(cfg)")("a red circle", num_inference_steps=1000)
+"""
+
+
+def _of_session(leader: int) -> dict[int, str]:
+    """The command lines of the processes of a session; zombies have none."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # After the name, which is in brackets: state, parent, group, session.
+            session = (folder / "stat").read_text().rpartition(")")[2].split()[3]
+            if int(session) == leader and (line := (folder / "cmdline").read_text().replace("\0", " ")):
+                found[int(folder.name)] = line
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            continue
+    return found
+
+
+def _start(command: list[str]) -> Any:
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        # Whatever runs the tests in the background ignores Ctrl-C, and hands that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    generate = [sys.executable, "-m", "vivace", "generate", "a red circle", "--model", "tiny-sd"]
+    generate += ["--recipe", "parallel(cfg)+steps(1000)", "--num-images", "50", "--out"]
+    folder = tmp_path_factory.mktemp("out")
+    processes = {
+        "script": _start([sys.executable, "-c", _DRAWS_UNTIL_KILLED]),
+        "terminal": _start([*generate, str(folder / "terminal")]),
+        "first": _start([*generate, str(folder / "first")]),
+    }
+    try:
+        yield processes
+    finally:
+        for process in processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def _with_peer(process: Any) -> list[int]:
+    """The processes of its session, once the peer computes."""
+    deadline = time.monotonic() + 120
+    while not any("runtime.peer" in line for line in _of_session(process.pid).values()):
+        assert time.monotonic() < deadline, "the peer never started"
+        assert process.poll() is None
+        time.sleep(0.1)
+    time.sleep(1)
+    return list(_of_session(process.pid))
+
+
+def test_nothing_outlives_the_primary_process(started: dict[str, Any]) -> None:
+    primary = started["script"]
+    found = _with_peer(primary)
+    assert len(found) == 2
+    primary.kill()
+    primary.wait()
+    assert all(ends(pid) for pid in found)
+
+
+@pytest.mark.parametrize("to_all", [True, False], ids=["as a terminal does", "to the first process alone"])
+def test_generate_interrupted_leaves_no_process_and_no_traceback(
+    started: dict[str, Any], to_all: bool
+) -> None:
+    process = started["terminal" if to_all else "first"]
+    _with_peer(process)
+    (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert _of_session(process.pid) == {}
