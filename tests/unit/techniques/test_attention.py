@@ -250,11 +250,11 @@ def test_packages_compute_eager_and_compiled_calls(package: str) -> None:
     wanted = outer(query, key, value)
     with torch.no_grad(), redirected.inside():
         torch.testing.assert_close(outer(query, key, value), wanted, atol=0.03, rtol=0.03)
-        assert (redirected.num_redirected, calls.num_compiled) == (1, 0)
+        assert (redirected.num_redirected, redirected.num_compiled) == (1, 0)
         compiled = torch.compile(outer, backend="aot_eager", fullgraph=True)
         for _ in range(2):
             torch.testing.assert_close(compiled(query, key, value), wanted, atol=0.03, rtol=0.03)
-    assert (redirected.num_redirected, calls.num_compiled) == (1, 1)
+    assert (redirected.num_redirected, redirected.num_compiled) == (1, 1)
     assert torch.equal(key, kept), "the caller's tensors stay as they are"
 
 
