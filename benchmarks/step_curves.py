@@ -277,7 +277,7 @@ def _with(cases: Mapping[str, Case], new: Case, path: Path) -> dict[str, Case]:
 
 
 def _decides_by_content(recipe: Recipe) -> bool:
-    """Whether another prompt may take another number of operations."""
+    """Whether the number of operations may depend on the prompt."""
     return any(hasattr(t, "threshold") and getattr(t, "hits", None) is None for t in recipe)
 
 
@@ -293,7 +293,7 @@ def _calibrate(found: Found, wanted: Sequence[Recipe], prompts: Sequence[str]) -
 
 
 def _case(measured: Run, found: Found, operations: dict[str, int]) -> Case:
-    """The last of the records with its figures and work.
+    """Return the last record with its figures and work.
 
     Args:
         operations: operations by recipe, as counted before; the baseline's are added.

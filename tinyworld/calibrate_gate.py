@@ -1,15 +1,15 @@
-"""How good the quality gate is: what it says of good and of ruined recipes, seeing 39 pictures, against the truth.
+"""Measure the quality gate: its verdicts on good and bad recipes from 39 images, compared with the truth.
 
-    python -m tinyworld.calibrate_gate draw --model tiny-sd --out build/gate       pictures and the verifier's truth
+    python -m tinyworld.calibrate_gate draw --model tiny-sd --out build/gate       images and the verifier's truth
     python -m tinyworld.calibrate_gate judge --out build/gate --scorer tiny-clip --record results/quality-gate.json
     python -m tinyworld.calibrate_gate table                                       writes it into docs/quality.md
 
-The truth is the exact verifier's accuracy (everything right) over held-out captions; the gate never sees it, nor those
-captions: it sees the 13 prompts of the prompt set "tinyworld" at 3 seeds, as `vivace bench --prompt-set tinyworld`
-draws them. A recipe whose accuracy falls by 10 points or more is ruined, one that falls by under 2 is good; what lies
-between counts for neither. Recipes that are drawn already are skipped, so a run that is cut off goes on.
+The truth is the exact verifier's accuracy (everything right) over held-out captions. The gate sees neither: it sees the
+13 prompts of the prompt set "tinyworld" at 3 seeds, as in `vivace bench --prompt-set tinyworld`. A recipe whose
+accuracy falls by 10 points or more is bad, one that falls by less than 2 is good; those in between count as neither.
+Recipes with existing images are skipped, so an interrupted run resumes.
 
-Pictures are drawn in batches, each from its own seed. A step cache then decides for a batch together.
+Images are generated in batches, each from its own seed. A step cache then decides for a whole batch.
 """
 
 import argparse
@@ -80,7 +80,7 @@ RECIPES = {
 def draw_recipe(
     trial: Trial, device: str, captions: Sequence[str], scorer: evaluate.Scorer, pictures: Path
 ) -> dict[str, Any]:
-    """One recipe's 39 pictures, saved, and the verifier's accuracies over the captions."""
+    """Generate and save a recipe's 39 images; return them with the verifier's accuracies over the captions."""
     session = vivace.load(trial.model.name, trial.recipe.text, device=device)
     is_cached = "cache" in trial.recipe.text
     batch = CACHE_BATCH if is_cached else BATCH
@@ -106,7 +106,7 @@ def draw_recipe(
 
 
 def draw(session: Session, prompts: Sequence[str], seeds: Sequence[int], batch: int) -> NDArray[np.uint8]:
-    """(N, H, W, 3) pictures, each from its own seed. What is not finite is black, as PIL would make it."""
+    """Generate images (N, H, W, 3), each from its own seed. Values that are not finite become black, as with PIL."""
     made = []
     for start in range(0, len(prompts), batch):
         some = list(prompts[start : start + batch])
@@ -148,7 +148,7 @@ def draw_all(args: argparse.Namespace) -> None:
 
 
 def judge_all(args: argparse.Namespace) -> None:
-    """What the gate says of every recipe, as the report would, and how often it is right."""
+    """Judge every recipe with the gate, as the report does, and count how often it is right."""
     scorer = find_scorer(args.scorer)
     limits = (Limits() if args.limits is None else Limits(**json.loads(args.limits))).for_scorer(scorer.id)
     rows: list[dict[str, Any]] = []
@@ -203,7 +203,7 @@ def judge_model(
 
 
 def tally(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many of the ruined the gate failed, and of the good it passed."""
+    """Count the bad recipes that the gate failed, and the good ones that it passed."""
     ruined = [row for row in rows if row["fall"] >= RUINED]
     good = [row for row in rows if row["fall"] < GOOD]
     return {
@@ -216,7 +216,7 @@ def tally(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def summary_table(result: dict[str, Any]) -> str:
-    """By kind of recipe, what the gate said of it."""
+    """Return a table of the gate's verdicts by kind of recipe."""
     lines = ["| recipes | number | failed | unclear | passed |", "| --- | --- | --- | --- | --- |"]
     kinds = (
         ("ruined: fell by 10 points or more", RUINED, float("inf")),
@@ -242,7 +242,7 @@ def rows_table(result: dict[str, Any]) -> str:
 
 
 def filled(page: str, result: dict[str, Any]) -> str:
-    """The page with its two tables made of the record."""
+    """Fill the page's two tables from the record."""
     for name, make in (("gate summary", summary_table), ("gate rows", rows_table)):
         before, rest = page.split(f"<!-- {name} -->\n")
         page = f"{before}<!-- {name} -->\n{make(result)}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"

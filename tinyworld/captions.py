@@ -1,7 +1,7 @@
-"""Captions of scenes in words, and the exact way back from a caption to what it says.
+"""Write captions of scenes, and parse captions back exactly.
 
-A caption may leave out size, position, relation or background (rarely colour or shape), so what comes back is partial:
-None where the caption is silent. The verifier judges a picture against that, never against the scene it came from.
+A caption may leave out size, position, relation or background (rarely colour or shape), so a parsed description is
+partial: None for what the caption does not say. The verifier judges an image against the caption, not the scene.
 """
 
 import random
@@ -44,7 +44,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Description:
-    """What a caption says. `position` only of a lone thing; `relation` of things[0] to things[1]."""
+    """The content of a caption. `position` is set only for a single thing; `relation` is of things[0] to things[1]."""
 
     things: tuple[Thing, ...] = ()
     position: str | None = None
@@ -54,7 +54,7 @@ class Description:
 
 
 def describe(labels: Labels) -> list[Description]:
-    """The whole truth about each scene."""
+    """Return the complete description of each scene."""
     rows = zip(
         *(
             getattr(labels, name).tolist()
@@ -110,9 +110,11 @@ def _write_background(tone: str | None, kind: str | None, rng: random.Random) ->
 
 
 def write(full: Description, rng: random.Random, *, terse: float = 0.35, noise: float = 0.25) -> str:
-    """One caption of a scene. `terse`: chance to leave out size, position or background; `noise`: idle words' chance.
+    """Write a caption of a scene.
 
-    `noise=0` also keeps colour and shape in every caption (the evaluation's captions).
+    Args:
+        terse: probability of leaving out size, position or background.
+        noise: probability of meaningless words. 0 also keeps colour and shape in every caption (for evaluation).
     """
 
     def said(value: str | None, chance: float) -> str | None:
@@ -143,7 +145,7 @@ def write(full: Description, rng: random.Random, *, terse: float = 0.35, noise: 
 
 
 def _disturb(body: str, rng: random.Random) -> str:
-    """Put words that mean nothing before or after, as a real prompt does."""
+    """Add meaningless words before or after the caption, as in real prompts."""
     before, after = [], []
     if rng.random() < 0.6:
         before.append(rng.choice(PREFIXES))
@@ -188,7 +190,7 @@ _SIDEWAYS = {"left": 0, "right": 2}
 
 
 def parse(caption: str) -> Description:
-    """What a caption says; words it does not know are passed over, so any text has an answer."""
+    """Parse a caption. Unknown words are ignored, so every text can be parsed."""
     text = " ".join(re.findall(r"[a-z0-9]+", caption.lower()))
     text = re.sub(r"\bof the (?:picture|image|canvas)\b", "", text)
     tone = kind = position = None
@@ -226,7 +228,7 @@ def parse(caption: str) -> Description:
 
 
 MISTAKES = ("colour", "shape", "relation", "position")
-"""What `mistaken` can get wrong."""
+"""The kinds of mistakes that `mistaken` can make."""
 
 _WORDS_OF = {
     "colour": COLOUR_WORDS,
@@ -241,9 +243,9 @@ _SAID = {
 
 
 def mistaken(caption: str, mistake: str, rng: random.Random) -> str | None:
-    """The caption with one colour, shape, relation or position exchanged for another; None if it says none.
+    """Replace one colour, shape, relation or position of the caption with another; None if it has none.
 
-    All else keeps its wording, so that nothing but the mistake tells the two apart.
+    Everything else keeps its wording, so that the mistake is the only difference.
     """
     table = _WORDS_OF[mistake]
     background = _BACKGROUND_AT.search(caption.lower())

@@ -1,10 +1,10 @@
-"""What a training takes from one machine to the next: one archive, in parts small enough to travel.
+"""Move a training from one machine to another: one archive, split into small parts.
 
-    python -m tinyworld.carry build/flux        unpacks parts lying in a folder beside them
+    python -m tinyworld.carry build/flux        unpacks the parts in a folder
 
-Taken along are finished models, the facts of every training, and the checkpoints of unfinished ones, made slim. A slim
-checkpoint has the weights and their running mean rounded to fp16 (at most a fiftieth of what one optimiser step moves
-them) and the second moment in bf16; Adam rebuilds the first moment in some twenty steps. So 6 bytes a parameter.
+The archive has finished models, the facts of every training, and compact checkpoints of unfinished ones. A compact
+checkpoint has the weights and their running mean in fp16 (the rounding is at most a fiftieth of an optimiser step) and
+the second moment in bf16; Adam rebuilds the first moment in about twenty steps. This takes 6 bytes per parameter.
 """
 
 import argparse
@@ -22,14 +22,14 @@ MANIFEST = "carry.json"
 
 
 def is_finished(out: Path, name: str) -> bool:
-    """Whether the training of that name has spent its budget."""
+    """Whether the training of that name has used its budget."""
     facts = out / f"{name}.json"
     return facts.exists() and json.loads(facts.read_text()).get("finished", False)
 
 
 def slim(checkpoint: Path) -> bytes:
-    """The checkpoint in 6 bytes a parameter; `loop.Loop` resumes from it as from a whole one."""
-    import torch  # seconds, which the driver's clock should not lose before it starts anything
+    """Return the checkpoint in 6 bytes per parameter; `loop.Loop` resumes from it as from a full one."""
+    import torch  # imported late: it takes seconds, which would delay the start of the first training
 
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)
     for part in ("weights", "ema"):
@@ -55,10 +55,10 @@ def _contents(out: Path, leave: frozenset[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def pack(out: Path, to: Path, leave: frozenset[str] = frozenset()) -> int:
-    """Write `to`/carry.000, ... and their manifest; return bytes. `leave`: names in `out` that need not travel.
+    """Write `to`/carry.000, ... and their manifest; return the bytes. `leave`: names in `out` to leave out.
 
-    The manifest goes first and last comes the old parts' removal, so a stop in between is seen by `unpack` as parts
-    that do not fit the manifest, never as a model with torn weights.
+    The manifest is written first and old parts are removed last, so that after an interruption `unpack` finds parts
+    that do not match the manifest, never a model with damaged weights.
     """
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
@@ -85,12 +85,14 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def unpack(source: Path, out: Path) -> None:
-    """Put back what `pack` wrote; whatever of the same name lies in `out` is replaced."""
+    """Unpack what `pack` wrote, replacing anything of the same name in `out`."""
     manifest = json.loads((source / MANIFEST).read_text())
     parts = [(source / f"carry.{number:03}").read_bytes() for number in range(len(manifest))]
     for number, (part, digest) in enumerate(zip(parts, manifest, strict=True)):
         if hashlib.sha256(part).hexdigest() != digest:
-            raise ValueError(f"{source}/carry.{number:03} is torn or from another set; bring the parts again")
+            raise ValueError(
+                f"{source}/carry.{number:03} is damaged or from another set; copy the parts again"
+            )
     with tarfile.open(fileobj=io.BytesIO(b"".join(parts))) as tar:
         for folder in {Path(name).parts[0] for name in tar.getnames() if "/" in name}:
             shutil.rmtree(out / folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""tiny-clip, the scorer: its network and folder. No weight of it conditions a picture, or scores would be circular."""
+"""tiny-clip, the scorer: its network and folder. No generator uses its weights, or scores would be circular."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ WIDTH, LAYERS, HEADS = 128, 3, 4
 
 
 def build() -> CLIPModel:
-    """1.35 M parameters: text of 32 tokens, pictures of 16x16 patches.
+    """Build the network of 1.35 M parameters: text of 32 tokens, images of 16x16 patches.
 
-    With patches of 16 pixels, which hold a third of an object, shapes were told apart in 64 % of cases after 3,900
+    With patches of 16 pixels, which hold a third of an object, shapes were distinguished in 64 % of cases after 3,900
     steps.
     """
     words = tokenizer.build()
@@ -48,7 +48,7 @@ def build() -> CLIPModel:
 
 
 def build_processor() -> CLIPProcessor:
-    """Pictures to 128 px and -1..1, prompts to 32 tokens."""
+    """Build the processor: images of 128 px in -1..1, prompts of 32 tokens."""
     half = [0.5, 0.5, 0.5]
     pictures = CLIPImageProcessor(
         size={"shortest_edge": SIDE},
@@ -72,8 +72,8 @@ def embed_captions(model: CLIPModel, ids: Tensor) -> Tensor:
 
 
 def save(folder: Path, model: CLIPModel) -> None:
-    """Write the fp16 folder with its processor, whole or not at all."""
-    with networks.whole(folder) as unsaved:
+    """Write the fp16 folder with its processor atomically."""
+    with networks.atomic_folder(folder) as unsaved:
         networks.half(model, build()).save_pretrained(unsaved, safe_serialization=True)
         build_processor().save_pretrained(unsaved)
         networks.load_in_fp32(unsaved)

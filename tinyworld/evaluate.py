@@ -1,9 +1,9 @@
-"""Measure the shipped models against the gates, through diffusers' own pipeline, and write the record.
+"""Measure the shipped models against their limits with diffusers' pipeline, and write the record.
 
     python -m tinyworld.evaluate --record results/tinyworld-sd.json
 
-The 500 captions are of held-out combinations (see `scenes.held_out`), picture k is drawn from seed 1000 + k whatever
-the batch, and the weights are the fp16 ones of the package.
+The 500 captions are of held-out combinations (see `scenes.held_out`). Image k has seed 1000 + k whatever the batch
+size. The weights are the fp16 weights of the package.
 """
 
 import argparse
@@ -77,14 +77,14 @@ VARIATIONS = (
     replace(DEFAULT, vae="tiny_vae"),
     replace(DEFAULT, dtype="bf16"),
     replace(DEFAULT, dtype="fp32"),
-    # Quality must fall when a recipe is too greedy, or the models could not tell a good recipe from a bad one.
+    # Quality must drop for aggressive settings, or the models could not distinguish good recipes from bad ones.
     *(replace(DEFAULT, scheduler="dpmpp_2m", steps=steps) for steps in (1, 2, 4, 8)),
     *(replace(DEFAULT, guidance=guidance) for guidance in (0.0, 1.0)),
 )
 
 
 def held_out_captions(number: int) -> list[str]:
-    """Captions of held-out combinations, in synonyms and with omissions, but without idle words."""
+    """Return captions of held-out combinations, with synonyms and omissions, but without meaningless words."""
     rng = random.Random(CAPTION_SEED)
     labels = scenes.sample(number, CAPTION_SEED, "held_out")
     return [captions.write(full, rng, noise=0.0) for full in captions.describe(labels)]
@@ -110,7 +110,7 @@ def call(pipe: DiffusionPipeline, prompts: Sequence[str], batch: int, **told: An
 
 
 class Scorer:
-    """The verifier over a few processes: it costs ten milliseconds a picture."""
+    """Runs the verifier in several processes: it takes ten milliseconds per image."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -136,9 +136,9 @@ class Scorer:
 def round_trips(
     vae_folder: Path, tiny_folder: Path, number: int, device: str, scorer: Scorer
 ) -> dict[str, Any]:
-    """Both VAEs on true scenes, fp16 weights in fp32 arithmetic: accuracies and PSNR.
+    """Measure accuracies and PSNR of both VAEs on true scenes, with fp16 weights in fp32 arithmetic.
 
-    "tiny_vae" decodes the big encoder's latents, as it does in a pipeline; "tiny_vae_alone" encodes too.
+    "tiny_vae" decodes the big encoder's latents, as in a pipeline; "tiny_vae_alone" also encodes.
     """
     vae = AutoencoderKL.from_pretrained(vae_folder).to(device)
     tiny = AutoencoderTiny.from_pretrained(tiny_folder).to(device)
@@ -164,11 +164,11 @@ def round_trips(
         error = float(np.square((pictures.astype(np.float32) - truth) / 255).mean())
         out[name] = {"psnr_db": round(psnr(error), 2), "accuracies": scorer(pictures, prompts)}
     for name, trip in out.items():
-        print(f"round trip {name}  {trip.get('psnr_db', '')}  {in_words(trip['accuracies'])}", flush=True)
+        print(f"round trip {name}  {trip.get('psnr_db', '')}  {summarise(trip['accuracies'])}", flush=True)
     return out
 
 
-def in_words(accuracies: dict[str, dict[str, float]]) -> str:
+def summarise(accuracies: dict[str, dict[str, float]]) -> str:
     return "  ".join(f"{key} {value['accuracy']:.4f}" for key, value in accuracies.items())
 
 
@@ -189,17 +189,17 @@ def measure(
         pictures = draw(load_pipe(weights, setting, device), prompts, setting)
         row = {**asdict(setting), "accuracies": scorer(pictures, prompts)}
         rows.append(row)
-        print(*asdict(setting).values(), in_words(row["accuracies"]), sep="  ", flush=True)
+        print(*asdict(setting).values(), summarise(row["accuracies"]), sep="  ", flush=True)
     return rows
 
 
 def gates(trips: dict[str, Any], default: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each gate: what was wanted, what was measured, and whether that is enough."""
+    """Return each limit with the measured figure, and whether it is reached."""
     return judge(GATES, {"vae": trips["vae"], "tiny_vae": trips["tiny_vae"], "sd": default})
 
 
 def judge(wanted: dict[str, dict[str, float]], measured: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each model's figures, in percent of 1 or dB, against the least that is wanted of them."""
+    """Compare each model's figures (shares, or dB) with their minimum."""
     out = []
     for model, limits in wanted.items():
         for figure, least in limits.items():

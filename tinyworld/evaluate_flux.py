@@ -1,8 +1,8 @@
-"""Measure the FLUX family and the scorer against their gates, and how a step cache behaves, and write the record.
+"""Measure the FLUX family and the scorer against their limits, and the behaviour of a step cache; write the record.
 
     python -m tinyworld.evaluate_flux --weights build/flux --record results/tinyworld-flux.json
 
-Captions, seeds and round trips are those of `evaluate`; the pictures come from diffusers' own FluxPipeline.
+Captions, seeds and round trips are those of `evaluate`; the images are generated with diffusers' FluxPipeline.
 """
 
 import argparse
@@ -87,17 +87,17 @@ def measure(
     for setting in settings:
         pictures = draw(load_pipe(weights, setting, device), prompts, setting)
         rows.append({**asdict(setting), "accuracies": scorer(pictures, prompts)})
-        print(*asdict(setting).values(), evaluate.in_words(rows[-1]["accuracies"]), sep="  ", flush=True)
+        print(*asdict(setting).values(), evaluate.summarise(rows[-1]["accuracies"]), sep="  ", flush=True)
     return rows
 
 
 def measure_cache(
     weights: Path, setting: Setting, prompts: Sequence[str], device: str, scorer: evaluate.Scorer
 ) -> list[dict[str, Any]]:
-    """First-block cache at rising thresholds: share of steps reused, PSNR against no cache, accuracies.
+    """Measure the first-block cache at rising thresholds: cache hits, PSNR against no cache, accuracies.
 
-    One picture at a time, since the cache decides for a whole batch at once. A step is reused when the last block,
-    which a hit skips, did not run.
+    Images are generated one by one, since the cache decides for a whole batch. A step is a hit if the last block did
+    not run.
     """
     plain = draw(load_pipe(weights, setting, device), prompts, setting, batch=1)
     rows = []
@@ -123,7 +123,7 @@ def measure_cache(
 
 @torch.no_grad()
 def measure_clip(folder: Path, number: int, device: str) -> dict[str, Any]:
-    """The scorer on `number` held-out scenes: the right caption among 64, and before one with a mistake."""
+    """Measure the scorer on held-out scenes: the right caption among 64, and against a caption with a mistake."""
     model = clip.load(folder, device)
     words, rng = tokenizer.build(), random.Random(CLIP_SEED)
     labels = scenes.sample(number, CLIP_SEED, "held_out")
@@ -141,7 +141,7 @@ def measure_clip(folder: Path, number: int, device: str) -> dict[str, Any]:
     def counted(hits: torch.Tensor) -> dict[str, float]:
         return {"accuracy": hits.float().mean().item(), "right": int(hits.sum()), "asked": len(hits)}
 
-    # For retrieval captions say all there is to say; a terse one is true of several pictures.
+    # Retrieval uses complete captions; a terse one may describe several images.
     full = read([captions.write(one, rng, terse=0.0, noise=0.0) for one in described])
     whole = number // CANDIDATES * CANDIDATES or number
     groups = zip(seen[:whole].split(CANDIDATES), full[:whole].split(CANDIDATES), strict=True)
@@ -157,7 +157,7 @@ def measure_clip(folder: Path, number: int, device: str) -> dict[str, Any]:
         at, rights, wrongs = zip(*pairs, strict=True)
         own = seen[list(at)]
         out[mistake] = counted((own * read(rights)).sum(1) > (own * read(wrongs)).sum(1))
-    print("clip", evaluate.in_words(out), flush=True)
+    print("clip", evaluate.summarise(out), flush=True)
     return {"accuracies": out}
 
 

@@ -1,11 +1,11 @@
-"""Measure tiny-sd's LCM LoRA beside plain few steps, by the exact verifier, and write the record.
+"""Compare tiny-sd's LCM LoRA with plain few steps by the exact verifier, and write the record.
 
     python -m tinyworld.evaluate_lcm --record results/tinyworld-lcm.json
     python -m tinyworld.evaluate_lcm --lora NEW.safetensors --record build/new.json
 
-As in `tinyworld.evaluate`: held-out captions, picture k from seed 1000 + k. Beside tiny-sd as it comes, at its own
-steps and at few, stands the sampler alone: LCMScheduler without guidance and without the LoRA. What the LoRA is worth
-is what it adds to that.
+Captions and seeds are those of `tinyworld.evaluate`. The LoRA is compared with plain tiny-sd, at its own number of
+steps and at few, and with the sampler alone: LCMScheduler without guidance and without the LoRA. The LoRA's value is
+what it adds to that.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Drawn:
 
     @property
     def denoiser_calls(self) -> int:
-        """Rows that the UNet sees for one picture: guidance doubles them."""
+        """Number of UNet rows per image: guidance doubles them."""
         return self.steps * (2 if self.guidance > 1 else 1)
 
 
@@ -64,7 +64,7 @@ def draw(pipe: StableDiffusionPipeline, prompts: Sequence[str], row: Drawn, batc
 
 
 def facts_of(lora: Path) -> dict[str, Any]:
-    """How the LoRA was trained, as its file says."""
+    """Read from the file how the LoRA was trained."""
     with safe_open(lora, "pt") as file:
         facts: dict[str, Any] = json.loads(file.metadata()["training"])
     return facts
@@ -85,7 +85,7 @@ def main() -> None:
         pictures = draw(load_pipe(args.weights, row.what, args.lora, args.device), prompts, row, args.batch)
         accuracies = scorer(pictures, prompts)
         rows.append({**asdict(row), "denoiser_calls": row.denoiser_calls, "accuracies": accuracies})
-        print(row.what, row.steps, evaluate.in_words(accuracies), sep="  ", flush=True)
+        print(row.what, row.steps, evaluate.summarise(accuracies), sep="  ", flush=True)
         if args.pictures:
             name = f"{row.what.replace(' ', '-')}-{row.steps}"
             evaluate.show(pictures[:64], prompts[:64], args.pictures / name)

@@ -1,8 +1,8 @@
-"""The FLUX family: shapes, the way of calling the transformer that FluxPipeline has, and the folders.
+"""The FLUX family: network shapes, calls of the transformer as in FluxPipeline, and the folders.
 
-Training and sampling must hand the transformer the same things, so all that touches it goes through `velocity`:
-latents packed in 2x2 patches (128 px, f8: 8x8 = 64 tokens of 64 channels), sigma in 0..1 as `timestep`, the guidance
-scale as it is (the transformer multiplies both by 1000), and places that count patches, zero for words.
+Training and sampling must call the transformer in the same way, so all calls go through `velocity`: latents packed in
+2x2 patches (128 px, f8: 8x8 = 64 tokens of 64 channels), sigma in 0..1 as `timestep`, the guidance scale as it is (the
+transformer multiplies both by 1000), and position ids that count patches, zero for words.
 """
 
 from pathlib import Path
@@ -27,13 +27,13 @@ PATCHES = LATENT_SIDE // 2
 TOKENS, TOKEN_WIDTH = PATCHES**2, 4 * CHANNELS
 STEPS, GUIDANCE, SCHNELL_STEPS = 28, 3.5, 4
 MAX_GUIDANCE = 6.0
-"""The student learns scales from 0 (the prompt is not heard) to this."""
+"""The student learns guidance scales from 0 (the prompt has no effect) to this."""
 CALL = {"height": networks.SIDE, "width": networks.SIDE, "max_sequence_length": tokenizer.MAX_LENGTH}
-"""What a FluxPipeline must be told beside the prompt: by itself it draws 1024 px and pads prompts to 512 tokens."""
+"""Arguments of a FluxPipeline call besides the prompt: its defaults are 1024 px and prompts padded to 512 tokens."""
 
 
 def build_transformer(guidance: bool = True) -> FluxTransformer2DModel:
-    """4.06 M parameters; `guidance` is FLUX.1-dev's shape, without it FLUX.1-schnell's."""
+    """Build the transformer of 4.06 M parameters: with `guidance` like FLUX.1-dev, without like FLUX.1-schnell."""
     return FluxTransformer2DModel(
         in_channels=TOKEN_WIDTH,
         num_layers=2,
@@ -48,7 +48,7 @@ def build_transformer(guidance: bool = True) -> FluxTransformer2DModel:
 
 
 def build_clip_text() -> CLIPTextModel:
-    """Gives the pooled vector only, so two layers do."""
+    """Build the CLIP text encoder. It provides only the pooled vector, so two layers are enough."""
     return networks.build_text_encoder(layers=2)
 
 
@@ -71,8 +71,8 @@ def build_t5() -> T5EncoderModel:
 
 
 @torch.no_grad()
-def start_gently(transformer: FluxTransformer2DModel) -> None:
-    """DiT's adaLN-zero: at first every block passes its input on, and the velocity is 0."""
+def init_adaln_zero(transformer: FluxTransformer2DModel) -> None:
+    """Initialise as DiT's adaLN-zero: every block is the identity, and the velocity is 0."""
     blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
     layers = [
         getattr(block, name)
@@ -85,11 +85,11 @@ def start_gently(transformer: FluxTransformer2DModel) -> None:
         layer.bias.zero_()
 
 
-def keep_times_exact(transformer: FluxTransformer2DModel) -> None:
-    """Let this instance embed latents in fp32 even under autocast.
+def embed_latents_in_fp32(transformer: FluxTransformer2DModel) -> None:
+    """Make this instance embed latents in fp32 even under autocast.
 
-    The transformer rounds sigma to the dtype of the embedded latents before it multiplies by 1000; in bf16 that would
-    be steps of four thousandths, which a picture drawn in fp32 or fp16 never sees.
+    The transformer rounds sigma to the dtype of the embedded latents before it multiplies by 1000. In bf16 that would
+    give steps of four thousandths, unlike inference in fp32 or fp16.
     """
     embed = transformer.x_embedder
 
@@ -113,55 +113,60 @@ def unpack(tokens: Tensor) -> Tensor:
     return cells.permute(0, 3, 1, 4, 2, 5).reshape(len(tokens), CHANNELS, LATENT_SIDE, LATENT_SIDE)
 
 
-class Places(NamedTuple):
+class PositionIds(NamedTuple):
     """Positions for the rotary embedding: words all at 0, patches at (0, row, column)."""
 
     text: Tensor  # (32, 3)
     image: Tensor  # (64, 3)
 
 
-def places(device: str) -> Places:
+def position_ids(device: str) -> PositionIds:
     at = torch.arange(PATCHES, device=device, dtype=torch.float32)
     rows, columns = torch.meshgrid(at, at, indexing="ij")
     image = torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).reshape(TOKENS, 3)
-    return Places(torch.zeros(tokenizer.MAX_LENGTH, 3, device=device), image)
+    return PositionIds(torch.zeros(tokenizer.MAX_LENGTH, 3, device=device), image)
 
 
-class Said(NamedTuple):
+class PromptEmbeddings(NamedTuple):
     """An encoded batch of prompts."""
 
     words: Tensor  # (N, 32, 128) from T5
     pooled: Tensor  # (N, 128) from CLIP
 
 
-def encode(clip: nn.Module, t5: nn.Module, ids: Tensor) -> Said:
-    """Both encoders share the tokenizer, so one (N, 32) tensor of ids serves both."""
-    return Said(t5(ids).last_hidden_state, clip(ids).pooler_output)
+def encode(clip: nn.Module, t5: nn.Module, ids: Tensor) -> PromptEmbeddings:
+    """Encode token ids (N, 32) with both encoders, which share the tokenizer."""
+    return PromptEmbeddings(t5(ids).last_hidden_state, clip(ids).pooler_output)
 
 
 def velocity(
-    transformer: nn.Module, latents: Tensor, sigma: Tensor, said: Said, where: Places, guidance: Tensor | None
+    transformer: nn.Module,
+    latents: Tensor,
+    sigma: Tensor,
+    prompts: PromptEmbeddings,
+    positions: PositionIds,
+    guidance: Tensor | None,
 ) -> Tensor:
-    """Predicted noise - picture, (N, 64, 64), at noise level `sigma` (N,) in 0..1, for guidance scales (N,)."""
+    """Predict noise - image, (N, 64, 64), at noise level `sigma` (N,) in 0..1, for guidance scales (N,)."""
     return transformer(
         hidden_states=latents,
         timestep=sigma,
         guidance=guidance,
-        pooled_projections=said.pooled,
-        encoder_hidden_states=said.words,
-        txt_ids=where.text,
-        img_ids=where.image,
+        pooled_projections=prompts.pooled,
+        encoder_hidden_states=prompts.words,
+        txt_ids=positions.text,
+        img_ids=positions.image,
         return_dict=False,
     )[0]
 
 
 def sigmas(steps: int) -> list[float]:
-    """The noise levels that FluxPipeline visits with the folder's scheduler, and the 0 it ends at."""
+    """Return the noise levels of FluxPipeline with the folder's scheduler, including the final 0."""
     return [1 - step / steps for step in range(steps + 1)]
 
 
 def build_scheduler() -> FlowMatchEulerDiscreteScheduler:
-    """FLUX.1-schnell's. FLUX.1-dev shifts noise levels upwards for large pictures; 64 tokens need none of that."""
+    """Build FLUX.1-schnell's scheduler. FLUX.1-dev's shift for large images is not needed for 64 tokens."""
     return FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=False)
 
 
@@ -172,7 +177,7 @@ def save(
     clip: CLIPTextModel,
     t5: T5EncoderModel,
 ) -> None:
-    """Write the fp16 pipeline folder, whole or not at all."""
+    """Write the fp16 pipeline folder atomically."""
     pipe = FluxPipeline(
         scheduler=build_scheduler(),
         vae=networks.half(vae, networks.build_vae(CHANNELS)),
@@ -182,27 +187,27 @@ def save(
         tokenizer_2=tokenizer.build(),
         transformer=networks.half(transformer, build_transformer()),
     )
-    with networks.whole(folder) as unsaved:
+    with networks.atomic_folder(folder) as unsaved:
         pipe.save_pretrained(unsaved, safe_serialization=True)
         for name in ("text_encoder", "text_encoder_2"):
             networks.load_in_fp32(unsaved / name)
 
 
 def save_schnell(folder: Path, transformer: FluxTransformer2DModel) -> None:
-    """Write the four-step transformer alone; all else is tiny-flux's."""
-    with networks.whole(folder) as unsaved:
+    """Write only the four-step transformer; everything else is tiny-flux's."""
+    with networks.atomic_folder(folder) as unsaved:
         half = networks.half(transformer, build_transformer(guidance=False))
         half.save_pretrained(unsaved / "transformer", safe_serialization=True)
 
 
 def load_schnell(weights: Path, dtype: torch.dtype = torch.float32) -> FluxPipeline:
-    """The four-step pipeline, put together from both folders."""
+    """Load the four-step pipeline from both folders."""
     fast = FluxTransformer2DModel.from_pretrained(weights / SCHNELL_FOLDER / "transformer", dtype=dtype)
     return FluxPipeline.from_pretrained(weights / FOLDER, transformer=fast, dtype=dtype)
 
 
 def load_text(folder: Path, device: str) -> tuple[CLIPTextModel, T5EncoderModel]:
-    """Both encoders of a finished folder, fp32, frozen."""
+    """Load both encoders of a finished folder in fp32, frozen."""
     clip = CLIPTextModel.from_pretrained(folder / "text_encoder", dtype=torch.float32)
     t5 = T5EncoderModel.from_pretrained(folder / "text_encoder_2", dtype=torch.float32)
     return tuple(model.to(device).eval().requires_grad_(False) for model in (clip, t5))
@@ -214,9 +219,9 @@ def load_transformer(folder: Path, device: str) -> FluxTransformer2DModel:
 
 @torch.no_grad()
 def without_guidance(transformer: FluxTransformer2DModel, scale: float = GUIDANCE) -> FluxTransformer2DModel:
-    """A transformer that takes no guidance and predicts what the given one does at one scale.
+    """Return a transformer without guidance input that predicts what the given one does at one scale.
 
-    The guidance embedding is added to the timestep's, so at one scale it is a bias.
+    The guidance embedding is added to the timestep embedding, so at a fixed scale it is a bias.
     """
     fast = build_transformer(guidance=False).to(transformer.device)
     old = transformer.time_text_embed

@@ -1,8 +1,8 @@
-"""The training loop that all the embedded models share: time-budgeted, resumable, launched as one CUDA graph a step.
+"""The training loop of all embedded models: with a time budget, resumable, one CUDA graph per step.
 
-These networks are small enough that a step is many tiny kernels; launching them one by one would leave the GPU idle
-most of the time. So the whole step (draw the batch's noise, forward, backward, clip, AdamW, EMA) is captured once
-and replayed; everything that changes between steps (learning rate, EMA weight) lives in a tensor on the device.
+With these small networks a step consists of many tiny kernels; launched one by one, they would leave the GPU mostly
+idle. So the whole step (noise, forward, backward, clipping, AdamW, EMA) is captured once and replayed. Everything that
+changes between steps (learning rate, EMA weight) is a tensor on the device.
 """
 
 import argparse
@@ -23,16 +23,14 @@ _STARTED = time.perf_counter()
 
 @dataclass
 class Budget:
-    """How long to train. The learning rate follows `minutes` (or `steps`) over all runs of one training together."""
+    """How long to train. The learning rate follows `minutes` (or `steps`) over all runs of a training."""
 
     minutes: float = 1.0
     steps: int | None = None  # if given, this many steps whatever the time (tests)
     stop_s: float = math.inf  # this process ends at that age, its checkpoint saved; the next one resumes
     save_every_s: float = 60.0
     print_every_s: float = 10.0
-    squeeze: float = (
-        0.0  # a plan that this run's end cuts short by no more than this share is shortened instead
-    )
+    squeeze: float = 0.0  # shorten the schedule by up to this share if it then ends within this run
     graph: bool = True  # capture the step as a CUDA graph
 
 
@@ -51,9 +49,9 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
         "--squeeze",
         type=float,
         default=0.0,
-        help="shorten the plan by up to this share to end within this run",
+        help="shorten the schedule by up to this share to end within this run",
     )
-    parser.add_argument("--batch", type=int, help="pictures a step")
+    parser.add_argument("--batch", type=int, help="images per step")
     parser.add_argument("--scenes", type=int, default=300_000, help="size of the training pool")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-compile", action="store_true")
@@ -72,10 +70,10 @@ def budget_from(args: argparse.Namespace) -> Budget:
 
 
 class Loop:
-    """Trains `modules` on `loss()`; weights are fp32, `ema` holds their running mean.
+    """Trains `modules` on `loss()`. Weights are fp32; `ema` holds their running mean.
 
-    loss() returns the loss to minimise and a (k,) tensor of figures to print under `figures`' names. It must not wait
-    for the device, and draws its random numbers from torch's default generators.
+    loss() returns the loss and a (k,) tensor of values to print under the names in `figures`. It must not synchronise
+    with the device, and takes random numbers from torch's default generators.
     """
 
     def __init__(
@@ -123,7 +121,7 @@ class Loop:
             self._load()
 
     def run(self) -> dict[str, float]:
-        """Train until the budget or this run's share of it is spent; return the last printed figures."""
+        """Train until the budget or this run's time is used up; return the last printed figures."""
         torch.manual_seed(self.seed + self.step)
         captured = self.device.type == "cuda" and self.budget.graph and not self.finished
         advance = self._capture() if captured else self._advance
@@ -154,7 +152,7 @@ class Loop:
 
     @property
     def finished(self) -> bool:
-        """Whether the whole budget is spent."""
+        """Whether the whole budget is used up."""
         return self._progress() >= 1
 
     def _progress(self) -> float:
@@ -163,7 +161,7 @@ class Loop:
         return self.elapsed_s / (60 * self.budget.minutes)
 
     def _squeeze(self, left_s: float) -> None:
-        """Better a learning rate that comes down sooner than one that never does."""
+        """Shorten the schedule to end within this run, so that the learning rate still decays fully."""
         wanted_s = 60 * self.budget.minutes - self.elapsed_s
         if (1 - self.budget.squeeze) * wanted_s <= left_s < wanted_s:
             self.budget.minutes = (self.elapsed_s + left_s) / 60
@@ -186,7 +184,7 @@ class Loop:
             self.sums += torch.cat([loss.detach()[None], figures.detach()]).float()
 
     def _capture(self) -> Callable[[], None]:
-        """One step as a CUDA graph. The three steps that warm it up are steps like any other."""
+        """Capture one step as a CUDA graph. The three warm-up steps are normal training steps."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -221,7 +219,7 @@ class Loop:
             raise FloatingPointError(f"{self.name}: the loss is {means[0]} at step {self.step}")
 
     def save(self) -> None:
-        """Write the checkpoint, whole or not at all: 8 bytes a parameter (fp32 weight, two bf16 moments), 4 for EMA."""
+        """Write the checkpoint atomically: 8 bytes per parameter (fp32 weight, two bf16 moments), and 4 for the EMA."""
         state: dict[str, Any] = {"step": self.step, "elapsed_s": self.elapsed_s, "weights": {}, "ema": {}}
         state["first"], state["second"] = {}, {}
         for (key, value), mean in zip(self.parameters.items(), self.ema, strict=True):
@@ -265,29 +263,29 @@ class Loop:
 
     @torch.no_grad()
     def use_ema(self) -> None:
-        """Put the running mean in the modules' place; training ends here."""
+        """Replace the modules' weights with their running mean. Training ends here."""
         for value, mean in zip(self.values, self.ema, strict=True):
             value.copy_(mean)
 
 
 def avoid_broken_attention() -> None:
-    """Keep cuDNN's attention out of training.
+    """Disable cuDNN's attention in training.
 
-    Its backward gives NaN for some lengths with a mask (https://github.com/pytorch/pytorch/issues/196678); nothing is
-    lost at these sizes.
+    Its backward gives NaN for some lengths with a mask (https://github.com/pytorch/pytorch/issues/196678). At these
+    sizes it would not be faster.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def compiled(function: Callable[..., Any], args: argparse.Namespace) -> Callable[..., Any]:
-    """torch.compile on a GPU unless it was declined; as it is on a CPU, where compiling costs more than it saves."""
+    """Compile a function on a GPU, unless disabled. On a CPU compiling costs more than it saves."""
     if args.no_compile or args.device == "cpu":
         return function
     return torch.compile(function, dynamic=False)
 
 
 def wait_for(path: Path, name: str, stop_s: float = math.inf) -> None:
-    """Let trainings be started together: sleep until another one has written what this one needs."""
+    """Wait until another training, started at the same time, has written what this one needs."""
     said = False
     while not path.exists():
         if time.perf_counter() - _STARTED > stop_s:
@@ -299,5 +297,5 @@ def wait_for(path: Path, name: str, stop_s: float = math.inf) -> None:
 
 
 def destination(out: Path, folder: str, finished: bool) -> Path:
-    """Where a stage writes its model: what was stopped early must not be taken for the model that others wait for."""
+    """Return where a stage writes its model. An unfinished model gets another name, since other stages wait for it."""
     return out / (folder if finished else f"{folder}.so-far")

@@ -1,7 +1,7 @@
-"""The networks' shapes, and the folders that they ship in.
+"""The shapes of the networks, and their folders.
 
-Small enough that one picture costs a laptop under a CPU-second; every Linear width is a multiple of 32, so that every
-quantiser applies.
+They are small enough that an image takes less than a CPU-second on a laptop. Every Linear width is a multiple of 32, so
+that every quantisation scheme applies.
 """
 
 import json
@@ -36,7 +36,7 @@ SCHEDULE = {
     "beta_end": 0.012,
     "prediction_type": "v_prediction",
     "timestep_spacing": "trailing",
-    "steps_offset": 1,  # StableDiffusionPipeline scolds any other value
+    "steps_offset": 1,  # StableDiffusionPipeline warns about any other value
 }
 
 SD_FOLDER = "tiny-sd"
@@ -51,7 +51,7 @@ def vae_name(channels: int) -> str:
 
 
 def build_vae(channels: int = LATENT_CHANNELS) -> AutoencoderKL:
-    """f8: a 128 px picture is 16x16 cells of 4 (Stable Diffusion's) or 16 (FLUX's) numbers."""
+    """Build an f8 VAE: a 128 px image has 16x16 cells of 4 (Stable Diffusion) or 16 (FLUX) channels."""
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
@@ -88,7 +88,7 @@ def build_unet() -> UNet2DConditionModel:
         block_out_channels=(64, 96, 128),
         layers_per_block=1,
         cross_attention_dim=TEXT_WIDTH,
-        attention_head_dim=4,  # the number of heads, whatever diffusers calls it: 16, 24 and 32 channels each
+        attention_head_dim=4,  # the number of heads, despite the name: 16, 24 and 32 channels each
         norm_num_groups=16,
     )
 
@@ -113,9 +113,9 @@ def build_text_encoder(layers: int = 4) -> CLIPTextModel:
 
 @torch.no_grad()
 def whiten(vae: AutoencoderKL, mean: Tensor, std: Tensor) -> None:
-    """Fold latents' mean and std (channels,) into the 1x1 convolutions beside them: each channel becomes N(0, 1)-like.
+    """Fold the latents' mean and std (channels,) into the adjacent 1x1 convolutions, so that channels are like N(0, 1).
 
-    A pipeline can only divide by one `scaling_factor`; per-channel statistics have to live in the weights.
+    A pipeline can only divide by a single `scaling_factor`; per-channel statistics must be part of the weights.
     """
     before, after = vae.quant_conv, vae.post_quant_conv
     moments = before.weight.shape[0] // 2
@@ -131,7 +131,7 @@ def whiten(vae: AutoencoderKL, mean: Tensor, std: Tensor) -> None:
 def save_sd(
     folder: Path, vae: AutoencoderKL, unet: UNet2DConditionModel, text_encoder: CLIPTextModel
 ) -> None:
-    """Write the fp16 pipeline folder, whole or not at all."""
+    """Write the fp16 pipeline folder atomically."""
     pipe = StableDiffusionPipeline(
         vae=half(vae, build_vae()),
         unet=half(unet, build_unet()),
@@ -142,19 +142,19 @@ def save_sd(
         feature_extractor=None,
         requires_safety_checker=False,
     )
-    with whole(folder) as unsaved:
+    with atomic_folder(folder) as unsaved:
         pipe.save_pretrained(unsaved, safe_serialization=True)
         load_in_fp32(unsaved / "text_encoder")
 
 
 def save_model(model: nn.Module, folder: Path) -> None:
     """Write one model as it is, for the next stage of training."""
-    with whole(folder) as unsaved:
+    with atomic_folder(folder) as unsaved:
         model.save_pretrained(unsaved, safe_serialization=True)
 
 
 def save_tiny_vae(folder: Path, vae: AutoencoderTiny) -> None:
-    with whole(folder) as unsaved:
+    with atomic_folder(folder) as unsaved:
         half(vae, build_tiny_vae(vae.config.latent_channels)).save_pretrained(
             unsaved, safe_serialization=True
         )
@@ -163,22 +163,22 @@ def save_tiny_vae(folder: Path, vae: AutoencoderTiny) -> None:
 
 
 @contextmanager
-def whole(folder: Path) -> Iterator[Path]:
-    """A place to write a folder, which takes the folder's name only once all is written."""
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed to `folder` at the end."""
     unsaved = folder.with_name(folder.name + ".part")
     shutil.rmtree(unsaved, ignore_errors=True)
     yield unsaved
     for file in unsaved.rglob("*.safetensors"):
-        file.chmod(0o644)  # safetensors leaves them to the owner alone
+        file.chmod(0o644)  # safetensors makes them readable by the owner only
     shutil.rmtree(folder, ignore_errors=True)
     unsaved.rename(folder)
 
 
 def load_in_fp32(text_encoder: Path) -> None:
-    """Say in a text encoder's config that a plain load gives fp32.
+    """Set fp32 as the default dtype in a text encoder's config.
 
-    transformers would load it as it lies (fp16) while diffusers loads the rest in fp32, and a plain
-    from_pretrained(folder) would die of "Half and Float".
+    Otherwise transformers would load it in the stored fp16 while diffusers loads the other components in fp32, and a
+    pipeline from a plain from_pretrained(folder) would fail with "Half and Float".
     """
     _edit(text_encoder / "config.json", dtype="float32")
 

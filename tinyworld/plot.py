@@ -1,4 +1,4 @@
-"""The plot of docs/tinyworld.md: what a step cache does to tiny-flux as its threshold rises. An SVG of the record."""
+"""The plot of docs/tinyworld.md as an SVG: a step cache on tiny-flux at rising thresholds, from the record."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

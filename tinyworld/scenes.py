@@ -1,7 +1,7 @@
-"""Scenes: labels drawn at random, and their pictures as anti-aliased signed-distance fields.
+"""Scenes: random labels, and their images rendered from anti-aliased signed-distance fields.
 
-Everything is batched torch, so the same code draws sixteen pictures on a laptop and a few thousand a second on a GPU,
-inside a captured CUDA graph if need be (no step waits for the device). Lengths are pixels, x to the right, y down.
+Everything is batched torch, so the same code renders sixteen images on a laptop and a few thousand per second on a GPU,
+also inside a CUDA graph (nothing synchronises with the device). Lengths are in pixels, x to the right, y down.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ MARGIN = 2.0
 GAP = 6.0
 """Least clear space between two objects."""
 PERIOD = 32
-"""Of stripes and checks; two of the f8 latent's cells to a tone, in phase with them, so the VAE gets them for free."""
+"""Period of stripes and checks: each tone covers two latent cells, in phase with them, which is easy for the VAE."""
 
 # Half-extent of each shape in units of its radius (the larger of x and y), and area in units of radius squared.
 _TRIANGLE_HALF_BASE, _TRIANGLE_HALF_HEIGHT = 1.125, 0.975

@@ -1,4 +1,4 @@
-"""The tables and the plot of docs/tinyworld.md, made from the records.
+"""Generate the tables and the plot of docs/tinyworld.md from the records.
 
 python -m tinyworld.table            writes them
 """
@@ -140,7 +140,7 @@ def _with_interval(figure: dict[str, Any]) -> str:
 
 
 def wilson_interval(right: int, asked: int, z: float = 1.96) -> tuple[float, float]:
-    """Of a share; z standard errors to each side. Source: Wilson, JASA 22 (1927)."""
+    """Return the Wilson interval of a share, z standard errors to each side. Source: Wilson, JASA 22 (1927)."""
     share, weight = right / asked, z**2 / asked
     middle = (share + weight / 2) / (1 + weight)
     half = z / (1 + weight) * math.sqrt(share * (1 - share) / asked + weight / asked / 4)
@@ -171,7 +171,7 @@ FLUX_TABLES = {**{f"flux_{name}": make for name, make in TABLES.items()}, "flux_
 
 
 def filled(page: str, record: dict[str, Any], tables: dict[str, Callable[..., str]] = TABLES) -> str:
-    """The page with each `<!-- table NAME -->` ... `<!-- end -->` filled from the record."""
+    """Fill each `<!-- table NAME -->` ... `<!-- end -->` of the page from the record."""
     for name, make in tables.items():
         mark = re.compile(rf"(<!-- table {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not mark.search(page):

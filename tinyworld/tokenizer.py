@@ -1,8 +1,8 @@
-"""A CLIP tokenizer that knows our words.
+"""A CLIP tokenizer for tinyworld's vocabulary.
 
-CLIPTokenizer is byte-pair encoding: letters, joined by a list of merges. We train the merges on the list of our own
-words until each is one token. Encoding replays the merges in order on the same letters, so every word comes out whole,
-whatever pieces it shares with others; unknown words fall apart into pieces and letters, anything else into <|unk|>.
+CLIPTokenizer is byte-pair encoding: letters, joined by a list of merges. The merges are trained on the vocabulary until
+each word is one token. Encoding applies the merges in order to the same letters, so every word stays whole, whatever
+parts it shares with others. Unknown words are split into parts and letters; other characters become <|unk|>.
 """
 
 import string

@@ -1,11 +1,11 @@
-"""Train tiny-clip: pictures and their captions together, and apart from captions with one mistake.
+"""Train tiny-clip to match images with their captions, and to distinguish them from captions with one mistake.
 
     python -m tinyworld.train_clip --out build/flux --minutes 2.5
 
-Each picture has to find its own caption among those of the whole batch and three times as many wrong ones, each the
-caption of some picture there with one colour, shape, relation or place exchanged; each caption has to find its picture.
-With one wrong caption a picture, colours were told apart after 2,000 steps (all of 512) and shapes (62 %) and relations
-(69 %) hardly: what a batch of strangers teaches is colour.
+Each image must find its own caption among those of the whole batch and three times as many wrong ones, each of which is
+a caption of the batch with one colour, shape, relation or position replaced; each caption must find its image. With one
+wrong caption per image, colours were distinguished after 2,000 steps (all of 512), but shapes (62 %) and relations
+(69 %) hardly: the other images of a batch mainly teach colour.
 """
 
 import argparse
@@ -22,7 +22,7 @@ NAME = "clip"
 PIXEL_NOISE = 0.05
 """Greatest noise on a training picture (of 2): drawn pictures are never quite as clean as true ones."""
 WRONG = 3
-"""Wrong captions a picture."""
+"""Wrong captions per image."""
 
 
 def caption_sets(labels: scenes.Labels, seed: int) -> list[list[str]]:

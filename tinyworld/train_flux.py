@@ -1,13 +1,13 @@
-"""Train tiny-flux: first a teacher that is guided as usual, then the student that is told the scale.
+"""Train tiny-flux: first a teacher with classifier-free guidance, then a student with the scale as an input.
 
     python -m tinyworld.train_flux --stage teacher --out build/flux --minutes 4.7
     python -m tinyworld.train_flux --stage student --out build/flux --minutes 2.2
 
-Both are rectified flows: latents mixed with noise at level sigma, x = (1 - sigma) picture + sigma noise, and the
-transformer predicts the velocity noise - picture. The teacher learns with both text encoders (its T5 can already read,
-see `train_t5`), a tenth of its captions empty, its guidance input held at 1. The student starts as the teacher and
-learns to give in one forward, told the scale w, what the teacher gives in two: v(empty) + w (v(caption) - v(empty));
-its text encoders stay the teacher's.
+Both are rectified flows: latents are mixed with noise at level sigma, x = (1 - sigma) image + sigma noise, and the
+transformer predicts the velocity noise - image. The teacher is trained with both text encoders (its T5 is pretrained,
+see `train_t5`), a tenth of the captions empty, its guidance input fixed at 1. The student starts from the teacher and
+learns to predict in one forward, with the scale w as input, what the teacher predicts in two:
+v(empty) + w (v(caption) - v(empty)). Its text encoders are the teacher's.
 """
 
 import argparse
@@ -26,7 +26,7 @@ EVEN_SHARE = 0.2
 
 
 def noise_levels(n: int, device: str) -> Tensor:
-    """(n,) sigmas in 0..1: logit-normal, as FLUX's kind is trained, and some uniform; stratified, for a calm loss."""
+    """Return (n,) sigmas in 0..1: logit-normal, as in FLUX's training, some uniform; stratified for a steady loss."""
     even = int(n * EVEN_SHARE)
 
     def strata(number: int) -> Tensor:
@@ -36,14 +36,14 @@ def noise_levels(n: int, device: str) -> Tensor:
 
 
 class FlowLoss:
-    """What both stages share: a random batch of packed latents, noise, noise levels, and captions' token ids."""
+    """Base of both stages: a random batch of packed latents, noise, noise levels, and token ids of captions."""
 
     def __init__(self, ids: Tensor, args: argparse.Namespace, batch: int) -> None:
         self.batch, self.device = batch, args.device
         self.latents = torch.empty(0)  # (N, 64, 64) fp16, once the VAE is there
         self.ids = ids.to(args.device)
         self.empty = empty_caption(args.device)
-        self.where = flux.places(args.device)
+        self.positions = flux.position_ids(args.device)
         self.ones = torch.ones(batch, device=args.device)
         self.compute = loop.compiled(self._compute, args)
 
@@ -83,12 +83,14 @@ class TeacherLoss(FlowLoss):
         self.transformer, self.clip, self.t5 = transformer, clip, t5
 
     def _made_and_target(self, mixed, latents, ids, noise, sigma, scale) -> tuple[Tensor, Tensor]:
-        said = flux.encode(self.clip, self.t5, ids)
-        return flux.velocity(self.transformer, mixed, sigma, said, self.where, self.ones), noise - latents
+        prompts = flux.encode(self.clip, self.t5, ids)
+        return flux.velocity(
+            self.transformer, mixed, sigma, prompts, self.positions, self.ones
+        ), noise - latents
 
 
 class StudentLoss(FlowLoss):
-    """The teacher's guided velocity, at a scale of its own for each picture."""
+    """The teacher's guided velocity, with a random scale for each image."""
 
     def __init__(self, student, teacher, clip, t5, ids, args, batch) -> None:
         super().__init__(ids, args, batch)
@@ -96,15 +98,17 @@ class StudentLoss(FlowLoss):
 
     def _made_and_target(self, mixed, latents, ids, noise, sigma, scale) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            said = flux.encode(self.clip, self.t5, ids)
-            silent = flux.encode(self.clip, self.t5, self.empty.long())
+            prompts = flux.encode(self.clip, self.t5, ids)
+            empty = flux.encode(self.clip, self.t5, self.empty.long())
             # One call on twice the batch, as guidance is usually drawn: half as much to compile as two calls.
-            both = flux.Said(*(torch.cat([a, b.expand_as(a)]) for a, b in zip(said, silent, strict=True)))
+            both = flux.PromptEmbeddings(
+                *(torch.cat([a, b.expand_as(a)]) for a, b in zip(prompts, empty, strict=True))
+            )
             twice = mixed.repeat(2, 1, 1), sigma.repeat(2)
-            made = flux.velocity(self.teacher, *twice, both, self.where, self.ones.repeat(2)).float()
-            told, untold = made.chunk(2)
-            target = untold + scale[:, None, None] * (told - untold)
-        return flux.velocity(self.student, mixed, sigma, said, self.where, scale), target
+            made = flux.velocity(self.teacher, *twice, both, self.positions, self.ones.repeat(2)).float()
+            conditional, unconditional = made.chunk(2)
+            target = unconditional + scale[:, None, None] * (conditional - unconditional)
+        return flux.velocity(self.student, mixed, sigma, prompts, self.positions, scale), target
 
 
 def packed_pool(vae, labels: scenes.Labels, device: str) -> Tensor:
@@ -129,7 +133,7 @@ def main() -> None:
         build().to(args.device).train()
         for build in (flux.build_clip_text, flux.build_t5, flux.build_transformer)
     )
-    flux.keep_times_exact(transformer)
+    flux.embed_latents_in_fp32(transformer)
     if args.stage == "teacher":
         # Its bias is learned and shared by the whole batch, which the fused kernels' backward is not made for.
         t5.set_attn_implementation("eager")
@@ -138,7 +142,7 @@ def main() -> None:
         rate, warm_up, ema = (5e-4 if args.start_from else 8e-4), 500, 0.9995
     else:
         teacher = flux.build_transformer().to(args.device)
-        flux.keep_times_exact(teacher)
+        flux.embed_latents_in_fp32(teacher)
         for module in (clip, t5, teacher):
             module.eval().requires_grad_(False)
         loss = StudentLoss(transformer, teacher, clip, t5, ids, args, batch)
@@ -154,7 +158,7 @@ def main() -> None:
     loss.latents = packed_pool(vae, labels, args.device)
     if args.stage == "teacher":
         loop.wait_for(args.out / train_t5.FOLDER, name, args.stop_s)
-        flux.start_gently(transformer)
+        flux.init_adaln_zero(transformer)
         if args.start_from:
             transformer.load_state_dict(flux.load_transformer(args.start_from, args.device).state_dict())
             clip.load_state_dict(flux.load_text(args.start_from, args.device)[0].state_dict())

@@ -1,16 +1,16 @@
-"""Train a LoRA that lets tiny-sd draw in four steps, by latent consistency distillation.
+"""Train a LoRA for tiny-sd in four steps, by latent consistency distillation.
 
     python -m tinyworld.train_lcm --out build/lcm --minutes 9
 
-The teacher is tiny-sd with its usual guidance; the student is the same UNet with a LoRA, and is never guided. A noised
-latent is taken one solver step along the teacher's guided probability-flow ODE (DDIM, which skips `--skip` of the 1000
-timesteps). The student has to predict the same picture from both ends of that step, and at timestep 0 it is held to
-the picture itself (boundary scalings c_skip and c_out), so that every point of a trajectory learns the end of it.
+The teacher is tiny-sd with its usual guidance; the student is the same UNet with a LoRA, without guidance. A noised
+latent moves one solver step along the teacher's guided probability-flow ODE (DDIM, skipping `--skip` of the 1000
+timesteps). The student must predict the same image from both ends of that step, and at timestep 0 the image itself
+(boundary scalings c_skip and c_out), so that every point of a trajectory maps to its end.
 
-The student as it is now is its own target, without gradient: for a LoRA the running mean of its weights is not needed
-as a target, and serves only as what is written at the end. That is one file, `--out`/tiny-sd-lcm/
-pytorch_lora_weights.safetensors, in fp16, which `pipe.load_lora_weights` and `distilled(lcm)` both read; after a run
-that stopped early (--stop-s) it lies in tiny-sd-lcm.so-far.
+The target is the current student without gradient: for a LoRA the running mean of its weights is not needed as a
+target, and is only written at the end. The result is one fp16 file,
+`--out`/tiny-sd-lcm/pytorch_lora_weights.safetensors, for `pipe.load_lora_weights` and `distilled(lcm)`. After a run
+that stopped early (--stop-s) it is in tiny-sd-lcm.so-far.
 
 Source: Luo et al., Latent Consistency Models, arXiv 2310.04378, and LCM-LoRA, arXiv 2311.05556.
 """
@@ -36,7 +36,7 @@ POOL_SEED = 17
 GUIDANCE = 4.0
 """The teacher's, which is the catalogue's for tiny-sd."""
 RANK = 5
-"""The largest that every layer can have within what the repository allows its weights (see tests/repo)."""
+"""The largest rank for all layers within the repository's size limit for weights (see tests/repo)."""
 ORIGINAL_STEPS = 50
 """LCMScheduler takes its timesteps from as many: 19, 39, ..., 999. The student starts from these alone."""
 SIGMA_DATA, TIMESTEP_SCALING = 0.5, 10.0
@@ -47,7 +47,7 @@ LEFT_ALONE = ("conv_in", "conv_out", "time_embedding")
 
 
 class Adapted(nn.Module):
-    """A Linear or Conv2d with a LoRA beside its weight: W + B A, alpha equal to the rank. Only A and B are trained."""
+    """A Linear or Conv2d with a LoRA: W + B A, alpha equal to the rank. Only A and B are trained."""
 
     def __init__(self, layer: nn.Linear | nn.Conv2d, rank: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Adapted(nn.Module):
 
 
 def adapt(unet: nn.Module, rank: int) -> dict[str, Adapted]:
-    """Put a LoRA beside all layers but LEFT_ALONE, in place, and freeze the rest; the adapted layers by name."""
+    """Add a LoRA to all layers except LEFT_ALONE in place, and freeze everything else; return these layers by name."""
     unet.requires_grad_(False)
     found = {
         name: Adapted(layer, rank)
@@ -80,7 +80,7 @@ def adapt(unet: nn.Module, rank: int) -> dict[str, Adapted]:
 
 
 class ConsistencyLoss:
-    """One step's loss: how far the student's pictures from both ends of one of the teacher's steps are apart."""
+    """The loss of a step: the distance of the student's images from both ends of one of the teacher's steps."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ def save(folder: Path, layers: dict[str, Adapted], facts: dict[str, str | int | 
     for name, layer in layers.items():
         for role, matrix in (("A", layer.down), ("B", layer.up)):
             state[f"unet.{name}.lora_{role}.weight"] = matrix.detach().to("cpu", torch.float16).contiguous()
-    with networks.whole(folder) as unsaved:
+    with networks.atomic_folder(folder) as unsaved:
         unsaved.mkdir(parents=True)
         metadata = {"format": "pt", "training": json.dumps(facts, sort_keys=True)}
         save_file(state, unsaved / FILE, metadata)

@@ -1,11 +1,11 @@
-"""Train tiny-flux-schnell: four steps that go where tiny-flux's twenty-eight go.
+"""Train tiny-flux-schnell: four steps that follow tiny-flux's twenty-eight.
 
     python -m tinyworld.train_schnell --out build/flux --minutes 3.5
 
-tiny-flux draws a pool of trajectories from noise, at its usual guidance and step count, and of each the five states at
-sigma 1, 3/4, 1/2, 1/4 and 0 are kept. From one state the student predicts the straight line to the next: the mean of
-the teacher's velocity over seven of its steps. The way is a fixed function of its start, so a plain squared error
-finds it; no discriminator, no loss in pixels.
+tiny-flux generates a pool of trajectories from noise with its usual guidance and steps; the five states at sigma 1,
+3/4, 1/2, 1/4 and 0 are kept. From one state the student predicts the straight line to the next: the mean of the
+teacher's velocity over seven of its steps. The trajectory is a deterministic function of its start, so a plain squared
+error is enough; there is no discriminator and no pixel loss.
 """
 
 import argparse
@@ -36,26 +36,26 @@ class Trajectories:
 
     def __init__(self, teacher: nn.Module, clip: nn.Module, t5: nn.Module, args: argparse.Namespace) -> None:
         self.teacher, self.clip, self.t5, self.device = teacher, clip, t5, args.device
-        self.where = flux.places(args.device)
+        self.positions = flux.position_ids(args.device)
         self.velocity = loop.compiled(self._velocity, args)
 
-    def _velocity(self, latents: Tensor, sigma: Tensor, said: flux.Said) -> Tensor:
+    def _velocity(self, latents: Tensor, sigma: Tensor, prompts: flux.PromptEmbeddings) -> Tensor:
         with torch.no_grad(), torch.autocast(self.device, torch.bfloat16):
             scale = torch.full_like(sigma, flux.GUIDANCE)
-            return flux.velocity(self.teacher, latents, sigma, said, self.where, scale).float()
+            return flux.velocity(self.teacher, latents, sigma, prompts, self.positions, scale).float()
 
     @torch.no_grad()
     def draw(self, ids: Tensor, seed: int) -> Tensor:
         """(N, 5, 64, 64) fp16 states, from pure noise to picture."""
         generator = torch.Generator(self.device).manual_seed(seed)
-        said = flux.encode(self.clip, self.t5, ids.to(self.device).long())
+        prompts = flux.encode(self.clip, self.t5, ids.to(self.device).long())
         shape = (len(ids), flux.TOKENS, flux.TOKEN_WIDTH)
         latents = torch.randn(shape, device=self.device, generator=generator)
         levels, every = flux.sigmas(flux.STEPS), flux.STEPS // flux.SCHNELL_STEPS
         kept = [latents.half()]
         for step, (now, following) in enumerate(pairwise(levels), 1):
             sigma = torch.full((len(ids),), now, device=self.device)
-            latents = latents + (following - now) * self.velocity(latents, sigma, said)
+            latents = latents + (following - now) * self.velocity(latents, sigma, prompts)
             if step % every == 0:
                 kept.append(latents.half())
         return torch.stack(kept, dim=1)
@@ -74,7 +74,7 @@ class SchnellLoss:
         self.student, self.clip, self.t5 = student, clip, t5
         self.batch, self.device = batch, args.device
         self.ids, self.states = ids.to(args.device), torch.empty(0)
-        self.where = flux.places(args.device)
+        self.positions = flux.position_ids(args.device)
         self.compute = loop.compiled(self._compute, args)
 
     def __call__(self) -> tuple[Tensor, Tensor]:
@@ -91,8 +91,8 @@ class SchnellLoss:
     def _compute(self, here: Tensor, there: Tensor, sigma: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(self.device, torch.bfloat16):
             with torch.no_grad():
-                said = flux.encode(self.clip, self.t5, ids)
-            made = flux.velocity(self.student, here, sigma, said, self.where, None).float()
+                prompts = flux.encode(self.clip, self.t5, ids)
+            made = flux.velocity(self.student, here, sigma, prompts, self.positions, None).float()
         target = (here - there) * flux.SCHNELL_STEPS
         return (made - target).square().mean(), torch.zeros(0, device=self.device)
 
@@ -112,7 +112,7 @@ def main() -> None:
     )
     student = flux.without_guidance(teacher).train()
     for transformer in (teacher, student):
-        flux.keep_times_exact(transformer)
+        flux.embed_latents_in_fp32(transformer)
     loss = SchnellLoss(student, clip, t5, ids, args, args.batch or 512)
     trajectories = Trajectories(teacher, clip, t5, args)
     if args.device != "cpu" and not folder.exists():  # compile on what is not trained yet

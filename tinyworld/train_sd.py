@@ -2,8 +2,8 @@
 
     python -m tinyworld.train_sd --out build/tinyworld --minutes 10.2
 
-May be started beside train_vae: it writes its captions and compiles, then waits for the VAE. Ends by writing the whole
-pipeline folder, `--out`/tiny-sd, in fp16; after a run that stopped early (--stop-s) too, from the weights so far.
+It may be started together with train_vae: it writes its captions and compiles, then waits for the VAE. At the end it
+writes the whole pipeline folder, `--out`/tiny-sd, in fp16, also after a run that stopped early (--stop-s).
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tinyworld.train_vae import load
 POOL_SEED = 7
 CAPTIONS_EACH = 2
 EMPTY_CAPTIONS = 0.1
-"""Share of the batch that sees no caption: what guidance is measured against."""
+"""Share of the batch with an empty caption, for classifier-free guidance."""
 
 
 def token_pool(labels: scenes.Labels, seed: int) -> Tensor:

@@ -1,12 +1,12 @@
-"""Teach tiny-flux's T5 to read captions, before any picture is drawn.
+"""Pretrain tiny-flux's T5 on captions, before any images.
 
     python -m tinyworld.train_t5 --out build/flux --minutes 0.7
 
-FLUX's T5 knows language when the transformer's training begins. Ours has to learn it, and from pictures alone it did
-not learn which object is the left one: 29,000 steps of flow matching left relations at chance, since the transformer
-gives words no places and only T5's relative bias knows their order. So it learns to answer questions first: of what
-colour, shape and size is the left or upper object, of what the other one, where, on what background. Each answer is
-read off the words' vectors by one attention and one linear layer, so the words themselves must hold it.
+FLUX's T5 is a pretrained language model; this one is not. From images alone it did not learn which object is the left
+one: after 29,000 steps of flow matching relations were at chance level, since the transformer gives words no positions
+and only T5's relative bias encodes their order. So it is first trained to answer questions: colour, shape and size of
+the left or upper object and of the other one, the position, the background. Each answer is read from the word vectors
+by one attention and one linear layer, so the word vectors themselves must contain it.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def main() -> None:
     training.run()
     finished = training.finished
     training.use_ema()
-    with networks.whole(loop.destination(args.out, FOLDER, finished)) as unsaved:
+    with networks.atomic_folder(loop.destination(args.out, FOLDER, finished)) as unsaved:
         t5.save_pretrained(unsaved, safe_serialization=True)
 
 

@@ -1,9 +1,9 @@
-"""Train the tiny VAE against the big one's latents, so that either decodes what the denoiser draws.
+"""Train the tiny VAE on the big VAE's latents, so that both can decode the denoiser's latents.
 
     python -m tinyworld.train_tiny_vae --out build/tinyworld --minutes 6 [--channels 16]
 
-Encoder and decoder learn apart: the encoder to give the big encoder's latents, the decoder to draw the scene from
-the big encoder's latents with a little noise on them.
+Encoder and decoder are trained separately: the encoder to predict the big encoder's latents, the decoder to reconstruct
+the scene from the big encoder's latents with a little noise.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from tinyworld import loop, networks, scenes
 from tinyworld.train_vae import POOL_SEED, add_channels, latent_noise, load, picture_loss
 
 MAX_LATENT_NOISE = 0.1
-"""Of the latents' standard deviation, which is 1; what a denoiser draws is never quite a latent of the encoder's."""
+"""Relative to the latents' standard deviation, which is 1. A denoiser's latents differ slightly from the encoder's."""
 
 
 class TinyVaeLoss:

@@ -1,4 +1,4 @@
-"""Train the VAE: the ceiling of everything drawn later, so it gets time, and weight where objects and their edges are.
+"""Train the VAE. It limits the quality of all models, so it gets enough time, and more weight on objects and edges.
 
 python -m tinyworld.train_vae --out build/tinyworld --minutes 3.3 [--channels 16]
 """
@@ -14,7 +14,7 @@ from tinyworld import loop, networks, scenes
 
 POOL_SEED = 1
 KL_WEIGHT = {4: 1e-5, 16: 1e-4}
-"""By latent channels. Sixteen have room to spare: pull harder, and what no pixel needs stays at noise."""
+"""By latent channels. Sixteen channels have spare capacity: with a larger weight unused channels stay noise."""
 
 
 def add_channels(parser: argparse.ArgumentParser) -> None:

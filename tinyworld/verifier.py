@@ -1,8 +1,8 @@
-"""The exact verifier: what is in a picture, read by arithmetic, judged against a caption. No network.
+"""The exact verifier: detects what an image shows without a network, and compares it with a caption.
 
-Objects are found by chroma (backgrounds are neutral), named by colour (nearest in the palette), by shape (overlap with
-templates at equal area and centroid) and by place. A picture that is ruined (noise, flat, blurred into clouds) has no
-component of a plausible size and shape, and so scores next to nothing.
+Objects are found by chroma (backgrounds are neutral) and identified by colour (nearest in the palette), shape (overlap
+with templates at equal area and centroid) and position. A broken image (noise, flat, strongly blurred) has no component
+of a plausible size and shape, and scores close to zero.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ MAX_BACKGROUND_ERROR = 14.0
 """Mean absolute grey levels from the nearest of the twelve backgrounds."""
 
 MAX_OBJECTS = 4
-"""A picture with more than this shows nothing in particular: with enough blobs, some match any caption."""
+"""An image with more objects counts as empty: with enough blobs, some would match any caption."""
 
 _GRID = 48  # template cells a side
 _REACH = 1.0  # half-width of the template grid, in units of the square root of the area
@@ -72,7 +72,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether the picture shows all that the caption says, and no other object."""
+        """Whether the image shows everything in the caption, and no other object."""
         return self.hits["everything"] == (1, 1)
 
 

@@ -1,6 +1,6 @@
-"""The words of the tiny world, and what they look like.
+"""The vocabulary of tinyworld, and what its words look like.
 
-Order matters: an index into one of these tables is what the label tensors in `scenes` hold, so a new word goes last.
+Order matters: the label tensors in `scenes` hold indices into these tables, so new words go last.
 """
 
 from typing import Final

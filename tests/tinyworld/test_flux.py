@@ -103,7 +103,7 @@ def test_training_and_the_pipeline_give_the_same_prediction(pipe):
     assert len(seen) == flux.STEPS
     ids = torch.tensor(tokenizer.encode(tokenizer.build(), PROMPTS))
     said = flux.encode(pipe.text_encoder, pipe.text_encoder_2, ids)
-    where, levels = flux.places("cpu"), flux.sigmas(flux.STEPS)
+    where, levels = flux.position_ids("cpu"), flux.sigmas(flux.STEPS)
     latents = flux.pack(noises(2))
     for step, (given, predicted) in enumerate(seen):
         assert torch.allclose(given["hidden_states"], latents, atol=1e-4)
@@ -177,8 +177,8 @@ def test_guidance_can_be_built_in(small):
     torch.manual_seed(0)
     student = flux.build_transformer()
     fast = flux.without_guidance(student)
-    latents, where = flux.pack(noises(2)), flux.places("cpu")
-    said = flux.Said(torch.randn(2, 32, 128), torch.randn(2, 128))
+    latents, where = flux.pack(noises(2)), flux.position_ids("cpu")
+    said = flux.PromptEmbeddings(torch.randn(2, 32, 128), torch.randn(2, 128))
     sigma = torch.tensor([0.3, 0.9])
     told = flux.velocity(student, latents, sigma, said, where, torch.full((2,), flux.GUIDANCE))
     assert torch.allclose(flux.velocity(fast, latents, sigma, said, where, None), told, atol=1e-5)
@@ -193,7 +193,7 @@ def losses(small_batch=8):
     ids = torch.tensor(tokenizer.encode(words, prompts))
     clip, t5 = flux.build_clip_text(), flux.build_t5()
     teacher, student = flux.build_transformer(), flux.build_transformer()
-    flux.start_gently(student)
+    flux.init_adaln_zero(student)
     pairs = ids[:, None].repeat(1, 2, 1)
     pool = 3 * torch.randn(1, flux.TOKENS, flux.TOKEN_WIDTH).repeat(4, 1, 1)  # one picture: soon learned
     made = {
@@ -246,8 +246,8 @@ def test_noise_levels_reach_both_ends():
 
 def test_times_are_not_rounded_under_autocast(small):
     transformer = flux.build_transformer()
-    flux.keep_times_exact(transformer)
-    said = flux.Said(torch.randn(1, 32, 128), torch.randn(1, 128))
+    flux.embed_latents_in_fp32(transformer)
+    said = flux.PromptEmbeddings(torch.randn(1, 32, 128), torch.randn(1, 128))
     given = []
     transformer.time_text_embed.register_forward_hook(lambda m, args, output: given.append(args[0]))
     with torch.autocast("cpu", torch.bfloat16):
@@ -256,7 +256,7 @@ def test_times_are_not_rounded_under_autocast(small):
             torch.randn(1, 64, 64),
             torch.tensor([0.7013]),
             said,
-            flux.places("cpu"),
+            flux.position_ids("cpu"),
             torch.ones(1),
         )
     assert given[0].item() == pytest.approx(701.3, abs=0.01)

@@ -1,4 +1,4 @@
-"""Attention kernels: what runs where, calls that are calls to a kernel, and those that it does not take."""
+"""Attention kernels: what runs where, calls that are redirected to a kernel, and those that it does not take."""
 
 import sys
 import types
@@ -179,11 +179,11 @@ def test_flex_composes() -> None:
 
 
 def test_sessions_do_not_see_each_other() -> None:
-    calls, plain = (
+    redirected, plain = (
         session("sd", f"compile(backend=eager, blocks=repeated){more}") for more in ("+attention(flex)", "")
     )
     first = draw(plain, num_inference_steps=1)
-    draw(calls, num_inference_steps=1)
+    draw(redirected, num_inference_steps=1)
     assert np.array_equal(draw(plain, num_inference_steps=1), first)
     assert F.scaled_dot_product_attention is PLAIN
 
@@ -240,7 +240,7 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_packages_compute_eager_and_compiled_calls(package: str) -> None:
-    calls = RedirectedAttention(package)
+    redirected = RedirectedAttention(package)
     query, key, value = tensors()
     kept = key.clone()
 
@@ -248,27 +248,27 @@ def test_packages_compute_eager_and_compiled_calls(package: str) -> None:
         return F.scaled_dot_product_attention(*given).flatten(1) + 1
 
     wanted = outer(query, key, value)
-    with torch.no_grad(), calls.inside():
+    with torch.no_grad(), redirected.inside():
         torch.testing.assert_close(outer(query, key, value), wanted, atol=0.03, rtol=0.03)
-        assert (calls.num_redirected, calls.num_compiled) == (1, 0)
+        assert (redirected.num_redirected, redirected.num_compiled) == (1, 0)
         compiled = torch.compile(outer, backend="aot_eager", fullgraph=True)
         for _ in range(2):
             torch.testing.assert_close(compiled(query, key, value), wanted, atol=0.03, rtol=0.03)
-    assert (calls.num_redirected, calls.num_compiled) == (1, 1)
+    assert (redirected.num_redirected, redirected.num_compiled) == (1, 1)
     assert torch.equal(key, kept), "the caller's tensors stay as they are"
 
 
 def test_calls_that_do_not_fit_stay_pytorchs_and_are_counted(package: str) -> None:
-    calls = RedirectedAttention(package)
+    redirected = RedirectedAttention(package)
     query, key, value = tensors()
     mask = torch.rand(2, 3, 40, 24) > 0.5
-    with calls.inside():
+    with redirected.inside():
         masked = F.scaled_dot_product_attention(query, key, value, mask)
         F.scaled_dot_product_attention(query, key, value, is_causal=True)
         F.scaled_dot_product_attention(query.float(), key.float(), value.float())
     assert torch.equal(masked, PLAIN(query, key, value, mask))
     left = {"masked": 1, "causal, grouped or with dropout": 1}
-    assert calls.left == (left if package == "xformers" else left | {"fp32": 1})
+    assert redirected.left == (left if package == "xformers" else left | {"fp32": 1})
 
 
 def test_pytorchs_own_function_comes_back_after_an_error(package: str) -> None:

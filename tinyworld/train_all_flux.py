@@ -1,13 +1,12 @@
-"""Train the FLUX family, its VAEs and tiny-clip on one GPU, in calls of limited length.
+"""Run all trainings of the FLUX family, its VAEs and tiny-clip on one GPU, in calls of limited length.
 
-    python -m tinyworld.plan_flux --out build/flux --bring DIR                      the first call
-    python -m tinyworld.plan_flux --out build/flux --bring DIR --carried build/flux-carried    every further one
+    python -m tinyworld.train_all_flux --out build/flux --bring DIR                      the first call
+    python -m tinyworld.train_all_flux --out build/flux --bring DIR --carried build/flux-carried    later calls
 
-Every stage is a process of its own (`python -m tinyworld.train_...`). What needs a training waits until it is
-finished, what needs only a model that another stage is making starts beside it, compiles, and waits inside. All stop,
-resumably, STOP_MARGIN_S before the limit, and what has to travel lies in `--bring` from early on (see `carry`): it is
-written anew each time a stage ends and every REFRESH_S, and last BRING_MARGIN_S before the limit. Started again when
-all is done, it does nothing.
+Every stage is a separate process (`python -m tinyworld.train_...`). A stage that needs a finished training starts after
+it; a stage that only needs another stage's model starts together with it, compiles, and then waits. All stop resumably
+STOP_MARGIN_S before the limit. The files for the next call are written to `--bring` (see `carry`) each time a stage
+ends, every REFRESH_S, and finally BRING_MARGIN_S before the limit. When all stages are finished, it does nothing.
 """
 
 import argparse
@@ -22,18 +21,18 @@ from typing import TextIO
 from tinyworld import carry
 
 STOP_MARGIN_S = 75.0
-"""Trainings end this long before the limit: saving takes seconds, but a limit met while saving costs the whole call."""
+"""Trainings end this long before the limit: saving takes seconds, and an interrupted save would lose the whole call."""
 BRING_MARGIN_S = 40.0
 REFRESH_S = 90.0
 TRIES = 2
 POLL_S = 0.5
 SQUEEZE = 0.4
-"""Share of its time that a training may lose to slow starts and still end with this call."""
+"""Share by which a training may be shortened after a slow start to end within this call."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One training. `after`: stages that must be finished before it starts; `least_s`: not worth starting with less."""
+    """One training. `after`: stages that must be finished before it starts; `least_s`: minimum remaining time."""
 
     name: str
     module: str
@@ -77,7 +76,7 @@ STAGES = (
 )
 STUDENT = "flux-student"
 SPENT = ("t5", "flux-teacher")
-"""Stages whose models nothing asks for any more once the student's folder is there."""
+"""Stages whose models are no longer needed once the student's folder exists."""
 
 
 @dataclass
@@ -88,8 +87,8 @@ class Running:
 
 
 @dataclass
-class Plan:
-    """Runs the stages until all are finished or the time is up."""
+class StageRunner:
+    """Runs the stages until all are finished or the time limit is reached."""
 
     out: Path
     bring: Path
@@ -104,7 +103,7 @@ class Plan:
 
     @property
     def left_s(self) -> float:
-        """Until trainings must have stopped."""
+        """Seconds until trainings must have stopped."""
         return self.limit_s - STOP_MARGIN_S - (time.perf_counter() - self.started)
 
     def finished(self, name: str) -> bool:
@@ -117,12 +116,12 @@ class Plan:
         return any(stage.name == STUDENT and (self.out / stage.makes).exists() for stage in self.stages)
 
     def run(self) -> bool:
-        """Whether all stages are finished now."""
+        """Run the stages; return whether all are finished."""
         self.out.mkdir(parents=True, exist_ok=True)
         refreshed = time.perf_counter()
         while True:
             ended = self._collect()
-            self._start_what_can_be()
+            self._start_ready_stages()
             now = time.perf_counter()
             if ended or now - refreshed > REFRESH_S:
                 self._bring()
@@ -143,7 +142,7 @@ class Plan:
         return not unfinished
 
     def _collect(self) -> bool:
-        """Take note of the stages that ended; whether there were any."""
+        """Collect the stages that have ended; return whether there were any."""
         over = [run for run in self.running if run.process.poll() is not None]
         for run in over:
             run.log.close()
@@ -151,7 +150,7 @@ class Plan:
             self._say(f"{run.stage.name} ended with {run.process.returncode}")
         return bool(over)
 
-    def _start_what_can_be(self) -> None:
+    def _start_ready_stages(self) -> None:
         busy = {run.stage.name for run in self.running}
         for stage in self.stages:
             tries = self.tries.get(stage.name, 0)
@@ -171,7 +170,7 @@ class Plan:
         command += ["--squeeze", str(SQUEEZE), *stage.arguments, *self.common]
         if self.start_from and stage.name in ("t5", "flux-teacher"):
             command += ["--start-from", str(self.start_from)]
-        if tries:  # whatever failed, this way it is most likely to pass
+        if tries:  # the most robust settings for a second try
             command += ["--no-compile", "--no-graph"]
         environment = dict(os.environ)
         if self.gpus > 1:
@@ -196,8 +195,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to work in")
-    parser.add_argument("--bring", type=Path, required=True, help="folder for what has to travel")
-    parser.add_argument("--carried", type=Path, help="folder with what an earlier call brought")
+    parser.add_argument("--bring", type=Path, required=True, help="folder for the files of the next call")
+    parser.add_argument("--carried", type=Path, help="folder with the files of an earlier call")
     parser.add_argument("--limit-s", type=float, default=595.0, help="when the machine ends this process")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--common", default="", help="arguments for every training, in one string")
@@ -205,7 +204,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.carried:
         carry.unpack(args.carried, args.out)
-    plan = Plan(
+    runner = StageRunner(
         args.out,
         args.bring,
         args.limit_s,
@@ -213,7 +212,7 @@ def main() -> None:
         gpus=args.gpus,
         start_from=args.start_from,
     )
-    sys.exit(0 if plan.run() else 4)
+    sys.exit(0 if runner.run() else 4)
 
 
 if __name__ == "__main__":

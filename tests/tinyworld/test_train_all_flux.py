@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.tinyworld.test_training import small_training
-from tinyworld import carry, clip, flux, loop, networks, plan_flux, train_t5
+from tinyworld import carry, clip, flux, loop, networks, train_all_flux, train_t5
 
 
 def finish(out, name, finished=True):
@@ -32,7 +32,7 @@ def test_parts_travel_and_come_back(tmp_path, monkeypatch):
     carry.pack(out, bag, frozenset({"model"}))
     assert len(list(bag.glob("carry.0*"))) == 1, "no part of the old set is left"
     (bag / "carry.000").write_bytes(b"torn")
-    with pytest.raises(ValueError, match="torn"):
+    with pytest.raises(ValueError, match="damaged"):
         carry.unpack(bag, back)
 
 
@@ -72,10 +72,10 @@ def plan(tmp_path, monkeypatch, scripts, after, limit_s=200.0):
     (package / "__init__.py").write_text("")
     for name, script in scripts.items():
         (package / f"{name}.py").write_text(STAGE.format(script))
-    monkeypatch.setattr(plan_flux, "POLL_S", 0.05)
+    monkeypatch.setattr(train_all_flux, "POLL_S", 0.05)
     monkeypatch.chdir(tmp_path)  # python -m looks here first
-    stages = tuple(plan_flux.Stage(name, name, name, 1.0, after=after.get(name, ())) for name in scripts)
-    return plan_flux.Plan(tmp_path / "out", tmp_path / "bring", limit_s, stages=stages)
+    stages = tuple(train_all_flux.Stage(name, name, name, 1.0, after=after.get(name, ())) for name in scripts)
+    return train_all_flux.StageRunner(tmp_path / "out", tmp_path / "bring", limit_s, stages=stages)
 
 
 DONE = '(out / "{0}").mkdir(); (out / "{0}.json").write_text(\'{{"finished": true}}\'); print(*sys.argv[1:])'
@@ -94,7 +94,7 @@ def test_stages_run_in_order_and_only_once(tmp_path, monkeypatch, capsys):
     assert said.index("one ended") < said.index("two starts")
     carry.unpack(tmp_path / "bring", tmp_path / "back")
     assert carry.is_finished(tmp_path / "back", "two")
-    again = plan_flux.Plan(tmp_path / "out", tmp_path / "bring", 200.0, stages=made.stages)
+    again = train_all_flux.StageRunner(tmp_path / "out", tmp_path / "bring", 200.0, stages=made.stages)
     assert again.run()
     assert "starts" not in capsys.readouterr().out
 
@@ -111,25 +111,25 @@ def test_a_stage_that_fails_is_tried_once_more_the_plain_way(tmp_path, monkeypat
 
 
 def test_the_limit_is_kept_and_what_there_is_is_brought(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(plan_flux, "STOP_MARGIN_S", 1.5)
-    monkeypatch.setattr(plan_flux, "BRING_MARGIN_S", 0.5)
+    monkeypatch.setattr(train_all_flux, "STOP_MARGIN_S", 1.5)
+    monkeypatch.setattr(train_all_flux, "BRING_MARGIN_S", 0.5)
     script = '(out / "one.json").write_text(\'{"finished": false}\'); time.sleep(600)'
     made = plan(tmp_path, monkeypatch, {"one": script}, {}, limit_s=2.0)
-    made.stages = (plan_flux.Stage("one", "one", "one", 1.0, least_s=0.0),)
+    made.stages = (train_all_flux.Stage("one", "one", "one", 1.0, least_s=0.0),)
     assert not made.run()
-    assert plan_flux.time.perf_counter() - made.started < 2.0
+    assert train_all_flux.time.perf_counter() - made.started < 2.0
     assert "did not stop in time" in capsys.readouterr().out
     carry.unpack(tmp_path / "bring", tmp_path / "back")
     assert (tmp_path / "back" / "one.log").exists()
 
 
 def test_the_plan_fits_three_calls():
-    names = [stage.name for stage in plan_flux.STAGES]
-    minutes = {stage.name: stage.minutes for stage in plan_flux.STAGES}
-    assert all(need in names for stage in plan_flux.STAGES for need in stage.after)
-    for stage in plan_flux.STAGES:
+    names = [stage.name for stage in train_all_flux.STAGES]
+    minutes = {stage.name: stage.minutes for stage in train_all_flux.STAGES}
+    assert all(need in names for stage in train_all_flux.STAGES for need in stage.after)
+    for stage in train_all_flux.STAGES:
         assert importlib.import_module(f"tinyworld.{stage.module}").main
-    made = {stage.name: stage.makes for stage in plan_flux.STAGES}
+    made = {stage.name: stage.makes for stage in train_all_flux.STAGES}
     assert made == {
         "vae-16": networks.vae_name(flux.CHANNELS),
         "clip": clip.FOLDER,
@@ -139,7 +139,7 @@ def test_the_plan_fits_three_calls():
         "flux-schnell": flux.SCHNELL_FOLDER,
         "tiny-vae-16": networks.TINY_VAE_FOLDERS[flux.CHANNELS],
     }
-    usable = 595 - plan_flux.STOP_MARGIN_S
+    usable = 595 - train_all_flux.STOP_MARGIN_S
     start_s = 70  # imports, captions, compiling and the latents, as measured
     assert start_s + 60 * minutes["clip"] <= usable
     assert start_s + 60 * (minutes["flux-teacher"] + minutes["flux-student"]) <= usable
@@ -149,15 +149,18 @@ def test_the_plan_fits_three_calls():
 def test_an_earlier_teacher_is_trained_on(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        plan_flux.subprocess, "Popen", lambda command, **_: seen.append(command) or FinishedProcess()
+        train_all_flux.subprocess, "Popen", lambda command, **_: seen.append(command) or FinishedProcess()
     )
-    made = plan_flux.Plan(tmp_path / "out", tmp_path / "bring", 595.0, start_from=tmp_path / "old")
+    made = train_all_flux.StageRunner(
+        tmp_path / "out", tmp_path / "bring", 595.0, start_from=tmp_path / "old"
+    )
     made.out.mkdir()
-    for stage in plan_flux.STAGES:
+    for stage in train_all_flux.STAGES:
         made._start(stage, 0)
     made._collect()
     told = {
-        stage.name: "--start-from" in command for stage, command in zip(plan_flux.STAGES, seen, strict=True)
+        stage.name: "--start-from" in command
+        for stage, command in zip(train_all_flux.STAGES, seen, strict=True)
     }
     assert {name for name, on in told.items() if on} == {"t5", "flux-teacher"}
 
