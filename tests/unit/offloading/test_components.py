@@ -231,7 +231,7 @@ def test_views_of_one_storage_are_copied_once(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize("recipe", ["", "int8+", "layerwise_casting@text_encoder+"])
-@pytest.mark.quick("int8+")
+@pytest.mark.long
 def test_compiled_code_goes_on_being_used(recipe: str) -> None:
     reference = draw(session("sd", f"{recipe}compile(backend=eager)"))
     torch._dynamo.reset()

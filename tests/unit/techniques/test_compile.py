@@ -46,6 +46,7 @@ def test_blocks_that_are_not_named_are_refused_in_words() -> None:
     assert "needs compute capability 7.5" in (Compile().unsupported(Target(machine=old)) or "")
 
 
+@pytest.mark.long
 def test_each_session_counts_its_own_graphs() -> None:
     first = session("sd", "compile(backend=eager)")
     draw(first)
