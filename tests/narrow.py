@@ -89,7 +89,9 @@ def shallow(name: str) -> Architecture:
     if architecture.pipeline == "FluxPipeline":
         return architecture.changed(transformer={"num_layers": 2, "num_single_layers": 4})
     if architecture.pipeline == "StableDiffusionXLPipeline":
-        return architecture.changed(unet={"transformer_layers_per_block": [1, 1, 2]})
+        text = {"num_hidden_layers": 2}
+        unet = {"transformer_layers_per_block": [1, 1, 2]}
+        return architecture.changed(unet=unet, text_encoder=text, text_encoder_2=text)
     return architecture
 
 

@@ -15,6 +15,8 @@ from tests.narrow import SIDE, make_all_small
 from vivace.models.architectures import ARCHITECTURES
 from vivace.spec.record import Outcome
 
+pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
+
 RECIPES = ["--recipe", "baseline", "--recipe", "compile(backend=eager)"]
 QUICK = ["--repeats", "1", "--warmup", "1", "--device", "cpu", *RECIPES]
 

@@ -37,6 +37,8 @@ from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome, Record
 from vivace.techniques import TECHNIQUES
 
+pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
+
 QUICK = ["--repeats", "1", "--warmup", "1", "--device", "cpu"]
 ASKED = ["inference_mode", "vae_slicing", "compile(backend=eager)"]
 SMALL = """
@@ -123,7 +125,6 @@ def test_it_goes_on_where_it_stopped_with_a_baseline_of_that_day(
     assert (tmp_path / "record.json").read_bytes() == before
 
 
-@pytest.mark.long
 def test_the_best_are_drawn_at_full_length(
     measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,7 +144,6 @@ def test_the_best_are_drawn_at_full_length(
     ]
 
 
-@pytest.mark.long
 def test_a_named_recipe_at_full_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,7 +174,6 @@ def test_what_was_timed_too_seldom_is_timed_again(measured: Path) -> None:
     assert is_done("sd15", whole.model_copy(update={"rounds": (failed,)}))
 
 
-@pytest.mark.long
 def test_what_compiles_is_compiled_beside_each_other_into_a_record_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

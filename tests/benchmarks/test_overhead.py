@@ -13,6 +13,8 @@ from benchmarks.overhead import line, ratios, read_cases
 from benchmarks.overhead import overhead as command
 from tests.narrow import SIDE, make_all_small
 
+pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
+
 QUICK = ["--device", "cpu", "--pairs", "3", "--warmup", "1", "--backend", "eager"]
 
 
@@ -26,7 +28,6 @@ def record(tmp_path: Path) -> Path:
     return tmp_path / "overhead.jsonl"
 
 
-@pytest.mark.long
 def test_every_case_is_a_line_of_pairs(
     record: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,8 +21,9 @@ from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome, Record, Round
 
+pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
 
-@pytest.mark.long
+
 def test_on_a_cpu_processes_take_the_places_of_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

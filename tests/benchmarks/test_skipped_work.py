@@ -28,6 +28,8 @@ from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.techniques import TECHNIQUES
 
+pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
+
 BESIDE = "channels_last"
 ASKED = ["steps(3)", "deepcache(hits=0.5)", "cfg_cutoff(0.5)", "guidance(1)"]
 
@@ -83,7 +85,6 @@ def test_the_counts_are_committed_for_every_recipe() -> None:
     ("name", "technique"),
     [("sd15", "deepcache"), ("sd15", "cfg_cutoff"), ("flux-schnell", "first_block_cache")],
 )
-@pytest.mark.quick("sd15-cfg_cutoff")
 def test_the_committed_counts_are_what_is_counted(name: str, technique: str) -> None:
     knobs = "0.5" if technique == "cfg_cutoff" else "hits=0.5"
     assert count_operations(name, f"{technique}({knobs})") == read_operations()[name][technique]

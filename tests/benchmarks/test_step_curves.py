@@ -16,6 +16,8 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 
+pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
+
 QUICK = ["--prompts", "2", "--repeats", "1", "--device", "cpu"]
 STEPS_HERE = 8
 ASKED = ["steps(2)", "cfg_cutoff(0.5)"]
@@ -114,7 +116,6 @@ def test_other_pictures_or_another_machine_want_another_file(
     assert "is not a record of this script" in capfd.readouterr().err
 
 
-@pytest.mark.long
 def test_what_needs_to_know_its_model_finds_it_out_first_and_is_counted_over_every_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

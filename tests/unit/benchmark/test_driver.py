@@ -38,6 +38,7 @@ def run(program: str, known: str) -> str:
 
 
 @pytest.mark.parametrize(("known", "expected"), [("(9, 0)", "False"), ("None", "True")])
+@pytest.mark.long
 def test_importing_asks_nvml_and_not_the_driver(known: str, expected: str) -> None:
     """With no NVML the libraries do ask the driver, so this test would notice if the first case asked it too."""
     program = "from vivace.benchmark.worker import import_all\nimport_all()\nprint(bool(woken))"

@@ -63,6 +63,7 @@ def test_each_fault_is_typed_and_harms_no_other_trial(launcher: Launcher, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["hang", "late_hang", "stubborn"])
+@pytest.mark.quick("hang")
 def test_a_hang_is_ended_at_the_time_limit(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     timing = TIMING.model_copy(update={"timeout_s": 8.0})
     records = run(launcher, tmp_path / "s", f"fault({kind})", "baseline", timing=timing)

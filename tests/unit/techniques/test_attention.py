@@ -178,6 +178,7 @@ def test_flex_composes() -> None:
     assert both.refuted({}) is None
 
 
+@pytest.mark.long
 def test_sessions_do_not_see_each_other() -> None:
     redirected, plain = (
         session("sd", f"compile(backend=eager, blocks=repeated){more}") for more in ("+attention(flex)", "")

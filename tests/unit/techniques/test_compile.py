@@ -47,6 +47,7 @@ def test_unnamed_blocks_are_refused_with_a_reason() -> None:
     assert "needs compute capability 7.5" in (Compile().unsupported(target_of(machine=old)) or "")
 
 
+@pytest.mark.long
 def test_each_session_counts_its_own_graphs() -> None:
     first = session("sd", "compile(backend=eager)")
     draw(first)

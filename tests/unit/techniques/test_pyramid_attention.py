@@ -176,5 +176,6 @@ def test_what_cannot_be_is_said_in_words() -> None:
         ("tiny-sd", "pyramid_attention+steps(8)", ["pyramid_attention"]),
     ],
 )
+@pytest.mark.quick("tiny-flux-pyramid_attention(3)*")
 def test_a_script_draws_the_same(model: str, recipe: str, own: list[str], tmp_path: Path) -> None:
     exported.check_it_draws_the_same(model, recipe, own, tmp_path)

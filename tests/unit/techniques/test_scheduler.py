@@ -28,7 +28,7 @@ CALL: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("family", "sampler"), [*(("sd", name) for name in SD), *(("flux", name) for name in FLUX)]
 )
-@pytest.mark.quick("sd-dpmpp_2m", "sd-dpmpp_2m_sde", "sd-unipc", "sd-lcm", "flux-dpmpp_2m", "flux-flow_lcm")
+@pytest.mark.quick("sd-dpmpp_2m", "sd-lcm", "flux-dpmpp_2m", "flux-flow_lcm")
 def test_it_draws_what_the_prompt_says_and_the_seed_alone_decides(family: str, sampler: str) -> None:
     if sampler == "dpmpp_sde":
         pytest.importorskip("torchsde")
@@ -54,6 +54,7 @@ def test_every_sampler_is_drawn_above_or_refused_by_the_embedded_models() -> Non
                 session(family, f"scheduler({sampler})")
 
 
+@pytest.mark.long
 def test_flux_on_a_solver_ends_where_its_own_sampler_does() -> None:
     """An ordinary differential equation has one solution: with many steps all of them find it."""
     call = CALL["flux"] | {"num_inference_steps": 40}

@@ -154,5 +154,6 @@ def test_what_cannot_be_is_said_in_words() -> None:
         ("tiny-sd", "taylorseer+steps(8)", ["taylorseer"]),
     ],
 )
+@pytest.mark.quick("tiny-flux-taylorseer(2)*")
 def test_a_script_draws_the_same(model: str, recipe: str, own: list[str], tmp_path: Path) -> None:
     exported.check_it_draws_the_same(model, recipe, own, tmp_path)
