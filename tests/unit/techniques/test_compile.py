@@ -96,7 +96,7 @@ from vivace.contract import Machine, Placement, Target
 from vivace.techniques.compile import Compile
 unet = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU())
 pipe = types.SimpleNamespace(unet=unet)
-effect = Compile().apply(Target(Placement(Machine("cpu", "CPU", None, "c++")), pipe))
+effect = Compile().apply(target_of(Placement(Machine("cpu", "CPU", None, "c++")), pipe))
 with torch.no_grad():
     unet.forward(torch.ones(2, 8))
 print(json.dumps(effect.evidence()))
