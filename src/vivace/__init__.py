@@ -6,7 +6,8 @@ In Python:
     draw("a red circle above a blue square").images[0].save("circle.png")
 
     draw = vivace.apply(pipe, "bf16+cfg_cutoff(0.4)")     # any diffusers pipeline that you already have
-    records = vivace.bench("tiny-sd", ["baseline", "tiny_vae"])
+    run = vivace.bench("tiny-sd", ["baseline", "tiny_vae"])
+    print(run)
 
 Importing this imports no torch.
 """
@@ -16,29 +17,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vivace.benchmark import bench
+    from vivace.benchmark import Run, Study, Timing, bench
+    from vivace.errors import VivaceError
+    from vivace.recipes import Recipe
     from vivace.runtime import Session, apply, load
     from vivace.spec import Record
 
 __version__ = "0.1.0"
-__all__ = ["Record", "Session", "__version__", "apply", "bench", "load"]
-
-_PLACES = {
-    "Record": "vivace.spec",
-    "Session": "vivace.runtime",
-    "apply": "vivace.runtime",
-    "bench": "vivace.benchmark",
-    "load": "vivace.runtime",
-}
+__all__ = [
+    "Recipe",
+    "Record",
+    "Run",
+    "Session",
+    "Study",
+    "Timing",
+    "VivaceError",
+    "__version__",
+    "apply",
+    "bench",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when first used, so that `import vivace` costs nothing."""
-    if name in _PLACES:
-        import importlib
+    """Import public names when they are first used, so that `import vivace` costs nothing."""
+    if name not in __all__:
+        raise AttributeError(f"module 'vivace' has no attribute {name!r}")
+    from vivace import benchmark, errors, recipes, runtime, spec
 
-        return getattr(importlib.import_module(_PLACES[name]), name)
-    raise AttributeError(f"module 'vivace' has no attribute {name!r}")
+    return next(
+        getattr(place, name) for place in (errors, spec, recipes, runtime, benchmark) if hasattr(place, name)
+    )
 
 
 def __dir__() -> list[str]:

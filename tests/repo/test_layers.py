@@ -1,6 +1,7 @@
 """Imports go down only. Read from the source, so that lazy imports count too."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,12 @@ def test_every_package_has_a_layer() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_stay_readable(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 400
+
+
+def test_no_package_is_a_pile() -> None:
+    """None holds more than a quarter of the source."""
+    lines: Counter[str] = Counter()
+    for path in FILES:
+        lines[package(path)] += len(path.read_text().splitlines())
+    largest, number = lines.most_common(1)[0]
+    assert number <= 0.25 * lines.total(), f"{largest} has {number} of {lines.total()} lines"

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from vivace.contract import COMPONENTS, Rule, Technique, Trait
+from vivace.contract import COMPONENTS, Rule, Technique
 from vivace.errors import RecipeError
 from vivace.spec.recipe import BASELINE, RecipeSpec, TechniqueCall
 from vivace.techniques import TECHNIQUES
@@ -168,6 +168,3 @@ def _technique(call: TechniqueCall, text: str) -> Technique:
             f"this version of vivace has another {call.name}: {knob}: {problem['msg']}", text, 0
         ) from None
     raise RecipeError(f"this version of vivace has no technique '{call.name}'", text, 0)
-
-
-__all__ = ["Conflict", "Recipe", "Trait", "conflicts", "in_order"]

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -23,11 +21,10 @@ from vivace.report.plots import Breakdown, Scatter, WaterfallBar, breakdowns, sc
 from vivace.report.quality import Fidelity, broken_pictures
 from vivace.report.rows import Row, shared_warnings
 from vivace.report.summary import noise_floor, paid_back, seconds, size, summary
+from vivace.report.text import between_s, breakable, count, date, sentence, shortened
 from vivace.stats import Gate, Interval
 
 MAX_PICTURE_BYTES = 12_000_000  # of all embedded images together, so that the file can be mailed
-_MAX_LABEL = 60  # characters
-_BREAK_POINT = re.compile(r"(?<=\+)(?=[A-Za-z])|(?<=[^\s])(?=@)")
 _SCATTER_SIZES = (("wide", 660, 380), ("narrow", 340, 320))
 
 
@@ -132,13 +129,13 @@ def _environment() -> Environment:
     environment.filters |= {
         "seconds": seconds,
         "size": size,
-        "between_s": _between_s,
+        "between_s": between_s,
         "ratio": lambda interval: f"{interval.point:.2f}×",
         "between": lambda i: None if i.low is None else f"{i.low:.2f} to {i.high:.2f}",
-        "paid_back": lambda row: _sentence(paid_back(row)),
+        "paid_back": lambda row: sentence(paid_back(row)),
         "spaced": lambda value: value.replace("_", " "),
-        "breakable": _breakable,
-        "shortened": lambda text: _breakable(_shortened(text)),
+        "breakable": breakable,
+        "shortened": lambda text: breakable(shortened(text)),
     }
     return environment
 
@@ -155,7 +152,7 @@ def _view(id_: str, section: Section, read_picture: ReadPicture, max_bytes: int)
         title=rows[0].model,
         device=record.environment.device_name,
         started_at=section.started_at,
-        started=_date(section.started_at),
+        started=date(section.started_at),
         verdict=summary(rows),
         workload=_workload(rows),
         command=section.command,
@@ -310,11 +307,11 @@ def _workload(rows: Sequence[Row]) -> str:
     workload = rows[0].record.trial.workload
     counts = [r.latency.n for r in rows if r.latency is not None]
     parts = [
-        f"{_count(len(workload.prompts), 'prompt')} × {_count(len(workload.seeds), 'seed')}",
+        f"{count(len(workload.prompts), 'prompt')} × {count(len(workload.seeds), 'seed')}",
         f"{workload.width} × {workload.height} px",
-        _count(workload.num_inference_steps, "step"),
+        count(workload.num_inference_steps, "step"),
         f"guidance {workload.guidance_scale:g}",
-        _count(max(len(r.record.rounds) for r in rows), "round"),
+        count(max(len(r.record.rounds) for r in rows), "round"),
     ]
     if workload.batch > 1:
         parts.append(f"{workload.batch} images per call")
@@ -322,7 +319,7 @@ def _workload(rows: Sequence[Row]) -> str:
         parts.append("prompts encoded beforehand")
     if counts:
         low, high = min(counts), max(counts)
-        parts.append(_count(low, "timed call") if low == high else f"{low} to {high} timed calls")
+        parts.append(count(low, "timed call") if low == high else f"{low} to {high} timed calls")
         parts[-1] += " per recipe"
     return " · ".join(parts)
 
@@ -337,7 +334,7 @@ def _facts(row: Row) -> tuple[tuple[str, str], ...]:
     if environment.driver:
         facts.append(("Driver", environment.driver))
     facts += [
-        ("CPU", f"{environment.cpu}, {_count(environment.num_cores, 'core')}"),
+        ("CPU", f"{environment.cpu}, {count(environment.num_cores, 'core')}"),
         ("Threads", str(environment.num_threads)),
         ("Memory", size(environment.memory_bytes)),
         ("Platform", environment.platform),
@@ -365,41 +362,3 @@ def _memory_note(rows: Sequence[Row]) -> str | None:
             f"{before} were in use before the model was loaded."
         )
     return "Memory is what PyTorch allocated on the device; the CUDA context takes some more."
-
-
-def _between_s(interval: Interval) -> str | None:
-    """Return the ends of an interval, e.g. "0.783 to 0.905 s", in the unit that `seconds` uses for its point."""
-    if interval.low is None or interval.high is None:
-        return None
-    unit, factor = ("ms", 1e3) if interval.point < 0.1 else ("s", 1.0)
-    low, high = (
-        f"{v:.0f}" if v >= 99.95 else f"{v:.3g}" for v in (interval.low * factor, interval.high * factor)
-    )
-    return f"{low} to {high} {unit}"
-
-
-def _breakable(text: str) -> Markup:
-    """Allow line breaks between the parts of a recipe. `join` escapes the parts."""
-    return Markup("<wbr>").join(_BREAK_POINT.split(text))
-
-
-def _shortened(text: str) -> str:
-    """Shorten a recipe for charts and column headings. Both ends stay: recipes of one study differ at either."""
-    return text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL // 2 - 4]} … {text[-_MAX_LABEL // 2 :]}"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}." if text else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _date(text: str) -> str:
-    """Format a date, e.g. "2026-11-20 11:04 UTC". Text that is not a date is returned as it is."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    return f"{found.astimezone(UTC) if found.tzinfo else found:%Y-%m-%d %H:%M} UTC"
