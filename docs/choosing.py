@@ -99,9 +99,9 @@ def page(note: str, results: Path) -> str:
         "What makes each step cheaper works as on the model they were distilled from. Decoding is a larger part of "
         "a short call, so consider `tiny_vae`.\n",
         "## Several GPUs\n",
-        "For one image sooner: `parallel(ulysses)` or `parallel(all_gather)` (recorded below under its old "
-        "spelling, `ring`) for a transformer, `parallel(cfg)` (old spelling: `guidance`) for a UNet with guidance "
-        f"({told}). For more images an hour: one process per GPU, without any of these.\n",
+        "For one image sooner: `parallel(ulysses)` or, on FLUX, `parallel(all_gather)` (measured under its old "
+        f"spelling, `parallel(ring)`) for a transformer, `parallel(cfg)` for a UNet with guidance ({told}). For more "
+        "images an hour: one process per GPU, without any of these.\n",
         *fastest,
     ]
     return "\n".join(lines).rstrip() + "\n"

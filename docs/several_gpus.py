@@ -26,7 +26,7 @@ from vivace.spec.record import Record
 from vivace.stats import Interval, speedup
 
 _HEADINGS = (
-    "model", "recipe", "GPUs", "s/image", "speed-up over one GPU [95 % interval]", "wished for", "memory of the first",
+    "model", "recipe", "GPUs", "s/image", "speed-up over one GPU [95 % interval]", "target", "memory of the first GPU",
     "most on another", "exchanged a step", "first call",
 )  # fmt: skip
 _GPUS = (2, 4, 8)
@@ -45,20 +45,20 @@ _PROFILE = (
 
 
 def page(note: str, record: Path) -> str:
-    """Markdown.
+    """Return the page as Markdown.
 
     Args:
-        note: what stands above the heading: that the page is generated.
+        note: the line above the heading that says the page is generated.
         record: a file that exists.
     """
     records = read_records(record)
     found = list(dict.fromkeys(case for gpus in _GPUS for case in (*cases(gpus), *removed_cases(gpus))))
     lines = [
         note,
-        "# One image over several GPUs\n",
-        "`parallel` against one GPU with the rest of the recipe alike, on full-size models with **random weights** "
-        "(`synthetic:NAME`) at their native size and number of steps, one image a call, text encoders and VAE inside "
-        "the call and on the first GPU alone. Times and memory are the architecture's; the images show nothing.\n",
+        "# One image on several GPUs\n",
+        "`parallel` compared with one GPU and otherwise the same recipe, on full-size models with **random weights** "
+        "(`synthetic:NAME`) at their native size and number of steps, one image a call. Text encoders and VAE are in "
+        "the call, and only on the first GPU. Times and memory are those of the real models; images mean nothing.\n",
         *conditions_of(records),
         *_revisions(records),
         *_changes(records),
@@ -78,8 +78,8 @@ def page(note: str, record: Path) -> str:
         lines += _line(case, shared, alone, failed)
     lines += ["", *failed, *([""] if failed else [])]
     lines.append(
-        "*Exchanged a step*: arguments and results between the first GPU and the others; what attention exchanges "
-        "inside of a forward (ulysses, all_gather) comes on top. *Most on another*: allocated by PyTorch since it "
+        "*Exchanged a step*: arguments and results between the first GPU and the others, without the collectives of "
+        "attention inside a forward (ulysses, all_gather). *Most on another*: the peak allocated by PyTorch since it "
         "started.\n"
     )
     lines += _profiles(record)
@@ -88,7 +88,7 @@ def page(note: str, record: Path) -> str:
 
 
 def gained(alone: Record, shared: Record) -> Interval | None:
-    """How many times faster, None where one of both was not measured."""
+    """Return the speed-up, None if either was not measured."""
     one, several = (
         [sample.total_s for round_ in record.rounds for sample in round_.samples]
         for record in (alone, shared)
@@ -97,28 +97,28 @@ def gained(alone: Record, shared: Record) -> Interval | None:
 
 
 def _revisions(records: Iterable[Record]) -> list[str]:
-    """Return what code the rows of several GPUs are of: how they exchange tokens may have changed since."""
+    """Say which code the rows of several GPUs measured; it may have changed since."""
     shared = [record for record in records if "parallel" in record.trial.recipe.text]
     found = dict.fromkeys(record.environment.source_revision for record in shared)
     told = [
         f"`git log {one}.. -- src/vivace/techniques src/vivace/multi_gpu`" for one in found if one is not None
     ]
-    return [f"- What has changed since rows of several GPUs were measured: {', '.join(told)}"] if told else []
+    return [f"- Changes since the rows of several GPUs were measured: {', '.join(told)}"] if told else []
 
 
 def _changes(records: Iterable[Record]) -> list[str]:
-    """Return what rows are called that were measured under another name, or with what has been removed."""
+    """Say which rows were measured under an old name, or with an option that has been removed."""
     texts = [record.trial.recipe.text for record in records]
     lines = []
     if any(renamed(text) != text for text in texts):
         lines.append(
-            "- Modes have their present names here; some records hold the older ones, `guidance` for `cfg` and `ring` "
-            "for `all_gather`."
+            "- Some rows were measured under old names of the modes: `guidance` for `cfg`, and for FLUX `ring` for "
+            "`all_gather`, an all-gather of keys and values."
         )
     if any(COPIES in text for text in texts):
         lines.append(
             f"- Rows with `{COPIES}` were measured with an option that has been removed (`git log -S {COPIES} -- src` "
-            "names the commits that had it)."
+            "lists its commits)."
         )
     return lines
 
@@ -135,7 +135,7 @@ def soonest(record: Path) -> list[str]:
         if gain is None or row.latency is None:
             continue
         took = row.latency.median
-        said = f"- {case.name} on {case.gpus}: `{case.recipe}` {plus_minus(took)}, {ratio(gain)} of one GPU's speed."
+        said = f"- {case.name} on {case.gpus}: `{case.recipe}` {plus_minus(took)}, {ratio(gain)} the speed of one GPU."
         found[case.name, case.gpus] = min(
             (took.point, said), found.get((case.name, case.gpus), (float("inf"), ""))
         )
@@ -175,8 +175,8 @@ def _line(case: Case, record: Record, alone: Record | None, failed: list[str]) -
 
 
 def _shortfalls(profiles: Sequence[Profile]) -> list[str]:
-    """What stands between a recipe on N GPUs and an Nth of the time on one, a line each."""
-    alone: dict[tuple[str, str], Profile] = {}  # the latest so far: that of the same run
+    """Break down, a line per recipe, what a step on N GPUs takes beyond an Nth of the time on one."""
+    alone: dict[tuple[str, str], Profile] = {}  # the latest so far, which is that of the same run
     lines = []
     for one in profiles:
         if one.gpus == 1:
@@ -188,19 +188,17 @@ def _shortfalls(profiles: Sequence[Profile]) -> list[str]:
             continue
         beyond = {
             "compute": one.compute - single.compute / one.gpus,
-            "collectives": one.communication + one.waiting,
-            "gaps": one.idle - single.idle / one.gpus,
+            "communication and waiting": one.communication + one.waiting,
+            "idle": one.idle - single.idle / one.gpus,
         }
         parts = ", ".join(f"{figure:.1f} ms {what}" for what, figure in beyond.items())
-        lines.append(
-            f"- {one.model} `{recipe}`: {one.step - single.step / one.gpus:.1f} ms; of that {parts}."
-        )
+        lines.append(f"- {one.model} `{recipe}`: {one.step - single.step / one.gpus:.1f} ms ({parts}).")
     if not lines:
         return []
     said = (
-        "What a step takes beyond an Nth of one GPU's. Compute can be more than an Nth where a shard fills a GPU less "
-        "than the whole does, where collectives beside a matmul take multiprocessors from it, and where every GPU does "
-        "the same work:\n"
+        "What a step on N GPUs takes beyond 1/N of a step on one. Compute can take more than 1/N because smaller "
+        "shards fill a GPU less, because overlapped collectives take multiprocessors from matmuls, and because some "
+        "work is replicated:\n"
     )
     return [said, *lines]
 
@@ -210,15 +208,17 @@ def _profiles(record: Path) -> list[str]:
     if not profiles:
         return []
     with_copies = any(COPIES in one.recipe for one in profiles)
-    copies = f"; with `{COPIES}` also copies, and the kernels that wait for the others in front of them"
+    copies = f"; with `{COPIES}` the copies, and the barriers before them"
     lines = [
         "## Where the time of a step goes\n",
-        "On the first GPU, by torch.profiler. *Compute*: kernels of its own shard, which on N GPUs would at best be an "
-        f"Nth of those on one. *Communication*: collectives (NCCL's kernels{copies if with_copies else ''}) beside "
-        "which nothing was computed, each as long as the fastest of its kind; *waiting*: what they took beyond that, "
-        "until another GPU was there or because there was more to send. *Idle*: nothing ran; *launching*: of that, "
-        "while the CPU was busy launching more. *CPU*: from the beginning of a step to that of the next, less what "
-        "the CPU waited for the GPU; where it is as long as the step, it bounds it.\n",
+        "On the first GPU, by torch.profiler.\n",
+        "- *Compute*: its own kernels; on N GPUs at best 1/N of those on one.",
+        "- *Communication*: collectives that overlap with no compute, each counted as long as the fastest of its kind "
+        f"(NCCL's kernels{copies if with_copies else ''}).",
+        "- *Waiting*: what those collectives took beyond that, for another GPU or because there was more to send.",
+        "- *Idle*: nothing ran. *Launching*: the part of it in which the CPU was busy launching kernels.",
+        "- *CPU*: from the start of a step to the start of the next, without waiting for the GPU. If it is as long as "
+        "the step, the CPU is the bottleneck.\n",
         f"| {' | '.join(_PROFILE)} |",
         "|" + " --- |" * len(_PROFILE),
     ]

@@ -103,8 +103,8 @@ def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> No
         ],
     )
     assert pages.soonest(path) == [
-        f"- flux-dev on 2: `{resolve(ulysses).text}` 3.00 s ±0.0 %, 2.00x [2.00, 2.00] of one GPU's speed.",
-        "- sdxl on 2: `parallel(cfg)` 2.00 s ±0.0 %, 1.50x [1.50, 1.50] of one GPU's speed.",
+        f"- flux-dev on 2: `{resolve(ulysses).text}` 3.00 s ±0.0 %, 2.00x [2.00, 2.00] the speed of one GPU.",
+        "- sdxl on 2: `parallel(cfg)` 2.00 s ±0.0 %, 1.50x [1.50, 1.50] the speed of one GPU.",
     ]
     said = pages.page(NOTE, path)
     assert "`git log 0123abc.. -- src/vivace/techniques src/vivace/multi_gpu`" in said
@@ -125,12 +125,14 @@ def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> No
     assert read_profiles(path) == profiles
     said = pages.page(NOTE, path)
     assert "| 100.0 ms | 80.0 ms | 12.0 ms | 5.0 ms | 3.0 ms | 2.0 ms | 40.0 ms |" in said
-    assert "an Nth of one GPU's." not in said, "of which there is no profile"
+    assert "beyond 1/N of a step on one" not in said, "of which there is no profile"
     alone = "+".join(part for part in ulysses.split("+") if "parallel" not in part)
     profiles.insert(0, Profile("flux-dev", alone, 1, 150.0, 148.0, 0.0, 0.0, 2.0, 1.0, 40.0))
     profiles.append(Profile("flux-dev", alone, 1, 180.0, 178.0, 0.0, 0.0, 2.0, 1.0, 40.0))  # of a later run
     profile_file(path).write_text(json.dumps([vars(one) for one in profiles]))
-    line = f"- flux-dev `{ulysses}`: 25.0 ms; of that 6.0 ms compute, 17.0 ms collectives, 2.0 ms gaps."
+    line = (
+        f"- flux-dev `{ulysses}`: 25.0 ms (6.0 ms compute, 17.0 ms communication and waiting, 2.0 ms idle)."
+    )
     assert line in pages.page(NOTE, path).splitlines()
 
 
