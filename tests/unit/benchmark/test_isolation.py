@@ -118,6 +118,7 @@ worker.main()
         ((sys.executable, "-c", FORKLESS), "cpu", True),
     ],
 )
+@pytest.mark.quick("command1-auto-False")
 def test_where_children_cannot_use_the_gpu_requests_get_fresh_processes(
     command: tuple[str, ...], device: str, forks: bool
 ) -> None:

@@ -60,7 +60,7 @@ def test_each_session_counts_its_own_graphs() -> None:
 
 
 @pytest.mark.parametrize("family", ["sd", "flux"])
-@pytest.mark.quick("flux")
+@pytest.mark.long
 def test_dynamic_code_serves_another_size(family: str) -> None:
     def graphs(recipe: str) -> list[int]:
         made = session(family, recipe)
@@ -79,7 +79,7 @@ def test_dynamic_code_serves_another_size(family: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fbcache(hits=0.5)", "int8", "layerwise_casting", "fuse_qkv"])
-@pytest.mark.slow("int8", "fuse_qkv")
+@pytest.mark.quick("fbcache*")
 def test_repeated_blocks_compose(recipe: str) -> None:
     alone, both = (
         session("flux", recipe),
