@@ -198,13 +198,6 @@ def test_all_gather_in_fp32_and_with_uneven_heads() -> None:
 def test_ring_says_what_it_needs() -> None:
     with pytest.raises(Unsupported, match="bf16 and fp16 alone"):
         vivace.load("tiny-flux", "fp32+parallel(ring)", device="cuda")
-    with pytest.raises(Unsupported, match="chooses the attention kernel itself"):
-        vivace.apply(even_flux(), "parallel(ring)+attention(cudnn)")
-
-
-def test_graphs_that_each_gpu_captures_by_itself_are_refused() -> None:
-    with pytest.raises(Unsupported, match="cuda_graph behind it"):
-        vivace.apply(even_flux(), "parallel(ulysses)+compile(mode=reduce-overhead)")
 
 
 def test_a_killed_gpu_is_told_at_once_and_the_next_session_works() -> None:

@@ -10,8 +10,9 @@ import torch
 
 import vivace
 from tests.families import STEPS, build, draw, psnr
-from vivace.errors import NoEffect, Unsupported
+from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.offloading import pinned_memory, prefetch
+from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.step_caching.teacache_fit import Fit, keep
 
 pytestmark = pytest.mark.gpu
@@ -88,8 +89,6 @@ def test_dropped_graphs_are_captured_again() -> None:
 
 
 def test_what_cannot_be_captured_is_refused_with_a_reason() -> None:
-    with pytest.raises(Unsupported, match="keep one of both"):
-        load("compile(reduce-overhead)+cuda_graph")
     made = load("cuda_graph")
     forward = made.pipe.unet.conv_in.forward
 
@@ -205,9 +204,7 @@ def test_offloading_takes_the_weights_off_the_gpu(mode: str) -> None:
 def test_offloading_composes(recipe: str, mode: str) -> None:
     refused = {"model": (), "sequential": ("int8", "compile", "compile(blocks=repeated)")}
     if recipe in refused.get(mode, ("compile",)):
-        with pytest.raises(
-            Unsupported, match=r"group can do that|group if it is compiled with blocks=repeated"
-        ):
+        with pytest.raises(RecipeError, match="does not go with"):
             load(f"{recipe}+offload({mode})")
         return
     reference = draw(load(recipe))
@@ -388,12 +385,6 @@ def test_onloading_compiles_nothing_again(recipe: str) -> None:
     assert offloaded.evidence()["compiled_graphs"] == graphs
 
 
-def test_offloading_does_not_go_with_graphs() -> None:
-    for recipe in ("cuda_graph", "compile(reduce-overhead)"):
-        with pytest.raises(Unsupported, match="replays CUDA graphs"):
-            load(f"{recipe}+offload(model)")
-
-
 # prompt_cache
 
 
@@ -435,8 +426,10 @@ def test_deep_features_outlast_what_wraps_the_forward(family: str, extra: str) -
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
 def test_half_of_the_batch_outlasts_what_wraps_the_forward(family: str, extra: str) -> None:
     recipe, prompts = "faster_cache(2, start=1001)", ["a red circle", "a blue square"]
-    alone = draw(on_gpu(family, recipe), prompts, num_inference_steps=8)
-    both = on_gpu(family, f"{recipe}+{extra}")
+    reference, both = on_gpu(family, recipe), on_gpu(family, f"{recipe}+{extra}")
+    for session in (reference, both):
+        draw_noise_in_fp32(session.pipe)  # a seed's noise in bf16 may be another one
+    alone = draw(reference, prompts, num_inference_steps=8)
     calls = 0
     for _ in range(3):
         assert psnr(draw(both, prompts, num_inference_steps=8), alone) > (20 if extra == "bf16" else 35)
