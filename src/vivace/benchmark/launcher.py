@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.requests import Request
+from vivace.benchmark.requests import AnyRequest, Request
 from vivace.errors import Unsupported, WorkerError
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -231,7 +231,7 @@ def last_line(text: str) -> str:
     return lines[-1][:300] if lines else ""
 
 
-def ask(launcher: Launcher, request: Request, timeout_s: float) -> dict[str, Any]:
+def ask(launcher: Launcher, request: AnyRequest, timeout_s: float) -> dict[str, Any]:
     """The value of a request that must not fail.
 
     Raises:
@@ -239,7 +239,7 @@ def ask(launcher: Launcher, request: Request, timeout_s: float) -> dict[str, Any
         WorkerError: the process died or took too long.
     """
     ending = launcher.run(request, timeout_s)
-    kind = type(request).__name__.removesuffix("Request")
+    kind = request.kind
     if ending.timed_out:
         raise WorkerError(f"the worker process took longer than {timeout_s:g} s ({kind})")
     if ending.value is None:

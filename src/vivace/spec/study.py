@@ -109,4 +109,5 @@ def _made(part: type[AskedWorkload], given: dict[str, Any]) -> AskedWorkload:
         return part(**given)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise WorkloadError(f"{problem['loc'][0]} {problem.get('input')!r}: {problem['msg']}") from None
+        flag = "--" + str(problem["loc"][0]).replace("_", "-")
+        raise WorkloadError(f"{flag} {problem.get('input')!r}: {problem['msg']}") from None

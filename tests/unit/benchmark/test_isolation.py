@@ -13,6 +13,7 @@ import vivace
 from tests.faulty_worker import COMMAND, Fault
 from vivace.benchmark import Store, Timing
 from vivace.benchmark.launcher import WORKER, Launcher
+from vivace.benchmark.requests import EnvironmentRequest
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import WorkerError
 from vivace.spec.record import Outcome, Record
@@ -122,7 +123,7 @@ worker.main()
 def test_where_children_cannot_use_the_gpu_requests_get_fresh_processes(
     command: tuple[str, ...], device: str, forks: bool
 ) -> None:
-    request = {"kind": "environment", "device": "cpu", "threads": 1}
+    request = EnvironmentRequest(device="cpu", threads=1)
     parents = []
 
     def started(event: dict[str, Any]) -> None:
