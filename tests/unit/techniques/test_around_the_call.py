@@ -139,6 +139,6 @@ def test_tf32_is_refused_in_words_elsewhere() -> None:
     def reason(machine: Machine) -> str:
         return Tf32().unsupported(target_of(machine=machine)) or ""
 
-    assert "a CPU has none" in reason(Machine("cpu", "a CPU", None, None))
+    assert "a CPU does not have" in reason(Machine("cpu", "a CPU", None, None))
     assert "an old one has less" in reason(Machine("cuda", "an old one", (7, 5), None))
     assert not reason(AMPERE)

@@ -94,7 +94,8 @@ def test_it_goes_with_others(recipe: str) -> None:
 
 def test_without_prompts_it_says_what_to_give() -> None:
     with pytest.raises(
-        Unsupported, match=r"there are no prompts; give some: vivace.apply\(pipe, recipe, prompts="
+        Unsupported,
+        match=r"it needs prompts to choose the blocks; give some: vivace.apply\(pipe, recipe, prompts=",
     ):
         vivace.apply(build("sd"), "prune")
 

@@ -135,7 +135,7 @@ def test_edms_noise_has_its_own_samplers() -> None:
     after = draw(made, A, **told)
     assert np.isfinite(after).all()
     assert not np.array_equal(after, before)
-    with pytest.raises(NoEffect, match="own scheduler"):
+    with pytest.raises(NoEffect, match="with these settings is already"):
         vivace.apply(pipe, "scheduler(edm_euler)")
     with pytest.raises(Unsupported, match="EulerDiscreteScheduler is not compatible with"):
         vivace.apply(pipe, "scheduler(euler)")
