@@ -112,19 +112,19 @@ def _attentions(denoiser: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 class _ReusableForward:
-    """An attention's forward, on the instance, that returns `kept` if there is any, and else notes what it computes.
+    """Replaces an attention's forward, on the instance: returns `kept` if there is any, else notes what it computes.
 
-    Both are empty between forwards of the denoiser, so that a graph carries no state. It finds them by the attention
-    that it belongs to, so that blocks that share one compiled code still do.
+    Both are empty between forwards of the denoiser, so that a graph carries no state.
     """
 
     def __init__(self, attention: torch.nn.Module) -> None:
         self._whole: Callable[..., Any] = attention.forward
         self.kept: Any = None
         self.computed: Any = None
-        attention.forward = self
+        # A bound method, since torch.compile takes callable objects for different code in each block.
+        attention.forward = self.forward
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.kept is not None:
             return self.kept
         self.computed = self._whole(*args, **kwargs)
