@@ -7,7 +7,8 @@ import pytest
 
 import vivace
 from tests.families import build, draw, session
-from vivace.contract.technique import Machine, Target
+from tests.targets import target_of
+from vivace.contract import Machine, Target
 from vivace.errors import Unsupported
 from vivace.recipes.resolve import resolve
 from vivace.step_caching.cache_state import CacheState
@@ -20,7 +21,7 @@ FAMILY = {"deepcache": "sd", "faster_cache": "sd"}
 
 
 def target_of(pipe: Any, **given: Any) -> Target:
-    return Target(Machine("cpu", "CPU", None, None), pipe, components=("denoiser",), **given)
+    return target_of(Machine("cpu", "CPU", None, None), pipe, **given)
 
 
 @pytest.mark.parametrize("name", CACHES)
@@ -65,7 +66,7 @@ def test_a_prediction_computes_every_step(name: str, knobs: dict[str, Any]) -> N
     family = FAMILY.get(name, "flux")
     wanted = draw(session(family), num_inference_steps=4)
     pipe = build(family)
-    target = target_of(pipe, has_data=False, has_random_weights=True)
+    target = target_of(pipe, has_weights=False, has_random_weights=True)
     cache = CACHES[name](**knobs)
     assert cache.unsupported(target) is None
     effect = cache.apply(target)
