@@ -103,13 +103,13 @@ def _psnr_db(pictures: Any, others: Any) -> float | None:
 def serve(request: dict[str, Any], events: TextIO) -> None:
     import torch
 
-    from vivace.benchmark.worker import say
+    from vivace.benchmark.worker import send_event
 
     log = os.open(request.pop("log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     torch.set_num_threads(request.pop("threads"))
-    say(events, {"event": "result", "value": draw(**request)})
+    send_event(events, {"event": "result", "value": draw(**request)})
 
 
 if __name__ == "__main__":

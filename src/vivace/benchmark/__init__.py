@@ -1,4 +1,4 @@
-"""Benchmarks: trials in processes of their own, measured, stored, resumed."""
+"""Benchmarks: run trials in separate processes, store every round, resume where a run stopped."""
 
 from vivace.benchmark.comparison import Comparison, comparisons
 from vivace.benchmark.run import Compared, Run

@@ -1,8 +1,8 @@
-"""The most aggressive setting of each step cache whose pictures still pass the quality gate.
+"""Find the most aggressive setting of each step cache whose images still pass the quality gate.
 
-Found by bisection over real bench runs, each of the cache beside the baseline, with a quality pass. A cache is set by
-its threshold, or by its share of hits where it has none. More is taken to be worse for the pictures, which holds on the
-whole and not from one setting to the next.
+The search is a bisection. Each step of it benchmarks the cache and the baseline, with a quality pass. A cache is
+controlled by its threshold, or by its share of cache hits if it has none. The bisection assumes that a more aggressive
+setting gives worse images, which is true on average but not between every two settings.
 """
 
 from __future__ import annotations
@@ -31,13 +31,19 @@ CACHES: dict[str, type[Technique]] = {
     name: technique for name, technique in TECHNIQUES.items() if technique.stage is Stage.CACHE
 }
 _HITS = (0.1, 0.9)
-_BEYOND = 4.0
-"""Thresholds are looked for from a quarter of the least that is worth tuning to four times the largest."""
+_THRESHOLD_FACTOR = 4.0
+"""Thresholds are searched from a quarter of the smallest value worth tuning to four times the largest."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One setting. `hit_rate` and `speedup` are None where it was not measured; `keeps` says that the gate passed."""
+    """The result of one setting.
+
+    Attributes:
+        keeps: whether the quality gate passed.
+        hit_rate: share of steps that the cache skipped; None if the setting was not measured.
+        speedup: of the whole call against the baseline; None if the setting was not measured.
+    """
 
     recipe: str
     setting: float
@@ -50,9 +56,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What was tried of one cache, in order, and the most aggressive setting that keeps the gate and does something.
+    """The result of one cache.
 
-    `reason` says why there is none.
+    Attributes:
+        best: the most aggressive setting that passes the quality gate and skips steps; None if there is none.
+        tried: all settings, in the order in which they were tried.
+        reason: why `best` is None.
     """
 
     cache: str
@@ -72,20 +81,20 @@ def calibrate_caches(
     device: str = "auto",
     threads: int | None = None,
     store: str | Path = DEFAULT_STORE,
-    tell: Callable[[Tried], None] = lambda tried: None,
+    on_tried: Callable[[Tried], None] = lambda tried: None,
 ) -> list[Calibrated]:
-    """Find each cache's setting. What the store holds of it already is not measured again.
+    """Return the best setting of each cache. Settings that the store already holds are not measured again.
 
     Args:
-        caches: names of techniques; none: all.
-        limits: of the quality gate.
-        runs: settings tried of each cache, at most.
-        prompt_set: what is drawn; None for "tinyworld" on embedded models and "real" on others.
-        tell: called after each setting.
+        caches: names of step caches; empty for all of them.
+        limits: limits of the quality gate.
+        runs: maximum number of settings tried for each cache.
+        prompt_set: prompts to generate; None for "tinyworld" on embedded models and "real" on others.
+        on_tried: called after each setting.
 
     Raises:
-        UsageError: no such cache.
-        Unsupported: the model's pictures show nothing.
+        UsageError: a name in `caches` is not a step cache.
+        Unsupported: the model has random weights.
         Other errors: see `vivace.bench`.
     """
     for name in caches:
@@ -93,43 +102,45 @@ def calibrate_caches(
             raise UsageError(f"no step cache '{name}'{nearest(name, CACHES)} (there are {', '.join(CACHES)})")
     found = find_model(model)
     if found.model.is_synthetic:
-        raise Unsupported(f"{found.model.name} has random weights: no quality can be kept of its pictures")
+        raise Unsupported(
+            f"{found.model.name} has random weights, so its images have no quality to keep; give a trained model"
+        )
     chosen = prompt_set or ("tinyworld" if found.model.source == "embedded" else "real")
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "prompt_set": chosen,
         "num_seeds": num_seeds,
         "timing": Timing(rounds=1, repeats=5, max_warmup=2, threads=threads),
         "device": device,
         "rivals": False,
     }
-    comparisons(Study.of(model, ["baseline"], **asked))  # whatever is wrong is said before anything starts
+    comparisons(Study.of(model, ["baseline"], **fields))  # report invalid input before anything starts
     with start_launcher(device) as launcher:
 
         def measure(recipe: str, setting: float) -> Tried:
-            run = bench(model, ["baseline", recipe], store=store, launcher=launcher, **asked)
-            tried = _tried(run.rows(limits or DEFAULT_LIMITS)[1], setting)
-            tell(tried)
+            run = bench(model, ["baseline", recipe], store=store, launcher=launcher, **fields)
+            tried = _tried_from_row(run.rows(limits or DEFAULT_LIMITS)[1], setting)
+            on_tried(tried)
             return tried
 
-        return [_calibrated(name, runs, measure) for name in caches or CACHES]
+        return [_calibrate(name, runs, measure) for name in caches or CACHES]
 
 
 def settings(cache: str) -> tuple[str, float, float]:
-    """The knob that makes a cache more aggressive, and from where to where it is looked for."""
+    """Return the knob that makes a cache more aggressive, and the lowest and highest value to search."""
     fields = CACHES[cache].knobs()
     if "threshold" not in fields:
         return "hits", *_HITS
     extra = fields["threshold"].json_schema_extra
     assert isinstance(extra, dict)
     tune: Any = extra["tune"]
-    return "threshold", min(tune) / _BEYOND, max(tune) * _BEYOND
+    return "threshold", min(tune) / _THRESHOLD_FACTOR, max(tune) * _THRESHOLD_FACTOR
 
 
 def bisected(low: float, high: float, runs: int, is_ratio: bool) -> Iterator[float]:
-    """Settings to try, the first in the middle; sent back is whether it keeps the gate.
+    """Yield settings to try, starting in the middle; `send` whether each one passed the gate.
 
     Args:
-        is_ratio: the middle of 0.1 and 0.9 is 0.3, since what counts is by how many times one is the other.
+        is_ratio: use the geometric mean as the middle, so that the middle of 0.1 and 0.9 is 0.3.
     """
     for _ in range(runs):
         middle = math.sqrt(low * high) if is_ratio else (low + high) / 2
@@ -141,7 +152,7 @@ def bisected(low: float, high: float, runs: int, is_ratio: bool) -> Iterator[flo
             high = middle
 
 
-def _calibrated(name: str, runs: int, measure: Callable[[str, float], Tried]) -> Calibrated:
+def _calibrate(name: str, runs: int, measure: Callable[[str, float], Tried]) -> Calibrated:
     knob, low, high = settings(name)
     search: Any = bisected(low, high, runs, is_ratio=knob == "threshold")
     tried: dict[float, Tried] = {}
@@ -154,19 +165,19 @@ def _calibrated(name: str, runs: int, measure: Callable[[str, float], Tried]) ->
         if seen.outcome in (Outcome.UNSUPPORTED, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.OUT_OF_MEMORY):
             return Calibrated(name, None, tuple(tried.values()), seen.reason)
         try:
-            # One that never hit harms nothing; there must be more aggressive ones.
+            # A setting without cache hits changes no image, so a more aggressive one may pass too.
             setting = search.send(seen.keeps or seen.outcome == Outcome.NO_EFFECT)
         except StopIteration:
             break
     kept = [one for one in tried.values() if one.keeps]
     if not kept:
         return Calibrated(
-            name, None, tuple(tried.values()), f"no setting from {min(tried):g} on keeps the gate"
+            name, None, tuple(tried.values()), f"no setting from {min(tried):g} up passes the gate"
         )
     return Calibrated(name, max(kept, key=lambda one: one.setting), tuple(tried.values()))
 
 
-def _tried(row: Row, setting: float) -> Tried:
+def _tried_from_row(row: Row, setting: float) -> Tried:
     record, judgement = row.record, row.judgement
     if record.outcome is not Outcome.MEASURED:
         return Tried(row.recipe, setting, False, record.outcome, record.reason)

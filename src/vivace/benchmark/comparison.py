@@ -1,4 +1,4 @@
-"""The comparisons of a study, checked before anything is started: models, recipes, prompts, sizes."""
+"""Turn a study into comparisons, and check models, recipes, prompts and sizes before any process starts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from vivace.recipes.resolve import resolve
 from vivace.spec.study import AskedWorkload, Batch, Study
 from vivace.spec.workload import MAX_PIXEL_STEPS, Workload
 
-# For models that bring no prompts of their own.
+# For models without prompts in the catalogue.
 DEFAULT_PROMPTS = ("a red circle above a blue square", "a lighthouse at dusk", "a bowl of oranges on a table")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Recipes on one model at one batch, the first of them the baseline. All of it exists; nothing has started.
+    """Recipes to compare on one model at one batch size; the first recipe is the baseline. Checked, not started.
 
     Attributes:
-        largest_batch: the batch is still to be found, as large as the GPU's memory allows with the baseline.
-        judged: whether the pictures are compared with the baseline's.
+        largest_batch: find the largest batch that fits the GPU with the baseline, and use it for all recipes.
+        judged: whether the images are compared with the baseline's.
     """
 
     found: Found
@@ -40,7 +40,7 @@ class Comparison:
 
 
 def comparisons(study: Study) -> tuple[Comparison, ...]:
-    """Check everything that can be checked before a process starts.
+    """Return a study's comparisons, having checked all that can be checked before a process starts.
 
     Raises:
         UnknownModel, UnusableModel, Unsupported, RecipeError, WorkloadError, UsageError: see `vivace.errors`.
@@ -73,18 +73,21 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     return tuple(replace(one, found=obtained[one.found.model.name]) for one in checked)
 
 
-def comparison_of(model: str, recipe: str, **asked: Any) -> Comparison:
-    """One recipe on one model, to be drawn rather than compared. `asked` as for `vivace.bench`.
+def comparison_of(model: str, recipe: str, **fields: Any) -> Comparison:
+    """Return the comparison of a single recipe on one model, for generating images.
+
+    Args:
+        fields: as for `vivace.bench`.
 
     Raises:
         UnknownModel, UnusableModel, Unsupported, RecipeError, WorkloadError, UsageError: see `vivace.errors`.
     """
-    (found,) = comparisons(Study.of(model, [recipe], quality=False, rivals=False, **asked))
+    (found,) = comparisons(Study.of(model, [recipe], quality=False, rivals=False, **fields))
     return found
 
 
 def quality_flags(study: Study) -> list[str]:
-    """The options by which a study explicitly asks for figures of pictures."""
+    """Return the command-line options of a study that explicitly request quality metrics."""
     quality = study.quality
     return (["--scorer"] if quality.scorer not in (None, "auto") else []) + (
         ["--lpips"] if quality.lpips else []
@@ -92,14 +95,14 @@ def quality_flags(study: Study) -> list[str]:
 
 
 def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workload:
-    """The workload on one model, with the model's own values for what is not asked.
+    """Return the workload for one model; fields that are not given take the model's own values.
 
     Raises:
-        UsageError, WorkloadError: it cannot be drawn.
+        UsageError, WorkloadError: a value is invalid, or the model cannot generate it.
     """
     prompts: Sequence[str] | None = asked.prompts
     if asked.prompt_set is not None:
-        prompts = _of_set(asked.prompt_set, prompts)
+        prompts = _prompts_from_set(asked.prompt_set, prompts)
     if prompts is None:
         prompts = found.entry.prompts if found.entry else DEFAULT_PROMPTS
     if not prompts:
@@ -108,7 +111,7 @@ def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workloa
     if num_seeds is None:
         num_seeds = 1 if asked.prompt_set is None else NUM_SEEDS
     if num_seeds < 1:
-        raise WorkloadError(f"--seeds {num_seeds}: at least one seed a prompt is wanted")
+        raise WorkloadError(f"--seeds {num_seeds}: give at least one seed per prompt")
     given = asked.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
     numbers = found.defaults | {name: value for name, value in given.items() if value is not None}
     try:
@@ -129,9 +132,9 @@ def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workloa
     return workload
 
 
-def _of_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ...]:
+def _prompts_from_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ...]:
     if prompts is not None:
-        raise UsageError("--prompts and --prompt-set both say what to draw; give one of them")
+        raise UsageError("--prompts and --prompt-set exclude each other; give one of them")
     if name not in PROMPT_SETS:
         raise UsageError(
             f"no prompt set '{name[:80]}'{nearest(name, PROMPT_SETS)} (there are {', '.join(PROMPT_SETS)})"
@@ -140,26 +143,26 @@ def _of_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_judged(found: Found, *flags: str) -> None:
-    """Refuse questions about the pictures of a model whose pictures show nothing.
+    """Refuse options about image quality for a model with random weights.
 
     Args:
-        flags: that ask such questions, as typed; none is fine.
+        flags: options about image quality, as typed; may be empty.
 
     Raises:
-        UsageError: naming the first of them.
+        UsageError: naming the first option.
     """
     if flags and found.model.is_synthetic and found.entry is not None:
         raise UsageError(
-            f"{flags[0]}: {found.model.name} has random weights, so its pictures show nothing and are not judged; "
-            f"leave {flags[0]} out, or measure {found.entry.name}"
+            f"{flags[0]}: {found.model.name} has random weights, so its images have no quality to measure; "
+            f"leave out {flags[0]}, or measure {found.entry.name}"
         )
 
 
 def check_size(found: Found, workload: Workload) -> None:
-    """Refuse sizes that the model cannot draw.
+    """Refuse sizes that the model cannot generate.
 
     Raises:
-        WorkloadError: with the nearest size that it can draw.
+        WorkloadError: names the nearest size that it can generate.
     """
     multiple = found.entry.size_multiple if found.entry else 8
     largest = found.entry.max_size if found.entry else 8192
@@ -167,20 +170,22 @@ def check_size(found: Found, workload: Workload) -> None:
         nearest_size = min(max(round(size / multiple) * multiple, multiple), largest)
         if size != nearest_size:
             raise WorkloadError(
-                f"{flag} {size}: {found.model.name} draws multiples of {multiple} up to {largest} pixels; "
+                f"{flag} {size}: {found.model.name} takes multiples of {multiple} up to {largest} pixels; "
                 f"the nearest is {nearest_size}"
             )
     if workload.pixel_steps > MAX_PIXEL_STEPS:
         raise WorkloadError(
-            f"{workload.num_pictures} pictures of {workload.width}x{workload.height} at "
+            f"{workload.num_pictures} images of {workload.width}x{workload.height} at "
             f"{workload.num_inference_steps} steps are {workload.pixel_steps:.1e} pixel steps, more than "
-            f"{MAX_PIXEL_STEPS:.0e}; give fewer or smaller pictures"
+            f"{MAX_PIXEL_STEPS:.0e}; give fewer or smaller images"
         )
 
 
 def default_threads(found: Found) -> int:
-    """CPU threads to draw with: the catalogue's, or as many as there are physical cores. Fixed, since it shows in
-    the last bits of a picture."""
+    """Return the number of CPU threads: the catalogue's, or the number of physical cores.
+
+    It is fixed because the last bits of an image depend on it.
+    """
     if found.entry is not None and found.entry.threads is not None:
         return found.entry.threads
     import psutil

@@ -1,4 +1,4 @@
-"""The demo: seed 001's story on the embedded model, one change after the other, each on top of the last."""
+"""The demo: a series of recipes on an embedded model, each with one more technique than the one before."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vivace.spec.timing import Timing
 MODEL = "tiny-sd"
 STEPS = 30
 SEEDS = 2
-# What may help a machine without changing the picture or compiling; which does is raced on the machine itself.
+# Techniques that keep the image and need no compiler. A race on this machine picks the fastest.
 CANDIDATES = ("bf16", "fp16", "channels_last", "attention(math)", "int8")
 _CLEARLY_FASTER = 0.97  # of the baseline's time
 _CHANGES = ("tiny_vae", "steps(20)", "scheduler(dpmpp_2m)", "cfg_cutoff(0.4)")
-LONGEST = 1 + 1 + len(_CHANGES)  # the baseline, what helps the machine if anything does, the changes
+LONGEST = 1 + 1 + len(_CHANGES)  # the baseline, the winner of the race if it helps, the changes
 
 
 def run_demo(
@@ -33,9 +33,9 @@ def run_demo(
     progress: Progress | None = None,
     worker: Sequence[str] = WORKER,
 ) -> tuple[Run, str]:
-    """Bench the demo's recipes; returns the run and the equivalent `vivace bench` command.
+    """Benchmark the demo's recipes; return the run and the equivalent `vivace bench` command.
 
-    One round; the six pictures of each recipe are its samples; nothing is compiled.
+    There is one round. The six images of each recipe are its samples.
     """
     with start_launcher("auto", worker) as launcher:
         threads = default_threads(find_model(MODEL))
@@ -57,10 +57,10 @@ def run_demo(
 
 
 def demo_recipes(times_s: dict[str, float]) -> list[str]:
-    """The recipes, each the one before with one change more; the last is all of them together.
+    """Return the recipes: the baseline, then each with one more technique than the one before.
 
     Args:
-        times_s: of a race between the baseline and what may help this machine.
+        times_s: the result of the race between the baseline and the candidates, seconds by recipe.
     """
     fastest = min(times_s, key=times_s.__getitem__)
     helps = [fastest] if times_s[fastest] < _CLEARLY_FASTER * times_s["baseline"] else []

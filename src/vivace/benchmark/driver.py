@@ -1,7 +1,7 @@
-"""Import libraries without waking CUDA's driver, which does not survive a fork once it is awake.
+"""Import libraries without initialising CUDA, which does not survive a fork.
 
-torchao asks, while transformers imports it, what the GPU can do, to decide which of its kernels to register. PyTorch
-would wake the driver to answer. NVML knows the same and leaves the driver asleep.
+When transformers imports torchao, torchao queries the GPU's compute capability to decide which kernels to register.
+PyTorch would initialise CUDA to answer. NVML gives the same answer without initialising it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 
 @contextmanager
-def asleep() -> Iterator[None]:
-    """Within it, questions about the first GPU's capability are answered by NVML. Without NVML nothing changes."""
+def without_cuda_init() -> Iterator[None]:
+    """Answer queries for the first GPU's compute capability from NVML. Does nothing without NVML."""
     import torch
     import torch.utils._triton as triton
 
@@ -24,28 +24,28 @@ def asleep() -> Iterator[None]:
         yield
         return
     capability, has_triton = torch.cuda.get_device_capability, triton.has_triton
-    is_asleep = True
+    is_active = True
 
-    # A library may keep these functions; afterwards they do what PyTorch's own do.
-    def asked_capability(device: Any = None) -> tuple[int, int]:
-        return found if is_asleep else capability(device)
+    # A library may keep a reference to these functions; outside the context they call PyTorch's own.
+    def nvml_device_capability(device: Any = None) -> tuple[int, int]:
+        return found if is_active else capability(device)
 
-    def asked_triton() -> bool:
-        return triton.has_triton_package() and found >= (7, 0) if is_asleep else bool(has_triton())
+    def nvml_has_triton() -> bool:
+        return triton.has_triton_package() and found >= (7, 0) if is_active else bool(has_triton())
 
-    torch.cuda.get_device_capability, triton.has_triton = asked_capability, asked_triton
+    torch.cuda.get_device_capability, triton.has_triton = nvml_device_capability, nvml_has_triton
     try:
         yield
     finally:
-        is_asleep = False
+        is_active = False
         torch.cuda.get_device_capability, triton.has_triton = capability, has_triton
 
 
 def nvml_capability() -> tuple[int, int] | None:
-    """Of the first GPU that this process may use; None without NVML or a GPU.
+    """Return the compute capability of the first visible GPU; None without NVML or a GPU.
 
-    Where CUDA_VISIBLE_DEVICES names no number, or CUDA counts unequal cards in an order of its own, this may be the
-    capability of another card than the first; it only decides which kernels a library prepares.
+    If CUDA_VISIBLE_DEVICES is not a number, or CUDA orders different GPUs differently from NVML, this may be the
+    capability of another GPU. It only decides which kernels a library prepares.
     """
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")

@@ -1,10 +1,10 @@
-"""The quality pass, after all timing: the noise floor's pictures, and figures of every picture, kept by content."""
+"""The quality pass, after all timing: generate the noise floor's images and compute the metrics of every image."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.benchmark.launcher import Launcher, ask, last_line
 from vivace.benchmark.requests import FiguresRequest, PicturesRequest, Scorer
@@ -18,18 +18,25 @@ from vivace.spec.figures import SAME_PIXELS, FiguresKey, NoiseFloor, PictureFigu
 from vivace.spec.record import Record
 from vivace.spec.trial import Trial
 
+if TYPE_CHECKING:
+    import numpy as np
+
 _TIMEOUT_S = 3600.0
-_AT_ONCE = (
-    256  # pictures whose figures are computed before they are stored: an interrupted pass keeps the rest
-)
-_BATCH = 32  # pictures that the scorer sees together
-# What should not matter to a picture, the surest first: arithmetic in another order.
+_CHUNK = 256  # images per request; each chunk is stored, so an interrupted pass keeps those before
+_SCORER_BATCH = 32  # images per forward of the scorer
+# Changes that only reorder arithmetic, tried in this order.
 _HARMLESS = ("attention(math)", "channels_last")
 _MAX_FLOOR_PICTURES = 13
 
 
 def keys_of(records: Sequence[Record], floor: NoiseFloor | None, scorer: str | None) -> list[FiguresKey]:
-    """A key for every picture whose prompt and seed the first record, the baseline, has drawn too."""
+    """Return a key for every image whose prompt and seed the baseline has too.
+
+    Args:
+        records: the baseline's first.
+        floor: adds the noise floor's images.
+        scorer: NAME@REVISION of the CLIP model.
+    """
     if not records:
         return []
     references = {(p.prompt, p.seed): p.sha256 for p in records[0].rounds[0].pictures}
@@ -54,18 +61,18 @@ def add_figures(
     threads: int | None,
     lpips: bool = False,
 ) -> int:
-    """Compute and store the figures that are not stored yet; returns how many pictures that were.
+    """Compute and store the metrics that are not stored yet; return the number of images.
 
-    The work is done in a worker, so that this process imports no torch.
+    A worker does the work, so that this process imports no torch.
     """
     known = store.figures()
     floor = store.noise_floor(records[0].trial.key(records[0].environment)) if records else None
     wanted = keys_of(records, floor, scorer.id if scorer else None)
     todo = [key for key in wanted if key not in known or (lpips and _lacks_lpips(known[key]))]
-    for start in range(0, len(todo), _AT_ONCE):
+    for start in range(0, len(todo), _CHUNK):
         request = FiguresRequest(
-            pictures=_pictures(store),
-            keys=tuple(todo[start : start + _AT_ONCE]),
+            pictures=_pictures_folder(store),
+            keys=tuple(todo[start : start + _CHUNK]),
             scorer=None if scorer is None else Scorer(folder=str(scorer.folder), others=scorer.prompt_set),
             device=device,
             lpips=lpips,
@@ -81,9 +88,9 @@ def _lacks_lpips(row: PictureFigures) -> bool:
 
 
 def draw_noise_floor(baseline: Record, store: Store, launcher: Launcher, threads: int | None) -> int:
-    """Draw the baseline's first pictures once more with a harmless change; returns how many were drawn now.
+    """Generate the baseline's first images again with a harmless change; return the number of new images.
 
-    What cannot be had is stored with its reason: a report then says why it shows no floor.
+    If there is no noise floor, the reason is stored instead, and reports show it.
     """
     key = baseline.trial.key(baseline.environment)
     if store.noise_floor(key) is not None or not baseline.rounds[0].pictures:
@@ -95,16 +102,16 @@ def draw_noise_floor(baseline: Record, store: Store, launcher: Launcher, threads
         try:
             recipe = Recipe.from_spec(baseline.trial.recipe).with_(*resolve(change))
         except RecipeError:
-            continue  # the baseline has set this itself
+            continue  # the baseline sets this already
         request = PicturesRequest(
             trial=baseline.trial.model_copy(update={"recipe": recipe.spec}),
-            pictures=_pictures(store),
+            pictures=_pictures_folder(store),
             number=_MAX_FLOOR_PICTURES,
             threads=threads,
         )
         ending = launcher.run(request, _TIMEOUT_S)
-        # Out of memory, say: the recipes' rows stand all the same.
-        found = ending.value or {"reason": f"drawing it failed: {last_line(ending.log) or ending}"}
+        # A failure here, such as out of memory, must not discard the recipes' rows.
+        found = ending.value or {"reason": f"generating it failed: {last_line(ending.log) or ending}"}
         floor = NoiseFloor(recipe=recipe.text, **found)
         if floor.reason is None:
             break
@@ -113,7 +120,7 @@ def draw_noise_floor(baseline: Record, store: Store, launcher: Launcher, threads
 
 
 def draw_pictures(trial: Trial, number: int, pictures: Path) -> dict[str, Any]:
-    """In the worker: the first pictures of a trial, untimed, as the fields of a NoiseFloor."""
+    """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker."""
     from vivace.benchmark.round import draw_untimed, explain
 
     try:
@@ -131,11 +138,13 @@ def compute_figures(
     device: str,
     lpips: bool = False,
 ) -> list[PictureFigures]:
-    """In the worker: figures of the pictures below the folder `pictures`. Pictures that are gone are left out.
+    """Return the metrics of stored images; missing images are left out. Runs in the worker.
 
     Args:
-        scorer: folder of a CLIP model, and the name of the prompt set whose prompts stand for other prompts.
+        pictures: the store's folder of images.
+        scorer: the CLIP model, and the prompt set used as other prompts.
         device: where the scorer runs.
+        lpips: also compute LPIPS.
     """
     from PIL import Image
 
@@ -145,7 +154,7 @@ def compute_figures(
     for key in keys:
         paths = [picture_path(pictures, sha) for sha in (key.sha256, key.reference)]
         if all(path.exists() for path in paths):
-            found.append(_of_pixels(key, *(pixels(Image.open(path)) for path in paths)))
+            found.append(_pixel_figures(key, *(pixels(Image.open(path)) for path in paths)))
     if scorer is not None:
         _add_scores(found, pictures, Path(scorer.folder), PROMPT_SETS[scorer.others], device)
     if lpips:
@@ -153,7 +162,7 @@ def compute_figures(
     return found
 
 
-def _of_pixels(key: FiguresKey, picture: Any, original: Any) -> PictureFigures:
+def _pixel_figures(key: FiguresKey, picture: np.ndarray, original: np.ndarray) -> PictureFigures:
     from vivace.measure.quality import paired_metrics, picture_metrics
 
     against: dict[str, float] = {}
@@ -164,7 +173,7 @@ def _of_pixels(key: FiguresKey, picture: Any, original: Any) -> PictureFigures:
         except ValueError as error:
             reason = str(error)
         if against.get("psnr_db") == float("inf"):
-            # The same pixels in another file; the store names files, not pixels, by content.
+            # The same pixels in another PNG file; the store hashes files, not pixels.
             against, reason = {}, SAME_PIXELS
     return PictureFigures(**key.model_dump(), alone=picture_metrics(picture), against=against, reason=reason)
 
@@ -172,7 +181,7 @@ def _of_pixels(key: FiguresKey, picture: Any, original: Any) -> PictureFigures:
 def _add_scores(
     rows: list[PictureFigures], pictures: Path, folder: Path, others: Sequence[str], device: str
 ) -> None:
-    """CLIP's figures, written into the rows' own mappings."""
+    """Add CLIP scores and similarities to the rows, in place."""
     import numpy as np
     from PIL import Image
 
@@ -180,24 +189,28 @@ def _add_scores(
 
     clip = ClipScorer(folder, device)
     prompts = list(dict.fromkeys([*(row.prompt for row in rows), *others]))
-    said = dict(zip(prompts, clip.embed_prompts(prompts), strict=True))
+    prompt_embeddings = dict(zip(prompts, clip.embed_prompts(prompts), strict=True))
     shas = list(dict.fromkeys(sha for row in rows for sha in (row.sha256, row.reference)))
-    seen: dict[str, Any] = {}
-    for start in range(0, len(shas), _BATCH):
-        some = shas[start : start + _BATCH]
-        images = [Image.open(picture_path(pictures, sha)) for sha in some]
-        seen |= dict(zip(some, clip.embed_pictures(images), strict=True))
+    image_embeddings: dict[str, Any] = {}
+    for start in range(0, len(shas), _SCORER_BATCH):
+        batch = shas[start : start + _SCORER_BATCH]
+        images = [Image.open(picture_path(pictures, sha)) for sha in batch]
+        image_embeddings |= dict(zip(batch, clip.embed_pictures(images), strict=True))
     for row in rows:
-        row.alone["clip_score"] = 100 * float(seen[row.sha256] @ said[row.prompt])
+        row.alone["clip_score"] = 100 * float(image_embeddings[row.sha256] @ prompt_embeddings[row.prompt])
         if row.is_reference:
-            theirs = [float(seen[row.sha256] @ said[p]) for p in others if p != row.prompt]
-            row.alone["clip_score_of_others"] = 100 * float(np.mean(theirs))
+            other_scores = [
+                float(image_embeddings[row.sha256] @ prompt_embeddings[p]) for p in others if p != row.prompt
+            ]
+            row.alone["clip_score_of_others"] = 100 * float(np.mean(other_scores))
         elif not row.is_identical:
-            row.against["clip_similarity"] = 100 * float(seen[row.sha256] @ seen[row.reference])
+            row.against["clip_similarity"] = 100 * float(
+                image_embeddings[row.sha256] @ image_embeddings[row.reference]
+            )
 
 
 def _add_lpips(rows: list[PictureFigures], pictures: Path, device: str) -> None:
-    """LPIPS of the pictures that differ from a reference of the same size, written into the rows' own mappings."""
+    """Add LPIPS to the rows, in place, for images that differ from a reference of the same size."""
     from PIL import Image
 
     from vivace.measure.lpips import Lpips
@@ -210,5 +223,5 @@ def _add_lpips(rows: list[PictureFigures], pictures: Path, device: str) -> None:
             (row.against["lpips"],) = network.distances(pair[:1], pair[1:])
 
 
-def _pictures(store: Store) -> str:
+def _pictures_folder(store: Store) -> str:
     return str((store.folder / "pictures").absolute())

@@ -1,10 +1,10 @@
-"""The largest batch that fits in a GPU's memory, found by trying.
+"""Find the largest batch that fits in a GPU's memory, by trying.
 
-What fits in a process after many tries need not fit in a fresh one. PyTorch's allocator gives a segment of memory back
-only when nothing lies in it, and whether a small tensor (SDXL's VAE, cast to fp32 and back in each call; a library's
-workspace) lands in a segment of its own or in the middle of one that is wanted whole depends on what was allocated and
-freed before. So what is found by trying in one process is a candidate; it counts once it has gone through a rehearsal
-of a measured round in a process of its own (see `vivace.benchmark.runner.ask_largest_batch`).
+A batch that fits in a process after many tries may not fit in a fresh one. PyTorch's allocator releases a segment of
+memory only when no tensor is left in it. Whether a small tensor (SDXL's VAE, cast to fp32 and back in each call; a
+library's workspace) gets a separate segment or splits a large one depends on what was allocated and freed before. So
+the batch found in one process is a candidate. It is accepted after a rehearsal of a measured round in a separate
+process (see `vivace.benchmark.runner.ask_largest_batch`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ LARGEST = 4096
 
 
 def largest(fits: Callable[[int], bool], guess: Callable[[], int] | None = None, limit: int = LARGEST) -> int:
-    """The largest batch that fits, 0 if not even one picture does.
+    """Return the largest batch that fits, 0 if not even one image does.
 
-    Tries what is guessed, or doubles until it does not fit; then halves the gap until it is under a sixteenth: batches
-    of 61 and 63 pictures take the same time a picture, and each try costs a call.
+    Tries the guess, or doubles the batch until it does not fit, then bisects until the gap is under a sixteenth. A
+    finer search does not pay: batches of 61 and 63 take the same time per image, and each try costs a call.
 
     Args:
-        guess: asked once two pictures have fitted.
+        fits: tries a batch.
+        guess: estimates the largest batch; called after batches of 1 and 2 have fitted.
+        limit: the largest batch to try.
     """
     good, bad = 0, limit + 1
 
@@ -57,18 +59,22 @@ def largest(fits: Callable[[int], bool], guess: Callable[[], int] | None = None,
     return good
 
 
-def settled(batch: int, holds: Callable[[int], bool]) -> int:
-    """The batch, made smaller by a sixteenth at a time until it holds; 0 if not even one picture does."""
+def reduce_until(batch: int, holds: Callable[[int], bool]) -> int:
+    """Reduce the batch by a sixteenth at a time until `holds` accepts it; return 0 if it accepts none."""
     while batch and not holds(batch):
         batch -= max(1, batch // 16)
     return batch
 
 
 def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None]) -> int:
-    """In the worker, on a GPU: load the trial's model and recipe once and try calls of one step and the decoding, each
-    with emptied memory. The denoiser needs the same memory at every step.
+    """Return the largest batch of a trial that fits in this process, 0 if not even one image does.
 
-    Returns what fitted once here, 0 if not even one picture did.
+    Runs in the worker, on a GPU. It loads the model and the recipe once and tries calls of one step plus decoding,
+    each after emptying the allocator's cache. One step is enough: the denoiser needs the same memory at every step.
+
+    Args:
+        trial: its own batch is ignored.
+        report: called with progress events.
     """
     import gc
 
@@ -88,17 +94,17 @@ def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None]) -> int
         try:
             try_call(session, call, trial.workload.text)
         except Exception as error:
-            # Libraries that allocate for themselves have errors of their own for it.
+            # Libraries with their own allocators raise other exceptions for it.
             if explain(error)[0] is not Outcome.OUT_OF_MEMORY:
                 raise
-            # The traceback holds the tensors of the failed call.
+            # The traceback keeps the tensors of the failed call alive.
             gc.collect()
             return False
         peaks[batch] = torch.cuda.max_memory_allocated()
         return True
 
     def guess() -> int:
-        """Memory grows by the same amount with each picture, and pieces of it lie unused between others."""
+        """Extrapolate from batches of 1 and 2, leaving 5 % for fragmentation."""
         gc.collect()
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()

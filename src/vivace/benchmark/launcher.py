@@ -1,4 +1,4 @@
-"""Start worker processes, talk to them, and tell how they ended."""
+"""Start worker processes, send them requests, and return how each request ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,15 @@ _GRACE_S = 10.0
 
 @dataclass(frozen=True)
 class Ending:
-    """How a request ended: with a value, or without one because the process died or was killed for time."""
+    """How a request ended.
+
+    Attributes:
+        value: the answer; None if the process died or was killed.
+        timed_out: the process was killed because the time limit passed.
+        signal: the signal that ended the process, if one did.
+        status: the exit status, if the process exited.
+        log: the end of its standard output and error.
+    """
 
     value: dict[str, Any] | None
     timed_out: bool = False
@@ -37,29 +45,29 @@ class Ending:
 
 
 class Launcher:
-    """Runs requests one at a time, each in a process of its own.
+    """Runs requests one at a time, each in a separate process.
 
-    One server process forks a child per request; where that cannot be (see `vivace.benchmark.worker`), each request
-    gets a fresh process.
+    One worker process forks a child for each request. If forking is not safe (see `vivace.benchmark.worker`), each
+    request gets a fresh process.
 
     Args:
         command: the worker's command line.
         tries_gpu: whether requests may use a GPU.
 
     Attributes:
-        forks: whether they are children of one process; known once the first was sent.
+        forks: whether requests run in forked children; known after the first request.
     """
 
     def __init__(self, command: Sequence[str] = WORKER, *, tries_gpu: bool = True) -> None:
         self.forks = True
         self._command = list(command)
-        self._how_to_fork = ["--fork", *["--try-gpu"] * tries_gpu]
+        self._fork_flags = ["--fork", *["--try-gpu"] * tries_gpu]
         self._process: subprocess.Popen[bytes] | None = None
         self._lines = _Lines()
         self._folder = tempfile.TemporaryDirectory(prefix="vivace-")
 
     def close(self) -> None:
-        """End the worker, at once."""
+        """Kill the worker and remove its files."""
         if self._process is not None:
             _kill_group(self._process.pid)
             self._process.wait()
@@ -76,10 +84,13 @@ class Launcher:
         self.close()
 
     def run(self, request: Request, timeout_s: float, on_event: OnEvent = lambda _: None) -> Ending:
-        """Send a request and wait for its end; kill it when the time is over.
+        """Send a request, wait until it ends, and return how it ended. Kills it after `timeout_s` seconds.
+
+        Args:
+            on_event: called with each event other than the result.
 
         Raises:
-            WorkerError: the worker process itself could not be started.
+            WorkerError: the worker process could not be started.
         """
         log = Path(self._folder.name) / "log"
         log.write_bytes(b"")
@@ -96,16 +107,16 @@ class Launcher:
             )
             self._process.stdin.flush()
         except BrokenPipeError:
-            return self._ended(None, False, log)
+            return self._worker_died(None, False, log)
         try:
             while True:
                 event = self._lines.next(deadline)
                 if event is None:  # the pipe closed: the worker itself died
-                    return self._ended(value, timed_out, log)
+                    return self._worker_died(value, timed_out, log)
                 kind = event.get("event")
                 if kind == "timeout":
                     if timed_out:
-                        _kill_group(self._process.pid)  # it did not even die when killed
+                        _kill_group(self._process.pid)  # the child survived its kill
                     timed_out = True
                     deadline = time.monotonic() + _GRACE_S
                     _kill_group(pid if pid is not None else self._process.pid)
@@ -115,24 +126,24 @@ class Launcher:
                 elif kind == "result":
                     value = event["value"]
                 elif kind == "ended":
-                    return self._finish(value, timed_out, event["status"], log)
+                    return self._request_ended(value, timed_out, event["status"], log)
                 else:
                     on_event(event)
         except BaseException:
-            # Ctrl-C: the child must not go on computing.
+            # On Ctrl-C the child must not keep computing.
             if pid is not None:
                 _kill_group(pid)
             raise
 
-    def _finish(self, value: dict[str, Any] | None, timed_out: bool, status: int, log: Path) -> Ending:
+    def _request_ended(self, value: dict[str, Any] | None, timed_out: bool, status: int, log: Path) -> Ending:
         if not self.forks:
             self._stop()
         killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         return Ending(None if timed_out else value, timed_out, killer, code, _tail(log))
 
-    def _ended(self, value: dict[str, Any] | None, timed_out: bool, log: Path) -> Ending:
-        """The worker process itself is gone."""
+    def _worker_died(self, value: dict[str, Any] | None, timed_out: bool, log: Path) -> Ending:
+        """Return the ending of a request whose worker process died."""
         assert self._process is not None
         code = self._process.wait()
         self._stop()
@@ -162,7 +173,7 @@ class Launcher:
             self._stop()
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [*self._command, *(self._how_to_fork if self.forks else [])],
+                [*self._command, *(self._fork_flags if self.forks else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -179,7 +190,7 @@ class Launcher:
 
 
 class _Lines:
-    """JSON lines from a pipe, with a deadline. Lines that do not parse (a killed writer's last) are skipped."""
+    """JSON lines from a pipe, read with a deadline. Incomplete lines of killed writers are skipped."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -190,7 +201,7 @@ class _Lines:
         self._buffer = b""
 
     def next(self, deadline: float) -> dict[str, Any] | None:
-        """The next event; {"event": "timeout"} at the deadline; None when the pipe is closed."""
+        """Return the next event, {"event": "timeout"} at the deadline, or None when the pipe is closed."""
         while True:
             line, separator, rest = self._buffer.partition(b"\n")
             if separator:
@@ -227,19 +238,20 @@ def _tail(log: Path, limit: int = 64_000) -> str:
 
 
 def last_line(text: str) -> str:
+    """Return the last line that is not blank, at most 300 characters of it; empty if there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
 
 
 def ask(launcher: Launcher, request: AnyRequest, timeout_s: float) -> dict[str, Any]:
-    """The value of a request that must not fail.
+    """Return the value of a request, or raise if it failed.
 
     Raises:
-        Unsupported: the worker says why it cannot be had here.
+        Unsupported: the worker answered with an error.
         WorkerError: the process died or took too long.
     """
     ending = launcher.run(request, timeout_s)
-    kind = request.kind
+    kind = request.kind.replace("_", " ")
     if ending.timed_out:
         raise WorkerError(f"the worker process took longer than {timeout_s:g} s ({kind})")
     if ending.value is None:

@@ -1,4 +1,4 @@
-"""What `vivace plan` would have said of each trial, held beside what was measured."""
+"""Compare the memory that `vivace plan` predicts for each trial with what was measured."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from vivace.spec.environment import Environment
 from vivace.spec.record import Memory, Outcome, Record
 from vivace.spec.trial import Trial
 
-_TIMEOUT_S = 120.0  # a trial; most take two or three seconds
+_TIMEOUT_S = 120.0  # per trial; most take two or three seconds
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One record's memory, bytes: as measured (the round with the largest peak) and as predicted.
+    """The measured and the predicted memory of one record.
 
-    model_bytes, peak_bytes, peak_stage: of the prediction; None where there is none, and `reason` says why.
+    Attributes:
+        measured: of the round with the largest peak.
+        model_bytes, peak_bytes, peak_stage: the prediction; None if there is none.
+        reason: why there is no prediction.
     """
 
     record: Record
@@ -37,18 +40,18 @@ class Planned:
         recipe = self.record.trial.recipe.text
         if self.model_bytes is None or self.peak_bytes is None:
             return f"plan, {recipe}: no prediction: {self.reason}"
-        model = _beside(self.model_bytes, self.measured.model_bytes)
-        peak = _beside(self.peak_bytes, self.measured.peak_bytes)
+        model = _with_error(self.model_bytes, self.measured.model_bytes)
+        peak = _with_error(self.peak_bytes, self.measured.peak_bytes)
         return f"plan, {recipe}: model {model}, peak {peak}, in stage {self.peak_stage}"
 
 
 def plan_again(records: Sequence[Record], launcher: Launcher) -> list[Planned]:
-    """Predict the memory of every trial that was measured on a GPU, in one process of its own.
+    """Predict the memory of every trial that was measured on a GPU, in a separate process.
 
-    To be called after all timing: it takes seconds, and no GPU. What a CPU's resident set would be is not predicted, so
-    of records of a CPU there is nothing to say.
+    Call it after all timing: it takes seconds, but no GPU. Records of a CPU are left out, since `vivace plan` does not
+    predict a CPU's resident set.
     """
-    found = [(record, memory) for record in records if (memory := _measured(record)) is not None]
+    found = [(record, memory) for record in records if (memory := _measured_memory(record)) is not None]
     if not found:
         return []
     request = PredictionsRequest(
@@ -57,17 +60,23 @@ def plan_again(records: Sequence[Record], launcher: Launcher) -> list[Planned]:
     timeout_s = _TIMEOUT_S * len(found)
     try:
         ending = launcher.run(request, timeout_s)
-    except WorkerError as error:  # what has been measured is shown all the same
+    except WorkerError as error:  # the measurements are shown without predictions
         return [Planned(record, memory, reason=str(error)) for record, memory in found]
     if ending.value is None:
-        why = f"{timeout_s:g} s were not enough" if ending.timed_out else last_line(ending.log) or str(ending)
+        why = (
+            f"it took longer than {timeout_s:g} s"
+            if ending.timed_out
+            else last_line(ending.log) or str(ending)
+        )
         return [Planned(record, memory, reason=why) for record, memory in found]
     answers = ending.value["predictions"]
-    return [Planned(record, memory, **said) for (record, memory), said in zip(found, answers, strict=True)]
+    return [
+        Planned(record, memory, **fields) for (record, memory), fields in zip(found, answers, strict=True)
+    ]
 
 
 def predict_all(trials: Sequence[Trial], environment: Environment) -> list[dict[str, Any]]:
-    """In the worker: the fields of a `Planned` that are not measured, for each trial."""
+    """Return the predicted fields of a `Planned` for each trial. Runs in the worker."""
     from vivace.memory.predict import predict_trial
 
     machine = machine_of(environment)
@@ -83,7 +92,7 @@ def predict_all(trials: Sequence[Trial], environment: Environment) -> list[dict[
 
 
 def machine_of(environment: Environment) -> Machine:
-    """The GPU that a record was made on, for techniques to judge."""
+    """Return the GPU that a record was made on, as techniques see it."""
     capability = None
     if environment.device_capability is not None:
         major, minor = environment.device_capability.split(".")
@@ -93,13 +102,13 @@ def machine_of(environment: Environment) -> Machine:
     )
 
 
-def _measured(record: Record) -> Memory | None:
+def _measured_memory(record: Record) -> Memory | None:
     if record.environment.device != "cuda" or record.outcome is not Outcome.MEASURED:
         return None
     return max((r.memory for r in record.rounds if r.memory), key=lambda m: m.peak_bytes, default=None)
 
 
-def _beside(predicted: int, measured: int) -> str:
-    # No "-0.0 %".
+def _with_error(predicted: int, measured: int) -> str:
+    # Adding 0.0 turns -0.0 into 0.0, which prints without a minus sign.
     error = round(100 * (predicted / measured - 1), 1) + 0.0
     return f"{size(predicted)} (measured {size(measured)}, {error:+.1f} %)"

@@ -1,4 +1,4 @@
-"""A quick race between recipes: seconds for a short picture of each. For picking a candidate, not for a record."""
+"""A quick race between recipes with short calls. It picks a candidate; its times are not stored."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vivace.runtime.session import Session, open_session
 
 _STEPS = 10
 _ROUNDS = 4
-_HOPELESS = 3.0  # times the leader's time; such a recipe runs no further
+_TOO_SLOW = 3.0  # recipes slower than this multiple of the fastest are dropped after the first call
 
 
 def race(model: str, recipes: Sequence[str], device: str) -> dict[str, float]:
-    """The best time of each recipe for a picture of a few steps; interleaved.
+    """Return each recipe's best time for a call of a few steps, seconds. Calls are interleaved.
 
-    Left out are recipes that are unsupported here, change nothing, or are hopelessly slow (fp16 on a CPU that
-    emulates it).
+    Recipes that are unsupported here, change nothing, or are far slower than the fastest (fp16 on a CPU that emulates
+    it) are left out.
     """
     found = find_model(model)
     sessions: dict[str, Session] = {}
@@ -29,12 +29,12 @@ def race(model: str, recipes: Sequence[str], device: str) -> dict[str, float]:
             sessions[recipe] = open_session(found, resolve(recipe), device, {"num_inference_steps": _STEPS})
         except (Unsupported, NoEffect):
             continue
-    # One step without decoding, twice (the first call also loads kernels), tells who is hopeless.
+    # One step without decoding finds the recipes that are too slow. Twice, since the first call also loads kernels.
     short = {"num_inference_steps": 1, "output_type": "latent"}
-    trial = {recipe: min(_time(s, **short), _time(s, **short)) for recipe, s in sessions.items()}
-    hopeful = [recipe for recipe in sessions if trial[recipe] <= _HOPELESS * min(trial.values())]
-    rounds = [{recipe: _time(sessions[recipe]) for recipe in hopeful} for _ in range(_ROUNDS)]
-    return {recipe: min(times[recipe] for times in rounds) for recipe in hopeful}
+    short_s = {recipe: min(_time(s, **short), _time(s, **short)) for recipe, s in sessions.items()}
+    remaining = [recipe for recipe in sessions if short_s[recipe] <= _TOO_SLOW * min(short_s.values())]
+    rounds = [{recipe: _time(sessions[recipe]) for recipe in remaining} for _ in range(_ROUNDS)]
+    return {recipe: min(times[recipe] for times in rounds) for recipe in remaining}
 
 
 def _time(session: Session, **call: Any) -> float:

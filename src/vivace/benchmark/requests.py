@@ -1,4 +1,4 @@
-"""What a worker process is asked: one typed request, as a line of JSON, answered by one value."""
+"""Requests to worker processes. Each is one line of JSON and is answered by one value."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vivace.spec.trial import Trial
 
 
 class Request(Spec):
-    """What all requests share.
+    """Base of all requests.
 
     Attributes:
-        threads: CPU threads to work with; None leaves them to torch.
-        log: file that takes the worker's standard output and error; set by the launcher.
+        threads: number of CPU threads; None for torch's default.
+        log: file for the worker's standard output and error; set by the launcher.
     """
 
     threads: int | None = None
@@ -26,14 +26,14 @@ class Request(Spec):
 
 
 class EnvironmentRequest(Request):
-    """The `Environment` of a device: "auto", "cpu" or "cuda"."""
+    """Return the `Environment` of a device: "auto", "cpu" or "cuda"."""
 
     kind: Literal["environment"] = "environment"
     device: str
 
 
 class RaceRequest(Request):
-    """Seconds for a short call of each recipe that works here (see `benchmark.race`)."""
+    """Return the seconds of a short call of each recipe that works here (see `benchmark.race`)."""
 
     kind: Literal["race"] = "race"
     device: str
@@ -42,7 +42,7 @@ class RaceRequest(Request):
 
 
 class RoundRequest(Request):
-    """Measure one `Round` of a trial. `pictures` is the store's folder of pictures."""
+    """Measure one `Round` of a trial. `pictures` is the store's folder of images."""
 
     kind: Literal["round"] = "round"
     trial: Trial
@@ -52,14 +52,14 @@ class RoundRequest(Request):
 
 
 class LargestBatchRequest(Request):
-    """The largest batch of the trial that a call fits into the GPU's memory."""
+    """Return the largest batch of the trial that fits in the GPU's memory."""
 
     kind: Literal["largest_batch"] = "largest_batch"
     trial: Trial
 
 
 class RehearsalRequest(Request):
-    """Whether a round of the trial fits the GPU's memory in this process, and why not."""
+    """Return None if a round of the trial fits in the GPU's memory, else the reason."""
 
     kind: Literal["rehearsal"] = "rehearsal"
     trial: Trial
@@ -67,7 +67,7 @@ class RehearsalRequest(Request):
 
 
 class PicturesRequest(Request):
-    """Draw the first `number` pictures of a trial, untimed."""
+    """Generate the first `number` images of a trial, untimed. `pictures` is the store's folder of images."""
 
     kind: Literal["pictures"] = "pictures"
     trial: Trial
@@ -76,14 +76,14 @@ class PicturesRequest(Request):
 
 
 class Scorer(Spec):
-    """A CLIP model's folder, and the prompt set whose prompts stand for other prompts."""
+    """A CLIP model's folder, and the prompt set that serves as other prompts."""
 
     folder: str
     others: str
 
 
 class FiguresRequest(Request):
-    """`PictureFigures` of pictures, alone and against their references. `device` is where the scorer runs."""
+    """Return the `PictureFigures` of images. `device` is where the scorer runs."""
 
     kind: Literal["figures"] = "figures"
     pictures: str
@@ -94,7 +94,7 @@ class FiguresRequest(Request):
 
 
 class PredictionsRequest(Request):
-    """What `vivace plan` predicts for trials on the GPU of an environment."""
+    """Return what `vivace plan` predicts for trials on the GPU of an environment."""
 
     kind: Literal["predictions"] = "predictions"
     trials: tuple[Trial, ...]
@@ -115,5 +115,5 @@ _PARSER: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discr
 
 
 def parse_request(line: str | bytes) -> AnyRequest:
-    """The request that a line of JSON holds."""
+    """Parse a request from a line of JSON."""
     return _PARSER.validate_json(line)

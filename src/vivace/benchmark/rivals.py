@@ -1,4 +1,4 @@
-"""Fewer plain steps: the rival of every step cache, measured beside it."""
+"""Add rivals: for every step cache, the same recipe with fewer plain steps instead."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.techniques.steps import Steps
 
-# Of the steps that the cache's recipe takes. A cache that saves less than a quarter of the work is hardly worth its
-# place, and one that saves more than half has to beat half the steps first.
+# Shares of the steps that the cache's recipe takes. A cache that saves less than a quarter of the work is hardly worth
+# using, and one that saves more than half has to beat half the steps first.
 _SHARES = (0.75, 0.5)
 
 
 def with_rivals(recipes: list[Recipe], num_inference_steps: int) -> list[Recipe]:
-    """The recipes, each that holds a step cache followed by the same without it and with fewer steps.
+    """Return the recipes, each one with a step cache followed by its rivals. Duplicates are left out.
 
     Args:
-        num_inference_steps: the workload's, for recipes that do not set steps themselves.
+        num_inference_steps: the workload's number of steps, for recipes that do not set it.
     """
     found: dict[str, Recipe] = {}
     for recipe in recipes:
@@ -39,5 +39,5 @@ def _rivals(recipe: Recipe, num_inference_steps: int) -> list[Recipe]:
             try:
                 rivals.append(plain.without(Steps.name).with_(Steps(steps=fewer)))
             except RecipeError:
-                continue  # something else in the recipe sets the steps
+                continue  # another technique of the recipe sets the steps
     return rivals

@@ -1,4 +1,4 @@
-"""Measure one round of one trial in this process: load, check, apply, warm up, time, draw, gather evidence."""
+"""Measure one round of a trial in this process: load, apply, warm up, time, save images, collect evidence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.benchmark.store import save_picture
 from vivace.contract import Component, component_of, working_part
@@ -29,21 +29,27 @@ from vivace.spec.trial import Trial
 from vivace.stats.intervals import MIN_SAMPLES
 from vivace.stats.stopping import enough_samples, is_steady
 
+if TYPE_CHECKING:
+    import torch
+    from diffusers import DiffusionPipeline
+    from PIL.Image import Image
+
 Report = Callable[[dict[str, Any]], None]
-Call = Sequence[tuple[int, str, int]]  # index, prompt and seed of each picture that is drawn together
+Call = Sequence[tuple[int, str, int]]
+"""Index, prompt and seed of each image of one call."""
 _TRACE_STEPS = 2
 REHEARSED_CALLS = 4
 REHEARSED_STEPS = 4
 _MAX_RECOMPILES = 3
-_Said = Callable[[Call], dict[str, Any]]
+_PromptArguments = Callable[[Call], dict[str, Any]]
 
 
 def measure_round(trial: Trial, index: int, timing: Timing, pictures: Path, report: Report) -> Round:
-    """Run one round. Failures of the trial are outcomes, not exceptions.
+    """Run one round and return its results. Failures of the trial are outcomes, not exceptions.
 
     Args:
-        index: which round this is; pictures are kept in round 0.
-        pictures: the store's folder of pictures.
+        index: number of the round; round 0 saves the images.
+        pictures: the store's folder of images.
         report: called with progress events.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -53,14 +59,17 @@ def measure_round(trial: Trial, index: int, timing: Timing, pictures: Path, repo
         outcome, reason = Outcome.MEASURED, measurement.refuted()
         if reason is not None:
             outcome = Outcome.NO_EFFECT
-    except Exception as error:  # noqa: BLE001  the process boundary: whatever happens becomes a typed outcome
+    except Exception as error:  # noqa: BLE001  the process boundary: every failure becomes an outcome
         traceback.print_exc()  # to the worker's log
         outcome, reason = explain(error)
     return Round(index=index, outcome=outcome, reason=reason, started_at=started, **measurement.results)
 
 
 def draw_untimed(trial: Trial, number: int, pictures: Path) -> tuple[Picture, ...]:
-    """The first pictures of a trial, kept in the folder `pictures`; nothing is timed.
+    """Generate the first images of a trial, untimed, and save them below the folder `pictures`.
+
+    Args:
+        number: of images; rounded up to whole batches.
 
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
@@ -74,7 +83,7 @@ def draw_untimed(trial: Trial, number: int, pictures: Path) -> tuple[Picture, ..
 
 
 def open_trial(trial: Trial) -> Session:
-    """The trial's model with its recipe applied, for calls that are not measured.
+    """Return the trial's model with its recipe applied, for calls that are not measured.
 
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
@@ -83,21 +92,30 @@ def open_trial(trial: Trial) -> Session:
 
 
 def try_call(session: Session, call: Call, text: str) -> None:
-    """One step and the decoding."""
-    said = in_words(call) if text == "prompts" else encode(session, [prompt for _, prompt, _ in call])
-    draw(session, call, said, num_inference_steps=1)
+    """Run one step and the decoding.
+
+    Args:
+        text: "prompts" or "embeddings", as in a Workload.
+    """
+    prompt_arguments = (
+        as_prompts(call) if text == "prompts" else encode(session, [prompt for _, prompt, _ in call])
+    )
+    draw(session, call, prompt_arguments, num_inference_steps=1)
 
 
 def rehearse(trial: Trial, timing: Timing) -> str | None:
-    """Ask of memory in this process what `measure_round` would ask, in a fraction of its time: the same calls in the
-    same order and the trace, but of calls and of steps at most a few. After those the allocator has seen all kinds of
-    steps (computed, answered by a cache, without guidance) more than once, and goes round in a circle.
+    """Allocate the memory that `measure_round` would, in a fraction of its time.
+
+    It runs the same calls in the same order and the trace, but at most REHEARSED_CALLS calls of REHEARSED_STEPS steps.
+    By then the allocator has seen every kind of step (computed, skipped by a cache, without guidance) more than once,
+    and its state repeats.
 
     Returns:
-        Why it does not fit; None if it does.
+        Why the round does not fit; None if it does.
 
     Raises:
-        UnknownModel, Unsupported, NoEffect: see `vivace.errors`; and whatever else fails but for memory.
+        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
+        Exception: any other failure than running out of memory.
     """
     try:
         _Measurement(trial, timing, lambda event: None).rehearse()
@@ -110,6 +128,7 @@ def rehearse(trial: Trial, timing: Timing) -> str | None:
 
 
 def explain(error: Exception) -> tuple[Outcome, str]:
+    """Return the outcome that an exception of a round means, and the reason in one line or vivace's own message."""
     import torch
 
     text = str(error).strip()
@@ -128,24 +147,34 @@ def explain(error: Exception) -> tuple[Outcome, str]:
 
 
 class _Measurement:
-    """One round in progress; `results` fills as it goes, so that a failed round keeps what it had."""
+    """One round in progress.
+
+    Attributes:
+        results: fields of the Round, filled as they become known, so that a failed round keeps them.
+    """
 
     def __init__(self, trial: Trial, timing: Timing, report: Report) -> None:
         self._trial = trial
         self._timing = timing
         self._report = report
-        self._drawn: dict[int, Any] = {}
-        self._refuted: str | None = None
+        self._images: dict[int, Image] = {}
+        self._refutation: str | None = None
         self.results: dict[str, Any] = {"conditions": conditions()}
 
     def refuted(self) -> str | None:
-        return self._refuted
+        """Return why a technique had no effect, judged by the evidence; None if all had one."""
+        return self._refutation
 
     def run(self, pictures: Path | None) -> None:
+        """Measure the round.
+
+        Args:
+            pictures: folder to save images below; None to save none.
+        """
         meter = MemoryMeter(self._trial.device)
         session = self.load_and_apply(meter)
-        said = self._said(session)
-        timed = self._timed(session, said)
+        prompt_arguments = self._prompt_arguments(session)
+        timed = self._timed(session, prompt_arguments)
         self._warm_up(timed)
         meter.start_peak()
         self._time(timed)
@@ -155,48 +184,56 @@ class _Measurement:
         if pictures is not None:
             self.keep_pictures(session, self._trial.workload.calls(), pictures)
         self._report({"event": "phase", "phase": "evidence"})
-        evidence["attention_kernels"] = self._trace(session, said)
+        evidence["attention_kernels"] = self._trace(session, prompt_arguments)
         self.results["evidence"] = evidence
-        self._refuted = session.refuted(evidence)
+        self._refutation = session.refuted(evidence)
 
     def rehearse(self) -> None:
-        """See the function of that name."""
+        """Run a shortened round (see the function `rehearse`)."""
         session = self.load_and_apply(MemoryMeter(self._trial.device))
-        said = self._said(session)
+        prompt_arguments = self._prompt_arguments(session)
         steps = min(int(session.defaults["num_inference_steps"]), REHEARSED_STEPS)
-        timed = self._timed(session, said, num_inference_steps=steps)
+        timed = self._timed(session, prompt_arguments, num_inference_steps=steps)
         num_calls = self._timing.max_warmup + (self._timing.repeats or MIN_SAMPLES)
         for k in range(min(num_calls, REHEARSED_CALLS)):
             timed(k)
-        self._trace(session, said)
+        self._trace(session, prompt_arguments)
 
-    def _timed(self, session: Session, said: _Said, **told: Any) -> Callable[[int], Sample]:
-        """A function that draws the k-th call's pictures, and keeps them.
+    def _timed(
+        self, session: Session, prompt_arguments: _PromptArguments, **overrides: Any
+    ) -> Callable[[int], Sample]:
+        """Return a function that times the k-th call and keeps its images.
 
         Args:
-            told: to the pipeline, instead of what is in force.
+            overrides: arguments of the pipeline's call, in place of the session's defaults.
         """
         timer = PipelineTimer(session.pipe, self._trial.device)
         calls = self._trial.workload.calls()
 
         def timed(k: int) -> Sample:
             call = calls[k % len(calls)]
-            given = said(call)  # encoded before the window opens, if at all
-            output, sample = timer.time_call(lambda: draw(session, call, given, **told), call[0][0])
+            given = prompt_arguments(call)  # embeddings are made before the timing starts
+            output, sample = timer.time_call(lambda: draw(session, call, given, **overrides), call[0][0])
             self._keep(call, output)
             return sample
 
         return timed
 
-    def _trace(self, session: Session, said: _Said) -> list[str]:
-        """The attention kernels of a short call."""
+    def _trace(self, session: Session, prompt_arguments: _PromptArguments) -> list[str]:
+        """Return the names of the attention kernels of a short call."""
         call = self._trial.workload.calls()[0]
         return attention_kernels(
             _parts_with_attention(session.pipe),
-            lambda: draw(session, call, said(call), num_inference_steps=_TRACE_STEPS),
+            lambda: draw(session, call, prompt_arguments(call), num_inference_steps=_TRACE_STEPS),
         )
 
     def load_and_apply(self, meter: MemoryMeter) -> Session:
+        """Load the model and apply the recipe; record times, effects and warnings.
+
+        Raises:
+            VivaceError: the model's files changed since the study was checked.
+            UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
+        """
         trial = self._trial
         self._report({"event": "phase", "phase": "load"})
         start = time.perf_counter()
@@ -229,7 +266,7 @@ class _Measurement:
         return session
 
     def _warm_up(self, timed: Callable[[int], Sample]) -> None:
-        """Call at the same shape until the times are steady, or the cap; the status says which."""
+        """Repeat the call until the times are steady or a limit is reached; `steady` says which."""
         times: list[float] = []
         while not times or not (
             len(times) >= self._timing.max_warmup
@@ -245,6 +282,7 @@ class _Measurement:
         self.results["steady"] = is_steady(times[1:])
 
     def _time(self, timed: Callable[[int], Sample]) -> None:
+        """Time calls until there are enough samples; calls that compiled count as warm-up."""
         samples: list[Sample] = []
         spent = 0.0
         recompiles = 0
@@ -252,12 +290,12 @@ class _Measurement:
             before = _num_graphs()
             sample = timed(len(samples))
             if _num_graphs() != before:
-                # Compiling is not steady state: what was timed so far becomes warm-up.
+                # A call that compiled is not steady state: the samples so far become warm-up.
                 recompiles += 1
                 self.results["warmup_s"] += (*(s.total_s for s in samples), sample.total_s)
                 samples, spent = [], 0.0
                 if recompiles > _MAX_RECOMPILES:
-                    raise VivaceError("torch.compile kept recompiling inside the measured window")
+                    raise VivaceError("torch.compile kept recompiling during the timed calls")
                 continue
             samples.append(sample)
             spent += sample.total_s
@@ -276,31 +314,31 @@ class _Measurement:
         )
 
     def keep_pictures(self, session: Session, calls: Sequence[Call], folder: Path) -> None:
-        """Pictures of the timed calls are kept; those that were not reached are drawn now, untimed."""
+        """Save the images of the timed calls; generate the missing ones now, untimed."""
         kept: dict[int, Picture] = {}
-        said = self._said(session)
+        prompt_arguments = self._prompt_arguments(session)
         num_pictures = len({index for call in calls for index, _, _ in call})
         for call in calls:
             self._report({"event": "phase", "phase": "pictures", "done": len(kept), "of": num_pictures})
-            if any(index not in self._drawn for index, _, _ in call):
-                self._keep(call, draw(session, call, said(call)))
+            if any(index not in self._images for index, _, _ in call):
+                self._keep(call, draw(session, call, prompt_arguments(call)))
             for index, prompt, seed in call:
                 png = io.BytesIO()
-                self._drawn[index].save(png, format="PNG")
+                self._images[index].save(png, format="PNG")
                 sha256 = save_picture(folder, png.getvalue())
-                found = tuple(faults(pixels(self._drawn[index])))
+                found = tuple(faults(pixels(self._images[index])))
                 kept[index] = Picture(index=index, prompt=prompt, seed=seed, sha256=sha256, faults=found)
         self.results["pictures"] = tuple(kept[index] for index in sorted(kept))
 
     def _keep(self, call: Call, output: Any) -> None:
-        """The first drawing of a picture counts."""
+        """Keep the images of a call, unless an earlier call generated them already."""
         for (index, _, _), image in zip(call, output.images, strict=True):
-            self._drawn.setdefault(index, image)
+            self._images.setdefault(index, image)
 
-    def _said(self, session: Session) -> _Said:
-        """How a call is told its prompts: in words, or as embeddings that were made before."""
+    def _prompt_arguments(self, session: Session) -> _PromptArguments:
+        """Return a function from a call to its prompt arguments: texts, or embeddings encoded once."""
         if self._trial.workload.text == "prompts":
-            return in_words
+            return as_prompts
         known: dict[tuple[int, ...], dict[str, Any]] = {}
 
         def encoded(call: Call) -> dict[str, Any]:
@@ -312,26 +350,34 @@ class _Measurement:
         return encoded
 
 
-def _parts_with_attention(pipe: Any) -> dict[str, Any]:
-    """The denoiser, and what decodes its latents."""
+def _parts_with_attention(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
+    """Return the denoiser and the VAE's decoder, by component."""
     parts: tuple[Component, ...] = ("denoiser", "vae")
     return {c: working_part(c, module) for c in parts if (module := component_of(pipe, c)) is not None}
 
 
-def in_words(call: Call) -> dict[str, Any]:
+def as_prompts(call: Call) -> dict[str, Any]:
+    """Return a call's prompts as the pipeline's `prompt` argument: one text, or a list of several."""
     return {"prompt": call[0][1] if len(call) == 1 else [prompt for _, prompt, _ in call]}
 
 
-def draw(session: Session, call: Call, said: dict[str, Any], **told: Any) -> Any:
-    """Each picture with its own generator. The noise is drawn on the CPU, so that devices agree on it."""
+def draw(session: Session, call: Call, prompt_arguments: dict[str, Any], **overrides: Any) -> Any:
+    """Generate a call's images, each with its own generator; return the pipeline's output.
+
+    The noise is drawn on the CPU, so that it is the same on every device.
+
+    Args:
+        prompt_arguments: the prompts or embeddings, as keyword arguments.
+        overrides: other arguments of the pipeline's call.
+    """
     import torch
 
     generators = [torch.Generator("cpu").manual_seed(seed) for _, _, seed in call]
-    return session(**said, generator=generators[0] if len(call) == 1 else generators, **told)
+    return session(**prompt_arguments, generator=generators[0] if len(call) == 1 else generators, **overrides)
 
 
 def _num_graphs() -> int:
-    """Graphs that torch.compile has made so far in this process."""
+    """Return the number of graphs that torch.compile has made in this process."""
     import sys
 
     if "torch._dynamo.utils" not in sys.modules:

@@ -1,4 +1,4 @@
-"""What a study gave: records with the quality of their pictures, one comparison a model and batch."""
+"""The result of a study: records and image quality, one comparison for each model and batch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from vivace.spec.study import Study
 
 @dataclass(frozen=True)
 class Compared:
-    """The records of one comparison, the baseline first, and what the quality pass found."""
+    """The records of one comparison, the baseline first, and the metrics of their images."""
 
     records: tuple[Record, ...]
     quality: QualityPass
 
     def rows(self, limits: Limits = DEFAULT_LIMITS) -> list[Row]:
-        """Each record with its statistics, compared with the baseline; quality is held to the limits."""
+        """Return each record with its statistics, compared with the baseline and judged by the quality limits."""
         return rows_of(list(self.records), self.quality, limits)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A study's results. Iterates over the records of all comparisons; `print` shows tables and verdicts."""
+    """A study's result. Iterating yields the records of all comparisons; `print` shows tables and verdicts."""
 
     study: Study
     store: Path
@@ -37,11 +37,11 @@ class Run:
 
     @property
     def records(self) -> list[Record]:
-        """One Record a recipe, of every model and batch, each comparison's baseline first."""
+        """The records of all comparisons, one for each recipe; each comparison starts with its baseline."""
         return [record for compared in self.comparisons for record in compared.records]
 
     def rows(self, limits: Limits = DEFAULT_LIMITS) -> list[Row]:
-        """The rows of all comparisons."""
+        """Return the rows of all comparisons (see `Compared.rows`)."""
         return [row for compared in self.comparisons for row in compared.rows(limits)]
 
     def __iter__(self) -> Iterator[Record]:

@@ -1,4 +1,4 @@
-"""Run trials round by round, interleaved, each in its own process, and store each round the moment it ends."""
+"""Run trials round by round, interleaved, each in a separate process, and store each round as soon as it ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from vivace.benchmark.fitting import settled
+from vivace.benchmark.fitting import reduce_until
 from vivace.benchmark.launcher import Ending, Launcher, ask, last_line
 from vivace.benchmark.requests import (
     EnvironmentRequest,
@@ -29,7 +29,7 @@ _ASK_TIMEOUT_S = 600.0
 
 
 class Progress(Protocol):
-    """What a terminal or a log is told while trials run. `index` counts trials, the baseline is 0."""
+    """Receives events while trials run, for a terminal or a log. `index` is that of the trial; the baseline is 0."""
 
     def begin(self, trials: list[Trial], timing: Timing, num_kept: int) -> None: ...
     def start_round(self, index: int, round_index: int) -> None: ...
@@ -40,7 +40,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """No progress shown."""
+    """A Progress that shows nothing."""
 
     def begin(self, trials: list[Trial], timing: Timing, num_kept: int) -> None: ...
     def start_round(self, index: int, round_index: int) -> None: ...
@@ -51,7 +51,7 @@ class Silent:
 
 
 def ask_environment(launcher: Launcher, device: str, threads: int | None) -> Environment:
-    """The environment as a worker sees it: this process never imports torch, nor touches a GPU."""
+    """Return the environment, determined by a worker, so that this process imports no torch and touches no GPU."""
     request = EnvironmentRequest(device=device, threads=threads)
     return Environment.model_validate(ask(launcher, request, _ASK_TIMEOUT_S))
 
@@ -59,17 +59,19 @@ def ask_environment(launcher: Launcher, device: str, threads: int | None) -> Env
 def ask_race(
     launcher: Launcher, model: str, recipes: Sequence[str], device: str, threads: int
 ) -> dict[str, float]:
-    """Seconds for a short call of each recipe (see benchmark.race); those that cannot run here are left out."""
+    """Return the seconds of a short call of each recipe that can run here (see `benchmark.race`)."""
     request = RaceRequest(model=model, recipes=tuple(recipes), device=device, threads=threads)
     return {name: float(value) for name, value in ask(launcher, request, _ASK_TIMEOUT_S).items()}
 
 
 def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing) -> int:
-    """The largest batch of the trial's recipe that fits the GPU: found by trying in one process, then reduced by a
-    sixteenth at a time until a fresh process completes what a round asks of memory.
+    """Return the largest batch of the trial's recipe that fits the GPU.
+
+    It is found by trying in one process, then reduced by a sixteenth at a time until a rehearsal of a round completes
+    in a fresh process.
 
     Raises:
-        Unsupported: on a CPU, or not even one picture fits.
+        Unsupported: the device is a CPU, or not even one image fits.
         WorkerError: a process died, or took longer than a round may.
     """
     if trial.device != "cuda":
@@ -83,16 +85,14 @@ def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing) -> int:
         rehearsal = RehearsalRequest(trial=with_batch(trial, batch), timing=timing, threads=timing.threads)
         return ask(launcher, rehearsal, timing.timeout_s)["why_not"] is None
 
-    found = settled(found, holds)
+    found = reduce_until(found, holds)
     if found == 0:
-        raise Unsupported(
-            f"not even one picture of {trial.model.name} fits this GPU with {trial.recipe.text}"
-        )
+        raise Unsupported(f"not even one image of {trial.model.name} fits this GPU with {trial.recipe.text}")
     return found
 
 
 def with_batch(trial: Trial, batch: int) -> Trial:
-    """The same trial, so many pictures a call."""
+    """Return the trial with another batch."""
     return trial.model_copy(update={"workload": trial.workload.model_copy(update={"batch": batch})})
 
 
@@ -107,14 +107,16 @@ def run_trials(
     largest_batch: bool = False,
     progress: Progress | None = None,
 ) -> list[Record]:
-    """Measure what is not measured yet and return the trials' Records, in the trials' order.
+    """Measure the rounds that are not stored yet and return the trials' Records, in the trials' order.
 
-    Rounds are interleaved, every second one in reverse order (A B B A), so that drift of the machine hits all trials
-    alike. A trial that failed in a round is not tried in the later rounds of this run.
+    Rounds are interleaved, every second one in reverse order (A B B A), so that drift of the machine affects all trials
+    alike. A trial that fails in a round is not tried again in later rounds of this run.
 
     Args:
-        largest_batch: the trials' batch is what `ask_largest_batch` said of the first; a round that has too little
-            memory all the same says so.
+        trials: the first is the baseline.
+        rerun: measure stored rounds again.
+        largest_batch: the batch was found by `ask_largest_batch` for the first trial; a round that runs out of memory
+            says so in its reason.
     """
     progress = progress or Silent()
     keys = [trial.key(environment) for trial in trials]
@@ -141,7 +143,7 @@ def run_trials(
             progress.end_round(index, round_)
     finally:
         progress.end()
-    records = [_limited(store.record(key), timing.rounds) for key in keys]
+    records = [_first_rounds(store.record(key), timing.rounds) for key in keys]
     return [record for record in records if record is not None]
 
 
@@ -151,7 +153,7 @@ def _order(num_trials: int, round_index: int) -> list[int]:
 
 
 def _is_kept(stored: dict[int, Round], round_index: int, timing: Timing) -> bool:
-    """Whether a stored round answers the question: measured with samples enough, or finally failed."""
+    """Whether a stored round need not be run: it was measured with enough samples, or failed for good."""
     earlier = [stored[i].outcome for i in range(round_index) if i in stored]
     if any(outcome.is_final and outcome is not Outcome.MEASURED for outcome in earlier):
         return True
@@ -163,8 +165,8 @@ def _is_kept(stored: dict[int, Round], round_index: int, timing: Timing) -> bool
     return True
 
 
-def _limited(record: Record | None, rounds: int) -> Record | None:
-    """Only the rounds that were asked for: the store may hold more of an earlier, longer run."""
+def _first_rounds(record: Record | None, rounds: int) -> Record | None:
+    """Return the record without rounds beyond `rounds`: the store may hold more, of a longer run."""
     if record is None:
         return None
     kept = tuple(r for r in record.rounds if r.index < rounds)
@@ -194,16 +196,17 @@ def _run_round(
     return round_
 
 
-def _why_not_largest(trial: Trial, asked: Trial | None) -> str:
-    """
+def _why_not_largest(trial: Trial, searched: Trial | None) -> str:
+    """Return why a trial runs out of memory at the batch that `--batch max` found.
+
     Args:
-        asked: the trial that the batch was found for, None if it is this one.
+        searched: the trial that the batch was found for; None if it is this one.
     """
     batch = trial.workload.batch
-    if asked is not None:
-        return f"--batch max found {batch} for {asked.recipe.text}, and this recipe needs more memory: give a number"
+    if searched is not None:
+        return f"--batch max found {batch} for {searched.recipe.text}, and this recipe needs more memory: give a number"
     return (
-        f"--batch max had taken {batch} through a rehearsal of this round in another process: memory fragments "
+        f"--batch max found that {batch} fits, in a rehearsal of this round in another process: memory fragments "
         "differently each time, or another process uses this GPU; give a smaller number"
     )
 
@@ -212,20 +215,23 @@ def _explain(ending: Ending, timing: Timing, oom_killed: bool) -> tuple[Outcome,
     if ending.timed_out:
         return (
             Outcome.TIMED_OUT,
-            f"the round took longer than {timing.timeout_s:g} s (--timeout) and was ended",
+            f"the round took longer than {timing.timeout_s:g} s and was killed; give a longer --timeout",
         )
     if ending.signal == signal.SIGKILL and oom_killed:
         return Outcome.OUT_OF_MEMORY, "the system ran out of memory and killed the process"
     if ending.signal is not None:
         name = signal.Signals(ending.signal).name
-        said = last_line(ending.log)
-        return Outcome.CRASHED, f"the process was ended by {name}" + (f" ({said})" if said else "")
-    said = last_line(ending.log) or "nothing"
-    return Outcome.CRASHED, f"the process ended with status {ending.status}; its last words: {said}"
+        message = last_line(ending.log)
+        return Outcome.CRASHED, f"the process was ended by {name}" + (f" ({message})" if message else "")
+    message = last_line(ending.log) or "none"
+    return (
+        Outcome.CRASHED,
+        f"the process ended with status {ending.status}; the last line of its log: {message}",
+    )
 
 
 def _kernel_oom_kills() -> int:
-    """How often the kernel's out-of-memory killer has struck, where Linux tells."""
+    """Return how many processes Linux's out-of-memory killer has killed; 0 where that is not known."""
     total = 0
     for path in (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")):
         with contextlib.suppress(OSError, ValueError):
@@ -236,7 +242,7 @@ def _kernel_oom_kills() -> int:
 
 
 def _keep_log(store: Store, trial: Trial, log: str) -> None:
-    """The worker's whole last words, for whoever wants to mend the crash."""
+    """Save the worker's log in the store, for debugging the crash."""
     with contextlib.suppress(OSError):
         folder = store.folder / "logs"
         folder.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""The store: a folder with one SQLite file of rounds and a folder of pictures named by their content.
+"""The store: a folder with one SQLite file of rounds and a folder of images named by the hash of their content.
 
-Each round is appended the moment it ends (WAL, synchronous=FULL): what has been reported as stored survives a
-SIGKILL and a power cut. A round's identity is its trial's key and its index, so it can never be doubled.
+Each round is appended as soon as it ends (WAL, synchronous=FULL), so a stored round survives a SIGKILL and a power cut.
+A round is identified by its trial's key and its index, so it cannot be stored twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vivace.spec.trial import Trial
 DEFAULT_STORE = ".vivace"
 _APPLICATION_ID = 0x76697661  # "viva"
 _SCHEMA_VERSION = 3
-_LOCKED_S = 30.0  # how long to wait for another process's lock
+_LOCKED_S = 30.0  # maximum wait for another process's lock
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS trials (
     key TEXT PRIMARY KEY,
@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS noise_floors (
     row TEXT NOT NULL
 ) STRICT;
 """
-# Version 1 had no figures; version 2 kept them without prompt and scorer. They are computed again when next wanted.
+# Version 1 had no figures; version 2 stored them without prompt and scorer. They are computed again when next needed.
 _UPGRADES = {
     2: ("DROP TABLE IF EXISTS figures", "ALTER TABLE runs ADD COLUMN scorer TEXT"),
 }
@@ -66,7 +66,13 @@ _UPGRADES = {
 
 @dataclass(frozen=True)
 class Invocation:
-    """One run of a comparison: its command line, its trials' keys (the baseline first), and the scorer's id."""
+    """One run of a comparison.
+
+    Attributes:
+        started_at: UTC, ISO 8601.
+        keys: of its trials, the baseline first.
+        scorer: NAME@REVISION of the CLIP model; None without one.
+    """
 
     started_at: str
     command: str
@@ -75,7 +81,10 @@ class Invocation:
 
 
 class Store:
-    """Open with `Store.create` (for writing) or `Store.read_only`. One writer at a time; readers any time."""
+    """Rounds, images and metrics in a folder. Allows one writer at a time, and readers at any time.
+
+    Open it with `Store.create` (for writing) or `Store.read_only`.
+    """
 
     def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
         self.folder = folder
@@ -83,21 +92,21 @@ class Store:
 
     @classmethod
     def create(cls, folder: Path) -> Store:
-        """Open for writing, making the folder if there is none.
+        """Open a store for writing; create it if there is none.
 
         Raises:
-            StoreError: not a store of ours, of a newer version, damaged, read-only, or no space.
+            StoreError: the folder is not a vivace store, of a newer version, damaged or read-only, or the disk is full.
         """
         path = folder / "records.sqlite"
         if folder.exists() and not folder.is_dir():
             raise StoreError(f"the store {folder} is a file; give --store a folder")
-        # Looked at once: another process may be making the store meanwhile.
+        # List the folder only once: another process may be creating the store.
         found = [each.name for each in folder.iterdir()] if folder.is_dir() else []
         if found and not any(name.startswith(path.name) for name in found):
             raise StoreError(
                 f"{folder} is not empty and not a vivace store (no records.sqlite); give --store another folder"
             )
-        with _explained(folder):
+        with _store_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise StoreError(
@@ -105,38 +114,39 @@ class Store:
                 )
             is_new = not path.exists() or path.stat().st_size == 0
             if not is_new:
-                _check_ours(path)
+                _check_is_store(path)
             connection = sqlite3.connect(path, timeout=_LOCKED_S, isolation_level=None)
-            _write_ahead(connection)
+            _enable_write_ahead_log(connection)
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
             version = _SCHEMA_VERSION if is_new else connection.execute("PRAGMA user_version").fetchone()[0]
             if is_new or version < _SCHEMA_VERSION:
                 _create_schema(connection, version)
             (folder / "pictures").mkdir(exist_ok=True)
-            # A store that can be opened but not written must say so before anything is measured.
+            # Fail before anything is measured if the store can be opened but not written.
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
         return cls(folder, connection)
 
     @classmethod
     def read_only(cls, folder: Path) -> Store:
-        """Open for reading.
+        """Open a store for reading.
 
         Raises:
-            StoreError: there is none, or it is not ours or damaged.
+            StoreError: there is no store, or it is not a vivace store, of a newer version or damaged.
         """
         path = folder / "records.sqlite"
         if not path.is_file():
             raise StoreError(
-                f"no store at {folder} (no records.sqlite); `vivace bench` makes one, --store names it"
+                f"no store at {folder} (no records.sqlite); `vivace bench` creates one; --store chooses the folder"
             )
-        _check_ours(path)
-        with _explained(folder):
+        _check_is_store(path)
+        with _store_errors(folder):
             connection = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=_LOCKED_S)
         return cls(folder, connection)
 
     def close(self) -> None:
+        """Close the database."""
         self._connection.close()
 
     def __enter__(self) -> Store:
@@ -148,7 +158,7 @@ class Store:
     def start_run(
         self, command: str, trials: list[Trial], environment: Environment, scorer: str | None = None
     ) -> Invocation:
-        """Note the command line, the order of its trials (the first is the baseline), and who scores the pictures."""
+        """Store a new invocation and its trials, the baseline first; return the invocation."""
         keys = tuple(trial.key(environment) for trial in trials)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         with self._transaction():
@@ -164,7 +174,7 @@ class Store:
         return Invocation(started_at, command, keys, scorer)
 
     def append(self, key: str, round_: Round) -> None:
-        """Store a finished round, durable on return. An earlier try of the same round is replaced."""
+        """Store a finished round durably. An earlier attempt at the same round is replaced."""
         with self._transaction():
             self._connection.execute(
                 "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)",
@@ -172,30 +182,30 @@ class Store:
             )
 
     def rounds(self, key: str) -> dict[int, Round]:
-        """The stored rounds of a trial by index."""
-        with _explained(self.folder):
+        """Return the stored rounds of a trial by index."""
+        with _store_errors(self.folder):
             rows = self._connection.execute("SELECT row FROM rounds WHERE key = ? ORDER BY round", (key,))
             return {r.index: r for r in (Round.model_validate_json(text) for (text,) in rows)}
 
     def runs(self) -> list[Invocation]:
-        """All invocations, the oldest first."""
+        """Return all invocations, the oldest first."""
         scorer = "scorer" if self._version() >= 3 else "NULL"
-        with _explained(self.folder):
+        with _store_errors(self.folder):
             rows = self._connection.execute(
                 f"SELECT started_at, command, keys, {scorer} FROM runs ORDER BY id"
             )
-            return [Invocation(at, command, tuple(json.loads(keys)), who) for at, command, keys, who in rows]
+            return [Invocation(at, command, tuple(json.loads(keys)), by) for at, command, keys, by in rows]
 
     def record(self, key: str) -> Record | None:
-        """The Record of a trial, or None if no round of it is stored."""
-        with _explained(self.folder):
+        """Return the Record of a trial; None if no round of it is stored."""
+        with _store_errors(self.folder):
             row = self._connection.execute(
                 "SELECT trial, environment FROM trials WHERE key = ?", (key,)
             ).fetchone()
         rounds = self.rounds(key)
         if row is None or not rounds:
             return None
-        with _explained(self.folder):
+        with _store_errors(self.folder):
             return Record(
                 trial=Trial.model_validate_json(row[0]),
                 environment=Environment.model_validate_json(row[1]),
@@ -203,7 +213,7 @@ class Store:
             )
 
     def add_figures(self, rows: Sequence[PictureFigures]) -> None:
-        """Store figures of pictures; those of the same key are replaced."""
+        """Store metrics of images; those with the same key are replaced."""
         with self._transaction():
             for row in rows:
                 self._connection.execute(
@@ -211,10 +221,10 @@ class Store:
                 )
 
     def figures(self) -> dict[FiguresKey, PictureFigures]:
-        """All figures; none from a store of an earlier format that is only read."""
+        """Return all metrics; none from a store of an earlier format that is open for reading."""
         if self._version() < 3:
             return {}
-        with _explained(self.folder):
+        with _store_errors(self.folder):
             rows = self._connection.execute("SELECT row FROM figures")
             found = [PictureFigures.model_validate_json(text) for (text,) in rows]
             return {row.key: row for row in found}
@@ -227,26 +237,28 @@ class Store:
             )
 
     def noise_floor(self, key: str) -> NoiseFloor | None:
+        """Return the noise floor of the baseline trial with that key; None if there is none."""
         if self._version() < 3:
             return None
-        with _explained(self.folder):
+        with _store_errors(self.folder):
             row = self._connection.execute("SELECT row FROM noise_floors WHERE key = ?", (key,)).fetchone()
             return None if row is None else NoiseFloor.model_validate_json(row[0])
 
     def quality_pass(self, run: Invocation) -> QualityPass:
-        """What the quality pass of a run left behind."""
+        """Return what the quality pass of an invocation stored."""
         return QualityPass(self.figures(), run.scorer, self.noise_floor(run.keys[0]))
 
     def _version(self) -> int:
-        with _explained(self.folder):
+        with _store_errors(self.folder):
             return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     def picture_path(self, sha256: str) -> Path:
+        """Return the path of a stored image."""
         return picture_path(self.folder / "pictures", sha256)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with _explained(self.folder):
+        with _store_errors(self.folder):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -258,12 +270,12 @@ class Store:
 
 
 def picture_path(pictures: Path, sha256: str) -> Path:
-    """Where a picture of that content lies below the folder `pictures`."""
+    """Return the path of an image with that content hash below the folder `pictures`."""
     return pictures / sha256[:2] / f"{sha256}.png"
 
 
 def save_picture(pictures: Path, png: bytes) -> str:
-    """Write a PNG under its content's sha256, durable and never half-written; returns the sha256."""
+    """Write a PNG file named by its sha256, atomically and durably; return the sha256."""
     sha256 = hashlib.sha256(png).hexdigest()
     path = picture_path(pictures, sha256)
     if path.exists():
@@ -283,8 +295,12 @@ def save_picture(pictures: Path, png: bytes) -> str:
     return sha256
 
 
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """What waits for other locks does not wait for this one: where two make the same store, SQLite fails at once."""
+def _enable_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Switch the database to write-ahead logging.
+
+    It retries in a loop because SQLite's timeout does not apply to this lock: if two processes create the same store,
+    the statement fails at once.
+    """
     deadline = time.monotonic() + _LOCKED_S
     while True:
         try:
@@ -297,10 +313,10 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 
 def _create_schema(connection: sqlite3.Connection, version: int) -> None:
-    """All or nothing: a kill halfway leaves the file as it was, empty counts as new. Two may do it at once.
+    """Create or upgrade the tables in one transaction. Safe if two processes do it at the same time.
 
     Args:
-        version: of what is there, 0 for nothing.
+        version: of the existing schema, 0 for none.
     """
     connection.execute("BEGIN IMMEDIATE")
     if (
@@ -317,14 +333,18 @@ def _create_schema(connection: sqlite3.Connection, version: int) -> None:
     connection.execute("COMMIT")
 
 
-def _check_ours(path: Path) -> None:
-    """Look at a file without changing it; an empty one (a kill during creation) passes."""
+def _check_is_store(path: Path) -> None:
+    """Check that a file is a vivace store, without changing it. An empty database (killed during creation) passes.
+
+    Raises:
+        StoreError: it is not, or it is damaged or of a newer version.
+    """
     folder = path.parent
     try:
         with contextlib.closing(
             sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=_LOCKED_S)
         ) as probe:
-            # One transaction: another process may be creating the store between two of these.
+            # One transaction, since another process may be creating the store.
             probe.isolation_level = None
             probe.execute("BEGIN")
             application = probe.execute("PRAGMA application_id").fetchone()[0]
@@ -334,13 +354,13 @@ def _check_ours(path: Path) -> None:
             }
     except sqlite3.DatabaseError as error:
         raise StoreError(
-            f"{path} cannot be read as a vivace store ({error}); it was left as it is. Give --store another folder"
+            f"{path} cannot be read as a vivace store ({error}); it was not changed. Give --store another folder"
         ) from None
     if not tables and application in (0, _APPLICATION_ID):
         return
     if application != _APPLICATION_ID:
         raise StoreError(
-            f"{path} is another program's database; it was left as it is. Give --store another folder"
+            f"{path} is another program's database; it was not changed. Give --store another folder"
         )
     if version > _SCHEMA_VERSION:
         raise StoreError(
@@ -351,8 +371,8 @@ def _check_ours(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    """Turn what SQLite and the file system say into one clear message."""
+def _store_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of SQLite and the file system into StoreErrors that say what to do."""
     try:
         yield
     except StoreError:
@@ -360,14 +380,16 @@ def _explained(folder: Path) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         text = str(error)
         if "full" in text:
-            why = "the disk is full; free some space and run the same command again, finished rounds are kept"
+            problem = (
+                "the disk is full; free some space and run the same command again, finished rounds are kept"
+            )
         elif "readonly" in text or "unable to open" in text:
-            why = "it cannot be written; check its permissions, or give --store another folder"
+            problem = "it cannot be written; check its permissions, or give --store another folder"
         elif "locked" in text:
-            why = "another vivace is writing to it; wait for that, or give --store another folder"
+            problem = "another vivace is writing to it; wait for that, or give --store another folder"
         else:
-            why = text
-        raise StoreError(f"the store {folder}: {why}") from error
+            problem = text
+        raise StoreError(f"the store {folder}: {problem}") from error
     except sqlite3.DatabaseError as error:
         raise StoreError(f"the store {folder} is damaged ({error}); give --store another folder") from error
     except (ValidationError, json.JSONDecodeError) as error:

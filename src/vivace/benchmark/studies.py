@@ -1,4 +1,4 @@
-"""`vivace.bench`: compare recipes on models."""
+"""Run studies: `vivace.bench` and `run_study`."""
 
 from __future__ import annotations
 
@@ -38,26 +38,27 @@ def bench(
     rerun: bool = False,
     progress: Progress | None = None,
     launcher: Launcher | None = None,
-    **asked: Any,
+    **fields: Any,
 ) -> Run:
-    """Measure recipes on a model, the first of them the baseline.
+    """Compare recipes on a model and return the run.
 
-    What the store holds already is not measured again. Each round runs in a process of its own; one that crashes,
-    hangs or runs out of memory becomes an outcome of its row and leaves the others alone.
+    Rounds that the store already holds are not measured again. Each round runs in a separate process. A round that
+    crashes, hangs or runs out of memory gets that outcome and does not affect the others.
 
     Args:
-        model: what `vivace.load` takes, or several.
-        recipes: e.g. ["baseline", "tiny_vae+steps(20)"].
-        rerun: measure again what is in the store.
-        progress: told of rounds as they run.
-        launcher: one that is running already; None to start one.
-        asked: the fields of `Study`, `AskedWorkload` and `AskedQuality` (vivace.spec.study), e.g. `prompts=[...]`,
+        model: what `vivace.load` takes, or a list of it.
+        recipes: e.g. ["baseline", "tiny_vae+steps(20)"]; the first is the baseline.
+        store: the folder of the store; created if there is none.
+        rerun: measure stored rounds again.
+        progress: receives events while rounds run.
+        launcher: a running launcher; None to start one.
+        fields: the fields of `Study`, `AskedWorkload` and `AskedQuality` (vivace.spec.study), e.g. `prompts=[...]`,
             `num_inference_steps=20`, `timing=Timing(rounds=3)`, `quality=False`.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
     """
-    study = Study.of(model, recipes, **asked)
+    study = Study.of(model, recipes, **fields)
     return run_study(study, store=store, rerun=rerun, progress=progress, launcher=launcher)
 
 
@@ -70,34 +71,34 @@ def run_study(
     command: str | None = None,
     launcher: Launcher | None = None,
 ) -> Run:
-    """Measure a study.
+    """Run a study and return its result. For the other arguments see `bench`.
 
     Args:
-        command: the command line to note beside the run; None for the equivalent `vivace bench`.
+        command: the command line to store with the run; None for the equivalent `vivace bench`.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
     """
     checked = comparisons(study)
-    scorers = [_scorer(study, comparison) for comparison in checked]
+    scorers = [_find_scorer(study, comparison) for comparison in checked]
     with ExitStack() as stack:
         opened = stack.enter_context(Store.create(Path(store)))
         if launcher is None:
             launcher = stack.enter_context(start_launcher(study.device))
-        found = [
+        compared = [
             _compare(
                 study,
                 comparison,
                 scorer,
                 opened,
                 launcher,
-                command=command or _command(comparison),
+                command=command or _bench_command(comparison),
                 rerun=rerun,
                 progress=progress or Silent(),
             )
             for comparison, scorer in zip(checked, scorers, strict=True)
         ]
-    return Run(study, Path(store), tuple(found))
+    return Run(study, Path(store), tuple(compared))
 
 
 def _compare(
@@ -111,6 +112,7 @@ def _compare(
     rerun: bool,
     progress: Progress,
 ) -> Compared:
+    """Run one comparison: the largest batch if it is wanted, all rounds, then the quality pass."""
     timing = study.timing
     if timing.threads is None:
         timing = timing.model_copy(update={"threads": default_threads(comparison.found)})
@@ -149,7 +151,7 @@ def _compare(
 
 
 def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
-    """A launcher for rounds on `device` ("auto", "cpu" or "cuda").
+    """Return a launcher for rounds on `device` ("auto", "cpu" or "cuda").
 
     Args:
         worker: the command line that starts a worker process.
@@ -157,8 +159,11 @@ def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
     return Launcher(worker, tries_gpu=device != "cpu")
 
 
-def _scorer(study: Study, comparison: Comparison) -> FoundScorer | None:
-    """The CLIP model asked for. `auto` never downloads one: without one there are no scores."""
+def _find_scorer(study: Study, comparison: Comparison) -> FoundScorer | None:
+    """Return the CLIP model to score a comparison's images with; None for no scores.
+
+    With "auto", a scorer other than the model's own is used only if it is on this machine: it is never downloaded.
+    """
     name = study.quality.scorer
     if name is None or not comparison.judged:
         return None
@@ -175,7 +180,8 @@ def _scorer(study: Study, comparison: Comparison) -> FoundScorer | None:
         return None
 
 
-def _command(comparison: Comparison) -> str:
+def _bench_command(comparison: Comparison) -> str:
+    """Return the `vivace bench` command line of a comparison's model and recipes."""
     parts = ["vivace", "bench", "--model", comparison.found.model.name]
     for recipe in comparison.recipes:
         parts += ["--recipe", recipe.text]

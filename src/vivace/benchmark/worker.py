@@ -1,13 +1,13 @@
-"""The worker process: JSON lines in on standard input, JSON lines out on standard output.
+"""The worker process: reads requests as JSON lines on standard input, writes events as JSON lines on standard output.
 
     python -m vivace.benchmark.worker --fork              imports once, then forks one child per request
-    python -m vivace.benchmark.worker --fork --try-gpu    the same, unless a child cannot use the GPU
-    python -m vivace.benchmark.worker                     serves its requests itself, in a fresh process
+    python -m vivace.benchmark.worker --fork --try-gpu    the same, unless a forked child cannot use the GPU
+    python -m vivace.benchmark.worker                     serves its requests itself
 
-A forked child starts in milliseconds and shares the imported libraries, which take seconds; a parent that has only
-imported is safe to fork. CUDA's driver does not survive a fork once a process has woken it. `vivace.benchmark.driver`
-keeps it asleep, but what libraries do when they are imported is their own affair: so a first child tries the GPU, if
-there is one, and `ready` says how that ended; if badly, the launcher starts a fresh process for each request.
+A forked child starts in milliseconds and shares the imported libraries, which take seconds to import. A parent that
+has only imported libraries is safe to fork, as long as none of them has initialised CUDA. `vivace.benchmark.driver`
+prevents the known case. To catch others, a first child tries the GPU, if there is one, and the `ready` event says
+whether forking works. If it does not, the launcher starts a fresh process for each request.
 
 Requests: see `vivace.benchmark.requests`.
 Events:   {"event": "ready", "forks": true|false}, {"event": "started", "pid": ...}, {"event": "phase", ...},
@@ -48,40 +48,40 @@ def main() -> None:
     die_with_parent()
     if is_abandoned():
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the runner's to handle
-    # Whatever a library prints to standard output must not get between the events.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner handles Ctrl-C
+    # Standard output carries events only; what libraries print goes to standard error.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     fork = "--fork" in sys.argv[1:]
-    # Asks how many GPUs there are without waking the driver, which libraries do that look for one on import.
+    # PyTorch then counts GPUs without initialising CUDA; some libraries count them on import.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import_all()
     if fork and "--try-gpu" in sys.argv[1:]:
         fork = gpu_works_in_a_child()
-    say(events, {"event": "ready", "forks": fork})
+    send_event(events, {"event": "ready", "forks": fork})
     for line in sys.stdin:
         request = parse_request(line)
         if fork:
             serve_in_child(request, events)
         else:
-            say(events, {"event": "started", "pid": os.getpid()})
+            send_event(events, {"event": "started", "pid": os.getpid()})
             serve(request, events)
-            say(events, {"event": "ended", "status": 0})
+            send_event(events, {"event": "ended", "status": 0})
 
 
 def import_all() -> None:
-    """Import what every trial needs. Nothing here may start a thread or touch a device."""
+    """Import the libraries that every trial needs, without starting a thread or touching a device."""
     from vivace.benchmark import round as _round
-    from vivace.benchmark.driver import asleep
+    from vivace.benchmark.driver import without_cuda_init
     from vivace.models.quiet import quiet
 
     assert _round is not None
-    with quiet(), asleep():
+    with quiet(), without_cuda_init():
         import diffusers
         import torchao.quantization
         import transformers
 
-        # These modules load their classes when first named.
+        # These modules import their classes on first access.
         for module, name in (
             (diffusers, "StableDiffusionPipeline"),
             (diffusers, "AutoencoderTiny"),
@@ -93,7 +93,7 @@ def import_all() -> None:
 
 
 def gpu_works_in_a_child() -> bool:
-    """Whether a forked child of this process can use the GPU; True where there is none."""
+    """Whether a forked child of this process can use the GPU; True if there is no GPU."""
     import torch
 
     pid = os.fork()
@@ -109,30 +109,30 @@ def gpu_works_in_a_child() -> bool:
 
 
 def serve_in_child(request: AnyRequest, events: TextIO) -> None:
-    """Fork, serve in the child, wait for its end, and say how it ended."""
+    """Fork a child that serves the request, wait for it, and send its exit status."""
     events.flush()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            os.setpgid(0, 0)  # so that its helpers (compile workers) can be killed with it
+            os.setpgid(0, 0)  # so that its compile workers can be killed with it
             die_with_parent()
-            say(events, {"event": "started", "pid": os.getpid()})
+            send_event(events, {"event": "started", "pid": os.getpid()})
             serve(request, events)
             status = 0
         except Exception:  # noqa: BLE001  the process boundary
-            traceback.print_exc()  # to the log: `os._exit` ends the process without a word
+            traceback.print_exc()  # to the log: `os._exit` prints nothing
         finally:
             events.flush()
             os._exit(status)
     _, wait_status = os.waitpid(pid, 0)
-    # A child that was killed halfway through a line leaves it open.
+    # End the line that a killed child may have left incomplete.
     events.write("\n")
-    say(events, {"event": "ended", "status": wait_status})
+    send_event(events, {"event": "ended", "status": wait_status})
 
 
 def serve(request: AnyRequest, events: TextIO) -> None:
-    """Answer a request with a `result` event."""
+    """Compute the answer to a request and send it as a `result` event."""
     import torch
 
     if request.log is not None:
@@ -142,20 +142,20 @@ def serve(request: AnyRequest, events: TextIO) -> None:
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     try:
-        value = answer(request, lambda event: say(events, event))
+        value = answer(request, lambda event: send_event(events, event))
     except VivaceError as error:
         value = {"error": str(error)}
-    say(events, {"event": "result", "value": value})
+    send_event(events, {"event": "result", "value": value})
 
 
 def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """The value of a request.
+    """Return the answer to a request.
 
     Args:
         report: called with progress events.
 
     Raises:
-        VivaceError: what was asked cannot be had here. Failures of a round are outcomes, not errors.
+        VivaceError: the request cannot be answered here. Failures of a round are outcomes, not errors.
     """
     match request:
         case RoundRequest(trial=trial, round=index, timing=timing, pictures=pictures):
@@ -179,10 +179,10 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             from vivace.benchmark.round import rehearse
 
             return {"why_not": rehearse(trial, timing)}
-        case PredictionsRequest(trials=trials, environment=of):
+        case PredictionsRequest(trials=trials, environment=measured_on):
             from vivace.benchmark.planned import predict_all
 
-            return {"predictions": predict_all(trials, of)}
+            return {"predictions": predict_all(trials, measured_on)}
         case EnvironmentRequest(device=device):
             from vivace.measure.environment import environment
             from vivace.measure.machine import choose_device
@@ -196,19 +196,20 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
 
 
 def is_abandoned() -> bool:
-    """Whether the parent died before `die_with_parent`: nobody holds the other end of the pipe of requests any more."""
+    """Whether the parent died before `die_with_parent`: the other end of the request pipe is closed."""
     poll = select.poll()
     poll.register(sys.stdin.fileno(), select.POLLIN)
     return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(0))
 
 
-def say(events: TextIO, event: dict[str, Any]) -> None:
+def send_event(events: TextIO, event: dict[str, Any]) -> None:
+    """Write an event as a line of JSON."""
     events.write(json.dumps(event) + "\n")
     events.flush()
 
 
 def die_with_parent() -> None:
-    """Linux: be killed when the parent process dies, so that a killed benchmark leaves nothing running."""
+    """Have Linux kill this process when its parent dies, so that a killed benchmark leaves nothing running."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

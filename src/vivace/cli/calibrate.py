@@ -119,7 +119,7 @@ def _prepared(
         "prompts": workload.prompts,
         "num_pictures": pictures,
         "call": workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
-        "tell": lambda drawn: click.echo(f"[{drawn}/{pictures}]", err=True),
+        "on_image": lambda drawn: click.echo(f"[{drawn}/{pictures}]", err=True),
     }
 
 
@@ -172,7 +172,7 @@ def cache(
         device=device,
         threads=threads,
         store=store,
-        tell=lambda tried: click.echo(f"{tried.recipe}: {tried.reason or tried.outcome}", err=True),
+        on_tried=lambda tried: click.echo(f"{tried.recipe}: {tried.reason or tried.outcome}", err=True),
     )
     if as_json:
         click.echo(json.dumps([asdict(one) for one in found], indent=2))

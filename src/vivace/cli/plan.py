@@ -62,7 +62,7 @@ def plan(
 
     resolved = resolve(recipe)  # before anything heavy is imported
 
-    from vivace.memory.fit import changes, filling, fits
+    from vivace.memory.fit import changes, fits, use_free_memory
     from vivace.memory.predict import predict
     from vivace.memory.weightless import find_weightless
 
@@ -80,7 +80,7 @@ def plan(
     card_bytes, card_name = (card * 1e9, f"{card:g} GB") if card is not None else _own_card()
     steps: list[Change] = []
     if card_bytes is not None and fits(predicted, card_bytes):
-        faster = filling(found, predicted, card_bytes, _tell)
+        faster = use_free_memory(found, predicted, card_bytes, _tell)
         steps = [] if faster is None else [faster]
     elif card_bytes is not None:
         steps = changes(found, resolved, predicted, card_bytes, _tell)

@@ -1,8 +1,8 @@
-"""A model with a recipe as a plain Python script, which draws the picture that vivace draws.
+"""Write a model with a recipe as a plain Python script that generates the same image as vivace.
 
-The recipe is applied to the loaded model, as for drawing: only what works here and has an effect is written. A
-technique says by itself what it is in public calls (`Technique.script`); those that are vivace's own go into one
-`vivace.apply`, through whose session the script then draws.
+The recipe is applied to the loaded model, so that only techniques that work here and have an effect are written. Each
+technique writes itself in public calls (`Technique.script`). Techniques without public calls are applied by one
+`vivace.apply` in the script, which then generates the image through that session.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.contract import Stage, Technique
 from vivace.contract.script import WIDTH, Script, literal, written_call
@@ -23,10 +23,18 @@ from vivace.models.load import load_pipeline
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.session import Session, session_of
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
 
 @dataclass(frozen=True)
 class Step:
-    """One technique of the recipe. `script` is None where it is vivace's own; `left_out` says why it is not applied."""
+    """One technique of the recipe.
+
+    Attributes:
+        script: its public calls; None if it has none, so that vivace must apply it.
+        left_out: comment it is not applied; None if it is.
+    """
 
     technique: Technique
     script: Script | None
@@ -34,10 +42,12 @@ class Step:
 
     @property
     def text(self) -> str:
+        """The technique as written in a recipe."""
         return self.technique.text
 
     @property
     def is_swap(self) -> bool:
+        """Whether the technique replaces a component."""
         return self.technique.stage is Stage.SWAP
 
 
@@ -45,8 +55,9 @@ class Step:
 class Written:
     """A script.
 
-    own: the techniques for which it needs vivace; without any, plain diffusers, torch and torchao do.
-    warnings: techniques that were left out, since what they ask for holds already.
+    Attributes:
+        own: the techniques for which it needs vivace; without any it needs only diffusers, torch and torchao.
+        warnings: techniques that were left out because they would change nothing.
     """
 
     text: str
@@ -65,19 +76,19 @@ def write_script(
     threads: int | None = None,
     about: Iterable[str] = (),
 ) -> Written:
-    """Load the model, apply the recipe, and write what was done.
+    """Load the model, apply the recipe and return a script that does the same.
 
     Args:
         found: a model whose weights are on this machine.
         device: "cpu" or "cuda", where the script is to run.
-        prompt, seed: of the one picture that it draws.
-        call: the call's own size, steps and guidance, where they are not the model's; the recipe's win.
-        threads: CPU threads to draw with; None leaves them to torch.
-        about: lines for the script's docstring, after the first.
+        prompt, seed: of the image that it generates.
+        call: size, steps and guidance that differ from the model's own; the recipe's take precedence.
+        threads: CPU threads that the script sets; None for torch's default.
+        about: further lines of the script's docstring.
 
     Raises:
         UsageError: a model with random weights.
-        Unsupported, NoEffect, UnusableModel: as when the recipe is applied for drawing.
+        Unsupported, NoEffect, UnusableModel: as for `vivace.load`.
     """
     check_loadable(found)
     steps: list[Step] = []
@@ -91,26 +102,26 @@ def write_script(
         lambda step, script, left_out: steps.append(Step(step, script, left_out)),
     )
     stages = {step.technique.stage for step in steps if step.left_out is None}
-    steps = [_own_if_met(step, stages) for step in steps]
-    inside = _in_session(steps)
+    steps = [_without_invalid_script(step, stages) for step in steps]
+    inside = _applied_by_vivace(steps)
     own = [step.text for step in inside if step.script is None]
     plain = [step for step in steps if step.script is not None and step not in inside]
-    arounds = [around for step in plain if (around := _script(step).around)]
+    call_contexts = [call_context for step in plain if (call_context := _script(step).around)]
     load = loading(found, device)
     imports = {"torch", *load.imports, *(name for step in plain for name in _script(step).imports)}
     imports |= {"vivace"} if inside else set()
-    blocks = [[f"torch.set_num_threads({threads})  # a picture's last bits depend on it"]] if threads else []
+    blocks = [[f"torch.set_num_threads({threads})  # the image's last bits depend on it"]] if threads else []
     blocks.append(list(load.lines))
-    blocks += _applied(steps, inside, device, prompt)
+    blocks += _technique_blocks(steps, inside, device, prompt)
     if _computes_below_fp32(session.pipe):
         noise = _noise_in_fp32(session.pipe)
         imports |= set(noise.imports)
         blocks.append(list(noise.lines))
-    blocks.append(_draw(session, "draw" if inside else "pipe", prompt, seed, arounds))
-    needs = [f"Needs vivace: no public calls do {', '.join(own)}."] if own else []
+    blocks.append(_call_block(session, "draw" if inside else "pipe", prompt, seed, call_contexts))
+    needs = [f"Needs vivace: there are no public calls for {', '.join(own)}."] if own else []
     session.close()
     header = docstring(
-        [f"Draw a picture with {found.model.name}.", "", f"Recipe: {recipe.text}", *needs, *about]
+        [f"Generate an image with {found.model.name}.", "", f"Recipe: {recipe.text}", *needs, *about]
     )
     body = spaced(block for block in blocks if block)
     return Written(f"{header}\n\n{imports_of(imports)}\n\n{body}\n", own, session.warnings)
@@ -121,16 +132,16 @@ def _script(step: Step) -> Script:
     return step.script
 
 
-def _own_if_met(step: Step, stages: set[Stage]) -> Step:
-    """Vivace's own, if its script is not for what else is applied."""
-    met = step.script is not None and step.script.unless_stage in stages
-    return replace(step, script=None) if met else step
+def _without_invalid_script(step: Step, stages: set[Stage]) -> Step:
+    """Return the step without its script if that is not valid beside the other techniques' stages."""
+    is_invalid = step.script is not None and step.script.unless_stage in stages
+    return replace(step, script=None) if is_invalid else step
 
 
-def _in_session(steps: list[Step]) -> list[Step]:
-    """The techniques that vivace applies: its own, and whatever stands between them, since order matters."""
+def _applied_by_vivace(steps: list[Step]) -> list[Step]:
+    """Return the techniques that vivace applies: those without a script, and all between them, to keep the order."""
     applied = [step for step in steps if step.left_out is None]
-    own = [place for place, step in enumerate(applied) if step.script is None]
+    own = [index for index, step in enumerate(applied) if step.script is None]
     if not own:
         return []
     return [
@@ -138,12 +149,12 @@ def _in_session(steps: list[Step]) -> list[Step]:
     ]
 
 
-def _applied(steps: list[Step], inside: list[Step], device: str, prompt: str) -> list[list[str]]:
-    """Every technique's lines in order, and the move to the GPU.
+def _technique_blocks(steps: list[Step], inside: list[Step], device: str, prompt: str) -> list[list[str]]:
+    """Return every technique's lines in order, and the move to the GPU.
 
-    What is exchanged need not go there before, nor need what makes weights smaller on their way there. Nor need weights
-    that are to wait in the host's memory, unless vivace applies something: it judges a technique by the device that it
-    finds the pipeline on.
+    Components are replaced before the move, and weights are quantised on their way to the GPU. Weights that a technique
+    keeps in host memory are not moved, unless vivace applies a technique: it checks techniques against the device that
+    the pipeline is on.
     """
     stays = not inside and any(step.script is not None and step.script.places_weights for step in steps)
     on_host = len(list(takewhile(lambda step: step.is_swap and step not in inside, steps)))
@@ -164,9 +175,9 @@ def _applied(steps: list[Step], inside: list[Step], device: str, prompt: str) ->
     return blocks
 
 
-# `pipe.to` would touch the quantised weights too, and some are widened by that, even where they are.
+# `pipe.to` would also call `to` on quantised weights, which dequantises some of them even on the same device.
 _REST_TO_GPU = (
-    "# The rest of the weights follows; what is quantised is there already.",
+    "# Move the other weights; the quantised ones are on the GPU already.",
     "for part in pipe.components.values():",
     "    if isinstance(part, torch.nn.Module):",
     "        for tensor in (*part.parameters(), *part.buffers()):",
@@ -176,7 +187,7 @@ _REST_TO_GPU = (
 
 
 def _block(step: Step, inside: list[Step]) -> list[str]:
-    """A technique's lines under its name."""
+    """Return a technique's lines below a comment with its name."""
     if step in inside or (step.script is not None and step.script.is_call_only):
         return []
     if step.left_out is not None:
@@ -193,24 +204,23 @@ def _block(step: Step, inside: list[Step]) -> list[str]:
 
 
 def _apply_own(inside: list[Step], prompt: str) -> list[str]:
-    """One session for what has no public calls."""
-    lines = ["# What no public calls do; pictures are drawn through it."]
+    """Return the lines that apply the techniques without public calls."""
+    lines = ["# Techniques without public calls; the image is generated through this session."]
     if any(step.script is not None for step in inside):
         lines = [
-            "# What no public calls do, with what has to be applied between; pictures are drawn",
-            "# through it.",
+            "# Techniques without public calls, and those to be applied between them; the image",
+            "# is generated through this session.",
         ]
     recipe = literal("+".join(step.text for step in inside))
-    named = {}
+    arguments = {}
     if any(step.technique.needs_prompts for step in inside):
-        lines.append(
-            "# The prompts are drawn first, to adapt to them: take some of those that you will draw."
-        )
-        named["prompts"] = literal([prompt])
-    return [*lines, *written_call("draw = vivace.apply", "pipe", recipe, **named).splitlines()]
+        lines.append("# Images of the prompts are generated first, for calibration: give prompts like yours.")
+        arguments["prompts"] = literal([prompt])
+    return [*lines, *written_call("draw = vivace.apply", "pipe", recipe, **arguments).splitlines()]
 
 
-def _computes_below_fp32(pipe: Any) -> bool:
+def _computes_below_fp32(pipe: DiffusionPipeline) -> bool:
+    """Whether a parameter is fp16 or bf16."""
     import torch
 
     parts = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
@@ -219,7 +229,7 @@ def _computes_below_fp32(pipe: Any) -> bool:
     )
 
 
-# As `vivace.runtime.noise`.
+# Like `vivace.runtime.noise`.
 _PREPARE = """
 prepare_latents = pipe.prepare_latents
 
@@ -239,7 +249,7 @@ _STEP = """
 scheduler_step = pipe.scheduler.step
 
 
-@functools.wraps(scheduler_step)  # pipelines read from its signature what it takes
+@functools.wraps(scheduler_step)  # pipelines inspect its signature
 def step_in_fp32(model_output, timestep, sample, *args, **kwargs):
     made = scheduler_step(model_output.float(), timestep, sample, *args, **kwargs)
     return tuple(part.to(sample.dtype) for part in made)
@@ -249,25 +259,30 @@ pipe.scheduler.step = step_in_fp32
 """
 
 
-def _noise_in_fp32(pipe: Any) -> Script:
+def _noise_in_fp32(pipe: DiffusionPipeline) -> Script:
+    """Return the lines that make the pipeline draw noise in fp32."""
     prepare = getattr(type(pipe), "prepare_latents", None)
     takes_dtype = prepare is not None and "dtype" in inspect.signature(prepare).parameters
-    why = (
-        "# In half precision one seed may be other noise than in fp32. So noise is drawn in fp32 and",
-        "# rounded, and the scheduler, which may draw more, computes in fp32 too.",
+    comment = (
+        "# In half precision a seed may give other noise than in fp32. So noise is drawn in fp32",
+        "# and rounded. The scheduler may draw more noise, so it computes in fp32 too.",
     )
     step = _STEP.strip().splitlines()
     if not takes_dtype:
-        return Script(imports=("functools",), lines=(*why, *step))
-    return Script(imports=("functools", "inspect"), lines=(*why, *_PREPARE.strip().splitlines(), "", *step))
+        return Script(imports=("functools",), lines=(*comment, *step))
+    return Script(
+        imports=("functools", "inspect"), lines=(*comment, *_PREPARE.strip().splitlines(), "", *step)
+    )
 
 
-def _draw(session: Session, drawer: str, prompt: str, seed: int, arounds: list[str]) -> list[str]:
+def _call_block(
+    session: Session, function: str, prompt: str, seed: int, call_contexts: list[str]
+) -> list[str]:
     arguments = {name: literal(value) for name, value in session.arguments.items()}
-    # On the CPU, so that one seed is one noise on every device.
+    # On the CPU, so that a seed gives the same noise on every device.
     arguments["generator"] = f'torch.Generator("cpu").manual_seed({seed})'
-    call = written_call(f"image = {drawer}", literal(prompt), end=").images[0]", **arguments)
+    call = written_call(f"image = {function}", literal(prompt), end=").images[0]", **arguments)
     lines = call.splitlines()
-    if arounds:
-        lines = [f"with {', '.join(arounds)}:", *(f"    {line}" for line in lines)]
+    if call_contexts:
+        lines = [f"with {', '.join(call_contexts)}:", *(f"    {line}" for line in lines)]
     return [*lines, 'image.save("picture.png")']

@@ -1,4 +1,4 @@
-"""Which cards a prediction fits, and what to change for one that it does not fit."""
+"""Which GPUs a prediction fits, and what to change so that it fits a smaller one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ from vivace.techniques import TECHNIQUES
 
 CARDS_GB = (8, 12, 16, 24, 40, 48, 80, 141)
 RESERVE_BYTES = 1_000_000_000
-"""Kept free on every card: the CUDA context, which no allocator counts, and gaps between blocks. An assumption."""
+"""Bytes kept free on every GPU, for the CUDA context, which the allocator does not count, and fragmentation.
+
+An assumption.
+"""
 _WORTH_IT = 0.99
-"""A change that leaves more than this share of the peak is none."""
+"""A change counts only if it lowers the memory to less than this share."""
 _SMALLEST = 256
-"""Pixels a side below which no smaller picture is proposed."""
+"""Smallest proposed side, pixels."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One step towards fitting, on top of those before it.
+    """One change of a series, applied after those before it.
 
     Attributes:
-        fills: it lowers nothing, and uses room that the steps before it left, to be faster.
+        what: a recipe, a batch or a size, for users.
+        prediction: with this change and those before it.
+        fills: the change does not lower the memory; it uses what is still free to be faster.
     """
 
     what: str
@@ -36,32 +41,35 @@ class Change:
 
 
 def fits(prediction: Prediction, card_bytes: float) -> bool:
-    """Loading and call, with the reserve. A card of N GB counts as N * 10**9 bytes: all have that much."""
+    """Whether loading and calling fit, with the reserve. A GPU of N GB counts as N * 10**9 bytes, which all have."""
     return prediction.needed_bytes + RESERVE_BYTES <= card_bytes
 
 
 def changes(
-    model: Weightless, recipe: Recipe, now: Prediction, card_bytes: float, tell: Callable[[str], None]
+    model: Weightless, recipe: Recipe, now: Prediction, card_bytes: float, on_attempt: Callable[[str], None]
 ) -> list[Change]:
-    """What lowers the need, the most harmless first, until it fits: recipes, then the batch, then the size.
+    """Return changes that lower the memory until it fits: first techniques, then the batch, then the image size.
 
-    Each stands on those before it; what does not lower the peak is left out. The last one may still not fit. Where one
-    of these steps can use what it left free, that is the last.
+    Each change is applied after those before it. Techniques that keep the image come first. Changes that do not lower
+    the memory are left out. The result may still not fit. If it fits and a technique can use the free memory to be
+    faster, that is the last change.
 
     Args:
-        tell: called with each thing that is tried, which takes seconds.
+        now: the prediction of `recipe`.
+        card_bytes: memory of the GPU.
+        on_attempt: called with the name of each change before it is tried, which takes seconds.
     """
-    found = _smaller_steps(model, recipe, now, card_bytes, tell)
+    found = _saving_changes(model, recipe, now, card_bytes, on_attempt)
     if not found or not fits(found[-1].prediction, card_bytes):
         return found
-    faster = filling(model, found[-1].prediction, card_bytes, tell)
+    faster = use_free_memory(model, found[-1].prediction, card_bytes, on_attempt)
     return found if faster is None else [*found, faster]
 
 
-def filling(
-    model: Weightless, now: Prediction, card_bytes: float, tell: Callable[[str], None]
+def use_free_memory(
+    model: Weightless, now: Prediction, card_bytes: float, on_attempt: Callable[[str], None]
 ) -> Change | None:
-    """What uses the room that a recipe leaves on a card that it fits, to be faster; None if nothing of it can."""
+    """Return a change that uses free memory of the GPU to be faster; None if no technique of the recipe can."""
     recipe = resolve(now.recipe)
     denoiser = next((c for c in now.components if c.name in DENOISERS), None)
     if denoiser is None:
@@ -72,7 +80,7 @@ def filling(
         variant = technique.using_memory(free)
         if variant is None:
             continue
-        tell(variant.text)
+        on_attempt(variant.text)
         changed = recipe.without(technique).with_(variant)
         after = predict(model, changed, height=now.height, width=now.width, batch=now.batch, text=now.text)
         if fits(after, card_bytes):
@@ -80,9 +88,10 @@ def filling(
     return None
 
 
-def _smaller_steps(
-    model: Weightless, recipe: Recipe, now: Prediction, card_bytes: float, tell: Callable[[str], None]
+def _saving_changes(
+    model: Weightless, recipe: Recipe, now: Prediction, card_bytes: float, on_attempt: Callable[[str], None]
 ) -> list[Change]:
+    """Return the changes that lower the memory, until it fits (see `changes`)."""
     found: list[Change] = []
 
     def attempt(
@@ -92,7 +101,7 @@ def _smaller_steps(
         width: int | None = None,
         batch: int | None = None,
     ) -> Prediction | None:
-        tell(what)
+        on_attempt(what)
         try:
             after = predict(
                 model,
@@ -112,11 +121,11 @@ def _smaller_steps(
             and after.peak_bytes > _WORTH_IT * now.peak_bytes
         ):
             return None
-        made = [technique.text for technique in changed if technique not in recipe.techniques]
-        found.append(Change("+".join(made) if len(made) > 1 else what, after))
+        added = [technique.text for technique in changed if technique not in recipe.techniques]
+        found.append(Change("+".join(added) if len(added) > 1 else what, after))
         return after
 
-    for extra in _worth_trying():
+    for extra in _saving_recipes():
         if fits(now, card_bytes):
             return found
         changed = _replacing(recipe, extra)
@@ -126,28 +135,30 @@ def _smaller_steps(
         if after is not None:
             now, recipe = after, resolve(after.recipe)
     if now.loading_bytes + RESERVE_BYTES > card_bytes:
-        return found  # a smaller picture loads the same weights
+        return found  # a smaller image needs the same weights
     while not fits(now, card_bytes) and now.batch > 1:
         after = attempt(f"batch {now.batch // 2}", recipe, batch=now.batch // 2)
         if after is None:
             break
         now = after
-    for height, width in _smaller(now.height, now.width):
+    for height, width in _smaller_sizes(now.height, now.width):
         if fits(now, card_bytes):
             break
         now = attempt(f"{width}x{height} pixels", recipe, height=height, width=width) or now
     return found
 
 
-def _worth_trying() -> list[str]:
-    """What techniques propose when memory is short: first those that keep the picture, then by stage."""
+def _saving_recipes() -> list[str]:
+    """Return the recipes that techniques propose to save memory: first those that keep the image, then by stage."""
     ordered = sorted(TECHNIQUES.values(), key=lambda technique: (not technique.same_picture, technique.stage))
     return [recipe for technique in ordered for recipe in technique.memory_advice.saving]
 
 
 def _replacing(recipe: Recipe, added: str) -> Recipe | None:
-    """The recipe with something in the place of what owns the same slots, and a technique's fallback in its place if
-    the two do not go together otherwise; None if they do not go together at all."""
+    """Return the recipe with `added` in place of the techniques that own the same slots.
+
+    If that is invalid, a technique of the recipe is replaced by its fallback. None if that is invalid too.
+    """
     for base in (recipe, _fallback(recipe)):
         try:
             if base is not None:
@@ -158,7 +169,7 @@ def _replacing(recipe: Recipe, added: str) -> Recipe | None:
 
 
 def _fallback(recipe: Recipe) -> Recipe | None:
-    """The recipe with a technique's more compatible variant; None if there is none."""
+    """Return the recipe with one technique replaced by its fallback; None if no technique has one."""
     for technique in recipe:
         for instead in technique.memory_advice.fallback:
             changed = recipe.replacing(*resolve(instead))
@@ -167,8 +178,8 @@ def _fallback(recipe: Recipe) -> Recipe | None:
     return None
 
 
-def _smaller(height: int, width: int) -> Iterator[tuple[int, int]]:
-    """Three quarters and half of each side, in steps of 64 pixels."""
+def _smaller_sizes(height: int, width: int) -> Iterator[tuple[int, int]]:
+    """Yield three quarters and half of the size (height, width), in multiples of 64 pixels."""
     for share in (0.75, 0.5):
         smaller = tuple(max(64, int(share * side) // 64 * 64) for side in (height, width))
         if min(smaller) >= _SMALLEST:

@@ -1,7 +1,7 @@
-"""What a model takes under a recipe, in bytes on a GPU, before anything is loaded.
+"""Predict the GPU memory of a model with a recipe before anything is loaded.
 
-The recipe is applied to the pipeline without weights (`vivace.memory.weightless`) as it is to the real one, and the
-pipeline's own call runs through its stages; `vivace.memory.footprint` follows what would be held meanwhile.
+The recipe is applied to a pipeline on the meta device (`vivace.memory.weightless`) as it is to the real one. Then the
+pipeline's own call runs, while `vivace.memory.footprint` counts the bytes that would be allocated.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.contract import Machine, ModelFacts, Placement, Target, component_of
 from vivace.errors import Unsupported, VivaceError, WorkloadError
@@ -29,19 +29,30 @@ from vivace.runtime.session import Session
 from vivace.spec.base import Spec
 from vivace.spec.trial import Trial
 
+if TYPE_CHECKING:
+    import torch
+    from diffusers import DiffusionPipeline
+
 BEYOND_ALLOCATOR = 600_000_000
-"""The CUDA context with the kernels of PyTorch, cuBLAS and cuDNN: an assumption, not a measurement. No allocator's
-figure contains it."""
+"""Bytes of the CUDA context with the kernels of PyTorch, cuBLAS and cuDNN. An assumption, not a measurement.
+
+PyTorch's allocator does not count it.
+"""
 ANY_GPU = Machine(device="cuda", device_name="a GPU", capability=None, compiler=None)
 _STEPS = 2
-"""Every step takes the same memory; the second one has what the first left behind."""
+"""Every step takes the same memory. The second one starts with the tensors that the first one kept."""
 _COPIES = 8
-"""Bytes that quantising a layer may take meanwhile, in sizes of its weight in half precision: an assumption."""
+"""Temporary memory of quantising a layer, in multiples of its weight in half precision. An assumption."""
 _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
 
 
 class ComponentBytes(Spec):
-    """One network of the pipeline after the recipe. `dtype` lists the kinds of tensors, most bytes first."""
+    """One network of the pipeline, with the recipe applied.
+
+    Attributes:
+        name: its attribute of the pipeline.
+        dtype: the dtypes of its parameters, most bytes first.
+    """
 
     name: str
     class_name: str
@@ -51,15 +62,19 @@ class ComponentBytes(Spec):
 
 
 class Prediction(Spec):
-    """Bytes that PyTorch's allocator counts on a GPU: `model_bytes` and `peak_bytes` as in a record's `Memory`.
+    """Predicted bytes on a GPU, as PyTorch's allocator counts them.
 
-    stages: the most bytes held in each stage of a call, the model included. "between" is what the pipeline does
-        outside of its components.
-    loading_bytes: the most held while the model is loaded and the recipe applied. Techniques convert what is on the GPU
-        already, but for those that take weights from the host's memory (quantize, offload) layer by layer.
-    other_gpus: GPUs besides this one that share a picture (parallel).
-    other_gpu_bytes: at most held on each of them: the denoiser, and what a whole forward takes.
-    beyond_allocator_bytes: what the process takes besides, of which no allocator knows.
+    Attributes:
+        height, width: pixels.
+        model_bytes, peak_bytes: as in a record's `Memory`.
+        peak_stage: the stage of the call with the peak.
+        stages: peak bytes in each stage of a call, the model included. "between" is the pipeline's work outside of its
+            components.
+        loading_bytes: peak bytes while the model is loaded and the recipe applied. Most techniques convert weights that
+            are on the GPU; quantize and offload copy them from host memory layer by layer.
+        other_gpus: number of other GPUs that generate the same image (parallel).
+        other_gpu_bytes: upper bound for each of them: the denoiser and a whole forward.
+        beyond_allocator_bytes: what the process takes on the GPU outside of the allocator.
     """
 
     model: str
@@ -80,7 +95,7 @@ class Prediction(Spec):
 
     @property
     def needed_bytes(self) -> int:
-        """What must be free on the card, the context aside."""
+        """Bytes that must be free on the GPU, without `beyond_allocator_bytes`."""
         return max(self.peak_bytes, self.loading_bytes)
 
 
@@ -95,18 +110,18 @@ def predict(
     call: dict[str, Any] | None = None,
     machine: Machine = ANY_GPU,
 ) -> Prediction:
-    """The memory of one call.
+    """Return the predicted memory of one call.
 
     Args:
-        height, width: pixels; None: the model's own.
-        batch: pictures of one call.
-        text: "embeddings" leaves the text encoders loaded, and out of the call.
-        call: other defaults of the call, e.g. {"guidance_scale": 1.0}; the recipe's own win.
-        machine: what techniques are told of the GPU.
+        height, width: pixels; None for the model's own.
+        batch: images per call.
+        text: "embeddings" keeps the text encoders loaded but leaves them out of the call.
+        call: other defaults of the call, e.g. {"guidance_scale": 1.0}; the recipe's take precedence.
+        machine: the GPU, as techniques see it.
 
     Raises:
-        WorkloadError: a size that the pipeline cannot draw.
-        Unsupported: a technique says so, or the pipeline's call looks at values, which are not there.
+        WorkloadError: a size that the pipeline cannot generate.
+        Unsupported: from a technique, or because the pipeline's call reads tensor values, which meta tensors lack.
         NoEffect: as when the recipe is applied to the real model.
     """
     with quiet():
@@ -144,19 +159,19 @@ def _predict(
     target = Target(Placement(machine), pipe, facts)
     with footprint.following():
         session = Session(pipe, recipe, target)
-    gc.collect()  # modules that were exchanged may lie in cycles
+    gc.collect()  # replaced modules may be in reference cycles
     draw_noise_in_fp32(pipe)
     loading = max(loaded, footprint.peak[0], footprint.held)
     model_bytes = footprint.held
     if recipe.loads_from_host and not model.name.startswith(SYNTHETIC):
-        # One layer at a time is there as it was, beside what was made of those before it and what its own conversion
-        # takes: some copies of it in fp32. (What dtype converts in the host's memory is none of that.)
-        meanwhile = min(loading - loaded, _COPIES * largest)
-        loading = model_bytes + largest + meanwhile
+        # At any time the GPU holds the converted layers, one layer as it was, and the temporary memory of its
+        # conversion: some copies in fp32. (`dtype` converts in host memory, which does not count.)
+        temporary = min(loading - loaded, _COPIES * largest)
+        loading = model_bytes + largest + temporary
     components = tuple(_component(footprint, *item) for item in _networks(pipe).items())
-    _without_values(pipe)
-    _name_stages(pipe, footprint)
-    _call(session, footprint, ["a red circle"] * batch, text)
+    _keep_timesteps_on_cpu(pipe)
+    _track_stages(pipe, footprint)
+    _run_call(session, footprint, ["a red circle"] * batch, text)
     peak, stage = footprint.peak
     other_gpus = max((technique.num_gpus for technique in recipe), default=1) - 1
     copied = footprint.bytes_of(_tensors(component_of(pipe, "denoiser"))) if other_gpus else 0
@@ -180,9 +195,10 @@ def _predict(
 
 
 def predict_trial(trial: Trial, machine: Machine = ANY_GPU) -> Prediction:
-    """The prediction to hold beside a trial's measured `Memory` on a GPU.
+    """Return the prediction to compare with a trial's measured `Memory` on a GPU.
 
-    Loads nothing and touches no device, but imports torch and takes seconds: not for the process that times.
+    It loads nothing and touches no device, but imports torch and takes seconds, so call it in another process than the
+    one that times.
 
     Raises:
         UnknownModel, Unsupported, NoEffect, WorkloadError: see `predict`.
@@ -203,29 +219,36 @@ def predict_trial(trial: Trial, machine: Machine = ANY_GPU) -> Prediction:
     )
 
 
-def _call(session: Session, footprint: Footprint, prompts: list[str], text: str) -> None:
+def _run_call(session: Session, footprint: Footprint, prompts: list[str], text: str) -> None:
+    """Run the pipeline's call and count its memory by stage.
+
+    Raises:
+        Unsupported: the call reads tensor values, or fails in another way.
+    """
     pipe = session.pipe
     try:
         with warnings.catch_warnings(), footprint.following():
-            warnings.simplefilter("ignore", FutureWarning)  # diffusers' of diffusers
-            said: dict[str, Any] = {"prompt": prompts}
-            if text == "embeddings":
-                said = encode(session, prompts)
+            warnings.simplefilter("ignore", FutureWarning)  # diffusers warns about its own code
+            arguments = encode(session, prompts) if text == "embeddings" else {"prompt": prompts}
             footprint.stage = "between"
             footprint.start_peak()
-            session(**said, num_inference_steps=_STEPS, output_type="pt")
+            session(**arguments, num_inference_steps=_STEPS, output_type="pt")
     except VivaceError:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
         reason = str(error).strip().splitlines()
         raise Unsupported(
-            f"the memory of {type(pipe).__name__}'s call cannot be predicted without running it: "
+            f"the memory of a call of {type(pipe).__name__} cannot be predicted without running it: "
             f"{reason[0] if reason else error!r}"
         ) from error
 
 
-def _without_values(pipe: Any) -> None:
-    """Keep on the CPU, with its values, what the pipeline reads: the timesteps. Patched on the instances."""
+def _keep_timesteps_on_cpu(pipe: DiffusionPipeline) -> None:
+    """Patch a pipeline on the meta device so that its call runs.
+
+    The pipeline reads the values of the timesteps, so they stay on the CPU. Only the denoiser's arguments are moved to
+    the meta device. The scheduler and the denoiser are patched as instances.
+    """
     scheduler = pipe.scheduler
     set_timesteps = scheduler.set_timesteps
 
@@ -235,12 +258,12 @@ def _without_values(pipe: Any) -> None:
 
     scheduler.set_timesteps = set_on_cpu
     denoiser = component_of(pipe, "denoiser")
-    denoiser.register_forward_pre_hook(_move, with_kwargs=True)
+    denoiser.register_forward_pre_hook(_move_to_meta, with_kwargs=True)
     if getattr(pipe, "safety_checker", None) is not None:
-        pipe.safety_checker = None  # looks at the finished picture; its weights have been counted
+        pipe.safety_checker = None  # it reads the image's values; its weights have been counted
 
 
-def _move(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def _move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     import torch
     from torch.utils._pytree import tree_map_only
 
@@ -248,8 +271,8 @@ def _move(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
     return moved[0], moved[1]
 
 
-def _name_stages(pipe: Any, footprint: Footprint) -> None:
-    """Tell the footprint what the call is doing; patched on the instances."""
+def _track_stages(pipe: DiffusionPipeline, footprint: Footprint) -> None:
+    """Patch the components, as instances, so that the footprint knows the stage of the call."""
 
     def named(function: Callable[..., Any], stage: str) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -267,17 +290,18 @@ def _name_stages(pipe: Any, footprint: Footprint) -> None:
         pipe.encode_prompt = named(pipe.encode_prompt, "text encoders")
 
 
-def _networks(pipe: Any) -> dict[str, Any]:
+def _networks(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
+    """Return the pipeline's modules by name."""
     import torch
 
     return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
 
 
-def _tensors(module: Any) -> list[Any]:
+def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _component(footprint: Footprint, name: str, module: Any) -> ComponentBytes:
+def _component(footprint: Footprint, name: str, module: torch.nn.Module) -> ComponentBytes:
     kinds: Counter[str] = Counter()
     for tensor in module.parameters():
         for part in plain_tensors(tensor):
@@ -292,8 +316,8 @@ def _component(footprint: Footprint, name: str, module: Any) -> ComponentBytes:
     )
 
 
-def _check_size(name: str, pipe: Any, defaults: dict[str, Any]) -> None:
-    # FluxPipeline packs 2x2 cells of the latents into one token.
+def _check_size(name: str, pipe: DiffusionPipeline, defaults: dict[str, Any]) -> None:
+    # FluxPipeline packs 2x2 latents into one token.
     packed = 2 if hasattr(pipe, "_pack_latents") else 1
     multiple = int(getattr(pipe, "vae_scale_factor", 8)) * packed
     for side in ("height", "width"):
@@ -301,5 +325,5 @@ def _check_size(name: str, pipe: Any, defaults: dict[str, Any]) -> None:
         if size < multiple or size % multiple:
             nearest = max(multiple, round(size / multiple) * multiple)
             raise WorkloadError(
-                f"--{side} {size}: {name} draws multiples of {multiple} pixels; the nearest is {nearest}"
+                f"--{side} {size}: {name} takes multiples of {multiple} pixels; the nearest is {nearest}"
             )

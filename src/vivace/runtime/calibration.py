@@ -1,4 +1,4 @@
-"""Measure, once per model, what some step caches decide by: TeaCache's polynomial, MagCache's ratios."""
+"""Calibrate step caches for a model, once: TeaCache's polynomial, MagCache's ratios."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vivace.step_caching.flux_residual import not_flux, watching_residuals
 from vivace.step_caching.magcache_ratios import Ratios
 from vivace.step_caching.teacache_fit import Fit, watching_changes
 
-Tell = Callable[[int], None]
+OnImage = Callable[[int], None]
 """Called after each image with the number of images so far."""
 
 
@@ -28,16 +28,19 @@ def calibrate_teacache(
     num_pictures: int = 8,
     degree: int = 4,
     call: dict[str, Any] | None = None,
-    tell: Tell = lambda num_images: None,
+    on_image: OnImage = lambda num_images: None,
 ) -> tuple[Fit, Path]:
-    """Generate images with the model as published, fit TeaCache's polynomial to them, and keep it for this model.
+    """Fit TeaCache's polynomial to images of the model as published, and save it for this model.
 
     Args:
         prompts: used in turn, with seeds 0, 1, ...
-        call: size, steps and guidance, where they differ from the model's own.
+        num_pictures: images to generate.
+        degree: of the polynomial.
+        call: size, steps and guidance that differ from the model's own.
+        on_image: called after each image with the number of images so far.
 
     Returns:
-        The fit, and the file that it is kept in.
+        The fit, and the file that it is saved in.
 
     Raises:
         Unsupported: the model is not a FLUX, or has random weights.
@@ -50,12 +53,12 @@ def calibrate_teacache(
         for k in range(num_pictures):
             start_image()
             _generate(session, prompts, k)
-            tell(k + 1)
+            on_image(k + 1)
     try:
         fit = teacache_fit.fit_polynomial(changes, degree, _name(found), int(session.pipe.num_timesteps))
     except ValueError as error:
         raise UsageError(f"teacache: {error}; give more --pictures or --num-inference-steps") from None
-    return fit, _kept(lambda: teacache_fit.keep(fit, transformer))
+    return fit, _saved(lambda: teacache_fit.keep(fit, transformer))
 
 
 def calibrate_magcache(
@@ -65,9 +68,9 @@ def calibrate_magcache(
     *,
     num_pictures: int = 8,
     call: dict[str, Any] | None = None,
-    tell: Tell = lambda num_images: None,
+    on_image: OnImage = lambda num_images: None,
 ) -> tuple[Ratios, Path]:
-    """Measure MagCache's table of ratios and keep it for this model; see `calibrate_teacache`."""
+    """Measure MagCache's table of ratios and save it for this model; see `calibrate_teacache`."""
     session = _open("magcache", found, device, prompts, call)
     transformer = component_of(session.pipe, "denoiser")
     tables: list[tuple[float, ...]] = []
@@ -78,9 +81,9 @@ def calibrate_magcache(
             tables.append(magcache_ratios.ratios_of(residuals))
         except ValueError as error:
             raise UsageError(f"magcache: {error}; give another --num-inference-steps") from None
-        tell(k + 1)
+        on_image(k + 1)
     ratios = magcache_ratios.mean_of(tables, _name(found))
-    return ratios, _kept(lambda: magcache_ratios.keep(ratios, transformer))
+    return ratios, _saved(lambda: magcache_ratios.keep(ratios, transformer))
 
 
 def _open(
@@ -107,11 +110,10 @@ def _name(found: Found) -> str:
     return f"{found.model.name}@{found.model.revision}"
 
 
-def _kept(keep: Callable[[], Path]) -> Path:
+def _saved(save: Callable[[], Path]) -> Path:
     try:
-        return keep()
+        return save()
     except OSError as error:
         raise OutputError(
-            f"the result cannot be kept: {error.filename}: {error.strerror}; set VIVACE_CACHE to a folder that can be "
-            "written"
+            f"the result cannot be saved: {error.filename}: {error.strerror}; set VIVACE_CACHE to a writable folder"
         ) from None

@@ -1,20 +1,24 @@
-"""The same noise in every precision.
+"""Draw the same noise in every precision.
 
-diffusers draws the initial latents, and the noise that ancestral samplers add, in the dtype of the latents. Where a
-generator gives other numbers in another dtype, a recipe that only changes a dtype would be compared with the picture of
-another seed. Here noise is always drawn in fp32 and then rounded (docs/adr/0003).
+diffusers draws the initial latents, and the noise that ancestral samplers add, in the dtype of the latents. A generator
+may return other numbers in another dtype. A recipe that only changes a dtype would then start from other noise, as if
+it had another seed. So noise is always drawn in fp32 and then rounded (docs/adr/0003).
 
-The pipeline and its scheduler are patched, never their classes.
+The pipeline and its scheduler are patched as instances, never their classes.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from diffusers import DiffusionPipeline
 
 
-def draw_noise_in_fp32(pipe: Any) -> None:
-    """Patch `pipe.prepare_latents` and `pipe.scheduler.step`; call it when the scheduler is the final one."""
+def draw_noise_in_fp32(pipe: DiffusionPipeline) -> None:
+    """Patch `pipe.prepare_latents` and `pipe.scheduler.step`. Call it after the recipe is applied."""
     import torch
 
     prepare = getattr(pipe, "prepare_latents", None)
@@ -25,28 +29,32 @@ def draw_noise_in_fp32(pipe: Any) -> None:
             bound = signature.bind(*args, **kwargs)
             dtype = bound.arguments["dtype"]
             bound.arguments["dtype"] = torch.float32
-            return _to(prepare(*bound.args, **bound.kwargs), dtype)
+            return _cast(prepare(*bound.args, **bound.kwargs), dtype)
 
         pipe.prepare_latents = prepare_in_fp32
     step = pipe.scheduler.step
 
-    def step_in_fp32(model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
-        return _to(step(_to(model_output, torch.float32), timestep, sample, *args, **kwargs), sample.dtype)
+    def step_in_fp32(
+        model_output: torch.Tensor, timestep: Any, sample: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        return _cast(
+            step(_cast(model_output, torch.float32), timestep, sample, *args, **kwargs), sample.dtype
+        )
 
-    # Pipelines read from the signature what a scheduler accepts (generator, eta).
+    # Pipelines inspect the signature for optional arguments (generator, eta).
     step_in_fp32.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
     pipe.scheduler.step = step_in_fp32
 
 
-def _to(value: Any, dtype: Any) -> Any:
-    """Tensors of a tensor, tuple or diffusers output in another floating dtype; the rest as it is."""
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Cast floating-point tensors in a tensor, tuple or diffusers output; return other values as they are."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, tuple):
-        return tuple(_to(item, dtype) for item in value)
+        return tuple(_cast(item, dtype) for item in value)
     if isinstance(value, dict):  # diffusers' BaseOutput
         for key in list(value):
-            value[key] = _to(value[key], dtype)
+            value[key] = _cast(value[key], dtype)
     return value

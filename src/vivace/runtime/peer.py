@@ -1,8 +1,8 @@
-"""A peer process: computes its shard of each of a denoiser's forwards, for the primary process that started it.
+"""A peer process: computes one shard of each forward of a denoiser, for the primary process that started it.
 
-    python -m vivace.runtime.peer        messages in on standard input, answers out on standard output
+    python -m vivace.runtime.peer        reads requests on standard input, writes answers on standard output
 
-See `vivace.multi_gpu.processes`. It ends when its standard input does, and so with its parent, however that ends.
+See `vivace.multi_gpu.processes`. It ends when its standard input is closed, and so when its parent ends.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not be mixed with the answers
+    os.dup2(2, 1)  # standard output carries answers only
     threading.Thread(target=_end_with_parent, args=(requests.fileno(),), daemon=True).start()
     status = 1
     try:
@@ -37,16 +37,16 @@ def main() -> None:
         status = 0
     except BaseException as error:  # noqa: BLE001  the process boundary
         traceback.print_exc()
-        said = str(error).strip().splitlines()
-        # The last line of the log is what the primary reports.
-        print(f"{type(error).__name__}: {said[0] if said else 'no message'}", file=sys.stderr)
+        lines = str(error).strip().splitlines()
+        # The primary process reports the last line of the log.
+        print(f"{type(error).__name__}: {lines[0] if lines else 'no message'}", file=sys.stderr)
     finally:
         sys.stderr.flush()
-        os._exit(status)  # without leaving the group, which may be gone
+        os._exit(status)  # does not leave the process group, whose other members may have ended
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Join the group, receive the denoiser, apply the recipe to it, and compute forwards until the requests end."""
+    """Join the process group, receive the denoiser, apply the recipe and compute forwards until the requests end."""
     import torch
     import torch.distributed as dist
 
@@ -79,14 +79,14 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _session(denoiser: PeerDenoiser) -> Session:
-    """Apply the later techniques of the recipe to the denoiser; its pipeline has no other component."""
+    """Apply the techniques after `parallel` to the denoiser, the only component of its pipeline."""
     from vivace.contract import ModelFacts, Placement, Target
     from vivace.measure.machine import this_machine
     from vivace.recipes.resolve import resolve
     from vivace.runtime.session import Session
     from vivace.spec.recipe import BASELINE
 
-    def applied(recipe: str) -> Session:
+    def open_session(recipe: str) -> Session:
         about = denoiser.about
         target = Target(
             Placement(this_machine(denoiser.device)),
@@ -96,17 +96,17 @@ def _session(denoiser: PeerDenoiser) -> Session:
         return Session(denoiser.pipe, resolve(recipe), target)
 
     try:
-        return applied(denoiser.about["recipe"])
+        return open_session(denoiser.about["recipe"])
     except NoEffect as error:
         if not error.already_so:
             raise
-        return applied(BASELINE)
+        return open_session(BASELINE)
 
 
 def _end_with_parent(requests: int) -> None:
     """End this process with its parent: the main thread may be waiting for a collective when the parent dies."""
     poll = select.poll()
-    poll.register(requests, 0)  # wakes up when the other end is closed, even with unread data
+    poll.register(requests, 0)  # returns when the other end is closed, even with unread data
     poll.poll()
     os._exit(1)
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.contract import (
     COMPONENTS,
@@ -36,12 +36,15 @@ from vivace.recipes.resolve import resolve
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE
 
-Write = Callable[[Technique, "Script | None", "str | None"], None]
-"""Told of each technique in order: its script (see `Technique.script`), or why it was left out as already so."""
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+OnTechnique = Callable[[Technique, "Script | None", "str | None"], None]
+"""Called for each technique in order with its script (see `Technique.script`), or with why it was left out."""
 
 
 def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session:
-    """Load a model by name, repository, folder or file, and apply a recipe.
+    """Load a model, apply a recipe and return the session.
 
     Args:
         model: e.g. "tiny-sd", "sdxl", "synthetic:sdxl" (its architecture with random weights), "org/repo@revision" on
@@ -64,25 +67,30 @@ def open_session(
     defaults: dict[str, Any] | None = None,
     prompts: Sequence[str] = (),
 ) -> Session:
-    """`load` with everything resolved; `defaults` replace the catalogue's call defaults."""
+    """Load a resolved model and apply a resolved recipe. For the arguments see `session_of`."""
     pipe = load_pipeline(found, device, keep_on_host=recipe.loads_from_host)
     return session_of(pipe, found, recipe, device, defaults, prompts)
 
 
 def session_of(
-    pipe: Any,
+    pipe: DiffusionPipeline,
     found: Found,
     recipe: Recipe,
     device: str,
     defaults: dict[str, Any] | None = None,
     prompts: Sequence[str] = (),
-    write: Write | None = None,
+    on_technique: OnTechnique | None = None,
 ) -> Session:
-    """A Session over a pipeline that was loaded from `found`; it draws the same noise whatever the recipe's dtype.
+    """Apply a recipe to a pipeline that was loaded from `found`. It draws the same noise in every dtype.
 
     Args:
-        prompts: what will be drawn, for techniques that adapt to it; none: the catalogue's for this model.
-        write: told of each technique, for a script of the recipe.
+        device: "cpu" or "cuda".
+        defaults: arguments of the pipeline's call that replace the model's own.
+        prompts: the prompts of later calls, for techniques that adapt to them; empty for the catalogue's.
+        on_technique: called for each technique, to write a script of the recipe.
+
+    Raises:
+        Unsupported, NoEffect: see `vivace.errors`.
     """
     tiny = found.tiny_vae
     target = Target(
@@ -103,23 +111,24 @@ def session_of(
             prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts)
         ),
     )
-    session = Session(pipe, recipe, target, write)
+    session = Session(pipe, recipe, target, on_technique)
     draw_noise_in_fp32(pipe)
     return session
 
 
-def apply(pipe: Any, recipe: str = BASELINE, *, prompts: Sequence[str] = ()) -> Session:
-    """Apply a recipe to a diffusers pipeline that you already have. The pipeline itself is changed.
+def apply(pipe: DiffusionPipeline, recipe: str = BASELINE, *, prompts: Sequence[str] = ()) -> Session:
+    """Apply a recipe to an existing diffusers pipeline, in place, and return the session.
 
-    It goes on drawing its noise as diffusers does, in the dtype of its latents (see `vivace.runtime.noise`;
-    `vivace.load` and `vivace.bench` draw it in fp32 for all).
+    Noise is drawn as diffusers does, in the dtype of the latents. `vivace.load` and `vivace.bench` draw it in fp32.
 
     Args:
-        prompts: what will be drawn, for techniques that look at that first: quantize(fp8_static).
+        pipe: the pipeline; it is changed.
+        recipe: e.g. "bf16+cfg_cutoff(0.4)".
+        prompts: the prompts of later calls, for techniques that adapt to them: quantize(fp8_static).
 
     Raises:
-        RecipeError, Unsupported, NoEffect: see `vivace.errors`. Load the pipeline anew after Unsupported or
-            NoEffect: techniques before the refused one have been applied.
+        RecipeError, Unsupported, NoEffect: see `vivace.errors`. After Unsupported or NoEffect load the pipeline again:
+            techniques before the refused one have been applied.
     """
     resolved = resolve(recipe)
     device = "cuda" if str(getattr(pipe, "device", "cpu")).startswith("cuda") else "cpu"
@@ -136,19 +145,22 @@ class Session:
     """A pipeline with a recipe applied.
 
     Call it like the pipeline: `session("a red circle", generator=...).images[0]`. Steps and guidance that the recipe
-    sets are defaults; what you pass to the call wins.
+    sets are defaults; arguments of the call take precedence.
 
     Args:
-        write: asks each technique for its script before it is applied; without it nobody does.
+        target: the pipeline, the machine and the model, as techniques see them.
+        on_technique: called for each technique; techniques write scripts only if it is given.
 
     Attributes:
         pipe: the diffusers pipeline.
         recipe: the resolved Recipe.
-        effects: what each technique really changed, by the technique's name and targets.
-        warnings: techniques whose wish was fulfilled already.
+        effects: what each technique changed, by its name and targets.
+        warnings: techniques that were left out because the pipeline already was as they would make it.
     """
 
-    def __init__(self, pipe: Any, recipe: Recipe, target: Target, write: Write | None = None) -> None:
+    def __init__(
+        self, pipe: DiffusionPipeline, recipe: Recipe, target: Target, on_technique: OnTechnique | None = None
+    ) -> None:
         self.pipe = pipe
         self.recipe = recipe
         self.effects: dict[str, dict[str, int | float | str]] = {}
@@ -156,22 +168,25 @@ class Session:
         self._applied: list[tuple[str, Effect]] = []
         self._defaults = dict(target.model.defaults)
         try:
-            self._apply(recipe, target, write)
+            self._apply(recipe, target, on_technique)
         except BaseException:
             self.close()
             raise
 
-    def _apply(self, recipe: Recipe, target: Target, write: Write | None) -> None:
+    def _apply(self, recipe: Recipe, target: Target, on_technique: OnTechnique | None) -> None:
+        """Apply all techniques in order, then copy the weights to the GPU and wrap the components' forwards."""
         moves_later = any(technique.stage is Stage.OFFLOAD for technique in recipe)
         where = replace(target.where, home="cpu" if moves_later else target.machine.device)
-        for place, technique in enumerate(recipe.techniques):
-            if where.on_host and not any(t.loads_from_host for t in recipe.techniques[place:]):
-                where = self._onloaded(where)
-            asked = replace(
-                target.asked, earlier=recipe.techniques[:place], later=recipe.techniques[place + 1 :]
+        for index, technique in enumerate(recipe.techniques):
+            if where.on_host and not any(t.loads_from_host for t in recipe.techniques[index:]):
+                where = self._onload(where)
+            request = replace(
+                target.asked, earlier=recipe.techniques[:index], later=recipe.techniques[index + 1 :]
             )
-            here = replace(target, where=where, asked=asked).with_defaults(self._defaults)
-            effect = self._applied_effect(technique, here, write, alone=len(recipe.techniques) == 1)
+            current = replace(target, where=where, asked=request).with_defaults(self._defaults)
+            effect = self._apply_technique(
+                technique, current, on_technique, alone=len(recipe.techniques) == 1
+            )
             if effect is not None:
                 label = technique.name + (f"@{','.join(technique.targets)}" if technique.targets else "")
                 self._applied.append((label, effect))
@@ -179,44 +194,46 @@ class Session:
                 self._defaults |= effect.call
         if recipe.techniques and not self._applied:
             raise NoEffect("; ".join(self.warnings), already_so=True)
-        self._onloaded(where)
+        self._onload(where)
         for _, effect in self._applied:
             if effect.finish is not None:
                 effect.finish()
         self._enter_contexts()
 
-    def _applied_effect(
-        self, technique: Technique, target: Target, write: Write | None, *, alone: bool
+    def _apply_technique(
+        self, technique: Technique, target: Target, on_technique: OnTechnique | None, *, alone: bool
     ) -> Effect | None:
-        """Apply one technique; None if it was so already and other techniques remain.
+        """Apply one technique; return None if it had nothing to change and the recipe has other techniques.
 
         Raises:
             Unsupported, NoEffect: see `vivace.errors`.
         """
-        reason = _excluded(technique, target) or technique.unsupported(target)
+        reason = _exclusion(technique, target) or technique.unsupported(target)
         if reason is not None:
             raise Unsupported(f"{technique.name}: {reason}")
-        script = technique.script(target) if write is not None else None  # before the pipeline is changed
+        script = (
+            technique.script(target) if on_technique is not None else None
+        )  # before the pipeline is changed
         try:
             effect = technique.apply(target) if target.model.has_weights else technique.predict(target)
         except NoEffect as error:
             if not error.already_so or alone:
                 raise NoEffect(f"{technique.name}: {error}", already_so=error.already_so) from None
             self.warnings.append(f"{technique.name}: {error}")
-            if write is not None:
-                write(technique, None, str(error))
+            if on_technique is not None:
+                on_technique(technique, None, str(error))
             return None
         for module in target.modules(technique.targets).values():
             give(module, technique.provides)
-        if write is not None:
-            write(technique, script, None)
+        if on_technique is not None:
+            on_technique(technique, script, None)
         return effect
 
     def close(self) -> None:
-        """End what techniques started: processes on other GPUs. Where there are none, nothing happens.
+        """End the processes on other GPUs that techniques started, if there are any.
 
-        A session that is forgotten, or whose process ends, leaves nothing running either. One that needs what was ended
-        draws no more.
+        They also end when the session is garbage collected or this process ends. A session that needs them cannot be
+        called afterwards.
         """
         for _, effect in reversed(self._applied):
             if effect.close is not None:
@@ -230,39 +247,39 @@ class Session:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Call defaults in force: the model's, changed by the recipe."""
+        """The call's defaults: the model's, changed by the recipe."""
         return dict(self._defaults)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of the defaults that the pipeline's call takes."""
+        """The defaults that the pipeline's call accepts."""
         accepted = inspect.signature(self.pipe.__call__).parameters
         return {k: v for k, v in self._defaults.items() if k in accepted}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Draw. Arguments and result are the wrapped pipeline's own."""
-        # What is passed by position must not be given a default by name as well.
+        """Generate images. Arguments and result are those of the wrapped pipeline."""
+        # Positional arguments must not be passed by name as well.
         by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
-        call = _of_each_prompt(
+        call = _with_negative_prompts(
             {k: v for k, v in self.arguments.items() if k not in by_position}, args, kwargs
         )
         vae = getattr(self.pipe, "vae", None)
         dtype = getattr(vae, "dtype", None)
         try:
             with self.surroundings():
-                return self.pipe(*args, **self._with_step_end(call))
+                return self.pipe(*args, **self._add_step_end(call))
         except BaseException:
-            # SDXL's pipeline decodes in fp32 and casts its VAE back when that is done, but not where it fails: after
-            # one picture too many for the memory, each later call would meet weights and latents of two dtypes.
+            # SDXL's pipeline decodes in fp32 and casts its VAE back afterwards, but not if decoding fails. After an
+            # out-of-memory error, later calls would mix weights and latents of two dtypes.
             if vae is not None and vae.dtype != dtype:
                 vae.to(dtype)
             raise
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
-        """What techniques set for the whole process while the pipeline works, and set back after it.
+        """Apply the process-wide settings of techniques, and restore the old ones on exit.
 
-        A call enters them by itself; they are for whoever calls a part of the pipeline alone.
+        Calling the session does this. Use it to call a part of the pipeline alone.
         """
         with ExitStack() as stack:
             for _, effect in self._applied:
@@ -271,7 +288,7 @@ class Session:
             yield
 
     def evidence(self) -> dict[str, int | float | str | list[str]]:
-        """What was seen to happen in the calls so far."""
+        """Return what techniques observed during the calls so far."""
         found: dict[str, int | float | str | list[str]] = {}
         for _, effect in self._applied:
             if effect.evidence is not None:
@@ -279,14 +296,14 @@ class Session:
         return found
 
     def refuted(self, evidence: dict[str, Any]) -> str | None:
-        """Why a technique had no effect after all, judged by the evidence of a run; None if all had."""
+        """Return why a technique had no effect, judged by a run's evidence; None if all had one."""
         for label, effect in self._applied:
             if effect.refuted is not None and (reason := effect.refuted(evidence)) is not None:
                 return f"{label}: {reason}"
         return None
 
-    def _onloaded(self, where: Placement) -> Placement:
-        """Copy the weights to the GPU, unless they are there or a technique moves them."""
+    def _onload(self, where: Placement) -> Placement:
+        """Copy the weights to the GPU, unless they are there or a later technique moves them."""
         if not where.on_host or where.home is None or where.home == "cpu":
             return where
         for part in self.pipe.components.values():
@@ -294,8 +311,8 @@ class Session:
                 move_to(part, where.home)
         return replace(where, on_host=False)
 
-    def _with_step_end(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Chain the techniques' step-end callbacks in front of the caller's own."""
+    def _add_step_end(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return the call with the techniques' step-end callbacks chained before the caller's own."""
         ours = [effect for _, effect in self._applied if effect.step_end is not None]
         if not ours:
             return call
@@ -316,34 +333,37 @@ class Session:
         return call | {"callback_on_step_end": step_end, "callback_on_step_end_tensor_inputs": wanted}
 
     def _enter_contexts(self) -> None:
-        """Wrap each component's forward, on the instance, in the contexts that techniques asked for."""
+        """Wrap each component's forward, on the instance, in the contexts of the techniques."""
         by_component: dict[Component, list[CallContext]] = {}
         for _, effect in self._applied:
             for component, context in effect.contexts.items():
                 by_component.setdefault(component, []).append(context)
         for component, contexts in by_component.items():
             part = working_part(component, component_of(self.pipe, component))
-            part.forward = _inside(part.forward, contexts)
+            part.forward = _in_contexts(part.forward, contexts)
 
 
-def _excluded(technique: Technique, target: Target) -> str | None:
-    """Why the technique cannot work with what is already done to the pipeline's modules, or None."""
+def _exclusion(technique: Technique, target: Target) -> str | None:
+    """Return why the technique cannot work with the traits that the pipeline's modules have; None if it can."""
     if target.pipe is None:
         return None
     for component, module in target.modules(technique.targets or COMPONENTS).items():
-        there = traits_of(module)
+        traits = traits_of(module)
         for rule in technique.excludes:
             applies = not rule.components or component in rule.components
-            if applies and rule.trait in there and rule.unless not in there:
+            if applies and rule.trait in traits and rule.unless not in traits:
                 return f"the {component} is {rule.trait}: {rule.because}"
     return None
 
 
-def _of_each_prompt(
+def _with_negative_prompts(
     defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """A call's arguments. A negative prompt by default is one for each prompt: FLUX's pipeline makes one row of one
-    text, however many prompts there are. It gives way to embeddings, with which it may not be passed."""
+    """Return a call's arguments, with the default negative prompt repeated for each prompt.
+
+    FLUX's pipeline encodes a single text as one row, however many prompts there are. If negative embeddings are passed,
+    the default negative prompt is left out, since pipelines do not accept both.
+    """
     if kwargs.get("negative_prompt_embeds") is not None:
         defaults = {name: value for name, value in defaults.items() if name != "negative_prompt"}
     call = defaults | kwargs
@@ -356,7 +376,9 @@ def _of_each_prompt(
     return call
 
 
-def _inside(forward: Any, contexts: list[CallContext]) -> Any:
+def _in_contexts(forward: Callable[..., Any], contexts: list[CallContext]) -> Callable[..., Any]:
+    """Return a forward that runs inside the contexts."""
+
     def forward_in_contexts(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             for context in contexts:
@@ -366,8 +388,8 @@ def _inside(forward: Any, contexts: list[CallContext]) -> Any:
     return forward_in_contexts
 
 
-def _signature_defaults(pipe: Any) -> dict[str, Any]:
-    """Steps and guidance that the pipeline's own __call__ would use."""
+def _signature_defaults(pipe: DiffusionPipeline) -> dict[str, Any]:
+    """Return the defaults of steps and guidance in the pipeline's `__call__`."""
     parameters = inspect.signature(pipe.__call__).parameters
     return {
         name: parameters[name].default

@@ -1,4 +1,4 @@
-"""The seven nouns, as frozen data with a JSON round trip. Nothing here imports torch."""
+"""The data that vivace stores and passes between processes. Frozen, with a JSON round trip; imports no torch."""
 
 from vivace.spec.environment import Environment
 from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass

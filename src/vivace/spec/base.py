@@ -1,4 +1,4 @@
-"""What all nouns share: frozen, strict about unknown fields, and identified by their canonical JSON."""
+"""The base class of stored data."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Spec(BaseModel):
-    """Frozen data with a JSON round trip. Unknown fields are an error: a typo must not be lost."""
+    """Frozen data with a JSON round trip. Unknown fields are errors, so that a typo is not ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def digest(self) -> str:
-        """sha256 of the canonical JSON (sorted keys, no spaces), as hex."""
+        """Return the sha256 of the canonical JSON (sorted keys, no spaces), as hex."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()

@@ -8,13 +8,24 @@ from vivace.spec.base import Spec
 
 
 class Environment(Spec):
-    """Stable facts only, since the environment is part of a row's key; load and clocks are in the Round."""
+    """The machine and the software that a trial was measured with.
+
+    It holds stable facts only, since it is part of a row's key. Load and clocks are in `Round.conditions`.
+
+    Attributes:
+        vivace: vivace's version.
+        source_revision: of vivace's sources, None if unknown.
+        device: "cpu" or "cuda".
+        device_capability: the GPU's compute capability, such as "9.0"; None on a CPU.
+        libraries: versions by name.
+        variables: environment variables that change measurements.
+    """
 
     vivace: str
     source_revision: str | None
     platform: str
     python: str
-    device: str  # "cpu" or "cuda"
+    device: str
     device_name: str
     device_capability: str | None
     driver: str | None
@@ -28,5 +39,5 @@ class Environment(Spec):
     @field_validator("driver")
     @classmethod
     def _driver_is_a_version(cls, value: str | None) -> str | None:
-        # The first records from open kernel modules hold another word of their version line: "for".
+        # Early records from open kernel modules hold "for", a wrong word of the driver's version line.
         return value if value is not None and value[:1].isdigit() else None

@@ -1,4 +1,4 @@
-"""Figures of one stored picture: what the quality pass computed, kept per picture."""
+"""Metrics of one stored image, computed by the quality pass."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from vivace.spec.record import Picture
 
 
 class FiguresKey(Spec):
-    """What figures depend on: the picture, the baseline's picture that it is held against, its prompt, the scorer.
+    """What the metrics of an image depend on.
 
-    `scorer` is the CLIP model as "name@revision", None where none was used.
+    Attributes:
+        sha256: of the image.
+        reference: sha256 of the baseline's image of the same prompt and seed.
+        scorer: the CLIP model, NAME@REVISION; None without one.
     """
 
     sha256: str
@@ -22,16 +25,19 @@ class FiguresKey(Spec):
 
     @property
     def is_reference(self) -> bool:
+        """Whether the image is the same file as its reference."""
         return self.sha256 == self.reference
 
 
 class PictureFigures(FiguresKey):
-    """Figures of a picture alone, and against its reference: the baseline's picture of the same prompt and seed.
+    """Metrics of an image.
 
-    `alone` and `against` are as in `vivace.measure.quality`; with a scorer `alone` also holds `clip_score`, and of a
-    reference `clip_score_of_others`, its mean score with prompts that are not its own; `against` holds
-    `clip_similarity`. Identical pictures have no `against`: their PSNR is infinite. `reason` says why there is no
-    `against` otherwise.
+    Attributes:
+        alone: metrics of the image itself (see `vivace.measure.quality`). With a scorer also `clip_score`, and for a
+            reference `clip_score_of_others`: its mean score for prompts other than its own.
+        against: metrics against the reference. With a scorer also `clip_similarity`. Empty for identical images, whose
+            PSNR is infinite.
+        reason: why `against` is empty, unless the image is its own reference.
     """
 
     alone: dict[str, float]
@@ -40,22 +46,27 @@ class PictureFigures(FiguresKey):
 
     @property
     def key(self) -> FiguresKey:
+        """The key alone, without the metrics."""
         return FiguresKey(
             sha256=self.sha256, reference=self.reference, prompt=self.prompt, scorer=self.scorer
         )
 
     @property
     def is_identical(self) -> bool:
+        """Whether the image has the same pixels as its reference."""
         return self.is_reference or self.reason == SAME_PIXELS
 
 
 SAME_PIXELS = "the same pixels"
+"""The stored `reason` of an image with its reference's pixels in another file."""
 
 
 class NoiseFloor(Spec):
-    """The baseline drawn once more with a change that should not matter: how far apart the same picture can be.
+    """The baseline's images, generated again with a change that should not matter.
 
-    `recipe` is the baseline's with that change; `reason` says why there are no pictures.
+    Attributes:
+        recipe: the baseline's recipe with that change.
+        reason: why there are no images.
     """
 
     recipe: str
@@ -65,7 +76,7 @@ class NoiseFloor(Spec):
 
 @dataclass(frozen=True)
 class QualityPass:
-    """All that a quality pass left behind for one run; empty where none was made."""
+    """The results of the quality pass of one run; empty if there was none."""
 
     figures: Mapping[FiguresKey, PictureFigures] = field(default_factory=dict)
     scorer: str | None = None

@@ -1,4 +1,4 @@
-"""What pictures must keep of the baseline's: the limits of the quality gate."""
+"""The limits of the quality gate: how much of the baseline's image quality a recipe must keep."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from pydantic import Field
 from vivace.spec.base import Spec
 
 CLIP_LIMITS = {"tiny-clip": 0.99}
-"""Scorers whose limit was calibrated against the truth."""
+"""Limits by scorer, calibrated against images whose content is known."""
 CLIP_LIMIT = 0.95
-"""Of all other scorers: a guess on the wide side, since nothing tells the truth about photographs."""
+"""Limit of all other scorers: a lenient guess, since there is no ground truth for photographs."""
 
 
 class Limits(Spec):
-    """Smallest allowed means over the pictures of a recipe; None holds nothing to that figure.
-
-    ssim: similarity to the baseline's picture of the same prompt and seed; for recipes wholly of `same_picture`
-        techniques.
-    psnr_db: likewise, in dB.
-    clip: share of the baseline's CLIP margin that is kept; for all other recipes. The margin is how much better the
-        baseline's pictures fit their own prompt than other prompts, so that 1 is as good as the baseline and 0 as bad
-        as pictures of something else, whatever CLIP model scores them. "auto" is the limit that suits the scorer.
+    """Minimum means over the images of a recipe; None switches a limit off.
 
     The defaults are justified in docs/quality.md.
+
+    Attributes:
+        ssim: similarity to the baseline's image of the same prompt and seed. Applies to recipes in which every
+            technique is `same_picture`.
+        psnr_db: the same, in dB.
+        clip: share of the baseline's CLIP margin that is kept. Applies to all other recipes. The margin is how much
+            better the baseline's images fit their own prompts than other prompts. So 1 is as good as the baseline and 0
+            as bad as images of something else, whatever the scorer. "auto" is the scorer's own limit.
     """
 
     ssim: float | None = Field(default=0.7, gt=-1, le=1)
@@ -32,7 +33,11 @@ class Limits(Spec):
     clip: Annotated[float, Field(gt=0, le=2)] | Literal["auto"] | None = "auto"
 
     def for_scorer(self, scorer: str | None) -> Limits:
-        """With a number for "auto". scorer: name@fingerprint, as figures keep it; None without one."""
+        """Return the limits with "auto" replaced by the scorer's number.
+
+        Args:
+            scorer: NAME@REVISION; None without one.
+        """
         if self.clip != "auto":
             return self
         name = (scorer or "").partition("@")[0]

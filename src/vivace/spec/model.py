@@ -1,4 +1,4 @@
-"""Where a pipeline comes from."""
+"""The identity of a model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from vivace.spec.base import Spec
 
 
 class Model(Spec):
-    """A catalogue entry, a repository of the Hugging Face hub, a folder, a single file, or an architecture with random
-    weights.
+    """A model: where it comes from, and which weights it has.
 
-    `revision` identifies the weights, so that two rows of one name but of different weights never merge: the commits of
-    the repositories that they come from, or a fingerprint of local files.
+    Attributes:
+        source: embedded in vivace, a repository of the Hugging Face hub, a folder, a single file, or a published
+            architecture with random weights ("synthetic").
+        revision: identifies the weights, so that rows of different weights under one name never merge: the commits of
+            the repositories that they come from, or a fingerprint of local files.
     """
 
     name: str
@@ -21,5 +23,5 @@ class Model(Spec):
 
     @property
     def is_synthetic(self) -> bool:
-        """Random weights at a published architecture: times and memory are meant, pictures show nothing."""
+        """Whether the weights are random: time and memory are those of the architecture, images have no content."""
         return self.source == "synthetic"

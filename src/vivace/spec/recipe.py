@@ -1,10 +1,10 @@
-"""Recipe notation: syntax only. Names, knobs and slots are checked by `vivace.recipes.resolve`.
+"""The syntax of recipes. Names, knobs and slots are checked by `vivace.recipes.resolve`.
 
     recipe    = technique *( "+" technique )          baseline = the model as published, nothing applied
     technique = name [ ":" word | "(" arguments ")" ] [ "@" target *( "," target ) ]
     argument  = [ name "=" ] ( Python literal | bare word [A-Za-z0-9_.-]+ )
 
-Parsed, never evaluated. `+`, `,` and `@` split only outside quotes and brackets.
+The text is parsed, never evaluated. `+`, `,` and `@` separate only outside quotes and brackets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ _CLOSES = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument as written. `name` is None for a positional one; `start` indexes the recipe's text."""
+    """One argument as written.
+
+    Attributes:
+        name: None for a positional argument.
+        start, length: its span in the recipe's text.
+    """
 
     name: str | None
     value: object
@@ -42,7 +47,12 @@ class Argument:
 
 @dataclass(frozen=True)
 class ParsedTechnique:
-    """One technique as written, with the places of its parts for error messages."""
+    """One technique as written, with positions in the recipe's text for error messages.
+
+    Attributes:
+        start: position of the name.
+        targets: name and position of each.
+    """
 
     name: str
     start: int
@@ -51,7 +61,7 @@ class ParsedTechnique:
 
 
 class TechniqueCall(Spec):
-    """One technique with every knob resolved and its targets named."""
+    """One technique with the values of all knobs and its targets, as stored."""
 
     name: str
     knobs: dict[str, KnobValue]
@@ -59,12 +69,12 @@ class TechniqueCall(Spec):
 
 
 class RecipeSpec(Spec):
-    """A recipe as Trials and Records hold it: readable even where a technique of it no longer exists.
+    """A recipe as stored in Trials and Records. It stays readable if a technique no longer exists.
 
     Attributes:
         text: the canonical form, which is the recipe's identity.
         techniques: in stage order.
-        same_picture: every technique only reorders or rounds the arithmetic.
+        same_picture: whether every technique only reorders or rounds arithmetic.
     """
 
     text: str
@@ -77,17 +87,17 @@ class RecipeSpec(Spec):
 
 
 def parse_recipe(text: str) -> tuple[ParsedTechnique, ...]:
-    """The techniques of a recipe as written; `baseline` is the empty tuple.
+    """Parse a recipe into techniques as written; "baseline" gives the empty tuple.
 
     Raises:
-        RecipeError: with the place of the first mistake.
+        RecipeError: marks the first mistake.
     """
     if len(text) > MAX_LENGTH:
         raise RecipeError(
-            f"a recipe has at most {MAX_LENGTH} characters, this one {len(text)}", text, MAX_LENGTH
+            f"a recipe has at most {MAX_LENGTH} characters, this one has {len(text)}", text, MAX_LENGTH
         )
     if not text.strip():
-        raise RecipeError("an empty recipe; write 'baseline' for the model as published", text or " ", 0)
+        raise RecipeError("the recipe is empty; write 'baseline' for the model as published", text or " ", 0)
     parts = list(_split(text, 0, len(text), "+"))
     if len(parts) == 1 and text.strip().lower() == BASELINE:
         return ()
@@ -95,7 +105,7 @@ def parse_recipe(text: str) -> tuple[ParsedTechnique, ...]:
 
 
 def _split(text: str, lo: int, hi: int, separator: str) -> Iterator[tuple[int, int]]:
-    """Spans of text[lo:hi] between separators that stand outside quotes and brackets."""
+    """Yield the spans of text[lo:hi] between separators outside quotes and brackets."""
     start = lo
     for i, depth in _scan(text, lo, hi):
         if depth == 0 and text[i] == separator:
@@ -105,9 +115,10 @@ def _split(text: str, lo: int, hi: int, separator: str) -> Iterator[tuple[int, i
 
 
 def _scan(text: str, lo: int, hi: int) -> Iterator[tuple[int, int]]:
-    """(index, bracket depth) of the characters outside quotes; a closing bracket already has the outer depth.
+    """Yield (index, bracket depth) of the characters outside quotes. A closing bracket has the outer depth.
 
-    Checks that quotes and brackets are closed.
+    Raises:
+        RecipeError: a quote or bracket is not closed.
     """
     open_brackets: list[tuple[str, int]] = []
     i = lo
@@ -118,7 +129,7 @@ def _scan(text: str, lo: int, hi: int) -> Iterator[tuple[int, int]]:
             while end < hi and text[end] != c:
                 end += 2 if text[end] == "\\" else 1
             if end >= hi:
-                raise RecipeError(f"this quote ({c}) is never closed", text, i)
+                raise RecipeError(f"this quote ({c}) is not closed", text, i)
             i = end + 1
             continue
         if c in _CLOSES:
@@ -128,14 +139,14 @@ def _scan(text: str, lo: int, hi: int) -> Iterator[tuple[int, int]]:
         elif c in ")]}":
             if not open_brackets:
                 raise RecipeError(f"'{c}' without its opening bracket", text, i)
-            wanted, _ = open_brackets.pop()
-            if c != wanted:
-                raise RecipeError(f"'{c}' where '{wanted}' was wanted", text, i)
+            expected, _ = open_brackets.pop()
+            if c != expected:
+                raise RecipeError(f"expected '{expected}', found '{c}'", text, i)
         yield i, len(open_brackets)
         i += 1
     if open_brackets:
-        wanted, place = open_brackets[-1]
-        raise RecipeError(f"this bracket is never closed; '{wanted}' is missing", text, place)
+        expected, position = open_brackets[-1]
+        raise RecipeError(f"this bracket is not closed; add '{expected}'", text, position)
 
 
 def _strip(text: str, lo: int, hi: int) -> tuple[int, int]:
@@ -149,8 +160,8 @@ def _strip(text: str, lo: int, hi: int) -> tuple[int, int]:
 def _parse_technique(text: str, lo: int, hi: int) -> ParsedTechnique:
     lo, hi = _strip(text, lo, hi)
     if lo == hi:
-        place = min(lo, max(0, len(text) - 1))
-        raise RecipeError("a technique is missing here (nothing between two '+')", text, place)
+        position = min(lo, max(0, len(text) - 1))
+        raise RecipeError("a technique is missing here (nothing between two '+')", text, position)
     halves = list(_split(text, lo, hi, "@"))
     if len(halves) > 2:
         raise RecipeError(
@@ -159,7 +170,7 @@ def _parse_technique(text: str, lo: int, hi: int) -> ParsedTechnique:
     head_lo, head_hi = _strip(text, *halves[0])
     match = _NAME.match(text, head_lo, head_hi)
     if match is None:
-        raise RecipeError("a technique's name was wanted here", text, head_lo, max(1, head_hi - head_lo))
+        raise RecipeError("expected a technique's name", text, head_lo, max(1, head_hi - head_lo))
     name = match.group().lower()
     arguments = _parse_arguments(text, *_strip(text, match.end(), head_hi))
     targets = _parse_targets(text, *halves[1]) if len(halves) == 2 else ()
@@ -173,14 +184,17 @@ def _parse_arguments(text: str, lo: int, hi: int) -> tuple[Argument, ...]:
         lo, hi = _strip(text, lo + 1, hi)
         if _WORD.fullmatch(text, lo, hi) is None:
             raise RecipeError(
-                "one plain word was wanted after ':'; use brackets for more", text, lo, max(1, hi - lo)
+                "expected one plain word after ':'; for other values use brackets, name(value)",
+                text,
+                lo,
+                max(1, hi - lo),
             )
         return (Argument(None, _value(text, lo, hi), lo, hi - lo),)
     if text[lo] != "(":
-        raise RecipeError("'(', ':', '@' or '+' was wanted here", text, lo, hi - lo)
+        raise RecipeError("expected '(', ':', '@' or '+'", text, lo, hi - lo)
     close = next(i for i, depth in _scan(text, lo, hi) if depth == 0)
     if close != hi - 1:
-        raise RecipeError("'@' or '+' was wanted here", text, close + 1, hi - close - 1)
+        raise RecipeError("expected '@' or '+'", text, close + 1, hi - close - 1)
     if not text[lo + 1 : close].strip():
         return ()
     arguments = [_parse_argument(text, *span) for span in _split(text, lo + 1, close, ",")]
@@ -205,12 +219,12 @@ def _parse_argument(text: str, lo: int, hi: int) -> Argument:
     start = lo
     match = _NAME.match(text, lo, hi)
     if match is not None:
-        rest = _strip(text, match.end(), hi)[0]
-        if rest < hi and text[rest] == "=":
+        after_name = _strip(text, match.end(), hi)[0]
+        if after_name < hi and text[after_name] == "=":
             name = match.group().lower()
-            lo, hi = _strip(text, rest + 1, hi)
+            lo, hi = _strip(text, after_name + 1, hi)
             if lo == hi:
-                raise RecipeError(f"a value was wanted after '{name}='", text, start, rest + 1 - start)
+                raise RecipeError(f"expected a value after '{name}='", text, start, after_name + 1 - start)
     return Argument(name, _value(text, lo, hi), start, hi - start)
 
 
@@ -218,7 +232,7 @@ def _value(text: str, lo: int, hi: int) -> object:
     source = text[lo:hi]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # "1if" and the like are literals to Python, with a warning
+            warnings.simplefilter("error")  # Python accepts "1if" and the like as literals, with a warning
             return ast.literal_eval(source)
     except (ValueError, TypeError, SyntaxError, Warning, MemoryError, RecursionError):
         pass
@@ -226,7 +240,7 @@ def _value(text: str, lo: int, hi: int) -> object:
         word = source.lower()
         return {"true": True, "false": False, "none": None}.get(word, word)
     raise RecipeError(
-        "a number, True, False, None, a quoted text or a plain word was wanted", text, lo, hi - lo
+        "expected a number, True, False, None, a quoted text or a plain word", text, lo, hi - lo
     )
 
 
@@ -236,7 +250,7 @@ def _parse_targets(text: str, lo: int, hi: int) -> tuple[tuple[str, int], ...]:
         start, end = _strip(text, *part)
         if _NAME.fullmatch(text, start, end) is None:
             raise RecipeError(
-                "a target was wanted here: denoiser, text_encoder, text_encoder_2 or vae",
+                "expected a target: denoiser, text_encoder, text_encoder_2 or vae",
                 text,
                 min(start, len(text) - 1),
                 max(1, end - start),
@@ -246,7 +260,7 @@ def _parse_targets(text: str, lo: int, hi: int) -> tuple[tuple[str, int], ...]:
 
 
 def print_value(value: KnobValue) -> str:
-    """A knob's value in the one way that the canonical form uses; parsing it gives the value back."""
+    """Write a knob's value as in the canonical form. Parsing the text gives the value back."""
     if isinstance(value, str):
         bare = _WORD.fullmatch(value) is not None and value == value.lower()
         if bare and _value(value, 0, len(value)) == value:
@@ -258,6 +272,6 @@ def print_value(value: KnobValue) -> str:
 
 
 def print_call(name: str, arguments: list[tuple[str | None, KnobValue]], targets: tuple[str, ...]) -> str:
-    """One technique of the canonical form."""
+    """Write one technique as in the canonical form."""
     inside = ", ".join(print_value(v) if k is None else f"{k}={print_value(v)}" for k, v in arguments)
     return name + (f"({inside})" if inside else "") + (f"@{','.join(targets)}" if targets else "")

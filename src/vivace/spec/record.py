@@ -1,4 +1,4 @@
-"""What was measured. Raw samples only: every statistic is computed when a Record is read."""
+"""Stored measurements. Only raw samples are stored; statistics are computed when a Record is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vivace.spec.trial import Trial
 
 
 class Outcome(StrEnum):
-    """How a round ended. All are values, all are stored, each failure with a reason in words."""
+    """How a round ended. Every failure is stored with a reason."""
 
     MEASURED = "measured"
     UNSUPPORTED = "unsupported"
@@ -21,18 +21,22 @@ class Outcome(StrEnum):
     CRASHED = "crashed"
     TIMED_OUT = "timed_out"
     FAILED_QUALITY = "failed_quality"
-    """Never stored: a measured row reads so when its pictures fail the limits in force."""
+    """Never stored: reports give it to a measured row whose images fail the quality limits."""
 
     @property
     def is_final(self) -> bool:
-        """A rerun does not try again: the same trial would end the same way."""
+        """Whether a later run keeps the round instead of trying again: the trial would end the same way."""
         return self in {Outcome.MEASURED, Outcome.UNSUPPORTED, Outcome.NO_EFFECT, Outcome.OUT_OF_MEMORY}
 
 
 class Sample(Spec):
-    """One timed call of the whole pipeline, seconds. `stages_s` sums to `total_s` (keys: text, steps, vae, other).
+    """One timed call of the whole pipeline, which generates one batch of images.
 
-    The call draws the workload's `batch` of pictures; `picture` is the first of them.
+    Attributes:
+        picture: index of the first image of the batch.
+        total_s: wall-clock seconds.
+        cpu_s: CPU seconds of the process.
+        stages_s: seconds by stage (text, steps, vae, other); their sum is `total_s`.
     """
 
     picture: int
@@ -43,9 +47,14 @@ class Sample(Spec):
 
 
 class Memory(Spec):
-    """Bytes. On CUDA the allocator's figures; on CPU the process's resident set (libraries included).
+    """Bytes: of PyTorch's allocator on CUDA, of the process's resident set (libraries included) on a CPU.
 
-    `before_bytes` is what the process held before the model was loaded.
+    Attributes:
+        kind: which of the two.
+        before_bytes: held before the model was loaded.
+        model_bytes: held after the recipe was applied.
+        peak_bytes: the most held during the timed calls.
+        weights_bytes: size of the weights.
     """
 
     kind: str
@@ -56,9 +65,10 @@ class Memory(Spec):
 
 
 class Picture(Spec):
-    """A picture of the workload, stored in the store's folder under its content's sha256.
+    """An image of the workload, stored in the store's folder under the sha256 of its PNG file.
 
-    `faults` names what makes it no picture at all: black, flat, noise (see measure.quality).
+    Attributes:
+        faults: defects that make the image useless: black, flat, noise (see `vivace.measure.quality`).
     """
 
     index: int
@@ -69,7 +79,17 @@ class Picture(Spec):
 
 
 class Round(Spec):
-    """One process's worth of measuring one trial: one stored row."""
+    """The measurement of one trial in one process: one stored row.
+
+    Attributes:
+        started_at: UTC, ISO 8601.
+        load_s, apply_s: seconds to load the model and to apply the recipe.
+        warmup_s: seconds of each call before the timed ones, the first call included.
+        steady: whether the warm-up ended because the times were steady.
+        effects: what each technique changed, by technique.
+        evidence: what was observed during the calls.
+        conditions: the machine's state: load, clocks.
+    """
 
     index: int
     outcome: Outcome
@@ -90,7 +110,7 @@ class Round(Spec):
 
 
 class Record(Spec):
-    """A Trial, its Environment, and the rounds that it has been measured in."""
+    """A Trial, its Environment, and its rounds."""
 
     trial: Trial
     environment: Environment
@@ -98,7 +118,7 @@ class Record(Spec):
 
     @property
     def outcome(self) -> Outcome:
-        """Measured if every round was; else the outcome of the first round that failed."""
+        """The outcome of the first round that failed; MEASURED if none did."""
         for round_ in self.rounds:
             if round_.outcome is not Outcome.MEASURED:
                 return round_.outcome
@@ -106,6 +126,7 @@ class Record(Spec):
 
     @property
     def reason(self) -> str | None:
+        """The reason of the first round that failed; None if none did."""
         for round_ in self.rounds:
             if round_.outcome is not Outcome.MEASURED:
                 return round_.reason

@@ -1,4 +1,4 @@
-"""A study: what is compared, on what workload, and how it is measured."""
+"""A study, the input of a benchmark: models, recipes, workload, timing settings and quality."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ Batch = int | Literal["max"]
 
 
 class AskedWorkload(Spec):
-    """A workload as it is asked for. What is None is the model's own.
+    """A workload as requested. Fields that are None take the model's own values.
 
     Attributes:
-        prompts: one picture each, for each seed.
-        prompt_set: instead of prompts, a set of thirteen: "tinyworld" or "real".
-        seed, num_seeds: each prompt is drawn at seed, seed + 1, ...; None: one seed, three for a prompt set.
+        prompts: one image for each prompt and seed.
+        prompt_set: a set of thirteen prompts instead of `prompts`: "tinyworld" or "real".
+        seed: the first seed of each prompt; the others follow: seed + 1, ...
+        num_seeds: seeds per prompt; None for one, or three with a prompt set.
         height, width: pixels.
-        batches: pictures drawn in one call, "max" for as many as fit the GPU with the baseline in a fresh process;
-            every batch is a comparison of its own. Times are per picture.
-        text: "embeddings" leaves the text encoders out of the measured call.
+        batches: images per call; each batch is a separate comparison. "max" is the largest batch that fits the GPU with
+            the baseline in a fresh process. Times are per image.
+        text: "embeddings" leaves the text encoders out of the timed call.
     """
 
     prompts: tuple[str, ...] | None = None
@@ -45,12 +46,12 @@ class AskedWorkload(Spec):
 
 
 class AskedQuality(Spec):
-    """Whether and how pictures are compared with the baseline's, after all timing.
+    """Whether and how images are compared with the baseline's, after all timing.
 
     Attributes:
-        scorer: the CLIP model: "auto" (the model's own, or the usual one if it is on this machine), None for none, or
-            what `vivace.models.scorers.find_scorer` takes.
-        lpips: also compute LPIPS; its weights must be there (see `vivace.measure.lpips`).
+        scorer: the CLIP model: "auto" (the model's own scorer, or the default one if it is on this machine), None for
+            no scores, or what `vivace.models.scorers.find_scorer` takes.
+        lpips: also compute LPIPS; its weights must be on this machine (see `vivace.measure.lpips`).
     """
 
     enabled: bool = True
@@ -59,13 +60,13 @@ class AskedQuality(Spec):
 
 
 class Study(Spec):
-    """Recipes compared on models. Each model and batch is a comparison, with the first recipe as its baseline.
+    """Recipes to compare on models. Each model and batch is one comparison; the first recipe is its baseline.
 
     Attributes:
-        models: what `vivace.load` takes. Of `synthetic:NAME` no quality is computed: its pictures show nothing.
-        recipes: e.g. ("baseline", "tiny_vae+steps(20)"); recipes that mean the same are measured once.
+        models: what `vivace.load` takes. No quality is computed for `synthetic:NAME`, whose weights are random.
+        recipes: e.g. ("baseline", "tiny_vae+steps(20)"); equivalent recipes are measured once.
         device: "auto", "cpu" or "cuda".
-        rivals: beside each step cache also measure the same recipe with fewer plain steps instead.
+        rivals: for each step cache also measure the same recipe with fewer plain steps instead.
     """
 
     models: tuple[str, ...] = Field(min_length=1)
@@ -77,34 +78,37 @@ class Study(Spec):
     rivals: bool = True
 
     @classmethod
-    def of(cls, models: str | Sequence[str], recipes: Sequence[str], **asked: Any) -> Study:
-        """A study of flat keywords: the fields of Study, AskedWorkload and AskedQuality; `quality` may be a bool and
-        `batch` one batch.
+    def of(cls, models: str | Sequence[str], recipes: Sequence[str], **fields: Any) -> Study:
+        """Return a study from flat keywords.
+
+        Args:
+            models: one or several.
+            fields: fields of Study, AskedWorkload and AskedQuality. `quality` may be a bool; `batch` is a single batch.
 
         Raises:
-            UsageError, WorkloadError: a name or value that no study has.
+            UsageError, WorkloadError: a name or value that a study cannot have.
         """
-        quality = asked.pop("quality", True)
+        quality = fields.pop("quality", True)
         if isinstance(quality, bool):
-            quality = AskedQuality(enabled=quality, **_taken(AskedQuality, asked))
-        if "batch" in asked:
-            asked["batches"] = (asked.pop("batch"),)
-        workload = asked.pop("workload", None)
+            quality = AskedQuality(enabled=quality, **_pop_fields(AskedQuality, fields))
+        if "batch" in fields:
+            fields["batches"] = (fields.pop("batch"),)
+        workload = fields.pop("workload", None)
         if workload is None:
-            workload = _made(AskedWorkload, _taken(AskedWorkload, asked))
-        if unknown := [name for name in asked if name not in cls.model_fields]:
+            workload = _validated_workload(AskedWorkload, _pop_fields(AskedWorkload, fields))
+        if unknown := [name for name in fields if name not in cls.model_fields]:
             known = [*cls.model_fields, *AskedWorkload.model_fields, *AskedQuality.model_fields, "batch"]
             raise UsageError(f"a study has no '{unknown[0]}'{nearest(unknown[0], known)}")
         models = (models,) if isinstance(models, str) else tuple(models)
-        return cls(models=models, recipes=tuple(recipes), workload=workload, quality=quality, **asked)
+        return cls(models=models, recipes=tuple(recipes), workload=workload, quality=quality, **fields)
 
 
-def _taken(part: type[BaseModel], asked: dict[str, Any]) -> dict[str, Any]:
-    """Take out the keywords that belong to a part."""
-    return {name: asked.pop(name) for name in list(asked) if name in part.model_fields}
+def _pop_fields(part: type[BaseModel], fields: dict[str, Any]) -> dict[str, Any]:
+    """Remove and return the keywords that are fields of `part`."""
+    return {name: fields.pop(name) for name in list(fields) if name in part.model_fields}
 
 
-def _made(part: type[AskedWorkload], given: dict[str, Any]) -> AskedWorkload:
+def _validated_workload(part: type[AskedWorkload], given: dict[str, Any]) -> AskedWorkload:
     try:
         return part(**given)
     except ValidationError as error:

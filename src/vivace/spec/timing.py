@@ -1,4 +1,4 @@
-"""How long and how often to measure. Not part of a row's key: it changes the precision, not the trial."""
+"""Timing settings: how long and how often to measure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from vivace.spec.base import Spec
 
 
 class Timing(Spec):
-    """Rounds are processes; within a round calls are repeated.
+    """How long and how often to measure. Not part of a row's key: it changes the precision, not the trial.
 
     Attributes:
-        rounds: processes a trial.
-        repeats: timed calls a round; None: until the interval of the median is narrow enough.
-        max_seconds: cap on the timed calls of a round when `repeats` is None, and on the warm-up after the first call.
-        max_warmup: calls before timing, at most; the warm-up ends earlier when the times are steady.
-        timeout_s: for one round, everything included; then its process is killed.
-        threads: CPU threads; None: the model's own number.
+        rounds: rounds per trial, each in a separate process.
+        repeats: timed calls per round; None: until the interval of the median is narrow enough.
+        max_seconds: limit on the timed calls of a round if `repeats` is None, and on the warm-up after the first call.
+        max_warmup: maximum calls before timing; the warm-up ends earlier when the times are steady.
+        timeout_s: seconds for a whole round, loading included; then its process is killed.
+        threads: CPU threads; None for the model's own number.
     """
 
     rounds: int = Field(default=2, ge=1, le=100)

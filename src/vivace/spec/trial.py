@@ -1,4 +1,4 @@
-"""Model x Recipe x Workload: the unit of isolation."""
+"""A trial: model x recipe x workload."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from vivace.spec.workload import Workload
 
 
 class Trial(Spec):
+    """What is measured in isolated processes: a recipe on a model with a workload, on "cpu" or "cuda"."""
+
     model: Model
     recipe: RecipeSpec
     workload: Workload
     device: str
 
     def key(self, environment: Environment) -> str:
-        """Identity of this trial's row: the trial, the environment and vivace's version (part of it)."""
+        """Return the digest of the trial and its environment, which includes vivace's version."""
         return Keyed(trial=self, environment=environment).digest()
 
 
 class Keyed(Spec):
+    """What a trial's key is the digest of."""
+
     trial: Trial
     environment: Environment

@@ -1,4 +1,4 @@
-"""What is drawn: prompts x seeds, size, steps, guidance, batch."""
+"""A workload: prompts x seeds, size, steps, guidance, batch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from pydantic import Field, field_validator
 
 from vivace.spec.base import Spec
 
-# Pixels x images x denoising steps of one workload. A guard against a typing mistake (--height 100000), far
-# above any real study: 1,000 pictures of FLUX at 1024x1024 and 50 steps are half of it.
 MAX_PIXEL_STEPS = 10**11
+"""Limit on pixels x images x denoising steps of one workload. It catches typing mistakes (--height 100000).
+
+1,000 images of FLUX at 1024x1024 and 50 steps are half of it.
+"""
 
 
 class Workload(Spec):
-    """Everything that is fixed while recipes are compared.
+    """What is generated. It is the same for all recipes of a comparison.
 
-    Picture k of a prompt is drawn with its own generator, seeded `seeds[k]`, and alone unless `batch` says otherwise.
-    Steps and guidance are the baseline's; a recipe may change them.
-
-    batch: pictures drawn in one call, each from its own seed. The last call of a round trip through the pictures is
-        filled up from the start, so that every call has the same shape.
-    text: `prompts`, with the text encoders inside the measured call, or `embeddings`, encoded before it.
+    Attributes:
+        seeds: each prompt is generated at each seed, with a separate generator for each image.
+        height, width: pixels.
+        num_inference_steps, guidance_scale: the baseline's; a recipe may change them.
+        batch: images per call. If the last call has too few images, it is filled up with the first ones, so that every
+            call has the same shape.
+        text: "prompts" runs the text encoders inside the timed call; "embeddings" encodes the prompts before it.
     """
 
     prompts: tuple[str, ...] = Field(min_length=1)
@@ -44,16 +47,18 @@ class Workload(Spec):
 
     @property
     def num_pictures(self) -> int:
+        """The number of images: prompts x seeds."""
         return len(self.prompts) * len(self.seeds)
 
     @property
     def pixel_steps(self) -> int:
+        """Pixels x images x denoising steps."""
         return self.height * self.width * self.num_inference_steps * self.num_pictures
 
     def pictures(self) -> Iterator[tuple[int, str, int]]:
-        """(index, prompt, seed) in drawing order: every prompt at the first seed, then at the second, ...
+        """Yield (index, prompt, seed) in order: every prompt at the first seed, then at the second, ...
 
-        A measurement that stops early has then seen every prompt.
+        So a measurement that stops early has used as many prompts as possible.
         """
         index = 0
         for seed in self.seeds:
@@ -62,7 +67,7 @@ class Workload(Spec):
                 index += 1
 
     def calls(self) -> list[list[tuple[int, str, int]]]:
-        """The pictures in drawing order, `batch` at a time, the last call filled up from the start."""
+        """Return the images in order, `batch` per call, the last call filled up with the first images."""
         pictures = list(self.pictures())
         return [
             [pictures[(start + k) % len(pictures)] for k in range(self.batch)]

@@ -53,7 +53,7 @@ def test_a_search_halves_what_is_left() -> None:
 @pytest.mark.parametrize("limit", [0.15, 0.34, 0.62, 0.87])
 @pytest.mark.parametrize("cache", ["deepcache", "first_block_cache"])
 def test_it_is_found(cache: str, limit: float) -> None:
-    found = cache_calibration._calibrated(cache, 8, tried_up_to(limit))
+    found = cache_calibration._calibrate(cache, 8, tried_up_to(limit))
     assert found.best is not None
     assert found.best.setting == max(one.setting for one in found.tried if one.keeps)
     assert limit * 0.9 - 0.01 < found.best.setting <= limit
@@ -62,16 +62,16 @@ def test_it_is_found(cache: str, limit: float) -> None:
 
 
 def test_a_cache_that_never_hit_is_not_aggressive_enough() -> None:
-    found = cache_calibration._calibrated("deepcache", 8, tried_up_to(0.8, hits_from=0.6))
+    found = cache_calibration._calibrate("deepcache", 8, tried_up_to(0.8, hits_from=0.6))
     assert found.best is not None
     assert 0.7 < found.best.setting <= 0.8
 
 
 def test_none_is_found() -> None:
-    found = cache_calibration._calibrated("deepcache", 3, tried_up_to(0.0))
-    assert (found.best, found.reason) == (None, "no setting from 0.2 on keeps the gate")
+    found = cache_calibration._calibrate("deepcache", 3, tried_up_to(0.0))
+    assert (found.best, found.reason) == (None, "no setting from 0.2 up passes the gate")
     for outcome in (Outcome.UNSUPPORTED, Outcome.CRASHED, Outcome.OUT_OF_MEMORY):
-        found = cache_calibration._calibrated("deepcache", 3, tried_up_to(0.5, outcome=outcome))
+        found = cache_calibration._calibrate("deepcache", 3, tried_up_to(0.5, outcome=outcome))
         assert (found.best, found.reason, len(found.tried)) == (None, "in words", 1), "no use in going on"
 
 
@@ -80,7 +80,7 @@ def test_what_cannot_be_asked(tmp_path: Path) -> None:
         calibrate_caches("tiny-sd", ["first_block"], store=tmp_path)
     with pytest.raises(UsageError, match="no step cache 'tiny_vae'"):
         calibrate_caches("tiny-sd", ["tiny_vae"], store=tmp_path)
-    with pytest.raises(Unsupported, match="no quality can be kept of its pictures"):
+    with pytest.raises(Unsupported, match="its images have no quality to keep"):
         calibrate_caches("synthetic:flux-dev", store=tmp_path)
 
 

@@ -47,7 +47,7 @@ def test_importing_asks_nvml_and_not_the_driver(known: str, expected: str) -> No
 
 def test_afterwards_pytorch_answers_again() -> None:
     program = """
-with driver.asleep():
+with driver.without_cuda_init():
     from torch.cuda import get_device_capability as kept
     assert kept() == (8, 6) and not woken
 assert torch.cuda.get_device_capability is capability

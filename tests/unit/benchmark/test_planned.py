@@ -84,7 +84,7 @@ def test_records_of_a_cpu_are_left_alone() -> None:
 def test_a_prediction_that_fails_says_why_and_harms_nothing() -> None:
     record = on_a_gpu(make_record("baseline"))
     for ending, why in (
-        (Ending(None, timed_out=True), "no prediction: 120 s were not enough"),
+        (Ending(None, timed_out=True), "no prediction: it took longer than 120 s"),
         (Ending(None, status=1, log="...\nMemoryError\n"), "no prediction: MemoryError"),
     ):
         (found,) = plan_again([record], _Fake(ending))  # type: ignore[arg-type]

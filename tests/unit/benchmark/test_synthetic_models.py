@@ -219,7 +219,7 @@ def test_questions_about_its_pictures_are_refused(
     command = ["bench", "--model", "tiny-sd", "--model", "synthetic:sdxl", "--recipe", "baseline"]
     assert run(monkeypatch, *command, *flags) == 2
     err = capfd.readouterr().err
-    assert f"{flags[0]}: synthetic:sdxl has random weights, so its pictures show nothing" in err
+    assert f"{flags[0]}: synthetic:sdxl has random weights, so its images have no quality to measure" in err
     assert "measure sdxl" in err
     assert not (tmp_path / ".vivace").exists(), "before anything was measured"
 

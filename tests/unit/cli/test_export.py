@@ -61,7 +61,7 @@ def test_nothing_is_overwritten_unless_it_is_asked_for(
     assert out == ""
     assert Path("draw.py").read_text() == "mine"
     assert run(monkeypatch, "-o", "draw.py", "--device", "cpu", "--force") == 0
-    assert Path("draw.py").read_text().startswith('"""Draw a picture with tiny-sd.')
+    assert Path("draw.py").read_text().startswith('"""Generate an image with tiny-sd.')
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_nothing_is_overwritten_unless_it_is_asked_for(
         (("--recipe", "steps:0"), 2, "steps must be a whole number, at least 1"),
         (("--recipe", "tf32", "--device", "cpu"), 3, "tf32: TF32 is a mode of NVIDIA's tensor cores"),
         (("--recipe", "fp32", "--device", "cpu"), 3, "dtype: every targeted component is fp32 already"),
-        (("--height", "100"), 2, "--height 100: tiny-sd draws multiples of 32"),
+        (("--height", "100"), 2, "--height 100: tiny-sd takes multiples of 32"),
         (("-o", "/proc/nowhere/draw.py", "--device", "cpu"), 3, "/proc/nowhere/draw.py cannot be written"),
         (("-o", ".", "--force", "--device", "cpu"), 3, "cannot be written"),
     ],

@@ -75,7 +75,7 @@ def test_what_is_so_already_is_planned_all_the_same(
     [
         (("flux-dve",), 2, "no model 'flux-dve'; did you mean 'flux-dev'"),
         (("tiny-sd", "--recipe", "tiny_vea"), 2, "did you mean 'tiny_vae'"),
-        (("tiny-sd", "--height", "100"), 2, "--height 100: tiny-sd draws multiples of"),
+        (("tiny-sd", "--height", "100"), 2, "--height 100: tiny-sd takes multiples of"),
         (("tiny-sd", "--batch", "0"), 2, "--batch"),
         (("tiny-sd", "--card", "-1"), 2, "--card"),
         (("tiny-sd", "--recipe", "first_block_cache"), 3, "no chain of transformer blocks"),

@@ -105,7 +105,7 @@ def test_a_script_is_what_somebody_would_have_written() -> None:
     written = write("tiny-sd", "tiny_vae+scheduler(dpmpp_2m)+steps(20)", about=["For a test."])
     assert written.own == []
     assert written.text == (
-        '''"""Draw a picture with tiny-sd.
+        '''"""Generate an image with tiny-sd.
 
 Recipe: tiny_vae+scheduler(dpmpp_2m)+steps(20)
 For a test.
@@ -115,7 +115,7 @@ import torch
 from diffusers import AutoencoderTiny, DiffusionPipeline, DPMSolverMultistepScheduler
 from vivace.models.find import WEIGHTS
 
-torch.set_num_threads(1)  # a picture's last bits depend on it
+torch.set_num_threads(1)  # the image's last bits depend on it
 
 # These weights ship with vivace. To run without vivace, export them to a folder:
 # vivace models --export tiny-sd DIR
@@ -158,7 +158,10 @@ def test_what_is_vivace_s_own_goes_through_one_session_with_what_stands_between(
     assert "import vivace\n" in written.text
     assert "pipe.transformer.fuse_qkv_projections()" in written.text
     assert "image = draw(" in written.text
-    assert "\nNeeds vivace: no public calls do first_block_cache(hits=0.4), prompt_cache.\n" in written.text
+    assert (
+        "\nNeeds vivace: there are no public calls for first_block_cache(hits=0.4), prompt_cache.\n"
+        in written.text
+    )
     assert "import vivace\n" not in write("tiny-flux", "fuse_qkv+attention(math)+steps(5)").text
 
 

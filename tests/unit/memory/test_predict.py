@@ -135,7 +135,7 @@ def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(WorkloadError, match="--width 130: tiny-sd draws multiples of"):
+    with pytest.raises(WorkloadError, match="--width 130: tiny-sd takes multiples of"):
         of("tiny-sd", width=130)
     with pytest.raises(UnknownModel, match="did you mean 'flux-dev'"):
         of("synthetic:flux-dve")
