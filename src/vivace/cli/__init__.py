@@ -1,4 +1,4 @@
-"""The command line: one file a verb; parse, call, print. Importing this imports no torch."""
+"""Command line: one module per command. Importing it does not import torch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def app() -> None:
     A recipe is a list of optimisations, such as bf16+tiny_vae+steps(20); `baseline` is the model as published.
     Start with `vivace demo`.
 
-    Exit codes: 0 done, 1 a comparison failed, 2 wrong usage or recipe, 3 environment, 4 part of the trials failed,
-    130 interrupted (results kept).
+    Exit codes: 0 success, 1 a quality comparison failed, 2 invalid usage or recipe, 3 this machine, model or file does
+    not allow it, 4 some trials were not measured, 130 interrupted (finished rounds are kept).
     """
 
 
@@ -42,8 +42,8 @@ for command in (plan, generate, bench, report, export, quality, calibrate, model
 
 
 def main() -> None:
-    """The `vivace` command. Errors that a user can cause are one message, never a traceback."""
-    # Set before any torch import: libraries' own advice is not part of vivace's output.
+    """Run the `vivace` command. Errors that a user can cause print one message, never a traceback."""
+    # Set before any import of transformers: its advice is not part of vivace's output.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         status = app.main(prog_name="vivace", standalone_mode=False)
@@ -59,7 +59,7 @@ def main() -> None:
         click.echo(f"vivace: {error}", err=True)
         status = error.exit_code
     except BrokenPipeError:
-        # `vivace models | head`: nobody reads on; the interpreter must not complain about it at exit.
+        # `vivace models | head`: without this, the interpreter reports the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     except OSError as error:

@@ -12,18 +12,19 @@ from vivace.cli import options
 
 if TYPE_CHECKING:
     from vivace.benchmark import Run
+    from vivace.report.rows import Row
     from vivace.spec.limits import Limits
 
 GATE_FAILED = 1
-MEASURED_IN_PART = 4
+SOME_NOT_MEASURED = 4
 
 
 def parse_repeats(context: click.Context, parameter: click.Parameter, value: str) -> int | None:
-    """`auto` (None) or a whole number."""
+    """Return None for `auto`, or a whole number."""
     if value == "auto":
         return None
     if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 10_000:
-        raise click.BadParameter(f"{value!r} is neither 'auto' nor a whole number from 1 to 10000.")
+        raise click.BadParameter(f"{value!r} is not 'auto' or a whole number from 1 to 10000.")
     return int(value)
 
 
@@ -31,7 +32,7 @@ Batch = int | Literal["max"]
 
 
 def parse_batches(context: click.Context, parameter: click.Parameter, value: str) -> tuple[Batch, ...]:
-    """Whole numbers or `max`, separated by commas."""
+    """Return the batch sizes of a list such as `1,2,max`, without duplicates."""
     found: dict[Batch, None] = {}
     for part in (text.strip() for text in value.split(",")):
         if part == "max":
@@ -40,7 +41,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
             found[int(part)] = None
         else:
             raise click.BadParameter(
-                f"{value!r} is not whole numbers from 1 to 4096 or max, separated by commas."
+                f"{value!r} is not a list of whole numbers from 1 to 4096, or max, separated by commas."
             )
     return tuple(found)
 
@@ -52,7 +53,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     multiple=True,
     default=("tiny-sd",),
     show_default=True,
-    help="Catalogue name, synthetic:NAME, org/repo[@revision], folder, file; repeat for more.",
+    help="Model name, synthetic:NAME, org/repo[@revision], folder or file; repeat for more.",
 )
 @click.option(
     "--recipe",
@@ -62,17 +63,18 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     metavar="R",
     help="A recipe; repeat for more. The first is the baseline.",
 )
-@click.option("--prompts", type=click.Path(path_type=Path), help="Text file, one prompt a line.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="Text file, one prompt per line.")
 @click.option(
     "--prompt-set",
     metavar="NAME",
-    help="Instead, thirteen prompts at three seeds: tinyworld for the embedded models, real for others.",
+    help="Built-in set of thirteen prompts at three seeds, instead of --prompts: tinyworld for the embedded models, "
+    "real for others.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="First seed.")
 @click.option(
     "--seeds",
     type=click.IntRange(min=1, max=10_000),
-    help="Seeds for each prompt; default: 1, of a prompt set 3.",
+    help="Seeds per prompt; default: 1, or 3 with --prompt-set.",
 )
 @options.workload
 @click.option(
@@ -82,14 +84,14 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     default="1",
     show_default=True,
     metavar="N[,N...]",
-    help="Pictures drawn in one call, max for as many as fit the GPU; several make a table each.",
+    help="Images per call, or max for as many as fit the GPU; each value gets its own table.",
 )
 @click.option(
     "--text",
     type=click.Choice(["prompts", "embeddings"]),
     default="prompts",
     show_default=True,
-    help="embeddings: encode the prompts before the measured call.",
+    help="embeddings: encode the prompts before the timed call.",
 )
 @click.option(
     "--repeats",
@@ -97,38 +99,38 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     default="auto",
     show_default=True,
     metavar="auto|N",
-    help="Timed calls a round; auto: until the interval is narrow.",
+    help="Timed calls per round; auto: until the interval is narrow.",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1, 100),
     default=2,
     show_default=True,
-    help="Processes for each recipe, interleaved.",
+    help="Rounds per recipe, each in its own process; recipes are interleaved.",
 )
 @click.option(
     "--warmup",
     type=click.IntRange(1, 1000),
     default=8,
     show_default=True,
-    help="Calls before timing, at most; fewer if the times are steady.",
+    help="Most warm-up calls before timing; fewer once the times are steady.",
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0.1),
+    type=options.FiniteFloat(min=0.1),
     default=600.0,
     show_default=True,
-    help="Seconds for one round.",
+    help="Time limit of a round, in seconds.",
 )
 @options.device
 @options.threads
 @options.store
-@click.option("--rerun", is_flag=True, help="Measure again what is in the store already.")
+@click.option("--rerun", is_flag=True, help="Measure again what the store already has.")
 @click.option(
     "--quality/--no-quality",
     default=True,
     show_default=True,
-    help="After all timing, compare the pictures with the baseline's.",
+    help="After all timing, compare the images with the baseline's.",
 )
 @options.min_quality
 @click.option(
@@ -136,21 +138,22 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     default="auto",
     show_default=True,
     metavar="NAME",
-    help="CLIP model for quality: embedded, a folder, org/name on the hub, or none; auto: the model's own.",
+    help="CLIP model that judges quality: embedded, a folder, org/name on the hub, or none; auto: embedded for "
+    "embedded models; else openai/clip-vit-large-patch14 if it is on this machine.",
 )
-@click.option("--lpips", is_flag=True, help="Also compute LPIPS; AlexNet's weights must be there.")
+@click.option("--lpips", is_flag=True, help="Also compute LPIPS; needs AlexNet's weights on this machine.")
 @click.option(
     "--rivals/--no-rivals",
     default=True,
     show_default=True,
-    help="Beside each step cache also measure fewer plain steps.",
+    help="For each step cache, also measure the same recipe with fewer steps instead.",
 )
 @click.option(
     "--plan/--no-plan",
-    "beside_plan",
+    "check_plan",
     default=True,
     show_default=True,
-    help="After all timing on a GPU, say how far off `vivace plan` would have been; takes seconds.",
+    help="After all timing on a GPU, compare the memory with what `vivace plan` predicts; takes seconds.",
 )
 @click.option(
     "--format",
@@ -158,7 +161,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     type=click.Choice(["table", "json", "csv", "md"]),
     default="table",
     show_default=True,
-    help="What to print on standard output.",
+    help="Format of the results on standard output.",
 )
 def bench(
     models: Sequence[str],
@@ -186,19 +189,19 @@ def bench(
     scorer: str,
     lpips: bool,
     rivals: bool,
-    beside_plan: bool,
+    check_plan: bool,
     format_: str,
 ) -> int:
     """Measure recipes on a model and compare them with the first.
 
-    Each round of a recipe runs in a process of its own; a crash, a hang or too little memory becomes an outcome of
-    its row. Records are kept in the store: the same command again measures only what is missing.
+    Each round of a recipe runs in a separate process; a crash, a hang or an out-of-memory error is recorded as the
+    outcome of its row. Records are kept in the store: the same command again measures only what is missing.
 
-    Pictures are held to the baseline's: a recipe that is worse beyond the limits and the noise reads failed_quality
-    and is never called the fastest. With --min-quality exit code 1 says that one failed.
+    Images are compared with the baseline's: a recipe whose images are worse than the limits and the noise allow reads
+    failed_quality and is never called the fastest. With --min-quality, the exit code is then 1.
 
-    A synthetic:NAME has the architecture of NAME and random weights: its times and memory are NAME's, its pictures
-    show nothing and are not judged.
+    synthetic:NAME is the architecture of NAME with random weights: time and memory are NAME's; the images show nothing
+    and are not judged.
 
     \b
         vivace bench --recipe baseline --recipe tiny_vae --recipe tiny_vae+steps:20
@@ -246,51 +249,65 @@ def bench(
                 command=options.command_line(),
                 launcher=launcher,
             )
-            if beside_plan and progress.has_measured:
+            if check_plan and progress.has_measured:
                 for line in plan_again(run.records, launcher):
                     click.echo(str(line), err=True)
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; finished rounds are kept. The same command continues from here:", err=True)
+        click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return 130
     return show(run, format_, options.command_line(), limits)
 
 
 def show(run: Run, format_: str, reproduce: str, limits: Limits | None = None) -> int:
-    """Print a table for each comparison, the verdict and what to do next; returns the exit code."""
-    from rich.console import Console
-
-    from vivace.report.rows import shared_warnings
-    from vivace.report.summary import noise_floor, summary
-    from vivace.report.table import print_table, render
+    """Print each comparison's table and verdict, then the next steps; return the exit code."""
+    from vivace.cli.progress import title
+    from vivace.report.table import render
     from vivace.spec.limits import DEFAULT_LIMITS
     from vivace.spec.record import Outcome
 
     store = run.store
     tables = [compared.rows(limits or DEFAULT_LIMITS) for compared in run.comparisons]
     rows = [row for table in tables for row in table]
-    console = Console()
-    if format_ != "table":
+    if format_ == "table":
+        _print_tables(tables)
+    elif format_ == "md" and len(tables) > 1:  # a Markdown table has no columns for the model and the batch
+        titled = [f"**{title(table[0].record.trial)}**\n\n{render(table, format_)}" for table in tables]
+        click.echo("\n".join(titled), nl=False)
+    else:
         click.echo(render(rows, format_), nl=False)
-    for table in tables if format_ == "table" else ():
+    if format_ == "table":
+        if any(row.outcome is Outcome.CRASHED for row in rows):
+            click.echo(f"output of crashed rounds: {store / 'logs'}", err=True)
+        where = "" if str(store) == ".vivace" else f" --store {store}"
+        click.echo(f"page with images: vivace report{where} -o page.html", err=True)
+        click.echo(f"reproduce: {reproduce}", err=True)
+    if limits is not None and any(row.failed_quality for row in rows):
+        return GATE_FAILED
+    return 0 if all(row.record.outcome is Outcome.MEASURED for row in rows) else SOME_NOT_MEASURED
+
+
+def _print_tables(tables: list[list[Row]]) -> None:
+    """Print tables on standard output, and what must be said about them on standard error."""
+    from rich.console import Console
+
+    from vivace.cli.progress import title
+    from vivace.report.rows import shared_warnings
+    from vivace.report.summary import noise_floor, summary
+    from vivace.report.table import print_table, render
+
+    console = Console()
+    for index, table in enumerate(tables):
+        if index > 0:
+            click.echo()
         if len(tables) > 1 or table[0].record.trial.model.is_synthetic:
-            batch = table[0].record.trial.workload.batch
-            click.echo(table[0].model + (f", batch {batch}" if batch > 1 else ""))
+            click.echo(title(table[0].record.trial))
         if console.is_terminal:
             print_table(table, console)
         else:
-            click.echo(render(table, format_), nl=False)
+            click.echo(render(table, "table"), nl=False)
         for warning in shared_warnings(table):
             click.echo(f"note, all rows: {warning}", err=True)
         if floor := noise_floor(table[0]):
             click.echo(floor, err=True)
         click.echo(f"\n{summary(table)}", err=True)
-    if format_ == "table":
-        if any(row.outcome is Outcome.CRASHED for row in rows):
-            click.echo(f"what crashed rounds said: {store / 'logs'}", err=True)
-        where = "" if str(store) == ".vivace" else f" --store {store}"
-        click.echo(f"page with pictures: vivace report{where} -o page.html", err=True)
-        click.echo(f"reproduce: {reproduce}", err=True)
-    if limits is not None and any(row.failed_quality for row in rows):
-        return GATE_FAILED
-    return 0 if all(row.record.outcome is Outcome.MEASURED for row in rows) else MEASURED_IN_PART

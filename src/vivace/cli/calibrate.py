@@ -19,43 +19,46 @@ if TYPE_CHECKING:
 
 @click.group()
 def calibrate() -> None:
-    """Find out once what a technique needs to know of a model; it is kept in vivace's cache."""
+    """Calibrate step caches for a model."""
 
 
-def _common(function: Callable[..., int]) -> Callable[..., int]:
-    pictures = click.option(
+def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:
+    num_pictures = click.option(
         "--pictures",
         type=click.IntRange(1, 1000),
         default=8,
         show_default=True,
-        help="Pictures to draw and to learn from; picture k has seed k.",
+        help="Images to generate and measure; image k has seed k.",
     )
     for option in (
         options.as_json,
         options.threads,
         options.device,
         options.workload,
-        pictures,
-        options.model,
+        num_pictures,
+        options.model_or("tiny-flux"),
     ):
         function = option(function)
     return function
 
 
 @calibrate.command()
-@_common
-@click.option("--degree", type=click.IntRange(1, 8), default=4, show_default=True, help="Of the polynomial.")
+@_measuring_options
+@click.option(
+    "--degree", type=click.IntRange(1, 8), default=4, show_default=True, help="Degree of the polynomial."
+)
 def teacache(
     model: str, pictures: int, degree: int, device: str, threads: int | None, as_json: bool, **size: Any
 ) -> int:
-    """Fit the polynomial that teacache rescales changes by, for a FLUX model, and say how well it fits.
+    """Fit the polynomial that teacache uses, for a FLUX model.
 
-    The model draws its own prompts as published. The fit is used from then on, before a published one.
+    The polynomial rescales the input's change from step to step. It is fitted on images that the baseline generates
+    from the model's own prompts. From then on teacache uses this fit for the model, even if there is a published one.
 
     \b
-        vivace calibrate teacache --model tiny-flux
+        vivace calibrate teacache --model flux-dev --pictures 16
     """
-    prepared, arguments = _prepared(model, pictures, device, threads, size)
+    prepared, arguments = _prepare(model, pictures, device, threads, size)
 
     from vivace.runtime.calibration import calibrate_teacache
 
@@ -64,27 +67,29 @@ def teacache(
         click.echo(json.dumps(asdict(fit) | {"degree": fit.degree, "file": str(file)}, indent=2))
         return 0
     click.echo(f"model          {fit.model}")
-    click.echo(f"seen           {fit.num_pairs} pairs of steps, {pictures} pictures of {fit.num_steps} steps")
+    click.echo(f"measured on    {fit.num_pairs} pairs of steps, {pictures} images of {fit.num_steps} steps")
     click.echo(f"input changes  {fit.low:.4g} to {fit.high:.4g}")
     click.echo(f"degree         {fit.degree}")
     click.echo(f"coefficients   {', '.join(f'{c:.6g}' for c in fit.coefficients)}")
-    click.echo(f"residual       {fit.residual:.4g} (root mean square, of the output's relative change)")
+    click.echo(f"residual       {fit.residual:.4g} (root mean square error of the output's relative change)")
     click.echo(f"explained      {100 * fit.explained:.1f} % of its variance")
-    click.echo(f"kept in        {file}")
+    click.echo(f"saved to       {file}")
     return 0
 
 
 @calibrate.command()
-@_common
+@_measuring_options
 def magcache(model: str, pictures: int, device: str, threads: int | None, as_json: bool, **size: Any) -> int:
-    """Measure how the residual of a FLUX model's blocks grows from step to step, which magcache decides by.
+    """Measure the magnitude ratios that magcache uses, for a FLUX model.
 
-    The model draws its own prompts as published. The table is used from then on, before a published one.
+    A ratio says how the residual of the model's blocks grows from one step to the next. The ratios are measured on
+    images that the baseline generates from the model's own prompts. From then on magcache uses them for the model, even
+    if there are published ones.
 
     \b
-        vivace calibrate magcache --model tiny-flux
+        vivace calibrate magcache --model flux-dev --pictures 16
     """
-    prepared, arguments = _prepared(model, pictures, device, threads, size)
+    prepared, arguments = _prepare(model, pictures, device, threads, size)
 
     from vivace.runtime.calibration import calibrate_magcache
 
@@ -92,18 +97,18 @@ def magcache(model: str, pictures: int, device: str, threads: int | None, as_jso
     if as_json:
         click.echo(json.dumps(asdict(ratios) | {"file": str(file)}, indent=2))
         return 0
-    click.echo(f"model    {ratios.model}")
-    click.echo(f"seen     {ratios.num_pictures} pictures of {len(ratios.ratios)} steps")
-    click.echo(f"ratios   {', '.join(f'{ratio:.3f}' for ratio in ratios.ratios)}")
-    click.echo(f"spread   {ratios.spread:.3g} (standard deviation between pictures, the worst step's)")
-    click.echo(f"kept in  {file}")
+    click.echo(f"model        {ratios.model}")
+    click.echo(f"measured on  {ratios.num_pictures} images of {len(ratios.ratios)} steps")
+    click.echo(f"ratios       {', '.join(f'{ratio:.3f}' for ratio in ratios.ratios)}")
+    click.echo(f"spread       {ratios.spread:.3g} (standard deviation between images, at the worst step)")
+    click.echo(f"saved to     {file}")
     return 0
 
 
-def _prepared(
+def _prepare(
     model: str, pictures: int, device: str, threads: int | None, size: dict[str, Any]
 ) -> tuple[Comparison, dict[str, Any]]:
-    """What is drawn, checked, and how."""
+    """Return the checked comparison, and the arguments of its calibration."""
     from vivace.benchmark.comparison import comparison_of, default_threads
 
     prepared = comparison_of(model, "baseline", **size)
@@ -119,23 +124,25 @@ def _prepared(
         "prompts": workload.prompts,
         "num_pictures": pictures,
         "call": workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
-        "on_image": lambda drawn: click.echo(f"[{drawn}/{pictures}]", err=True),
+        "on_image": lambda num_done: click.echo(f"[{num_done}/{pictures}]", err=True),
     }
 
 
 @calibrate.command()
 @options.model
-@click.option("--cache", "caches", multiple=True, metavar="NAME", help="A step cache; repeat; default: all.")
+@click.option(
+    "--cache", "caches", multiple=True, metavar="NAME", help="Step cache; repeat for more; default: all."
+)
 @options.min_quality
 @click.option(
     "--runs",
     type=click.IntRange(1, 20),
     default=6,
     show_default=True,
-    help="Settings to try of each cache, at most.",
+    help="Most settings to try for each cache.",
 )
-@click.option("--prompt-set", help="What is drawn: tinyworld or real; default: what suits the model.")
-@click.option("--seeds", type=click.IntRange(1, 1000), help="Seeds a prompt; default: three.")
+@click.option("--prompt-set", help="Prompts: tinyworld or real; default: the set that suits the model.")
+@click.option("--seeds", type=click.IntRange(1, 1000), help="Seeds per prompt; default: 3.")
 @options.device
 @options.threads
 @options.store
@@ -152,10 +159,10 @@ def cache(
     store: Path,
     as_json: bool,
 ) -> int:
-    """Find the most aggressive setting of each step cache that keeps the quality gate.
+    """Find the most aggressive step caches that pass the quality gate.
 
-    Bisects each cache's threshold, or its share of hits where it has none, over bench runs with quality. What was
-    measured is kept in the store: the same command goes on where it stopped.
+    Bisects each cache's threshold, or its share of cache hits if it has no threshold, with one benchmark for each
+    setting. Records are kept in the store: the same command continues where it stopped.
 
     \b
         vivace calibrate cache --model tiny-flux --cache first_block_cache --min-quality clip=0.99
@@ -182,10 +189,10 @@ def cache(
             click.echo(f"{one.cache}: none: {one.reason}")
             continue
         click.echo(
-            f"{one.best.recipe}: {_number(one.best.speedup, 'x')}, {_number(one.best.hit_rate)} of the steps reused"
+            f"{one.best.recipe}: {_format(one.best.speedup, 'x')}, {_format(one.best.hit_rate)} of the steps reused"
         )
     return 0
 
 
-def _number(value: float | None, unit: str = "") -> str:
+def _format(value: float | None, unit: str = "") -> str:
     return "-" if value is None else f"{value:.2f}{unit}"

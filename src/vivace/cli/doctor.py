@@ -14,7 +14,7 @@ from vivace.cli import options
 @options.device
 @options.as_json
 def doctor(device: str, as_json: bool) -> int:
-    """Tell what this machine can run, what it cannot and why, and which dtypes are slow here."""
+    """Show what this machine can run, and which dtypes are slow on it."""
     from vivace.compilation.compiled_code import code_folder
     from vivace.measure.dtypes import probe_dtypes, slow_dtypes
     from vivace.measure.environment import conditions, environment
@@ -40,7 +40,7 @@ def doctor(device: str, as_json: bool) -> int:
             f"the machine is busy (load {load:.1f} on {os.cpu_count()} cores); timings will be noisy"
         )
     if chosen == "cpu" and machine.compiler is None:
-        advice.append("no C++ compiler: compile cannot run (install g++ or clang++)")
+        advice.append("no C++ compiler, which compile needs; install g++ or clang++")
     if as_json:
         found = {
             "environment": facts.model_dump(mode="json"),
@@ -60,10 +60,12 @@ def doctor(device: str, as_json: bool) -> int:
     click.echo("libraries    " + ", ".join(f"{k} {v}" for k, v in facts.libraries.items()))
     click.echo(f"compiler     {machine.compiler or 'none found'}; compiled code is kept in {code_folder()}")
     click.echo(
-        "dtypes       " + ", ".join(f"{k} {v:.2f} ms" for k, v in times.items()) + " (the same small work)"
+        "dtypes       "
+        + ", ".join(f"{k} {v:.2f} ms" for k, v in times.items())
+        + " (the same small computation in each)"
     )
     runs = [s["recipe"] for s in here if s["unsupported"] is None]
-    click.echo("runs here    " + ", ".join(runs))
+    click.echo(click.wrap_text("runs here    " + ", ".join(runs), 100, subsequent_indent=" " * 13))
     for state in here:
         if state["unsupported"] is not None:
             click.echo(f"cannot       {state['recipe']}: {state['unsupported']}")

@@ -17,17 +17,17 @@ _LIBRARIES = ("torch", "diffusers", "transformers", "torchao")
 
 @click.command()
 @options.model
-@click.option("--recipe", default="baseline", show_default=True, metavar="R", help="The recipe to write.")
+@click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to export.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The script to write; default: print it.",
+    help="Script to write; default: print it.",
 )
-@click.option("--force", is_flag=True, help="Replace a FILE that is there.")
-@click.option("--prompt", help="What the script draws; default: the model's own first prompt.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Its seed.")
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@click.option("--prompt", help="Prompt of the script; default: the model's own first prompt.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the script.")
 @options.workload
 @options.device
 @options.threads
@@ -45,11 +45,11 @@ def export(
     device: str,
     threads: int | None,
 ) -> int:
-    """Write a model with a recipe as a plain Python script.
+    """Write a model and its recipe as a plain diffusers script.
 
-    The script calls diffusers, torch and torchao alone, and draws the picture that `vivace generate` draws. A technique
-    that is vivace's own has no such calls: the script then imports vivace, and says so. The recipe is applied to the
-    model first, on this machine, so that what cannot work here is refused.
+    The script calls only diffusers, torch and torchao, and generates the same image as `vivace generate`. Where a
+    technique has no equivalent in these libraries, the script imports vivace and says so. The recipe is applied to the
+    model on this machine first, so a recipe that cannot run here is refused.
 
     \b
         vivace export --model tiny-sd --recipe "bf16+tiny_vae+steps(20)" -o draw.py
@@ -57,7 +57,7 @@ def export(
     from vivace.benchmark.comparison import comparison_of, default_threads
 
     if output is not None and not force:
-        _check_free(output)
+        _check_is_new(output)
     prepared = comparison_of(
         model,
         recipe,
@@ -90,7 +90,8 @@ def export(
     for warning in written.warnings:
         click.echo(f"note: {warning}", err=True)
     if written.own:
-        click.echo(f"note: the script needs vivace: no public calls do {', '.join(written.own)}", err=True)
+        techniques = ", ".join(written.own)
+        click.echo(f"note: the script imports vivace, because no other library has {techniques}", err=True)
     if output is None:
         click.echo(written.text, nl=False)
         return 0
@@ -98,16 +99,14 @@ def export(
     if force:
         replace(output, content)
     elif not write_new(output, content):
-        _check_free(output)
-    click.echo(f"wrote {output}; it draws picture.png: python {output}")
+        _check_is_new(output)
+    click.echo(f"wrote {output}; `python {output}` writes picture.png")
     return 0
 
 
-def _check_free(path: Path) -> None:
+def _check_is_new(path: Path) -> None:
     if os.path.lexists(path):
-        raise OutputError(
-            f"{path} is there already, and was not changed; give a new name, or --force to replace it"
-        )
+        raise OutputError(f"{path} exists and was not changed; give another name, or --force to overwrite it")
 
 
 def _versions() -> str:

@@ -19,16 +19,16 @@ from vivace.errors import OutputError
 @click.command()
 @click.argument("prompt")
 @options.model
-@click.option("--recipe", default="baseline", show_default=True, metavar="R", help="The recipe to draw with.")
+@click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to apply.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the first picture."
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the first image."
 )
 @click.option(
     "--num-images",
     type=click.IntRange(min=1, max=10_000),
     default=1,
     show_default=True,
-    help="Pictures; picture k has seed + k.",
+    help="Number of images; image k, from 0, has seed + k.",
 )
 @click.option(
     "--out",
@@ -54,10 +54,10 @@ def generate(
     device: str,
     threads: int | None,
 ) -> int:
-    """Draw pictures and print their paths.
+    """Generate images and print their paths.
 
-    The PNGs carry model, recipe, prompt and seed. The same command on the same machine gives the same bytes; an
-    existing file is never overwritten by another picture.
+    Each PNG contains its model, recipe, prompt and seed as text. The same command on the same machine writes the same
+    bytes. An existing file is never overwritten: a different image gets a number.
 
     \b
         vivace generate "a red circle above a blue square" --recipe tiny_vae --num-images 4
@@ -83,24 +83,23 @@ def generate(
     from vivace.measure.machine import choose_device
     from vivace.runtime.session import open_session
 
-    # One picture's last bits depend on the number of threads, so it is fixed, and recorded.
+    # The last bits of an image depend on the number of threads, so it is set and recorded.
     torch.set_num_threads(threads if threads is not None else default_threads(prepared.found))
     workload = prepared.workload
+    chosen = choose_device(device)
     click.echo(f"loading {prepared.found.model.name}", err=True)
     session = open_session(
         prepared.found,
         prepared.recipes[0],
-        choose_device(device),
+        chosen,
         workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
         workload.prompts,
     )
     for warning in [*session.warnings, *truncation(session.pipe, prompt)]:
         click.echo(f"note: {warning}", err=True)
     if prepared.found.model.is_synthetic:
-        click.echo(
-            f"note: {prepared.found.model.name} has random weights: its pictures show nothing", err=True
-        )
-    silence_diffusers()  # it would print every token that it cuts off
+        click.echo(f"note: {prepared.found.model.name} has random weights: its images show nothing", err=True)
+    silence_diffusers()  # it prints every token that it truncates
     for index, text, picture_seed in workload.pictures():
         picture = session(text, generator=torch.Generator("cpu").manual_seed(picture_seed)).images[0]
         facts = {
@@ -121,7 +120,7 @@ def generate(
 
 
 def truncation(pipe: Any, prompt: str) -> list[str]:
-    """A note if the model reads only the beginning of the prompt."""
+    """Return a note if the model truncates the prompt."""
     tokenizer = getattr(pipe, "tokenizer", None)
     if tokenizer is None:
         return []
@@ -138,7 +137,7 @@ def silence_diffusers() -> None:
 
 
 def save(picture: Any, facts: dict[str, str], folder: Path, name: str) -> Path:
-    """Write a PNG with its facts as text chunks; a different picture of that name is left alone, a number added."""
+    """Write a PNG with `facts` as text chunks; if another image has that name, add a number to it."""
     from PIL.PngImagePlugin import PngInfo
 
     info = PngInfo()
@@ -156,6 +155,6 @@ def save(picture: Any, facts: dict[str, str], folder: Path, name: str) -> Path:
 
 
 def slug(prompt: str) -> str:
-    """The prompt as a file name: ASCII letters and digits, at most 48 characters."""
+    """Return the prompt as a file name: ASCII letters and digits, at most 48 characters."""
     plain = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:48].strip("-") or "picture"

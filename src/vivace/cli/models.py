@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     "wanted",
     type=(str, click.Path(path_type=Path)),
     metavar="NAME DIR",
-    help="Write the model as a folder that plain diffusers loads; DIR is new or empty.",
+    help="Write an embedded model as a folder for plain diffusers; DIR must be new or empty.",
 )
 @options.as_json
 def models(wanted: tuple[str, Path] | None, as_json: bool) -> int:
-    """List the models that vivace knows by name, or export one that ships with it.
+    """List the models that have a name, or export an embedded one.
 
     \b
         vivace models --export tiny-sd my-model
@@ -55,20 +55,20 @@ def models(wanted: tuple[str, Path] | None, as_json: bool) -> int:
         click.echo(f"    {entry.width}x{entry.height}, {steps}, {guidance}; {entry.licence}")
         click.echo(f"    {_where(entry, sizes[entry.name])}")
         if entry.few_steps:
-            click.echo(f"    by a LoRA: {', '.join(_few_steps(entry))}")
+            click.echo(f"    with a LoRA: {', '.join(_few_steps(entry))}")
     click.echo(
         "\nOther models: --model org/repo or org/repo@revision on the Hugging Face hub, a folder with a "
         "model_index.json,\na .safetensors file of SD 1.5, SDXL or FLUX.1, or a .gguf file of FLUX.1's transformer"
     )
     click.echo(
-        f"\nWithout a download: --model {SYNTHETIC}NAME builds NAME's architecture with random weights, for times and "
-        f"memory;\nits pictures show nothing. NAME: {', '.join(synthetic_names())}"
+        f"\nWithout a download: --model {SYNTHETIC}NAME builds NAME's architecture with random weights, to "
+        f"measure time and memory;\nits images show nothing. NAME: {', '.join(synthetic_names())}"
     )
     return 0
 
 
 def _few_steps(entry: Entry) -> list[str]:
-    """The recipes, with the numbers of steps: ["distilled(lcm) in 4 steps (2, 3, 5, ...)"]."""
+    """Return the recipes with their steps: ["distilled(lcm) in 4 steps (or 2, 3, 5, ...)"]."""
     by_kind: dict[str, list[int]] = {}
     for one in entry.few_steps:
         by_kind.setdefault(one.kind, []).extend(one.steps)
@@ -80,7 +80,7 @@ def _few_steps(entry: Entry) -> list[str]:
 
 
 def _num_bytes(entry: Entry) -> int | None:
-    """Of an embedded model's files, or of what is fetched; None if nobody knows."""
+    """Return the size of an embedded model's files or of the download; None if it is unknown."""
     from vivace.models.entry import Hub
     from vivace.models.files import num_bytes
     from vivace.models.find import find_model
@@ -91,7 +91,7 @@ def _num_bytes(entry: Entry) -> int | None:
 
 
 def _where(entry: Entry, num_bytes: int | None) -> str:
-    """Where its weights come from, and how large they are."""
+    """Return where the weights come from, and their size."""
     from vivace.models.entry import Hub
     from vivace.report.summary import size
 
@@ -99,7 +99,7 @@ def _where(entry: Entry, num_bytes: int | None) -> str:
     if isinstance(entry.origin, Hub):
         others = [*entry.origin.parts.values(), *([entry.origin.lora] if entry.origin.lora else [])]
         repositories = " and ".join([entry.origin.repo, *(part.repo for part in others)])
-        gated = ", gated: ask for access there first" if entry.gated else ""
+        gated = ", gated: request access there first" if entry.gated else ""
         return f"{how_large}from {repositories}{gated}"
     shared = f", shared in part with {entry.origin.base}" if entry.origin.base is not None else ""
     return f"{how_large}shipped with vivace{shared}"

@@ -1,7 +1,8 @@
-"""Options that several commands share, named as diffusers names them."""
+"""Options that several commands share, with the names that diffusers uses."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -18,12 +19,28 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _MAX_PROMPT_BYTES = 10_000_000
 
-model = click.option(
-    "--model",
-    default="tiny-sd",
-    show_default=True,
-    help="Catalogue name, synthetic:NAME, org/repo[@revision], folder, file.",
-)
+
+class FiniteFloat(click.FloatRange):
+    """A float in a range; click alone also takes nan and inf."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+def model_or(default: str) -> Callable[[F], F]:
+    """Return the option for a model, with a default."""
+    return click.option(
+        "--model",
+        default=default,
+        show_default=True,
+        help="Model name, synthetic:NAME, org/repo[@revision], folder or file.",
+    )
+
+
+model = model_or("tiny-sd")
 device = click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
@@ -32,7 +49,7 @@ device = click.option(
     help="Where to run; auto takes a GPU if there is one.",
 )
 threads = click.option(
-    "--threads", type=click.IntRange(1, 1024), help="CPU threads; fixed, since pictures depend on it."
+    "--threads", type=click.IntRange(1, 1024), help="CPU threads; the last bits of an image depend on them."
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 store = click.option(
@@ -40,26 +57,31 @@ store = click.option(
     type=click.Path(path_type=Path),
     default=".vivace",
     show_default=True,
-    help="Folder of the records.",
+    help="Folder of records.",
 )
 
 
 def page(default: str) -> Callable[[F], F]:
-    """Where the HTML page goes."""
+    """Option for the HTML page to write."""
     return click.option(
         "-o",
         "--output",
         type=click.Path(path_type=Path, dir_okay=False),
         default=default,
         show_default=True,
-        help="The page to write.",
+        help="Page to write.",
     )
 
 
 def workload(function: F) -> F:
-    """Size, steps and guidance."""
+    """Add the options for size, steps and guidance."""
     for option in (
-        click.option("--guidance-scale", type=float, help="Guidance scale; default: the model's own."),
+        click.option(
+            "--guidance-scale",
+            type=FiniteFloat(),
+            metavar="FLOAT",
+            help="Guidance scale; default: the model's own.",
+        ),
         click.option("--num-inference-steps", type=int, help="Denoising steps; default: the model's own."),
         click.option("--width", type=int, help="Pixels; default: the model's own."),
         click.option("--height", type=int, help="Pixels; default: the model's own."),
@@ -69,13 +91,13 @@ def workload(function: F) -> F:
 
 
 def min_quality(function: F) -> F:
-    """The limits of the quality gate."""
+    """Add the option for the limits of the quality gate."""
     return click.option(
         "--min-quality",
         "limits",
         callback=_parse_limits,
         metavar="NAME=VALUE,...",
-        help="What pictures must keep of the baseline's, e.g. clip=0.97,ssim=0.8,psnr_db=30; off switches one off.",
+        help="Quality limits against the baseline's images, e.g. clip=0.97,ssim=0.8,psnr_db=30; NAME=off removes one.",
     )(function)
 
 
@@ -91,11 +113,11 @@ def _parse_limits(context: click.Context, parameter: click.Parameter, value: str
     for part in value.split(","):
         name, separator, number = (text.strip() for text in part.partition("="))
         if not separator or name not in Limits.model_fields:
-            raise click.BadParameter(f"{part.strip()!r} is not NAME=VALUE with a NAME of {names}.")
+            raise click.BadParameter(f"{part.strip()!r} is not NAME=VALUE; NAME is one of {names}.")
         try:
             given[name] = None if number == "off" else float(number)
         except ValueError:
-            raise click.BadParameter(f"{number!r} for {name} is neither a number nor off.") from None
+            raise click.BadParameter(f"{number!r} for {name} is not a number or off.") from None
     try:
         return Limits(**given)
     except ValidationError as error:
@@ -104,29 +126,31 @@ def _parse_limits(context: click.Context, parameter: click.Parameter, value: str
 
 
 def read_prompts(path: Path) -> list[str]:
-    """One prompt a line, UTF-8; blank lines are skipped.
+    """Read one prompt per line, UTF-8; blank lines are skipped.
 
     Raises:
-        WorkloadError: no such file, not text, or no prompt in it.
+        WorkloadError: there is no such file, it is not text, or it has no prompts.
     """
     try:
         if path.stat().st_size > _MAX_PROMPT_BYTES:
-            raise WorkloadError(f"--prompts {path}: larger than {_MAX_PROMPT_BYTES // 10**6} MB")
+            raise WorkloadError(
+                f"--prompts {path}: larger than {_MAX_PROMPT_BYTES // 10**6} MB; give a smaller file"
+            )
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise WorkloadError(
-            f"--prompts {path}: {error.strerror}; give a text file with one prompt a line"
+            f"--prompts {path}: {error.strerror}; give a text file with one prompt per line"
         ) from None
     except UnicodeDecodeError:
         raise WorkloadError(
-            f"--prompts {path}: not UTF-8 text; give a text file with one prompt a line"
+            f"--prompts {path}: not UTF-8 text; give a text file with one prompt per line"
         ) from None
     prompts = [line.strip() for line in text.splitlines() if line.strip()]
     if not prompts:
-        raise WorkloadError(f"--prompts {path}: no prompt in it; write one prompt a line")
+        raise WorkloadError(f"--prompts {path}: no prompt in it; write one prompt per line")
     return prompts
 
 
 def command_line() -> str:
-    """The line that reproduces this invocation."""
+    """Return the command line that was typed."""
     return shlex.join(["vivace", *sys.argv[1:]])

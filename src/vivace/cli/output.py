@@ -1,4 +1,4 @@
-"""Write files whole or not at all."""
+"""Write files atomically."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vivace.errors import OutputError
 
 
 def write_new(path: Path, content: bytes) -> bool:
-    """Write a file that is not there yet; False, and nothing written, if there is one.
+    """Write a new file; return False, without writing, if the path exists.
 
     Raises:
-        OutputError: it cannot be written; nothing is left behind.
+        OutputError: it cannot be written. No partial file is left.
     """
     with _temporary(path, content) as temporary:
         try:
@@ -26,10 +26,10 @@ def write_new(path: Path, content: bytes) -> bool:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file, in place of one that may be there.
+    """Write a file, replacing an existing one.
 
     Raises:
-        OutputError: it cannot be written; an old file is left as it was.
+        OutputError: it cannot be written. An existing file is unchanged.
     """
     with _temporary(path, content) as temporary:
         os.replace(temporary, path)
@@ -37,7 +37,7 @@ def replace(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def _temporary(path: Path, content: bytes) -> Iterator[str]:
-    """The content in a file beside `path`, removed in the end unless it was moved."""
+    """Yield a temporary file with the content, beside `path`; it is removed at the end unless it was moved."""
     name = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def _temporary(path: Path, content: bytes) -> Iterator[str]:
             file.write(content)
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp's files are private; pictures and pages are not
+        os.chmod(name, 0o666 & ~mask)  # mkstemp's files are private; images and pages are not
         yield name
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from error

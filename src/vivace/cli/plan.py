@@ -16,26 +16,22 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model")
-@click.option(
-    "--recipe", default="baseline", show_default=True, metavar="R", help="The recipe to predict for."
-)
+@click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to predict.")
 @click.option("--height", type=click.IntRange(1, 16384), help="Pixels; default: the model's own.")
 @click.option("--width", type=click.IntRange(1, 16384), help="Pixels; default: the model's own.")
-@click.option(
-    "--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Pictures of one call."
-)
+@click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
 @click.option(
     "--text",
     type=click.Choice(["prompts", "embeddings"]),
     default="prompts",
     show_default=True,
-    help="Text encoders inside the call, or prompts encoded before it.",
+    help="embeddings: encode the prompts before the call.",
 )
 @click.option(
     "--card",
-    type=click.FloatRange(0.1, 10_000),
+    type=options.FiniteFloat(0.1, 10_000),
     metavar="GB",
-    help="Say what to change to fit a card of that size; default: this machine's GPU, if there is one.",
+    help="Find changes that make it fit a card of this size; default: this machine's GPU, if there is one.",
 )
 @options.as_json
 def plan(
@@ -48,10 +44,10 @@ def plan(
     card: float | None,
     as_json: bool,
 ) -> int:
-    """Predict the memory that MODEL takes on a GPU, and which cards it fits; nothing is loaded.
+    """Predict the GPU memory of a recipe without loading the model.
 
-    MODEL is an architecture (flux-dev, synthetic:flux-dev), a catalogue name, a folder in diffusers' format, or a
-    .safetensors file of SD 1.5, SDXL or FLUX.1.
+    Shows which cards the model fits and, for a card that is too small, what to change. MODEL is a model name (flux-dev,
+    synthetic:flux-dev), a folder in diffusers' format, or a .safetensors file of SD 1.5, SDXL or FLUX.1.
 
     \b
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8
@@ -60,7 +56,7 @@ def plan(
     from vivace.recipes.resolve import resolve
     from vivace.spec.recipe import BASELINE
 
-    resolved = resolve(recipe)  # before anything heavy is imported
+    resolved = resolve(recipe)  # a mistake is reported before the heavy imports
 
     from vivace.memory.fit import changes, fits, use_free_memory
     from vivace.memory.predict import predict
@@ -73,17 +69,17 @@ def plan(
     except NoEffect as error:
         if not error.already_so:
             raise
-        # To know the memory is what was asked for, and it is known.
-        click.echo(f"{error}; so this is the baseline's memory", err=True)
+        # The recipe changes nothing, so its memory is the baseline's.
+        click.echo(f"{error}; this is the baseline's memory", err=True)
         resolved = resolve(BASELINE)
         predicted = predict(found, resolved, **asked)
-    card_bytes, card_name = (card * 1e9, f"{card:g} GB") if card is not None else _own_card()
+    card_bytes, card_name = (card * 1e9, f"{card:g} GB") if card is not None else _this_gpu()
     steps: list[Change] = []
     if card_bytes is not None and fits(predicted, card_bytes):
-        faster = use_free_memory(found, predicted, card_bytes, _tell)
+        faster = use_free_memory(found, predicted, card_bytes, _report_attempt)
         steps = [] if faster is None else [faster]
     elif card_bytes is not None:
-        steps = changes(found, resolved, predicted, card_bytes, _tell)
+        steps = changes(found, resolved, predicted, card_bytes, _report_attempt)
     if as_json:
         click.echo(json.dumps(_facts(predicted, card_bytes, steps), indent=2))
         return 0
@@ -93,11 +89,11 @@ def plan(
     return 0
 
 
-def _tell(what: str) -> None:
-    click.echo(f"trying {what}", err=True)
+def _report_attempt(recipe: str) -> None:
+    click.echo(f"trying {recipe}", err=True)
 
 
-def _own_card() -> tuple[float | None, str]:
+def _this_gpu() -> tuple[float | None, str]:
     import torch
 
     if not torch.cuda.is_available():
@@ -136,7 +132,7 @@ def _print(predicted: Prediction) -> None:
 
     click.echo(
         f"{predicted.model}, {predicted.recipe}, {predicted.width}x{predicted.height}, batch {predicted.batch}: "
-        f"predicted, nothing was loaded\n"
+        f"predicted without loading\n"
     )
     rows = [("component", "class", "parameters", "dtype", "memory")]
     rows += [
@@ -150,24 +146,24 @@ def _print(predicted: Prediction) -> None:
         ]
         click.echo("  ".join(cells).rstrip())
     stages = ", ".join(f"{name} {size(held)}" for name, held in predicted.stages.items())
-    click.echo(f"\nmodel    {size(predicted.model_bytes)}")
-    click.echo(f"peak     {size(predicted.peak_bytes)}, in stage {predicted.peak_stage} ({stages})")
-    click.echo(f"loading  {size(predicted.loading_bytes)}, the recipe's own work included")
+    click.echo(f"\nmodel       {size(predicted.model_bytes)}")
+    click.echo(f"peak        {size(predicted.peak_bytes)}, in stage {predicted.peak_stage} ({stages})")
+    click.echo(
+        f"loading     {size(predicted.loading_bytes)}, while loading the model and applying the recipe"
+    )
     if predicted.other_gpus:
         others = (
-            "the other GPU" if predicted.other_gpus == 1 else f"each of {predicted.other_gpus} other GPUs"
+            "on the other GPU" if predicted.other_gpus == 1 else f"on each of {predicted.other_gpus} others"
         )
-        click.echo(
-            f"others   {size(predicted.other_gpu_bytes)} at most on {others}: the denoiser and its forward"
-        )
+        click.echo(f"other GPUs  at most {size(predicted.other_gpu_bytes)} {others}, for the denoiser")
     click.echo(
-        f"beside   about {size(predicted.beyond_allocator_bytes)} for the CUDA context, which no allocator counts"
+        f"context     about {size(predicted.beyond_allocator_bytes)} more for the CUDA context, not included above"
     )
     good = [gb for gb in CARDS_GB if fits(predicted, gb * 1e9)]
     bad = [gb for gb in CARDS_GB if gb not in good]
     click.echo(
-        f"\nfits     {_cards(good)} (with {size(RESERVE_BYTES)} kept free for the context and for gaps)"
-        + (f"; not {_cards(bad)}" if bad else "")
+        f"\nfits        {_cards(good)}, with {size(RESERVE_BYTES)} reserved for the context and fragmentation"
+        + (f"; too large for {_cards(bad)}" if bad else "")
     )
 
 
@@ -183,25 +179,27 @@ def _print_card(predicted: Prediction, card_bytes: float, name: str, steps: list
         click.echo(f"\nIt fits {name}.")
         for step in steps:
             peak = size(step.prediction.peak_bytes)
-            click.echo(f"So does --recipe '{step.prediction.recipe}' (peak {peak}), which spares copies.")
+            click.echo(
+                f"So does --recipe '{step.prediction.recipe}' (peak {peak}), which is faster: it copies fewer weights."
+            )
         return
-    click.echo(f"\nIt does not fit {name}. What lowers the peak, each on top of the one before:")
+    click.echo(f"\nIt does not fit {name}. These changes need less memory, each on top of the one before:")
     for step in steps:
         after = step.prediction
         verdict = "fits" if fits(after, card_bytes) else "does not fit yet"
         if step.fills:
-            verdict += ", and spares copies with what is free"
+            verdict += ", and is faster: it copies fewer weights"
         click.echo(
             f"  {step.what}: peak {size(after.peak_bytes)}, loading {size(after.loading_bytes)}: {verdict}"
         )
     last = steps[-1].prediction if steps else predicted
     if fits(last, card_bytes):
         size_flags = f" --height {last.height} --width {last.width} --batch {last.batch}"
-        click.echo(f"So: --recipe '{last.recipe}'{size_flags}")
+        click.echo(f"Use: --recipe '{last.recipe}'{size_flags}")
     elif last.loading_bytes >= last.peak_bytes:
         click.echo(
-            f"Nothing that vivace has makes it fit: the model is loaded at full precision before a recipe shrinks it, "
-            f"which takes {size(last.loading_bytes)}."
+            f"vivace found no recipe that fits: loading the model before the recipe shrinks it already takes "
+            f"{size(last.loading_bytes)}."
         )
     else:
-        click.echo("Nothing that vivace has makes it fit.")
+        click.echo("vivace found no recipe that fits.")

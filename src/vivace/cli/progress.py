@@ -1,4 +1,4 @@
-"""Live progress on a terminal, plain lines elsewhere; both on standard error."""
+"""Progress of a benchmark on standard error: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vivace.spec.record import Outcome, Round
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 
-# How much of a round has passed when a phase begins; within warm-up and timing it is interpolated.
+# Share of a round that has passed when a phase begins; timing is interpolated.
 _PHASE_STARTS = {
     "load": 0.0,
     "apply": 0.05,
@@ -27,11 +27,17 @@ _PHASE_STARTS = {
     "evidence": 0.97,
 }
 
-_WORTH_TELLING_S = 1.0  # of loading
+_SLOW_LOAD_S = 1.0  # shorter loading times are not printed
 
 
-class _Counting:
-    """What both kinds of progress know: the trials, how many rounds there are and which one is running."""
+def title(trial: Trial) -> str:
+    """Return what the trials of a comparison have in common: the model, and the batch if it is not 1."""
+    batch = trial.workload.batch
+    return trial.model.name + (f", batch {batch}" if batch > 1 else "")
+
+
+class _RoundCount:
+    """State of both kinds of progress: the trials, the number of rounds and the one that is running."""
 
     def __init__(self) -> None:
         self.trials: list[Trial] = []
@@ -43,31 +49,32 @@ class _Counting:
         self.label = ""
         self.batch = 1
 
-    def begin_counting(self, trials: list[Trial], timing: Timing, num_kept: int) -> None:
+    def set_trials(self, trials: list[Trial], timing: Timing, num_kept: int) -> None:
         self.trials = trials
         self.timing = timing
         self.total = len(trials) * timing.rounds - num_kept
         self.done = 0
         self.started = time.monotonic()
+        num_rounds = len(trials) * timing.rounds
+        plural = "round" if num_rounds == 1 else "rounds"
+        line = f"{title(trials[0])}: {num_rounds} {plural}"
         if num_kept:
-            kept = f"{num_kept} of {len(trials) * timing.rounds} rounds are measured already and kept"
-            click.echo(f"{kept} (--rerun measures again)", err=True)
+            line += f", {num_kept} already measured (--rerun measures them again)"
+        click.echo(line, err=True)
 
     def end_quality(self, num_scored: int, num_drawn: int, seconds_: float) -> None:
         if num_scored or num_drawn:
-            drawn = f"{num_drawn} pictures drawn for the noise floor, " if num_drawn else ""
-            click.echo(
-                f"quality pass: {drawn}{num_scored} compared, {seconds(seconds_)}, after all timing", err=True
-            )
+            drawn = f"{num_drawn} images generated for the noise floor, " if num_drawn else ""
+            click.echo(f"quality pass: {drawn}{num_scored} compared, in {seconds(seconds_)}", err=True)
 
-    def start_counting(self, index: int, round_index: int) -> None:
+    def set_round(self, index: int, round_index: int) -> None:
         self.label = self.trials[index].recipe.text
         self.batch = self.trials[index].workload.batch
         if self.timing.rounds > 1:
             self.label += f"  round {round_index + 1}/{self.timing.rounds}"
 
     def left(self, part: float) -> str:
-        """Time left, from the pace so far; `part` is the running round's share that has passed."""
+        """Return the estimated time left; `part` is the share of the running round that has passed."""
         passed = self.done + part
         if passed < 0.3:
             return ""
@@ -75,14 +82,14 @@ class _Counting:
         return f"about {_clock(left)} left"
 
 
-class PlainProgress(_Counting):
-    """A line for each finished round."""
+class PlainProgress(_RoundCount):
+    """Print a line for each finished round."""
 
     def begin(self, trials: list[Trial], timing: Timing, num_kept: int) -> None:
-        self.begin_counting(trials, timing, num_kept)
+        self.set_trials(trials, timing, num_kept)
 
     def start_round(self, index: int, round_index: int) -> None:
-        self.start_counting(index, round_index)
+        self.set_round(index, round_index)
 
     def event(self, event: dict[str, Any]) -> None: ...
 
@@ -96,8 +103,8 @@ class PlainProgress(_Counting):
     def end(self) -> None: ...
 
 
-class TerminalProgress(_Counting):
-    """One live line: recipe, phase, current estimate, bar, time left."""
+class TerminalProgress(_RoundCount):
+    """Show one live line: recipe, phase, current estimate, bar, time left."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,14 +122,14 @@ class TerminalProgress(_Counting):
         self._times: list[float] = []
 
     def begin(self, trials: list[Trial], timing: Timing, num_kept: int) -> None:
-        self.begin_counting(trials, timing, num_kept)
-        if self._task is not None:  # of the comparison before
+        self.set_trials(trials, timing, num_kept)
+        if self._task is not None:  # of the previous comparison
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task("starting", total=max(1, self.total))
         self._bar.start()
 
     def start_round(self, index: int, round_index: int) -> None:
-        self.start_counting(index, round_index)
+        self.set_round(index, round_index)
         self._times = []
         self._show("start", 0.0)
 
@@ -131,11 +138,11 @@ class TerminalProgress(_Counting):
         part = _PHASE_STARTS.get(phase, 0.0)
         if phase == "timing":
             self._times.append(event["last_s"])
-            of = event.get("of")
-            share = event["done"] / of if of else event["spent_s"] / event["cap_s"]
+            num_calls = event.get("of")
+            share = event["done"] / num_calls if num_calls else event["spent_s"] / event["cap_s"]
             part += 0.5 * min(1.0, share)
             typical = sorted(self._times)[len(self._times) // 2]
-            phase = f"timing, {event['done']}{f' of {of}' if of else ''} calls, {seconds(typical)} each"
+            phase = f"timing, {event['done']}{f' of {num_calls}' if num_calls else ''} calls, {seconds(typical)} each"
         elif phase == "warm-up":
             phase = f"warm-up, call {event['done'] + 1}"
         self._show(phase, part)
@@ -152,10 +159,10 @@ class TerminalProgress(_Counting):
         self._bar.stop()
 
     def clock(self) -> str:
-        """Which round of how many, how long the phase has lasted, and the time left; read at each refresh."""
+        """Return the round's number, the phase's duration and the time left; called at each refresh."""
         count = f"{min(self.done + 1, self.total)}/{self.total}"
-        lasted = time.monotonic() - self._phase_started
-        phase = f"  {_clock(lasted)}" if lasted >= 3 else ""
+        duration = time.monotonic() - self._phase_started
+        phase = f"  {_clock(duration)}" if duration >= 3 else ""
         return f"{count}{phase}  {self.left(self._part)}"
 
     def _show(self, phase: str, part: float) -> None:
@@ -167,7 +174,7 @@ class TerminalProgress(_Counting):
 
 
 class _Clock(ProgressColumn):
-    """The clock of a TerminalProgress, dim. It goes on while a phase (compiling) reports nothing."""
+    """Show the clock of a TerminalProgress. It advances even while a phase, such as compiling, reports nothing."""
 
     def __init__(self, progress: TerminalProgress) -> None:
         super().__init__()
@@ -182,19 +189,19 @@ def for_this_terminal() -> PlainProgress | TerminalProgress:
 
 
 def result(round_: Round, batch: int = 1) -> str:
-    """A finished round in a few words."""
+    """Return a finished round's time and number of samples, or its outcome and reason."""
     if round_.outcome is not Outcome.MEASURED:
         return f"{round_.outcome.value}: {round_.reason}"
     times = sorted(s.total_s / batch for s in round_.samples)
-    said = f"{seconds(times[len(times) // 2])} an image, {len(times)} samples"
-    if round_.load_s is not None and round_.load_s >= _WORTH_TELLING_S:
-        said += f", loaded in {seconds(round_.load_s)}"
-    return said
+    text = f"{seconds(times[len(times) // 2])} an image, {len(times)} samples"
+    if round_.load_s is not None and round_.load_s >= _SLOW_LOAD_S:
+        text += f", loaded in {seconds(round_.load_s)}"
+    return text
 
 
 def _clock(value_s: float) -> str:
-    minutes, rest = divmod(round(value_s), 60)
+    minutes, secs = divmod(round(value_s), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes} min {secs} s" if minutes else f"{secs} s"

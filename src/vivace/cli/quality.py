@@ -18,22 +18,24 @@ COMPARISON_FAILED = 1
 @click.argument("dir_a", type=click.Path(path_type=Path))
 @click.argument("dir_b", type=click.Path(path_type=Path))
 @click.option(
-    "--prompts", type=click.Path(path_type=Path), help="Text file: line k is picture k's prompt, by name."
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="Text file: line k is the prompt of image k, sorted by name.",
 )
 @click.option(
     "--scorer",
     metavar="NAME",
-    help="CLIP model for CLIP's figures: embedded, a folder, or org/name on the hub, fetched if need be.",
+    help="CLIP model for the CLIP metrics: embedded, a folder, or org/name on the hub, downloaded if necessary.",
 )
-@click.option("--lpips", is_flag=True, help="Also compute LPIPS; AlexNet's weights must be there.")
+@click.option("--lpips", is_flag=True, help="Also compute LPIPS; needs AlexNet's weights on this machine.")
 @options.as_json
 def quality(
     dir_a: Path, dir_b: Path, prompts: Path | None, scorer: str | None, lpips: bool, as_json: bool
 ) -> int:
-    """Compare two folders of pictures, made by anything; DIR_A is the reference.
+    """Compare two folders of images from any source.
 
-    Pictures are paired by their names. Differences carry a 95 % interval over the pairs. Exit code 1 if DIR_B holds
-    pictures that are black, flat or noise while DIR_A's are not.
+    DIR_A is the reference. Images are paired by name; differences have a 95 % interval over the pairs. The exit code is
+    1 if an image in DIR_B is black, flat or noise and its pair in DIR_A is not.
 
     \b
         vivace generate "a red circle" --num-images 8 --out a
@@ -44,11 +46,13 @@ def quality(
     from vivace.models.scorers import find_scorer
 
     if prompts is not None and scorer is None:
-        raise UsageError("--prompts is for the CLIP score; name a CLIP model with --scorer NAME")
+        raise UsageError("--prompts needs a CLIP model to score the images; add --scorer NAME")
     names, alone_in = pair(dir_a, dir_b)
     lines = options.read_prompts(prompts) if prompts is not None else None
     if lines is not None and len(lines) != len(names):
-        raise UsageError(f"--prompts {prompts}: {len(lines)} prompts for {len(names)} pairs of pictures")
+        raise UsageError(
+            f"--prompts {prompts}: {len(lines)} prompts for {len(names)} pairs of images; give one prompt per pair"
+        )
     folder = find_scorer(scorer).folder if scorer is not None else None
     found = compare(dir_a, dir_b, names, lines, folder, lpips)
     found["unpaired"] = alone_in
@@ -69,13 +73,15 @@ def _print(found: dict[str, Any], dir_a: Path, dir_b: Path) -> None:
         if metric in found["summary"]:
             row = found["summary"][metric]
             click.echo(
-                f"{metric:16}{row['a']:10.4g}{row['b']:10.4g}   {_words(row['difference'], signed=True)}"
+                f"{metric:16}{row['a']:10.4g}{row['b']:10.4g}   {_format_interval(row['difference'], signed=True)}"
             )
     for metric in AGAINST:
         if metric in found["summary"]:
             row = found["summary"][metric]
             value = (
-                "all identical" if row["mean"] is None else f"{_words(row['mean'])}, worst {row['worst']:.4g}"
+                "all identical"
+                if row["mean"] is None
+                else f"{_format_interval(row['mean'])}, worst {row['worst']:.4g}"
             )
             same = f" ({row['identical']} identical)" if row["identical"] and row["mean"] else ""
             click.echo(f"{metric:16}{'':20}   {value}{same}")
@@ -86,9 +92,9 @@ def _print(found: dict[str, Any], dir_a: Path, dir_b: Path) -> None:
         if "reason" in p:
             click.echo(f"{p['name']}: {p['reason']}")
     if found["unpaired"]:
-        click.echo(f"{len(found['unpaired'])} pictures are in one folder only and were left out", err=True)
+        click.echo(f"left out {len(found['unpaired'])} images that are in only one of the folders", err=True)
 
 
-def _words(interval: dict[str, Any], *, signed: bool = False) -> str:
+def _format_interval(interval: dict[str, Any], *, signed: bool = False) -> str:
     text = f"{interval['mean']:{'+' if signed else ''}.4g}"
     return text + (f" [{interval['ci95'][0]:.4g}, {interval['ci95'][1]:.4g}]" if interval["ci95"] else "")

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 @options.page("page.html")
 @options.min_quality
 def report(store: Path, output: Path, limits: Limits | None) -> int:
-    """Write one offline HTML page of a store: verdict, table, charts, pictures.
+    """Write a store's results as one offline HTML page.
 
-    The newest run comes first. The page needs no network and no torch.
+    The page has each run's verdict, table, charts and images; the newest run comes first. It needs no network, and
+    writing it needs no torch.
     """
     click.echo(write_page(store, output, limits))
     return 0
 
 
 def write_page(store: Path, output: Path, limits: Limits | None = None) -> Path:
-    """Write the page of all runs in a store, whole or not at all; returns its path."""
+    """Write the page of all runs in a store, atomically; return its path."""
     from itertools import groupby
 
     from vivace.benchmark.store import Invocation, Store
@@ -40,9 +41,9 @@ def write_page(store: Path, output: Path, limits: Limits | None = None) -> Path:
     with Store.read_only(store) as opened:
         runs: dict[tuple[str, ...], Invocation] = {}
         for run in reversed(opened.runs()):
-            runs.setdefault(run.keys, run)  # a run repeated or resumed is shown once, where it was last
+            runs.setdefault(run.keys, run)  # a repeated or resumed run is shown once, at its latest start
         sections = []
-        # The newest command first; several models or batches of one command in its own order.
+        # The newest command first; within a command, models and batches in the order of the command line.
         for _, group in groupby(runs.values(), key=lambda run: run.command):
             for run in reversed(list(group)):
                 records = [record for record in map(opened.record, run.keys) if record is not None]
@@ -50,7 +51,7 @@ def write_page(store: Path, output: Path, limits: Limits | None = None) -> Path:
                     rows = rows_of(records, opened.quality_pass(run), limits or DEFAULT_LIMITS)
                     sections.append(Section(run.command, run.started_at, tuple(rows)))
         if not sections:
-            raise StoreError(f"the store {store} holds no finished round yet; run `vivace bench` to the end")
+            raise StoreError(f"the store {store} has no finished round; run `vivace bench` first")
 
         def read_picture(sha256: str) -> bytes | None:
             try:

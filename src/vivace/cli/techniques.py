@@ -19,7 +19,7 @@ from vivace.errors import UsageError, nearest
 @options.device
 @options.as_json
 def techniques(name: str | None, device: str, as_json: bool) -> int:
-    """List the techniques and whether this machine can run them, or explain one (NAME)."""
+    """List the techniques and what this machine can run, or explain one."""
     from vivace.measure.machine import choose_device, this_machine
     from vivace.recipes.describe import describe
     from vivace.techniques import ALIASES, TECHNIQUES
@@ -45,19 +45,19 @@ def techniques(name: str | None, device: str, as_json: bool) -> int:
 
 def _list(found: list[dict[str, Any]]) -> None:
     for technique in found:
-        picture = "same picture" if technique["same_picture"] else "changes the picture"
-        click.echo(f"{technique['usage']}\n    {technique['summary']} ({picture})")
+        image = "same image" if technique["same_picture"] else "changes the image"
+        click.echo(f"{technique['usage']}\n    {technique['summary']} ({image})")
         runs = [state["recipe"] for state in technique["here"] if state["unsupported"] is None]
         if runs:
             click.echo(f"    runs here: {', '.join(runs)}")
         for state in technique["here"]:
             if state["unsupported"] is not None:
                 click.echo(f"    not here: {state['recipe']}: {state['unsupported']}")
-    click.echo("\n`vivace techniques NAME` explains one: why, what it costs, what it needs.")
+    click.echo("\n`vivace techniques NAME` explains one: why it helps, what it costs, what it needs.")
 
 
-def _explain(technique: dict[str, Any], essay: str) -> None:
-    click.echo(f"{technique['usage']}\n\n{essay}\n")
+def _explain(technique: dict[str, Any], docstring: str) -> None:
+    click.echo(f"{technique['usage']}\n\n{docstring}\n")
     for knob in technique["knobs"]:
         default = "required" if knob["required"] else f"default {knob['default']}"
         click.echo(f"  {knob['name']}: {knob['about']} ({default}{knob['limits']})")
@@ -66,7 +66,7 @@ def _explain(technique: dict[str, Any], essay: str) -> None:
             f"  targets: {', '.join(technique['targets'])} (default {', '.join(technique['default_targets'])})"
         )
     if technique["aliases"]:
-        click.echo(f"  short for it: {', '.join(technique['aliases'])}")
+        click.echo(f"  short names: {', '.join(technique['aliases'])}")
     click.echo("")
     for state in technique["here"]:
         numbers = [

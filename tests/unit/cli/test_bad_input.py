@@ -1,4 +1,4 @@
-"""Whatever is typed wrongly: one clear message with the nearest right thing, exit 2 or 3, nothing overwritten."""
+"""Invalid input: one clear message with a suggestion, exit code 2 or 3, and no file changed."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("\n  \n")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x01")
@@ -47,6 +47,12 @@ BENCH = ("bench", "--recipe", "baseline")
         (("bench", "--recipe", "tiny_vea"), 2, "did you mean 'tiny_vae'"),
         (("bench", "--recipe", "steps(0)"), 2, "at least 1"),
         (("bench", "--recipe", "bf16+fp16"), 2, "keep one"),
+        (
+            ("bench", "--recipe", "baseline", "--recipe", "offload(group)+compile"),
+            2,
+            " " * 17 + "^" * 7 + "\n",
+        ),
+        (("generate", "x", "--recipe", "cuda_graph+compile(reduce-overhead)"), 2, "keep one of the two"),
         (("bench", "--recipe", "compile(mod=default)"), 2, "did you mean 'mode'"),
         (("bench", "--recipe", "bf16@denoisr"), 2, "did you mean 'denoiser'"),
         (("bench",), 2, "Missing option '--recipe'"),
@@ -60,7 +66,8 @@ BENCH = ("bench", "--recipe", "baseline")
         ((*BENCH, "--width", "100000"), 2, "the nearest is 512"),
         ((*BENCH, "--num-inference-steps", "0"), 2, "--num-inference-steps"),
         ((*BENCH, "--guidance-scale", "nan"), 2, "--guidance-scale"),
-        ((*BENCH, "--repeats", "many"), 2, "neither 'auto' nor a whole number"),
+        ((*BENCH, "--timeout", "inf"), 2, "--timeout"),
+        ((*BENCH, "--repeats", "many"), 2, "is not 'auto' or a whole number"),
         ((*BENCH, "--seeds", "0"), 2, "--seeds"),
         ((*BENCH, "--seed", "9223372036854775807", "--seeds", "2"), 2, "outside 0"),
         ((*BENCH, "--rounds", "0"), 2, "--rounds"),

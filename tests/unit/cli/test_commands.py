@@ -1,4 +1,4 @@
-"""The commands as a user types them; where the process itself matters, in one of its own."""
+"""Commands as a user types them, in a separate process where the process itself is under test."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ VIVACE = [sys.executable, "-m", "vivace"]
 QUICK = ["--num-inference-steps", "2", "--repeats", "1", "--rounds", "1", "--warmup", "1"]
 
 
-def in_a_process(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run_process(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [*VIVACE, *arguments], cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
@@ -28,22 +28,22 @@ def in_a_process(folder: Path, *arguments: str, code: int = 0) -> subprocess.Com
     return done
 
 
-def test_help_is_quick_and_imports_no_torch(tmp_path: Path) -> None:
+def test_help_is_fast_and_imports_no_torch(tmp_path: Path) -> None:
     code = "import sys, vivace, vivace.cli, vivace.report.page\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
     times = []
     for _ in range(3):
         start = resource.getrusage(resource.RUSAGE_CHILDREN)
-        text = in_a_process(tmp_path, "--help").stdout
+        text = run_process(tmp_path, "--help").stdout
         end = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
-    assert min(times) < 0.5, "seconds of a processor, whatever else the machine is doing"
+    assert min(times) < 0.5, "CPU seconds, which do not depend on the load of the machine"
     for command in ("bench", "demo", "doctor", "generate", "models", "report", "techniques"):
         assert command in text
 
 
-def test_generate_gives_the_same_bytes_and_carries_its_facts(tmp_path: Path) -> None:
+def test_generate_writes_the_same_bytes_with_metadata(tmp_path: Path) -> None:
     command = [
         "generate",
         "A red circle, \u00fcber & <b>",
@@ -54,7 +54,7 @@ def test_generate_gives_the_same_bytes_and_carries_its_facts(tmp_path: Path) -> 
         "--num-images",
         "2",
     ]
-    first = in_a_process(tmp_path, *command, "--out", "a").stdout.split()
+    first = run_process(tmp_path, *command, "--out", "a").stdout.split()
     assert first == ["a/a-red-circle-uber-b-5.png", "a/a-red-circle-uber-b-6.png"]
     second = vivace(tmp_path, *command, "--out", "b").stdout.split()
     for one, other in zip(first, second, strict=True):
@@ -67,20 +67,20 @@ def test_generate_gives_the_same_bytes_and_carries_its_facts(tmp_path: Path) -> 
     assert text["recipe"] == "tiny_vae+steps(3)"
     assert text["prompt"] == "A red circle, \u00fcber & <b>"
     assert text["seed"] == "6"
-    # Picture 2 of seed 5 is picture 1 of seed 6: each is drawn alone.
+    # The second image of seed 5 is the first image of seed 6: images are generated one by one.
     alone = vivace(tmp_path, *command[:-4], "--seed", "6", "--out", "c").stdout.strip()
     assert (tmp_path / alone).read_bytes() == (tmp_path / first[1]).read_bytes()
 
 
 @pytest.mark.parametrize("prompt", ["", "\U0001f642 \u0642\u0637\u0629", "red " * 1000])
-def test_any_prompt_draws_something(tmp_path: Path, prompt: str) -> None:
+def test_any_prompt_generates_an_image(tmp_path: Path, prompt: str) -> None:
     done = vivace(tmp_path, "generate", prompt, "--recipe", "steps(1)")
     assert (tmp_path / done.stdout.strip()).is_file()
     assert len(done.stderr) < 400
     assert ("ignores the rest" in done.stderr) == (len(prompt) > 100)
 
 
-def test_generate_never_overwrites_another_picture(tmp_path: Path) -> None:
+def test_generate_never_overwrites_another_image(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "x-0.png").write_bytes(b"mine")
     out = vivace(tmp_path, "generate", "x", "--recipe", "steps(1)").stdout.strip()
@@ -92,7 +92,7 @@ def test_generate_never_overwrites_another_picture(tmp_path: Path) -> None:
 
 def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
     recipes = ["--recipe", "baseline", "--recipe", "tiny_vae", "--recipe", "attention(cudnn)"]
-    done = in_a_process(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "json", code=4)
+    done = run_process(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "json", code=4)
     rows = json.loads(done.stdout)
     assert [row["recipe"] for row in rows] == ["baseline", "tiny_vae", "attention(cudnn)"]
     for row in rows[:2]:
@@ -118,10 +118,10 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
     assert 5 < rows[1]["fidelity"]["worst_psnr_db"] <= rows[1]["fidelity"]["psnr_db"]["mean"] < 80
     assert rows[0]["fidelity"]["num_identical"] == 3
     assert rows[0]["quality"]["noise_floor"]["fidelity"]["ssim"]["mean"] > 0.99
-    assert rows[1]["quality"]["verdict"] == "passed", "another VAE: tiny-clip sees as much in the pictures"
+    assert rows[1]["quality"]["verdict"] == "passed", "the images of another VAE score as well by tiny-clip"
     assert rows[1]["fidelity"]["clip_kept"]["mean"] > 0.95
     assert all(f["alone"]["sharpness"] > 0 for row in rows[:2] for f in row["figures"])
-    assert "quality pass: 3 pictures drawn for the noise floor, " in done.stderr
+    assert "quality pass: 3 images generated for the noise floor, " in done.stderr
     assert rows[0]["speedup"] is None
     assert rows[1]["speedup"]["ratio"] > 0
     assert rows[1]["speedup"]["ci95"][0] <= rows[1]["speedup"]["ratio"] <= rows[1]["speedup"]["ci95"][1]
@@ -134,8 +134,8 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
     assert rows[2]["latency"] is None
 
     again = vivace(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "csv", code=4)
-    assert "3 of 3 rounds are measured already" in again.stderr
-    assert "quality pass" not in again.stderr, "figures are kept too"
+    assert "tiny-sd: 3 rounds, 3 already measured" in again.stderr
+    assert "quality pass" not in again.stderr, "quality figures are kept too"
     table = list(csv.DictReader(io.StringIO(again.stdout)))
     assert [r["recipe"] for r in table] == [r["recipe"] for r in rows]
     assert float(table[0]["median_s"]) == rows[0]["latency"]["median_s"], "nothing was measured again"
@@ -177,7 +177,7 @@ def test_an_interrupted_bench_keeps_its_rounds(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
         bufsize=1,
-        # A test run that was started in the background hands down an ignored SIGINT.
+        # A test run in the background passes an ignored SIGINT on to its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
@@ -193,7 +193,7 @@ def test_an_interrupted_bench_keeps_its_rounds(tmp_path: Path) -> None:
     assert "finished rounds are kept" in rest
     assert "Traceback" not in rest
     done = vivace(tmp_path, *command[len(VIVACE) :])
-    assert "rounds are measured already and kept" in done.stderr
+    assert "already measured" in done.stderr
 
 
 def test_listings_as_json(tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_listings_as_json(tmp_path: Path) -> None:
     assert techniques["compile"]["knobs"][0]["name"] == "mode"
     reasons = {s["recipe"]: s["unsupported"] for t in techniques.values() for s in t["here"]}
     assert reasons["attention(math)"] is None
-    assert "compile(blocks=repeated)" in reasons, "every mode of every knob has its state"
+    assert "compile(blocks=repeated)" in reasons, "every value of every knob has its state"
     numbers = {s["recipe"]: (s["weights"], s["products"]) for t in techniques.values() for s in t["here"]}
     assert numbers["quantize(int8)"] == ("in int8, a scale per output row", "as before")
-    assert numbers["quantize(nf4, backend=bitsandbytes)"][1] == "as before", "each scheme of each library"
+    assert numbers["quantize(nf4, backend=bitsandbytes)"][1] == "as before", "every scheme of every library"
     assert numbers["quantize(int8, backend=bitsandbytes)"][1].startswith("in int8")
     doctor = json.loads(vivace(tmp_path, "doctor", "--device", "cpu", "--json").stdout)
     assert set(doctor["dtype_ms"]) == {"fp32", "bf16", "fp16"}
@@ -216,11 +216,11 @@ def test_listings_as_json(tmp_path: Path) -> None:
     assert any(s["unsupported"] and "CPU" in s["unsupported"] for s in doctor["techniques"])
 
 
-def test_the_list_says_what_runs_here_and_why_the_rest_does_not(tmp_path: Path) -> None:
+def test_techniques_lists_what_runs_here_and_why_others_do_not(tmp_path: Path) -> None:
     text = vivace(tmp_path, "techniques", "--device", "cpu").stdout
     assert "runs here: attention(math), attention(flash)" in text
     assert "not here: attention(sage): there is no sage attention kernel for CPUs" in text
-    assert "not here: compile(reduce-overhead): reduce-overhead records CUDA graphs" in text
+    assert "not here: compile(reduce-overhead): reduce-overhead captures CUDA graphs" in text
 
 
 def test_a_technique_is_explained(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_full_disk_under_standard_output(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     command = " ".join([sys.executable, "-m", "vivace", "techniques", "| head -1"])
     done = subprocess.run(
         ["/bin/sh", "-c", command], capture_output=True, text=True, check=False, env=os.environ
@@ -250,7 +250,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert done.stdout.count("\n") == 1
 
 
-def test_quality_compares_two_folders_and_names_the_ruined(tmp_path: Path) -> None:
+def test_quality_compares_two_folders_and_names_broken_images(tmp_path: Path) -> None:
     for folder in ("a", "b", "c"):
         (tmp_path / folder).mkdir()
         for k in range(3):

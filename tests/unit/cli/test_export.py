@@ -1,4 +1,4 @@
-"""vivace export: a script in a file or on the terminal, one message for what goes wrong."""
+"""vivace export: a script in a file or on the terminal, and one message for each error."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -31,7 +31,7 @@ def test_a_file(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
     ]
     assert run(monkeypatch, *arguments, "--device", "cpu", "-o", "new/draw.py") == 0
     out, err = capfd.readouterr()
-    assert out == "wrote new/draw.py; it draws picture.png: python new/draw.py\n"
+    assert out == "wrote new/draw.py; `python new/draw.py` writes picture.png\n"
     assert err == "loading tiny-sd\n"
     text = Path("new/draw.py").read_text()
     compile(text, "draw.py", "exec")
@@ -46,18 +46,18 @@ def test_on_the_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     out, err = capfd.readouterr()
     compile(out, "draw.py", "exec")
     assert "note: dtype: every targeted component is fp32 already\n" in err
-    assert "note: the script needs vivace: no public calls do cfg_cutoff(0.4)\n" in err
+    assert "note: the script imports vivace, because no other library has cfg_cutoff(0.4)\n" in err
 
 
-def test_nothing_is_overwritten_unless_it_is_asked_for(
+def test_a_file_is_overwritten_only_with_force(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("draw.py").write_text("mine")
     assert run(monkeypatch, "-o", "draw.py", "--device", "cpu") == 3
     out, err = capfd.readouterr()
     assert err == (
-        "vivace: draw.py is there already, and was not changed; give a new name, or --force to replace it\n"
-    ), "said before the model is loaded"
+        "vivace: draw.py exists and was not changed; give another name, or --force to overwrite it\n"
+    ), "reported before the model is loaded"
     assert out == ""
     assert Path("draw.py").read_text() == "mine"
     assert run(monkeypatch, "-o", "draw.py", "--device", "cpu", "--force") == 0

@@ -1,4 +1,4 @@
-"""vivace models --export: one folder, the lines that load it, one message for what goes wrong."""
+"""vivace models --export: a folder, the code that loads it, and one message for each error."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,11 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_it_says_what_was_written_and_how_to_draw(
+def test_it_prints_what_it_wrote_and_how_to_use_it(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "--export", "Tiny-SD", "new/model") == 0
@@ -75,7 +75,7 @@ def test_one_clear_message(
 
 
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """A limit on the size of files fails as a full disk does: in the middle of one."""
+    """A limit on the file size fails like a full disk: in the middle of a file."""
     import resource
     import signal
 
@@ -92,7 +92,7 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     assert not list(Path().iterdir())
 
 
-def test_sizes_in_the_list_are_those_of_whole_models(
+def test_listed_sizes_are_of_whole_models(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     weights = tmp_path / "weights"

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Files are written atomically."""
 
 import errno
 import os
@@ -19,7 +19,9 @@ def test_a_new_file_never_replaces_an_old_one(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["x.png"]
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_file_and_no_partial_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "page.html").write_bytes(b"old")
 
     def full(*_: object) -> None:

@@ -8,7 +8,6 @@ import pytest
 import vivace
 from tests.families import build, draw, session
 from tests.targets import target_of
-from vivace.contract import Machine, Target
 from vivace.errors import Unsupported
 from vivace.recipes.resolve import resolve
 from vivace.step_caching.cache_state import CacheState
@@ -20,18 +19,14 @@ CACHES = {name: kind for name, kind in TECHNIQUES.items() if issubclass(kind, St
 FAMILY = {"deepcache": "sd", "faster_cache": "sd"}
 
 
-def target_of(pipe: Any, **given: Any) -> Target:
-    return target_of(Machine("cpu", "CPU", None, None), pipe, **given)
-
-
 @pytest.mark.parametrize("name", CACHES)
 def test_hits_is_the_last_knob(name: str) -> None:
     """Wherever order counts: a recipe's positions, its text, and the knobs as stored."""
     kind = CACHES[name]
-    knobs = list(kind.model_fields)
+    knobs = list(kind.knobs())
     assert knobs[-1] == "hits"
     assert knobs[0] == kind.replaced[0]
-    assert list(kind(hits=0.5).model_dump()) == list(kind.model_json_schema()["properties"]) == knobs
+    assert list(kind(hits=0.5).values) == knobs
     assert (kind.model_fields["hits"].description or "").endswith(f"instead of {kind.replaced_in_words}")
     assert resolve(f"{name}(hits=0.5)").text == f"{name}(hits=0.5)"
     first = kind.model_fields[knobs[0]].default + 2
@@ -66,7 +61,7 @@ def test_a_prediction_computes_every_step(name: str, knobs: dict[str, Any]) -> N
     family = FAMILY.get(name, "flux")
     wanted = draw(session(family), num_inference_steps=4)
     pipe = build(family)
-    target = target_of(pipe, has_weights=False, has_random_weights=True)
+    target = target_of(pipe=pipe, has_weights=False, has_random_weights=True)
     cache = CACHES[name](**knobs)
     assert cache.unsupported(target) is None
     effect = cache.apply(target)
@@ -80,7 +75,7 @@ def test_a_prediction_computes_every_step(name: str, knobs: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("name", [name for name, kind in CACHES.items() if kind.compared])
 def test_random_weights_take_a_fixed_schedule_only(name: str) -> None:
-    target = target_of(build("flux"), has_random_weights=True)
+    target = target_of(pipe=build("flux"), has_random_weights=True)
     reason = CACHES[name]().unsupported(target) or ""
     assert CACHES[name].compared in reason
     assert f"give a fixed schedule, {name}(hits=0.5)" in reason
@@ -93,4 +88,4 @@ def test_nothing_is_decided_without_what_was_to_be_measured(
 ) -> None:
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
     with pytest.raises(Unsupported, match=f"{name}: no .* vivace calibrate {name} --model M"):
-        CACHES[name]().apply(target_of(build("flux")))
+        CACHES[name]().apply(target_of(pipe=build("flux")))

@@ -1,0 +1,27 @@
+"""Results of several comparisons on standard output."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.make import make_record
+from vivace.benchmark.run import Compared, Run
+from vivace.cli.bench import show
+from vivace.spec.figures import QualityPass
+from vivace.spec.study import Study
+
+
+def test_markdown_of_two_models_has_a_titled_table_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    comparisons = []
+    for name in ("tiny-sd", "tiny-flux"):
+        record = make_record("baseline")
+        trial = record.trial.model_copy(
+            update={"model": record.trial.model.model_copy(update={"name": name})}
+        )
+        comparisons.append(Compared((record.model_copy(update={"trial": trial}),), QualityPass()))
+    run = Run(Study.of("tiny-sd", ["baseline"]), Path("store"), tuple(comparisons))
+    assert show(run, "md", "vivace bench") == 0
+    first, second = capsys.readouterr().out.split("**tiny-flux**\n\n")
+    assert first.startswith("**tiny-sd**\n\n| recipe |")
+    assert second.startswith("| recipe |")
+    assert second.count("`baseline`") == first.count("`baseline`") == 1
