@@ -118,13 +118,12 @@ def _knob(name: str, field: Any) -> dict[str, Any]:
         kind = type(limit).__name__
         if kind in words:
             limits.append(f"{words[kind]} {getattr(limit, kind.lower()):g}")
-    choices = [str(c) for c in get_args(field.annotation)]
     return {
         "name": name,
         "about": field.description or "",
         "required": field.is_required(),
         "default": None if field.is_required() else field.default,
-        "choices": choices,
+        "choices": _choices(field),
         "limits": "".join(f", {limit}" for limit in limits),
         "tune": _tune(field),
     }

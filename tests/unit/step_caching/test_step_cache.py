@@ -64,7 +64,7 @@ def test_a_prediction_computes_every_step(name: str, knobs: dict[str, Any]) -> N
     target = target_of(pipe=pipe, has_weights=False, has_random_weights=True)
     cache = CACHES[name](**knobs)
     assert cache.unsupported(target) is None
-    effect = cache.apply(target)
+    effect = cache.predict(target)
     picture = draw(vivace.apply(pipe), num_inference_steps=4)
     assert np.allclose(picture, wanted, atol=1e-5)
     assert effect.evidence is not None
