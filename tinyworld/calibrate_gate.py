@@ -28,6 +28,7 @@ import vivace
 from tinyworld import evaluate
 from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.figures import compute_figures, keys_of
+from vivace.benchmark.requests import Scorer
 from vivace.benchmark.store import save_picture
 from vivace.errors import VivaceError
 from vivace.measure.environment import environment
@@ -174,7 +175,7 @@ def judge_model(
     drawn.sort(key=lambda row: row["trial"]["recipe"]["text"] != "baseline")
     records = [_record(row) for row in drawn]
     keys = keys_of(records, None, scorer_id)
-    request = {"folder": str(scorer), "others": PROMPT_SET}
+    request = Scorer(folder=str(scorer), others=PROMPT_SET)
     figures = {row.key: row for row in compute_figures(pictures, keys, request, "cpu")}
     best = drawn[0]["accuracies"]["everything"]["accuracy"]
     found = []

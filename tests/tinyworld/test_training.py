@@ -25,6 +25,8 @@ from tinyworld import (
     train_vae,
 )  # fmt: skip
 
+pytestmark = pytest.mark.long  # how the embedded models came to be, not what vivace does
+
 
 def small_training(checkpoint, budget):
     """Fit a small network to a fixed function; the loss falls steadily from about 1."""
@@ -54,7 +56,6 @@ sys.path.insert(0, ".")
 from tests.tinyworld.test_training import small_training
 from tinyworld import loop
 
-pytestmark = pytest.mark.long  # how the embedded models came to be, not what vivace does
 budget = loop.Budget(steps=100_000, save_every_s=0.0, print_every_s=1e9)
 small_training(pathlib.Path(sys.argv[1]), budget).run()
 """

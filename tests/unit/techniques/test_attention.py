@@ -32,8 +32,9 @@ def gpu(major: int, minor: int, packages: bool = True) -> Machine:
     return Machine("cuda", "a GPU", (major, minor), None, has_all_packages=packages)
 
 
-def unsupported(backend: Any, machine: Machine, **target: Any) -> str | None:
-    return Attention(backend=backend).unsupported(target_of(machine=machine, **target))
+def unsupported(backend: Any, machine: Machine, components: Any = ("denoiser",), **target: Any) -> str | None:
+    technique = Attention(backend=backend, targets=components)
+    return technique.unsupported(target_of(machine=machine, **target))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_what_runs_where(machine: Machine, runs: str) -> None:
 def test_reasons_say_what_is_missing_and_what_to_do() -> None:
     assert "install g++" in (unsupported("flex", Machine("cpu", "CPU", None, None)) or "")
     assert "needs compute capability 8.0, a GPU has 7.5" in (unsupported("flash", gpu(7, 5)) or "")
-    assert "9.x alone, a GPU has 10.0" in (unsupported("flash3", gpu(10, 0)) or "")
+    assert "only on compute capability 9.x, a GPU has 10.0" in (unsupported("flash3", gpu(10, 0)) or "")
     for backend, package in (
         ("flash3", "flash_attn_interface"),
         ("flash4", "pip install --pre flash-attn-4"),
