@@ -1,10 +1,9 @@
-"""A worker whose requests are drawings: one recipe on one embedded model, in a process of its own.
+"""A worker that generates images with one recipe on one embedded model, in a separate process per request.
 
 Requests: {"model": ..., "recipe": ..., "device": ..., "steps": n, "reference": FILE, "is_reference": bool,
            "code": FOLDER, "tell": [...], "log": FILE, "threads": ...}
 Result:   {"outcome": measured | unsupported | no_effect, "reason": ..., "warnings": [...], "psnr_db": ...,
-           "repeat_psnr_db": ..., "faults": [...], and of the evidence what `tell` names}; what else goes wrong ends the
-          process.
+           "repeat_psnr_db": ..., "faults": [...], and the evidence that `tell` names}; other errors end the process.
 """
 
 import os
@@ -14,9 +13,9 @@ from typing import Any, TextIO
 COMMAND = (sys.executable, __file__)
 
 PROMPTS = ["a red circle above a blue square", "a green triangle"]
-"""Two, since a batch is what slicing needs; neighbours in a batch must not change each other either."""
+"""Two, because slicing needs a batch, and images of a batch must not affect each other."""
 EQUAL_DB = 200.0
-"""Stands for equal pictures, whose PSNR is infinite."""
+"""Stands for equal images, whose PSNR is infinite."""
 
 
 def draw(
@@ -29,7 +28,7 @@ def draw(
     code: str,
     tell: list[str],
 ) -> dict[str, Any]:
-    """Draw twice with the same noise, and compare the second time with the reference and with the first.
+    """Generate twice with the same noise, and compare the second result with the reference and with the first.
 
     Twice, because caches, hooks and schedules must start anew with each call, and because a prompt is only found
     in a cache the second time.
@@ -79,7 +78,7 @@ def draw(
 
 
 def without_picture(outcome: str, reason: str) -> dict[str, Any]:
-    """A row of what drew nothing that could be compared."""
+    """Return a row without images to compare."""
     return {
         "outcome": outcome,
         "reason": reason,
@@ -91,7 +90,7 @@ def without_picture(outcome: str, reason: str) -> dict[str, Any]:
 
 
 def _psnr_db(pictures: Any, others: Any) -> float | None:
-    """Of the worse picture; None if one is not finite, which is a fault."""
+    """Return the PSNR of the worse image; None if one is not finite, which is a fault."""
     import numpy as np
 
     if not (np.isfinite(pictures).all() and np.isfinite(others).all()):
@@ -113,7 +112,7 @@ def serve(request: dict[str, Any], events: TextIO) -> None:
 
 
 if __name__ == "__main__":
-    # Imported once, before the forks: in each child the compiler's front end alone takes seconds.
+    # Imported once, before the forks: the compiler's front end alone takes seconds to import.
     import torch._dynamo
     import torchmetrics
 
