@@ -1,4 +1,4 @@
-"""Shared set-up: one thread, no network, pictures that can be compared."""
+"""Shared set-up: one thread, no network, comparable images."""
 
 import itertools
 import os
@@ -11,7 +11,7 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Compiled code is kept between runs of the tests, and not among the user's own.
+# Compiled code is kept between test runs, outside the user's own cache.
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"vivace-tests-inductor-{os.getuid()}")
 )
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leaves_out(marker: pytest.Mark, case: pytest.Function) -> bool:
-    """Whether a marker makes this case of a parametrised test a long one."""
+    """Return whether a marker makes this case of a parametrised test a long one."""
     if marker.name == "diagonal":
         axes = [len(parametrize.args[1]) for parametrize in case.iter_markers("parametrize")]
         indices = list(itertools.product(*map(range, axes)))[next(iter(case.callspec.indices.values()))]
@@ -51,17 +51,17 @@ def _leaves_out(marker: pytest.Mark, case: pytest.Function) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing that a test keeps may be found again by another run."""
+def _temporary_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Use a temporary cache, so that no run finds what another one stored."""
     os.environ["VIVACE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _workers_last() -> Iterator[None]:
-    """Benches of many tests fork their rounds from one worker process: to start one takes seconds.
+    """Share one worker process between the benches of many tests, because starting one takes seconds.
 
-    It has only imported, so it has nothing to remember of an earlier test. What it reads of its surroundings is the
-    environment, so another environment gets another worker. Tests of the worker's own life start theirs.
+    It only imports, so it keeps no state of an earlier test. It reads the environment variables, so each environment
+    gets its own worker. Tests of a worker's start and end use their own.
     """
     from vivace.benchmark import launcher, studies
     from vivace.measure.environment import DRIVER
@@ -70,7 +70,7 @@ def _workers_last() -> Iterator[None]:
         def __exit__(self, *_: object) -> None:
             pass
 
-    # What a quality pass imports for seconds in each of its forks.
+    # A quality pass would import these for seconds in each of its forks.
     warm = (
         sys.executable,
         "-c",

@@ -1,4 +1,4 @@
-"""Exported scripts beside vivace itself: written, run, checked. For tests on a CPU."""
+"""Write exported scripts, run them and compare them with vivace. For tests on a CPU."""
 
 import contextlib
 import runpy
@@ -28,7 +28,7 @@ def write(model: str, recipe: str, **given: Any) -> Written:
 
 
 def run(text: str, folder: Path) -> np.ndarray:
-    """The picture that a script saves, run in this process: a new one takes seconds to import."""
+    """Run a script in this process, because a new one takes seconds to import, and return the image that it saves."""
     path = folder / f"draw_{len(list(folder.iterdir()))}.py"
     path.write_text(text)
     with contextlib.chdir(folder):
@@ -44,7 +44,7 @@ def with_vivace(model: str, recipe: str, call: dict[str, Any] = CALL) -> np.ndar
 
 
 def check_it_draws_the_same(model: str, recipe: str, own: list[str], folder: Path) -> None:
-    """That a script draws what vivace draws, to a level of 255, and passes `check`.
+    """Check that a script generates the same image as vivace, to one level of 255, and passes `check`.
 
     Args:
         own: the techniques that vivace itself has to draw, as `Written` names them.
@@ -59,7 +59,7 @@ def check_it_draws_the_same(model: str, recipe: str, own: list[str], folder: Pat
 
 
 def check(folder: Path) -> None:
-    """Nothing that ruff would complain of or lay out otherwise."""
+    """Check that ruff neither reports nor reformats anything."""
     for command in (
         ["check", "--select", "E,F,W,I,N,UP,B,SIM,RUF,C4,PIE"],
         ["format", "--check", "--diff"],

@@ -1,4 +1,4 @@
-"""One small pipeline of each family, whole, for prompts in words. For tests of recipes."""
+"""One small complete pipeline of each family, which takes text prompts. For tests of recipes."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from vivace.models import find_model, load_pipeline
 
 FAMILIES = ("sd", "sdxl", "flux")
 STEPS = {"sd": 3, "sdxl": 3, "flux": 6}
-"""What `draw` takes unless told."""
+"""Default arguments of `draw`."""
 
 
 def build(family: str) -> Any:
-    """A pipeline on the CPU in fp32. `sd` and `flux` are the embedded ones, `sdxl` is random but always the same."""
+    """Return a pipeline on the CPU in fp32: `sd` and `flux` are embedded, `sdxl` has fixed random weights."""
     if family != "sdxl":
         return load_pipeline(find_model(f"tiny-{family}"), "cpu")
     pipe = shrunken.sdxl()
@@ -27,7 +27,7 @@ def build(family: str) -> Any:
 
 
 def upcasting() -> Any:
-    """SDXL's pipeline, with a VAE that it casts to fp32 and back in each call."""
+    """Return SDXL's pipeline with a VAE that it casts to fp32 and back in each call."""
     pipe = build("sdxl")
     pipe.vae.to(torch.float16)
     assert pipe.vae.config.force_upcast
@@ -35,7 +35,7 @@ def upcasting() -> Any:
 
 
 def modules(pipe: Any) -> dict[str, Any]:
-    """Its networks."""
+    """Return the networks of a pipeline by name."""
     return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
 
 
@@ -44,11 +44,11 @@ def session(family: str, recipe: str = "baseline") -> Any:
 
 
 def draw(session: Any, prompt: Any = "a red circle", seed: int = 0, **call: Any) -> np.ndarray:
-    """Pictures (n, height, width, 3) in [0, 1]; 64 px unless the call says else, for FLUX 128."""
+    """Return images (n, height, width, 3) in [0, 1]; 64 px by default, 128 for FLUX."""
     torch.set_num_threads(1)
     told: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "np"}
     if type(session.pipe).__name__ == "FluxPipeline":
-        # As tiny-flux was trained; smaller, with fewer steps or with 512 tokens it draws nothing.
+        # As tiny-flux was trained; smaller, with fewer steps or with 512 tokens its images are empty.
         told |= {"height": 128, "width": 128, "num_inference_steps": STEPS["flux"], "max_sequence_length": 32}
     told |= call
     count = 1 if isinstance(prompt, str) or prompt is None else len(prompt)

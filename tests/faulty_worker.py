@@ -1,4 +1,4 @@
-"""A worker that knows one technique more: `fault(KIND)`, which ruins its own trial. For tests of isolation."""
+"""A worker with one more technique: `fault(KIND)`, which breaks its own trial. For tests of isolation."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ class Fault(Technique):
             os._exit(0)
         elif self.kind == "black":
             decode = target.pipe.vae.decode
-            # What an overflowing fp16 VAE gives: not a number, everywhere.
+            # What an overflowing fp16 VAE returns: NaN everywhere.
             target.pipe.vae.decode = lambda *args, **kwargs: (decode(*args, **kwargs)[0] * float("nan"),)
         elif self.kind == "garbage":
             print("}{ not JSON", flush=True)  # libraries print to standard output

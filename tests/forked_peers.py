@@ -1,4 +1,4 @@
-"""Peer processes that are forked from one process which has imported everything: starting one anew takes seconds."""
+"""Peer processes forked from one that has imported everything, because starting a new one takes seconds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _run(requests: int, answers: int, log: int, before: str) -> None:
 
 
 class ForkedPeer:
-    """What `Peers` uses of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that `Peers` uses."""
 
     def __init__(self, log: Any, before: str) -> None:
         requests, to_it = os.pipe()
@@ -86,7 +86,7 @@ def forked_peers(before: str = "") -> Iterator[None]:
     """Start peers by forking.
 
     Args:
-        before: code that each executes first.
+        before: code that each peer executes first.
     """
 
     def start(self: Peers, rank: int) -> Any:
@@ -100,13 +100,13 @@ def forked_peers(before: str = "") -> Iterator[None]:
 
 
 def pids(session: Any) -> list[int]:
-    """The peers of a session."""
+    """Return the process ids of a session's peers."""
     (effect,) = [effect for label, effect in session._applied if label.startswith("parallel")]
     return [process.pid for process in effect.close.__self__._processes]
 
 
 def lives(pid: int) -> bool:
-    """Whether there is such a process, and it is not a zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A server on this machine that answers as the Hugging Face hub does, for what its client asks when it fetches a model.
+"""A local server with the part of the Hugging Face hub's API that its client uses to download a model.
 
 GET /api/models/REPO/revision/REV    the commit
 GET /api/models/REPO/tree/COMMIT     the files, those below folders too
@@ -46,7 +46,7 @@ class Repository:
 
 
 def commit_of(revision: str) -> str:
-    """The commit of a branch or tag; a commit is its own."""
+    """Return the commit of a branch or tag; a commit is returned unchanged."""
     return revision if _COMMIT.fullmatch(revision) else hashlib.sha1(revision.encode()).hexdigest()
 
 
@@ -55,15 +55,15 @@ class Hub:
     url: str
     repositories: dict[str, Repository] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
-    """Paths of all requests; of those for files the file's name in its repository alone."""
+    """Paths of all requests; for files, only the name within the repository."""
     sent: Counter[str] = field(default_factory=Counter)
-    """Bytes of each file that were sent."""
+    """Number of bytes sent, by file."""
     answer: tuple[int, dict[str, str], bytes] | None = None
-    """What everything is answered with, if set."""
+    """Answer to every request, if set."""
 
     @property
     def files(self) -> set[str]:
-        """Names of the files that were asked for."""
+        """Return the names of the requested files."""
         return {name for name in self.asked if not name.startswith("/")}
 
 
@@ -83,7 +83,7 @@ def serve() -> Iterator[Hub]:
 
 
 def client_of(hub: Hub | str, home: Path, **variables: str) -> dict[str, str]:
-    """The environment of a process whose client asks this hub and keeps its cache in `home`."""
+    """Return the environment of a process whose client uses this hub and keeps its cache in `home`."""
     theirs = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     url = hub if isinstance(hub, str) else hub.url
     return theirs | {"HF_ENDPOINT": url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"} | variables
@@ -108,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         name = "/".join(parts[2:4] if parts[0] == "api" else parts[1:3] if parts[0] == "cdn" else parts[:2])
         repository = hub.repositories.get(name)
         if repository is None:
-            # To strangers the hub does not tell private repositories from missing ones.
+            # Without access, private and missing repositories look the same on the hub.
             self._send(401, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
             return
         rest = parts[4:] if parts[0] == "api" else parts[3:] if parts[0] == "cdn" else parts[2:]
@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         headers["X-Linked-Etag"] = headers["ETag"]
         headers["X-Linked-Size"] = str(repository.claims.get(file, len(content)))
-        # Another host, as the hub's content network is.
+        # Another host, like the hub's CDN.
         cdn = f"http://localhost:{self.server.server_address[1]}/cdn"
         self._send(302, headers | {"Location": f"{cdn}/{name}/{commit}/{file}"})
 

@@ -1,4 +1,4 @@
-"""Small valid Records for tests, built through the spec classes."""
+"""Small valid records for tests."""
 
 from vivace.recipes.resolve import resolve
 from vivace.spec.environment import Environment

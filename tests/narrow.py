@@ -1,4 +1,4 @@
-"""Published architectures with a tenth of their channels, to build and draw with on a CPU.
+"""Published architectures with a tenth of their channels, small enough to run on a CPU.
 
 Run as a script it is a worker process whose every architecture is small.
 """
@@ -28,7 +28,7 @@ _VAE: dict[str, Any] = {"block_out_channels": [32, 32, 64, 64]}
 
 
 def narrow(name: str) -> Architecture:
-    """The same blocks in the same number, with a tenth of the channels and less."""
+    """Return an architecture with the same blocks and at most a tenth of the channels."""
     architecture = ARCHITECTURES[name]
     configs: dict[str, Any] = {"vae": _VAE, "text_encoder": _CLIP}
     if architecture.pipeline == "StableDiffusionPipeline":
@@ -61,7 +61,7 @@ def narrow(name: str) -> Architecture:
 
 
 def small(name: str) -> Architecture:
-    """Narrow, and of as few blocks as its kind allows."""
+    """Return a narrow architecture with as few blocks as its kind allows."""
     architecture = narrow(name)
     text = {"num_hidden_layers": 1}
     if architecture.pipeline == "FluxPipeline":
@@ -84,7 +84,8 @@ def small(name: str) -> Architecture:
 
 
 def shallow(name: str) -> Architecture:
-    """As wide as published, with fewer blocks: predictions trace every block, and widths decide what they say."""
+    """Return an architecture of the published width with fewer blocks: predictions trace every block, and depend on the
+    width."""
     architecture = ARCHITECTURES[name]
     if architecture.pipeline == "FluxPipeline":
         return architecture.changed(transformer={"num_layers": 2, "num_single_layers": 4})
@@ -96,7 +97,7 @@ def shallow(name: str) -> Architecture:
 
 
 def small_models() -> tuple[dict[str, Architecture], dict[str, Entry]]:
-    """All architectures small, and the catalogue's entries of them with pictures of SIDE and at most two steps."""
+    """Return small architectures, and their catalogue entries with images of SIDE pixels and at most two steps."""
     entries = {
         name: CATALOGUE[name].model_copy(
             update={
@@ -112,7 +113,7 @@ def small_models() -> tuple[dict[str, Architecture], dict[str, Entry]]:
 
 
 def make_all_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every architecture small, in this process and in the workers that it starts."""
+    """Make every architecture small, in this process and in the workers that it starts."""
     architectures, entries = small_models()
     for name in architectures:
         monkeypatch.setitem(ARCHITECTURES, name, architectures[name])

@@ -1,4 +1,4 @@
-"""SD 1.5 and SDXL in the layout of their authors' single files: the inverse of what diffusers converts."""
+"""Save SD 1.5 and SDXL in the layout of the original single files: the inverse of diffusers' conversion."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,7 +58,7 @@ def _clip(encoder: Any, prefix: str) -> dict[str, torch.Tensor]:
 
 
 def _open_clip(encoder: Any, prefix: str) -> dict[str, torch.Tensor]:
-    """Queries, keys and values are one matrix; the projection is turned."""
+    """Join query, key and value into one matrix, and transpose the projection."""
     theirs = {key.removeprefix("text_model."): value for key, value in encoder.state_dict().items()}
     state = {
         "text_projection": theirs["text_projection.weight"].T,
@@ -84,7 +84,7 @@ def _open_clip(encoder: Any, prefix: str) -> dict[str, torch.Tensor]:
 
 
 def _unet(key: str, state: Mapping[str, Any]) -> str:
-    """Two layers a level on the way down, three on the way up."""
+    """Return the original name of a UNet key: two layers per level on the way down, three on the way up."""
     for theirs, original in _UNET.items():
         if key.startswith(f"{theirs}."):
             rest = key.removeprefix(theirs)
@@ -127,6 +127,6 @@ def _vae(key: str) -> str:
 
 
 def _conv(key: str, value: torch.Tensor) -> torch.Tensor:
-    """The VAE's attention was 1x1 convolutions."""
+    """Turn the VAE's attention into 1x1 convolutions."""
     is_attention = "mid_block.attentions" in key and value.dim() == 2
     return value[:, :, None, None] if is_attention else value

@@ -1,4 +1,4 @@
-"""Pipelines of the catalogue's families in miniature, saved as their repositories are: real classes, random weights."""
+"""Small pipelines of the catalogue's families, saved like their repositories: real classes, random weights."""
 
 from pathlib import Path
 from typing import Any

@@ -17,7 +17,7 @@ def target_of(
     later: Sequence[Technique] = (),
     **facts: Any,
 ) -> Target:
-    """A target of a pipeline on a machine (None: a CPU); `facts` are those of ModelFacts."""
+    """Return a target for a pipeline on a machine (None: a CPU); `facts` are fields of ModelFacts."""
     return Target(
         Placement(machine or CPU, on_host=on_host),
         pipe,

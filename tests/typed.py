@@ -1,4 +1,4 @@
-"""What somebody types, in this process: a new one takes seconds to import what it needs."""
+"""Run the command line in this process, because a new one takes seconds to import."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ from vivace.cli import main
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """`vivace ARGUMENTS`; returns its exit status."""
+    """Run `vivace ARGUMENTS` and return the exit code."""
     monkeypatch.setattr(sys, "argv", ["vivace", *arguments])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -20,10 +20,10 @@ def typed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def said(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """`vivace ARGUMENTS` typed in a folder: what it wrote to standard output and standard error.
+    """Run `vivace ARGUMENTS` in a folder and return its standard output and standard error.
 
     Args:
-        code: the exit status that it must have.
+        code: the expected exit code.
     """
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     with (
@@ -31,7 +31,7 @@ def said(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedPr
         contextlib.chdir(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        _libraries_as_they_were(),
+        _restored_libraries(),
     ):
         status = typed(monkeypatch, *arguments)
     shown = [stream.buffer.getvalue().decode() for stream in (_flushed(out), _flushed(err))]
@@ -46,8 +46,8 @@ def _flushed(stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 @contextlib.contextmanager
-def _libraries_as_they_were():  # type: ignore[no-untyped-def]
-    """Commands silence diffusers and set the threads for good, since their process ends with them."""
+def _restored_libraries():  # type: ignore[no-untyped-def]
+    """Restore diffusers' verbosity and the number of threads, which commands change for their whole process."""
     import torch
     from diffusers.utils import logging
 

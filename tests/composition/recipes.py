@@ -1,4 +1,4 @@
-"""Which recipes are drawn: legal pairs and seeded random recipes, of what techniques declare, and a few by name."""
+"""The recipes that are tested: legal pairs and seeded random recipes of the declared techniques, and a few by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vivace.errors import RecipeError
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 
-STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # what is enough for a picture
+STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # enough for an image
 MODELS = tuple(STEPS)
 NUM_RANDOM = 300
 SEED = 20
@@ -29,21 +29,21 @@ EXACT = frozenset(
         "cuda_graph",
     }
 )
-"""Techniques that compute the same in fp32 but for the order of sums."""
+"""Techniques that compute the same in fp32, except for the order of sums."""
 
-# Where what is worth tuning for real models says nothing about a small one, or does not come first.
+# For knobs whose values worth tuning do not apply to a small model, or whose first value does not.
 _SUITED: dict[tuple[str, str], list[Any]] = {
     ("vae_tiling", "tile"): [64],
     ("vae_tiling", "overlap"): [None],
     ("compile", "mode"): ["default"],
-    ("compile", "backend"): ["eager"],  # inductor's own compile time is for the named recipes
+    ("compile", "backend"): ["eager"],  # only the named recipes pay for inductor's compile time
     ("first_block_cache", "threshold"): [0.3, 0.2],
-    ("teacache", "threshold"): [0.25],  # the default, which goes with hits: a threshold wants a fit
+    ("teacache", "threshold"): [0.25],  # the default, which allows hits: a threshold needs a fit
     ("teacache", "hits"): [0.5, 0.3],
-    ("seacache", "threshold"): [0.3],  # what goes with hits
+    ("seacache", "threshold"): [0.3],  # allows hits
     ("seacache", "max_skip"): [5],
     ("seacache", "hits"): [0.5, 0.3],
-    ("pyramid_attention", "start"): [600],  # of few steps the second, just below 800, decides
+    ("pyramid_attention", "start"): [600],  # with few steps, the second one, just below 800, decides
     ("magcache", "threshold"): [0.06],
     ("magcache", "max_skip"): [3],
     ("magcache", "retention"): [0.2],
@@ -53,13 +53,13 @@ _SUITED: dict[tuple[str, str], list[Any]] = {
     ("steps", "steps"): [12, 20],
     ("dtype", "dtype"): ["bf16", "fp16"],
     ("parallel", "mode"): ["cfg"],
-    ("attention", "backend"): ["math", "flash"],  # flash is what a CPU takes by itself, which changes nothing
+    ("attention", "backend"): ["math", "flash"],  # flash is a CPU's default, so it changes nothing
 }
 _OF_FLOW_MODELS: dict[tuple[str, str], list[Any]] = {
-    ("scheduler", "sampler"): ["flow_euler"],  # of its own family; solvers have no other spacing
+    ("scheduler", "sampler"): ["flow_euler"],  # a sampler of the same family; solvers have no other spacing
     ("scheduler", "karras"): [True],
     ("guidance", "true_cfg"): [3.0],  # so that there is guidance to cut
-    ("parallel", "mode"): ["all_gather", "ulysses"],  # one picture's forward has one row
+    ("parallel", "mode"): ["all_gather", "ulysses"],  # the forward for one image has one row
 }
 _MACHINE = Machine("cpu", "CPU", None, "c++")
 
@@ -68,7 +68,7 @@ Kind = Literal["single", "pair", "random", "named"]
 
 @dataclass(frozen=True)
 class Case:
-    """One recipe on one model. `names` are its techniques as paired or drawn."""
+    """One recipe on one model. `names` are its techniques, as paired or chosen."""
 
     kind: Kind
     model: str
@@ -91,7 +91,7 @@ _NAMED = (
 
 
 def named_recipes() -> list[Case]:
-    """Ten that people type, all with `compile` as it comes, which means with the real inductor."""
+    """Return ten recipes that people use, all with the default `compile`, which runs inductor."""
     found = [(model, resolve(recipe)) for model, recipe in _NAMED]
     return [
         Case("named", model, recipe.text, tuple(call.name for call in recipe.techniques))
@@ -100,7 +100,7 @@ def named_recipes() -> list[Case]:
 
 
 def worth_tuning(name: str, knob: str, model: str) -> list[Any]:
-    """The values that a knob is given, the first of them in pairs: those worth tuning, else its default alone."""
+    """Return the values that a knob takes: those worth tuning, else only its default. Pairs use the first."""
     if model == "tiny-flux" and (name, knob) in _OF_FLOW_MODELS:
         return _OF_FLOW_MODELS[name, knob]
     if (name, knob) in _SUITED:
@@ -115,13 +115,13 @@ def worth_tuning(name: str, knob: str, model: str) -> list[Any]:
 
 
 def written(name: str, knobs: dict[str, Any], targets: tuple[str, ...] = ()) -> str:
-    """A technique in recipe notation; no targets: its default ones."""
+    """Return a technique in recipe notation; without targets, it has its default ones."""
     technique = TECHNIQUES[name]
     return technique.model_construct(**knobs, targets=targets or technique.default_targets).text
 
 
 def plain(name: str, model: str, targets: tuple[str, ...] = ()) -> str:
-    """A technique with the first value of each knob."""
+    """Return a technique with the first value of each knob."""
     knobs = {knob: worth_tuning(name, knob, model)[0] for knob in TECHNIQUES[name].knobs()}
     return written(name, knobs, targets)
 
@@ -135,7 +135,7 @@ def is_legal(recipe: str) -> bool:
 
 
 def pair(first: str, second: str, model: str) -> str | None:
-    """Both techniques where they go by default, or, if they own the same slot there, on different components.
+    """Return both techniques on their default targets or, if they own the same slot there, on different components.
 
     None: they refuse each other by declaration.
     """
@@ -143,7 +143,7 @@ def pair(first: str, second: str, model: str) -> str | None:
     if is_legal(recipe):
         return resolve(recipe).text
     for a, b in itertools.product(TECHNIQUES[first].targetable, TECHNIQUES[second].targetable):
-        # A second text encoder the embedded UNet has not.
+        # The embedded UNet model has no second text encoder.
         if a != b and "text_encoder_2" not in (a, b):
             recipe = f"{plain(first, model, (a,))}+{plain(second, model, (b,))}"
             if is_legal(recipe):
@@ -152,7 +152,7 @@ def pair(first: str, second: str, model: str) -> str | None:
 
 
 def legal_pairs() -> list[Case]:
-    """Every unordered pair on each model, each technique with itself on different components too."""
+    """Return every unordered pair on each model, including each technique with itself on different components."""
     return [
         Case("pair", model, recipe, (first, second))
         for model in MODELS
@@ -162,7 +162,7 @@ def legal_pairs() -> list[Case]:
 
 
 def refusing_pairs() -> list[tuple[str, str]]:
-    """The pairs (of different techniques) that own the same slot wherever both can be aimed."""
+    """Return the pairs of different techniques that own the same slot on all targets that they share."""
     return [
         (first, second)
         for first, second in itertools.combinations(TECHNIQUES, 2)
@@ -171,7 +171,7 @@ def refusing_pairs() -> list[tuple[str, str]]:
 
 
 def random_recipes(count: int = NUM_RANDOM, seed: int = SEED) -> list[Case]:
-    """Legal recipes of 3 to 6 techniques, by turns of each model, all different.
+    """Return legal recipes of 3 to 6 techniques, alternating between the models, all different.
 
     Drawn from what neither a CPU nor the model refuses in a technique alone, so that nearly all of them can run; how
     techniques refuse company is the pairs' subject.
@@ -190,7 +190,7 @@ def random_recipes(count: int = NUM_RANDOM, seed: int = SEED) -> list[Case]:
 
 
 def _random_call(name: str, model: str, rng: random.Random) -> str | None:
-    """One technique with random knobs, in a third of the cases on random targets; None if it cannot work alone."""
+    """Return a technique with random knobs, in a third of cases on random targets; None if it cannot work alone."""
     technique = TECHNIQUES[name]
     knobs = {knob: rng.choice(worth_tuning(name, knob, model)) for knob in technique.knobs()}
     targets: tuple[Component, ...] = technique.default_targets
@@ -224,7 +224,7 @@ def _target(model: str) -> Target:
 
 
 def members(case: Case) -> list[Case]:
-    """A recipe's techniques, each alone, with its own knobs and targets."""
+    """Return the techniques of a recipe, each alone, with its own knobs and targets."""
     return [
         Case("single", case.model, technique.text, (technique.name,)) for technique in resolve(case.recipe)
     ]

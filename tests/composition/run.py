@@ -1,12 +1,12 @@
-"""Draw every legal pair and the seeded random recipes on the embedded models, or the named ones, each in a process of
-its own.
+"""Run every legal pair and the seeded random recipes on the embedded models, or the named ones, each in a separate
+process.
 
     python -m tests.composition.run --limit-s 600
     python -m tests.composition.run --named --device cuda
 
 The first writes results/composition-cpu.json, with compile's "eager" backend; the second, with the real inductor,
-results/composition-named-cuda.json. The record is written anew after each recipe, one line each. The same command goes
-on where it stopped: it draws what is missing, what crashed or timed out, and what a technique declares otherwise since.
+results/composition-named-cuda.json. The record is rewritten after each recipe, one line each. The same command
+continues where it stopped: it runs what is missing, what crashed or timed out, and recipes whose declarations changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.composition.recipes import (
     named_recipes,
     random_recipes,
 )
-from tests.composition.worker import COMMAND, EQUAL_DB, without_picture
+from tests.composition.worker import COMMAND, EQUAL_DB, DrawRequest, without_picture
 from vivace.benchmark.launcher import Launcher, last_line
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.machine import choose_device
@@ -51,20 +51,20 @@ RESULTS = Path(__file__).parents[2] / "results"
 DEVICES = ("cpu", "cuda")
 TIMEOUT_S = 120.0
 COMPILE_TIMEOUT_S = 900.0
-"""Of the named recipes and their members, which inductor compiles: on a busy CPU a graph may take a minute."""
+"""For the named recipes and their members, which inductor compiles: on a busy CPU a graph may take a minute."""
 STATED = ("measured", "unsupported", "no_effect")
 EXACT_LEAST_DB = 40.0
 WORST_MEMBER_DB = 6.0
 _COUNTS = {"pairs", "random", "named"}
 _TOLD = ("compiled_graphs", "graph_breaks")
 REPEAT_LEAST_DB = 60.0
-"""Between two calls with the same noise, whatever the recipe."""
+"""Required between two calls with the same noise, for every recipe."""
 
 Row = dict[str, Any]
 
 
 class Drawer:
-    """Draws cases one at a time; a context manager that owns the worker process and the references."""
+    """Generates cases one at a time; a context manager that owns the worker process and the references."""
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = device
@@ -93,8 +93,8 @@ class Drawer:
         started = time.monotonic()
         said = self._said(case, STEPS[case.model], timeout_s)
         if said["faults"] == ["flat"] and not resolve(case.recipe).same_picture:
-            # What is enough for most pictures may be too little for what changes them: how much that costs is for the
-            # quality gate to say. What does not compose is flat over all of the model's steps as well.
+            # These few steps may be too few for techniques that change the image; the quality gate judges that. A
+            # recipe that does not compose gives a flat image with all of the model's steps as well.
             steps = CATALOGUE[case.model].num_inference_steps
             said = self._said(case, steps, timeout_s) | {"steps": steps}
         wall_s = round(time.monotonic() - started, 2)
@@ -112,17 +112,17 @@ class Drawer:
     def _request(
         self, model: str, recipe: str, steps: int, tell: Sequence[str], is_reference: bool, timeout_s: float
     ) -> Row:
-        request = {
-            "model": model,
-            "recipe": recipe,
-            "device": self._device,
-            "steps": steps,
-            "code": str(Path(self._folder.name) / "code"),
-            "tell": list(tell),
-            "reference": str(Path(self._folder.name) / f"{model}-{steps}.npy"),
-            "is_reference": is_reference,
-            "threads": 1,
-        }
+        request = DrawRequest(
+            model=model,
+            recipe=recipe,
+            device=self._device,
+            steps=steps,
+            code=str(Path(self._folder.name) / "code"),
+            tell=tuple(tell),
+            reference=str(Path(self._folder.name) / f"{model}-{steps}.npy"),
+            is_reference=is_reference,
+            threads=1,
+        )
         ending = self._launcher.run(request, timeout_s)
         if ending.value is not None:
             return ending.value
@@ -133,12 +133,12 @@ class Drawer:
 
 
 def declared(recipe: str) -> str:
-    """What a recipe means: a digest of its techniques with every knob and target, those that it leaves unsaid too."""
+    """Return a digest of a recipe's techniques with every knob and target, including the defaults."""
     return hashlib.sha256(resolve(recipe).model_dump_json().encode()).hexdigest()[:8]
 
 
 def complaint(row: Row, singles: dict[tuple[str, str], Row]) -> str | None:
-    """What a row breaks of the rules of composition, or None.
+    """Return which rule of composition a row breaks, or None.
 
     Args:
         row: of a pair, a random or a named recipe.
@@ -163,7 +163,7 @@ def complaint(row: Row, singles: dict[tuple[str, str], Row]) -> str | None:
     for member in members(Case(row["kind"], row["model"], row["recipe"], tuple(row["names"]))):
         alone = singles[member.model, member.recipe]["psnr_db"]
         worst_db = min(worst_db, EQUAL_DB if alone is None else alone)
-    # Members that are nearly equal to the reference may not forbid the rounding that exact ones are allowed.
+    # Members that are nearly equal to the reference must allow as much rounding as exact ones.
     least_db = min(worst_db - WORST_MEMBER_DB, EXACT_LEAST_DB)
     return (
         None if psnr_db >= least_db else f"{psnr_db} dB to the reference, its worst member alone {worst_db}"
@@ -171,7 +171,7 @@ def complaint(row: Row, singles: dict[tuple[str, str], Row]) -> str | None:
 
 
 def in_order() -> list[Case]:
-    """All of it in a seeded order, four pairs for one random recipe, so that a stopped run holds some of everything."""
+    """Return all cases in a seeded order, four pairs per random recipe, so a stopped run covers some of each."""
     rng = random.Random(SEED)
     pairs, recipes = legal_pairs(), random_recipes()
     rng.shuffle(pairs)
@@ -183,7 +183,7 @@ def in_order() -> list[Case]:
 
 
 def sample(num_pairs: int, num_random: int, seed: int = SEED) -> list[Case]:
-    """A seeded part of the whole in which every technique appears, pairs first.
+    """Return a seeded sample in which every technique appears, pairs first.
 
     None of its random recipes is in fp16, which most CPUs emulate: half a minute a picture.
     """
@@ -192,7 +192,7 @@ def sample(num_pairs: int, num_random: int, seed: int = SEED) -> list[Case]:
     rng.shuffle(pairs)
     chosen: list[Case] = []
     missing = set(TECHNIQUES)
-    # First those that bring the most techniques not seen yet, by turns of each model.
+    # First the cases with the most new techniques, alternating between the models.
     while missing:
         model = MODELS[len(chosen) % len(MODELS)]
         best = max((c for c in pairs if c.model == model), key=lambda case: len(missing & set(case.names)))
@@ -205,10 +205,10 @@ def sample(num_pairs: int, num_random: int, seed: int = SEED) -> list[Case]:
 
 
 def with_members(cases: Iterable[Case]) -> list[Case]:
-    """Each case behind the members alone that it is compared with, each of them once."""
+    """Return each case after the single members that it is compared with, each member once."""
     found: dict[tuple[str, str, str], Case] = {}
     for case in cases:
-        # What changes the picture anyway is compared with nothing.
+        # A recipe that changes the image is not compared with its members.
         alone = members(case) if resolve(case.recipe).same_picture and not set(case.names) <= EXACT else []
         for one in (*alone, case):
             found.setdefault((one.kind, one.model, one.recipe), one)
@@ -216,7 +216,7 @@ def with_members(cases: Iterable[Case]) -> list[Case]:
 
 
 def record_of(device: str, named: bool) -> Path:
-    """Where the record of a device lies."""
+    """Return the path of a device's record."""
     return RESULTS / f"composition-{'named-' if named else ''}{device}.json"
 
 
@@ -235,7 +235,7 @@ def conditions(device: str = "cpu", named: bool = False) -> Row:
     whole = {"named": len(named_recipes())} if named else {"pairs": len(legal_pairs()), "random": NUM_RANDOM}
     return {
         "device": device,
-        # Which CPU it is decides nothing; which GPU, whether a technique runs.
+        # The CPU's model does not matter; the GPU's decides whether a technique runs.
         **({"device_name": this_machine(device).device_name} if device == "cuda" else {}),
         "threads": 1,
         "steps": STEPS,
@@ -246,7 +246,7 @@ def conditions(device: str = "cpu", named: bool = False) -> Row:
 
 
 def write(path: Path, record: Row) -> None:
-    """The whole file anew under another name, then renamed: a killed run leaves the older one."""
+    """Write the file under another name, then rename it: a killed run leaves the older one."""
     rows = ",\n".join(json.dumps(row) for row in record["rows"])
     text = f'{{"conditions": {json.dumps(record["conditions"])},\n"rows": [\n{rows}\n]}}\n'
     new = path.with_suffix(".new")
@@ -266,7 +266,7 @@ def write(path: Path, record: Row) -> None:
     "--limit-s", type=click.FloatRange(min=0), help="Start no further recipe after so many seconds."
 )
 def main(named: bool, device: str, out: Path | None, limit_s: float | None) -> None:
-    """Draw what the record lacks, one line a recipe. Exit 1 if a row breaks the rules, 4 if recipes are left."""
+    """Generate what the record lacks, one line per recipe. Exit 1 if a row breaks a rule, 4 if recipes are left."""
     try:
         choose_device(device)
     except Unsupported as error:
@@ -274,7 +274,7 @@ def main(named: bool, device: str, out: Path | None, limit_s: float | None) -> N
     out = out or record_of(device, named)
     record = read(out, device, named)
     now = conditions(device, named)
-    # How many recipes there are changes with the techniques, and what of each row with it, its digest tells.
+    # The number of recipes depends on the techniques; the digest of a row says whether its recipe still means the same.
     others = [name for name in now if name not in _COUNTS and now[name] != record["conditions"].get(name)]
     if others:
         raise click.UsageError(f"{out} was drawn with {record['conditions']}; give another --out")
@@ -306,7 +306,7 @@ def main(named: bool, device: str, out: Path | None, limit_s: float | None) -> N
 
 
 def complaints(rows: list[Row]) -> list[tuple[str, str]]:
-    """("MODEL RECIPE", what is wrong) of each pair, random and named recipe that breaks a rule.
+    """Return ("MODEL RECIPE", what is wrong) of each pair, random and named recipe that breaks a rule.
 
     Rows of an option that has been removed since are left out; members are found by the names that they have now.
     """

@@ -1,4 +1,4 @@
-"""A seeded part of what `make soak` draws as a whole: pairs and random recipes compose, or say why not."""
+"""A seeded sample of what `make soak` tests in full: pairs and random recipes compose, or give a reason."""
 
 from collections.abc import Iterator
 
@@ -29,6 +29,7 @@ from tests.composition.run import (
 )
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
+from vivace.techniques.compile import Compile
 
 PAIRS, RANDOM = 25, 15
 QUICK_PAIRS, QUICK_RANDOM = 18, 2
@@ -41,7 +42,7 @@ def drawer() -> Iterator[Drawer]:
 
 
 @pytest.mark.parametrize(("pairs", "num_random"), [(PAIRS, RANDOM), (QUICK_PAIRS, QUICK_RANDOM)])
-def test_the_sample_holds_every_technique_and_both_models(pairs: int, num_random: int) -> None:
+def test_the_sample_has_every_technique_and_both_models(pairs: int, num_random: int) -> None:
     cases = sample(pairs, num_random)
     assert len(cases) == pairs + num_random
     assert {name for case in cases for name in case.names} == set(TECHNIQUES)
@@ -57,11 +58,11 @@ def test_random_recipes_are_legal_different_and_the_same_each_time() -> None:
         assert 3 <= len(resolve(case.recipe).techniques) <= 6
 
 
-def test_pairs_are_all_that_is_legal() -> None:
+def test_all_legal_pairs_are_listed() -> None:
     pairs = legal_pairs()
     assert all(is_legal(case.recipe) for case in pairs)
     assert {case.names for case in pairs} >= {("dtype", "compile"), ("quantize", "quantize")}
-    assert pair("steps", "steps", "tiny-sd") is None, "one slot, and nothing to aim at"
+    assert pair("steps", "steps", "tiny-sd") is None, "one slot, and no target to choose"
 
 
 def test_named_recipes_are_ten_and_compile_with_inductor() -> None:
@@ -69,23 +70,23 @@ def test_named_recipes_are_ten_and_compile_with_inductor() -> None:
     assert len({(case.model, case.recipe) for case in recipes}) == 10
     assert {case.model for case in recipes} == set(MODELS)
     for case in recipes:
-        (call,) = [call for call in resolve(case.recipe).techniques if call.name == "compile"]
-        assert call.knobs.get("backend", "inductor") == "inductor", case.recipe
+        (compiling,) = [technique for technique in resolve(case.recipe) if isinstance(technique, Compile)]
+        assert compiling.backend == "inductor", case.recipe
 
 
-# All in one test: the members alone, which recipes share, are drawn once.
+# One test for all, so that members shared by recipes are generated only once.
 @pytest.mark.parametrize(
     ("pairs", "num_random"),
     [(QUICK_PAIRS, QUICK_RANDOM), pytest.param(PAIRS, RANDOM, marks=pytest.mark.long)],
 )
 @pytest.mark.timeout(900)
-def test_they_compose_or_say_why_not(drawer: Drawer, pairs: int, num_random: int) -> None:
+def test_recipes_compose_or_give_a_reason(drawer: Drawer, pairs: int, num_random: int) -> None:
     rows = [drawer.draw(case) for case in with_members(sample(pairs, num_random))]
     assert complaints(rows) == []
-    assert sum(row["outcome"] == "measured" for row in rows) > len(rows) / 2, "it draws, it does not refuse"
+    assert sum(row["outcome"] == "measured" for row in rows) > len(rows) / 2, "most recipes run"
 
 
-def test_what_few_steps_draw_flat_is_drawn_over_all(drawer: Drawer) -> None:
+def test_a_flat_image_is_retried_with_all_steps(drawer: Drawer) -> None:
     names = ("prune", "scheduler")
     found = drawer.draw(Case("pair", "tiny-flux", "prune+scheduler(flow_euler, karras=True)", names))
     assert found["steps"] == 28
@@ -105,7 +106,7 @@ def row(recipe: str, names: tuple[str, ...], **changed: object) -> dict[str, obj
     return plain | {"kind": "pair", "model": "tiny-sd", "recipe": recipe, "names": names} | changed
 
 
-def test_what_breaks_the_rules_is_named() -> None:
+def test_broken_rules_are_named() -> None:
     exact, names = "channels_last+inference_mode", ("channels_last", "inference_mode")
     assert complaint(row(exact, names), {}) is None
     assert "39.0 dB" in str(complaint(row(exact, names, psnr_db=39.0), {}))
@@ -126,16 +127,18 @@ def test_what_breaks_the_rules_is_named() -> None:
     assert complaint(idle, {}) == "nothing was compiled"
 
     free = "dtype(bf16)+steps(12)"
-    assert complaint(row(free, ("dtype", "steps"), psnr_db=5.0), {}) is None, "another picture by right"
+    assert complaint(row(free, ("dtype", "steps"), psnr_db=5.0), {}) is None, "it may change the image"
 
 
-def test_a_hanging_recipe_is_ended(drawer: Drawer) -> None:
+def test_a_hanging_recipe_ends(drawer: Drawer) -> None:
     case = Case("pair", "tiny-sd", "steps(1000)+inference_mode", ("steps", "inference_mode"))
     assert drawer.draw(case, timeout_s=1.0)["outcome"] == "timed_out"
-    assert drawer.draw(Case("single", "tiny-sd", "steps(2)", ("steps",)))["outcome"] == "measured", "goes on"
+    assert drawer.draw(Case("single", "tiny-sd", "steps(2)", ("steps",)))["outcome"] == "measured", (
+        "the next case runs"
+    )
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_record_is_read_as_written(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "composition.json"
     record = read(path)
     record["rows"].append(row("steps(2)", ("steps",)) | {"names": ["steps"]})
@@ -143,10 +146,10 @@ def test_a_record_is_read_as_it_was_written(tmp_path) -> None:  # type: ignore[n
     assert read(path) == record
 
 
-def test_what_is_declared_otherwise_since_is_drawn_again(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_recipes_with_changed_declarations_run_again(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "composition.json"
     record = read(path, named=True)
-    record["conditions"]["named"] = 7  # other techniques, other counts
+    record["conditions"]["named"] = 7  # other techniques give other counts
     known, stale = (case.recipe for case in with_members(named_recipes())[:2])
     record["rows"] = [
         row(known, (), kind="single", declared=declared(known)),
@@ -163,7 +166,7 @@ def test_what_is_declared_otherwise_since_is_drawn_again(tmp_path) -> None:  # t
     assert "give another --out" in ended.output
 
 
-def test_the_page_counts_what_the_record_holds(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_page_counts_the_rows_of_the_record(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "composition.json"
     record = read(path)
     record["rows"] += [
@@ -179,7 +182,7 @@ def test_the_page_counts_what_the_record_holds(tmp_path) -> None:  # type: ignor
     assert "tiny-sd channels_last+inference_mode`: exact techniques, but 9.0 dB" in said
 
 
-def test_the_page_tells_of_the_named_recipes(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_page_has_the_named_recipes(tmp_path) -> None:  # type: ignore[no-untyped-def]
     whole, named = tmp_path / "composition.json", tmp_path / "composition-named.json"
     write(whole, read(whole))
     first, second = named_recipes()[1], named_recipes()[-1]
@@ -194,4 +197,4 @@ def test_the_page_tells_of_the_named_recipes(tmp_path) -> None:  # type: ignore[
     said = page(whole, "a note\n", [named])
     assert f"| `{first.recipe}` | ✓ 25.9 dB; 2 graphs, 1 breaks; 69 s |" in said
     assert f"| `{second.recipe}` | u: there is no C++ compiler |" in said
-    assert said.count("| ? |") == 8, "the others are not drawn yet"
+    assert said.count("| ? |") == 8, "the others have not run yet"

@@ -8,7 +8,7 @@ from tests.composition.run import COMPILE_TIMEOUT_S, Drawer, complaints, in_orde
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_everything_composes_or_says_why_not() -> None:
+def test_everything_composes_or_gives_a_reason() -> None:
     with Drawer() as drawer:
         rows = [drawer.draw(case) for case in with_members(in_order())]
     assert complaints(rows) == []

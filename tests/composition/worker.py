@@ -1,44 +1,48 @@
-"""A worker whose requests are drawings: one recipe on one embedded model, in a process of its own.
+"""A worker that generates images with one recipe on one embedded model, in a separate process per request.
 
-Requests: {"model": ..., "recipe": ..., "device": ..., "steps": n, "reference": FILE, "is_reference": bool,
-           "code": FOLDER, "tell": [...], "log": FILE, "threads": ...}
 Result:   {"outcome": measured | unsupported | no_effect, "reason": ..., "warnings": [...], "psnr_db": ...,
-           "repeat_psnr_db": ..., "faults": [...], and of the evidence what `tell` names}; what else goes wrong ends the
-          process.
+           "repeat_psnr_db": ..., "faults": [...], and the evidence that `tell` names}; other errors end the process.
 """
 
 import os
 import sys
 from typing import Any, TextIO
 
+from vivace.benchmark.requests import Request
+
 COMMAND = (sys.executable, __file__)
 
 PROMPTS = ["a red circle above a blue square", "a green triangle"]
-"""Two, since a batch is what slicing needs; neighbours in a batch must not change each other either."""
+"""Two, because slicing needs a batch, and images of a batch must not affect each other."""
 EQUAL_DB = 200.0
-"""Stands for equal pictures, whose PSNR is infinite."""
+"""Stands for equal images, whose PSNR is infinite."""
 
 
-def draw(
-    model: str,
-    recipe: str,
-    device: str,
-    steps: int,
-    reference: str,
-    is_reference: bool,
-    code: str,
-    tell: list[str],
-) -> dict[str, Any]:
-    """Draw twice with the same noise, and compare the second time with the reference and with the first.
+class DrawRequest(Request):
+    """Generate with a recipe.
 
-    Twice, because caches, hooks and schedules must start anew with each call, and because a prompt is only found
-    in a cache the second time.
-
-    Args:
-        device: "cpu" or "cuda"; the model comes to it in fp32, whatever its catalogue says.
+    Attributes:
+        device: "cpu" or "cuda"; the model is copied to it in fp32, whatever its catalogue says.
         reference: a .npy file of float32 (N, H, W, 3) in 0 .. 1; written if `is_reference`, else read.
         code: a folder for compiled code: what earlier runs left behind would hide that something does not compile.
         tell: entries of the evidence that go into the result, where there are such.
+    """
+
+    model: str
+    recipe: str
+    device: str
+    steps: int
+    reference: str
+    is_reference: bool
+    code: str
+    tell: tuple[str, ...]
+
+
+def draw(request: DrawRequest) -> dict[str, Any]:
+    """Generate twice with the same noise, and compare the second result with the reference and with the first.
+
+    Twice, because caches, hooks and schedules must start anew with each call, and because a prompt is only found
+    in a cache the second time.
     """
     import numpy as np
     import torch
@@ -50,11 +54,13 @@ def draw(
     from vivace.recipes.resolve import resolve
     from vivace.runtime.session import session_of
 
-    os.environ[VARIABLE] = code
-    found = find_model(model)
+    os.environ[VARIABLE] = request.code
+    found = find_model(request.model)
     try:
-        pipe = load_pipeline(found, "cpu").to(device)
-        session = session_of(pipe, found, resolve(recipe), device, {"num_inference_steps": steps})
+        pipe = load_pipeline(found, "cpu").to(request.device)
+        session = session_of(
+            pipe, found, resolve(request.recipe), request.device, {"num_inference_steps": request.steps}
+        )
         pictures = []
         for _ in range(2):
             noise = [torch.Generator().manual_seed(k) for k in range(len(PROMPTS))]
@@ -63,23 +69,23 @@ def draw(
         return without_picture("unsupported", str(error))
     except NoEffect as error:
         return without_picture("no_effect", str(error))
-    if is_reference:
-        np.save(reference, pictures[1])
+    if request.is_reference:
+        np.save(request.reference, pictures[1])
     evidence = session.evidence()
     reason = session.refuted(evidence)
     return {
         "outcome": "measured" if reason is None else "no_effect",
         "reason": reason,
         "warnings": session.warnings,
-        "psnr_db": _psnr_db(pictures[1], np.load(reference)),
+        "psnr_db": _psnr_db(pictures[1], np.load(request.reference)),
         "repeat_psnr_db": _psnr_db(pictures[1], pictures[0]),
         "faults": sorted({fault for picture in pictures[1] for fault in faults(pixels(picture))}),
-        **{name: evidence[name] for name in tell if name in evidence},
+        **{name: evidence[name] for name in request.tell if name in evidence},
     }
 
 
 def without_picture(outcome: str, reason: str) -> dict[str, Any]:
-    """A row of what drew nothing that could be compared."""
+    """Return a row without images to compare."""
     return {
         "outcome": outcome,
         "reason": reason,
@@ -91,7 +97,7 @@ def without_picture(outcome: str, reason: str) -> dict[str, Any]:
 
 
 def _psnr_db(pictures: Any, others: Any) -> float | None:
-    """Of the worse picture; None if one is not finite, which is a fault."""
+    """Return the PSNR of the worse image; None if one is not finite, which is a fault."""
     import numpy as np
 
     if not (np.isfinite(pictures).all() and np.isfinite(others).all()):
@@ -100,20 +106,22 @@ def _psnr_db(pictures: Any, others: Any) -> float | None:
     return EQUAL_DB if error == 0 else round(min(EQUAL_DB, -10 * float(np.log10(error))), 2)
 
 
-def serve(request: dict[str, Any], events: TextIO) -> None:
+def serve(request: DrawRequest, events: TextIO) -> None:
     import torch
 
     from vivace.benchmark.worker import send_event
 
-    log = os.open(request.pop("log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    assert request.log is not None
+    assert request.threads is not None
+    log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    torch.set_num_threads(request.pop("threads"))
-    send_event(events, {"event": "result", "value": draw(**request)})
+    torch.set_num_threads(request.threads)
+    send_event(events, {"event": "result", "value": draw(request)})
 
 
 if __name__ == "__main__":
-    # Imported once, before the forks: in each child the compiler's front end alone takes seconds.
+    # Imported once, before the forks: the compiler's front end alone takes seconds to import.
     import torch._dynamo
     import torchmetrics
 
@@ -121,5 +129,6 @@ if __name__ == "__main__":
     from vivace.runtime import session
 
     del torch, torchmetrics, session
+    worker.parse_request = DrawRequest.model_validate_json
     worker.serve = serve
     worker.main()

@@ -1,4 +1,4 @@
-"""What every registered technique keeps, whatever it does. A new technique is picked up by being on the list."""
+"""The contract that every registered technique keeps. A new technique is tested as soon as it is registered."""
 
 import functools
 import inspect
@@ -20,17 +20,20 @@ from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, session_of
 from vivace.techniques import ALIASES, TECHNIQUES
 
-STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # what is enough for a picture
+STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # enough for an image
 PROMPT = "a red circle above a blue square"
 ALL = sorted(TECHNIQUES)
 
 
-# Where what is worth tuning for real models says nothing about a small one.
+# For knobs whose values worth tuning do not apply to a small model.
 SUITED = {
     "vae_tiling": ["vae_tiling(64)"],
-    "teacache": ["teacache(hits=0.3)", "teacache(hits=0.5)"],  # a threshold wants a fit, which is not there
+    "teacache": [
+        "teacache(hits=0.3)",
+        "teacache(hits=0.5)",
+    ],  # a threshold needs a fit, which tiny models do not have
     "magcache": ["magcache(hits=0.3)", "magcache(hits=0.5)"],
-    "seacache": ["seacache(1.0)", "seacache(hits=0.5)"],  # of few steps each changes much
+    "seacache": ["seacache(1.0)", "seacache(hits=0.5)"],  # with few steps, each changes a lot
 }
 LEAST_DB = {
     "quantize(int4)": 20,  # sixteen values a weight
@@ -41,14 +44,14 @@ LEAST_DB = {
     "quantize(q4_1, backend=gguf)": 15,
     "quantize(q4_0, backend=gguf)": 15,
 }
-# Choices that inductor compiles for minutes; they have tests of their own.
+# Choices that take inductor minutes to compile; they have separate tests.
 COMPILED = {("attention", "flex")}
-# Techniques for batches draw one.
+# Techniques for batches generate one.
 PROMPTS: dict[str, str | list[str]] = {"vae_slicing": [PROMPT, "a blue square"]}
 
 
 def variants(technique: type[Technique]) -> list[str]:
-    """Recipes that exercise a technique: each choice of its first knob, or a value worth tuning."""
+    """Return recipes that exercise a technique: each choice of its first knob, or a value worth tuning."""
     if technique.name in SUITED:
         return SUITED[technique.name]
     if not technique.knobs():
@@ -60,7 +63,7 @@ def variants(technique: type[Technique]) -> list[str]:
     tune = extra["tune"]
     values = choices or list(tune)  # type: ignore[call-overload]
     values = [v for v in values if (technique.name, v) not in COMPILED]
-    # Inductor's own compile time is for the tests of compile.
+    # The tests of compile pay for inductor's compile time.
     suffix = ", backend=eager" if technique.name == "compile" else ""
     if suffix:
         values = ["default"]
@@ -70,7 +73,7 @@ def variants(technique: type[Technique]) -> list[str]:
 
 
 def _written(technique: type[Technique], value: Any) -> str:
-    """The technique with this value of its first knob, and the library that it belongs to, if it names one."""
+    """Return the technique with this value of its first knob, and the library that the value belongs to, if any."""
     plain = f"{technique.name}({value}"
     known = [str(state["recipe"]) for state in states(technique, Machine("cpu", "CPU", None, None))]
     return next((recipe for recipe in known if recipe.startswith((f"{plain})", f"{plain}, "))), f"{plain})")
@@ -108,14 +111,14 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def kinds(pipe: Any) -> set[tuple[str, torch.dtype]]:
-    """How the weights of a pipeline are stored: class and dtype."""
+    """Return how the weights of a pipeline are stored: classes and dtypes."""
     modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
     return {(type(p.data).__name__, p.dtype) for module in modules for p in module.parameters()}
 
 
 @functools.cache
 def own_kinds(model: str) -> set[tuple[str, torch.dtype]]:
-    """How a model's weights are stored before anything is applied."""
+    """Return how a model's weights are stored before a technique is applied."""
     return kinds(load_pipeline(find_model(model), "cpu"))
 
 
@@ -138,7 +141,7 @@ def test_declaration(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_knobs_say_what_they_are_and_what_to_try(name: str) -> None:
+def test_knobs_have_descriptions_and_values_to_try(name: str) -> None:
     for key, field in TECHNIQUES[name].knobs().items():
         assert field.description, key
         if field.annotation in (int, float):
@@ -146,7 +149,7 @@ def test_knobs_say_what_they_are_and_what_to_try(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_machine_alone_can_be_judged(name: str) -> None:
+def test_support_can_be_judged_from_the_machine_alone(name: str) -> None:
     machines = [
         Machine("cpu", "CPU", None, None),
         Machine("cpu", "CPU", None, "/usr/bin/c++"),
@@ -157,7 +160,7 @@ def test_the_machine_alone_can_be_judged(name: str) -> None:
         for recipe in variants(TECHNIQUES[name]):
             (technique,) = resolve(recipe)
             reason = technique.unsupported(target_of(machine=machine))
-            assert reason is None or len(reason) > 20, "in words"
+            assert reason is None or len(reason) > 20, "with a reason"
 
 
 def test_no_technique_names_another() -> None:
@@ -177,7 +180,7 @@ def test_aliases_stand_for_real_recipes() -> None:
 @pytest.mark.parametrize("model", FAMILIES)
 @pytest.mark.parametrize(("name", "recipe"), RECIPES, ids=[r for _, r in RECIPES])
 @pytest.mark.slow("dtype(fp16)*", "parallel(cfg)*", "parallel(ring)*", "compile*tiny-sd")
-def test_it_works_or_says_why_not(name: str, recipe: str, model: str) -> None:
+def test_it_works_or_has_a_reason(name: str, recipe: str, model: str) -> None:
     try:
         session = open_model(model, recipe)
     except Unsupported as error:
@@ -185,7 +188,7 @@ def test_it_works_or_says_why_not(name: str, recipe: str, model: str) -> None:
         assert len(str(error)) > len(name) + 20
         return
     except NoEffect as error:
-        assert error.already_so, "every technique finds something to do unless it is so already"
+        assert error.already_so, "every technique has an effect, unless the model is already in that state"
         return
     with session:
         check_picture(session, name, recipe, model)
@@ -193,15 +196,14 @@ def test_it_works_or_says_why_not(name: str, recipe: str, model: str) -> None:
 
 def check_picture(session: Session, name: str, recipe: str, model: str) -> None:
     (effect,) = session.effects.values()
-    assert effect, "an application says what it changed"
+    assert effect, "a technique reports what it changed"
     if kinds(session.pipe) - own_kinds(model):
         (technique,) = resolve(recipe)
-        assert technique.arithmetic.weights != Arithmetic.weights, "it says how weights are stored"
+        assert technique.arithmetic.weights != Arithmetic.weights, "it declares how weights are stored"
     picture = draw(session, PROMPTS.get(name, PROMPT))[:1]
     reason = session.refuted({})
     if reason is not None:
-        # A cache with a small threshold, in few steps; one picture of a model without a second, unconditional row or
-        # call.
+        # A cache with a small threshold and few steps, or one image of a model without an unconditional row or call.
         assert any(why in reason for why in ("never hit", "no forward had two rows", "made no unconditional"))
         assert np.array_equal(picture, reference(model))
         return
@@ -212,7 +214,9 @@ def check_picture(session: Session, name: str, recipe: str, model: str) -> None:
             "same_picture: only rounded or reordered"
         )
     elif name != "tiny_vae":
-        assert not np.array_equal(picture, reference(model)), "it changes the picture, and it did"
+        assert not np.array_equal(picture, reference(model)), (
+            "it declares that it changes the image, and it does"
+        )
 
 
 @pytest.mark.parametrize("name", ALL)

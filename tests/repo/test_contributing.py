@@ -1,4 +1,4 @@
-"""The worked example of CONTRIBUTING.md, followed to the letter in a copy of the package."""
+"""The example in CONTRIBUTING.md works in a copy of the package."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def block(language: str) -> str:
 
 
 def add_lines(text: str, diff: str) -> str:
-    """Each added line goes before or after its neighbour in the diff, which must be in the text once."""
+    """Add each line before or after its neighbour in the diff, which must occur once in the text."""
     for hunk in diff.split("@@\n"):
         lines = hunk.splitlines()
         old = "\n".join(line[1:] for line in lines if line.startswith(" ")) + "\n"
@@ -33,7 +33,7 @@ def add_lines(text: str, diff: str) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to import from, with the package and the example in it."""
+    """Return an import folder with the package and the example."""
     folder = tmp_path_factory.mktemp("source")
     copy = folder / "vivace"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "weights"))
@@ -79,7 +79,7 @@ except Unsupported as error:
 """
 
 
-def test_it_does_what_it_says(source: Path) -> None:
+def test_it_does_what_it_declares(source: Path) -> None:
     done = run(source, "-c", _DRAW)
     assert done.returncode == 0, done.stderr
     assert (

@@ -1,4 +1,4 @@
-"""Imports go down only. Read from the source, so that lazy imports count too."""
+"""Imports go down only. They are read from the source, so lazy imports count too."""
 
 import ast
 from collections import Counter
@@ -32,7 +32,7 @@ LAYERS = {
     "__main__": 10,
 }
 SIDEWAYS = {("spec", "errors"), ("stats", "errors")}
-# The catalogue of libraries that pull torch in; `report` and `spec` must stay clear of them.
+# Libraries that import torch; `report` and `spec` must not import them.
 IMPORTED_LATE = {
     "vivace.kernels.dequantize_int4",
     "vivace.multi_gpu.flux_tokens",
@@ -44,7 +44,7 @@ HEAVY = {"torch", "diffusers", "transformers", "torchao", "accelerate"}
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
-    """(imported module, at the top level of the file?) of a file."""
+    """Return (imported module, whether at the top level) for each import of a file."""
     tree = ast.parse(path.read_text())
     guarded = {
         id(child)
@@ -109,12 +109,12 @@ def test_every_package_has_a_layer() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_files_stay_readable(path: Path) -> None:
+def test_files_stay_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 400
 
 
-def test_no_package_is_a_pile() -> None:
-    """None holds more than a quarter of the source."""
+def test_no_package_is_too_large() -> None:
+    """No package holds more than a quarter of the source."""
     lines: Counter[str] = Counter()
     for path in FILES:
         lines[package(path)] += len(path.read_text().splitlines())

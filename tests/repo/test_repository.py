@@ -1,4 +1,4 @@
-"""The repository keeps its own promises: docs are current, exports exist, weights are small and safe."""
+"""Checks of the repository: docs are current, exports exist, weights are small and safe."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def test_generated_docs_are_current(name: str) -> None:
     assert (ROOT / name).read_text() == generate.PAGES[name](), "run `make docs`"
 
 
-def test_exports_exist_and_nothing_else_is_promised() -> None:
+def test_exports_exist_and_other_names_do_not() -> None:
     for name in vivace.__all__:
         assert getattr(vivace, name) is not None
     assert set(dir(vivace)) == set(vivace.__all__)
@@ -50,7 +50,7 @@ def test_versions_agree() -> None:
     assert project["version"] == vivace.__version__ == sections[0]
 
 
-def test_links_within_the_docs_lead_somewhere() -> None:
+def test_links_within_the_docs_exist() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
             if not link.startswith(("http", "mailto")):
@@ -72,7 +72,7 @@ def test_constraints_pin_every_dependency() -> None:
 
 
 def test_hooks_and_ci_run_the_tools_of_the_constraints() -> None:
-    """A hook from another repository, or a tool that CI installs itself, would have a version of its own."""
+    """A hook from another repository, or a tool that CI installs itself, would have another version."""
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     assert {repo["repo"] for repo in hooks["repos"]} == {"local"}
     for hook in hooks["repos"][0]["hooks"]:
@@ -87,7 +87,7 @@ def test_hooks_and_ci_run_the_tools_of_the_constraints() -> None:
 @pytest.mark.parametrize(
     "form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda p: p.stem
 )
-def test_issue_forms_are_whole(form: Path) -> None:
+def test_issue_forms_are_valid(form: Path) -> None:
     content = yaml.safe_load(form.read_text())
     assert content["name"]
     assert content["description"]
@@ -96,8 +96,8 @@ def test_issue_forms_are_whole(form: Path) -> None:
     assert all(field["attributes"]["label"] for field in fields)
 
 
-def test_the_quoted_record_is_whole_and_sane() -> None:
-    """The README's table stands on raw samples, an environment, and figures that do not contradict each other."""
+def test_the_record_of_the_readme_is_consistent() -> None:
+    """The README's table is backed by raw samples, an environment and consistent figures."""
     rows = json.loads((ROOT / "results" / "demo-cpu.json").read_text())
     assert rows[0]["is_baseline"]
     for row in rows:

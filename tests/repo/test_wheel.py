@@ -1,4 +1,4 @@
-"""What `pip install` brings: the embedded models and templates, and nothing of what makes or tests them."""
+"""The wheel has the embedded models and templates, and not the code that trains or tests them."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Of the files in a wheel, built without a network in a copy of what it is built from."""
+    """Return the file names of a wheel, built without network from a copy of its sources."""
     copy, made = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
@@ -31,7 +31,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         return set(archive.namelist())
 
 
-def test_the_wheel_holds_every_file_of_the_package(names: set[str]) -> None:
+def test_the_wheel_has_every_file_of_the_package(names: set[str]) -> None:
     package = ROOT / "src"
     files = {
         str(path.relative_to(package))
@@ -52,5 +52,5 @@ def test_the_wheel_holds_every_file_of_the_package(names: set[str]) -> None:
         "vivace/models/weights/tiny-clip/model.safetensors",
     ],
 )
-def test_the_wheel_holds_what_is_not_code(names: set[str], name: str) -> None:
+def test_the_wheel_has_files_that_are_not_code(names: set[str], name: str) -> None:
     assert name in names

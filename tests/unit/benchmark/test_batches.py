@@ -1,4 +1,4 @@
-"""Several pictures in one call, and prompts that were encoded before it."""
+"""Batches of images, and prompts encoded before the call."""
 
 import io
 from pathlib import Path
@@ -42,7 +42,7 @@ def workload(batch: int, num_prompts: int = 3) -> Workload:
     )  # fmt: skip
 
 
-def test_every_call_has_the_same_shape_and_every_picture_its_turn() -> None:
+def test_every_call_has_the_same_shape_and_every_image_is_generated() -> None:
     assert [[index for index, _, _ in call] for call in workload(2).calls()] == [[0, 1], [2, 0]]
     assert [[index for index, _, _ in call] for call in workload(1).calls()] == [[0], [1], [2]]
     assert [[index for index, _, _ in call] for call in workload(7).calls()] == [[0, 1, 2, 0, 1, 2, 0]]
@@ -61,7 +61,7 @@ def pictures(record: Record, store: Path) -> list[np.ndarray]:
     return [np.asarray(Image.open(io.BytesIO(path.read_bytes())), dtype=int) for path in paths]
 
 
-def test_a_batch_draws_the_same_pictures_and_its_times_are_a_pictures_share(tmp_path: Path) -> None:
+def test_a_batch_generates_the_same_images_and_times_are_per_image(tmp_path: Path) -> None:
     alone, together = bench(tmp_path), bench(tmp_path, batch=2)
     assert [p.prompt for p in together.rounds[0].pictures] == PROMPTS
     for a, b in zip(pictures(alone, tmp_path), pictures(together, tmp_path), strict=True):
@@ -77,7 +77,7 @@ def test_a_batch_draws_the_same_pictures_and_its_times_are_a_pictures_share(tmp_
     assert alone.trial.key(alone.environment) != together.trial.key(together.environment)
 
 
-def test_embeddings_leave_the_text_encoder_out(tmp_path: Path) -> None:
+def test_embeddings_skip_the_text_encoder(tmp_path: Path) -> None:
     words, embedded = bench(tmp_path), bench(tmp_path, text="embeddings")
     for a, b in zip(pictures(words, tmp_path), pictures(embedded, tmp_path), strict=True):
         assert (a == b).all()
@@ -88,7 +88,7 @@ def test_embeddings_leave_the_text_encoder_out(tmp_path: Path) -> None:
     assert text_s(embedded) < text_s(words) / 3
 
 
-def test_embeddings_follow_the_guidance_that_is_in_force() -> None:
+def test_embeddings_follow_the_guidance_in_use() -> None:
     session = vivace.load("tiny-sd", "guidance(0)+steps(1)", device="cpu")
     assert set(encode(session, PROMPTS)) == {"prompt_embeds"}
     session = vivace.load("tiny-sd", "steps(1)", device="cpu")
@@ -99,7 +99,7 @@ def test_embeddings_follow_the_guidance_that_is_in_force() -> None:
     assert len(drawn) == 3
 
 
-def test_several_batches_make_several_tables(tmp_path: Path) -> None:
+def test_each_batch_has_its_own_table(tmp_path: Path) -> None:
     done = run(
         tmp_path, "bench", "--recipe", "baseline", "--batch", "1,2,2", "--no-quality", *QUICK
     ).stdout.splitlines()
@@ -125,7 +125,7 @@ def test_the_largest_batch_is_found_in_few_tries(most: int) -> None:
 @pytest.mark.parametrize(
     ("factor", "num_tries"), [(0.0, 18), (0.5, 13), (0.95, 7), (1.0, 6), (1.05, 7), (3.0, 12)]
 )
-def test_a_good_guess_saves_tries_and_a_bad_one_does_no_harm(
+def test_a_good_guess_saves_attempts_and_a_bad_one_is_harmless(
     most: int, factor: float, num_tries: int
 ) -> None:
     tried: list[int] = []
@@ -151,8 +151,8 @@ def test_a_batch_that_fits_once_must_fit_again(found: int, holds: int) -> None:
     assert holds - batch <= max(0, found // 16)
 
 
-class ActedGpu:
-    """In the place of a launcher: so many pictures are found in the process that tries, fewer hold in a fresh one."""
+class FakeGpu:
+    """A fake launcher: `found` images fit in the process that searches, `holds` in a fresh process."""
 
     def __init__(self, found: int, holds: int, ending: Ending | None = None) -> None:
         self.found, self.holds, self.ending = found, holds, ending
@@ -177,32 +177,32 @@ def on_a_gpu(recipe: str = "baseline") -> Trial:
     return make_trial(recipe).model_copy(update={"device": "cuda"})
 
 
-def test_the_largest_batch_has_held_in_a_process_of_its_own() -> None:
-    gpu = ActedGpu(found=32, holds=26)
+def test_the_largest_batch_is_checked_in_a_fresh_process() -> None:
+    gpu = FakeGpu(found=32, holds=26)
     assert ask_largest_batch(gpu, on_a_gpu(), TIMING) == 26  # type: ignore[arg-type]
     assert gpu.rehearsed == [32, 30, 29, 28, 27, 26]
     for request, timeout_s in gpu.asked[1:]:
         assert isinstance(request, RehearsalRequest)
         assert request.timing == TIMING
         assert timeout_s == TIMING.timeout_s
-    gpu = ActedGpu(found=32, holds=32)
+    gpu = FakeGpu(found=32, holds=32)
     assert ask_largest_batch(gpu, on_a_gpu(), TIMING) == 32  # type: ignore[arg-type]
-    assert gpu.rehearsed == [32], "and is asked once"
+    assert gpu.rehearsed == [32], "rehearsed only once"
 
 
 @pytest.mark.parametrize(("found", "rehearsed"), [(0, []), (2, [2, 1])])
-def test_not_even_one_picture(found: int, rehearsed: list[int]) -> None:
-    gpu = ActedGpu(found, holds=0)
+def test_not_even_one_image_fits(found: int, rehearsed: list[int]) -> None:
+    gpu = FakeGpu(found, holds=0)
     with pytest.raises(Unsupported, match="not even one image of tiny-sd"):
         ask_largest_batch(gpu, on_a_gpu(), TIMING)  # type: ignore[arg-type]
     assert gpu.rehearsed == rehearsed
 
 
-def test_a_rehearsal_that_dies_is_no_batch_that_does_not_fit() -> None:
-    late = ActedGpu(8, 8, Ending(None, timed_out=True))
+def test_a_crashed_rehearsal_is_not_a_batch_that_does_not_fit() -> None:
+    late = FakeGpu(8, 8, Ending(None, timed_out=True))
     with pytest.raises(WorkerError, match=r"longer than 600 s \(rehearsal\)"):
         ask_largest_batch(late, on_a_gpu(), TIMING)  # type: ignore[arg-type]
-    dead = ActedGpu(8, 8, Ending(None, signal=11, log="illegal memory access"))
+    dead = FakeGpu(8, 8, Ending(None, signal=11, log="illegal memory access"))
     with pytest.raises(WorkerError, match="illegal memory access"):
         ask_largest_batch(dead, on_a_gpu(), TIMING)  # type: ignore[arg-type]
 
@@ -210,11 +210,11 @@ def test_a_rehearsal_that_dies_is_no_batch_that_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("timing", "num_steps", "expected"),
     [
-        (Timing(max_warmup=1, repeats=1), 2, [2, 2]),  # no more calls, nor steps, than the round's own
+        (Timing(max_warmup=1, repeats=1), 2, [2, 2]),  # no more calls or steps than the round itself
         (Timing(), 25, [rounds.REHEARSED_STEPS] * rounds.REHEARSED_CALLS),
     ],
 )
-def test_a_rehearsal_draws_as_a_round_does_and_less_of_it(
+def test_a_rehearsal_runs_a_shorter_round(
     timing: Timing, num_steps: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[int, int]] = []
@@ -226,7 +226,7 @@ def test_a_rehearsal_draws_as_a_round_does_and_less_of_it(
 
     monkeypatch.setattr(rounds, "draw", draw)
     assert rounds.rehearse(of_tiny_sd("baseline", num_steps), timing) is None
-    assert drawn == [(2, steps) for steps in (*expected, 2)], "the last is the trace of kernels"
+    assert drawn == [(2, steps) for steps in (*expected, 2)], "the last call is the trace of kernels"
 
 
 def of_tiny_sd(recipe: str, num_steps: int = 2) -> Trial:
@@ -236,7 +236,7 @@ def of_tiny_sd(recipe: str, num_steps: int = 2) -> Trial:
     )
 
 
-def test_a_rehearsal_says_where_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehearsal_reports_where_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
     def draw(*_: Any, **__: Any) -> Any:
@@ -248,7 +248,7 @@ def test_a_rehearsal_says_where_memory_ran_out(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(rounds, "draw", draw)
     assert "32.00 GiB" in (rounds.rehearse(of_tiny_sd("baseline"), Timing()) or "")
-    assert calls == 3, "not at the first call, and none after"
+    assert calls == 3, "not at the first call, and no call after it"
 
 
 def test_a_rehearsal_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_rehearsal_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "flux capacitor" in crashed.log
 
 
-def test_a_round_without_memory_says_what_the_largest_batch_was_worth(tmp_path: Path) -> None:
+def test_an_out_of_memory_round_names_the_largest_batch(tmp_path: Path) -> None:
     class Full:
         def run(self, request: dict[str, Any], *_: Any) -> Ending:
             failed = make_round(0, outcome=Outcome.OUT_OF_MEMORY, reason="Tried to allocate 32.00 GiB")
@@ -282,7 +282,7 @@ def test_a_round_without_memory_says_what_the_largest_batch_was_worth(tmp_path: 
         assert "--batch max found 1 for baseline, and this recipe needs more memory" in other
 
 
-def test_the_largest_batch_is_a_gpus_question(tmp_path: Path) -> None:
+def test_the_largest_batch_needs_a_gpu(tmp_path: Path) -> None:
     done = run(tmp_path, "bench", "--recipe", "baseline", "--batch", "max", "--device", "cpu", code=3)
     assert "--batch max needs a GPU" in done.stderr
 

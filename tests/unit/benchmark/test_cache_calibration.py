@@ -1,4 +1,4 @@
-"""The most aggressive setting of a step cache that keeps the quality gate."""
+"""Calibration finds the most aggressive step cache that passes the quality gate."""
 
 import json
 from pathlib import Path
@@ -17,12 +17,12 @@ from vivace.techniques import TECHNIQUES
 
 
 def tried_up_to(limit: float, hits_from: float = 0.0, outcome: str = Outcome.MEASURED) -> Any:
-    """As if pictures passed up to a setting, and the cache hit from another one on."""
+    """Return a fake measurement: images pass up to `limit`, and the cache hits from `hits_from` on."""
 
     def measure(recipe: str, setting: float) -> Tried:
         resolve(recipe)
         if outcome != Outcome.MEASURED:
-            return Tried(recipe, setting, False, outcome, "in words")
+            return Tried(recipe, setting, False, outcome, "with a reason")
         if setting < hits_from:
             return Tried(recipe, setting, False, Outcome.NO_EFFECT, "the cache never hit")
         return Tried(recipe, setting, setting <= limit, Outcome.MEASURED, None, setting, 1 + setting)
@@ -30,7 +30,7 @@ def tried_up_to(limit: float, hits_from: float = 0.0, outcome: str = Outcome.MEA
     return measure
 
 
-def test_every_step_cache_can_be_set() -> None:
+def test_every_step_cache_can_be_calibrate() -> None:
     assert set(CACHES) == {name for name, t in TECHNIQUES.items() if t.owns == "step cache"}
     assert {"first_block_cache", "deepcache", "teacache"} <= set(CACHES)
     for name in CACHES:
@@ -42,7 +42,7 @@ def test_every_step_cache_can_be_set() -> None:
     assert settings("deepcache") == ("hits", 0.1, 0.9)
 
 
-def test_a_search_halves_what_is_left() -> None:
+def test_a_search_bisects() -> None:
     search: Any = bisected(0.1, 0.9, 4, is_ratio=False)
     assert [next(search), search.send(True), search.send(False), search.send(True)] == [0.5, 0.7, 0.6, 0.65]
     with pytest.raises(StopIteration):
@@ -52,7 +52,7 @@ def test_a_search_halves_what_is_left() -> None:
 
 @pytest.mark.parametrize("limit", [0.15, 0.34, 0.62, 0.87])
 @pytest.mark.parametrize("cache", ["deepcache", "first_block_cache"])
-def test_it_is_found(cache: str, limit: float) -> None:
+def test_the_limit_is_found(cache: str, limit: float) -> None:
     found = cache_calibration._calibrate(cache, 8, tried_up_to(limit))
     assert found.best is not None
     assert found.best.setting == max(one.setting for one in found.tried if one.keeps)
@@ -67,15 +67,17 @@ def test_a_cache_that_never_hit_is_not_aggressive_enough() -> None:
     assert 0.7 < found.best.setting <= 0.8
 
 
-def test_none_is_found() -> None:
+def test_no_setting_passes() -> None:
     found = cache_calibration._calibrate("deepcache", 3, tried_up_to(0.0))
     assert (found.best, found.reason) == (None, "no setting from 0.2 up passes the gate")
     for outcome in (Outcome.UNSUPPORTED, Outcome.CRASHED, Outcome.OUT_OF_MEMORY):
         found = cache_calibration._calibrate("deepcache", 3, tried_up_to(0.5, outcome=outcome))
-        assert (found.best, found.reason, len(found.tried)) == (None, "in words", 1), "no use in going on"
+        assert (found.best, found.reason, len(found.tried)) == (None, "with a reason", 1), (
+            "it stops at the first failure to run"
+        )
 
 
-def test_what_cannot_be_asked(tmp_path: Path) -> None:
+def test_invalid_requests(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no step cache 'first_block'; did you mean .*first_block_cache"):
         calibrate_caches("tiny-sd", ["first_block"], store=tmp_path)
     with pytest.raises(UsageError, match="no step cache 'tiny_vae'"):
@@ -84,7 +86,9 @@ def test_what_cannot_be_asked(tmp_path: Path) -> None:
         calibrate_caches("synthetic:flux-dev", store=tmp_path)
 
 
-def test_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setitem(PROMPT_SETS, "tinyworld", PROMPT_SETS["tinyworld"][:3])
     command = [
         "calibrate",

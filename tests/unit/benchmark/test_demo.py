@@ -1,4 +1,4 @@
-"""The demo's recipes follow from what the machine was seen to like."""
+"""The demo chooses its recipes by what is fast on the machine."""
 
 from vivace.benchmark.demo import LONGEST, demo_recipes
 from vivace.benchmark.race import race
@@ -13,13 +13,13 @@ def test_each_recipe_adds_one_change() -> None:
     assert sizes == list(range(LONGEST))
 
 
-def test_what_does_not_help_is_left_out() -> None:
+def test_a_change_that_does_not_help_is_left_out() -> None:
     recipes = demo_recipes({"baseline": 1.0, "bf16": 0.99, "fp16": 20.0})
     assert recipes[:2] == ["baseline", "tiny_vae"]
     assert len(recipes) == LONGEST - 1
 
 
-def test_a_race_leaves_out_what_cannot_run() -> None:
+def test_a_race_leaves_out_recipes_that_cannot_run() -> None:
     times = race("tiny-sd", ["baseline", "attention(cudnn)", "fp32", "attention(math)"], "cpu")
     assert set(times) == {"baseline", "attention(math)"}
     assert all(value > 0 for value in times.values())

@@ -1,4 +1,4 @@
-"""The parent of forked rounds never wakes CUDA's driver: shown with a CUDA build of PyTorch acted on a CPU."""
+"""The parent of forked rounds never initialises the CUDA driver; tested with a faked CUDA build of PyTorch."""
 
 import subprocess
 import sys
@@ -40,12 +40,12 @@ def run(program: str, known: str) -> str:
 @pytest.mark.parametrize(("known", "expected"), [("(9, 0)", "False"), ("None", "True")])
 @pytest.mark.long
 def test_importing_asks_nvml_and_not_the_driver(known: str, expected: str) -> None:
-    """With no NVML the libraries do ask the driver, so this test would notice if the first case asked it too."""
+    """Without NVML the libraries do ask the driver, so the test can tell the two cases apart."""
     program = "from vivace.benchmark.worker import import_all\nimport_all()\nprint(bool(woken))"
     assert run(program, known).splitlines()[-1] == expected
 
 
-def test_afterwards_pytorch_answers_again() -> None:
+def test_pytorch_answers_again_afterwards() -> None:
     program = """
 with driver.without_cuda_init():
     from torch.cuda import get_device_capability as kept

@@ -20,13 +20,13 @@ TIMING = Timing(rounds=1, repeats=1, max_warmup=1)
 
 @pytest.fixture(scope="module")
 def scorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained CLIP model: its scores mean nothing, but they are those of a real one's code."""
+    """Return a CLIP model with random weights: its scores mean nothing, but the code is that of a real one."""
     folder = tmp_path_factory.mktemp("scorer") / "clip"
     clip.save(folder, clip.build())
     return folder
 
 
-def test_pictures_are_scored_against_their_prompts_and_the_baseline(tmp_path: Path, scorer: Path) -> None:
+def test_images_are_scored_against_their_prompts_and_the_baseline(tmp_path: Path, scorer: Path) -> None:
     prompts = ["a red circle", "a blue square"]
     records = vivace.bench(
         "tiny-sd", ["baseline", "steps(1)"], prompts=prompts, num_inference_steps=2, timing=TIMING, store=tmp_path,
@@ -53,7 +53,7 @@ def test_pictures_are_scored_against_their_prompts_and_the_baseline(tmp_path: Pa
     assert baseline.figures[0].alone["clip_score_of_others"] == pytest.approx(mean, abs=1e-3)
 
 
-def test_the_noise_floor_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_noise_floor_is_generated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
 
     class Listening:
@@ -71,7 +71,7 @@ def test_the_noise_floor_is_drawn_once(tmp_path: Path, monkeypatch: pytest.Monke
     records = bench(["baseline", "tiny_vae"])
     bench(["baseline", "tiny_vae"])
     assert told[0][1] == 3
-    assert told[0][0] in (6, 7, 8, 9), "two recipes of three pictures, and what the floor drew otherwise"
+    assert told[0][0] in (6, 7, 8, 9), "three images of each recipe, and those of the noise floor that differ"
     assert told[1] == (0, 0)
     with Store.read_only(tmp_path) as store:
         floor = store.noise_floor(records[0].trial.key(records[0].environment))
@@ -79,7 +79,7 @@ def test_the_noise_floor_is_drawn_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert (floor.recipe, floor.reason, len(floor.pictures)) == ("attention(math)", None, 3)
 
 
-def test_a_baseline_that_sets_its_attention_gets_another_harmless_change(tmp_path: Path) -> None:
+def test_a_baseline_with_its_own_attention_gets_another_noise_floor(tmp_path: Path) -> None:
     records = vivace.bench(
         "tiny-sd", ["attention(math)"], num_inference_steps=1, timing=TIMING, store=tmp_path, device="cpu"
     )
@@ -89,7 +89,7 @@ def test_a_baseline_that_sets_its_attention_gets_another_harmless_change(tmp_pat
     assert floor.recipe == "channels_last+attention(math)"
 
 
-def test_without_quality_nothing_is_drawn_or_scored(tmp_path: Path) -> None:
+def test_without_quality_nothing_is_generated_or_scored(tmp_path: Path) -> None:
     records = vivace.bench(
         "tiny-sd",
         ["baseline"],
@@ -104,13 +104,13 @@ def test_without_quality_nothing_is_drawn_or_scored(tmp_path: Path) -> None:
         assert store.noise_floor(records[0].trial.key(records[0].environment)) is None
 
 
-def test_a_wrong_scorer_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_wrong_scorer_is_reported_before_measuring(tmp_path: Path) -> None:
     with pytest.raises(UnknownModel, match="no scorer 'nonsense'"):
         vivace.bench("tiny-sd", ["baseline"], store=tmp_path / "s", scorer="nonsense")
     assert not (tmp_path / "s").exists()
 
 
-def test_two_models_in_one_command_make_two_tables_and_one_page(tmp_path: Path) -> None:
+def test_two_models_in_one_command_have_two_tables_and_one_page(tmp_path: Path) -> None:
     folder = Path(vivace.__file__).parent / "models/weights/tiny-sd"
     models = ["--model", "tiny-sd", "--model", str(folder)]
     done = run(

@@ -1,4 +1,4 @@
-"""A round that crashes, hangs or runs out of memory is a typed outcome; the next trial never notices."""
+"""A round that crashes, hangs or runs out of memory has an outcome, and does not affect the next trial."""
 
 import os
 import sys
@@ -48,7 +48,7 @@ def run(launcher: Launcher, store: Path, *recipes: str, timing: Timing = TIMING)
     )
 
 
-def test_each_fault_is_typed_and_harms_no_other_trial(launcher: Launcher, tmp_path: Path) -> None:
+def test_each_fault_has_an_outcome_and_affects_no_other_trial(launcher: Launcher, tmp_path: Path) -> None:
     recipes = [f"fault({kind})" for kind in EXPECTED]
     interleaved = ["baseline", *(r for pair in zip(recipes, recipes, strict=True) for r in pair), "tiny_vae"]
     records = run(launcher, tmp_path / "s", *interleaved)
@@ -65,7 +65,7 @@ def test_each_fault_is_typed_and_harms_no_other_trial(launcher: Launcher, tmp_pa
 
 @pytest.mark.parametrize("kind", ["hang", "late_hang", "stubborn"])
 @pytest.mark.quick("hang")
-def test_a_hang_is_ended_at_the_time_limit(launcher: Launcher, tmp_path: Path, kind: str) -> None:
+def test_a_hang_ends_at_the_time_limit(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     timing = TIMING.model_copy(update={"timeout_s": 8.0})
     records = run(launcher, tmp_path / "s", f"fault({kind})", "baseline", timing=timing)
     assert records[0].outcome is Outcome.TIMED_OUT
@@ -80,12 +80,12 @@ def test_a_rerun_retries_what_crashed_and_skips_the_rest(launcher: Launcher, tmp
         before = [store.rounds(key) for key in store.runs()[0].keys]
     second = run(launcher, tmp_path / "s", "baseline", "fault(raise)", "attention(cudnn)")
     assert second[0] == first[0], "measured: kept"
-    assert second[2] == first[2], "unsupported: would end the same way, kept"
-    assert second[1].rounds[0] != first[1].rounds[0], "crashed: tried again"
+    assert second[2] == first[2], "unsupported: kept, because it would end the same way"
+    assert second[1].rounds[0] != first[1].rounds[0], "crashed: measured again"
     assert len(started) == len(before) == 3
 
 
-def test_more_repeats_than_stored_measure_again(launcher: Launcher, tmp_path: Path) -> None:
+def test_more_repeats_than_stored_are_measured_again(launcher: Launcher, tmp_path: Path) -> None:
     (first,) = run(launcher, tmp_path / "s", "baseline")
     (second,) = run(launcher, tmp_path / "s", "baseline", timing=TIMING.model_copy(update={"repeats": 3}))
     assert len(first.rounds[0].samples) == 1
@@ -98,7 +98,7 @@ def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
         vivace.bench("tiny-sd", ["baseline"], store=tmp_path / "s", worker=broken)
 
 
-def test_pictures_that_are_none_are_named(launcher: Launcher, tmp_path: Path) -> None:
+def test_broken_images_are_named(launcher: Launcher, tmp_path: Path) -> None:
     good, broken = run(launcher, tmp_path / "s", "guidance(3)", "fault(black)")
     assert [p.faults for p in good.rounds[0].pictures] == [()] * 3
     assert [p.faults for p in broken.rounds[0].pictures] == [("black",)] * 3
@@ -120,7 +120,7 @@ worker.main()
     ],
 )
 @pytest.mark.quick("command1-auto-False")
-def test_where_children_cannot_use_the_gpu_requests_get_fresh_processes(
+def test_requests_get_fresh_processes_if_forks_cannot_use_the_gpu(
     command: tuple[str, ...], device: str, forks: bool
 ) -> None:
     request = EnvironmentRequest(device="cpu", threads=1)

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: no finished round is lost, none doubled, and the rerun continues.
+"""SIGKILL at random moments: no finished round is lost or duplicated, and a rerun continues.
 
 `make test` runs 6 kills of workers, CI 20 and 10 of the whole bench; `make soak` 200 and 100.
 """
@@ -33,7 +33,7 @@ for _recipe in RECIPES:
     COMMAND += ["--recipe", _recipe]
 
 
-class Assassin(Silent):
+class Killer(Silent):
     """Kills the process of each round a random time after it reports its start."""
 
     def __init__(self, generator: random.Random, kills: int) -> None:
@@ -59,34 +59,34 @@ def _kill(pid: int) -> None:
 
 
 def kill_workers(store: Path, kills: int, seed: int) -> int:
-    """Bench over and over while each round's process is being killed; returns how many kills struck."""
+    """Run benches while each round's process is killed; return the number of kills that hit one."""
     generator = random.Random(seed)
     measured: set[tuple[int, int]] = set()
     struck = 0
-    assassin = Assassin(generator, kills)
+    killer = Killer(generator, kills)
     with start_launcher("cpu") as launcher:
-        while assassin.kills:
-            struck += _bench_once(store, launcher, assassin)
-            assert len(assassin.stored) == len(set(assassin.stored)), "no round measured twice"
-            measured |= set(assassin.stored)
+        while killer.kills:
+            struck += _bench_once(store, launcher, killer)
+            assert len(killer.stored) == len(set(killer.stored)), "no round measured twice"
+            measured |= set(killer.stored)
             with Store.read_only(store) as opened:
                 kept = {
                     (i, r)
                     for i, key in enumerate(opened.runs()[0].keys)
                     for r in _measured(opened.rounds(key))
                 }
-            assert kept == measured, "what was reported as finished is in the store, and nothing else"
+            assert kept == measured, "the store has exactly the rounds that were reported as finished"
             if len(measured) == len(RECIPES) * TIMING.rounds:
-                # All done before all kills: begin again in a new store.
+                # All rounds finished before all kills: start again with a new store.
                 store = store.with_name(store.name + "+")
-                measured, assassin.stored = set(), []
-        _bench_once(store, launcher, assassin)
+                measured, killer.stored = set(), []
+        _bench_once(store, launcher, killer)
     with Store.read_only(store) as opened:
         assert all(len(_measured(opened.rounds(key))) == TIMING.rounds for key in opened.runs()[0].keys)
     return struck
 
 
-def _bench_once(store: Path, launcher: Launcher, assassin: Assassin) -> int:
+def _bench_once(store: Path, launcher: Launcher, killer: Killer) -> int:
     records = vivace.bench(
         "tiny-sd",
         RECIPES,
@@ -94,7 +94,7 @@ def _bench_once(store: Path, launcher: Launcher, assassin: Assassin) -> int:
         timing=TIMING,
         store=store,
         launcher=launcher,
-        progress=assassin,
+        progress=killer,
     )
     crashed = [r for record in records for r in record.rounds if r.outcome is not Outcome.MEASURED]
     for round_ in crashed:
@@ -108,7 +108,7 @@ def _measured(rounds: dict[int, Round]) -> list[int]:
 
 
 def kill_benches(folder: Path, kills: int, seed: int) -> int:
-    """Kill the whole bench at random moments until it has come through; check the store after each kill.
+    """Kill the whole bench at random moments until one finishes; check the store after each kill.
 
     Returns how many kills struck it at work.
     """
@@ -138,7 +138,7 @@ def kill_benches(folder: Path, kills: int, seed: int) -> int:
             store, kept = folder / f"s{kill + 1}", {}
     done = subprocess.run([*COMMAND, "--store", str(store)], capture_output=True, text=True, check=True)
     rows = json.loads(done.stdout)
-    # What one or two steps draw is no picture anyway, so the gate may fail it; measured it is.
+    # One or two steps do not generate a proper image, so the gate may fail it; it is measured all the same.
     assert {row["outcome"] for row in rows} <= {"measured", "failed_quality"}
     assert all(row["latency"]["n"] == TIMING.rounds for row in rows)
     assert all(row["rounds"] == TIMING.rounds for row in rows)
@@ -157,7 +157,7 @@ def _children(pid: int) -> list[psutil.Process]:
 
 
 def _rows(store: Path) -> dict[tuple[str, int], str]:
-    """All measured rounds as stored, by (key, round); an empty dict while there is no store yet."""
+    """Return all measured rounds as stored, by (key, round); empty if there is no store yet."""
     if not (store / "records.sqlite").exists():
         return {}
     with Store.create(store) as opened:
@@ -172,36 +172,36 @@ def _rows(store: Path) -> dict[tuple[str, int], str]:
 
 @pytest.mark.parametrize(("kills", "least"), [(6, 2), pytest.param(20, 5, marks=pytest.mark.long)])
 def test_killed_workers(tmp_path: Path, kills: int, least: int) -> None:
-    assert kill_workers(tmp_path / "s", kills, seed=1) >= least, "the kills must strike"
+    assert kill_workers(tmp_path / "s", kills, seed=1) >= least, "the kills must hit a process"
 
 
-def test_a_worker_whose_parent_died_first_ends_by_itself() -> None:
-    """While it starts, nobody has told the system yet that it is to die with its parent."""
+def test_a_worker_whose_parent_died_first_ends() -> None:
+    """Before it is ready, it has not yet asked the system to end it with its parent."""
     with subprocess.Popen([*WORKER, "--fork"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.close()
-        assert process.stdout.read() == b"", "it is not ready, since it imported nothing"
+        assert process.stdout.read() == b"", "it never reports ready"
         assert process.wait() == 0
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.long
 def test_killed_benches(tmp_path: Path) -> None:
-    assert kill_benches(tmp_path, kills=10, seed=2) >= 3, "the kills must strike"
+    assert kill_benches(tmp_path, kills=10, seed=2) >= 3, "the kills must hit a process"
 
 
 @pytest.mark.soak
 def test_killed_workers_soak(tmp_path: Path) -> None:
     struck = kill_workers(tmp_path / "s", kills=200, seed=3)
-    assert struck >= 50, "the kills must strike"
+    assert struck >= 50, "the kills must hit a process"
     print(f"\n200 kills of workers, {struck} struck a round in progress: nothing lost, nothing doubled")
 
 
 @pytest.mark.soak
 def test_killed_benches_soak(tmp_path: Path) -> None:
     struck = kill_benches(tmp_path, kills=100, seed=4)
-    assert struck >= 30, "the kills must strike"
+    assert struck >= 30, "the kills must hit a process"
     print(
         f"\n100 kills of the whole bench, {struck} at work: nothing lost, nothing doubled, no process left behind"
     )

@@ -1,4 +1,4 @@
-"""What plan would have said, beside what a GPU measured."""
+"""Predicted memory compared with the memory measured on a GPU."""
 
 import sys
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from vivace.spec.record import Memory, Outcome, Record, Round
 
 
 def on_a_gpu(record: Record, model: str = "tiny-sd", model_bytes: int = 1, peak_bytes: int = 1) -> Record:
-    """The same record as a GPU would have made it, with that memory in its second round and less in the first."""
+    """Return the record as if from a GPU, with this memory in the second round and less in the first."""
     environment = record.environment.model_copy(
         update={"device": "cuda", "device_name": "a test GPU", "device_capability": "9.0"}
     )
@@ -45,7 +45,7 @@ def on_a_gpu(record: Record, model: str = "tiny-sd", model_bytes: int = 1, peak_
 
 
 class _Fake:
-    """A launcher that answers as told, and counts how often it was asked."""
+    """A fake launcher with a fixed answer, which keeps the requests."""
 
     def __init__(self, ending: Ending) -> None:
         self.ending = ending
@@ -56,7 +56,7 @@ class _Fake:
         return self.ending
 
 
-def test_each_measured_record_is_held_beside_its_prediction() -> None:
+def test_each_measured_record_is_compared_with_its_prediction() -> None:
     predicted = predict_trial(make_record("tiny_vae").trial)
     measured = {"model_bytes": predicted.model_bytes, "peak_bytes": round(predicted.peak_bytes / 1.25)}
     fine = on_a_gpu(make_record("tiny_vae", make_round(0), make_round(1)), **measured)
@@ -64,7 +64,7 @@ def test_each_measured_record_is_held_beside_its_prediction() -> None:
     elsewhere = on_a_gpu(make_record("baseline", make_round(0), make_round(1)), model="org/repo")
     with start_launcher("cpu") as launcher:
         found = plan_again([fine, crashed, elsewhere], launcher)
-    assert [one.record for one in found] == [fine, elsewhere], "what was not measured has nothing beside it"
+    assert [one.record for one in found] == [fine, elsewhere], "only measured trials are predicted"
     assert found[0].model_bytes == predicted.model_bytes
     assert found[0].peak_bytes == predicted.peak_bytes
     line = str(found[0])
@@ -75,13 +75,13 @@ def test_each_measured_record_is_held_beside_its_prediction() -> None:
     assert str(found[1]).startswith("plan, baseline: no prediction: no model 'org/repo'")
 
 
-def test_records_of_a_cpu_are_left_alone() -> None:
+def test_cpu_records_are_not_predicted() -> None:
     fake = _Fake(Ending({"predictions": []}))
     assert plan_again([make_record("baseline")], fake) == []  # type: ignore[arg-type]
     assert fake.requests == [], "no process is started for it"
 
 
-def test_a_prediction_that_fails_says_why_and_harms_nothing() -> None:
+def test_a_failed_prediction_has_a_reason() -> None:
     record = on_a_gpu(make_record("baseline"))
     for ending, why in (
         (Ending(None, timed_out=True), "no prediction: it took longer than 120 s"),
@@ -98,12 +98,12 @@ def test_a_prediction_that_fails_says_why_and_harms_nothing() -> None:
     assert str(found).endswith("no prediction: the worker process did not start: no room")
 
 
-def test_techniques_are_told_of_the_gpu_that_measured() -> None:
+def test_predictions_use_the_gpu_of_the_record() -> None:
     machine = machine_of(on_a_gpu(make_record("baseline")).environment)
     assert (machine.device, machine.device_name, machine.capability) == ("cuda", "a test GPU", (9, 0))
 
 
-def test_bench_says_it_after_measuring_and_not_when_told_not_to(
+def test_bench_prints_predictions_after_measuring_unless_declined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -133,5 +133,5 @@ def test_bench_says_it_after_measuring_and_not_when_told_not_to(
         assert caught.value.code == 0
         done = capfd.readouterr()
         assert ("plan, baseline: model and peak" in done.err) == is_said
-        assert asked == [1], "not again where nothing was measured, nor where it was declined"
+        assert asked == [1], "only after measuring, and not with --no-plan"
         assert "plan," not in done.out

@@ -1,4 +1,4 @@
-"""Fewer plain steps stand beside every cache."""
+"""Each step cache is compared with fewer plain steps."""
 
 import pytest
 
@@ -20,13 +20,13 @@ def compared(recipes: list[str], *, rivals: bool = True) -> tuple[Recipe, ...]:
     return found.recipes
 
 
-def test_a_cache_brings_fewer_steps_and_nothing_else_does() -> None:
+def test_only_step_caches_add_rivals() -> None:
     assert texts(["baseline", "fbcache(0.1)", "tiny_vae"]) == [
         "baseline", "first_block_cache(0.1)", "steps(21)", "steps(14)", "tiny_vae",
     ]  # fmt: skip
 
 
-def test_the_rival_keeps_all_but_the_cache() -> None:
+def test_a_rival_keeps_all_techniques_except_the_cache() -> None:
     assert texts(["bf16+fbcache(0.1)+tiny_vae@vae+steps(20)"]) == [
         "tiny_vae+dtype(bf16)+first_block_cache(0.1)+steps(20)",
         "tiny_vae+dtype(bf16)+steps(15)",
@@ -40,7 +40,7 @@ def test_rivals_are_measured_once() -> None:
     ]  # fmt: skip
 
 
-def test_few_steps_leave_few_rivals() -> None:
+def test_few_steps_allow_few_rivals() -> None:
     assert texts(["fbcache(0.1)"], steps=4) == ["first_block_cache(0.1)", "steps(3)", "steps(2)"]
     assert texts(["fbcache(0.1)"], steps=1) == ["first_block_cache(0.1)"]
 
@@ -62,8 +62,8 @@ def test_a_prompt_set_is_thirteen_prompts_at_three_seeds(name: str) -> None:
     assert len(comparison_of("tiny-sd", "baseline", prompt_set=name, num_seeds=1).workload.seeds) == 1
 
 
-def test_the_prompt_set_of_the_tiny_world_says_what_it_means() -> None:
-    """Each prompt is one that the verifier can read, so that calibrations speak of it."""
+def test_the_verifier_reads_the_tinyworld_prompt_set() -> None:
+    """The verifier can read each prompt, so calibrations apply to this set."""
     from tinyworld.captions import parse
 
     said = [parse(prompt) for prompt in PROMPT_SETS["tinyworld"]]

@@ -1,4 +1,4 @@
-"""The store keeps every acknowledged row, and never touches what is not its own."""
+"""The store keeps every acknowledged row, and never changes files that are not its own."""
 
 import multiprocessing
 import os
@@ -16,7 +16,7 @@ from vivace.errors import StoreError
 from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
 
 
-def test_rounds_come_back_as_they_were(tmp_path: Path) -> None:
+def test_rounds_are_read_as_they_were_written(tmp_path: Path) -> None:
     trial, environment = make_trial("tiny_vae"), make_environment()
     key = trial.key(environment)
     with Store.create(tmp_path / "s") as store:
@@ -34,7 +34,7 @@ def test_rounds_come_back_as_they_were(tmp_path: Path) -> None:
         assert store.runs()[0].keys == (key,)
 
 
-def test_figures_come_back_by_what_they_depend_on(tmp_path: Path) -> None:
+def test_figures_are_found_by_their_inputs(tmp_path: Path) -> None:
     key = FiguresKey(sha256="a" * 64, reference="b" * 64, prompt="a cat", scorer="clip@1")
     row = PictureFigures(
         **key.model_dump(), alone={"sharpness": 1.5}, against={"psnr_db": 40.0, "ssim": 0.99}
@@ -48,7 +48,7 @@ def test_figures_come_back_by_what_they_depend_on(tmp_path: Path) -> None:
         assert key != other.key
 
 
-def test_the_noise_floor_and_the_scorer_come_back(tmp_path: Path) -> None:
+def test_the_noise_floor_and_the_scorer_are_kept(tmp_path: Path) -> None:
     trial, environment = make_trial("baseline"), make_environment()
     key = trial.key(environment)
     floor = NoiseFloor(recipe="attention(math)", pictures=make_round(0).pictures)
@@ -72,7 +72,7 @@ def _as_version_2(connection: sqlite3.Connection) -> None:
 
 
 @pytest.mark.parametrize(("version", "make_old"), [(1, _as_version_1), (2, _as_version_2)])
-def test_a_store_of_an_earlier_format_goes_on(
+def test_a_store_of_an_earlier_format_is_read(
     tmp_path: Path, version: int, make_old: Callable[[sqlite3.Connection], None]
 ) -> None:
     trial, environment = make_trial("baseline"), make_environment()
@@ -96,7 +96,7 @@ def test_a_store_of_an_earlier_format_goes_on(
         assert store.record(trial.key(environment)) is not None
 
 
-def test_a_round_is_never_doubled(tmp_path: Path) -> None:
+def test_a_round_is_never_stored_twice(tmp_path: Path) -> None:
     trial, environment = make_trial("baseline"), make_environment()
     key = trial.key(environment)
     with Store.create(tmp_path) as store:
@@ -106,14 +106,14 @@ def test_a_round_is_never_doubled(tmp_path: Path) -> None:
         assert [s.total_s for s in store.rounds(key)[0].samples] == [5.0]
 
 
-def test_the_key_tells_trials_and_environments_apart() -> None:
+def test_the_key_depends_on_trial_and_environment() -> None:
     environment = make_environment()
     other = environment.model_copy(update={"num_threads": 7})
     keys = {make_trial(r).key(e) for r in ("baseline", "tiny_vae") for e in (environment, other)}
     assert len(keys) == 4
 
 
-def test_a_foreign_database_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_database_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "records.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE notes (text TEXT)")
@@ -126,7 +126,7 @@ def test_a_foreign_database_is_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["records.sqlite"]
 
 
-def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "records.sqlite"
     path.write_text("my diary\n" * 1000)
     for open_store in (Store.create, Store.read_only):
@@ -135,20 +135,20 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == "my diary\n" * 1000
 
 
-def test_a_folder_full_of_other_things_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(StoreError, match="not a vivace store"):
         Store.create(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_file_in_the_stores_place(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreError, match="is a file"):
         Store.create(tmp_path / "file")
 
 
-def test_reading_where_there_is_no_store(tmp_path: Path) -> None:
+def test_reading_a_missing_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store at"):
         Store.read_only(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
@@ -185,13 +185,13 @@ def test_an_unreadable_row_is_named(tmp_path: Path) -> None:
         store.record(trial.key(environment))
 
 
-def test_a_full_disk_says_so_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     trial, environment = make_trial("baseline"), make_environment()
     key = trial.key(environment)
     with Store.create(tmp_path) as store:
         store.start_run("x", [trial], environment)
         store.append(key, make_round(0))
-        # SQLite's own limit gives the same error as a file system without space.
+        # SQLite's own size limit gives the same error as a full file system.
         pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
         store._connection.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(StoreError, match="disk is full"):
@@ -206,7 +206,7 @@ def test_a_read_only_folder() -> None:
     folder.chmod(0o555)
     try:
         pid = os.fork()
-        if pid == 0:  # a child without root's right to write everywhere
+        if pid == 0:  # a child process without root's permission to write everywhere
             status = 1
             try:
                 if os.geteuid() == 0:
@@ -233,8 +233,8 @@ def _create_all(folders: list[Path], barrier: Any, failed: Any) -> None:
             failed.put(f"{error} ({error.__cause__!r})")
 
 
-def test_some_that_make_the_same_store_at_once(tmp_path: Path) -> None:
-    """Each opens the empty folder before the others have written; all get the one store."""
+def test_several_processes_create_one_store(tmp_path: Path) -> None:
+    """Each process opens the empty folder before another has written to it; all use the same store."""
     trial, environment = make_trial("baseline"), make_environment()
     folders = [tmp_path / f"s{attempt}" for attempt in range(40)]
     fork = multiprocessing.get_context("fork")
@@ -251,7 +251,7 @@ def test_some_that_make_the_same_store_at_once(tmp_path: Path) -> None:
         assert len(store.runs()) == 1
 
 
-def test_pictures_are_named_by_content(tmp_path: Path) -> None:
+def test_images_are_named_by_their_content(tmp_path: Path) -> None:
     first = save_picture(tmp_path, b"png bytes")
     assert save_picture(tmp_path, b"png bytes") == first
     assert picture_path(tmp_path, first).read_bytes() == b"png bytes"

@@ -1,4 +1,4 @@
-"""`synthetic:NAME` wherever a model can be named: found, loaded, benched, reported, refused in words."""
+"""`synthetic:NAME` as a model: it is found, loaded, measured and reported, or refused with a reason."""
 
 import csv
 import io
@@ -59,12 +59,12 @@ def test_every_model_is_run_as_its_catalogue_entry_says(name: str) -> None:
     if entry.scheduler is not None:
         assert scheduler.class_name == entry.scheduler.class_name
         assert entry.scheduler.overrides.items() <= scheduler.config.items()
-    assert (found.tiny_vae is None) == (name == "playground"), "its latents have statistics of their own"
+    assert (found.tiny_vae is None) == (name == "playground"), "its latents have different statistics"
     workload = comparison_of(f"synthetic:{name}", "baseline").workload
     assert (workload.height, workload.num_inference_steps) == (entry.height, entry.num_inference_steps)
 
 
-def test_every_name_has_a_revision_of_its_own_that_stays() -> None:
+def test_every_name_has_a_stable_revision() -> None:
     revisions = {name: find_model(f"synthetic:{name}").model.revision for name in synthetic_names()}
     assert len(set(revisions.values())) == len(revisions)
     assert revisions == {name: find_model(f"synthetic:{name}").model.revision for name in revisions}
@@ -81,7 +81,7 @@ def test_every_name_has_a_revision_of_its_own_that_stays() -> None:
         ("sxdl:nothing", "or synthetic:NAME for random weights"),
     ],
 )
-def test_a_wrong_name_is_told_the_right_ones(name: str, says: str) -> None:
+def test_a_wrong_name_gets_the_right_ones(name: str, says: str) -> None:
     with pytest.raises(UnknownModel) as caught:
         find_model(name)
     assert says in str(caught.value)
@@ -100,7 +100,9 @@ def test_a_wrong_name_is_told_the_right_ones(name: str, says: str) -> None:
         ("flux-schnell", "tiny_vae", "FlowMatchEulerDiscreteScheduler", None),
     ],
 )
-def test_load_builds_it_and_it_draws(name: str, recipe: str, scheduler: str, spacing: str | None) -> None:
+def test_load_builds_a_model_that_generates(
+    name: str, recipe: str, scheduler: str, spacing: str | None
+) -> None:
     session = load(f"synthetic:{name}", recipe)
     pipe = session.pipe
     assert type(pipe.scheduler).__name__ == scheduler
@@ -122,7 +124,7 @@ def test_two_loads_have_the_same_weights_and_a_gpu_runs_the_catalogue_s_precisio
     first, second = (load_pipeline(found, "cpu") for _ in range(2))
     for key, value in first.unet.state_dict().items():
         assert torch.equal(value, second.unet.state_dict()[key]), key
-    # No GPU here: "meta" stands for one; what matters is that the dtype is not a CPU's.
+    # "meta" stands for a GPU: what matters is that the dtype is not the CPU's.
     built: list[Any] = []
 
     def build(architecture: Any, device: str, dtype: Any) -> Any:
@@ -140,7 +142,7 @@ def test_the_tiny_vae_is_the_published_architecture() -> None:
     assert find_model("synthetic:flux-dev").tiny_vae == TAEF1
 
 
-def test_what_does_not_fit_a_cpu_is_refused_before_it_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_too_large_for_host_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8_000_000_000))
     with pytest.raises(Unsupported, match=r"flux-dev takes 67\.\d GB on a CPU.* 8\.0 GB are free"):
         load("synthetic:flux-dev")
@@ -150,7 +152,7 @@ def test_what_does_not_fit_a_cpu_is_refused_before_it_swaps(monkeypatch: pytest.
 def benched(
     small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> tuple[str, str]:
-    """What `vivace bench` said of two recipes: standard output and error."""
+    """Return what `vivace bench` prints for two recipes: standard output and error."""
     monkeypatch.chdir(tmp_path)
     command = ["bench", "--model", "synthetic:sd15", "--recipe", "baseline", "--recipe", "tiny_vae", *QUICK]
     assert run(monkeypatch, *command) == 0
@@ -158,7 +160,7 @@ def benched(
     return done.out, done.err
 
 
-def test_bench_says_random_weights_wherever_it_says_anything(
+def test_bench_mentions_random_weights_in_every_output(
     benched: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, err = benched
@@ -187,13 +189,13 @@ def test_bench_says_random_weights_wherever_it_says_anything(
 
 
 @pytest.mark.usefixtures("small")
-def test_a_threshold_on_random_weights_gives_way_to_a_fixed_schedule(
+def test_on_random_weights_a_threshold_must_be_a_fixed_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["bench", "--model", "synthetic:flux-dev", "--num-inference-steps", "3", *QUICK]
     command += ["--recipe", "baseline", "--recipe", "fbcache:0.1", "--recipe", "fbcache(hits=0.5)"]
-    assert run(monkeypatch, *command) == 4, "part of the trials failed"
+    assert run(monkeypatch, *command) == 4, "some trials failed"
     done = capfd.readouterr()
     said = " ".join(done.out.split())
     assert "with random weights a threshold says nothing" in said
@@ -209,7 +211,7 @@ def test_a_threshold_on_random_weights_gives_way_to_a_fixed_schedule(
 @pytest.mark.parametrize(
     "flags", [("--min-quality", "clip=0.9"), ("--scorer", "embedded"), ("--lpips",)], ids=lambda f: f[0]
 )
-def test_questions_about_its_pictures_are_refused(
+def test_options_about_its_images_are_refused(
     flags: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -237,7 +239,7 @@ def test_the_same_from_python(tmp_path: Path) -> None:
         def run(self, *_: object, **__: object) -> None:
             raise Asked
 
-    with pytest.raises(Asked):  # it would have started: without a quality pass nothing of pictures is asked
+    with pytest.raises(Asked):  # it starts to measure: without a quality pass no limit applies to images
         vivace.bench(
             "synthetic:sd15",
             ["baseline"],
@@ -249,7 +251,7 @@ def test_the_same_from_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_generate_draws_and_says_that_it_shows_nothing(
+def test_generate_notes_that_its_images_show_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -261,7 +263,7 @@ def test_generate_draws_and_says_that_it_shows_nothing(
     assert "synthetic:sd15 has random weights: its pictures show nothing" in done.err
 
 
-def test_models_tells_of_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_models_lists_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "models") == 0
     assert "--model synthetic:NAME builds NAME's architecture" in capfd.readouterr().out
     assert run(monkeypatch, "models", "--json") == 0
