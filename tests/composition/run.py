@@ -134,7 +134,7 @@ class Drawer:
 
 def declared(recipe: str) -> str:
     """Return a digest of a recipe's techniques with every knob and target, including the defaults."""
-    return hashlib.sha256(resolve(recipe).model_dump_json().encode()).hexdigest()[:8]
+    return hashlib.sha256(resolve(recipe).spec.model_dump_json().encode()).hexdigest()[:8]
 
 
 def complaint(row: Row, singles: dict[tuple[str, str], Row]) -> str | None:

@@ -164,7 +164,7 @@ def test_what_the_other_gpus_of_a_shared_picture_hold() -> None:
 
 def test_what_techniques_propose_is_a_recipe_of_theirs_alone() -> None:
     proposed = {
-        name: (*technique.when_memory_is_short, *technique.makes_way)
+        name: (*technique.memory_advice.saving, *technique.memory_advice.fallback)
         for name, technique in TECHNIQUES.items()
     }
     assert any(proposed.values())
