@@ -79,8 +79,8 @@ def traits_of(module: Any) -> frozenset[Trait]:
 
 
 def is_compiled(module: Any) -> bool:
-    """Whether calling this module itself runs compiled code, or would on a device (see `Technique.predict`)."""
-    return Trait.COMPILED in _TRAITS.get(module, ()) or _runs_compiled_code(module)
+    """Whether calling this module runs compiled code as a whole, or would on a device (see `Technique.predict`)."""
+    return Trait.COMPILED_WHOLE in _TRAITS.get(module, ()) or _runs_compiled_code(module)
 
 
 def _runs_compiled_code(module: Any) -> bool:

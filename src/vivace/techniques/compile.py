@@ -136,7 +136,7 @@ class Compile(Technique):
         if self.blocks == "repeated":
             for module in target.modules(self.targets).values():
                 for block in _repeated(module):
-                    give(block, frozenset({Trait.COMPILED}))
+                    give(block, frozenset({Trait.COMPILED, Trait.COMPILED_WHOLE}))
         return Effect(changed=changed)
 
     def _changed(self, target: Target) -> dict[str, int | float | str]:

@@ -60,7 +60,7 @@ class CudaGraph(Technique):
                 Trait.COPIES_FROM_HOST,
                 "these layers copy constants from the host in each call, which a graph cannot contain; take q8_0, or "
                 "add compile",
-                unless=Trait.COMPILED,
+                unless=Trait.COMPILED_WHOLE,
             ),
         )
 
