@@ -69,8 +69,8 @@ _TRAITS: WeakKeyDictionary[Any, set[Trait]] = WeakKeyDictionary()
 
 
 def give(module: Any, traits: frozenset[Trait]) -> None:
-    """Note that a module has these traits from now on."""
-    _TRAITS.setdefault(module, set()).update(traits)
+    """Note that a module has these traits from now on, unless it shows them by itself: those may be undone."""
+    _TRAITS.setdefault(module, set()).update(traits - _foreign(module))
 
 
 def traits_of(module: Any) -> frozenset[Trait]:

@@ -219,7 +219,7 @@ def test_first_block_cache_composes(flux: Any, recipe: str) -> None:
 
 def test_one_step_cache_at_a_time(flux: Any) -> None:
     vivace.apply(flux, "fbcache(0.1)")
-    with pytest.raises(Unsupported, match="step cache already"):
+    with pytest.raises(Unsupported, match="only one step cache at a time can work"):
         vivace.apply(flux, "fbcache(0.2)")
 
 
