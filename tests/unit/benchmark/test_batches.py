@@ -290,7 +290,7 @@ def test_the_largest_batch_needs_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["0", "1,,2", "many", "-1", "5000"])
 def test_wrong_batches(tmp_path: Path, value: str) -> None:
     done = run(tmp_path, "bench", "--recipe", "baseline", f"--batch={value}", code=2)
-    assert "whole numbers from 1 to 4096 or max" in done.stderr
+    assert "is not a list of whole numbers from 1 to 4096, or max" in done.stderr
     assert not (tmp_path / ".vivace").exists()
 
 

@@ -142,8 +142,8 @@ def test_limits_decide_the_exit_code(tmp_path: Path) -> None:
     ("value", "said"),
     [
         ("0.9", "not NAME=VALUE"),
-        ("colour=1", "NAME of ssim, psnr_db, clip"),
-        ("clip=good", "neither a number nor off"),
+        ("colour=1", "NAME is one of ssim, psnr_db, clip"),
+        ("clip=good", "is not a number or off"),
         ("ssim=2", "less than or equal to 1"),
         ("clip=nan", "finite number"),
     ],
