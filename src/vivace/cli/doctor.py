@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 
 import click
 
@@ -65,7 +66,11 @@ def doctor(device: str, as_json: bool) -> int:
         + " (the same small computation in each)"
     )
     runs = [s["recipe"] for s in here if s["unsupported"] is None]
-    click.echo(click.wrap_text("runs here    " + ", ".join(runs), 100, subsequent_indent=" " * 13))
+    listed = ", ".join(
+        recipe.replace(" ", "\0") for recipe in runs
+    )  # lines break between recipes, not within
+    wrapped = textwrap.fill(listed, 87, break_on_hyphens=False).replace("\0", " ")
+    click.echo("runs here    " + wrapped.replace("\n", "\n" + " " * 13))
     for state in here:
         if state["unsupported"] is not None:
             click.echo(f"cannot       {state['recipe']}: {state['unsupported']}")
