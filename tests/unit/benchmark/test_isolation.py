@@ -94,8 +94,11 @@ def test_more_repeats_than_stored_are_measured_again(launcher: Launcher, tmp_pat
 
 def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
     broken = ("/bin/sh", "-c", "echo no such module >&2; exit 3")
-    with pytest.raises(WorkerError, match="did not start: no such module"):
-        vivace.bench("tiny-sd", ["baseline"], store=tmp_path / "s", worker=broken)
+    with (
+        start_launcher("auto", broken) as launcher,
+        pytest.raises(WorkerError, match="did not start: no such module"),
+    ):
+        vivace.bench("tiny-sd", ["baseline"], store=tmp_path / "s", launcher=launcher)
 
 
 def test_broken_images_are_named(launcher: Launcher, tmp_path: Path) -> None:
