@@ -260,7 +260,7 @@ def test_generate_notes_that_its_images_show_nothing(
     done = capfd.readouterr()
     assert "the prompt has 122 tokens; the model reads the first 77" in done.err, "two words, start, end"
     assert (tmp_path / done.out.strip()).is_file()
-    assert "synthetic:sd15 has random weights: its pictures show nothing" in done.err
+    assert "synthetic:sd15 has random weights: its images show nothing" in done.err
 
 
 def test_models_lists_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

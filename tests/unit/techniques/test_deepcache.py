@@ -202,7 +202,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
         resolve("deepcache(2, hits=0.5)")
     pipe = build("sd")
     vivace.apply(pipe, "deepcache")
-    with pytest.raises(Unsupported, match="has a step cache already"):
+    with pytest.raises(Unsupported, match="only one step cache at a time can work"):
         vivace.apply(pipe, "deepcache")
     with pytest.raises(RecipeError, match="both set the step cache of denoiser"):
         resolve("deepcache+first_block_cache")

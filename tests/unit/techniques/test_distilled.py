@@ -249,6 +249,6 @@ def test_a_script_merges_it_through_diffusers(known: Path, monkeypatch: pytest.M
 
 def test_vivace_models_lists_them(tmp_path: Path) -> None:
     out = said(tmp_path, "models").stdout
-    assert out.count("by a LoRA: distilled(lcm) in 4 steps (or 2, 3, 5, 6, 7, 8), ") == 3
-    assert out.count("by a LoRA: distilled(lcm) in 4 steps (or 2, 3, 5, 6, 7, 8)\n") == 1, "tiny-sd's own"
-    assert "by a LoRA: distilled(hyper) in 8 steps (or 16), distilled(turbo) in 8 steps\n" in out
+    assert out.count("with a LoRA: distilled(lcm) in 4 steps (or 2, 3, 5, 6, 7, 8), ") == 3
+    assert out.count("with a LoRA: distilled(lcm) in 4 steps (or 2, 3, 5, 6, 7, 8)\n") == 1, "tiny-sd's own"
+    assert "with a LoRA: distilled(hyper) in 8 steps (or 16), distilled(turbo) in 8 steps\n" in out

@@ -274,7 +274,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
         vivace.apply(pipe, "faster_cache")
     pipe = build("sd")
     vivace.apply(pipe, "faster_cache")
-    with pytest.raises(Unsupported, match="has a step cache already"):
+    with pytest.raises(Unsupported, match="only one step cache at a time can work"):
         vivace.apply(pipe, "deepcache")
     with pytest.raises(RecipeError, match="both set the step cache of denoiser"):
         resolve("deepcache+faster_cache")

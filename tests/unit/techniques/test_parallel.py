@@ -345,18 +345,28 @@ def test_a_graph_that_one_process_lacks_is_an_error() -> None:
         ("sd", "parallel(ulysses)", "no context-parallel plan .* for UNet2DConditionModel"),
         ("sd", "parallel(all_gather)", r"take parallel\(cfg\)"),
         ("flux", "parallel(ring)", "only CUDA kernels"),
-        ("flux", "parallel(all_gather)+first_block_cache(0.2)", "own tokens"),
         ("flux", "parallel(ulysses)+teacache(hits=0.5)", r"cannot be gathered.*parallel\(all_gather\)"),
         ("flux", "parallel(ulysses, gpus=4)", r"5 attention heads.*parallel\(all_gather\)"),
         ("flux", "parallel(ulysses)+compile(backend=eager)", "torch.compile does not support"),
-        ("sd", "parallel(cfg)+faster_cache", "both branches"),
-        ("sd", "parallel(cfg)+layerwise_casting", "layers have hooks"),
     ],
 )
 def test_what_cannot_work_says_why(family: str, recipe: str, why: str) -> None:
     with pytest.raises(Unsupported, match=f"parallel: .*{why}"):
         families.session(family, recipe)
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ("parallel(all_gather)+first_block_cache(0.2)", "each GPU has only its own tokens"),
+        ("parallel(cfg)+faster_cache", "both branches"),
+        ("parallel(cfg)+layerwise_casting", "hooks in layers"),
+    ],
+)
+def test_what_conflicts_is_refused_when_the_recipe_is_resolved(recipe: str, why: str) -> None:
+    with pytest.raises(RecipeError, match=why):
+        resolve(recipe)
 
 
 def test_the_old_name_of_cfg_is_accepted() -> None:

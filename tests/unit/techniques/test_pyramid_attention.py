@@ -161,7 +161,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
         vivace.apply(pipe, "pyramid_attention")
     pipe = build("flux")
     vivace.apply(pipe, "pyramid_attention")
-    with pytest.raises(Unsupported, match="has a step cache already"):
+    with pytest.raises(Unsupported, match="only one step cache at a time can work"):
         vivace.apply(pipe, "taylorseer")
     made = session("flux", "pyramid_attention(start=10, until=5)")
     draw(made, **CALL)

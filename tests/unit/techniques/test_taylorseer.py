@@ -134,7 +134,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
         resolve("taylorseer(2, hits=0.5)")
     pipe = build("sd")
     vivace.apply(pipe, "taylorseer")
-    with pytest.raises(Unsupported, match="has a step cache already"):
+    with pytest.raises(Unsupported, match="only one step cache at a time can work"):
         vivace.apply(pipe, "deepcache")
     pipe = build("sd")
     pipe.unet = torch.nn.Linear(2, 2)
