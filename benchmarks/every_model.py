@@ -105,7 +105,7 @@ def every_model(
                 launcher=launcher,
             )
             with locked(record):
-                records = _with(read_records(record), measured, record)
+                records = _with(read_records(record), measured.records, record)
                 write_records(record, records.values())
             for row in rows_of([records[key] for recipe in wanted if (key := (model, recipe)) in records]):
                 click.echo(line(row))

@@ -252,7 +252,7 @@ def _own_precision(name: str, text: str) -> str:
 
 def configurations(name: str) -> list[str]:
     """Return the study's configurations in canonical form for this model."""
-    texts = CONFIGURATIONS
+    texts: tuple[str, ...] = CONFIGURATIONS
     if name == "sd15":
         texts = tuple(text.replace("text_encoder_2", "text_encoder") for text in texts)
     return [resolve(text).text for text in texts]

@@ -38,14 +38,13 @@ from benchmarks.every_technique import (
 )
 from tests.targets import target_of
 from vivace.benchmark import studies
-from vivace.contract import Machine, ModelFacts, Placement, Technique
+from vivace.contract import Machine
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.quiet import quiet
-from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe import BASELINE, RecipeSpec, TechniqueCall
 from vivace.spec.record import Record
 
 FAMILIES = ("flux-dev", "flux-schnell", "sdxl", "sd15")
@@ -108,8 +107,8 @@ def recipe_of(name: str, text: str) -> str:
     return resolve(f"{text}+{baseline(name)}").text
 
 
-def skipping(recipe: Recipe, among: Recipe) -> Technique:
-    """The one technique of a recipe that the baseline (`among`) does not have."""
+def skipping(recipe: RecipeSpec, among: RecipeSpec) -> TechniqueCall:
+    """Return the one technique of a recipe that the baseline (`among`) does not have."""
     (call,) = [call for call in recipe.techniques if call not in among.techniques]
     return call
 
@@ -203,7 +202,7 @@ def count_operations(name: str, recipe: str) -> Operations:
     pipe.scheduler.set_timesteps(**_timesteps(pipe))
     pipe._num_timesteps = len(pipe.scheduler.timesteps)
     (halves,) = resolve(f"{call.name}(hits=0.5)").techniques
-    target = target_of(Placement(_HOPPER), pipe, ModelFacts(has_random_weights=True))
+    target = target_of(_HOPPER, pipe, has_random_weights=True)
     halves.apply(target)
     with denoiser.cache_context("cond"):
         return Operations(step, count(batch, 3) - 2 * step)
@@ -229,8 +228,8 @@ def read_operations() -> dict[str, dict[str, Operations]]:
 def _count(name: str) -> int:
     found = read_operations()
     counted = {}
-    among = resolve(baseline(name))
-    techniques = dict.fromkeys(skipping(resolve(text), among).name for text in recipes(name))
+    among = resolve(baseline(name)).spec
+    techniques = dict.fromkeys(skipping(resolve(text).spec, among).name for text in recipes(name))
     for technique in techniques:
         if technique == "steps":
             continue

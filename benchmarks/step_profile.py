@@ -180,7 +180,10 @@ def _traced(found: Any) -> _Traced:
 def _per_step(name: str, recipe: str, gpus: int, traced: _Traced) -> Profile:
     if not traced.kernels:
         raise StoreError("--profile: no kernel of a GPU was seen; it wants a CUDA device")
-    parts = [part / 1e3 / PROFILE_STEPS for part in where_time_goes(traced.kernels)]
+    compute, communication, waiting, idle = (
+        part / 1e3 / PROFILE_STEPS for part in where_time_goes(traced.kernels)
+    )
     launch = launch_bound(traced.kernels, traced.waits) / 1e3 / PROFILE_STEPS
     cpu = cpu_a_step(traced.begins, traced.waits) / 1e3
-    return Profile(name, recipe, gpus, sum(parts), *parts, launch, cpu)
+    step = compute + communication + waiting + idle
+    return Profile(name, recipe, gpus, step, compute, communication, waiting, idle, launch, cpu)

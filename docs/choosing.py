@@ -12,15 +12,15 @@ from pathlib import Path
 from benchmarks import every_technique, several_gpus, skipped_work
 from benchmarks.every_technique import full_length, key_of, read_records, rows_with_baselines
 from benchmarks.skipped_work import read_operations
+from benchmarks.step_curves import STEPS
 from docs.several_gpus import soonest
 from docs.skipped_work import skipping_of
-from docs.step_curves import STEPS, Against, Family, Point, families
+from docs.step_curves import Against, Family, Point, families
 from docs.techniques_measured import Line, lines_of
-from vivace.report.quality import Gate
 from vivace.report.rows import Row
 from vivace.report.summary import ratio, size
 from vivace.spec.recipe import BASELINE
-from vivace.stats import Verdict
+from vivace.stats import Gate, Verdict
 
 IMAGES = Path(__file__).parent / "images"
 LEVELS = (1.25, 1.5, 2.0, 2.5, 3.0)

@@ -7,7 +7,7 @@ setting. One layout fits all widths: 480 units across with text of 15, which is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -124,7 +124,7 @@ def _raised(ssim: float) -> float:
     return -math.log10(1 - min(ssim, _BEST))
 
 
-_SPREAD = {"log": math.log, "raised": _raised}
+_SPREAD: dict[str, Callable[[float], float]] = {"log": math.log, "raised": _raised}
 
 
 def _shown(ticks: Sequence[float], scale: _Scale) -> list[float]:

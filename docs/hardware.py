@@ -44,7 +44,8 @@ def page(note: str) -> str:
         f"| recipe | weights | matmuls | {' | '.join(MACHINES)} |",
         "| --- | --- | --- |" + " :-: |" * len(MACHINES),
     ]
-    everywhere, reasons = [], dict[str, int]()
+    everywhere: list[str] = []
+    reasons: dict[str, int] = {}
     for technique in TECHNIQUES.values():
         columns = [
             {state["recipe"]: state["unsupported"] for state in states(technique, machine)}

@@ -67,7 +67,7 @@ def page(note: str, record: Path) -> str:
         "|" + " --- |" * len(_HEADINGS),
     ]
     told: list[Record] = []
-    failed = []
+    failed: list[str] = []
     for case in found:
         alone, shared = pair(case, records)
         if shared is None:

@@ -268,7 +268,9 @@ def test_a_row_stays_with_the_baseline_of_its_own_process(measured: Path, tmp_pa
 
 
 def _named(record: Record, recipe: str) -> Record:
-    return record.model_copy(update={"trial": record.trial.model_copy(update={"recipe": resolve(recipe)})})
+    return record.model_copy(
+        update={"trial": record.trial.model_copy(update={"recipe": resolve(recipe).spec})}
+    )
 
 
 @pytest.mark.parametrize(

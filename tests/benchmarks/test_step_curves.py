@@ -122,7 +122,7 @@ def test_what_needs_to_know_its_model_finds_it_out_first_and_is_counted_over_eve
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(step_curves, "NUM_CALIBRATION_PICTURES", 2)
     assert run(command, ["tiny-flux", *_arguments(tmp_path, ["teacache(0.1)"])]) == 0
-    assert "calibrated teacache over 2 pictures" in capfd.readouterr().err
+    assert "calibrated teacache over 2 images" in capfd.readouterr().err
     case = read_cases(tmp_path / "record.json")["teacache(0.1)"]
     assert case.record.outcome is Outcome.MEASURED, case.record.rounds[0].reason
     (effect,) = case.record.rounds[0].effects.values()

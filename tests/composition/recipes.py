@@ -117,7 +117,8 @@ def worth_tuning(name: str, knob: str, model: str) -> list[Any]:
 def written(name: str, knobs: dict[str, Any], targets: tuple[str, ...] = ()) -> str:
     """Return a technique in recipe notation; without targets, it has its default ones."""
     technique = TECHNIQUES[name]
-    return technique.model_construct(**knobs, targets=targets or technique.default_targets).text
+    chosen: Any = targets or technique.default_targets
+    return technique.model_construct(**knobs, targets=chosen).text
 
 
 def plain(name: str, model: str, targets: tuple[str, ...] = ()) -> str:

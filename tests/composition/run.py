@@ -223,7 +223,8 @@ def record_of(device: str, named: bool) -> Path:
 def read(path: Path, device: str = "cpu", named: bool = False) -> Row:
     """A record: `conditions` (what it was drawn with) and `rows`; without the file one without rows."""
     if path.exists():
-        return json.loads(path.read_text())
+        found: Row = json.loads(path.read_text())
+        return found
     return {"conditions": conditions(device, named), "rows": []}
 
 

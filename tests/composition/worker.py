@@ -125,10 +125,8 @@ if __name__ == "__main__":
     import torch._dynamo
     import torchmetrics
 
-    from vivace.benchmark import worker
+    from vivace.benchmark.worker import serve_requests
     from vivace.runtime import session
 
     del torch, torchmetrics, session
-    worker.parse_request = DrawRequest.model_validate_json
-    worker.serve = serve
-    worker.main()
+    serve_requests(DrawRequest.model_validate_json, serve)

@@ -25,7 +25,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from vivace.benchmark.requests import (
     AnyRequest,
@@ -36,15 +36,27 @@ from vivace.benchmark.requests import (
     PredictionsRequest,
     RaceRequest,
     RehearsalRequest,
+    Request,
     RoundRequest,
     parse_request,
 )
 from vivace.errors import VivaceError
 
 _PR_SET_PDEATHSIG = 1
+AnyOf = TypeVar("AnyOf", bound=Request)
 
 
 def main() -> None:
+    serve_requests(parse_request, serve)
+
+
+def serve_requests(parse: Callable[[str], AnyOf], serve: Callable[[AnyOf, TextIO], None]) -> None:
+    """Serve the requests of this process, as its arguments say (see the top of this module), until its input ends.
+
+    Args:
+        parse: turns a line into a request.
+        serve: computes the answer and writes it to the events.
+    """
     die_with_parent()
     if is_abandoned():
         return
@@ -60,9 +72,9 @@ def main() -> None:
         fork = gpu_works_in_a_child()
     send_event(events, {"event": "ready", "forks": fork})
     for line in sys.stdin:
-        request = parse_request(line)
+        request = parse(line)
         if fork:
-            serve_in_child(request, events)
+            serve_in_child(request, serve, events)
         else:
             send_event(events, {"event": "started", "pid": os.getpid()})
             serve(request, events)
@@ -108,7 +120,7 @@ def gpu_works_in_a_child() -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def serve_in_child(request: AnyRequest, events: TextIO) -> None:
+def serve_in_child(request: AnyOf, serve: Callable[[AnyOf, TextIO], None], events: TextIO) -> None:
     """Fork a child that serves the request, wait for it, and send its exit status."""
     events.flush()
     pid = os.fork()
