@@ -92,11 +92,12 @@ _PROCESS = """
 import json, types, torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 cache_dir()  # as some imports do: it writes inductor's default into the environment
-from vivace.contract import Machine, Placement, Target
+from tests.targets import target_of
+from vivace.contract import Machine
 from vivace.techniques.compile import Compile
 unet = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU())
 pipe = types.SimpleNamespace(unet=unet)
-effect = Compile().apply(target_of(Placement(Machine("cpu", "CPU", None, "c++")), pipe))
+effect = Compile().apply(target_of(Machine("cpu", "CPU", None, "c++"), pipe))
 with torch.no_grad():
     unet.forward(torch.ones(2, 8))
 print(json.dumps(effect.evidence()))
