@@ -241,7 +241,7 @@ def test_processes_that_measure_into_one_record_lose_nothing_of_each_other(
 ) -> None:
     """As on a machine of several GPUs, each of which has some of the recipes."""
     some = read_records(measured / "record.json")[1]
-    recipes = [resolve(f"steps({number})") for number in range(2, 26)]
+    recipes = [resolve(f"steps({number})").spec for number in range(2, 26)]
     news = [
         some.model_copy(update={"trial": some.trial.model_copy(update={"recipe": one})}) for one in recipes
     ]
