@@ -20,6 +20,7 @@ from typing import Any
 
 from vivace.measure.memory import plain_tensors
 from vivace.memory.allocator import Block, CachingAllocator
+from vivace.memory.meta_outputs import MetaOutputs
 
 CUBLAS_WORKSPACE = 32 * 2**20
 """On Hopper; 8 MiB on older GPUs. Source: PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp."""
@@ -31,6 +32,7 @@ there was no workspace. Other GPUs and other versions of cuDNN may differ."""
 _EFFICIENT_IN_REGISTERS = 128
 """Head size above which memory-efficient attention accumulates its output in a separate fp32 buffer (PyTorch's
 mem_eff_attention kernels)."""
+_OUTPUTS = MetaOutputs()
 
 
 class Footprint:
@@ -160,7 +162,7 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
                 return NotImplemented  # a quantised weight, which then dispatches its own operations
             if func in matmuls:
                 footprint.matmul_called()
-            result = func(*args, **(kwargs or {}))
+            result = _OUTPUTS.call(func, args, kwargs or {})
             if func is aten.convolution.default and args[0].dim() == 4:
                 return _convolve(footprint, args[0], args[1], result)
             footprint.made(result)

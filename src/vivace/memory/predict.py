@@ -157,9 +157,13 @@ def _predict(
         has_weights=False,
     )
     target = Target(Placement(machine), pipe, facts)
-    with footprint.following():
-        session = Session(pipe, recipe, target)
-    gc.collect()  # replaced modules may be in reference cycles
+    gc.freeze()  # so that the collection below looks only at what the recipe made, not at every imported module
+    try:
+        with footprint.following():
+            session = Session(pipe, recipe, target)
+        gc.collect()  # replaced modules may be in reference cycles
+    finally:
+        gc.unfreeze()
     draw_noise_in_fp32(pipe)
     loading = max(loaded, footprint.peak[0], footprint.held)
     model_bytes = footprint.held
