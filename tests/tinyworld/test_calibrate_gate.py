@@ -59,6 +59,7 @@ def test_there_are_recipes_enough_of_both_families() -> None:
     assert len(calibrate_gate.RECIPES["tiny-flux"]) >= 40
 
 
+@pytest.mark.long
 def test_drawing_and_judging(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,6 +86,7 @@ def test_invalid_requests(tmp_path: Path) -> None:
         calibrate_caches("synthetic:flux-dev", store=tmp_path)
 
 
+@pytest.mark.long
 def test_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

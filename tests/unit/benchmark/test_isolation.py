@@ -85,6 +85,7 @@ def test_a_rerun_retries_what_crashed_and_skips_the_rest(launcher: Launcher, tmp
     assert len(started) == len(before) == 3
 
 
+@pytest.mark.long
 def test_more_repeats_than_stored_are_measured_again(launcher: Launcher, tmp_path: Path) -> None:
     (first,) = run(launcher, tmp_path / "s", "baseline")
     (second,) = run(launcher, tmp_path / "s", "baseline", timing=TIMING.model_copy(update={"repeats": 3}))
@@ -122,7 +123,7 @@ worker.main()
         ((sys.executable, "-c", FORKLESS), "cpu", True),
     ],
 )
-@pytest.mark.quick("command1-auto-False")
+@pytest.mark.long
 def test_requests_get_fresh_processes_if_forks_cannot_use_the_gpu(
     command: tuple[str, ...], device: str, forks: bool
 ) -> None:

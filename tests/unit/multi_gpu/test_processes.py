@@ -168,6 +168,7 @@ def _with_peer(process: Any) -> list[int]:
     return list(_of_session(process.pid))
 
 
+@pytest.mark.long
 def test_nothing_outlives_the_primary_process(started: dict[str, Any]) -> None:
     primary = started["script"]
     found = _with_peer(primary)

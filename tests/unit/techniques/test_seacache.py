@@ -263,6 +263,7 @@ def test_recorded(recipe: str, graphs: int, monkeypatch: pytest.MonkeyPatch) -> 
     ["bf16", "bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "attention(math)", "inference_mode",
      "compile(backend=eager, blocks=repeated)", "prompt_cache"],
 )  # fmt: skip
+@pytest.mark.slow("bf16", "int8", "attention*", "prompt_cache")
 def test_it_composes(recipe: str) -> None:
     alone = draw(session("flux", recipe), **CALL)
     both = session("flux", f"seacache(0.5)+{recipe}")

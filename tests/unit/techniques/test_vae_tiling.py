@@ -101,6 +101,7 @@ def test_one_picture_refutes_slicing() -> None:
 @pytest.mark.parametrize(
     "recipe", ["bf16", "tiny_vae", "channels_last", "compile(backend=eager)@vae", "fuse_qkv"]
 )
+@pytest.mark.slow("compile*")
 def test_they_compose(recipe: str) -> None:
     both = vivace.load("tiny-sd", f"vae_tiling(32, overlap=0.25)+vae_slicing+{recipe}")
     pictures = draw(both, PROMPTS)
