@@ -110,7 +110,7 @@ class TestBoth:
         ("sd", "int8_dynamic+parallel(cfg)", 35),
     ],
 )
-@pytest.mark.quick("sdxl-*", "*deepcache*", "*teacache(hits=0.5)*", "*int8_dynamic*")
+@pytest.mark.quick("sdxl-*", "sd-recipe1*", "*teacache(hits=0.5)*", "*int8_dynamic*")
 def test_the_rest_of_a_recipe_holds_in_each_process(family: str, recipe: str, least_db: float) -> None:
     """Precision and structure travel with the weights; later techniques are applied in each process."""
     left_out = ("parallel", "compile")  # eager code computes the same
