@@ -89,7 +89,7 @@ def test_it_does_what_it_declares(source: Path) -> None:
 
 def test_the_contract_holds_for_it(source: Path) -> None:
     suite = ROOT / "tests" / "contract" / "test_technique_contract.py"
-    done = run(source, "-m", "pytest", "-n0", "-k", "text_length", "-c", str(ROOT / "pyproject.toml"),
+    done = run(source, "-m", "pytest", "-n0", "-m", "", "-k", "text_length", "-c", str(ROOT / "pyproject.toml"),
                "--rootdir", str(ROOT), "-p", "no:cacheprovider", str(suite))  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
     assert "8 passed" in done.stdout

@@ -170,9 +170,9 @@ def _rows(store: Path) -> dict[tuple[str, int], str]:
         }
 
 
-@pytest.mark.parametrize(("kills", "least"), [(3, 1), pytest.param(20, 5, marks=pytest.mark.long)])
-def test_killed_workers(tmp_path: Path, kills: int, least: int) -> None:
-    assert kill_workers(tmp_path / "s", kills, seed=1) >= least, "the kills must hit a process"
+@pytest.mark.long
+def test_killed_workers(tmp_path: Path) -> None:
+    assert kill_workers(tmp_path / "s", kills=20, seed=1) >= 5, "the kills must hit a process"
 
 
 def test_a_worker_whose_parent_died_first_ends() -> None:
