@@ -1,9 +1,12 @@
 """One small complete pipeline of each family, which takes text prompts. For tests of recipes."""
 
+import copy
+import functools
 from typing import Any
 
 import numpy as np
 import torch
+from diffusers import SchedulerMixin
 
 import vivace
 from tests import shrunken
@@ -15,7 +18,20 @@ STEPS = {"sd": 3, "sdxl": 3, "flux": 6}
 
 
 def build(family: str) -> Any:
-    """Return a pipeline on the CPU in fp32: `sd` and `flux` are embedded, `sdxl` has fixed random weights."""
+    """Return a pipeline on the CPU in fp32: `sd` and `flux` are embedded, `sdxl` has fixed random weights.
+
+    It is a copy of one that is loaded once: networks and scheduler are its own, tokenizers are shared.
+    """
+    loaded = _load(family)
+    pipe = copy.copy(loaded)
+    for name, part in loaded.components.items():
+        if isinstance(part, torch.nn.Module | SchedulerMixin):
+            setattr(pipe, name, copy.deepcopy(part))
+    return pipe
+
+
+@functools.cache
+def _load(family: str) -> Any:
     if family != "sdxl":
         return load_pipeline(find_model(f"tiny-{family}"), "cpu")
     pipe = shrunken.sdxl()
