@@ -73,6 +73,20 @@ def draw(session: Any, prompt: Any = "a red circle", seed: int = 0, **call: Any)
     return np.asarray(result.images)
 
 
+_PICTURES: dict[str, np.ndarray] = {}
+
+
+def drawn(family: str, recipe: str = "baseline", **call: Any) -> np.ndarray:
+    """Return `draw(session(family, recipe), **call)`, read-only. What several tests compare with is drawn once."""
+    if any(callable(value) or isinstance(value, torch.Tensor) for value in call.values()):
+        return draw(session(family, recipe), **call)
+    key = repr((family, recipe, sorted(call.items())))
+    if key not in _PICTURES:
+        _PICTURES[key] = draw(session(family, recipe), **call)
+        _PICTURES[key].setflags(write=False)
+    return _PICTURES[key]
+
+
 def psnr(a: np.ndarray, b: np.ndarray) -> float:
     error = float(np.mean((a.astype(np.float64) - b) ** 2))
     return 200.0 if error == 0 else -10 * np.log10(error)

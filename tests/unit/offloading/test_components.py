@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import FAMILIES, build, draw, modules, psnr, session, upcasting
+from tests.families import FAMILIES, build, draw, drawn, modules, psnr, session, upcasting
 from tests.targets import target_of
 from vivace.contract import Machine
 from vivace.errors import Unsupported
@@ -181,7 +181,7 @@ def test_tied_weights_stay_tied() -> None:
 @pytest.mark.parametrize("recipe", ["", "int8+", "layerwise_casting@text_encoder+"])
 @pytest.mark.long
 def test_compiled_code_goes_on_being_used(recipe: str) -> None:
-    reference = draw(session("sd", f"{recipe}compile(backend=eager)"))
+    reference = drawn("sd", f"{recipe}compile(backend=eager)")
     torch._dynamo.reset()
     offloaded = session("sd", f"{recipe}compile(backend=eager)+offload(model)")
     for _ in range(3):
@@ -194,7 +194,7 @@ def test_compiled_code_goes_on_being_used(recipe: str) -> None:
     "recipe", ["int8", "bf16+int8_dynamic", "fp8_weight", "nf4", "int8@denoiser,text_encoder,vae"]
 )
 def test_quantised_weights_are_rebuilt(recipe: str) -> None:
-    reference = draw(session("sd", recipe))
+    reference = drawn("sd", recipe)
     offloaded = session("sd", f"{recipe}+offload(model)")
     layers = {
         n: m
@@ -220,7 +220,7 @@ def test_other_libraries_weights_are_onloaded(recipe: str) -> None:
     package = recipe.rpartition("=")[2].rstrip(")")
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    reference = draw(session("sd", recipe))
+    reference = drawn("sd", recipe)
     offloaded = session("sd", f"{recipe}+offload(model)")
     on_host = addresses(offloaded.pipe.unet)
     for _ in range(2):
@@ -286,7 +286,7 @@ def test_how_much_is_pinned_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(pinned_memory, "_allocate_pinned", allocate)
     monkeypatch.setattr(offload, "_enable", lambda pipe, *_: ComponentOffloader(pipe, "cpu", pin=True))
-    reference = draw(session("sd"))
+    reference = drawn("sd")
     offloaded = session("sd", "offload(model)")
     (effect,) = offloaded.effects.values()
     assert 0 < int(effect["page_locked_bytes"]) <= pinned[0]

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import vivace
-from tests.families import FAMILIES, STEPS, build, draw, modules, session, upcasting
+from tests.families import FAMILIES, STEPS, build, draw, drawn, modules, session, upcasting
 from vivace.contract import Machine
 from vivace.errors import RecipeError
 from vivace.offloading import pinned_memory, prefetch
@@ -406,7 +406,7 @@ def test_compiled_blocks_are_onloaded_as_one() -> None:
     counters = torch._dynamo.utils.counters
     torch._dynamo.reset()
     counters.clear()
-    reference = draw(session("flux", "compile(backend=eager, blocks=repeated)"))
+    reference = drawn("flux", "compile(backend=eager, blocks=repeated)")
     graphs = counters["stats"]["unique_graphs"]
     torch._dynamo.reset()
     counters.clear()
@@ -463,7 +463,7 @@ class _Late:
 def test_nothing_reads_a_copy_before_it_is_complete(
     family: str, made: list[LayerOffloader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = draw(session(family))
+    reference = drawn(family)
     offloaded = session(family, "offload(group, stream=True)")
     stream, empty_like = _Late(), torch.empty_like
     denoiser = max(
@@ -590,7 +590,7 @@ def test_how_much_is_pinned_is_recorded(recipe: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         offload, "_enable", lambda pipe, given, _: LayerOffloader(pipe, CPU, pin=True, prefetch=given.stream)
     )
-    reference = draw(session("flux"))
+    reference = drawn("flux")
     offloaded = session("flux", recipe)
     (effect,) = offloaded.effects.values()
     whole = sum(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import vivace
-from tests.families import build, draw, session
+from tests.families import build, draw, drawn
 from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.recipes.resolve import resolve
@@ -59,7 +59,7 @@ def test_the_counter_says_when_nothing_was_skipped() -> None:
 def test_a_prediction_computes_every_step(name: str, knobs: dict[str, Any]) -> None:
     """Whatever is missing for a decision, such as TeaCache's fit: none is made."""
     family = FAMILY.get(name, "flux")
-    wanted = draw(session(family), num_inference_steps=4)
+    wanted = drawn(family, num_inference_steps=4)
     pipe = build(family)
     target = target_of(pipe=pipe, has_weights=False, has_random_weights=True)
     cache = CACHES[name](**knobs)

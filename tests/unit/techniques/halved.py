@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import vivace
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, drawn, psnr, session
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 
 COMPANY = (
@@ -16,7 +16,7 @@ COMPANY = (
 
 def check_recorded(family: str, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That a computed step and a hit are a CUDA graph each, and draw what they draw unrecorded."""
-    alone = draw(session(family, cache), num_inference_steps=4)
+    alone = drawn(family, cache, num_inference_steps=4)
     pipe = build(family)
     made = vivace.apply(pipe, cache)
     effect = apply_cuda_graph(pipe, monkeypatch)
@@ -27,7 +27,7 @@ def check_recorded(family: str, cache: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def check_it_composes(family: str, cache: str, company: str) -> None:
     """That it hits beside another technique, and the picture stays one."""
-    alone = draw(session(family, company), num_inference_steps=4)
+    alone = drawn(family, company, num_inference_steps=4)
     both = session(family, f"{cache}+{company}")
     picture = draw(both, num_inference_steps=4)
     assert np.isfinite(picture).all()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import FAMILIES, STEPS, build, draw, psnr, session
+from tests.families import FAMILIES, STEPS, build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.contract import Machine
 from vivace.errors import NoEffect
@@ -20,7 +20,7 @@ AMPERE = Machine("cuda", "a GPU", (8, 0), None)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_inference_mode_keeps_every_bit(family: str) -> None:
-    reference = draw(session(family))
+    reference = drawn(family)
     made = session(family, "inference_mode")
     for _ in range(2):
         assert np.array_equal(draw(made), reference)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import vivace
-from tests.families import FAMILIES, build, draw, psnr, session
+from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.attention_backends import calls
 from vivace.attention_backends.calls import RedirectedAttention
@@ -104,7 +104,7 @@ def _fresh_compiler() -> Iterator[None]:
 def test_flex_draws_the_same_picture_and_is_named() -> None:
     made = session("flux", "attention(flex)@denoiser,vae")
     call = {"num_inference_steps": 1}
-    assert psnr(draw(made, **call), draw(session("flux"), **call)) > 80
+    assert psnr(draw(made, **call), drawn("flux", **call)) > 80
     found = made.evidence()
     assert found["denoiser.attention_calls_flex"] == 7
     assert found["vae.attention_calls_flex"] == 1
@@ -124,7 +124,7 @@ def test_flex_is_traced_into_compiled_graphs(family: str, num: int, blocks: str)
     recipe = f"compile(backend=aot_eager, blocks={blocks})"
     call = {"num_inference_steps": 1}
     made = session(family, f"attention(flex)+{recipe}")
-    assert psnr(draw(made, **call), draw(session(family), **call)) > 80
+    assert psnr(draw(made, **call), drawn(family, **call)) > 80
     found = made.evidence()
     assert found["denoiser.attention_calls_flex"] == 0
     # Repeated blocks are traced once a kind.
@@ -137,7 +137,7 @@ def test_flex_is_traced_into_compiled_graphs(family: str, num: int, blocks: str)
 def test_another_kernel_for_the_vae(family: str) -> None:
     made = session(family, "attention(math)@vae")
     assert set(made.effects["attention@vae"].values()) == {"math", "flash"}
-    assert psnr(draw(made), draw(session(family))) > 80
+    assert psnr(draw(made), drawn(family)) > 80
     denoiser = getattr(made.pipe, "unet", None) or made.pipe.transformer
     seen = attention_kernels({"denoiser": denoiser, "vae": made.pipe.vae.decoder}, lambda: draw(made))
     assert any(name.startswith("vae: ") and "math" in name for name in seen)

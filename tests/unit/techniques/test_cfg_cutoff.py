@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.contract import Machine
@@ -100,7 +100,7 @@ def test_until_the_cutoff_nothing_is_changed() -> None:
             seen.append(tensors["latents"].clone())
             return {}
 
-        draw(session("flux", recipe), **TRUE_CFG, callback_on_step_end=look)
+        drawn("flux", recipe, **TRUE_CFG, callback_on_step_end=look)
         return seen
 
     cut, whole = latents_of("cfg_cutoff(0.5)"), latents_of("baseline")
@@ -123,7 +123,7 @@ def test_without_true_cfg_it_is_refuted_in_words(said: dict[str, Any]) -> None:
     made = session("flux", "cfg_cutoff(0.5)")
     picture = draw(made, **said)
     assert "guidance(3.5, true_cfg=4)" in (made.refuted({}) or "")
-    assert np.array_equal(picture, draw(session("flux"), **said))
+    assert np.array_equal(picture, drawn("flux", **said))
 
 
 def test_a_cutoff_on_the_last_step_is_refuted() -> None:
@@ -166,7 +166,7 @@ def test_step_caches_count_the_calls_that_are_made(cache: str) -> None:
 @pytest.mark.parametrize("blocks", ["whole", "repeated"])
 @pytest.mark.quick("repeated")
 def test_compiled_there_is_nothing_new_to_compile(blocks: str) -> None:
-    alone = draw(session("flux", "cfg_cutoff(0.5)"), **TRUE_CFG)
+    alone = drawn("flux", "cfg_cutoff(0.5)", **TRUE_CFG)
     made = session("flux", f"cfg_cutoff(0.5)+compile(backend=eager, blocks={blocks})")
     found = []
     for _ in range(2):
@@ -199,7 +199,7 @@ def test_recorded_there_is_nothing_new_to_record(
 ) -> None:
     call: dict[str, Any] = {"num_inference_steps": 6, "guidance_scale": 4.0}
     call |= TRUE_CFG if family == "flux" else {}
-    alone = draw(session(family, "cfg_cutoff(0.5)"), **call)
+    alone = drawn(family, "cfg_cutoff(0.5)", **call)
     pipe = build(family)
     made = vivace.apply(pipe, "cfg_cutoff(0.5)")
     effect = apply_cuda_graph(pipe, monkeypatch)
@@ -236,12 +236,12 @@ def test_pipelines_that_name_no_two_calls_say_so() -> None:
 def test_a_recipe_turns_true_cfg_on() -> None:
     made = session("flux", "guidance(3.5, true_cfg=3)")
     told = {"negative_prompt": "", "true_cfg_scale": 3.0, "guidance_scale": 3.5}
-    assert np.array_equal(draw(made), draw(session("flux"), **told))
+    assert np.array_equal(draw(made), drawn("flux", **told))
     own = draw(made, negative_prompt="a blue square")
-    assert np.array_equal(own, draw(session("flux"), **told | {"negative_prompt": "a blue square"}))
+    assert np.array_equal(own, drawn("flux", **told | {"negative_prompt": "a blue square"}))
     assert not np.array_equal(own, draw(made))
     off = draw(made, true_cfg_scale=1.0)
-    assert np.array_equal(off, draw(session("flux"), guidance_scale=3.5)), "what is passed to the call wins"
+    assert np.array_equal(off, drawn("flux", guidance_scale=3.5)), "what is passed to the call wins"
 
 
 @pytest.mark.parametrize("per_prompt", [1, 2])

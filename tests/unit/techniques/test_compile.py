@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import FAMILIES, build, draw, psnr, session
+from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.compilation.compiled_code import code_folder
 from vivace.contract import Machine
@@ -30,7 +30,7 @@ def _fresh_compiler() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_repeated_blocks_share_their_graphs(family: str) -> None:
     made = session(family, "compile(backend=eager, blocks=repeated)")
-    assert np.array_equal(draw(made), draw(session(family)))
+    assert np.array_equal(draw(made), drawn(family))
     num = made.effects["compile@denoiser"]["denoiser.compiled_blocks"]
     assert (num, made.evidence()["compiled_graphs"]) == BLOCKS[family]
 
@@ -66,7 +66,7 @@ def test_dynamic_code_serves_another_size(family: str) -> None:
         made = session(family, recipe)
         found = []
         for height in (64, 96):
-            assert psnr(draw(made, height=height), draw(session(family), height=height)) > 80
+            assert psnr(draw(made, height=height), drawn(family, height=height)) > 80
             found.append(int(made.evidence()["compiled_graphs"]))
         return found
 

@@ -9,7 +9,7 @@ import torch
 
 import vivace
 from tests import exported
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.unit.techniques import halved
 from vivace.errors import RecipeError, Unsupported
@@ -137,7 +137,7 @@ def test_batches_and_guidance_that_is_cut_off() -> None:
 @pytest.mark.parametrize("family", UNETS)
 @pytest.mark.quick("sd--2")
 def test_compiled_it_is_two_graphs_without_a_break(family: str, extra: str, graphs: int) -> None:
-    alone = draw(session(family, "deepcache(2)" + extra), num_inference_steps=8)
+    alone = drawn(family, "deepcache(2)" + extra, num_inference_steps=8)
     made = session(family, "deepcache(2)+compile(backend=eager)" + extra)
     for _ in range(2):
         assert psnr(draw(made, num_inference_steps=8), alone) > (25 if "bf16" in extra else 80)

@@ -11,7 +11,7 @@ from diffusers.hooks.faster_cache import _split_low_high_freq
 
 import vivace
 from tests import exported
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.unit.techniques import halved
 from vivace.errors import RecipeError, Unsupported
@@ -202,7 +202,7 @@ def test_an_even_batch_without_guidance_is_not_split() -> None:
 @pytest.mark.long
 def test_compiled_it_is_two_graphs_without_a_break(family: str, extra: str, graphs: int) -> None:
     recipe = f"faster_cache(2, start=1001){extra}"
-    alone = draw(session(family, recipe), num_inference_steps=8)
+    alone = drawn(family, recipe, num_inference_steps=8)
     made = session(family, f"{recipe}+compile(backend=eager)")
     for _ in range(2):
         assert psnr(draw(made, num_inference_steps=8), alone) > (25 if "bf16" in extra else 80)

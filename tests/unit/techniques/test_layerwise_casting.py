@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import FAMILIES, build, draw, psnr, session
+from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.memory.predict import predict
@@ -66,15 +66,15 @@ def test_what_must_keep_its_precision_does() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.diagonal
 def test_it_composes(family: str, recipe: str) -> None:
-    alone, both = session(family, "layerwise_casting"), session(family, f"layerwise_casting+{recipe}")
-    assert psnr(draw(both), draw(alone)) > (25 if recipe == "bf16" else 35)
+    alone, both = drawn(family, "layerwise_casting"), session(family, f"layerwise_casting+{recipe}")
+    assert psnr(draw(both), alone) > (25 if recipe == "bf16" else 35)
     assert num_fp8(both.pipe.unet if family != "flux" else both.pipe.transformer) > 0
 
 
 @pytest.mark.long
 def test_it_composes_with_compile_and_a_step_cache() -> None:
-    alone = draw(session("flux", "layerwise_casting"))
-    assert psnr(draw(session("flux", "layerwise_casting+compile(backend=eager)")), alone) > 60
+    alone = drawn("flux", "layerwise_casting")
+    assert psnr(drawn("flux", "layerwise_casting+compile(backend=eager)"), alone) > 60
     cached = session("flux", "layerwise_casting+fbcache(hits=0.5)")
     assert np.isfinite(draw(cached)).all()
     assert cached.evidence()["cache_hit_rate"] == pytest.approx(1 / 3)

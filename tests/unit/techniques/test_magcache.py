@@ -11,7 +11,7 @@ from diffusers import MagCacheConfig
 from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS, nearest_interp
 
 import vivace
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, drawn, psnr
 from tests.targets import target_of
 from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
@@ -191,7 +191,7 @@ def test_calibrating_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     assert made.effects["magcache@denoiser"]["denoiser.magcache_ratios"] == f"measured on {said['model']}"
     picture = draw(made, **CALL)
     assert 0.1 < float(made.evidence()["cache_hit_rate"]) < 0.8
-    assert psnr(picture, draw(session("flux"), **CALL)) > 20
+    assert psnr(picture, drawn("flux", **CALL)) > 20
     assert typed(monkeypatch, *command[:2], "--model", "tiny-sd") == 3
     assert "UNet2DConditionModel is no FLUX transformer" in capsys.readouterr().err
     with pytest.raises(UsageError, match="an image of one step has nothing that could be skipped"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import FAMILIES, build, draw, psnr, session, upcasting
+from tests.families import FAMILIES, build, draw, drawn, psnr, session, upcasting
 from tests.targets import target_of
 from vivace.contract import Machine, Trait
 from vivace.contract.traits import give
@@ -47,7 +47,7 @@ def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.diagonal
 def test_the_picture_stays(family: str, mode: str) -> None:
-    reference = draw(session(family))
+    reference = drawn(family)
     pipe = build(family)
     total = weights_bytes(pipe)
     moved = vivace.apply(pipe, f"offload({mode})")
@@ -112,7 +112,7 @@ def test_it_composes(family: str, recipe: str, mode: str) -> None:
         with pytest.raises(RecipeError, match=r"take offload\((group|model)\)|takes compiled components"):
             session(family, f"{recipe}+offload({mode})")
         return
-    reference = draw(session(family, recipe))
+    reference = drawn(family, recipe)
     both = session(family, f"{recipe}+offload({mode})")
     for _ in range(2):
         assert psnr(draw(both), reference) > 60

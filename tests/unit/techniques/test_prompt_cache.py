@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import FAMILIES, build, draw, session
+from tests.families import FAMILIES, build, draw, drawn, session
 from tests.narrow import make_all_small
 from tests.targets import target_of
 from vivace.contract import Machine, component_of
@@ -138,7 +138,7 @@ def test_embeddings_of_the_caller_pass_through() -> None:
         words, nothing = kept.pipe.encode_prompt("a red circle", kept.pipe.device, 1, True)
     given = {"prompt_embeds": words, "negative_prompt_embeds": nothing}
     picture = draw(kept, None, **given)
-    assert np.array_equal(picture, draw(session("sd")))
+    assert np.array_equal(picture, drawn("sd"))
     assert counts(kept) == (0, 1, 1)
     own = session("sd", "prompt_cache")
     draw(own, None, **given)
@@ -157,8 +157,7 @@ def test_prompts_that_never_repeat_refute_it() -> None:
     "recipe", ["bf16", "int8@text_encoder", "cfg_cutoff(0.5)", "compile(backend=eager)@text_encoder"]
 )
 def test_it_composes(recipe: str) -> None:
-    alone, both = session("sd", recipe), session("sd", f"prompt_cache+{recipe}")
-    reference = draw(alone)
+    reference, both = drawn("sd", recipe), session("sd", f"prompt_cache+{recipe}")
     for _ in range(2):
         assert np.array_equal(draw(both), reference)
     assert counts(both) == (1, 1, 0)

@@ -10,7 +10,7 @@ from diffusers import PyramidAttentionBroadcastConfig, apply_pyramid_attention_b
 
 import vivace
 from tests import exported
-from tests.families import FAMILIES, build, draw, psnr, session
+from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.contract import component_of
 from vivace.errors import RecipeError, Unsupported
@@ -99,7 +99,7 @@ def test_batches_and_guidance_that_is_cut_off() -> None:
 @pytest.mark.quick("flux")
 def test_compiled_it_is_two_graphs_without_a_break(family: str) -> None:
     recipe = "pyramid_attention(hits=0.5)"
-    alone = draw(session(family, recipe), **CALL)
+    alone = drawn(family, recipe, **CALL)
     made = session(family, f"{recipe}+compile(backend=eager)")
     for _ in range(2):
         assert psnr(draw(made, **CALL), alone) > 60
@@ -111,7 +111,7 @@ def test_compiled_it_is_two_graphs_without_a_break(family: str) -> None:
 @pytest.mark.quick("flux")
 def test_blocks_compiled_one_code_for_all_stay_so(family: str) -> None:
     recipe = "pyramid_attention(hits=0.5)"
-    alone = draw(session(family, recipe), **CALL)
+    alone = drawn(family, recipe, **CALL)
     made = session(family, f"{recipe}+compile(backend=eager, blocks=repeated)")
     counts = []
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_blocks_compiled_one_code_for_all_stay_so(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = "pyramid_attention(hits=0.5)"
-    alone = draw(session(family, recipe), num_inference_steps=8)
+    alone = drawn(family, recipe, num_inference_steps=8)
     pipe = build(family)
     made = vivace.apply(pipe, recipe)
     effect = apply_cuda_graph(pipe, monkeypatch)
@@ -146,7 +146,7 @@ def test_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.diagonal
 def test_it_composes(family: str, recipe: str) -> None:
     both = session(family, f"pyramid_attention+{recipe}")
-    assert psnr(draw(both, **CALL), draw(session(family, recipe), **CALL)) > 20
+    assert psnr(draw(both, **CALL), drawn(family, recipe, **CALL)) > 20
     assert float(both.evidence()["cache_hit_rate"]) > 0.1
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.contract import Machine
 from vivace.errors import NoEffect, RecipeError, Unsupported
@@ -83,9 +83,7 @@ def test_whatever_the_precision(dtype: str, scheme: str) -> None:
         assert layer(inputs).dtype == torch.float16
         assert layer(inputs).isfinite().all()
         return
-    assert (
-        psnr(draw(session("sd", f"{dtype}+quantize({scheme})")), draw(session("sd"))) > SCHEMES[scheme][0] - 3
-    )
+    assert psnr(drawn("sd", f"{dtype}+quantize({scheme})"), drawn("sd")) > SCHEMES[scheme][0] - 3
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "fp8", "fp8, granularity=tensor", "nf4"])
@@ -122,7 +120,7 @@ def test_a_vae_that_the_pipeline_casts_for_decoding(scheme: str) -> None:
             vivace.apply(pipe, recipe)
         return
     made = vivace.apply(pipe, recipe)
-    assert psnr(draw(made), draw(session("sdxl"))) > 28
+    assert psnr(draw(made), drawn("sdxl")) > 28
     assert made.refuted({}) is None
     assert next(pipe.vae.parameters()).dtype == torch.float16
 
@@ -212,9 +210,9 @@ def test_a_run_that_dequantises_them_for_good_refutes_it() -> None:
 )
 @pytest.mark.slow("fp8-compile*")
 def test_it_composes(scheme: str, recipe: str) -> None:
-    alone, both = session("sd", scheme), session("sd", f"{scheme}+{recipe}")
+    alone, both = drawn("sd", scheme), session("sd", f"{scheme}+{recipe}")
     # Fused rows have their own scales; one of the whole input is shared.
-    assert psnr(draw(both), draw(alone)) > (15 if recipe == "fuse_qkv" and scheme == "nf4" else 24)
+    assert psnr(draw(both), alone) > (15 if recipe == "fuse_qkv" and scheme == "nf4" else 24)
     assert both.refuted(dict(both.evidence())) is None
 
 

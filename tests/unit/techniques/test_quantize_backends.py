@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported
@@ -78,7 +78,7 @@ def test_convolutions() -> None:
     )
     # The UNet's; SDNQ also leaves the VAE's narrow ones alone.
     assert made.effects["quantize@denoiser,vae"]["denoiser.layers_left_alone"] == 2
-    assert psnr(draw(made), draw(session("sd"))) > 34
+    assert psnr(draw(made), drawn("sd")) > 34
 
 
 def test_double_quantisation_is_a_choice_of_bitsandbytes() -> None:
@@ -108,7 +108,7 @@ def test_text_encoders(backend: str, scheme: str, keeps_wo: bool) -> None:
     installed(backend)
     made = session("flux", f"bf16+quantize({scheme}, backend={backend})@text_encoder,text_encoder_2")
     call = {"height": 128, "width": 128, "num_inference_steps": 8}
-    assert psnr(draw(made, **call), draw(session("flux"), **call)) > 20
+    assert psnr(draw(made, **call), drawn("flux", **call)) > 20
     kept = made.evidence().get("text_encoder_2.left_alone", [])
     assert isinstance(kept, list)
     assert any(".wo (3): its model casts inputs" in line for line in kept) is keeps_wo

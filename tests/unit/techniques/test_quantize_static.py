@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 import vivace
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, drawn, psnr, session
 from vivace.errors import RecipeError, Unsupported
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
@@ -135,7 +135,7 @@ def test_layers_that_were_never_called_are_left_alone(cache: Path) -> None:
 
 def test_a_prompt_of_zeros(cache: Path) -> None:
     made = vivace.apply(build("sdxl"), "quantize(fp8_static, pictures=1)", prompts=["a star"])
-    assert psnr(draw(made), draw(session("sdxl"))) > 25
+    assert psnr(draw(made), drawn("sdxl")) > 25
 
 
 @pytest.mark.parametrize("before", ["", "bf16+fuse_qkv+"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.contract import Machine
 from vivace.errors import NoEffect, Unsupported
@@ -47,9 +47,9 @@ def test_it_draws_what_the_prompt_says_and_the_seed_alone_decides(family: str, s
 
 def test_every_sampler_is_drawn_above_or_refused_by_the_embedded_models() -> None:
     names = set(get_args(Scheduler.model_fields["sampler"].annotation))
-    for family, drawn in (("sd", SD), ("flux", FLUX)):
+    for family, samplers in (("sd", SD), ("flux", FLUX)):
         own = {"sd": "euler_a", "flux": "flow_euler"}[family]
-        for sampler in sorted(names - set(drawn)):
+        for sampler in sorted(names - set(samplers)):
             with pytest.raises(NoEffect if sampler == own else Unsupported):
                 session(family, f"scheduler({sampler})")
 
@@ -110,7 +110,7 @@ def test_what_diffusers_would_ignore_or_break_on_is_refused(family: str, recipe:
 )
 def test_what_is_not_ignored_is_taken(recipe: str) -> None:
     plain = draw(session("sd", recipe.split(",")[0] + ")"))
-    assert not np.array_equal(draw(session("sd", recipe)), plain)
+    assert not np.array_equal(drawn("sd", recipe), plain)
 
 
 @pytest.mark.parametrize(("sampler", "package"), [("lms", "scipy"), ("dpmpp_sde", "torchsde")])

@@ -8,7 +8,7 @@ import torch
 from diffusers.hooks.sea_cache import _apply_sea_filter
 
 import vivace
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.contract import Machine
@@ -225,21 +225,21 @@ def test_guidance_in_two_calls_has_a_cache_for_each() -> None:
     found = made.evidence()
     assert found["cache_calls"] == 24
     assert 0.2 < found["cache_hit_rate"] < 0.8
-    assert psnr(picture, draw(session("flux"), **CALL, **told)) > 18
-    assert psnr(picture, draw(session("flux"), **CALL)) < psnr(picture, draw(session("flux"), **CALL, **told))
+    assert psnr(picture, drawn("flux", **CALL, **told)) > 18
+    assert psnr(picture, drawn("flux", **CALL)) < psnr(picture, drawn("flux", **CALL, **told))
 
 
 def test_a_picture_that_is_no_square() -> None:
     size = {"height": 96, "width": 160}
     made = session("flux", "seacache(0.5)")
-    assert psnr(draw(made, **CALL, **size), draw(session("flux"), **CALL, **size)) > 18
+    assert psnr(draw(made, **CALL, **size), drawn("flux", **CALL, **size)) > 18
     assert made.evidence()["cache_hit_rate"] > 0.2
 
 
 @pytest.mark.parametrize("recipe", ["seacache(0.5)", "seacache(0.5, order=1)"])
 @pytest.mark.quick("seacache(0.5)")
 def test_compiled_it_has_no_break(recipe: str) -> None:
-    alone = draw(session("flux", recipe), **CALL)
+    alone = drawn("flux", recipe, **CALL)
     made = session("flux", f"{recipe}+compile(backend=eager)")
     for _ in range(2):
         assert psnr(draw(made, **CALL), alone) > 60
@@ -249,7 +249,7 @@ def test_compiled_it_has_no_break(recipe: str) -> None:
 
 @pytest.mark.parametrize(("recipe", "graphs"), [("seacache(hits=0.5, order=1)", 2), ("seacache(0.5)", 3)])
 def test_recorded(recipe: str, graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = draw(session("flux", recipe), **CALL)
+    alone = drawn("flux", recipe, **CALL)
     pipe = build("flux")
     made = vivace.apply(pipe, recipe)
     effect = apply_cuda_graph(pipe, monkeypatch)
@@ -265,7 +265,7 @@ def test_recorded(recipe: str, graphs: int, monkeypatch: pytest.MonkeyPatch) -> 
 )  # fmt: skip
 @pytest.mark.slow("bf16", "int8", "attention*", "prompt_cache")
 def test_it_composes(recipe: str) -> None:
-    alone = draw(session("flux", recipe), **CALL)
+    alone = drawn("flux", recipe, **CALL)
     both = session("flux", f"seacache(0.5)+{recipe}")
     assert 15 < psnr(draw(both, **CALL), alone) < 100
     assert float(both.evidence()["cache_hit_rate"]) > 0.1

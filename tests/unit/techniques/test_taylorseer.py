@@ -10,7 +10,7 @@ from diffusers import TaylorSeerCacheConfig
 
 import vivace
 from tests import exported
-from tests.families import FAMILIES, build, draw, psnr, session
+from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.contract import component_of
 from vivace.errors import RecipeError, Unsupported
@@ -72,7 +72,7 @@ def test_a_hit_does_not_call_the_denoiser(family: str) -> None:
     # Computed: 0, 1, 2, then 4, 7, 10.
     assert len(calls) == 6
     assert made.evidence() == {"cache_hit_rate": 0.5, "cache_calls": 12}
-    assert 8 < psnr(picture, draw(session(family), **CALL)) < 100
+    assert 8 < psnr(picture, drawn(family, **CALL)) < 100
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -102,7 +102,7 @@ def test_batches_and_guidance_that_is_cut_off() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.quick("flux-")
 def test_compiled_it_has_no_break(family: str, extra: str) -> None:
-    alone = draw(session(family, f"taylorseer{extra}"), **CALL)
+    alone = drawn(family, f"taylorseer{extra}", **CALL)
     made = session(family, f"taylorseer+compile(backend=eager){extra}")
     for _ in range(2):
         assert psnr(draw(made, **CALL), alone) > (20 if extra else 60)
@@ -112,7 +112,7 @@ def test_compiled_it_has_no_break(family: str, extra: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = draw(session(family, "taylorseer"), num_inference_steps=8)
+    alone = drawn(family, "taylorseer", num_inference_steps=8)
     pipe = build(family)
     made = vivace.apply(pipe, "taylorseer")
     effect = apply_cuda_graph(pipe, monkeypatch)
@@ -125,8 +125,8 @@ def test_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", ["sd", "flux"])
 @pytest.mark.diagonal
 def test_it_composes(family: str, recipe: str) -> None:
-    picture = draw(session(family, f"taylorseer+{recipe}"), **CALL)
-    assert psnr(picture, draw(session(family, "taylorseer"), **CALL)) > 15
+    picture = drawn(family, f"taylorseer+{recipe}", **CALL)
+    assert psnr(picture, drawn(family, "taylorseer", **CALL)) > 15
 
 
 def test_what_cannot_be_is_said_in_words() -> None:

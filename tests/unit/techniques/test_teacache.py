@@ -11,7 +11,7 @@ import torch
 
 import vivace
 from tests import exported
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
@@ -156,8 +156,8 @@ def test_guidance_in_two_calls_has_a_cache_for_each(cache: Path) -> None:
     made = with_fit("teacache(hits=0.5)")
     picture = draw(made, **CALL, **told)
     assert made.evidence() == {"cache_hit_rate": pytest.approx(5 / 12), "cache_calls": 24}
-    assert psnr(picture, draw(session("flux"), **CALL, **told)) > 18
-    assert psnr(picture, draw(session("flux"), **CALL)) < psnr(picture, draw(session("flux"), **CALL, **told))
+    assert psnr(picture, drawn("flux", **CALL, **told)) > 18
+    assert psnr(picture, drawn("flux", **CALL)) < psnr(picture, drawn("flux", **CALL, **told))
 
 
 def test_batches() -> None:
@@ -197,7 +197,7 @@ def test_recorded(recipe: str, graphs: int, cache: Path, monkeypatch: pytest.Mon
 )  # fmt: skip
 @pytest.mark.slow("bf16", "fuse_qkv", "inference_mode", "layerwise*")
 def test_it_composes(recipe: str, cache: Path) -> None:
-    alone = draw(session("flux", recipe), **CALL)
+    alone = drawn("flux", recipe, **CALL)
     both = with_fit(f"teacache(0.3)+{recipe}")
     assert 15 < psnr(draw(both, **CALL), alone) < 100
     assert float(both.evidence()["cache_hit_rate"]) > 0.1
@@ -334,7 +334,7 @@ def test_calibrating_by_hand(
     )
     picture = draw(made, **CALL)
     assert 0.1 < float(made.evidence()["cache_hit_rate"]) < 0.9
-    assert psnr(picture, draw(session("flux"), **CALL)) > 15
+    assert psnr(picture, drawn("flux", **CALL)) > 15
     # A pipeline of unknown origin, as in a script, takes the latest fit of its architecture.
     recipe = "teacache(0.3)+steps(12)"
     written = exported.write("tiny-flux", recipe, call={"height": 128, "width": 128})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.families import draw, psnr, session
+from tests.families import draw, drawn, psnr, session
 from vivace.errors import Unsupported
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
@@ -49,7 +49,7 @@ def test_the_most_alike_are_merged() -> None:
 
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
 def test_attention_sees_fewer_tokens_and_the_picture_is_much_the_same(family: str) -> None:
-    reference = draw(session(family), height=128, width=96)
+    reference = drawn(family, height=128, width=96)
     made = session(family, "token_merging(0.5)")
     picture = draw(made, height=128, width=96)
     assert not np.array_equal(picture, reference)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import FAMILIES, build, draw, psnr, session
+from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
@@ -19,7 +19,7 @@ PROMPTS = ["a red circle", "a blue square", "a star"]
 @pytest.mark.diagonal
 def test_tiles_make_a_whole_picture_near_the_untiled_one(family: str, size: tuple[int, int]) -> None:
     height, width = size
-    reference = draw(session(family), height=height, width=width)
+    reference = drawn(family, height=height, width=width)
     tiled = session(family, "vae_tiling(32)")
     picture = draw(tiled, height=height, width=width)
     assert picture.shape == reference.shape == (1, height, width, 3)
@@ -36,10 +36,10 @@ def test_tiles_make_a_whole_picture_near_the_untiled_one(family: str, size: tupl
 
 
 def test_larger_tiles_and_overlaps_are_nearer() -> None:
-    reference = draw(session("sd"), height=128, width=128)
+    reference = drawn("sd", height=128, width=128)
 
     def distance(recipe: str) -> float:
-        return psnr(draw(session("sd", recipe), height=128, width=128), reference)
+        return psnr(drawn("sd", recipe, height=128, width=128), reference)
 
     assert distance("vae_tiling(96)") > distance("vae_tiling(64)")
     assert distance("vae_tiling(64, overlap=0.5)") > distance("vae_tiling(64, overlap=0.125)")
