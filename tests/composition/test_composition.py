@@ -127,6 +127,7 @@ def test_broken_rules_are_named() -> None:
     assert complaint(row(free, ("dtype", "steps"), psnr_db=5.0), {}) is None, "it may change the image"
 
 
+@pytest.mark.long
 def test_a_hanging_recipe_ends(drawer: Drawer) -> None:
     case = Case("pair", "tiny-sd", "steps(1000)+inference_mode", ("steps", "inference_mode"))
     assert drawer.draw(case, timeout_s=1.0)["outcome"] == "timed_out"

@@ -87,6 +87,7 @@ def test_it_does_what_it_declares(source: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_contract_holds_for_it(source: Path) -> None:
     suite = ROOT / "tests" / "contract" / "test_technique_contract.py"
     done = run(source, "-m", "pytest", "-n0", "-m", "", "-k", "text_length", "-c", str(ROOT / "pyproject.toml"),

@@ -77,6 +77,7 @@ def test_a_batch_generates_the_same_images_and_times_are_per_image(tmp_path: Pat
     assert alone.trial.key(alone.environment) != together.trial.key(together.environment)
 
 
+@pytest.mark.long
 def test_embeddings_skip_the_text_encoder(tmp_path: Path) -> None:
     words, embedded = bench(tmp_path), bench(tmp_path, text="embeddings")
     for a, b in zip(pictures(words, tmp_path), pictures(embedded, tmp_path), strict=True):
@@ -99,6 +100,7 @@ def test_embeddings_follow_the_guidance_in_use() -> None:
     assert len(drawn) == 3
 
 
+@pytest.mark.long
 def test_each_batch_has_its_own_table(tmp_path: Path) -> None:
     done = run(
         tmp_path, "bench", "--recipe", "baseline", "--batch", "1,2,2", "--no-quality", *QUICK

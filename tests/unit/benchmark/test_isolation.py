@@ -63,6 +63,7 @@ def test_each_fault_has_an_outcome_and_affects_no_other_trial(launcher: Launcher
     assert "recipe: fault(" in log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["hang", "late_hang", "stubborn"])
 @pytest.mark.quick("hang")
 def test_a_hang_ends_at_the_time_limit(launcher: Launcher, tmp_path: Path, kind: str) -> None:

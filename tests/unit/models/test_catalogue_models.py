@@ -235,6 +235,7 @@ def test_a_gated_entry(served: Hub) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick("sd15*", "flux-dev*", "sdxl*")
 def test_a_script_of_it_draws_the_same(
     name: str, served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
