@@ -1,8 +1,8 @@
 """Generate the pages that come from code or records.
 
 docs/techniques.md, docs/choosing.md, docs/hardware.md and docs/cli.md; if their records exist, docs/models-measured.md,
-docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md, docs/composition.md and docs/step-curves.md and
-its plots; and the README's table.
+docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md, docs/composition.md, docs/coverage.md,
+docs/step-curves.md and its plots; and the README's table.
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks import coverage as simulated
 from benchmarks import every_model, every_technique, overhead
 from benchmarks import several_gpus as measured_gpus
 from benchmarks import skipped_work as skipping
@@ -26,6 +27,7 @@ from benchmarks.step_curves import RESULTS as CURVE_RECORDS
 from docs import (
     choosing,
     composition,
+    coverage,
     hardware,
     models_measured,
     several_gpus,
@@ -180,6 +182,10 @@ def composition_page() -> str:
     return composition.page(record_of("cpu", named=False), NOTE, named)
 
 
+def coverage_page() -> str:
+    return coverage.page(NOTE, simulated.RESULTS)
+
+
 def choosing_page() -> str:
     return choosing.page(NOTE, every_technique.RESULTS)
 
@@ -205,6 +211,8 @@ if measured_gpus.RECORD.exists():
     PAGES["docs/several-gpus.md"] = several_gpus_page
 if record_of("cpu", named=False).exists():
     PAGES["docs/composition.md"] = composition_page
+if simulated.RESULTS.exists():
+    PAGES["docs/coverage.md"] = coverage_page
 for _family in step_curves.families(CURVE_RECORDS):
     PAGES["docs/step-curves.md"] = step_curves_page
     PAGES[f"docs/{step_curves.plot_file(_family.name)}"] = partial(step_curves.plot, _family)

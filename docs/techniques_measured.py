@@ -27,7 +27,7 @@ from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
-from vivace.stats import Interval, Verdict, median_interval, speedup, verdict
+from vivace.stats import Interval, Verdict, log_speedup, median_interval, verdict
 from vivace.stats.intervals import MIN_SAMPLES
 
 _HEADINGS = (
@@ -46,17 +46,14 @@ class Line:
     """A measured row at the model's full length: timed so, or scaled to it.
 
     latency: seconds an image.
-    speedup: over the baseline before it, scaled the same way; None for a baseline.
+    speedup, verdict: over the baseline before it, scaled the same way; None for a baseline.
     """
 
     row: Row
     steps: int
     latency: Interval
     speedup: Interval | None
-
-    @property
-    def verdict(self) -> Verdict | None:
-        return None if self.speedup is None else verdict(self.speedup, 1)
+    verdict: Verdict | None
 
 
 def page(note: str, results: Path) -> str:
@@ -209,8 +206,14 @@ def line_of(row: Row, baseline: Row, length: int) -> Line:
     """
     steps = key_of(row.record)[1]
     mine, theirs = (_scaled(one, length / steps) for one in (row, baseline))
-    gain = None if row.is_baseline else speedup([theirs], [mine])
-    return Line(row, steps, median_interval([mine]), gain)
+    gain = None if row.is_baseline else log_speedup([theirs], [mine])
+    return Line(
+        row,
+        steps,
+        median_interval([mine]),
+        None if gain is None else gain.interval(),
+        None if gain is None else verdict(gain, 1),
+    )
 
 
 def _scaled(row: Row, factor: float) -> list[float]:

@@ -118,5 +118,5 @@ def test_what_the_harness_costs_stands_below(record: Path, tmp_path: Path) -> No
     assert "What the harness costs" not in models_measured.page(record, generate.NOTE, path)
     path.write_text(json.dumps(case) + "\n")
     page = models_measured.page(record, generate.NOTE, path)
-    assert "| sdxl | eager | 8 | 2.00 s | 2.00 s | 1.000 [0.900, 1.100] | 3 |" in page
+    assert "| sdxl | eager | 8 | 2.00 s | 2.00 s | 1.000 [0.843, 1.186] | 3 |" in page
     assert "python -m benchmarks.overhead" in page

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.benchmark.store import save_picture
 from vivace.contract import Component, component_of, working_part
 from vivace.errors import NoEffect, Unsupported, VivaceError
-from vivace.measure.environment import conditions, python_ms
+from vivace.measure.environment import conditions, gpu_conditions, python_ms
 from vivace.measure.kernels import attention_kernels
 from vivace.measure.memory import MemoryMeter
 from vivace.measure.quality import faults, pixels
@@ -176,9 +176,11 @@ class _Measurement:
         prompt_arguments = self._prompt_arguments(session)
         timed = self._timed(session, prompt_arguments)
         self._warm_up(timed)
+        self.results["conditions"] |= gpu_conditions()  # only now is CUDA initialised, and the GPU warm
         meter.start_peak()
         self._time(timed)
-        self.results["conditions"] |= {"python_after_ms": python_ms()}
+        after = {f"{name}_after": value for name, value in gpu_conditions().items()}
+        self.results["conditions"] |= after | {"python_after_ms": python_ms()}
         self.results["memory"] = meter.read()
         evidence: dict[str, Any] = dict(session.evidence())
         if pictures is not None:

@@ -98,10 +98,14 @@ def conditions() -> dict[str, float | str]:
         "load_1min": round(os.getloadavg()[0], 2),
         "memory_available_bytes": float(psutil.virtual_memory().available),
     }
-    return now | _gpu_conditions()
+    return now | gpu_conditions()
 
 
-def _gpu_conditions() -> dict[str, float | str]:
+def gpu_conditions() -> dict[str, float | str]:
+    """Return clocks, temperature, power, throttling and the number of processes of this process's GPU.
+
+    Empty without a GPU, and before CUDA is initialised: reading must not initialise it.
+    """
     import torch
 
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):

@@ -13,11 +13,23 @@ from vivace.report.quality import Fidelity, Judgement, fidelity, judge, paired_f
 from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.record import Memory, Outcome, Record
-from vivace.stats import ONE_ROUND_MARGIN, Gate, Interval, Verdict, median_interval, speedup, verdict
+from vivace.stats import (
+    ONE_ROUND_MARGIN,
+    Gate,
+    Interval,
+    Spread,
+    Verdict,
+    learn_spread,
+    log_speedup,
+    median_interval,
+    verdict,
+)
 
 RANDOM_WEIGHTS = "random weights: times and memory are the architecture's; image quality cannot be judged"
 ONE_ROUND = f"one round only: differences under {100 * ONE_ROUND_MARGIN:.0f} % cannot be told from drift"
 
+LEAST_CPU_SHARE = 0.9
+"""A process that gets less of its threads' time was held up by other programs."""
 CPU_DRIFT = 1.25
 """A Python loop's time varies by a tenth on a quiet machine."""
 
@@ -71,6 +83,8 @@ class Row:
     limits: Limits = DEFAULT_LIMITS
     compilation: Compilation | None = None
     """None if nothing was compiled."""
+    cpu_share: float | None = None
+    """Share of its threads' time that the process got, in its worst round; None on a GPU, or if unknown."""
     cpu_ratio: float | None = None
     """Time of a fixed Python loop while this row was measured over its time during the baseline; None if unknown."""
 
@@ -119,6 +133,10 @@ class Row:
             found.append(ONE_ROUND)
         if any(r.steady is False and r.outcome is Outcome.MEASURED for r in self.record.rounds):
             found.append("the warm-up ended before the times were steady")
+        if self.cpu_share is not None and self.cpu_share < LEAST_CPU_SHARE:
+            found.append(
+                f"another program kept the CPU busy: this process got {self.cpu_share:.0%} of its threads' time"
+            )
         if self.cpu_ratio is not None and self.cpu_differs:
             times, how = max(self.cpu_ratio, 1 / self.cpu_ratio), "slowly" if self.cpu_ratio > 1 else "fast"
             found.append(
@@ -193,11 +211,40 @@ def rows_of(
         limits: the quality limits of the gate.
     """
     limits = limits.for_scorer(quality.scorer)
-    baseline = _samples(records[0]) if records else None
-    rows = [_row(record, baseline, is_baseline=i == 0) for i, record in enumerate(records)]
+    samples = [_samples(record) for record in records]
+    spread = learn_spread([found for found in samples if found])
+    rows = [
+        _row(record, found, samples[0], spread, is_baseline=i == 0)
+        for i, (record, found) in enumerate(zip(records, samples, strict=True))
+    ]
     rows = [_with_compilation(row, rows[0]) for row in rows]
     rows = [replace(row, cpu_ratio=_cpu_ratio(row.record, records[0])) for row in rows]
+    rows = [_unclear_if_held_up(row, rows[0]) for row in rows]
     return [_judged(row, records[0], quality, limits) for row in rows]
+
+
+def _unclear_if_held_up(row: Row, baseline: Row) -> Row:
+    """Take back the verdict on a row if other programs held up its process, or the baseline's."""
+    held_up = any(r.cpu_share is not None and r.cpu_share < LEAST_CPU_SHARE for r in (row, baseline))
+    return replace(row, verdict=Verdict.UNCLEAR) if held_up and row.verdict is not None else row
+
+
+def _cpu_share(record: Record) -> float | None:
+    """Return the least share of its threads' time that the trial's process got in a round.
+
+    One thread that computes gets all of its time on an idle machine. Several share the work unevenly, so there the
+    round in which they got most is the measure.
+    """
+    if record.environment.device != "cpu":
+        return None
+    rounds = [
+        sum(s.cpu_s for s in r.samples) / sum(s.total_s for s in r.samples)
+        for r in record.rounds
+        if r.samples
+    ]
+    if record.environment.num_threads == 1:
+        return min(rounds, default=None)
+    return min(rounds) / max(rounds) if len(rounds) > 1 and max(rounds) > 0 else None
 
 
 def _cpu_ratio(record: Record, baseline: Record) -> float | None:
@@ -245,26 +292,33 @@ def shared_warnings(rows: Sequence[Row]) -> list[str]:
     return [w for w in measured[0].warnings if all(w in row.warnings for row in measured)]
 
 
-def _row(record: Record, baseline: dict[int, tuple[float, ...]] | None, *, is_baseline: bool) -> Row:
-    samples = _samples(record)
+def _row(
+    record: Record,
+    samples: dict[int, tuple[float, ...]],
+    baseline: dict[int, tuple[float, ...]],
+    spread: Spread,
+    *,
+    is_baseline: bool,
+) -> Row:
     if not samples or record.outcome is not Outcome.MEASURED:
         return Row(record, is_baseline, None, {}, None, None, None, None, None, None)
     ratio = None
-    shared = sorted(set(baseline or {}) & set(samples))
-    if baseline and shared and not is_baseline:
-        ratio = speedup([baseline[i] for i in shared], [samples[i] for i in shared])
+    shared = sorted(set(baseline) & set(samples))
+    if shared and not is_baseline:
+        ratio = log_speedup([baseline[i] for i in shared], [samples[i] for i in shared], spread)
     timed = [s for r in record.rounds for s in r.samples]
     batch = record.trial.workload.batch
     return Row(
         record=record,
         is_baseline=is_baseline,
-        latency=_latency(tuple(samples.values())),
+        latency=_latency(tuple(samples.values()), spread),
         stages_s={k: statistics.median(s.stages_s[k] / batch for s in timed) for k in timed[0].stages_s},
         num_denoiser_calls=round(statistics.median(s.num_denoiser_calls for s in timed)),
         first_call_s=record.rounds[0].first_call_s,
         load_s=record.rounds[0].load_s,
         memory=_memory(record),
-        speedup=ratio,
+        cpu_share=_cpu_share(record),
+        speedup=None if ratio is None else ratio.interval(),
         verdict=None if ratio is None else verdict(ratio, len(shared)),
     )
 
@@ -277,10 +331,10 @@ def _samples(record: Record) -> dict[int, tuple[float, ...]]:
     return {r.index: tuple(s.total_s / batch for s in r.samples) for r in record.rounds if r.samples}
 
 
-def _latency(samples: tuple[tuple[float, ...], ...]) -> Latency:
+def _latency(samples: tuple[tuple[float, ...], ...], spread: Spread) -> Latency:
     pooled = sorted(x for r in samples for x in r)
     return Latency(
-        median=median_interval(samples),
+        median=median_interval(samples, spread),
         mean_s=statistics.fmean(pooled),
         min_s=pooled[0],
         max_s=pooled[-1],

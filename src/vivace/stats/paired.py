@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vivace.stats.intervals import MIN_SAMPLES, NUM_RESAMPLES, Interval
+from vivace.stats.intervals import MIN_SAMPLES, Interval
+
+NUM_RESAMPLES = 4000
 
 
 def mean_interval(values: Sequence[float], coverage: float = 0.95) -> Interval:

@@ -6,30 +6,42 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vivace.stats.intervals import MIN_SAMPLES, NUM_RESAMPLES, Interval, resampled_medians
+from vivace.stats.intervals import (
+    DEFAULT_SPREAD,
+    MIN_SAMPLES,
+    Interval,
+    LogMean,
+    Spread,
+    log_error,
+    mean_over_rounds,
+)
 
 
-def speedup(baseline: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Interval:
+def speedup(
+    baseline: Sequence[Sequence[float]], other: Sequence[Sequence[float]], spread: Spread = DEFAULT_SPREAD
+) -> Interval:
     """Return the baseline's time over the other's: the geometric mean over rounds with a 95 % interval.
-
-    Rounds are interleaved, so a slow phase of the machine affects both. The bootstrap resamples rounds, and samples
-    within each round.
 
     Args:
         baseline, other: seconds by round, in the same order of rounds. Rounds that are empty in either are left out.
+    """
+    return log_speedup(baseline, other, spread).interval()
+
+
+def log_speedup(
+    baseline: Sequence[Sequence[float]], other: Sequence[Sequence[float]], spread: Spread = DEFAULT_SPREAD
+) -> LogMean:
+    """Return the logarithm of the speed-up.
+
+    Rounds are interleaved, so a slow phase of the machine affects both, and their ratio is what each round tells.
+
+    Args:
+        baseline, other: see `speedup`.
     """
     pairs = [(b, o) for b, o in zip(baseline, other, strict=False) if len(b) and len(o)]
     if not pairs:
         raise ValueError("no round in which both were measured")
     logs = [float(np.log(np.median(b) / np.median(o))) for b, o in pairs]
-    point = float(np.exp(np.mean(logs)))
-    if min(sum(len(b) for b, _ in pairs), sum(len(o) for _, o in pairs)) < MIN_SAMPLES:
-        return Interval(point, None, None)
-    generator = np.random.default_rng(0)
-    by_round = np.stack(
-        [np.log(resampled_medians(b, generator) / resampled_medians(o, generator)) for b, o in pairs]
-    )
-    picks = generator.integers(0, len(pairs), size=(len(pairs), NUM_RESAMPLES))
-    resampled = np.take_along_axis(by_round, picks, axis=0).mean(axis=0)
-    low, high = np.exp(np.percentile(resampled, [2.5, 97.5]))
-    return Interval(point, float(low), float(high))
+    enough = min(sum(len(b) for b, _ in pairs), sum(len(o) for _, o in pairs)) >= MIN_SAMPLES
+    errors = [float(np.hypot(log_error(b), log_error(o))) for b, o in pairs] if enough else None
+    return mean_over_rounds(logs, errors, 2 * spread.sd**2, spread.dof)

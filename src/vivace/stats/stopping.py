@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
-from vivace.stats.intervals import median_interval
+from vivace.stats.intervals import log_error
 
-WINDOW = 3
+WINDOW = 2
 STEADY_WITHIN = 0.01
 TARGET_HALF_WIDTH = 0.01
 SHORT_CALL_S = 1.0
+_Z = NormalDist().inv_cdf(0.975)
 
 
-def is_steady(times_s: Sequence[float]) -> bool:
-    """Whether the median of the last three calls is within 1 % of the same median one call earlier."""
-    if len(times_s) < WINDOW + 1:
-        return False
-    now = float(np.median(times_s[-WINDOW:]))
-    before = float(np.median(times_s[-WINDOW - 1 : -1]))
-    return abs(now - before) <= STEADY_WITHIN * before
+def is_steady(times_s: Sequence[float]) -> bool | None:
+    """Whether the last two calls took as long as the two before; None if there were fewer than four.
+
+    As long: their means differ by less than 1 %, or by less than the calls of one pair do.
+    """
+    if len(times_s) < 2 * WINDOW:
+        return None
+    before, now = times_s[-4:-2], times_s[-2:]
+    apart = max(abs(first - second) / 2 for first, second in (before, now))
+    earlier, later = sum(before) / WINDOW, sum(now) / WINDOW
+    return abs(later - earlier) <= max(STEADY_WITHIN * earlier, apart)
 
 
 def enough_samples(times_s: Sequence[float]) -> bool:
-    """Whether the 95 % interval of the median is within 1 % of it, after at least 5 samples (10 of short calls)."""
-    if len(times_s) < 5 or (len(times_s) < 10 and float(np.median(times_s)) < SHORT_CALL_S):
+    """Whether the 95 % interval of the median is within 1 % of it, after at least 6 samples (10 of short calls)."""
+    if len(times_s) < 6 or (len(times_s) < 10 and float(np.median(times_s)) < SHORT_CALL_S):
         return False
-    half_width = median_interval([times_s]).half_width
-    return half_width is not None and half_width <= TARGET_HALF_WIDTH
+    return _Z * log_error(times_s) <= TARGET_HALF_WIDTH

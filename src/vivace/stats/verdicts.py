@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from vivace.stats.intervals import Interval
+from vivace.stats.intervals import LogMean
 
 SAME_WITHIN = 0.01
-# A single round cannot detect that the machine was slower during one process than during another: on a shared two-core
-# server a recipe's speed-up was 0.92, 1.02 and 1.09 in three runs. From two rounds on, the bootstrap over rounds
-# detects it.
+SURE = 0.99
+"""Two intervals of 95 % in a hundred comparisons of a recipe with itself lie on one side; a verdict must be surer."""
 ONE_ROUND_MARGIN = 0.10
+"""A single round cannot tell a slower machine from a slower recipe: on a shared two-core server a recipe's speed-up was
+0.92, 1.02 and 1.09 in three runs."""
 
 
 class Verdict(StrEnum):
@@ -20,19 +21,20 @@ class Verdict(StrEnum):
     UNCLEAR = "unclear"
 
 
-def verdict(ratio: Interval, num_rounds: int) -> Verdict:
-    """Return the verdict that the interval of a speed-up supports.
+def verdict(ratio: LogMean, num_rounds: int) -> Verdict:
+    """Return the verdict on a speed-up's logarithm.
 
-    `same`: the whole interval is within 1 % of 1. `faster`, `slower`: it lies on one side of 1. Otherwise `unclear`. A
-    single round must clear 1 by ONE_ROUND_MARGIN, and is never `same`.
+    `faster` and `slower`: the 99 % interval lies beyond 1 % from 1, that of a single round beyond ONE_ROUND_MARGIN.
+    `same`: the 95 % interval of several rounds lies within 1 % of 1. Otherwise `unclear`.
     """
-    if ratio.low is None or ratio.high is None:
+    sure, usual = ratio.interval(SURE), ratio.interval()
+    if sure.low is None or sure.high is None or usual.low is None or usual.high is None:
         return Verdict.UNCLEAR
-    margin = ONE_ROUND_MARGIN if num_rounds < 2 else 0.0
-    if num_rounds >= 2 and ratio.low >= 1 - SAME_WITHIN and ratio.high <= 1 + SAME_WITHIN:
-        return Verdict.SAME
-    if ratio.low > 1 + margin:
+    margin = ONE_ROUND_MARGIN if num_rounds < 2 else SAME_WITHIN
+    if sure.low > 1 + margin:
         return Verdict.FASTER
-    if ratio.high < 1 - margin:
+    if sure.high < 1 - margin:
         return Verdict.SLOWER
+    if num_rounds >= 2 and usual.low >= 1 - SAME_WITHIN and usual.high <= 1 + SAME_WITHIN:
+        return Verdict.SAME
     return Verdict.UNCLEAR

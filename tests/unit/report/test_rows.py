@@ -11,7 +11,7 @@ from tests.make import make_record, make_round
 from vivace.report.rows import rows_of, shared_warnings
 from vivace.report.summary import seconds, size, summary
 from vivace.report.table import print_table, render
-from vivace.spec.record import Outcome, Record
+from vivace.spec.record import Outcome, Record, Round
 from vivace.stats import Verdict
 
 FAST = (0.5, 0.51, 0.49, 0.5)
@@ -35,7 +35,8 @@ def test_rows_are_sane() -> None:
         low, high = row.latency.median.low, row.latency.median.high
         assert low is not None
         assert high is not None
-        assert row.latency.min_s <= low <= row.latency.median.point <= high <= row.latency.max_s
+        assert low <= row.latency.median.point <= high
+        assert row.latency.min_s <= row.latency.median.point <= row.latency.max_s
         assert row.latency.min_s <= row.latency.mean_s <= row.latency.max_s
         assert sum(row.stages_s.values()) == pytest.approx(row.latency.median.point, rel=0.03)
     assert baseline.speedup is None
@@ -179,3 +180,28 @@ def test_a_cpu_that_became_slower_is_told_beside_what_suffers() -> None:
     (told,) = [w for w in slow.warnings if "the CPU" in w]
     assert told.startswith("the CPU ran Python 1.8 times as slowly as while the baseline was measured")
     assert any("2.0 times as fast" in w for w in fast.warnings)
+
+
+def held_up(share: float) -> Round:
+    """A round whose process got that share of its thread's time."""
+    round_ = make_round(0, FAST)
+    samples = tuple(s.model_copy(update={"cpu_s": share * s.total_s}) for s in round_.samples)
+    return round_.model_copy(update={"samples": samples})
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.95, Verdict.FASTER), (0.7, Verdict.UNCLEAR)])
+@pytest.mark.parametrize("which", ["recipe", "baseline"])
+def test_a_process_that_another_program_held_up_has_no_verdict(
+    share: float, expected: Verdict, which: str
+) -> None:
+    disturbed = [held_up(share), make_round(1, FAST)]
+    calm = [make_round(0, SLOW), make_round(1, SLOW)]
+    if which == "baseline":  # a slower baseline, of which one round was held up
+        slow = make_round(0, SLOW)
+        samples = tuple(s.model_copy(update={"cpu_s": share * s.total_s}) for s in slow.samples)
+        calm[0] = slow.model_copy(update={"samples": samples})
+        disturbed[0] = make_round(0, FAST)
+    baseline, row = rows_of([make_record("baseline", *calm), make_record("tiny_vae", *disturbed)])
+    assert row.verdict is expected
+    one = baseline if which == "baseline" else row
+    assert any("another program kept the CPU busy" in w for w in one.warnings) is (share < 0.9)

@@ -1,0 +1,37 @@
+"""How much processes differ that do the same, learnt from the rounds of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vivace.stats.intervals import DEFAULT_SPREAD, Spread, log_error
+
+_MOST_DOF = 12
+"""Recipes may differ in how much their processes do, so each row's own rounds must keep a say."""
+
+
+def learn_spread(trials: Sequence[Mapping[int, Sequence[float]]], prior: Spread = DEFAULT_SPREAD) -> Spread:
+    """Return the prior, corrected by what trials measured side by side show.
+
+    What remains of the rounds' medians beyond a trial's own level and the machine's speed in each round is the
+    difference between processes, once the error of the medians themselves is taken off.
+
+    Args:
+        trials: samples by round of each trial, the first one's rounds deciding which count.
+    """
+    if not trials:
+        return prior
+    rounds = sorted(trials[0])
+    shared = [trial for trial in trials if set(rounds) <= set(trial)]
+    dof = (len(shared) - 1) * (len(rounds) - 1)
+    if dof == 0:
+        return prior
+    logs = np.log([[float(np.median(trial[r])) for r in rounds] for trial in shared])
+    rest = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
+    within = float(np.mean([log_error(trial[r]) ** 2 for trial in shared for r in rounds]))
+    variance = max(0.0, float((rest**2).sum()) / dof - within)
+    learnt = min(dof, _MOST_DOF)
+    together = (prior.dof * prior.sd**2 + learnt * variance) / (prior.dof + learnt)
+    return Spread(together**0.5, prior.dof + learnt)
