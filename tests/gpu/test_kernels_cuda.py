@@ -104,7 +104,7 @@ def test_the_vaes_kernel(family: str, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["flash", "cudnn", "flex"])
 def test_a_head_of_512_is_refused_in_words(backend: str) -> None:
-    with pytest.raises(Unsupported, match="up to 256 channels a head, those of the vae are 512"):
+    with pytest.raises(Unsupported, match="up to 256 channels per head, the vae has 512"):
         vivace.load("synthetic:sd15", f"attention({backend})@vae", device="cuda")
 
 

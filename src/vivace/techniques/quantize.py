@@ -325,7 +325,7 @@ def _kinds(module: torch.nn.Module, choice: Choice) -> dict[str, tuple[str, str]
 
 
 def _refuse(choices: Mapping[Component, Choice]) -> NoReturn:
-    """Raise NoEffect: there is no layer to quantise."""
+    """Raise NoEffect where there is no layer to quantise, and Unsupported where each has a reason against it."""
     skipped = {name: reason for choice in choices.values() for name, reason in choice.skipped.items()}
     num_before = sum(choice.num_quantised_before for choice in choices.values())
     if num_before and num_before == sum(reason != "convolution" for reason in skipped.values()):
@@ -337,4 +337,4 @@ def _refuse(choices: Mapping[Component, Choice]) -> NoReturn:
     counts.sort(key=lambda found: found[0] == "convolution")
     told = "; ".join(f"{number} layer{'s' * (number != 1)}: {reason}" for reason, number in counts[:5])
     more = f" and {len(counts) - 5} other reasons" if len(counts) > 5 else ""
-    raise NoEffect(f"no layer could be quantised: {told}{more}")
+    raise Unsupported(f"no layer can be quantised: {told}{more}")

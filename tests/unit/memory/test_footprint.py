@@ -109,11 +109,11 @@ def test_only_math_attention_holds_the_score_matrix() -> None:
     assert 2 * scores < attention_peak(SDPBackend.MATH) < 3 * scores + CUBLAS_WORKSPACE
 
 
-def conv_peak(last: bool, weight_last: bool = False) -> int:
-    """32 MiB in, 64 MiB out."""
+def conv_peak(last: bool, weight_last: bool = False, batch: int = 1) -> int:
+    """Peak bytes of a convolution; an image is 32 MiB in and 64 MiB out."""
     footprint = Footprint()
     conv = torch.nn.Conv2d(16, 32, 3, padding=1, device="meta", dtype=torch.float16)
-    x = meta(1, 16, 1024, 1024, dtype=torch.float16)
+    x = meta(batch, 16, 1024, 1024, dtype=torch.float16)
     x = x.to(memory_format=torch.channels_last) if last else x
     conv = conv.to(memory_format=torch.channels_last) if weight_last else conv
     footprint.hold([x])
@@ -126,6 +126,11 @@ def test_a_convolution_in_nchw_takes_a_workspace_and_one_in_channels_last_none()
     assert conv_peak(last=True, weight_last=True) == 96 * MIB
     assert conv_peak(last=False) == pytest.approx((1 + NCHW_WORKSPACE) * 96 * MIB, rel=0.01)
     assert conv_peak(last=False, weight_last=True) == pytest.approx((96 + 32) * MIB, rel=0.01), "a copy"
+
+
+def test_beyond_32_bits_of_bytes_cudnn_takes_no_workspace() -> None:
+    assert conv_peak(last=False, batch=31) == pytest.approx((1 + NCHW_WORKSPACE) * 31 * 96 * MIB, rel=0.01)
+    assert conv_peak(last=False, batch=32) == 32 * 96 * MIB
 
 
 def test_a_quantised_weight_counts_by_what_it_stores() -> None:
