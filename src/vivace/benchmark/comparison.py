@@ -27,6 +27,8 @@ DEFAULT_PROMPTS = ("a red circle above a blue square", "a lighthouse at dusk", "
 class Comparison:
     """Recipes to compare on one model at one batch size; the first recipe is the baseline. Checked, not started.
 
+    A recipe that is given twice is measured twice, for a comparison with itself.
+
     Attributes:
         largest_batch: find the largest batch that fits the GPU with the baseline, and use it for all recipes.
         judged: whether the images are compared with the baseline's.
@@ -49,7 +51,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
         raise UsageError(
             "no recipe given; the first --recipe is the baseline that the others are compared with"
         )
-    recipes = list({recipe.text: recipe for recipe in map(resolve, study.recipes)}.values())
+    recipes = [resolve(text) for text in study.recipes]
     checked = []
     for name in dict.fromkeys(study.models):
         found = find_model(name)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.benchmark.launcher import Launcher, ask, last_line
+from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.requests import FiguresRequest, PicturesRequest, Scorer
-from vivace.benchmark.store import Store, picture_path
+from vivace.benchmark.store import Store
 from vivace.errors import RecipeError
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import FoundScorer

@@ -42,13 +42,13 @@ class RaceRequest(Request):
 
 
 class RoundRequest(Request):
-    """Measure one `Round` of a trial. `pictures` is the store's folder of images."""
+    """Measure one `Round` of a trial. `pictures` is the folder to save its images below; None to save none."""
 
     kind: Literal["round"] = "round"
     trial: Trial
     round: int
     timing: Timing
-    pictures: str
+    pictures: str | None
 
 
 class LargestBatchRequest(Request):

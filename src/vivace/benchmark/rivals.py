@@ -13,17 +13,18 @@ _SHARES = (0.75, 0.5)
 
 
 def with_rivals(recipes: list[Recipe], num_inference_steps: int) -> list[Recipe]:
-    """Return the recipes, each one with a step cache followed by its rivals. Duplicates are left out.
+    """Return the recipes, each one with a step cache followed by its rivals, unless they are there already.
 
     Args:
         num_inference_steps: the workload's number of steps, for recipes that do not set it.
     """
-    found: dict[str, Recipe] = {}
+    there = {recipe.text for recipe in recipes}
+    found = []
     for recipe in recipes:
-        found.setdefault(recipe.text, recipe)
-        for rival in _rivals(recipe, num_inference_steps):
-            found.setdefault(rival.text, rival)
-    return list(found.values())
+        rivals = [rival for rival in _rivals(recipe, num_inference_steps) if rival.text not in there]
+        found += [recipe, *rivals]
+        there |= {rival.text for rival in rivals}
+    return found
 
 
 def _rivals(recipe: Recipe, num_inference_steps: int) -> list[Recipe]:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.benchmark.store import save_picture
+from vivace.benchmark.pictures import save_picture
 from vivace.contract import Component, component_of, working_part
 from vivace.errors import NoEffect, Unsupported, VivaceError
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
@@ -44,18 +44,18 @@ _MAX_RECOMPILES = 3
 _PromptArguments = Callable[[Call], dict[str, Any]]
 
 
-def measure_round(trial: Trial, index: int, timing: Timing, pictures: Path, report: Report) -> Round:
+def measure_round(trial: Trial, index: int, timing: Timing, pictures: Path | None, report: Report) -> Round:
     """Run one round and return its results. Failures of the trial are outcomes, not exceptions.
 
     Args:
-        index: number of the round; round 0 saves the images.
-        pictures: the store's folder of images.
+        index: number of the round.
+        pictures: folder to save the images below; None to save none. Random weights have no images.
         report: called with progress events.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
     measurement = _Measurement(trial, timing, report)
     try:
-        measurement.run(pictures if index == 0 and not trial.model.is_synthetic else None)
+        measurement.run(None if trial.model.is_synthetic else pictures)
         outcome, reason = Outcome.MEASURED, measurement.refuted()
         if reason is not None:
             outcome = Outcome.NO_EFFECT

@@ -18,6 +18,7 @@ from vivace.benchmark.requests import (
     RehearsalRequest,
     RoundRequest,
 )
+from vivace.benchmark.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Store
 from vivace.errors import Unsupported
 from vivace.spec.environment import Environment
@@ -29,9 +30,12 @@ _ASK_TIMEOUT_S = 600.0
 
 
 class Progress(Protocol):
-    """Receives events while trials run, for a terminal or a log. `index` is that of the trial; the baseline is 0."""
+    """Receives events while trials run, for a terminal or a log.
 
-    def begin(self, trials: list[Trial], timing: Timing, num_kept: int) -> None: ...
+    `index` is that of the trial; the baseline is 0. `todo` lists the rounds that will run, as (trial, index).
+    """
+
+    def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None: ...
     def start_round(self, index: int, round_index: int) -> None: ...
     def event(self, event: dict[str, Any]) -> None: ...
     def end_round(self, index: int, round_: Round) -> None: ...
@@ -42,7 +46,7 @@ class Progress(Protocol):
 class Silent:
     """A Progress that shows nothing."""
 
-    def begin(self, trials: list[Trial], timing: Timing, num_kept: int) -> None: ...
+    def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None: ...
     def start_round(self, index: int, round_index: int) -> None: ...
     def event(self, event: dict[str, Any]) -> None: ...
     def end_round(self, index: int, round_: Round) -> None: ...
@@ -110,7 +114,8 @@ def run_trials(
     """Measure the rounds that are not stored yet and return the trials' Records, in the trials' order.
 
     Rounds are interleaved, every second one in reverse order (A B B A), so that drift of the machine affects all trials
-    alike. A trial that fails in a round is not tried again in later rounds of this run.
+    alike. The baseline is measured again beside trials that the store lacks (see `benchmark.schedule`). A trial that
+    fails in a round is not tried again in later rounds of this run.
 
     Args:
         trials: the first is the baseline.
@@ -120,20 +125,19 @@ def run_trials(
     """
     progress = progress or Silent()
     keys = [trial.key(environment) for trial in trials]
-    todo = [
-        (index, round_index)
-        for round_index in range(timing.rounds)
-        for index in _order(len(trials), round_index)
-        if rerun or not _is_kept(store.rounds(keys[index]), round_index, timing)
-    ]
-    progress.begin(trials, timing, len(trials) * timing.rounds - len(todo))
+    stored = [store.rounds(key) for key in keys]
+    todo = missing_rounds(stored, timing, goes_on=store.goes_on(keys), rerun=rerun)
+    progress.begin(trials, timing, todo)
+    has_pictures = [not rerun and any(r.pictures for r in of.values()) for of in stored]
     failed: set[int] = set()
     try:
         for index, round_index in todo:
             if index in failed:
                 continue
             progress.start_round(index, round_index)
-            round_ = _run_round(trials[index], round_index, timing, store, launcher, progress)
+            pictures = None if has_pictures[index] else store.folder / "pictures"
+            round_ = _run_round(trials[index], round_index, timing, store, launcher, progress, pictures)
+            has_pictures[index] |= bool(round_.pictures)
             if largest_batch and round_.outcome is Outcome.OUT_OF_MEMORY:
                 why = _why_not_largest(trials[index], None if index == 0 else trials[0])
                 round_ = round_.model_copy(update={"reason": f"{round_.reason}; {why}"})
@@ -143,45 +147,24 @@ def run_trials(
             progress.end_round(index, round_)
     finally:
         progress.end()
-    records = [_first_rounds(store.record(key), timing.rounds) for key in keys]
-    return [record for record in records if record is not None]
-
-
-def _order(num_trials: int, round_index: int) -> list[int]:
-    order = list(range(num_trials))
-    return order if round_index % 2 == 0 else order[::-1]
-
-
-def _is_kept(stored: dict[int, Round], round_index: int, timing: Timing) -> bool:
-    """Whether a stored round need not be run: it was measured with enough samples, or failed for good."""
-    earlier = [stored[i].outcome for i in range(round_index) if i in stored]
-    if any(outcome.is_final and outcome is not Outcome.MEASURED for outcome in earlier):
-        return True
-    round_ = stored.get(round_index)
-    if round_ is None or not round_.outcome.is_final:
-        return False
-    if round_.outcome is Outcome.MEASURED and timing.repeats is not None:
-        return len(round_.samples) >= timing.repeats
-    return True
-
-
-def _first_rounds(record: Record | None, rounds: int) -> Record | None:
-    """Return the record without rounds beyond `rounds`: the store may hold more, of a longer run."""
-    if record is None:
-        return None
-    kept = tuple(r for r in record.rounds if r.index < rounds)
-    return record.model_copy(update={"rounds": kept}) if kept else None
+    return comparable([store.record(key) for key in keys], timing.rounds)
 
 
 def _run_round(
-    trial: Trial, round_index: int, timing: Timing, store: Store, launcher: Launcher, progress: Progress
+    trial: Trial,
+    round_index: int,
+    timing: Timing,
+    store: Store,
+    launcher: Launcher,
+    progress: Progress,
+    pictures: Path | None,
 ) -> Round:
     started = datetime.now(UTC).isoformat(timespec="seconds")
     request = RoundRequest(
         trial=trial,
         round=round_index,
         timing=timing,
-        pictures=str((store.folder / "pictures").absolute()),
+        pictures=None if pictures is None else str(pictures.absolute()),
         threads=timing.threads,
     )
     kills_before = _kernel_oom_kills()

@@ -7,11 +7,9 @@ A round is identified by its trial's key and its index, so it cannot be stored t
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sqlite3
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from vivace.benchmark.pictures import picture_path
 from vivace.errors import StoreError
 from vivace.spec.environment import Environment
 from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
@@ -28,7 +27,7 @@ from vivace.spec.trial import Trial
 
 DEFAULT_STORE = ".vivace"
 _APPLICATION_ID = 0x76697661  # "viva"
-_SCHEMA_VERSION = 3
+_SCHEMA_VERSION = 4
 _LOCKED_S = 30.0  # maximum wait for another process's lock
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS trials (
@@ -47,7 +46,8 @@ CREATE TABLE IF NOT EXISTS runs (
     started_at TEXT NOT NULL,
     command TEXT NOT NULL,
     keys TEXT NOT NULL,
-    scorer TEXT
+    scorer TEXT,
+    rounds INTEGER
 ) STRICT;
 CREATE TABLE IF NOT EXISTS figures (
     key TEXT PRIMARY KEY,
@@ -59,8 +59,10 @@ CREATE TABLE IF NOT EXISTS noise_floors (
 ) STRICT;
 """
 # Version 1 had no figures; version 2 stored them without prompt and scorer. They are computed again when next needed.
+# Version 3 did not store how many rounds a run asked for.
 _UPGRADES = {
     2: ("DROP TABLE IF EXISTS figures", "ALTER TABLE runs ADD COLUMN scorer TEXT"),
+    3: ("ALTER TABLE runs ADD COLUMN rounds INTEGER",),
 }
 
 
@@ -72,12 +74,14 @@ class Invocation:
         started_at: UTC, ISO 8601.
         keys: of its trials, the baseline first.
         scorer: NAME@REVISION of the CLIP model; None without one.
+        rounds: of each trial that were asked for; None in stores of an earlier format.
     """
 
     started_at: str
     command: str
     keys: tuple[str, ...]
     scorer: str | None = None
+    rounds: int | None = None
 
 
 class Store:
@@ -156,7 +160,12 @@ class Store:
         self.close()
 
     def start_run(
-        self, command: str, trials: list[Trial], environment: Environment, scorer: str | None = None
+        self,
+        command: str,
+        trials: list[Trial],
+        environment: Environment,
+        scorer: str | None = None,
+        rounds: int | None = None,
     ) -> Invocation:
         """Store a new invocation and its trials, the baseline first; return the invocation."""
         keys = tuple(trial.key(environment) for trial in trials)
@@ -168,10 +177,10 @@ class Store:
                     (key, trial.model_dump_json(), environment.model_dump_json()),
                 )
             self._connection.execute(
-                "INSERT INTO runs (started_at, command, keys, scorer) VALUES (?, ?, ?, ?)",
-                (started_at, command, json.dumps(keys), scorer),
+                "INSERT INTO runs (started_at, command, keys, scorer, rounds) VALUES (?, ?, ?, ?, ?)",
+                (started_at, command, json.dumps(keys), scorer, rounds),
             )
-        return Invocation(started_at, command, keys, scorer)
+        return Invocation(started_at, command, keys, scorer, rounds)
 
     def append(self, key: str, round_: Round) -> None:
         """Store a finished round durably. An earlier attempt at the same round is replaced."""
@@ -189,12 +198,24 @@ class Store:
 
     def runs(self) -> list[Invocation]:
         """Return all invocations, the oldest first."""
-        scorer = "scorer" if self._version() >= 3 else "NULL"
+        version = self._version()
+        columns = [name if version >= since else "NULL" for name, since in (("scorer", 3), ("rounds", 4))]
         with _store_errors(self.folder):
             rows = self._connection.execute(
-                f"SELECT started_at, command, keys, {scorer} FROM runs ORDER BY id"
+                f"SELECT started_at, command, keys, {', '.join(columns)} FROM runs ORDER BY id"
             )
-            return [Invocation(at, command, tuple(json.loads(keys)), by) for at, command, keys, by in rows]
+            return [
+                Invocation(at, command, tuple(json.loads(keys)), by, rounds)
+                for at, command, keys, by, rounds in rows
+            ]
+
+    def goes_on(self, keys: Sequence[str]) -> bool:
+        """Return whether the last run of these trials goes on where one of the same trials stopped.
+
+        It does not if another comparison with the same baseline came between them.
+        """
+        before = [run.keys for run in self.runs() if run.keys[0] == keys[0]]
+        return before[-2:] == [tuple(keys)] * 2
 
     def record(self, key: str) -> Record | None:
         """Return the Record of a trial; None if no round of it is stored."""
@@ -267,32 +288,6 @@ class Store:
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
                 raise
-
-
-def picture_path(pictures: Path, sha256: str) -> Path:
-    """Return the path of an image with that content hash below the folder `pictures`."""
-    return pictures / sha256[:2] / f"{sha256}.png"
-
-
-def save_picture(pictures: Path, png: bytes) -> str:
-    """Write a PNG file named by its sha256, atomically and durably; return the sha256."""
-    sha256 = hashlib.sha256(png).hexdigest()
-    path = picture_path(pictures, sha256)
-    if path.exists():
-        return sha256
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(png)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    return sha256
 
 
 def _enable_write_ahead_log(connection: sqlite3.Connection) -> None:

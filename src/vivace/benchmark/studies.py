@@ -117,19 +117,21 @@ def _compare(
     if timing.threads is None:
         timing = timing.model_copy(update={"threads": default_threads(comparison.found)})
     environment = ask_environment(launcher, study.device, timing.threads)
+    texts = [recipe.text for recipe in comparison.recipes]
     trials = [
         Trial(
             model=comparison.found.model,
             recipe=recipe.spec,
             workload=comparison.workload,
             device=environment.device,
+            repetition=texts[:index].count(recipe.text),
         )
-        for recipe in comparison.recipes
+        for index, recipe in enumerate(comparison.recipes)
     ]
     if comparison.largest_batch:
         batch = ask_largest_batch(launcher, trials[0], timing)
         trials = [with_batch(trial, batch) for trial in trials]
-    invocation = store.start_run(command, trials, environment, scorer.id if scorer else None)
+    invocation = store.start_run(command, trials, environment, scorer.id if scorer else None, timing.rounds)
     records = run_trials(
         trials,
         environment,

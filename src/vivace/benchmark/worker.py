@@ -173,7 +173,8 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
         case RoundRequest(trial=trial, round=index, timing=timing, pictures=pictures):
             from vivace.benchmark.round import measure_round
 
-            return measure_round(trial, index, timing, Path(pictures), report).model_dump(mode="json")
+            folder = None if pictures is None else Path(pictures)
+            return measure_round(trial, index, timing, folder, report).model_dump(mode="json")
         case FiguresRequest(pictures=pictures, keys=keys, scorer=scorer, device=device, lpips=lpips):
             from vivace.benchmark.figures import compute_figures
 

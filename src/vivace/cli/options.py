@@ -82,7 +82,9 @@ def workload(function: F) -> F:
             metavar="FLOAT",
             help="Guidance scale; default: the model's own.",
         ),
-        click.option("--num-inference-steps", type=int, help="Denoising steps; default: the model's own."),
+        click.option(
+            "--num-inference-steps", "--steps", type=int, help="Denoising steps; default: the model's own."
+        ),
         click.option("--width", type=int, help="Pixels; default: the model's own."),
         click.option("--height", type=int, help="Pixels; default: the model's own."),
     ):

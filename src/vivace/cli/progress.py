@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -41,25 +43,29 @@ class _RoundCount:
 
     def __init__(self) -> None:
         self.trials: list[Trial] = []
-        self.timing = Timing()
         self.total = 0
         self.done = 0
         self.has_measured = False
         self.started = 0.0
         self.label = ""
         self.batch = 1
+        self._to_run = Counter[int]()
+        self._begun = Counter[int]()
 
-    def set_trials(self, trials: list[Trial], timing: Timing, num_kept: int) -> None:
+    def set_trials(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None:
         self.trials = trials
-        self.timing = timing
-        self.total = len(trials) * timing.rounds - num_kept
+        self.total = len(todo)
         self.done = 0
         self.started = time.monotonic()
-        num_rounds = len(trials) * timing.rounds
-        plural = "round" if num_rounds == 1 else "rounds"
-        line = f"{title(trials[0])}: {num_rounds} {plural}"
+        self._to_run = Counter(index for index, _ in todo)
+        self._begun = Counter[int]()
+        num_kept = sum(max(0, timing.rounds - self._to_run[index]) for index in range(len(trials)))
+        num_rounds = self.total + num_kept
+        line = f"{title(trials[0])}: {num_rounds} {'round' if num_rounds == 1 else 'rounds'}"
         if num_kept:
             line += f", {num_kept} already measured (--rerun measures them again)"
+        if num_kept and len(trials) > 1 and self._to_run[0]:
+            line += "; the baseline is measured again beside the others"
         click.echo(line, err=True)
 
     def end_quality(self, num_scored: int, num_drawn: int, seconds_: float) -> None:
@@ -67,11 +73,12 @@ class _RoundCount:
             drawn = f"{num_drawn} images generated for the noise floor, " if num_drawn else ""
             click.echo(f"quality pass: {drawn}{num_scored} compared, in {seconds(seconds_)}", err=True)
 
-    def set_round(self, index: int, round_index: int) -> None:
-        self.label = self.trials[index].recipe.text
+    def set_round(self, index: int) -> None:
+        self.label = self.trials[index].title
         self.batch = self.trials[index].workload.batch
-        if self.timing.rounds > 1:
-            self.label += f"  round {round_index + 1}/{self.timing.rounds}"
+        self._begun[index] += 1
+        if self._to_run[index] > 1:
+            self.label += f"  round {self._begun[index]}/{self._to_run[index]}"
 
     def left(self, part: float) -> str:
         """Return the estimated time left; `part` is the share of the running round that has passed."""
@@ -85,11 +92,11 @@ class _RoundCount:
 class PlainProgress(_RoundCount):
     """Print a line for each finished round."""
 
-    def begin(self, trials: list[Trial], timing: Timing, num_kept: int) -> None:
-        self.set_trials(trials, timing, num_kept)
+    def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None:
+        self.set_trials(trials, timing, todo)
 
     def start_round(self, index: int, round_index: int) -> None:
-        self.set_round(index, round_index)
+        self.set_round(index)
 
     def event(self, event: dict[str, Any]) -> None: ...
 
@@ -121,15 +128,15 @@ class TerminalProgress(_RoundCount):
         self._phase_started = 0.0
         self._times: list[float] = []
 
-    def begin(self, trials: list[Trial], timing: Timing, num_kept: int) -> None:
-        self.set_trials(trials, timing, num_kept)
+    def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None:
+        self.set_trials(trials, timing, todo)
         if self._task is not None:  # of the previous comparison
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task("starting", total=max(1, self.total))
         self._bar.start()
 
     def start_round(self, index: int, round_index: int) -> None:
-        self.set_round(index, round_index)
+        self.set_round(index)
         self._times = []
         self._show("start", 0.0)
 

@@ -32,6 +32,7 @@ def write_page(store: Path, output: Path, limits: Limits | None = None) -> Path:
     """Write the page of all runs in a store, atomically; return its path."""
     from itertools import groupby
 
+    from vivace.benchmark.schedule import comparable
     from vivace.benchmark.store import Invocation, Store
     from vivace.errors import StoreError
     from vivace.report.page import Section, render_page
@@ -46,7 +47,7 @@ def write_page(store: Path, output: Path, limits: Limits | None = None) -> Path:
         # The newest command first; within a command, models and batches in the order of the command line.
         for _, group in groupby(runs.values(), key=lambda run: run.command):
             for run in reversed(list(group)):
-                records = [record for record in map(opened.record, run.keys) if record is not None]
+                records = comparable([opened.record(key) for key in run.keys], run.rounds)
                 if records:
                     rows = rows_of(records, opened.quality_pass(run), limits or DEFAULT_LIMITS)
                     sections.append(Section(run.command, run.started_at, tuple(rows)))

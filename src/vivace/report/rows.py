@@ -94,7 +94,7 @@ class Row:
 
     @property
     def recipe(self) -> str:
-        return self.record.trial.recipe.text
+        return self.record.trial.title
 
     @property
     def outcome(self) -> Outcome:
@@ -219,14 +219,15 @@ def rows_of(
     ]
     rows = [_with_compilation(row, rows[0]) for row in rows]
     rows = [replace(row, cpu_ratio=_cpu_ratio(row.record, records[0])) for row in rows]
-    rows = [_unclear_if_held_up(row, rows[0]) for row in rows]
+    rows = [_unclear_if_disturbed(row, rows[0]) for row in rows]
     return [_judged(row, records[0], quality, limits) for row in rows]
 
 
-def _unclear_if_held_up(row: Row, baseline: Row) -> Row:
-    """Take back the verdict on a row if other programs held up its process, or the baseline's."""
+def _unclear_if_disturbed(row: Row, baseline: Row) -> Row:
+    """Take back the verdict if other programs held up the row's process or the baseline's, or the CPU's speed moved."""
     held_up = any(r.cpu_share is not None and r.cpu_share < LEAST_CPU_SHARE for r in (row, baseline))
-    return replace(row, verdict=Verdict.UNCLEAR) if held_up and row.verdict is not None else row
+    doubtful = held_up or row.cpu_differs
+    return replace(row, verdict=Verdict.UNCLEAR) if doubtful and row.verdict is not None else row
 
 
 def _cpu_share(record: Record) -> float | None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from vivace.spec.base import Spec
 from vivace.spec.environment import Environment
 from vivace.spec.model import Model
@@ -10,12 +14,30 @@ from vivace.spec.workload import Workload
 
 
 class Trial(Spec):
-    """What is measured in isolated processes: a recipe on a model with a workload, on "cpu" or "cuda"."""
+    """What is measured in isolated processes: a recipe on a model with a workload, on "cpu" or "cuda".
+
+    Attributes:
+        repetition: 1 for the second trial of the same recipe in a comparison, and so on.
+    """
 
     model: Model
     recipe: RecipeSpec
     workload: Workload
     device: str
+    repetition: int = 0
+
+    @model_serializer(mode="wrap")
+    def _without_zero(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a repetition of 0, so that keys of earlier versions stay valid."""
+        found: dict[str, Any] = dump(self)
+        if not self.repetition:
+            del found["repetition"]
+        return found
+
+    @property
+    def title(self) -> str:
+        """The recipe, numbered if it is compared with itself."""
+        return f"{self.recipe.text} #{self.repetition + 1}" if self.repetition else self.recipe.text
 
     def key(self, environment: Environment) -> str:
         """Return the digest of the trial and its environment, which includes vivace's version."""

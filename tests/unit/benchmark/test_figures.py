@@ -38,7 +38,7 @@ def test_images_are_scored_against_their_prompts_and_the_baseline(tmp_path: Path
     assert (compared.quality.scorer or "").startswith(f"{scorer}@")
     from PIL import Image
 
-    from vivace.benchmark.store import picture_path
+    from vivace.benchmark.pictures import picture_path
     from vivace.measure.scorer import ClipScorer
 
     judge = ClipScorer(scorer)

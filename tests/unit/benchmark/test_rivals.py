@@ -36,7 +36,7 @@ def test_a_rival_keeps_all_techniques_except_the_cache() -> None:
 
 def test_rivals_are_measured_once() -> None:
     assert texts(["fbcache(0.1)", "fbcache(0.2)", "steps(14)"]) == [
-        "first_block_cache(0.1)", "steps(21)", "steps(14)", "first_block_cache(0.2)",
+        "first_block_cache(0.1)", "steps(21)", "first_block_cache(0.2)", "steps(14)",
     ]  # fmt: skip
 
 

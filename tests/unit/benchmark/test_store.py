@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from tests.make import make_environment, make_round, make_trial
-from vivace.benchmark.store import Store, picture_path, save_picture
+from vivace.benchmark.pictures import picture_path, save_picture
+from vivace.benchmark.store import Store
 from vivace.errors import StoreError
 from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
+from vivace.spec.trial import Trial
 
 
 def test_rounds_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -62,16 +64,25 @@ def test_the_noise_floor_and_the_scorer_are_kept(tmp_path: Path) -> None:
 
 
 def _as_version_1(connection: sqlite3.Connection) -> None:
+    _as_version_3(connection)
+    connection.execute("DROP TABLE noise_floors")
+    connection.execute("ALTER TABLE runs DROP COLUMN scorer")
     connection.execute("DROP TABLE figures")
 
 
 def _as_version_2(connection: sqlite3.Connection) -> None:
-    connection.execute("DROP TABLE figures")
+    _as_version_1(connection)
     connection.execute("CREATE TABLE figures (sha256 TEXT, reference TEXT, row TEXT) STRICT")
     connection.execute("INSERT INTO figures VALUES ('a', 'b', '{}')")
 
 
-@pytest.mark.parametrize(("version", "make_old"), [(1, _as_version_1), (2, _as_version_2)])
+def _as_version_3(connection: sqlite3.Connection) -> None:
+    connection.execute("ALTER TABLE runs DROP COLUMN rounds")
+
+
+@pytest.mark.parametrize(
+    ("version", "make_old"), [(1, _as_version_1), (2, _as_version_2), (3, _as_version_3)]
+)
 def test_a_store_of_an_earlier_format_is_read(
     tmp_path: Path, version: int, make_old: Callable[[sqlite3.Connection], None]
 ) -> None:
@@ -80,8 +91,6 @@ def test_a_store_of_an_earlier_format_is_read(
         store.start_run("x", [trial], environment)
         store.append(trial.key(environment), make_round(0))
     with sqlite3.connect(tmp_path / "records.sqlite") as connection:
-        connection.execute("DROP TABLE noise_floors")
-        connection.execute("ALTER TABLE runs DROP COLUMN scorer")
         make_old(connection)
         connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
@@ -90,9 +99,9 @@ def test_a_store_of_an_earlier_format_is_read(
         assert store.record(trial.key(environment)) is not None
     with Store.create(tmp_path) as store:
         assert store.figures() == {}
-        store.start_run("y", [trial], environment, scorer="clip@1")
+        store.start_run("y", [trial], environment, scorer="clip@1", rounds=2)
         store.set_noise_floor("k", NoiseFloor(recipe="attention(math)", reason="no"))
-        assert [run.scorer for run in store.runs()] == [None, "clip@1"]
+        assert [(run.scorer, run.rounds) for run in store.runs()] == [(None, None), ("clip@1", 2)]
         assert store.record(trial.key(environment)) is not None
 
 
@@ -111,6 +120,30 @@ def test_the_key_depends_on_trial_and_environment() -> None:
     other = environment.model_copy(update={"num_threads": 7})
     keys = {make_trial(r).key(e) for r in ("baseline", "tiny_vae") for e in (environment, other)}
     assert len(keys) == 4
+
+
+def test_a_recipe_compared_with_itself_is_two_trials() -> None:
+    once, environment = make_trial("baseline"), make_environment()
+    again = once.model_copy(update={"repetition": 1})
+    assert once.key(environment) != again.key(environment)
+    assert (once.title, again.title) == ("baseline", "baseline #2")
+    assert "repetition" not in once.model_dump_json(), "keys of earlier versions stay valid"
+    assert Trial.model_validate_json(again.model_dump_json()) == again
+
+
+def test_a_run_goes_on_with_the_one_before(tmp_path: Path) -> None:
+    a, b, other = make_trial("baseline"), make_trial("bf16"), make_trial("baseline", model="tiny-flux")
+    environment = make_environment()
+    with Store.create(tmp_path) as store:
+        keys = store.start_run("x", [a, b], environment).keys
+        assert not store.goes_on(keys), "nothing came before"
+        store.start_run("x", [other], environment)
+        store.start_run("x", [a, b], environment)
+        assert store.goes_on(keys)
+        more = store.start_run("x", [a, b, make_trial("steps(20)")], environment).keys
+        assert not store.goes_on(more), "a recipe was added"
+        store.start_run("x", [a, b], environment)
+        assert not store.goes_on(keys), "another comparison came between them"
 
 
 def test_a_foreign_database_is_not_changed(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""Which rounds a comparison still needs, and which stored rounds it is made of.
+
+A speed-up compares a recipe's round with the baseline's round of the same index. Both are measured in one sitting:
+where a recipe is added to a store, the baseline is measured again beside it, under new indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from vivace.spec.record import Outcome, Record, Round
+from vivace.spec.timing import Timing
+
+Stored = dict[int, Round]
+"""The stored rounds of a trial by index."""
+SITTING_S = 3600.0
+"""An interrupted comparison that goes on within this time completes the rounds that it began."""
+
+
+def missing_rounds(
+    stored: Sequence[Stored], timing: Timing, *, goes_on: bool = False, rerun: bool = False
+) -> list[tuple[int, int]]:
+    """Return the rounds to run as (trial, index), interleaved: every second one in reverse order (A B, B A).
+
+    Args:
+        stored: by trial, the baseline first.
+        goes_on: the store's last run compared the same trials, so rounds that it began may be completed.
+        rerun: measure all rounds again.
+    """
+    baseline = stored[0]
+    needed = [0 if _has_failed(of) and not rerun else timing.rounds for of in stored]
+    todo: list[tuple[int, int]] = []
+    if not rerun:
+        begun = _begun(stored) if goes_on else set()
+        partners = {index for index in baseline if _is_measured(baseline[index], timing)}
+        if partners or begun:
+            partners |= begun
+        for trial, of in enumerate(stored):
+            needed[trial] -= min(needed[trial], len(_paired(of, partners, timing)))
+        for index in sorted(begun):
+            for trial in _order(len(stored), index):
+                if needed[trial] and not _is_measured(stored[trial].get(index), timing):
+                    todo.append((trial, index))
+                    needed[trial] -= 1
+    if not _has_failed(baseline) or rerun:
+        needed[0] = max(needed)
+    first = 1 + max((index for of in stored for index in of), default=-1)
+    for index in range(first, first + max(needed)):
+        todo += [(trial, index) for trial in _order(len(stored), index) if needed[trial] > index - first]
+    return todo
+
+
+def comparable(records: Sequence[Record | None], rounds: int | None = None) -> list[Record]:
+    """Return the records with the rounds that are compared: those that a recipe shares with the baseline.
+
+    A failed attempt is left out if a later one was measured. Trials without a round are left out. Images belong to the
+    trial: they are kept where the round that stored them is left out.
+
+    Args:
+        rounds: the latest so many of each; None for all.
+    """
+    if not records or records[0] is None:
+        return [_with(record, record.rounds) for record in records if record is not None]
+    stored = [{} if record is None else {r.index: r for r in record.rounds} for record in records]
+    baseline = stored[0]
+    partners = {index for index in baseline if _is_measured(baseline[index])}
+    chosen = [_chosen(of, partners, rounds) for of in stored]
+    shared = {r.index for of in chosen[1:] for r in of} & partners
+    if shared:
+        chosen[0] = [
+            r for r in baseline.values() if r.index in shared or (r == _latest(baseline) and _failed(r))
+        ]
+    found = zip(records, chosen, strict=True)
+    return [_with(record, rounds_) for record, rounds_ in found if record is not None and rounds_]
+
+
+def _chosen(of: Stored, partners: set[int], rounds: int | None) -> list[Round]:
+    measured = sorted(_paired(of, partners))
+    kept = set(measured if rounds is None else measured[-rounds:])
+    latest = _latest(of)
+    if latest is not None and _failed(latest):
+        kept.add(latest.index)
+    return [of[index] for index in sorted(of) if index in kept]
+
+
+def _with(record: Record, rounds: Sequence[Round]) -> Record:
+    pictures = next((r.pictures for r in reversed(record.rounds) if r.pictures), ())
+    first, *others = rounds
+    if pictures and not any(r.pictures for r in rounds):
+        first = first.model_copy(update={"pictures": pictures})
+    return record.model_copy(update={"rounds": (first, *others)})
+
+
+def _paired(of: Stored, partners: set[int], timing: Timing | None = None) -> list[int]:
+    """Return the indices of measured rounds that have a partner; of all, if there are no partners."""
+    measured = [index for index, round_ in of.items() if _is_measured(round_, timing)]
+    return [index for index in measured if index in partners] if partners else measured
+
+
+def _begun(stored: Sequence[Stored]) -> set[int]:
+    """Return the indices of rounds that are recent enough to be completed for the other trials."""
+    return {index for of in stored for index, round_ in of.items() if _is_recent(round_)}
+
+
+def _is_measured(round_: Round | None, timing: Timing | None = None) -> bool:
+    """Whether a round was measured, with as many samples as are wanted."""
+    if round_ is None or round_.outcome is not Outcome.MEASURED:
+        return False
+    return timing is None or timing.repeats is None or len(round_.samples) >= timing.repeats
+
+
+def _has_failed(of: Stored) -> bool:
+    """Whether the trial failed in a way that another attempt would not change."""
+    latest = _latest(of)
+    return latest is not None and latest.outcome.is_final and _failed(latest)
+
+
+def _failed(round_: Round) -> bool:
+    return round_.outcome is not Outcome.MEASURED
+
+
+def _latest(of: Stored) -> Round | None:
+    return max(of.values(), key=lambda r: (_time(r), r.index), default=None)
+
+
+def _is_recent(round_: Round) -> bool:
+    return (datetime.now(UTC) - _time(round_)).total_seconds() < SITTING_S
+
+
+def _time(round_: Round) -> datetime:
+    found = datetime.fromisoformat(round_.started_at)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _order(num_trials: int, index: int) -> list[int]:
+    order = list(range(num_trials))
+    return order if index % 2 == 0 else order[::-1]

@@ -1,0 +1,110 @@
+"""Which rounds are run, and which stored ones are compared."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.make import make_record, make_round
+from vivace.benchmark.schedule import comparable, missing_rounds
+from vivace.spec.record import Outcome, Record, Round
+from vivace.spec.timing import Timing
+
+TWO = Timing(rounds=2)
+NOW = datetime.now(UTC)
+
+
+def at(index: int, minutes_ago: float = 0.0, outcome: Outcome = Outcome.MEASURED, **fields: Any) -> Round:
+    started = (NOW - timedelta(minutes=minutes_ago)).isoformat(timespec="seconds")
+    return make_round(index, outcome=outcome, reason="why", **fields).model_copy(
+        update={"started_at": started}
+    )
+
+
+def stored(*rounds: Round) -> dict[int, Round]:
+    return {r.index: r for r in rounds}
+
+
+def test_a_new_comparison_is_interleaved() -> None:
+    assert missing_rounds([{}, {}, {}], TWO) == [(0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1)]
+
+
+def test_nothing_is_measured_twice() -> None:
+    both = stored(at(0, 900), at(1, 900))
+    assert missing_rounds([both, both], TWO) == []
+    assert missing_rounds([both, both], TWO, rerun=True) == [(0, 2), (1, 2), (1, 3), (0, 3)]
+
+
+def test_the_baseline_is_measured_again_beside_a_new_recipe() -> None:
+    both = stored(at(0, 5), at(1, 5))
+    assert missing_rounds([both, both, {}], TWO) == [(0, 2), (2, 2), (2, 3), (0, 3)]
+
+
+def test_an_interrupted_run_completes_its_rounds() -> None:
+    first = [stored(at(0, 5)), stored(at(0, 5)), {}]
+    assert missing_rounds(first, TWO, goes_on=True) == [(2, 0), (2, 1), (1, 1), (0, 1)]
+    last = [stored(at(0, 5)), stored(at(0, 5), at(1, 4))]
+    assert missing_rounds(last, TWO, goes_on=True) == [(0, 1)], "the second round began with the other recipe"
+    old = [stored(at(0, 90)), {}]
+    assert missing_rounds(old, TWO, goes_on=True) == [(1, 1), (0, 1), (0, 2), (1, 2)], "too long ago"
+
+
+def test_more_rounds_are_added() -> None:
+    both = stored(at(0), at(1))
+    assert missing_rounds([both, both], Timing(rounds=3), goes_on=True) == [(0, 2), (1, 2)]
+
+
+def test_a_failure_is_kept_and_a_crash_tried_again() -> None:
+    baseline = stored(at(0, 5), at(1, 5))
+    refused = stored(at(0, 5, Outcome.UNSUPPORTED))
+    assert missing_rounds([baseline, refused], TWO) == []
+    crashed = stored(at(0, 5), at(1, 4, Outcome.CRASHED))
+    assert missing_rounds([baseline, crashed], TWO) == [(0, 2), (1, 2)]
+    assert missing_rounds([baseline, crashed], TWO, goes_on=True) == [(1, 1)]
+
+
+def test_recipes_run_without_a_baseline_that_failed() -> None:
+    failed = stored(at(0, 5, Outcome.OUT_OF_MEMORY))
+    assert missing_rounds([failed, {}], TWO) == [(1, 1), (1, 2)]
+    assert missing_rounds([failed, stored(at(1), at(2))], TWO) == []
+
+
+def test_rounds_with_too_few_samples_are_measured_again() -> None:
+    both = stored(at(0, 5), at(1, 5))
+    timing = Timing(rounds=2, repeats=4)
+    assert [index for _, index in missing_rounds([both, both], timing)] == [2, 2, 3, 3]
+
+
+def record(*rounds: Round) -> Record:
+    return make_record("baseline").model_copy(update={"rounds": rounds})
+
+
+def indices(records: list[Record]) -> list[list[int]]:
+    return [[r.index for r in one.rounds] for one in records]
+
+
+def test_only_rounds_of_one_sitting_are_compared() -> None:
+    baseline = record(at(0, 90), at(1, 90), at(2), at(3))
+    old, new = record(at(0, 90), at(1, 90)), record(at(2), at(3))
+    assert indices(comparable([baseline, new], 2)) == [[2, 3], [2, 3]]
+    assert indices(comparable([baseline, old, new], 2)) == [[0, 1, 2, 3], [0, 1], [2, 3]]
+    assert indices(comparable([baseline], 2)) == [[2, 3]]
+    assert indices(comparable([baseline, None, new])) == [[2, 3], [2, 3]]
+
+
+def test_images_stay_though_their_round_is_left_out() -> None:
+    baseline = record(at(0, 90), at(1).model_copy(update={"pictures": ()}))
+    found = comparable([baseline, record(at(1))])
+    assert indices(found) == [[1], [1]]
+    assert found[0].rounds[0].pictures == baseline.rounds[0].pictures
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.OUT_OF_MEMORY])
+def test_the_latest_attempt_is_the_outcome(outcome: Outcome) -> None:
+    baseline = record(at(0, 5), at(1, 5), at(2, 1))
+    failed = record(at(0, 5), at(1, 4, outcome))
+    assert comparable([baseline, failed])[1].outcome is outcome
+    tried = record(at(0, 5), at(1, 4, outcome), at(2, 1))
+    found = comparable([baseline, tried])
+    assert found[1].outcome is Outcome.MEASURED
+    assert indices(found) == [[0, 2], [0, 2]]
