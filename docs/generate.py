@@ -1,8 +1,8 @@
 """Generate the pages that come from code or records.
 
-docs/techniques.md, docs/choosing.md, docs/hardware.md and docs/cli.md; if their records exist, docs/models-measured.md,
-docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md, docs/composition.md, docs/coverage.md,
-docs/step-curves.md and its plots; and the README's table.
+docs/techniques.md, docs/choosing.md, docs/hardware.md, docs/cli.md and docs/api.md; if their records exist,
+docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md, docs/composition.md,
+docs/coverage.md, docs/step-curves.md and its plots; and the README's table.
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -25,6 +25,7 @@ from benchmarks import several_gpus as measured_gpus
 from benchmarks import skipped_work as skipping
 from benchmarks.step_curves import RESULTS as CURVE_RECORDS
 from docs import (
+    api,
     choosing,
     composition,
     coverage,
@@ -182,6 +183,10 @@ def composition_page() -> str:
     return composition.page(record_of("cpu", named=False), NOTE, named)
 
 
+def api_page() -> str:
+    return api.page(NOTE)
+
+
 def coverage_page() -> str:
     return coverage.page(NOTE, simulated.RESULTS)
 
@@ -198,6 +203,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/techniques.md": techniques_page,
     "docs/choosing.md": choosing_page,
     "docs/hardware.md": hardware_page,
+    "docs/api.md": api_page,
     "docs/cli.md": cli_page,
     "README.md": readme,
 }

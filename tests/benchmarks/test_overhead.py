@@ -126,7 +126,7 @@ def test_the_ratio_is_the_pairs_own() -> None:
         "vivace_s": [1.1, 2.0, 3.6],
     }
     assert ratios(case) == pytest.approx([1.1, 1.0, 0.9])
-    assert line(case).startswith("sdxl eager, 50 steps: plain 2.00 s, vivace 2.00 s, ratio 1.0000 [0.9")
+    assert line(case).startswith("sdxl eager, 50 steps: plain 2.00 s, vivace 2.00 s, ratio 1.0000 [0.84")
 
 
 @pytest.mark.parametrize(

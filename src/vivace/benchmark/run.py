@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from vivace.benchmark.page import page_of
+from vivace.errors import Unsupported
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import summary
-from vivace.report.table import render
+from vivace.report.table import csv_row, render
 from vivace.spec.figures import QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.record import Record
@@ -29,7 +32,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Run:
-    """A study's result. Iterating yields the records of all comparisons; `print` shows tables and verdicts."""
+    """A study's result. `print(run)` shows tables and verdicts; iterating yields the records of all comparisons."""
 
     study: Study
     store: Path
@@ -43,6 +46,32 @@ class Run:
     def rows(self, limits: Limits = DEFAULT_LIMITS) -> list[Row]:
         """Return the rows of all comparisons (see `Compared.rows`)."""
         return [row for compared in self.comparisons for row in compared.rows(limits)]
+
+    def to_dicts(self, limits: Limits = DEFAULT_LIMITS) -> list[dict[str, Any]]:
+        """Return one flat dictionary for each row: the columns of `vivace bench --format csv`, in seconds and bytes."""
+        return [csv_row(row) for row in self.rows(limits)]
+
+    def to_dataframe(self, limits: Limits = DEFAULT_LIMITS) -> Any:
+        """Return `to_dicts` as a pandas DataFrame.
+
+        Raises:
+            Unsupported: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise Unsupported(
+                "to_dataframe needs pandas: pip install pandas (to_dicts needs nothing)"
+            ) from None
+        return pandas.DataFrame(self.to_dicts(limits))
+
+    def page(self, limits: Limits = DEFAULT_LIMITS) -> str:
+        """Return the page of the run's store as HTML: tables, charts and images, without scripts or links."""
+        return page_of([self.store], limits)
+
+    def _repr_markdown_(self) -> str:
+        """Notebooks show this."""
+        return str(self)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)

@@ -21,9 +21,10 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
     Prints the table and writes a page with charts and images.
     """
     from vivace.benchmark.demo import CANDIDATES, LONGEST, run_demo
+    from vivace.benchmark.page import page_of
     from vivace.cli.bench import show
+    from vivace.cli.output import replace
     from vivace.cli.progress import for_this_terminal
-    from vivace.cli.report import write_page
 
     try:
         run, line = run_demo(store=store, rerun=rerun, progress=for_this_terminal())
@@ -36,5 +37,6 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
             f"none of {candidates} is clearly faster on this machine, so the demo skips that step\n", err=True
         )
     status = show(run, "table", line)
-    click.echo(write_page(store, output))
+    replace(output, page_of([store]).encode())
+    click.echo(output)
     return status

@@ -15,51 +15,26 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@options.store
+@click.option(
+    "--store",
+    "stores",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    default=(".vivace",),
+    show_default=True,
+    help="Folder of records; repeat to show several on one page.",
+)
 @options.page("page.html")
 @options.min_quality
-def report(store: Path, output: Path, limits: Limits | None) -> int:
+def report(stores: tuple[Path, ...], output: Path, limits: Limits | None) -> int:
     """Write a store's results as one offline HTML page.
 
     The page has each run's verdict, table, charts and images; the newest run comes first. It needs no network, and
     writing it needs no torch.
     """
-    click.echo(write_page(store, output, limits))
-    return 0
-
-
-def write_page(store: Path, output: Path, limits: Limits | None = None) -> Path:
-    """Write the page of all runs in a store, atomically; return its path."""
-    from itertools import groupby
-
-    from vivace.benchmark.schedule import comparable
-    from vivace.benchmark.store import Invocation, Store
-    from vivace.errors import StoreError
-    from vivace.report.page import Section, render_page
-    from vivace.report.rows import rows_of
+    from vivace.benchmark.page import page_of
     from vivace.spec.limits import DEFAULT_LIMITS
 
-    with Store.read_only(store) as opened:
-        runs: dict[tuple[str, ...], Invocation] = {}
-        for run in reversed(opened.runs()):
-            runs.setdefault(run.keys, run)  # a repeated or resumed run is shown once, at its latest start
-        sections = []
-        # The newest command first; within a command, models and batches in the order of the command line.
-        for _, group in groupby(runs.values(), key=lambda run: run.command):
-            for run in reversed(list(group)):
-                records = comparable([opened.record(key) for key in run.keys], run.rounds)
-                if records:
-                    rows = rows_of(records, opened.quality_pass(run), limits or DEFAULT_LIMITS)
-                    sections.append(Section(run.command, run.started_at, tuple(rows)))
-        if not sections:
-            raise StoreError(f"the store {store} has no finished round; run `vivace bench` first")
-
-        def read_picture(sha256: str) -> bytes | None:
-            try:
-                return opened.picture_path(sha256).read_bytes()
-            except OSError:
-                return None
-
-        page = render_page(sections, read_picture)
-    replace(output, page.encode())
-    return output
+    replace(output, page_of(stores, limits or DEFAULT_LIMITS).encode())
+    click.echo(output)
+    return 0

@@ -29,7 +29,8 @@ def summary(rows: Sequence[Row]) -> str:
         only_failed = any(r.failed_quality and r.verdict is Verdict.FASTER for r in rows)
         kind = "recipe that passes on quality" if only_failed else "recipe"
         return f"No {kind} was faster than {baseline.recipe} beyond the noise of this measurement." + tail
-    best = max(trusted or faster, key=_gain)
+    candidates = trusted or faster
+    best = max(candidates, key=_gain)
     assert best.speedup is not None
     assert best.latency is not None
     said = "is the fastest"
@@ -37,6 +38,8 @@ def summary(rows: Sequence[Row]) -> str:
         said = "was the fastest"
     elif not trusted and best.judgement is not None:
         said = "was the fastest, but its quality is not proven"
+    if equals := [r for r in candidates if r is not best and _overlap(r, best)]:
+        said = f"{said.replace('is the', 'was the')}, though not beyond the noise of {_named(equals)}"
     sentence = (
         f"{best.recipe} {said}: {ratio(best.speedup)} the speed of {baseline.recipe}, "
         f"{seconds(best.latency.median.point)} an image instead of {seconds(baseline.latency.median.point)}"
@@ -60,15 +63,27 @@ def _gain(row: Row) -> float:
     return row.speedup.point if row.speedup is not None else 0.0
 
 
+def _overlap(row: Row, best: Row) -> bool:
+    """Whether a row could be as fast as the best: the 95 % intervals of their speed-ups overlap."""
+    if row.speedup is None or best.speedup is None or row.speedup.high is None or best.speedup.low is None:
+        return True
+    return row.speedup.high >= best.speedup.low
+
+
+def _named(rows: Sequence[Row]) -> str:
+    names = [row.recipe for row in rows[:_MAX_NAMED]]
+    if len(rows) > _MAX_NAMED:
+        names.append(f"{len(rows) - _MAX_NAMED} more")
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def _caveats(rows: Sequence[Row]) -> str:
     """Name the recipes that failed on quality; count those that are unclear or not measured."""
     caveats = ""
-    failed = [r.recipe for r in rows if r.failed_quality]
+    failed = [r for r in rows if r.failed_quality]
     if failed:
-        named = ", ".join(failed[:_MAX_NAMED])
-        more = f" and {len(failed) - _MAX_NAMED} more" if len(failed) > _MAX_NAMED else ""
         verb = "fails" if len(failed) == 1 else "fail"
-        caveats += f" {named}{more} {verb} on quality; the table says why."
+        caveats += f" {_named(failed)} {verb} on quality; the table says why."
     unclear = sum(1 for r in rows if r.judgement is not None and r.judgement.gate is Gate.UNCLEAR)
     if unclear:
         caveats += f" The quality of {unclear} of {len(rows)} recipes is unclear; the table says why."
@@ -84,7 +99,7 @@ def noise_floor(baseline: Row) -> str:
     if floor is None:
         return ""
     if reached is None:
-        return f"no noise floor: {floor.reason}"
+        return f"no noise floor: {floor.reason}" if floor.reason else ""
     if reached.num_identical == reached.num_pictures:
         said = "identical images"
     else:

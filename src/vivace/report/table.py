@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -17,22 +18,27 @@ from vivace.stats import Gate
 
 FORMATS = ("table", "json", "csv", "md")
 _COLUMNS = (
-    # heading, shown on narrow terminals too
-    ("recipe", True),
-    ("s/image", True),
-    ("speed-up", True),
-    ("verdict", True),
-    ("quality", True),
-    ("SSIM", False),
-    ("PSNR dB, worst", False),
-    ("CLIP kept", False),
-    ("steps", False),
-    ("vae", False),
-    ("peak memory", True),
-    ("first call", False),
-    ("n", False),
+    # heading, rank: where the width does not allow all, those of the highest rank are left out first
+    ("recipe", 0),
+    ("s/image", 0),
+    ("speed-up", 0),
+    ("verdict", 0),
+    ("quality", 1),
+    ("SSIM", 5),
+    ("PSNR dB, worst", 4),
+    ("CLIP kept", 3),
+    ("s/step", 6),
+    ("steps", 7),
+    ("vae", 8),
+    ("model memory", 5),
+    ("peak memory", 2),
+    ("first call", 4),
+    ("n", 9),
 )
-_WIDE = 150  # characters; all columns are shown from this width on
+_LEFT = {"recipe", "verdict", "quality"}
+_GAP = 2
+_RECIPE_WIDTH = 32
+"""Characters that a recipe gets, if it needs them, before columns are left out."""
 _PIPE_WIDTH = 180  # characters, if standard output is a file or a pipe
 
 
@@ -50,26 +56,47 @@ def render(rows: Sequence[Row], format_: str) -> str:
 
 
 def print_table(rows: Sequence[Row], console: Console) -> None:
-    """Print the table to a terminal. Recipes wrap, figures never do. Reasons and warnings follow, one line each."""
-    shown = [i for i, (_, always) in enumerate(_COLUMNS) if always or console.width >= _WIDE]
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    """Print the table to a terminal. Recipes break at a plus sign, figures never. Reasons and warnings follow."""
+    cells = [_cells(row) for row in rows]
+    shown, recipe_width = _fitting([[heading for heading, _ in _COLUMNS], *cells], console.width)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
     for i in shown:
         heading = _COLUMNS[i][0]
-        left = heading in {"recipe", "verdict", "quality"}
         table.add_column(
-            heading, justify="left" if left else "right", no_wrap=heading != "recipe", overflow="fold"
+            heading, justify="left" if heading in _LEFT else "right", no_wrap=i > 0, overflow="fold"
         )
     shared = shared_warnings(rows)
-    for row in rows:
-        cells = _cells(row)
+    for row, found in zip(rows, cells, strict=True):
         style = "dim" if row.latency is None else "red" if row.failed_quality else None
-        table.add_row(
-            *[Text(cells[i]) for i in shown], style=style
-        )  # Text: brackets in a recipe are not rich markup
+        texts = ["\n".join(broken(found[0], recipe_width)), *(found[i] for i in shown[1:])]
+        table.add_row(*map(Text, texts), style=style)  # Text: brackets in a recipe are not rich markup
     console.print(table)
     for row in rows:
         if note := _note(row, shared):
             console.print(Text(f"{row.recipe}: {note}"))
+
+
+def _fitting(cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], int]:
+    """Return the columns that fit a width, in characters, and what is left for the recipe."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    shown = list(range(len(_COLUMNS)))
+    wanted = min(widths[0], _RECIPE_WIDTH)
+    while True:
+        left = width - sum(widths[i] + _GAP for i in shown[1:]) - _GAP
+        ranks = {_COLUMNS[i][1] for i in shown}
+        if left >= wanted or ranks == {0}:
+            return shown, max(left, len("recipe"))
+        shown = [i for i in shown if _COLUMNS[i][1] < max(ranks)]
+
+
+def broken(recipe: str, width: int) -> list[str]:
+    """Return a recipe in lines of at most `width` characters, broken after plus signs where that is possible."""
+    lines = [""]
+    for part in re.split(r"(?<=\+)", recipe):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return lines
 
 
 def _cells(row: Row) -> list[str]:
@@ -87,12 +114,19 @@ def _cells(row: Row) -> list[str]:
         else "-",
         fidelity(row) or "-",
         clip_kept(row) or "-",
+        seconds(step) if (step := _step_s(row)) is not None else "-",
         seconds(row.stages_s["steps"]),
         seconds(row.stages_s["vae"]),
+        size(row.memory.model_bytes) if row.memory else "-",
         size(row.memory.peak_bytes) if row.memory else "-",
         seconds(row.first_call_s) if row.first_call_s is not None else "-",
         str(row.latency.n),
     ]
+
+
+def _step_s(row: Row) -> float | None:
+    """Return the seconds per image of one denoiser call."""
+    return row.stages_s["steps"] / row.num_denoiser_calls if row.num_denoiser_calls else None
 
 
 def _verdict(row: Row) -> str:
@@ -122,12 +156,13 @@ def _markdown(rows: Sequence[Row]) -> str:
 
 
 _CSV_FIELDS = (
-    "model", "source", "recipe", "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s",
-    "max_s", "n", "speedup", "speedup_low", "speedup_high", "verdict", "quality", "quality_reason", "num_pictures",
+    "model", "source", "recipe", "batch", "height", "width", "num_inference_steps", "guidance_scale", "text",
+    "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s", "max_s", "p90_s", "p99_s", "n",
+    "rounds", "speedup", "speedup_low", "speedup_high", "verdict", "quality", "quality_reason", "num_pictures",
     "num_identical", "psnr_db", "worst_psnr_db", "ssim", "clip_score", "clip_kept", "clip_kept_low", "clip_kept_high",
-    "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits", "text_s", "steps_s", "vae_s", "other_s",
-    "first_call_s", "compile_fresh_s", "compile_cached_s", "break_even_images", "load_s", "model_bytes",
-    "peak_bytes", "weights_bytes", "device", "device_name", "warnings",
+    "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits", "text_s", "steps_s", "step_s", "vae_s",
+    "other_s", "first_call_s", "compile_fresh_s", "compile_cached_s", "break_even_images", "load_s", "model_bytes",
+    "peak_bytes", "weights_bytes", "cpu_share", "device", "device_name", "warnings",
 )  # fmt: skip
 
 
@@ -136,13 +171,21 @@ def _csv(rows: Sequence[Row]) -> str:
     writer = csv.DictWriter(out, _CSV_FIELDS, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow(_csv_row(row))
+        writer.writerow(csv_row(row))
     return out.getvalue()
 
 
-def _csv_row(row: Row) -> dict[str, object]:
-    environment = row.record.environment
+def csv_row(row: Row) -> dict[str, object]:
+    """Return a row as flat data; fields that it lacks are None."""
+    found = _csv_fields(row)
+    return {name: found.get(name) for name in _CSV_FIELDS}
+
+
+def _csv_fields(row: Row) -> dict[str, object]:
+    environment, workload = row.record.environment, row.record.trial.workload
+    sizes = ("batch", "height", "width", "num_inference_steps", "guidance_scale", "text")
     found: dict[str, object] = {
+        **{name: getattr(workload, name) for name in sizes},
         "model": row.model,
         "source": row.record.trial.model.source,
         "recipe": row.recipe,
@@ -161,7 +204,12 @@ def _csv_row(row: Row) -> dict[str, object]:
         "mean_s": row.latency.mean_s,
         "min_s": row.latency.min_s,
         "max_s": row.latency.max_s,
+        "p90_s": row.latency.p90_s,
+        "p99_s": row.latency.p99_s,
         "n": row.latency.n,
+        "rounds": len(row.latency.samples_s),
+        "step_s": _step_s(row),
+        "cpu_share": row.cpu_share,
         "first_call_s": row.first_call_s,
         "load_s": row.load_s,
     }
@@ -177,7 +225,7 @@ def _csv_row(row: Row) -> dict[str, object]:
             "speedup": row.speedup.point,
             "speedup_low": row.speedup.low,
             "speedup_high": row.speedup.high,
-            "verdict": row.verdict.value if row.verdict else None,
+            "verdict": _verdict(row),
         }
     found |= _csv_quality(row)
     if row.memory is not None:

@@ -64,7 +64,7 @@ class Study(Spec):
 
     Attributes:
         models: what `vivace.load` takes. No quality is computed for `synthetic:NAME`, whose weights are random.
-        recipes: e.g. ("baseline", "tiny_vae+steps(20)"); equivalent recipes are measured once.
+        recipes: e.g. ("baseline", "tiny_vae+steps(20)"); a recipe that is given twice is compared with itself.
         device: "auto", "cpu" or "cuda".
         rivals: for each step cache also measure the same recipe with fewer plain steps instead.
     """

@@ -1,5 +1,6 @@
 """Results of several comparisons on standard output."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tests.make import make_record
 from vivace.benchmark.run import Compared, Run
 from vivace.cli.bench import show
+from vivace.errors import Unsupported
 from vivace.spec.figures import QualityPass
 from vivace.spec.study import Study
 
@@ -25,3 +27,24 @@ def test_markdown_of_two_models_has_a_titled_table_for_each(capsys: pytest.Captu
     assert first.startswith("**tiny-sd**\n\n| recipe |")
     assert second.startswith("| recipe |")
     assert second.count("`baseline`") == first.count("`baseline`") == 1
+
+
+def test_a_run_is_data_and_a_table() -> None:
+    records = (make_record("baseline"), make_record("tiny_vae"))
+    run = Run(
+        Study.of("tiny-sd", ["baseline", "tiny_vae"]), Path("store"), (Compared(records, QualityPass()),)
+    )
+    first, second = run.to_dicts()
+    assert (first["recipe"], second["recipe"]) == ("baseline", "tiny_vae")
+    assert first["median_s"] == 1.0
+    assert second["verdict"] == "unclear"
+    assert first.keys() == second.keys()
+    assert "| `tiny_vae` |" in str(run)
+    assert run.rows()[1].speedup is not None
+
+
+def test_a_dataframe_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    run = Run(Study.of("tiny-sd", ["baseline"]), Path("store"), ())
+    with pytest.raises(Unsupported, match="pip install pandas"):
+        run.to_dataframe()

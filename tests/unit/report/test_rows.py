@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.make import make_record, make_round
 from vivace.report.rows import rows_of, shared_warnings
 from vivace.report.summary import seconds, size, summary
-from vivace.report.table import print_table, render
+from vivace.report.table import broken, print_table, render
 from vivace.spec.record import Outcome, Record, Round
 from vivace.stats import Verdict
 
@@ -75,6 +75,65 @@ def test_the_verdict_claims_no_more_than_the_intervals_allow() -> None:
     broken = make_record("baseline", make_round(0, outcome=Outcome.CRASHED, reason="SIGSEGV"))
     assert "SIGSEGV" in summary(rows_of([broken, *records()[1:]]))
     assert rows_of([broken, *records()[1:]])[1].speedup is None
+
+
+def test_the_fastest_names_those_it_cannot_be_told_from() -> None:
+    close = make_record("bf16", make_round(0, (0.49, 0.52, 0.5, 0.51)), make_round(1, FAST))
+    (told, *_) = summary(rows_of([*records()[:2], close])).split(":")
+    assert told == "tiny_vae was the fastest, though not beyond the noise of dtype(bf16)"
+    far = make_record("bf16", make_round(0, (0.8, 0.81, 0.79, 0.8)), make_round(1, (0.8, 0.81, 0.79, 0.8)))
+    assert summary(rows_of([*records()[:2], far])).startswith("tiny_vae is the fastest: ")
+
+
+def test_a_row_of_another_speed_of_the_cpu_has_no_verdict() -> None:
+    def at(python_ms: float) -> tuple[Round, ...]:
+        return tuple(
+            make_round(i, FAST if python_ms > 10 else SLOW).model_copy(
+                update={"conditions": {"python_ms": python_ms}}
+            )
+            for i in range(2)
+        )
+
+    _, row = rows_of([make_record("baseline", *at(10.0)), make_record("tiny_vae", *at(15.0))])
+    assert "not comparable" in row.warnings[-1]
+    assert row.verdict is Verdict.UNCLEAR
+
+
+def test_csv_says_what_was_measured() -> None:
+    _, fast, failed = csv.DictReader(io.StringIO(render(rows_of(records()), "csv")))
+    assert (fast["batch"], fast["height"], fast["num_inference_steps"], fast["text"]) == (
+        "1",
+        "128",
+        "25",
+        "prompts",
+    )
+    assert float(fast["step_s"]) == pytest.approx(0.5 * 0.8 / 25, rel=0.01)
+    assert (fast["rounds"], fast["n"], fast["p90_s"]) == ("2", "8", "")
+    assert failed["batch"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lines"),
+    [
+        ("tiny_vae", ["tiny_vae"]),
+        ("bf16+attention(cudnn)+compile", ["bf16+", "attention(cudnn)+", "compile"]),
+        ("a_name_longer_than_the_width", ["a_name_longer_than_the_width"]),
+    ],
+)
+def test_recipes_break_at_a_plus_sign(recipe: str, lines: list[str]) -> None:
+    assert broken(recipe, 18) == lines
+    assert "".join(broken(recipe, 18)) == recipe
+
+
+def test_a_narrow_terminal_drops_columns_before_it_breaks_recipes() -> None:
+    def shown(width: int) -> list[str]:
+        out = io.StringIO()
+        print_table(rows_of(records()), Console(file=out, width=width, color_system=None))
+        return out.getvalue().splitlines()
+
+    assert "model memory" in shown(180)[0]
+    assert shown(80)[0].split() == ["recipe", "s/image", "speed-up", "verdict", "quality"]
+    assert any(line.startswith("attention(cudnn) ") for line in shown(80))
 
 
 def test_every_format_holds_every_row() -> None:

@@ -1,0 +1,105 @@
+"""The page docs/api.md: what `import vivace` offers, from its signatures and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import vivace
+from vivace.report.rows import Latency, Row
+from vivace.spec.study import AskedQuality, AskedWorkload
+
+_GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
+    "Generate images": tuple(
+        (f"vivace.{name}", getattr(vivace, name)) for name in ("load", "apply", "Session")
+    ),
+    "Compare recipes": (
+        *((f"vivace.{name}", getattr(vivace, name)) for name in ("bench", "Run", "Study", "Timing")),
+        ("vivace.spec.study.AskedWorkload", AskedWorkload),
+        ("vivace.spec.study.AskedQuality", AskedQuality),
+        ("vivace.report.rows.Row", Row),
+        ("vivace.report.rows.Latency", Latency),
+    ),
+    "Recipes, records and errors": tuple(
+        (f"vivace.{name}", getattr(vivace, name)) for name in ("Recipe", "Record", "VivaceError")
+    ),
+}
+_START = """
+```python
+import vivace
+
+draw = vivace.load("tiny-sd", "tiny_vae+steps(20)")
+draw("a red circle above a blue square").images[0].save("circle.png")
+
+run = vivace.bench("tiny-sd", ["baseline", "tiny_vae", "steps(20)"])
+print(run)                                   # tables and verdicts
+best = max(run.rows(), key=lambda row: row.speedup.point if row.speedup else 1)
+run.to_dataframe().to_csv("rows.csv")        # or run.to_dicts(), without pandas
+open("page.html", "w").write(run.page())     # tables, charts and images in one file
+```
+"""
+_SECTIONS = ("Args", "Attributes", "Returns", "Raises")
+
+
+def page(note: str) -> str:
+    """Return the page as Markdown."""
+    lines = [note, "# Python", _START]
+    for title, members in _GROUPS.items():
+        lines += [f"## {title}\n"]
+        for name, member in members:
+            lines += [f"### {name}\n", *_entry(name.rpartition(".")[2], member)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _entry(name: str, member: Any) -> list[str]:
+    lines = [] if inspect.isclass(member) else [f"```python\n{name}{_signature(member)}\n```\n"]
+    lines += [_markdown(inspect.getdoc(member) or ""), ""]
+    if inspect.isclass(member):
+        for attribute, found in vars(member).items():
+            if attribute.startswith("_") or not (about := _about(found)):
+                continue
+            is_call = inspect.isfunction(found) or isinstance(found, classmethod)
+            shown = f"{attribute}(...)" if is_call else attribute
+            lines.append(f"- `{name}.{shown}`: {about}")
+        lines.append("")
+    return lines
+
+
+def _about(member: object) -> str:
+    """Return the first sentence of a method's or property's docstring; empty for anything else."""
+    if not (inspect.isfunction(member) or isinstance(member, property | classmethod)):
+        return ""
+    return (inspect.getdoc(member) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def _signature(member: Any) -> str:
+    """Return the parameters, one a line if they are long. Annotations are strings, since evaluation is postponed."""
+    parts = []
+    keyword_only = False
+    for parameter in inspect.signature(member).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
+            keyword_only = True
+            parts.append("*")
+        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        parts.append(f"{stars}{parameter.name}: {parameter.annotation}{default}")
+    text = ", ".join(parts)
+    return f"({text})" if len(text) < 90 else "(\n    " + ",\n    ".join(parts) + ",\n)"
+
+
+def _markdown(docstring: str) -> str:
+    """Return a docstring with its sections as lists."""
+    lines: list[str] = []
+    inside = False
+    for line in docstring.splitlines():
+        if line.rstrip(":") in _SECTIONS and line.endswith(":"):
+            lines += [f"**{line}**", ""]
+            inside = True
+        elif inside and (found := re.match(r"    (\S[^:]*): (.*)", line)):
+            names = ", ".join(f"`{part}`" for part in found.group(1).split(", "))
+            lines.append(f"- {names}: {found.group(2)}")
+        else:
+            inside = inside and (line.startswith(" ") or not line)
+            lines.append(line.replace("    ", "  ", 1) if inside else line)
+    return "\n".join(lines)

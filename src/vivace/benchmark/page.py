@@ -1,0 +1,54 @@
+"""The HTML page of everything that stores hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+
+from vivace.benchmark.schedule import comparable
+from vivace.benchmark.store import Invocation, Store
+from vivace.errors import StoreError
+from vivace.report.page import Section, render_page
+from vivace.report.rows import rows_of
+from vivace.spec.limits import DEFAULT_LIMITS, Limits
+
+
+def page_of(folders: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> str:
+    """Return the page of all runs in the stores as HTML; the newest command of each store comes first.
+
+    Raises:
+        StoreError: a folder is not a store, or none has a finished round.
+    """
+    with ExitStack() as stack:
+        stores = [stack.enter_context(Store.read_only(folder)) for folder in dict.fromkeys(folders)]
+        sections = [section for store in stores for section in _sections(store, limits)]
+        if not sections:
+            names = " and ".join(map(str, folders))
+            held = "have" if len(stores) > 1 else "has"
+            raise StoreError(f"the store {names} {held} no finished round; run `vivace bench` first")
+
+        def read_picture(sha256: str) -> bytes | None:
+            for store in stores:
+                try:
+                    return store.picture_path(sha256).read_bytes()
+                except OSError:
+                    continue
+            return None
+
+        return render_page(sections, read_picture)
+
+
+def _sections(store: Store, limits: Limits) -> list[Section]:
+    runs: dict[tuple[str, ...], Invocation] = {}
+    for run in reversed(store.runs()):
+        runs.setdefault(run.keys, run)  # a repeated or resumed run is shown once, at its latest start
+    sections = []
+    # Within a command, models and batches are in the order of the command line.
+    for _, group in groupby(runs.values(), key=lambda run: run.command):
+        for run in reversed(list(group)):
+            if records := comparable([store.record(key) for key in run.keys], run.rounds):
+                rows = rows_of(records, store.quality_pass(run), limits)
+                sections.append(Section(run.command, run.started_at, tuple(rows)))
+    return sections
