@@ -65,15 +65,21 @@ def doctor(device: str, as_json: bool) -> int:
         + ", ".join(f"{k} {v:.2f} ms" for k, v in times.items())
         + " (the same small computation in each)"
     )
-    runs = [s["recipe"] for s in here if s["unsupported"] is None]
-    listed = ", ".join(
-        recipe.replace(" ", "\0") for recipe in runs
-    )  # lines break between recipes, not within
-    wrapped = textwrap.fill(listed, 87, break_on_hyphens=False).replace("\0", " ")
-    click.echo("runs here    " + wrapped.replace("\n", "\n" + " " * 13))
-    for state in here:
-        if state["unsupported"] is not None:
-            click.echo(f"cannot       {state['recipe']}: {state['unsupported']}")
     for line in advice:
         click.echo(f"advice       {line}")
+    runs = [s["recipe"] for s in here if s["unsupported"] is None]
+    click.echo("runs here    " + _wrapped(runs))
+    reasons: dict[str, list[str]] = {}
+    for state in here:
+        if state["unsupported"] is not None:
+            reasons.setdefault(state["unsupported"], []).append(state["recipe"])
+    for reason, recipes in reasons.items():
+        click.echo(f"cannot       {_wrapped(recipes)}: {reason}")
     return 0
+
+
+def _wrapped(recipes: list[str]) -> str:
+    """Return recipes as an indented list whose lines break between recipes, not within."""
+    listed = ", ".join(recipe.replace(" ", "\0") for recipe in recipes)
+    wrapped = textwrap.fill(listed, 87, break_on_hyphens=False).replace("\0", " ")
+    return wrapped.replace("\n", "\n" + " " * 13)

@@ -36,7 +36,8 @@ class Bar:
 class WaterfallBar:
     """One bar of the waterfall chart.
 
-    `previous_end` and `end` are the positions of the lines that connect it with the bars above and below.
+    `previous_end` and `end` are the positions of the lines that connect it with the bars above and below; None without
+    one. `against` is the number of the row that the change is against; None if that is the bar above.
     """
 
     number: int
@@ -47,6 +48,7 @@ class WaterfallBar:
     end: float | None
     change: str
     time: str
+    against: int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,33 +105,65 @@ class Scatter:
 
 
 def waterfall(rows: Sequence[Row]) -> tuple[WaterfallBar, ...]:
-    """Return the bars from the baseline's time, through the change of each measured row, to the last row's time.
+    """Return the bars from the baseline's time through the changes of measured rows.
 
-    Empty with fewer than two measured rows. A change is of kind `unclear` if the two intervals overlap.
+    A bar is the change against the recipe that the row extends: the one above with most of its techniques and no other,
+    or else the baseline. If each row extends the one above, a last bar shows the last row's time. Empty with fewer than
+    two measured rows. A change is of kind `unclear` if the two intervals overlap.
     """
     measured = [(i, r, r.latency.median) for i, r in enumerate(rows, 1) if r.latency is not None]
     if len(measured) < 2:
         return ()
     scale = 100 / max(median.point for _, _, median in measured)
-    number, row, before = measured[0]
-    end = round(before.point * scale, 2)
+    number, row, median = measured[0]
+    end = round(median.point * scale, 2)
+    parents = [_parent([r for _, r, _ in measured[:k]], measured[k][1]) for k in range(1, len(measured))]
+    follows = [parent == k for k, parent in enumerate(parents)]  # whether the parent is the row above
+    first = Bar("total", 0, end)
+    time = seconds(median.point)
     bars = [
         WaterfallBar(
-            number, row.recipe, row.failed_quality, Bar("total", 0, end), None, end, "", seconds(before.point)
+            number, row.recipe, row.failed_quality, first, None, end if follows[0] else None, "", time
         )
     ]
-    for number, row, after in measured[1:]:
+    is_chain = all(follows)
+    for k, (number, row, after) in enumerate(measured[1:]):
+        above, _, before = measured[parents[k]]
         start, end = round(before.point * scale, 2), round(after.point * scale, 2)
-        bar = Bar(_change_kind(before, after), min(start, end), round(abs(end - start), 2))
-        change, time = _change(before, after), seconds(after.point)
-        bars.append(WaterfallBar(number, row.recipe, row.failed_quality, bar, start, end, change, time))
-        before = after
-    end = round(before.point * scale, 2)
-    total = Bar("total", 0, end)
-    bars.append(
-        WaterfallBar(number, row.recipe, row.failed_quality, total, end, None, "", seconds(before.point))
-    )
+        leads = follows[k + 1] if k + 1 < len(follows) else is_chain
+        bars.append(
+            WaterfallBar(
+                number,
+                row.recipe,
+                row.failed_quality,
+                Bar(_change_kind(before, after), min(start, end), round(abs(end - start), 2)),
+                start if follows[k] else None,
+                end if leads else None,
+                _change(before, after),
+                seconds(after.point),
+                None if follows[k] else above,
+            )
+        )
+    if is_chain:
+        number, row, median = measured[-1]
+        total, time = Bar("total", 0, end), seconds(median.point)
+        bars.append(WaterfallBar(number, row.recipe, row.failed_quality, total, end, None, "", time))
     return tuple(bars)
+
+
+def _parent(above: Sequence[Row], row: Row) -> int:
+    """Return the index of the row above that this one extends; 0, the baseline, if it extends no other."""
+    techniques = _techniques(row)
+    nested = [
+        (len(found), index)
+        for index, other in enumerate(above)
+        if (found := _techniques(other)) < techniques
+    ]
+    return max(nested, default=(0, 0))[1]
+
+
+def _techniques(row: Row) -> set[str]:
+    return {call.model_dump_json() for call in row.record.trial.recipe.techniques}
 
 
 def _change_kind(before: Interval, after: Interval) -> str:

@@ -37,7 +37,12 @@ def rows(*records: Record) -> list[Row]:
 
 def test_the_waterfall_falls_from_the_baseline_to_the_last_measured_row() -> None:
     falls = waterfall(
-        rows(timed("baseline", 2.0), timed("tiny_vae", 1.5), failed("steps(9)"), timed("steps(10)", 1.0))
+        rows(
+            timed("baseline", 2.0),
+            timed("tiny_vae", 1.5),
+            failed("steps(9)"),
+            timed("tiny_vae+steps(10)", 1.0),
+        )
     )
     assert [f.number for f in falls] == [1, 2, 4, 4]
     assert [f.bar.kind for f in falls] == ["total", "saving", "saving", "total"]
@@ -47,16 +52,34 @@ def test_the_waterfall_falls_from_the_baseline_to_the_last_measured_row() -> Non
 
 
 def test_each_bar_of_the_waterfall_hangs_where_the_one_before_ended() -> None:
-    falls = waterfall(rows(*[timed("baseline", s) for s in (2.0, 1.1, 1.7, 1.69, 2.6)]))
+    texts = ["baseline", "bf16", "bf16+tiny_vae", "bf16+tiny_vae+steps(9)", "bf16+tiny_vae+steps(9)+fuse_qkv"]
+    times = (2.0, 1.1, 1.7, 1.69, 2.6)
+    falls = waterfall(rows(*[timed(text, s) for text, s in zip(texts, times, strict=True)]))
     for before, after in itertools.pairwise(falls):
         assert before.end == after.previous_end
         assert after.previous_end in (after.bar.start, after.bar.end)
         assert 0 <= after.bar.start <= after.bar.end <= 100
 
 
+def test_alternatives_are_compared_with_the_recipe_that_they_extend() -> None:
+    falls = waterfall(
+        rows(
+            timed("baseline", 2.0),
+            timed("bf16", 1.5),
+            timed("steps(10)", 1.0),
+            timed("bf16+tiny_vae", 1.2),
+            timed("bf16+tiny_vae+steps(10)", 0.5),
+        )
+    )
+    assert [f.against for f in falls] == [None, None, 1, 2, None]
+    assert [f.change for f in falls][2:] == ["−1.00 s (−50 %)", "−0.30 s (−20 %)", "−0.70 s (−58 %)"]
+    assert [f.previous_end is None for f in falls] == [True, False, True, True, False]
+    assert [f.end is None for f in falls] == [False, True, True, False, True]
+
+
 def test_a_loss_rises_and_overlapping_intervals_are_not_called_a_change() -> None:
     falls = waterfall(
-        rows(timed("baseline", 1.0), timed("tiny_vae", 1.2), timed("steps(10)", 1.21, spread=0.1))
+        rows(timed("baseline", 1.0), timed("tiny_vae", 1.2), timed("tiny_vae+steps(10)", 1.21, spread=0.1))
     )
     assert [f.bar.kind for f in falls] == ["total", "loss", "unclear", "total"]
     assert falls[1].change == "+0.20 s (+20 %)"
@@ -115,7 +138,7 @@ def test_rows_that_fail_on_quality_are_marked_in_every_chart() -> None:
         ("changed", False),
         ("same", True),
     ]
-    assert [f.failed for f in waterfall(found)] == [False, True, False, True, True]
+    assert [f.failed for f in waterfall(found)] == [False, True, False, True]
     assert [b.failed for b in breakdowns(found)] == [False, True, False, True]
 
 
