@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from vivace.cli import options
+from vivace.cli.output import check_writable
 
 
 @click.command()
@@ -25,6 +26,7 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
     from vivace.cli.progress import for_this_terminal
     from vivace.cli.report import write_page
 
+    check_writable(output.parent, output)
     try:
         run, line = run_demo(store=store, rerun=rerun, progress=for_this_terminal())
     except KeyboardInterrupt:

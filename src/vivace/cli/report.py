@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vivace.cli import options
-from vivace.cli.output import replace
+from vivace.cli.output import check_writable, replace
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
@@ -38,6 +38,7 @@ def write_page(store: Path, output: Path, limits: Limits | None = None) -> Path:
     from vivace.report.rows import rows_of
     from vivace.spec.limits import DEFAULT_LIMITS
 
+    check_writable(output.parent, output)
     with Store.read_only(store) as opened:
         runs: dict[tuple[str, ...], Invocation] = {}
         for run in reversed(opened.runs()):
