@@ -27,6 +27,8 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
     from vivace.cli.report import write_page
 
     check_writable(output.parent, output)
+    if not store.exists():
+        check_writable(store)
     try:
         run, line = run_demo(store=store, rerun=rerun, progress=for_this_terminal())
     except KeyboardInterrupt:

@@ -53,9 +53,9 @@ def check_arguments(arguments: list[str]) -> None:
         try:
             argument.encode()
         except UnicodeEncodeError:
-            shown = argument.encode(errors="surrogateescape").decode(errors="backslashreplace")
+            shown = argument.encode(errors="backslashreplace").decode()
             raise UsageError(
-                f"{shown[:200]!r} is not UTF-8 text; rename the file, or type it again"
+                f"'{shown[:200]}' is not UTF-8 text; rename the file, or type it again"
             ) from None
 
 

@@ -103,7 +103,7 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
         raise ValueError("it is not JSON (not UTF-8 text)") from None
     except RecursionError:
         raise ValueError(f"its brackets nest deeper than {MAX_DEPTH}") from None
-    if any(depth > MAX_DEPTH for depth in _depths(content)):
+    if any(depth >= MAX_DEPTH for depth in _depths(content)):
         raise ValueError(f"its brackets nest deeper than {MAX_DEPTH}")
     return content
 
@@ -147,7 +147,7 @@ def _depths(content: Any) -> Iterator[int]:
     while left:
         value, depth = left.pop()
         yield depth
-        if depth <= MAX_DEPTH:
+        if depth < MAX_DEPTH:
             inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
             left += [(one, depth + 1) for one in inner if isinstance(one, dict | list)]
 

@@ -22,7 +22,7 @@ def open_picture(path: Path) -> Any:
     Raises:
         UsageError: it is not a regular file, not an image in one of FORMATS, damaged, or too large.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     with (
         reading(path, UsageError, problem="cannot be read as an image"),
@@ -31,7 +31,10 @@ def open_picture(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of large images, which are refused below
             # Only these formats: some of the others start programs (Ghostscript).
-            picture = Image.open(file, formats=FORMATS)
+            try:
+                picture = Image.open(file, formats=FORMATS)
+            except UnidentifiedImageError:
+                raise ValueError(f"it is none of {', '.join(FORMATS)}, or is damaged") from None
         width, height = picture.size
         if width * height > MAX_PIXELS:
             raise ValueError(f"it has {width}x{height} pixels; at most {MAX_PIXELS:,} are read")

@@ -15,33 +15,26 @@ from vivace.errors import UnusableModel, VivaceError
 from vivace.foreign.files import is_below, open_plain, read_object
 from vivace.foreign.reading import reading
 
+_WIDEST = 600_000  # of 53,248
 # Key, smallest and largest value; the first pattern that fits the whole key holds. The comment is what is published.
 _BOUNDS: tuple[tuple[str, int, int], ...] = (
     (r"num_train_timesteps|original_inference_steps|timesteps", 1, 10_000),  # 1,000
     (r"num_(key_value_|query_)?groups|(.+_)?norm_(num_)?groups|(.+_)?num_groups|groups", 1, 10_000),  # 96
     (r"(.+_)?num_(.+_)?heads|n_heads?|encoder_hid_dim_heads", 1, 10_000),  # 128
-    (r"(.+_)?head_dim|d_kv|(.+_)?patch_size(_t)?|(.+_)?kernel(_size)?|stride|conv_stride", 1, 100_000),  # 512
+    (r"extra_.+_channels|projection_dim|(?!attention_)(.+_)?head_dim", 0, _WIDEST),  # 512; 0 is none
+    (r"attention_head_dim|d_kv|(.+_)?patch_size(_t)?", 1, 10_000),  # 512
+    (r"kernel_size|conv_(in_|out_)?kernel|(conv_)?stride", 1, 1_000),  # 14
+    (r"layers_per_block", 0, 40),  # 4, in each of up to 5 blocks
     (r"(.+_)?layers_per_(.+_)?block|(.+_)?num_(.+_)?(layers|blocks)|depths?|n_layers?", 0, 1_000),  # 100
     (r"max_position_embeddings|n_positions|original_max_position_embeddings", 1, 100_000_000),  # 10 million
-    (r"(.+_)?vocab_size", 1, 3_000_000),  # 262,208
-    (r"(.+_)?channels|(.+_)?hidden_size|intermediate_size|d_model|d_ff|n_embd|n_inner", 1, 600_000),  # 53,248
-    (
-        r"(.+_)?(attention|embed|embeds|proj|projection|inner|hidden|ffn|mlp|latent|z|time|cond)_dim",
-        1,
-        600_000,
-    ),
-    (
-        r"projection_class_embeddings_input_dim|(.+_)?embedding_dim|encoder_hid_dim|caption_channels",
-        1,
-        600_000,
-    ),
+    (r"(.+_)?vocab_size", 0, 3_000_000),  # 262,208
+    (r"(.+_)?channels|(.+_)?hidden_size|intermediate_size|d_model|d_ff|n_embd|n_inner", 1, _WIDEST),
+    (r"(.+_)?(attention|embeds?|proj|projection|inner|hidden|ffn|mlp|latent|z|time|cond)_dim", 1, _WIDEST),
+    (r"projection_class_embeddings_input_dim|(.+_)?embedding_dim|encoder_hid_dim", 1, _WIDEST),
     (r"(.+_)?(sample|image|crop|input)_size|height|width|(shortest|longest)_edge", 1, 80_000),  # 8,192
-    (r"max_(.+_)?seq_len(gth)?|(.+_)?max_len(gth)?|(.+_)?sequence_length", 1, 100_000_000),
-    (
-        r"num_(local_|routed_|shared_)?experts|relative_attention_(num_buckets|max_distance)",
-        0,
-        100_000,
-    ),  # 256, 128
+    (r"max_(.+_)?seq_len(gth)?|(.+_)?max_len(gth)?|(.+_)?sequence_length", 1, 100_000_000),  # 10 million
+    (r"num_(local_|routed_|shared_)?experts", 0, 200_000),  # 16,384
+    (r"relative_attention_(num_buckets|max_distance)", 1, 10_000),  # 256
     (r"solver_order", 1, 10),  # 3
     (r"steps_offset", 0, 100),  # 1
 )
@@ -87,7 +80,7 @@ def check_files(
         if file == ADAPTER:
             # transformers would take it for an order to load another model first.
             raise error(f"{label} has an adapter ({name}), which vivace does not load; give the merged model")
-        with reading(path, error, "copy or download it again"):
+        with reading(path, error, "copy or download it again", problem="cannot be used"):
             if not is_below(path, folder):
                 raise ValueError(f"it is a link out of {folder}")
             if name in weights:
@@ -98,6 +91,27 @@ def check_files(
                 _check_configuration(name, file, read_object(path), label, error)
             else:
                 open_plain(path, _TOKENIZER_MAX_BYTES).close()
+
+
+def check_places(folder: Path, components: Iterable[str]) -> None:
+    """Raise UnusableModel for anything in a model's folder that is no file and no folder, or leads elsewhere.
+
+    Libraries look for more files than `check_files` is given, and would wait for a pipe, or read a device without end.
+    """
+    for place in (*(folder / name for name in components), folder):
+        if place.is_symlink() and place != folder:
+            raise UnusableModel(f"{place} is a link; put the component's folder itself there")
+        if not place.is_dir():
+            continue
+        for path in place.iterdir():
+            if path.is_file():
+                if is_below(path, folder):
+                    continue
+                raise UnusableModel(
+                    f"{path} cannot be used: it is a link out of {folder}; put the file itself there"
+                )
+            if path.is_symlink() or not path.is_dir():
+                raise UnusableModel(f"{path} cannot be used: it is no regular file and no folder; remove it")
 
 
 def check_numbers(config: Any, kind: str = "") -> None:

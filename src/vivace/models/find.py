@@ -13,7 +13,7 @@ from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.foreign.files import user_path
 from vivace.models import remote
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component
-from vivace.models.bounds import check_files
+from vivace.models.bounds import check_files, check_places
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded, Entry, Hub, Part
 from vivace.models.files import files_of, fingerprint
@@ -214,9 +214,7 @@ def _in_folder(path: Path) -> Found:
         )
     files = files_of(folder)
     index = read_index(folder, str(path))
-    for name in components_of(index):
-        if (folder / name).is_symlink():
-            raise UnusableModel(f"{folder / name} is a link; put the component's folder itself there")
+    check_places(folder, components_of(index))
     chosen = choose(index, files, str(path))
     check_files(folder, chosen.small, chosen.weights, str(path))
     model = Model(name=str(folder), source="folder", revision=fingerprint(files))

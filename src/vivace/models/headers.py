@@ -46,15 +46,17 @@ def read_header(path: Path) -> dict[str, dict[str, Any]]:
         raise UnusableModel(f"{path} is truncated: {size:,} bytes, less than its header; {_replace(path)}")
     try:
         tensors = parse_json(text, unique=True)
+        if not isinstance(tensors, dict):
+            raise ValueError("its header is no object")
         tensors.pop("__metadata__", None)
         end = 8 + length + _data_end(tensors)
-    except (ValueError, AttributeError) as error:
+    except ValueError as error:
         what = "is empty" if size == 0 else f"is not a safetensors file, or is damaged ({error})"
         raise UnusableModel(f"{path} {what}; {_replace(path)}") from None
     if size != end:
         what = "is truncated" if size < end else "is longer than its header says"
         raise UnusableModel(f"{path} {what}: {size:,} bytes, not {end:,}; {_replace(path)}")
-    return dict(tensors)
+    return tensors
 
 
 def _data_end(tensors: dict[str, Any]) -> int:

@@ -9,9 +9,10 @@ from pathlib import Path
 from vivace.errors import UnknownModel, Unsupported, nearest
 from vivace.foreign.files import read_json, user_path
 from vivace.models import hub
-from vivace.models.bounds import ADAPTER, check_files
+from vivace.models.bounds import ADAPTER, check_files, check_places
 from vivace.models.files import fingerprint
 from vivace.models.find import WEIGHTS
+from vivace.models.headers import check_whole
 
 _WEIGHTS = "model.safetensors"
 # A CLIP model needs one file of each row; the second names are those of other transformers versions.
@@ -123,8 +124,10 @@ def _check(folder: Path, label: str) -> None:
         if missing == [_WEIGHTS]:
             advice = "vivace loads no pickles; give a revision or a model that has safetensors"
         raise UnknownModel(f"{label} has no {', no '.join(missing)}; {advice}")
+    check_places(folder, ())
     small = [name for name in (*_SMALL, ADAPTER) if (folder / name).is_file()]
     check_files(folder, small, [_WEIGHTS], label, UnknownModel)
+    check_whole([folder / _WEIGHTS])
 
 
 def _on_the_hub(repo: str, revision: str | None, download: bool) -> Path:
