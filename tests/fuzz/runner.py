@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import transformers
 
 LIMIT_S = 10.0
 """A case that computes for longer hangs."""
@@ -39,7 +40,8 @@ class Seen:
 
 
 def warm() -> None:
-    """Import what children need, once."""
+    """Import what children need, once, with the settings of the command line."""
+    transformers.utils.logging.set_verbosity_error()
     import torchmetrics.functional.image
     from diffusers import AutoencoderKL, PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
     from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel, CLIPTextModel, CLIPTokenizer

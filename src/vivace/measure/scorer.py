@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,14 @@ class ClipScorer:
         import torch
         from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
 
-        with reading(
-            folder,
-            UnknownModel,
-            "give a folder with config.json, model.safetensors, preprocessor_config.json and the tokenizer's files",
-            problem="does not load as a CLIP model",
+        with (
+            _without_bars(),
+            reading(
+                folder,
+                UnknownModel,
+                "give a folder with config.json, model.safetensors, preprocessor_config.json and the tokenizer's files",
+                problem="does not load as a CLIP model",
+            ),
         ):
             model = CLIPModel.from_pretrained(
                 str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
@@ -84,6 +87,20 @@ class ClipScorer:
         with torch.inference_mode():
             vectors = _vector(embed(**inputs.to(self._device))).double().cpu().numpy()
         return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hide the bars of transformers, which would disturb vivace's own progress display."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _vector(features: Any) -> Any:

@@ -87,8 +87,8 @@ def _check_classes(wanted: Mapping[str, tuple[str, str]], label: str) -> None:
             )
         if library not in ("diffusers", "transformers") and not _is_pipeline_module(library):
             raise UnusableModel(
-                f"{label} takes its {name} from the library {library[:80]!r}; vivace loads classes of diffusers and "
-                "transformers only"
+                f"{label} takes its {name} from the library {library[:80]!r}, not from diffusers or transformers; "
+                "vivace runs no code from models"
             )
 
 
