@@ -33,6 +33,8 @@ def said(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedPr
         contextlib.redirect_stderr(err),
         _restored_libraries(),
     ):
+        # A child's output would not reach these streams.
+        monkeypatch.setattr("vivace.cli.guarded.is_trusted", lambda found: True)
         status = typed(monkeypatch, *arguments)
     shown = [stream.buffer.getvalue().decode() for stream in (_flushed(out), _flushed(err))]
     assert status == code, shown[1]

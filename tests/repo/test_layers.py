@@ -9,6 +9,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "vivace"
 LAYERS = {
     "errors": 0,
+    "foreign": 0,
     "spec": 0,
     "stats": 0,
     "contract": 1,
@@ -31,7 +32,7 @@ LAYERS = {
     "cli": 9,
     "__main__": 10,
 }
-SIDEWAYS = {("spec", "errors"), ("stats", "errors")}
+SIDEWAYS = {("spec", "errors"), ("stats", "errors"), ("foreign", "errors")}
 # Libraries that import torch; `report` and `spec` must not import them.
 IMPORTED_LATE = {
     "vivace.kernels.dequantize_int4",

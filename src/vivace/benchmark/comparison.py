@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import ValidationError
-
 from vivace.benchmark.rivals import with_rivals
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.measure.lpips import check as check_lpips
@@ -17,6 +15,7 @@ from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.study import AskedWorkload, Batch, Study
+from vivace.spec.words import Checked
 from vivace.spec.workload import MAX_PIXEL_STEPS, Workload
 
 # For models without prompts in the catalogue.
@@ -116,7 +115,7 @@ def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workloa
         raise WorkloadError(f"--seeds {num_seeds}: give at least one seed per prompt")
     given = asked.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
     numbers = found.defaults | {name: value for name, value in given.items() if value is not None}
-    try:
+    with Checked(WorkloadError):
         workload = Workload.model_validate(
             {
                 "prompts": prompts,
@@ -126,10 +125,6 @@ def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workloa
                 **numbers,
             }
         )
-    except ValidationError as error:
-        problem = error.errors()[0]
-        flag = "--" + "-".join(str(part) for part in problem["loc"][:1]).replace("_", "-")
-        raise WorkloadError(f"{flag} {problem.get('input')!r}: {problem['msg']}") from None
     check_size(found, workload)
     return workload
 

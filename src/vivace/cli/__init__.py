@@ -8,20 +8,20 @@ import sys
 import click
 
 from vivace import __version__
+from vivace.cli import options
 from vivace.cli.bench import bench
 from vivace.cli.calibrate import calibrate
 from vivace.cli.demo import demo
 from vivace.cli.doctor import doctor
 from vivace.cli.export import export
+from vivace.cli.failures import check_arguments, status_of
 from vivace.cli.generate import generate
 from vivace.cli.models import models
 from vivace.cli.plan import plan
 from vivace.cli.quality import quality
 from vivace.cli.report import report
 from vivace.cli.techniques import techniques
-from vivace.errors import VivaceError
-
-INTERRUPTED = 130
+from vivace.foreign.streams import plain_output
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -39,31 +39,20 @@ def app() -> None:
 
 for command in (plan, generate, bench, report, export, quality, calibrate, models, techniques, doctor, demo):
     app.add_command(command)
+    for one in command.commands.values() if isinstance(command, click.Group) else (command,):
+        options.debug(one)
 
 
 def main() -> None:
-    """Run the `vivace` command. Errors that a user can cause print one message, never a traceback."""
+    """Run the `vivace` command. Errors that a user can cause print one message; --debug adds the traceback."""
     # Set before any import of transformers: its advice is not part of vivace's output.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    try:
-        status = app.main(prog_name="vivace", standalone_mode=False)
-    except click.exceptions.Abort:
-        status = INTERRUPTED
-    except click.ClickException as error:
-        error.show()
-        status = error.exit_code
-    except KeyboardInterrupt:
-        click.echo("\nvivace: interrupted", err=True)
-        status = INTERRUPTED
-    except VivaceError as error:
-        click.echo(f"vivace: {error}", err=True)
-        status = error.exit_code
-    except BrokenPipeError:
-        # `vivace models | head`: without this, the interpreter reports the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"vivace: {where}{error.strerror or error}", err=True)
-        status = VivaceError.exit_code
-    sys.exit(status if isinstance(status, int) else 0)
+    asked = {"debug": False}
+
+    def command() -> object:
+        check_arguments(sys.argv[1:])
+        return app.main(prog_name="vivace", standalone_mode=False, obj=asked)
+
+    with plain_output():
+        status = status_of(command, debug=lambda: asked["debug"])
+    sys.exit(status)

@@ -70,7 +70,9 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     help="Built-in set of thirteen prompts at three seeds, instead of --prompts: tinyworld for the embedded models, "
     "real for others.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="First seed.")
+@click.option(
+    "--seed", type=click.IntRange(0, options.MAX_SEED), default=0, show_default=True, help="First seed."
+)
 @click.option(
     "--seeds",
     type=click.IntRange(min=1, max=10_000),
@@ -117,7 +119,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
 )
 @click.option(
     "--timeout",
-    type=options.FiniteFloat(min=0.1),
+    type=options.FiniteFloat(0.1, 1_000_000),
     default=600.0,
     show_default=True,
     help="Time limit of a round, in seconds.",
@@ -214,27 +216,31 @@ def bench(
     from vivace.benchmark.studies import start_launcher
     from vivace.cli.progress import for_this_terminal
     from vivace.models.find import find_model
+    from vivace.spec.words import Checked
 
-    study = Study(
-        models=models,
-        recipes=recipes,
-        workload=AskedWorkload(
-            prompts=None if prompts is None else options.read_prompts(prompts),
-            prompt_set=prompt_set,
-            seed=seed,
-            num_seeds=seeds,
-            height=height,
-            width=width,
-            num_inference_steps=num_inference_steps,
-            guidance_scale=guidance_scale,
-            batches=batches,
-            text=text,
-        ),
-        timing=Timing(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads),
-        quality=AskedQuality(enabled=quality, scorer=None if scorer == "none" else scorer, lpips=lpips),
-        device=device,
-        rivals=rivals,
-    )
+    with Checked():
+        study = Study(
+            models=models,
+            recipes=recipes,
+            workload=AskedWorkload(
+                prompts=None if prompts is None else options.read_prompts(prompts),
+                prompt_set=prompt_set,
+                seed=seed,
+                num_seeds=seeds,
+                height=height,
+                width=width,
+                num_inference_steps=num_inference_steps,
+                guidance_scale=guidance_scale,
+                batches=batches,
+                text=text,
+            ),
+            timing=Timing(
+                rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads
+            ),
+            quality=AskedQuality(enabled=quality, scorer=None if scorer == "none" else scorer, lpips=lpips),
+            device=device,
+            rivals=rivals,
+        )
     if limits is not None:
         for name in models:
             check_judged(find_model(name), "--min-quality")
@@ -289,21 +295,20 @@ def show(run: Run, format_: str, reproduce: str, limits: Limits | None = None) -
 
 def _print_tables(tables: list[list[Row]]) -> None:
     """Print tables on standard output, and what must be said about them on standard error."""
-    from rich.console import Console
-
     from vivace.cli.progress import title
+    from vivace.cli.terminal import console
     from vivace.report.rows import shared_warnings
     from vivace.report.summary import noise_floor, summary
     from vivace.report.table import print_table, render
 
-    console = Console()
+    shown = console()
     for index, table in enumerate(tables):
         if index > 0:
             click.echo()
         if len(tables) > 1 or table[0].record.trial.model.is_synthetic:
             click.echo(title(table[0].record.trial))
-        if console.is_terminal:
-            print_table(table, console)
+        if shown.is_terminal:
+            print_table(table, shown)
         else:
             click.echo(render(table, "table"), nl=False)
         for warning in shared_warnings(table):

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from vivace.cli import options
+from vivace.cli.output import check_writable, replace
 
 
 @click.command()
@@ -23,9 +24,11 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
     from vivace.benchmark.demo import CANDIDATES, LONGEST, run_demo
     from vivace.benchmark.page import page_of
     from vivace.cli.bench import show
-    from vivace.cli.output import replace
     from vivace.cli.progress import for_this_terminal
 
+    check_writable(output.parent, output)
+    if not store.exists():
+        check_writable(store)
     try:
         run, line = run_demo(store=store, rerun=rerun, progress=for_this_terminal())
     except KeyboardInterrupt:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from vivace import __version__
 from vivace.cli import options
-from vivace.cli.output import replace, write_new
+from vivace.cli.guarded import guarded
+from vivace.cli.output import check_writable, replace, write_new
 from vivace.errors import OutputError
+
+if TYPE_CHECKING:
+    from vivace.benchmark.comparison import Comparison
 
 _LIBRARIES = ("torch", "diffusers", "transformers", "torchao")
 
@@ -27,7 +33,13 @@ _LIBRARIES = ("torch", "diffusers", "transformers", "torchao")
 )
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @click.option("--prompt", help="Prompt of the script; default: the model's own first prompt.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the script.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, options.MAX_SEED),
+    default=0,
+    show_default=True,
+    help="Seed of the script.",
+)
 @options.workload
 @options.device
 @options.threads
@@ -54,10 +66,12 @@ def export(
     \b
         vivace export --model tiny-sd --recipe "bf16+tiny_vae+steps(20)" -o draw.py
     """
-    from vivace.benchmark.comparison import comparison_of, default_threads
+    from vivace.benchmark.comparison import comparison_of
 
-    if output is not None and not force:
-        _check_is_new(output)
+    if output is not None:
+        if not force:
+            _check_is_new(output)
+        check_writable(output.parent, output)
     prepared = comparison_of(
         model,
         recipe,
@@ -68,15 +82,31 @@ def export(
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
     )
-    found, workload = prepared.found, prepared.workload
+    found = prepared.found
 
     from vivace.export.loading import check_loadable
-    from vivace.export.script import write_script
     from vivace.measure.machine import choose_device
 
     check_loadable(found)
     chosen = choose_device(device)
     click.echo(f"loading {found.model.name}", err=True)
+    return guarded(found, lambda is_read: _write(prepared, chosen, threads, seed, output, force, is_read))
+
+
+def _write(
+    prepared: Comparison,
+    chosen: str,
+    threads: int | None,
+    seed: int,
+    output: Path | None,
+    force: bool,
+    is_read: Callable[[], None],
+) -> int:
+    """Load the model, apply the recipe, and write or print the script."""
+    from vivace.benchmark.comparison import default_threads
+    from vivace.export.script import write_script
+
+    found, workload = prepared.found, prepared.workload
     written = write_script(
         found,
         prepared.recipes[0],
@@ -87,6 +117,7 @@ def export(
         threads=(threads or default_threads(found)) if chosen == "cpu" else threads,
         about=[f"Written by vivace {__version__} for {chosen}, {_versions()}."],
     )
+    is_read()
     for warning in written.warnings:
         click.echo(f"note: {warning}", err=True)
     if written.own:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import io
 import re
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vivace import __version__
 from vivace.cli import options
-from vivace.cli.output import write_new
+from vivace.cli.guarded import guarded
+from vivace.cli.output import check_writable, write_new
 from vivace.errors import OutputError
+
+if TYPE_CHECKING:
+    from vivace.benchmark.comparison import Comparison
 
 
 @click.command()
@@ -21,7 +26,11 @@ from vivace.errors import OutputError
 @options.model
 @click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to apply.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the first image."
+    "--seed",
+    type=click.IntRange(0, options.MAX_SEED),
+    default=0,
+    show_default=True,
+    help="Seed of the first image.",
 )
 @click.option(
     "--num-images",
@@ -77,31 +86,50 @@ def generate(
     )
     if out.exists() and not out.is_dir():
         raise OutputError(f"--out {out} is a file; give a folder")
+    check_writable(out)
+    chosen = device, threads if threads is not None else default_threads(prepared.found)
+    return guarded(prepared.found, lambda is_read: _draw(prepared, prompt, num_images, out, *chosen, is_read))
 
+
+def _draw(
+    prepared: Comparison,
+    prompt: str,
+    num_images: int,
+    out: Path,
+    device: str,
+    threads: int,
+    is_read: Callable[[], None],
+) -> int:
+    """Load the model, apply the recipe, and generate and save the images."""
     import torch
 
     from vivace.measure.machine import choose_device
+    from vivace.models.load import explained
     from vivace.runtime.session import open_session
 
     # The last bits of an image depend on the number of threads, so it is set and recorded.
-    torch.set_num_threads(threads if threads is not None else default_threads(prepared.found))
+    torch.set_num_threads(threads)
     workload = prepared.workload
     chosen = choose_device(device)
     click.echo(f"loading {prepared.found.model.name}", err=True)
-    session = open_session(
-        prepared.found,
-        prepared.recipes[0],
-        chosen,
-        workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
-        workload.prompts,
-    )
-    for warning in [*session.warnings, *truncation(session.pipe, prompt)]:
+    with explained(prepared.found):
+        session = open_session(
+            prepared.found,
+            prepared.recipes[0],
+            chosen,
+            workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
+            workload.prompts,
+        )
+        notes = truncation(session.pipe, prompt)
+    is_read()
+    for warning in [*session.warnings, *notes]:
         click.echo(f"note: {warning}", err=True)
     if prepared.found.model.is_synthetic:
         click.echo(f"note: {prepared.found.model.name} has random weights: its images show nothing", err=True)
     silence_diffusers()  # it prints every token that it truncates
     for index, text, picture_seed in workload.pictures():
-        picture = session(text, generator=torch.Generator("cpu").manual_seed(picture_seed)).images[0]
+        with explained(prepared.found, "does not run"):
+            picture = session(text, generator=torch.Generator("cpu").manual_seed(picture_seed)).images[0]
         facts = {
             "software": f"vivace {__version__}",
             "model": prepared.found.model.name,

@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from vivace.errors import WorkloadError
+from vivace.foreign.files import read_text
+from vivace.foreign.reading import reading
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MAX_PROMPT_BYTES = 10_000_000
+_MAX_PROMPTS = 10_000
+_MAX_SIDE = 1_000_000  # pixels; which sizes a model takes is said when it is known
+MAX_SEED = 2**63 - 1
 
 
 class FiniteFloat(click.FloatRange):
@@ -61,6 +66,25 @@ store = click.option(
 )
 
 
+def debug(command: click.Command) -> None:
+    """Add the option for tracebacks, which every command has, to a command."""
+
+    def remember(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value and context.obj is not None:
+            context.obj["debug"] = True
+
+    command.params.append(
+        click.Option(
+            ["--debug"],
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=remember,
+            help="Print the traceback of an error.",
+        )
+    )
+
+
 def page(default: str) -> Callable[[F], F]:
     """Option for the HTML page to write."""
     return click.option(
@@ -78,15 +102,29 @@ def workload(function: F) -> F:
     for option in (
         click.option(
             "--guidance-scale",
-            type=FiniteFloat(),
+            type=FiniteFloat(0, 100),
             metavar="FLOAT",
             help="Guidance scale; default: the model's own.",
         ),
         click.option(
-            "--num-inference-steps", "--steps", type=int, help="Denoising steps; default: the model's own."
+            "--num-inference-steps",
+            "--steps",
+            type=click.IntRange(1, 1000),
+            metavar="INTEGER",
+            help="Denoising steps; default: the model's own.",
         ),
-        click.option("--width", type=int, help="Pixels; default: the model's own."),
-        click.option("--height", type=int, help="Pixels; default: the model's own."),
+        click.option(
+            "--width",
+            type=click.IntRange(1, _MAX_SIDE),
+            metavar="INTEGER",
+            help="Pixels; default: the model's own.",
+        ),
+        click.option(
+            "--height",
+            type=click.IntRange(1, _MAX_SIDE),
+            metavar="INTEGER",
+            help="Pixels; default: the model's own.",
+        ),
     ):
         function = option(function)
     return function
@@ -109,6 +147,7 @@ def _parse_limits(context: click.Context, parameter: click.Parameter, value: str
     from pydantic import ValidationError
 
     from vivace.spec.limits import Limits
+    from vivace.spec.words import wanted
 
     given: dict[str, float | None] = {}
     names = ", ".join(Limits.model_fields)
@@ -124,7 +163,7 @@ def _parse_limits(context: click.Context, parameter: click.Parameter, value: str
         return Limits(**given)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise click.BadParameter(f"{problem['loc'][0]}={problem['input']}: {problem['msg']}.") from None
+        raise click.BadParameter(f"{problem['loc'][0]}={problem['input']} {wanted(error)}.") from None
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -133,26 +172,16 @@ def read_prompts(path: Path) -> list[str]:
     Raises:
         WorkloadError: there is no such file, it is not text, or it has no prompts.
     """
-    try:
-        if path.stat().st_size > _MAX_PROMPT_BYTES:
-            raise WorkloadError(
-                f"--prompts {path}: larger than {_MAX_PROMPT_BYTES // 10**6} MB; give a smaller file"
-            )
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise WorkloadError(
-            f"--prompts {path}: {error.strerror}; give a text file with one prompt per line"
-        ) from None
-    except UnicodeDecodeError:
-        raise WorkloadError(
-            f"--prompts {path}: not UTF-8 text; give a text file with one prompt per line"
-        ) from None
+    with reading(f"--prompts {path}", WorkloadError, "give a text file with one prompt per line", problem=""):
+        text = read_text(path, _MAX_PROMPT_BYTES)
     prompts = [line.strip() for line in text.splitlines() if line.strip()]
     if not prompts:
         raise WorkloadError(f"--prompts {path}: no prompt in it; write one prompt per line")
+    if len(prompts) > _MAX_PROMPTS:
+        raise WorkloadError(f"--prompts {path}: {len(prompts):,} prompts; give at most {_MAX_PROMPTS:,}")
     return prompts
 
 
 def command_line() -> str:
-    """Return the command line that was typed."""
+    """Return the command line that was typed, as text that can be stored."""
     return shlex.join(["vivace", *sys.argv[1:]])

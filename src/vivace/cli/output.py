@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vivace.errors import OutputError
+from vivace.foreign.reading import reason
 
 
 def write_new(path: Path, content: bytes) -> bool:
@@ -33,6 +34,30 @@ def replace(path: Path, content: bytes) -> None:
     """
     with _temporary(path, content) as temporary:
         os.replace(temporary, path)
+
+
+def check_writable(folder: Path, output: Path | None = None) -> None:
+    """Raise OutputError unless files can be written into a folder. Nothing is left behind.
+
+    Called before work whose result would be lost.
+
+    Args:
+        output: the file that is going to be written, for the message.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
+        os.close(handle)
+        os.unlink(name)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte
+        raise OutputError(
+            f"{output or folder} cannot be written: {reason(error)}; give another name"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            for path in made:
+                path.rmdir()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -12,6 +13,8 @@ from vivace.cli import options
 if TYPE_CHECKING:
     from vivace.memory.fit import Change
     from vivace.memory.predict import Prediction
+    from vivace.memory.weightless import Weightless
+    from vivace.recipes.recipe import Recipe
 
 
 @click.command()
@@ -52,18 +55,33 @@ def plan(
     \b
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8
     """
-    from vivace.errors import NoEffect
+    from vivace.cli.guarded import guarded
     from vivace.recipes.resolve import resolve
-    from vivace.spec.recipe import BASELINE
 
     resolved = resolve(recipe)  # a mistake is reported before the heavy imports
 
-    from vivace.memory.fit import changes, fits, use_free_memory
-    from vivace.memory.predict import predict
     from vivace.memory.weightless import find_weightless
 
     found = find_weightless(model)
     asked: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text}
+    return guarded(found.found, lambda is_read: _plan(found, resolved, asked, card, as_json, is_read))
+
+
+def _plan(
+    found: Weightless,
+    resolved: Recipe,
+    asked: dict[str, Any],
+    card: float | None,
+    as_json: bool,
+    is_read: Callable[[], None],
+) -> int:
+    """Predict, look for changes that fit a card, and print both."""
+    from vivace.errors import NoEffect
+    from vivace.memory.fit import changes, fits, use_free_memory
+    from vivace.memory.predict import predict
+    from vivace.recipes.resolve import resolve
+    from vivace.spec.recipe import BASELINE
+
     try:
         predicted = predict(found, resolved, **asked)
     except NoEffect as error:
@@ -73,6 +91,7 @@ def plan(
         click.echo(f"{error}; this is the baseline's memory", err=True)
         resolved = resolve(BASELINE)
         predicted = predict(found, resolved, **asked)
+    is_read()
     card_bytes, card_name = (card * 1e9, f"{card:g} GB") if card is not None else _this_gpu()
     steps: list[Change] = []
     if card_bytes is not None and fits(predicted, card_bytes):

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
+from vivace.cli.terminal import console
 from vivace.report.summary import seconds
 from vivace.spec.record import Outcome, Round
 from vivace.spec.timing import Timing
@@ -115,12 +115,12 @@ class TerminalProgress(_RoundCount):
 
     def __init__(self) -> None:
         super().__init__()
-        console = Console(stderr=True)
+        shown = console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             _Clock(self),
-            console=console,
+            console=shown,
             transient=True,
         )
         self._task: TaskID | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vivace.cli import options
-from vivace.cli.output import replace
+from vivace.cli.output import check_writable, replace
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
@@ -35,6 +35,7 @@ def report(stores: tuple[Path, ...], output: Path, limits: Limits | None) -> int
     from vivace.benchmark.page import page_of
     from vivace.spec.limits import DEFAULT_LIMITS
 
+    check_writable(output.parent, output)
     replace(output, page_of(stores, limits or DEFAULT_LIMITS).encode())
     click.echo(output)
     return 0

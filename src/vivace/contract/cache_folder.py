@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from vivace.foreign.files import user_path
+
 
 def cache_folder() -> Path:
     """$VIVACE_CACHE, else `vivace` in the user's cache folder."""
     own = os.environ.get("VIVACE_CACHE")
     if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vivace"
+        return user_path(own)
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vivace"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UsageError
+from vivace.foreign.pictures import open_picture
 from vivace.measure.lpips import Lpips
 from vivace.measure.quality import faults, paired_metrics, picture_metrics, pixels
 from vivace.measure.scorer import ClipScorer
@@ -49,7 +50,7 @@ def compare(
     pairs: list[dict[str, Any]] = []
     network = Lpips() if lpips else None
     for name in names:
-        a, b = (pixels(_open(folder / name)) for folder in (dir_a, dir_b))
+        a, b = (pixels(open_picture(folder / name)) for folder in (dir_a, dir_b))
         row: dict[str, Any] = {"name": name, "faults_a": faults(a), "faults_b": faults(b)}
         row["a"], row["b"] = picture_metrics(a), picture_metrics(b)
         try:
@@ -87,20 +88,10 @@ def _score(
 ) -> None:
     clip = ClipScorer(scorer)
     for k, row in enumerate(pairs):
-        a, b = _open(dir_a / row["name"]), _open(dir_b / row["name"])
+        a, b = open_picture(dir_a / row["name"]), open_picture(dir_b / row["name"])
         (row["against"]["clip_similarity"],) = clip.similarities([b], [a])
         if prompts is not None:
             row["a"]["clip_score"], row["b"]["clip_score"] = clip.scores([a, b], [prompts[k]] * 2)
-
-
-def _open(path: Path) -> Any:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as picture:
-            return picture.convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UsageError(f"{path} cannot be read as an image: {error}") from None
 
 
 def _json(interval: Interval) -> dict[str, float | list[float] | None]:

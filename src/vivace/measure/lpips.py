@@ -12,7 +12,6 @@ Source: Zhang et al., The Unreasonable Effectiveness of Deep Features as a Perce
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -21,10 +20,13 @@ from typing import Any
 import numpy as np
 
 from vivace.errors import Unsupported
+from vivace.foreign.files import open_plain, user_path
+from vivace.foreign.reading import reading
 from vivace.measure.quality import Pixels
 
 ALEXNET = "alexnet-owt-7be5be79.pth"
 _URL = f"https://download.pytorch.org/models/{ALEXNET}"
+_MAX_BYTES = 1_000_000_000
 _MIN_SIDE = 32  # pixels; AlexNet's pooling reduces smaller images to nothing
 # Mean and standard deviation of ImageNet's channels for images in -1 .. 1, as in LPIPS training.
 _SHIFT = (-0.030, -0.088, -0.188)
@@ -59,8 +61,9 @@ class Lpips:
             raise Unsupported(missing(path))
         self._stages: list[Any] = []
         self._heads: list[Any] = []
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+        with reading(path, Unsupported, f"replace it with {_URL}", problem="does not hold AlexNet's weights"):
+            with open_plain(path, _MAX_BYTES) as opened:
+                state = torch.load(opened, map_location="cpu", weights_only=True)
             heads = resources.files("torchmetrics.functional.image") / "lpips_models" / "alex.pth"
             with resources.as_file(heads) as file:
                 linear = torch.load(file, map_location="cpu", weights_only=True)
@@ -73,12 +76,6 @@ class Lpips:
                 stage = nn.Sequential(*pooling, convolution, nn.ReLU())
                 self._stages.append(stage.eval().requires_grad_(False).to(device))
                 self._heads.append(linear[f"lin{k}.model.1.weight"].to(device))
-        except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFError, OSError) as error:
-            said = str(error).strip().splitlines()
-            raise Unsupported(
-                f"{path} does not hold AlexNet's weights ({said[0] if said else type(error).__name__}); replace it "
-                f"with {_URL}"
-            ) from error
         self._device = device
 
     def distances(self, pictures: Sequence[Pixels], references: Sequence[Pixels]) -> list[float]:
@@ -122,7 +119,7 @@ class Lpips:
 def default_weights() -> Path:
     """Return where torch's libraries keep AlexNet's weights, without importing torch."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = Path(os.environ.get("TORCH_HOME") or Path(cache) / "torch").expanduser()
+    home = user_path(os.environ.get("TORCH_HOME") or Path(cache) / "torch")
     return home / "hub" / "checkpoints" / ALEXNET
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivace.errors import UnknownModel
+from vivace.foreign.reading import reading
 
 
 class ClipScorer:
@@ -26,7 +28,15 @@ class ClipScorer:
         import torch
         from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
 
-        try:
+        with (
+            _without_bars(),
+            reading(
+                folder,
+                UnknownModel,
+                "give a folder with config.json, model.safetensors, preprocessor_config.json and the tokenizer's files",
+                problem="does not load as a CLIP model",
+            ),
+        ):
             model = CLIPModel.from_pretrained(
                 str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
             )
@@ -38,16 +48,11 @@ class ClipScorer:
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
-        except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
-            said = str(error).strip().splitlines()
-            raise UnknownModel(
-                f"{folder} does not load as a CLIP model: {said[0] if said else error!r}; give a folder with "
-                "config.json, model.safetensors, preprocessor_config.json and the tokenizer's files"
-            ) from error
         self._model = model.eval().requires_grad_(False).to(device)
         self._images = images
         self._tokenizer = tokenizer
         self._device = device
+        self._folder = folder
 
     def scores(self, pictures: Sequence[Any], prompts: Sequence[str]) -> list[float]:
         """Return 100 x the cosine of each image (PIL) with its prompt."""
@@ -59,16 +64,22 @@ class ClipScorer:
 
     def embed_prompts(self, prompts: Sequence[str]) -> NDArray[np.float64]:
         """Return unit vectors (N, width). Prompts are truncated to the model's maximum length, as usual with CLIP."""
-        longest = self._model.config.text_config.max_position_embeddings
-        text = self._tokenizer(
-            list(prompts), return_tensors="pt", padding=True, truncation=True, max_length=longest
-        )
-        return self._unit(self._model.get_text_features, text)
+        with self._explained():
+            longest = self._model.config.text_config.max_position_embeddings
+            text = self._tokenizer(
+                list(prompts), return_tensors="pt", padding=True, truncation=True, max_length=longest
+            )
+            return self._unit(self._model.get_text_features, text)
 
     def embed_pictures(self, pictures: Sequence[Any]) -> NDArray[np.float64]:
         """Return unit vectors (N, width) of PIL images."""
-        inputs = self._images(images=[p.convert("RGB") for p in pictures], return_tensors="pt")
-        return self._unit(self._model.get_image_features, inputs)
+        with self._explained():
+            inputs = self._images(images=[p.convert("RGB") for p in pictures], return_tensors="pt")
+            return self._unit(self._model.get_image_features, inputs)
+
+    def _explained(self) -> AbstractContextManager[None]:
+        """Turn the libraries' failures into UnknownModel: a configuration may load, and fail in its first call."""
+        return reading(self._folder, UnknownModel, problem="does not work as a CLIP model")
 
     def _unit(self, embed: Callable[..., Any], inputs: Any) -> NDArray[np.float64]:
         import torch
@@ -76,6 +87,20 @@ class ClipScorer:
         with torch.inference_mode():
             vectors = _vector(embed(**inputs.to(self._device))).double().cpu().numpy()
         return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hide the bars of transformers, which would disturb vivace's own progress display."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _vector(features: Any) -> Any:

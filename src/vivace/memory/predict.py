@@ -11,10 +11,12 @@ import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.contract import Machine, ModelFacts, Placement, Target, component_of
 from vivace.errors import Unsupported, VivaceError, WorkloadError
+from vivace.foreign.reading import reading, reason
 from vivace.measure.memory import plain_tensors
 from vivace.memory.footprint import Footprint
 from vivace.memory.weightless import Weightless, find_weightless
@@ -124,7 +126,9 @@ def predict(
         Unsupported: from a technique, or because the pipeline's call reads tensor values, which meta tensors lack.
         NoEffect: as when the recipe is applied to the real model.
     """
-    with quiet():
+    unexplained = model.found is None or model.found.model.source == "embedded"
+    about = nullcontext() if unexplained else reading(model.name, problem="cannot be planned")
+    with quiet(), about:
         return _predict(model, recipe, height, width, batch, text, call or {}, machine)
 
 
@@ -240,10 +244,8 @@ def _run_call(session: Session, footprint: Footprint, prompts: list[str], text: 
     except VivaceError:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
-        reason = str(error).strip().splitlines()
         raise Unsupported(
-            f"the memory of a call of {type(pipe).__name__} cannot be predicted without running it: "
-            f"{reason[0] if reason else error!r}"
+            f"the memory of a call of {type(pipe).__name__} cannot be predicted without running it: {reason(error)}"
         ) from error
 
 

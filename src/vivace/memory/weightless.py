@@ -6,7 +6,6 @@ take. Only configuration files and tokenizers are downloaded or read.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from vivace.errors import UnknownModel, Unsupported, nearest
+from vivace.foreign.files import read_object, user_path
+from vivace.foreign.reading import reading
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component, Library
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, Found, find_model
@@ -33,6 +34,7 @@ class Weightless:
         defaults: known defaults of the call: height, width, num_inference_steps, guidance_scale, ...
         build: builds its diffusers pipeline in the baseline's dtype.
         build_tiny_vae: builds the tiny VAE for its latents in fp32, or None.
+        found: the model in a folder; None for an architecture.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Weightless:
     defaults: dict[str, Any]
     build: Callable[[], Any]
     build_tiny_vae: Callable[[], Any] | None
+    found: Found | None = None
 
 
 def find_weightless(name: str) -> Weightless:
@@ -129,17 +132,15 @@ def _of_folder(name: str, found: Found) -> Weightless:
         kind = getattr(diffusers, str(index["_class_name"]), None)
         if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
             raise UnknownModel(f"{found.folder}: {index['_class_name']} is not a pipeline of diffusers")
-        try:
+        with reading(found.folder, problem=f"cannot be built as a {kind.__name__}"):
             return _without_bars(kind(**parts))
-        except (TypeError, ValueError, AttributeError) as error:
-            raise UnknownModel(f"{found.folder} cannot be built as a {kind.__name__}: {error}") from error
 
     def build_tiny() -> Any:
         assert isinstance(tiny, Path)  # of a folder or an embedded model
         return _in_dtype(_component(_json(tiny / "config.json"), "diffusers", "AutoencoderTiny"), "fp32")
 
     return Weightless(
-        name, dtype, found.defaults | found.call, build, build_tiny if tiny is not None else None
+        name, dtype, found.defaults | found.call, build, build_tiny if tiny is not None else None, found
     )
 
 
@@ -156,19 +157,18 @@ def _part(part: str, value: list[Any], files: Mapping[str, Path], dtype: str) ->
             f"{part} is a {class_name} of {library}, which is not a class of diffusers or transformers; vivace runs no "
             f"code from models"
         )
-    try:
-        if issubclass(getattr(libraries[library], class_name), torch.nn.Module):
+    kind = getattr(libraries[library], class_name)
+    with reading(f"{part} ({class_name})", UnknownModel, problem="cannot be built"):
+        if issubclass(kind, torch.nn.Module):
             config = _json(files[f"{part}/config.json"])
             # A replacement folder may hold another class.
             named = str(config.get("_class_name", class_name))
-            return _in_dtype(_component(config, cast("Library", library), named), dtype)
-        folder = next(path.parent for name, path in files.items() if name.split("/")[0] == part)
-        return getattr(libraries[library], class_name).from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, StopIteration) as error:
-        reason = str(error).strip().splitlines()
-        raise UnknownModel(
-            f"{part} ({class_name}) cannot be built: {reason[0] if reason else error!r}"
-        ) from error
+            built = _in_dtype(_component(config, cast("Library", library), named), dtype)
+        else:
+            folder = next(path.parent for name, path in files.items() if name.split("/")[0] == part)
+            trusted = {"trust_remote_code": False} if library == "transformers" else {}
+            built = kind.from_pretrained(str(folder), local_files_only=True, **trusted)
+    return built
 
 
 def _component(config: dict[str, Any], library: Library, class_name: str) -> Any:
@@ -194,13 +194,11 @@ def _without_bars(pipe: Any) -> Any:
 
 def _is_folder(name: str) -> bool:
     try:
-        return Path(name).expanduser().is_dir()
+        return user_path(name).is_dir()
     except (OSError, ValueError):  # too long, or a NUL byte
         return False
 
 
 def _json(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text())
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object")
-    return content
+    with reading(path):
+        return read_object(path)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.errors import OutputError, UnknownModel, nearest
+from vivace.foreign.files import user_path
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
 from vivace.models.files import component_class, num_bytes
@@ -64,7 +65,7 @@ def export(name: str, destination: Path) -> Exported:
     found = find_model(name)
     files = found.files
     try:
-        with _atomic_folder(destination.expanduser()) as folder:
+        with _atomic_folder(user_path(destination)) as folder:
             for file, source in files.items():
                 target = folder / file
                 target.parent.mkdir(parents=True, exist_ok=True)

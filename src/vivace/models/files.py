@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
+
+from vivace.foreign.files import open_plain, read_object
 
 _HASHED = {".json", ".safetensors", ".gguf", ".txt"}
 _HASHED_WHOLE = 1_000_000  # bytes; of larger files the size and the first and last MB are hashed
@@ -39,8 +40,8 @@ def fingerprint(files: Mapping[str, Path]) -> str:
         if path.suffix not in _HASHED:
             continue
         size = path.stat().st_size
-        total.update(f"{name}\0{size}\0".encode())
-        with path.open("rb") as file:
+        total.update(f"{name}\0{size}\0".encode(errors="surrogateescape"))
+        with open_plain(path) as file:
             total.update(file.read(_HASHED_WHOLE))
             if size > _HASHED_WHOLE:
                 file.seek(max(_HASHED_WHOLE, size - _HASHED_WHOLE))
@@ -54,7 +55,7 @@ def component_class(folder: Path) -> str:
     Raises:
         OSError, ValueError: there is no config.json, or it names no class.
     """
-    name = json.loads((folder / "config.json").read_text()).get("_class_name")
+    name = read_object(folder / "config.json").get("_class_name")
     if not isinstance(name, str):
         raise ValueError(f"{folder / 'config.json'} names no class")
     return name

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
+from vivace.foreign.files import user_path
 from vivace.models import remote
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component
+from vivace.models.bounds import check_files, check_places
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded, Entry, Hub, Part
 from vivace.models.files import files_of, fingerprint
@@ -19,7 +21,7 @@ from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import check_whole
 from vivace.models.pipelines import call_of, defaults_of, read_config
 from vivace.models.remote import Download
-from vivace.models.repository import INDEX, check_no_code, choose, read_index
+from vivace.models.repository import INDEX, choose, components_of, read_index
 from vivace.models.single_file import contents_of
 from vivace.spec.model import Model
 
@@ -123,7 +125,7 @@ def find_model(name: str, *, download: bool = True) -> Found:
         if isinstance(entry.origin, Embedded):
             return _embedded(entry, entry.origin)
         return _on_the_hub(entry.name, entry, entry.origin, download)
-    path = Path(name).expanduser()
+    path = user_path(name)
     try:
         is_folder, is_file = bool(text) and path.is_dir(), path.is_file()
     except (OSError, ValueError):  # too long, or a NUL byte
@@ -211,8 +213,10 @@ def _in_folder(path: Path) -> Found:
             f"{path} has no {INDEX}; give the folder that pipe.save_pretrained(...) wrote{advice}"
         )
     files = files_of(folder)
-    chosen = choose(read_index(folder, str(path)), files, str(path))
-    check_no_code(folder, chosen.small, str(path))
+    index = read_index(folder, str(path))
+    check_places(folder, components_of(index))
+    chosen = choose(index, files, str(path))
+    check_files(folder, chosen.small, chosen.weights, str(path))
     model = Model(name=str(folder), source="folder", revision=fingerprint(files))
     weights = tuple(files[name] for name in chosen.weights)
     return Found(model, folder, None, variant=chosen.variant, weights=weights, missing=chosen.missing)

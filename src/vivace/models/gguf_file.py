@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import Unsupported, UnusableModel
+from vivace.foreign.files import open_plain
+from vivace.foreign.reading import reading, reason
 
 SUFFIX = ".gguf"
 _MAX_READS = 2_000_000
@@ -37,6 +39,8 @@ def read_gguf_header(path: Path) -> dict[str, dict[str, Any]]:
                 raise ValueError("the header goes beyond the file")
             return super()._get(offset, dtype, count, override_order)
 
+    with reading(path):
+        open_plain(path).close()
     try:
         tensors = Bounded(path).tensors
         found = {
@@ -51,8 +55,10 @@ def read_gguf_header(path: Path) -> dict[str, dict[str, Any]]:
         size = path.stat().st_size
     except OSError as error:
         raise UnusableModel(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, LookupError, TypeError, OverflowError):  # numpy's errors for invalid views
-        raise UnusableModel(f"{path} is not a GGUF file, or is damaged; copy or download it again") from None
+    except Exception as error:
+        raise UnusableModel(
+            f"{path} is not a GGUF file, or is damaged ({reason(error)}); copy or download it again"
+        ) from error
     if size < end:
         raise UnusableModel(f"{path} is truncated: {size:,} bytes, not {end:,}; copy or download it again")
     return found

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, VivaceError
+from vivace.foreign.files import user_path
+from vivace.foreign.streams import unchecked
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EFBIG}
 
@@ -74,7 +76,7 @@ def check_disk_space(repo: str, revision: str, files: Sequence[str]) -> None:
     with _explained(repo, revision), _bars(False):
         wanted = snapshot_download(repo, revision=revision, allow_patterns=list(files), dry_run=True)
         needed = sum(file.file_size or 0 for file in wanted if file.will_download)
-        cache = Path(constants.HF_HUB_CACHE).expanduser().absolute()
+        cache = user_path(constants.HF_HUB_CACHE).absolute()
         free = shutil.disk_usage(next(path for path in (cache, *cache.parents) if path.exists())).free
     if needed > free:
         raise Unsupported(
@@ -92,7 +94,11 @@ def _bars(shown: bool) -> Iterator[None]:
         enable_progress_bars,
     )
 
-    if shown or are_progress_bars_disabled():
+    if shown:
+        with contextlib.redirect_stderr(unchecked(sys.stderr)):  # bars move the cursor
+            yield
+        return
+    if are_progress_bars_disabled():
         yield
         return
     disable_progress_bars()

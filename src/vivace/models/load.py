@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vivace.contract.script import literal
-from vivace.errors import Unsupported, UnusableModel
+from vivace.errors import Unsupported
+from vivace.foreign.reading import reading
 from vivace.models.architectures import Architecture, Component
 from vivace.models.entry import Part, Sampler
 from vivace.models.files import component_class
@@ -24,8 +24,6 @@ from vivace.models.repository import INDEX, components_of
 
 # diffusers reads this when it is imported; it disables the loading of custom pipelines everywhere.
 os.environ.setdefault("DIFFUSERS_DISABLE_REMOTE_CODE", "1")
-
-_UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError)
 
 
 def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False) -> Any:
@@ -50,7 +48,7 @@ def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False) -> A
     )
     if found.architecture is not None:
         return _built(found.model.name, found.architecture, device, dtype)
-    with quiet(), _explained(found):
+    with quiet(), _reading(found):
         pipe = _from_files(found, dtype)
         if found.entry is not None and found.entry.scheduler is not None:
             _set_scheduler(pipe, found.entry.scheduler)
@@ -63,7 +61,7 @@ def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False) -> A
     if not keep_on_host:
         pipe.to(device)
     if found.lora is not None:
-        with quiet(), _explained(found):
+        with quiet(), _reading(found):
             merge(pipe, found.lora)
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -83,7 +81,7 @@ def load_tiny_vae(source: Path | Part | Component) -> Any:
         return build_component(source, "cpu", torch.float32)
     folder = source if isinstance(source, Path) else fetch_part(source)
     check_whole(folder.glob("*.safetensors"))
-    with quiet():
+    with quiet(), reading(folder):
         from diffusers import AutoencoderTiny
 
         vae = AutoencoderTiny.from_pretrained(
@@ -176,18 +174,18 @@ def _set_scheduler(pipe: Any, scheduler: Sampler) -> None:
     pipe.register_modules(scheduler=kind.from_config(pipe.scheduler.config, **scheduler.overrides))
 
 
-@contextlib.contextmanager
-def _explained(found: Found) -> Iterator[None]:
-    """Turn the libraries' errors for unreadable files into UnusableModel; out of memory stays as it is."""
-    import torch
+def explained(found: Found, problem: str = "does not load") -> contextlib.AbstractContextManager[None]:
+    """Turn what libraries raise about a model into UnusableModel; out of memory stays as it is.
 
-    try:
-        yield
-    except _UNREADABLE as error:
-        reason = (str(error).strip().splitlines() or [repr(error)])[0]
-        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in reason:
-            raise
-        raise UnusableModel(f"{found.model.name} does not load as a {found.pipeline}: {reason}") from error
+    Failures of a model that ships with vivace, or of one with random weights, are vivace's own, and stay too.
+    """
+    if found.model.source == "embedded" or found.model.is_synthetic:
+        return contextlib.nullcontext()
+    return _reading(found, problem)
+
+
+def _reading(found: Found, problem: str = "does not load") -> contextlib.AbstractContextManager[None, None]:
+    return reading(found.model.name, problem=f"{problem} as a {found.pipeline}")
 
 
 def precision(found: Found, device: str) -> str:

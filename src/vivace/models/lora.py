@@ -15,8 +15,10 @@ from typing import Any
 from vivace.contract import Distillation
 from vivace.contract.script import literal
 from vivace.errors import UnusableModel
+from vivace.foreign.reading import reading
 from vivace.models.entry import Entry, FewSteps, Part
 from vivace.models.find import WEIGHTS
+from vivace.models.headers import read_header
 from vivace.models.remote import fetch_part
 
 
@@ -68,12 +70,14 @@ def merge(pipe: Any, path: Path, amount: float = 1.0) -> int:
 
     name = "unet" if getattr(pipe, "unet", None) is not None else "transformer"
     denoiser = getattr(pipe, name)
-    layers, alphas = _read(pipe, path, name, denoiser)
+    read_header(path)  # says what is wrong with a damaged file
+    with reading(path, problem=f"is not a LoRA for this {name}", advice="copy or download it again"):
+        layers, alphas = _read(pipe, path, name, denoiser)
     modules = dict(denoiser.named_modules())
     if not layers or any(len(pair) != 2 for pair in layers.values()) or not layers.keys() <= modules.keys():
         unknown = next((layer for layer in layers if layer not in modules), "no layer")
         raise UnusableModel(f"{path} is not a LoRA for this {name} ({unknown}); copy or download it again")
-    with torch.no_grad():
+    with torch.no_grad(), reading(path, problem=f"does not fit this {name}"):
         for layer, pair in layers.items():
             weight = modules[layer].weight
             down, up = (pair[key].to(weight.device, torch.float32) for key in ("down", "up"))

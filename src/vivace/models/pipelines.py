@@ -5,9 +5,10 @@ Read without torch and diffusers, which take seconds to import.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from vivace.foreign.files import read_json
 
 # Default steps and guidance of each class's __call__; a test compares them with the installed diffusers. None: the
 # class has no such argument, or its default is not a number.
@@ -102,7 +103,7 @@ def _side(folder: Path) -> int:
     vae = read_config(folder / "vae" / "config.json")
     cells, pixels = denoiser.get("sample_size"), vae.get("sample_size")
     levels = vae.get("block_out_channels") or vae.get("encoder_block_out_channels")
-    factor = 2 ** (len(levels) - 1) if isinstance(levels, list) and levels else 8
+    factor = 2 ** min(len(levels) - 1, 10) if isinstance(levels, list) and levels else 8
     # FLUX-like transformers have no configured size, and their pipelines default to 128 cells per side; the VAE's
     # size is better.
     unstated = pixels if isinstance(pixels, int) else _NATIVE_CELLS * factor
@@ -112,7 +113,7 @@ def _side(folder: Path) -> int:
 def read_config(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; empty if that is not possible."""
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

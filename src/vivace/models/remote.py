@@ -12,8 +12,9 @@ from pathlib import Path
 
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models import hub
+from vivace.models.bounds import check_files
 from vivace.models.entry import Hub, Part
-from vivace.models.repository import INDEX, Chosen, check_no_code, choose, read_index
+from vivace.models.repository import INDEX, Chosen, choose, read_index
 
 _LORA = "lora"  # no component has this name
 
@@ -84,7 +85,7 @@ def locate(
         if not download:
             raise _not_cached(label)
         hub.fetch(origin.repo, folder.name, chosen.small)
-    check_no_code(folder, chosen.small, label)
+    check_files(folder, chosen.small, chosen.weights, label)
     wanted = () if config_only else chosen.weights
     others = {} if config_only else {k: part for k, part in _others(origin).items() if k not in elsewhere}
     there = {name: path for name, part in others.items() if (path := cached_part(part)) is not None}

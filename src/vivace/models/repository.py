@@ -5,14 +5,17 @@ One set of weights is chosen: safetensors only, of one variant. Weights of other
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vivace.errors import UnusableModel
+from vivace.foreign.files import read_object
+from vivace.foreign.reading import reading
+from vivace.models.bounds import check_numbers
 from vivace.models.pipelines import TEXT_TO_IMAGE
 
 INDEX = "model_index.json"
@@ -54,11 +57,10 @@ def read_index(folder: Path, label: str) -> dict[str, Any]:
         UnusableModel: it is invalid, not for a text-to-image pipeline, or refers to code in the repository.
     """
     path = folder / INDEX
-    try:
-        content = json.loads(path.read_text())
+    with reading(path, problem="is not a diffusers pipeline's index"):
+        content = read_object(path)
         class_name = content["_class_name"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UnusableModel(f"{path} is not a diffusers pipeline's index: {error}") from None
+        check_numbers(content)
     if not isinstance(class_name, str):
         # A list names a Python file to import from the folder.
         raise UnusableModel(f"{label} needs its own code ({class_name}); vivace runs no code from models")
@@ -67,7 +69,34 @@ def read_index(folder: Path, label: str) -> dict[str, Any]:
             f"{label} is a {class_name}, which is not a text-to-image pipeline in this version of diffusers; give one "
             "that is"
         )
-    return dict(content)
+    for name in content:
+        if not name.isidentifier():
+            # It would be a path, which may lead out of the folder.
+            raise UnusableModel(
+                f"{label} has a component named {name[:80]!r} in its {INDEX}, which is no name"
+            )
+    return content
+
+
+def _check_classes(wanted: Mapping[str, tuple[str, str]], label: str) -> None:
+    """Raise UnusableModel unless every component is a class of diffusers or transformers."""
+    for name, (library, kind) in wanted.items():
+        if kind.endswith("Pipeline"):
+            raise UnusableModel(
+                f"{label} has a whole pipeline ({kind}) as its {name}; give a pipeline of single models"
+            )
+        if library not in ("diffusers", "transformers") and not _is_pipeline_module(library):
+            raise UnusableModel(
+                f"{label} takes its {name} from the library {library[:80]!r}, not from diffusers or transformers; "
+                "vivace runs no code from models"
+            )
+
+
+def _is_pipeline_module(library: str) -> bool:
+    """Whether it is a module of diffusers' pipelines, such as stable_diffusion, found without importing diffusers."""
+    spec = find_spec("diffusers")
+    places = [] if spec is None else spec.submodule_search_locations or []
+    return library.isidentifier() and any((Path(place) / "pipelines" / library).is_dir() for place in places)
 
 
 def components_of(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -112,6 +141,7 @@ def choose(
             raise UnusableModel(
                 f"{label} needs its own code ({library}.py for its {name}); vivace runs no code from models"
             )
+    _check_classes(wanted, label)
     models = [
         name for name, (_, kind) in wanted.items() if name not in elsewhere and not kind.endswith(_NO_WEIGHTS)
     ]
@@ -135,23 +165,6 @@ def choose(
             if taken not in has[name]:
                 missing = missing or _no_weights(label, name, files, has[name])
     return Chosen(tuple(small), tuple(weights), variant, missing)
-
-
-def check_no_code(folder: Path, small: Iterable[str], label: str) -> None:
-    """Raise UnusableModel for a configuration that refers to code in the repository (`auto_map`)."""
-    for name in small:
-        if PurePosixPath(name).name not in ("config.json", "tokenizer_config.json"):
-            continue
-        try:
-            content = json.loads((folder / name).read_text())
-        except (OSError, ValueError) as error:
-            raise UnusableModel(
-                f"{folder / name} cannot be read: {error}; copy or download it again"
-            ) from None
-        if isinstance(content, dict) and content.get("auto_map"):
-            raise UnusableModel(
-                f"{label} needs its own code (auto_map in {name}); vivace runs no code from models"
-            )
 
 
 def _variants(files: Iterable[str]) -> dict[str | None, list[str]]:

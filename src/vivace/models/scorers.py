@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, nearest
+from vivace.foreign.files import read_json, user_path
 from vivace.models import hub
+from vivace.models.bounds import ADAPTER, check_files, check_places
 from vivace.models.files import fingerprint
 from vivace.models.find import WEIGHTS
+from vivace.models.headers import check_whole
 
 _WEIGHTS = "model.safetensors"
 # A CLIP model needs one file of each row; the second names are those of other transformers versions.
@@ -28,6 +30,8 @@ _SMALL = (
 _FILES = (*_SMALL, _WEIGHTS)
 _REPOSITORY = re.compile(r"\w+(?:[.-]\w+)*/\w+(?:[.-]\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
+EMBEDDED = "embedded"
+"""The name of whichever scorer ships with vivace."""
 _KNOWN_GOOD = "openai/clip-vit-large-patch14"
 
 
@@ -53,8 +57,9 @@ def find_scorer(name: str, *, download: bool = True) -> FoundScorer:
     """Find a CLIP model by the name of an embedded one, by its folder, or by its repository on the hub.
 
     Args:
-        name: e.g. "tiny-clip", "path/to/clip", "openai/clip-vit-large-patch14", or the latter with "@" and a branch,
-            tag or commit. Cached models need no network. Only configuration, tokenizer and safetensors are downloaded.
+        name: e.g. "tiny-clip" or "embedded", "path/to/clip", "openai/clip-vit-large-patch14", or the latter with "@"
+            and a branch, tag or commit. Cached models need no network. Only configuration, tokenizer and safetensors
+            are downloaded.
         download: download missing files; False uses only the cache.
 
     Raises:
@@ -62,10 +67,10 @@ def find_scorer(name: str, *, download: bool = True) -> FoundScorer:
         Unsupported: it cannot be downloaded: no network, no permission, no disk space.
     """
     embedded = _embedded()
-    if name.strip().lower() in embedded:
-        name = name.strip().lower()
+    if name.strip().lower() in (EMBEDDED, *embedded):
+        name = name.strip().lower() if name.strip().lower() in embedded else embedded[0]
         return _found(name, WEIGHTS / name, "tinyworld")
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     try:
         is_folder = folder.is_dir()
     except (OSError, ValueError):  # too long, or a NUL byte
@@ -96,7 +101,7 @@ def _found(name: str, folder: Path, prompt_set: str) -> FoundScorer:
 
 def _is_clip(folder: Path) -> bool:
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = read_json(folder / "config.json")
     except (OSError, ValueError):
         return False
     # "clip_text_model" is only a text encoder, as in a pipeline.
@@ -109,7 +114,7 @@ def _missing(folder: Path) -> list[str]:
 
 
 def _check(folder: Path, label: str) -> None:
-    """Raise UnknownModel for anything but a complete CLIP model. `label` is its name for error messages."""
+    """Raise UnknownModel for anything but a complete CLIP model without code. `label` names it in messages."""
     if (folder / "config.json").is_file() and not _is_clip(folder):
         raise UnknownModel(
             f'{label} is not a CLIP model: its config.json has no model_type "clip"; give one such as {_KNOWN_GOOD}'
@@ -119,6 +124,10 @@ def _check(folder: Path, label: str) -> None:
         if missing == [_WEIGHTS]:
             advice = "vivace loads no pickles; give a revision or a model that has safetensors"
         raise UnknownModel(f"{label} has no {', no '.join(missing)}; {advice}")
+    check_places(folder, ())
+    small = [name for name in (*_SMALL, ADAPTER) if (folder / name).is_file()]
+    check_files(folder, small, [_WEIGHTS], label, UnknownModel)
+    check_whole([folder / _WEIGHTS])
 
 
 def _on_the_hub(repo: str, revision: str | None, download: bool) -> Path:
@@ -126,6 +135,7 @@ def _on_the_hub(repo: str, revision: str | None, download: bool) -> Path:
     label = repo if revision is None else f"{repo}@{revision}"
     folder = hub.cached(repo, revision, _FILES)
     if folder is not None and _is_clip(folder) and not _missing(folder):
+        _check(folder, label)
         return folder
     if not download:
         raise Unsupported(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
+from vivace.foreign.reading import reading
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import read_header
 
@@ -37,7 +38,9 @@ def contents_of(path: Path) -> Contents:
         UnusableModel: it is damaged, or not a supported model.
         Unsupported: it is a GGUF file, and the package gguf is not installed.
     """
-    found = _contents_of(path, read_header(path))
+    header = read_header(path)
+    with reading(path, problem="is not a model that vivace knows", advice=_SUPPORTED):
+        found = _contents_of(path, header)
     if path.suffix == SUFFIX and found.component is None:
         raise UnusableModel(
             f"{path} holds a whole pipeline; GGUF files are supported only for FLUX.1's transformer"

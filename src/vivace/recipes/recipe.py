@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from vivace.contract import COMPONENTS, Rule, Technique
 from vivace.errors import RecipeError
 from vivace.spec.recipe import BASELINE, RecipeSpec, TechniqueCall
+from vivace.spec.words import wanted
 from vivace.techniques import TECHNIQUES
 
 
@@ -165,6 +166,6 @@ def _technique(call: TechniqueCall, text: str) -> Technique:
         problem = error.errors()[0]
         knob = str(problem["loc"][0]) if problem["loc"] else "its knobs"
         raise RecipeError(
-            f"this version of vivace has another {call.name}: {knob}: {problem['msg']}", text, 0
+            f"this version of vivace has another {call.name}: {knob} {wanted(error)}", text, 0
         ) from None
     raise RecipeError(f"this version of vivace has no technique '{call.name}'", text, 0)

@@ -11,6 +11,7 @@ from vivace.contract import COMPONENTS, DENOISERS, Component, Technique
 from vivace.errors import RecipeError, nearest
 from vivace.recipes.recipe import Recipe, conflicts, in_order
 from vivace.spec.recipe import BASELINE, ParsedTechnique, parse_recipe
+from vivace.spec.words import shorten, wanted
 from vivace.techniques import ALIASES, TECHNIQUES
 
 _TARGET_ALIASES: dict[str, Component] = dict.fromkeys(DENOISERS, "denoiser")
@@ -102,15 +103,19 @@ def _instance(
         if number and not is_number and not (value is None and type(None) in kinds):
             start, length = places[key]
             raise RecipeError(
-                f"{technique.name}: {_wanted(key, technique)}; got {value!r}", text, start, length
+                f"{technique.name}: {_wanted(key, technique)}; got {shorten(repr(value))}",
+                text,
+                start,
+                length,
             )
     try:
         return technique(**cast("dict[str, Any]", {**knobs, "targets": _targets(text, parsed, technique)}))
     except ValidationError as error:
         problem = error.errors()[0]
         if not problem["loc"]:  # knobs that are right one by one, but not together
-            said = str(problem["msg"]).removeprefix("Value error, ")
-            raise RecipeError(f"{technique.name}: {said}", text, parsed.start, len(parsed.name)) from None
+            raise RecipeError(
+                f"{technique.name}: {wanted(error)}", text, parsed.start, len(parsed.name)
+            ) from None
         key = str(problem["loc"][0])
         wanted_text = _wanted(key, technique)
         if problem["type"] == "missing":
@@ -122,7 +127,7 @@ def _instance(
         choices = _choices(technique.model_fields[key])
         hint = nearest(str(value), choices) if choices else ""
         raise RecipeError(
-            f"{technique.name}: {wanted_text}; got {value!r}{hint}", text, start, length
+            f"{technique.name}: {wanted_text}; got {shorten(repr(value))}{hint}", text, start, length
         ) from None
 
 

@@ -155,9 +155,7 @@ def _parent(above: Sequence[Row], row: Row) -> int:
     """Return the index of the row above that this one extends; 0, the baseline, if it extends no other."""
     techniques = _techniques(row)
     nested = [
-        (len(found), index)
-        for index, other in enumerate(above)
-        if (found := _techniques(other)) < techniques
+        (len(found), index) for index, other in enumerate(above) if (found := _techniques(other)) < techniques
     ]
     return max(nested, default=(0, 0))[1]
 

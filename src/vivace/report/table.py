@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vivace.foreign.text import csv_cell, markdown_cell, markdown_code_cell
 from vivace.report.rows import Row, shared_warnings
 from vivace.report.summary import clip_kept, fidelity, paid_back, plus_minus, quality, ratio, seconds, size
 from vivace.stats import Gate
@@ -149,9 +150,8 @@ def _markdown(rows: Sequence[Row]) -> str:
     headings = [heading for heading, _ in _COLUMNS] + ["notes"]
     lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     for row in rows:
-        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in [*_cells(row), _note(row)]]
-        cells[0] = f"`{cells[0]}`"
-        lines.append("| " + " | ".join(cells) + " |")
+        recipe, *cells = [*_cells(row), _note(row)]
+        lines.append("| " + " | ".join([markdown_code_cell(recipe), *map(markdown_cell, cells)]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -171,7 +171,7 @@ def _csv(rows: Sequence[Row]) -> str:
     writer = csv.DictWriter(out, _CSV_FIELDS, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow(csv_row(row))
+        writer.writerow({name: csv_cell(value) for name, value in csv_row(row).items()})
     return out.getvalue()
 
 

@@ -172,12 +172,12 @@ def _parse_technique(text: str, lo: int, hi: int) -> ParsedTechnique:
     if match is None:
         raise RecipeError("expected a technique's name", text, head_lo, max(1, head_hi - head_lo))
     name = match.group().lower()
-    arguments = _parse_arguments(text, *_strip(text, match.end(), head_hi))
+    arguments = _parse_arguments(text, *_strip(text, match.end(), head_hi), head_lo)
     targets = _parse_targets(text, *halves[1]) if len(halves) == 2 else ()
     return ParsedTechnique(name, head_lo, arguments, targets)
 
 
-def _parse_arguments(text: str, lo: int, hi: int) -> tuple[Argument, ...]:
+def _parse_arguments(text: str, lo: int, hi: int, name_at: int) -> tuple[Argument, ...]:
     if lo == hi:
         return ()
     if text[lo] == ":":
@@ -191,7 +191,12 @@ def _parse_arguments(text: str, lo: int, hi: int) -> tuple[Argument, ...]:
             )
         return (Argument(None, _value(text, lo, hi), lo, hi - lo),)
     if text[lo] != "(":
-        raise RecipeError("expected '(', ':', '@' or '+'", text, lo, hi - lo)
+        hint = (
+            f"; did you mean '{text[name_at:lo].strip()}({text[lo:hi]})'?"
+            if _WORD.fullmatch(text, lo, hi)
+            else ""
+        )
+        raise RecipeError(f"expected '(', ':', '@' or '+'{hint}", text, lo, hi - lo)
     close = next(i for i, depth in _scan(text, lo, hi) if depth == 0)
     if close != hi - 1:
         raise RecipeError("expected '@' or '+'", text, close + 1, hi - close - 1)

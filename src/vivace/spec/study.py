@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.spec.base import Spec
 from vivace.spec.timing import Timing
+from vivace.spec.words import Checked
 
 Batch = int | Literal["max"]
 
@@ -31,7 +32,7 @@ class AskedWorkload(Spec):
     prompts: tuple[str, ...] | None = None
     prompt_set: str | None = None
     seed: int = Field(default=0, ge=0)
-    num_seeds: int | None = None
+    num_seeds: int | None = Field(default=None, le=100_000)
     height: int | None = None
     width: int | None = None
     num_inference_steps: int | None = None
@@ -100,7 +101,8 @@ class Study(Spec):
             known = [*cls.model_fields, *AskedWorkload.model_fields, *AskedQuality.model_fields, "batch"]
             raise UsageError(f"a study has no '{unknown[0]}'{nearest(unknown[0], known)}")
         models = (models,) if isinstance(models, str) else tuple(models)
-        return cls(models=models, recipes=tuple(recipes), workload=workload, quality=quality, **fields)
+        with Checked():
+            return cls(models=models, recipes=tuple(recipes), workload=workload, quality=quality, **fields)
 
 
 def _pop_fields(part: type[BaseModel], fields: dict[str, Any]) -> dict[str, Any]:
@@ -109,9 +111,5 @@ def _pop_fields(part: type[BaseModel], fields: dict[str, Any]) -> dict[str, Any]
 
 
 def _validated_workload(part: type[AskedWorkload], given: dict[str, Any]) -> AskedWorkload:
-    try:
+    with Checked(WorkloadError):
         return part(**given)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        flag = "--" + str(problem["loc"][0]).replace("_", "-")
-        raise WorkloadError(f"{flag} {problem.get('input')!r}: {problem['msg']}") from None

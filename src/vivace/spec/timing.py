@@ -21,7 +21,7 @@ class Timing(Spec):
 
     rounds: int = Field(default=2, ge=1, le=100)
     repeats: int | None = Field(default=None, ge=1, le=10_000)
-    max_seconds: float = Field(default=20.0, gt=0)
-    max_warmup: int = Field(default=8, ge=1)
-    timeout_s: float = Field(default=600.0, gt=0)
+    max_seconds: float = Field(default=20.0, gt=0, le=1_000_000)
+    max_warmup: int = Field(default=8, ge=1, le=1000)
+    timeout_s: float = Field(default=600.0, gt=0, le=1_000_000)
     threads: int | None = Field(default=None, ge=1, le=1024)

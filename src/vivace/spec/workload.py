@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -14,6 +14,10 @@ MAX_PIXEL_STEPS = 10**11
 
 1,000 images of FLUX at 1024x1024 and 50 steps are half of it.
 """
+MAX_SIDE = 1_000_000
+"""Limit of height and width that no model comes near; `vivace.benchmark.comparison` names the model's own."""
+MAX_PROMPT_LENGTH = 20_000
+"""Characters of a prompt. Text encoders read some hundred words."""
 
 
 class Workload(Spec):
@@ -28,10 +32,10 @@ class Workload(Spec):
         text: "prompts" runs the text encoders inside the timed call; "embeddings" encodes the prompts before it.
     """
 
-    prompts: tuple[str, ...] = Field(min_length=1)
+    prompts: tuple[Annotated[str, Field(max_length=MAX_PROMPT_LENGTH)], ...] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
-    height: int = Field(gt=0)
-    width: int = Field(gt=0)
+    height: int = Field(gt=0, le=MAX_SIDE)
+    width: int = Field(gt=0, le=MAX_SIDE)
     num_inference_steps: int = Field(ge=1, le=1000)
     guidance_scale: float = Field(ge=0, le=100)
     batch: int = Field(default=1, ge=1, le=4096)

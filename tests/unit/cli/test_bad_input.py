@@ -59,7 +59,7 @@ BENCH = ("bench", "--recipe", "baseline")
         ((*BENCH, "--prompts", "nowhere.txt"), 2, "nowhere.txt: No such file"),
         ((*BENCH, "--prompts", "empty.txt"), 2, "no prompt in it"),
         ((*BENCH, "--prompts", "binary.txt"), 2, "not UTF-8"),
-        ((*BENCH, "--prompts", "."), 2, "Is a directory"),
+        ((*BENCH, "--prompts", "."), 2, "it is a folder, not a regular file"),
         ((*BENCH, "--height", "100"), 2, "the nearest is 96"),
         ((*BENCH, "--height", "0"), 2, "--height"),
         ((*BENCH, "--width", "-64"), 2, "--width"),

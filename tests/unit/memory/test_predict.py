@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.make import make_trial
-from vivace.errors import NoEffect, UnknownModel, Unsupported, WorkloadError
+from vivace.errors import NoEffect, UnknownModel, Unsupported, UnusableModel, WorkloadError
 from vivace.measure.memory import weights_bytes
 from vivace.memory import fit
 from vivace.memory.fit import RESERVE_BYTES, changes, fits
@@ -126,11 +126,11 @@ def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
     index = tmp_path / "model_index.json"
     content = json.loads(index.read_text())
     index.write_text(json.dumps(content | {"unet": ["my_module", "Evil"]}))
-    with pytest.raises(UnknownModel, match="vivace runs no code from models"):
+    with pytest.raises(UnusableModel, match="vivace runs no code from models"):
         of.__wrapped__(str(tmp_path))
     index.write_text(json.dumps(content))
     (tmp_path / "unet" / "config.json").write_text("[]")
-    with pytest.raises(UnknownModel, match=r"unet .* cannot be built"):
+    with pytest.raises(UnusableModel, match=r"unet/config.json cannot be used: it holds a JSON list"):
         of.__wrapped__(str(tmp_path))
 
 

@@ -1,0 +1,72 @@
+"""What the command line says about failures, and the exit code of each."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+import click
+
+from vivace.errors import UsageError, VivaceError
+from vivace.foreign.reading import is_out_of_memory, reason
+
+INTERRUPTED = 130
+OWN_FAULT = 70
+
+
+def status_of(command: Callable[[], object], *, debug: Callable[[], bool] = lambda: False) -> int:
+    """Run a command and return its exit code.
+
+    Errors that a user can cause print one message; a traceback only if `debug` says so.
+    """
+    try:
+        status = command()
+        return status if isinstance(status, int) else 0
+    except click.exceptions.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except KeyboardInterrupt:
+        click.echo("\nvivace: interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `vivace models | head`: without this, the interpreter reports the closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001  the process boundary
+        message, status = _explained(error)
+        if message is None or debug():
+            traceback.print_exc()
+        click.echo(
+            f"vivace: {message or 'this is a mistake in vivace; please report it with the lines above'}",
+            err=True,
+        )
+        return status
+
+
+def check_arguments(arguments: list[str]) -> None:
+    """Raise UsageError for an argument that is not text: bytes that are not UTF-8 can be neither stored nor printed."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = argument.encode(errors="backslashreplace").decode()
+            raise UsageError(
+                f"'{shown[:200]}' is not UTF-8 text; rename the file, or type it again"
+            ) from None
+
+
+def _explained(error: Exception) -> tuple[str | None, int]:
+    """Return the message and the exit code; no message for a mistake in vivace."""
+    if isinstance(error, VivaceError):
+        return str(error), error.exit_code
+    if is_out_of_memory(error):
+        advice = "give a smaller model, size or batch, or a recipe with offload or quantize"
+        return f"out of memory ({reason(error)}); {advice}", VivaceError.exit_code
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}", VivaceError.exit_code
+    return None, OWN_FAULT

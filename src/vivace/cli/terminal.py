@@ -1,0 +1,23 @@
+"""Rich's consoles: their own escapes reach the terminal, those in the text do not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from vivace.foreign.streams import unchecked
+from vivace.foreign.text import plain
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a rich console on standard output or error, whose text is cleaned and whose styles are kept."""
+    return _PlainConsole(file=unchecked(sys.stderr if stderr else sys.stdout))
+
+
+class _PlainConsole(Console):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
