@@ -144,7 +144,7 @@ def test_limits_decide_the_exit_code(tmp_path: Path) -> None:
         ("0.9", "not NAME=VALUE"),
         ("colour=1", "NAME is one of ssim, psnr_db, clip"),
         ("clip=good", "is not a number or off"),
-        ("ssim=2", "less than or equal to 1"),
+        ("ssim=2", "at most 1.0"),
         ("clip=nan", "finite number"),
     ],
 )

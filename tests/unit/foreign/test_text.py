@@ -70,7 +70,7 @@ def test_tables_hold_foreign_reasons() -> None:
     row = list(csv.DictReader(io.StringIO(render(rows, "csv"))))[1]
     assert row["reason"].startswith("'=cmd|x\\x1b]0")
     line = next(line for line in render(rows, "md").splitlines() if "steps(5)" in line)
-    assert line.replace("\\|", "").count("|") == 15
+    assert line.replace("\\|", "").count("|") == 17
     assert "\x1b" not in line
     assert "](" not in line
     assert "<img" not in line.replace("\\<", "")
