@@ -99,8 +99,6 @@ def check_places(folder: Path, components: Iterable[str]) -> None:
     Libraries look for more files than `check_files` is given, and would wait for a pipe, or read a device without end.
     """
     for place in (*(folder / name for name in components), folder):
-        if place.is_symlink() and place != folder:
-            raise UnusableModel(f"{place} is a link; put the component's folder itself there")
         if not place.is_dir():
             continue
         for path in place.iterdir():
@@ -110,7 +108,9 @@ def check_places(folder: Path, components: Iterable[str]) -> None:
                 raise UnusableModel(
                     f"{path} cannot be used: it is a link out of {folder}; put the file itself there"
                 )
-            if path.is_symlink() or not path.is_dir():
+            if path.is_symlink() and path.is_dir():
+                raise UnusableModel(f"{path} is a link; put the folder itself there")
+            if not path.is_dir():
                 raise UnusableModel(f"{path} cannot be used: it is no regular file and no folder; remove it")
 
 

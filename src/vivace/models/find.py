@@ -212,6 +212,7 @@ def _in_folder(path: Path) -> Found:
         raise UnusableModel(
             f"{path} has no {INDEX}; give the folder that pipe.save_pretrained(...) wrote{advice}"
         )
+    check_places(folder, ())
     files = files_of(folder)
     index = read_index(folder, str(path))
     check_places(folder, components_of(index))

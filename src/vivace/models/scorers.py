@@ -115,6 +115,7 @@ def _missing(folder: Path) -> list[str]:
 
 def _check(folder: Path, label: str) -> None:
     """Raise UnknownModel for anything but a complete CLIP model without code. `label` names it in messages."""
+    check_places(folder, ())
     if (folder / "config.json").is_file() and not _is_clip(folder):
         raise UnknownModel(
             f'{label} is not a CLIP model: its config.json has no model_type "clip"; give one such as {_KNOWN_GOOD}'
@@ -124,7 +125,6 @@ def _check(folder: Path, label: str) -> None:
         if missing == [_WEIGHTS]:
             advice = "vivace loads no pickles; give a revision or a model that has safetensors"
         raise UnknownModel(f"{label} has no {', no '.join(missing)}; {advice}")
-    check_places(folder, ())
     small = [name for name in (*_SMALL, ADAPTER) if (folder / name).is_file()]
     check_files(folder, small, [_WEIGHTS], label, UnknownModel)
     check_whole([folder / _WEIGHTS])

@@ -218,6 +218,14 @@ def test_scorers_are_checked_too(tmp_path: Path, file: str, key: str, value: Any
         find_scorer(str(clip))
 
 
+def test_a_scorer_whose_configuration_is_elsewhere(tmp_path: Path) -> None:
+    clip = shutil.copytree(WEIGHTS / "tiny-clip", tmp_path / "clip")
+    (clip / "config.json").rename(tmp_path / "config.json")
+    (clip / "config.json").symlink_to(tmp_path / "config.json")
+    with pytest.raises(UnusableModel, match="link out of"):
+        find_scorer(str(clip))
+
+
 def test_the_embedded_scorer_has_a_name() -> None:
     assert find_scorer("embedded") == find_scorer("tiny-clip")
 
