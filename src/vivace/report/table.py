@@ -124,10 +124,11 @@ def _markdown(rows: Sequence[Row]) -> str:
 _CSV_FIELDS = (
     "model", "source", "recipe", "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s",
     "max_s", "n", "speedup", "speedup_low", "speedup_high", "verdict", "quality", "quality_reason", "num_pictures",
-    "num_identical", "psnr_db", "worst_psnr_db", "ssim", "clip_score", "clip_kept", "clip_kept_low", "clip_kept_high",
-    "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits", "text_s", "steps_s", "vae_s", "other_s",
-    "first_call_s", "compile_fresh_s", "compile_cached_s", "break_even_images", "load_s", "model_bytes",
-    "peak_bytes", "weights_bytes", "device", "device_name", "warnings",
+    "num_identical", "psnr_db", "worst_psnr_db", "ssim", "match", "clip_score", "clip_kept", "clip_kept_low",
+    "clip_kept_high", "witness_kept", "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits",
+    "text_s", "steps_s", "vae_s", "other_s", "first_call_s", "compile_fresh_s", "compile_cached_s",
+    "break_even_images", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "device", "device_name",
+    "warnings",
 )  # fmt: skip
 
 
@@ -202,6 +203,8 @@ def _csv_quality(row: Row) -> dict[str, object]:
         for name in ("sharpness", "colourfulness", "entropy_bits"):
             if name in row.fidelity.alone:
                 found[name] = row.fidelity.alone[name].mean
+        for name, share in (("match", row.fidelity.match), ("witness_kept", row.fidelity.witness)):
+            found[name] = None if share is None else share.mean.point
         kept = row.fidelity.clip_kept
         found |= {} if kept is None else {"clip_kept_low": kept.low, "clip_kept_high": kept.high}
     return found
