@@ -191,7 +191,10 @@ def _against(point: Point, steps: Sequence[Point]) -> Against | None:
     rival = ssim_of_steps(steps, point.speedup)
     if rival is None or len(rival) != len(point.ssim):
         return None
-    difference = mean_interval([mine - theirs for mine, theirs in zip(point.ssim, rival, strict=True)])
+    prompts = [f.prompt for f in point.row.figures]
+    difference = mean_interval(
+        [mine - theirs for mine, theirs in zip(point.ssim, rival, strict=True)], prompts
+    )
     if difference.low is None or difference.high is None:
         return Against.UNCLEAR
     if difference.low > 0:

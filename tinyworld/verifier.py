@@ -43,6 +43,7 @@ MAX_BACKGROUND_ERROR = 14.0
 MAX_OBJECTS = 4
 """An image with more objects counts as empty: with enough blobs, some would match any caption."""
 
+_STEEPER = 1.5
 _GRID = 48  # template cells a side
 _REACH = 1.0  # half-width of the template grid, in units of the square root of the area
 
@@ -78,22 +79,43 @@ class Verdict:
 
 def look(picture: NDArray[np.uint8]) -> tuple[tuple[Found, ...], str | None, str | None]:
     """Objects, largest first, then the background's tone and kind, of a (128, 128, 3) picture."""
+    found = [thing for thing, _ in objects(picture)]
+    if len(found) > MAX_OBJECTS:
+        found = []
+    rgb, chroma = _chroma(picture)
+    return (tuple(found), *_background(rgb, chroma > MIN_CHROMA))
+
+
+def objects(picture: NDArray[np.uint8]) -> list[tuple[Found, NDArray[np.bool_]]]:
+    """Return each object, largest first, with the mask (128, 128) of its pixels."""
+    rgb, chroma = _chroma(picture)
+    seen = [(_recognise(rgb, chroma, mask), mask) for mask in _components(rgb, chroma > MIN_CHROMA)]
+    return sorted(
+        ((thing, mask) for thing, mask in seen if thing is not None), key=lambda one: -one[0].radius
+    )
+
+
+def without(picture: NDArray[np.uint8], mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Paint the image's background over a mask and its edge."""
+    rgb, chroma = _chroma(picture)
+    tone, kind = _background(rgb, chroma > MIN_CHROMA)
+    edge = ndimage.binary_dilation(mask, iterations=3)
+    out = picture.copy()
+    if tone is None or kind is None:
+        out[edge] = np.median(picture[chroma <= MIN_CHROMA], axis=0)
+    else:
+        out[edge] = np.round(_background_levels()[TONES.index(tone), KINDS.index(kind)])[edge, None]
+    return out
+
+
+def _chroma(picture: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the picture as floats, and the greatest minus the least channel of each pixel."""
     if picture.shape != (SIDE, SIDE, 3) or picture.dtype != np.uint8:
         raise ValueError(
             f"expected a uint8 picture of shape {(SIDE, SIDE, 3)}, got {picture.dtype} {picture.shape}"
         )
     rgb = picture.astype(np.float32)
-    chroma = rgb.max(-1) - rgb.min(-1)
-    rough = chroma > MIN_CHROMA
-    found = []
-    for mask in _components(rgb, rough):
-        thing = _recognise(rgb, chroma, mask)
-        if thing is not None:
-            found.append(thing)
-    if len(found) > MAX_OBJECTS:
-        found = []
-    found.sort(key=lambda thing: -thing.radius)
-    return (tuple(found), *_background(rgb, rough))
+    return rgb, rgb.max(-1) - rgb.min(-1)
 
 
 def _components(rgb: NDArray[np.float32], rough: NDArray[np.bool_]) -> Iterable[NDArray[np.bool_]]:
@@ -143,8 +165,8 @@ def _recognise(
     # Backgrounds have no chroma, so chroma over the core's is the share of the pixel that the object covers.
     near = ndimage.binary_dilation(mask, iterations=2)
     full = float(np.median(chroma[core]))
-    cover = np.where(near, np.clip(chroma / full, 0, 1), 0)
-    cover[cover < 0.15] = 0
+    # JPEG keeps colour at half the resolution, so a little of it leaks over every edge: the edge is made steeper.
+    cover = np.where(near, np.clip(_STEEPER * (chroma / full - 0.5) + 0.5, 0, 1), 0)
     area = float(cover.sum())
     if not MIN_AREA <= area <= MAX_AREA:
         return None

@@ -90,9 +90,12 @@ def comparison_of(model: str, recipe: str, **fields: Any) -> Comparison:
 def quality_flags(study: Study) -> list[str]:
     """Return the command-line options of a study that explicitly request quality metrics."""
     quality = study.quality
-    return (["--scorer"] if quality.scorer not in (None, "auto") else []) + (
-        ["--lpips"] if quality.lpips else []
-    )
+    asked = {
+        "--scorer": quality.scorer not in (None, "auto"),
+        "--witness": quality.witness is not None,
+        "--lpips": quality.lpips,
+    }
+    return [flag for flag, is_asked in asked.items() if is_asked]
 
 
 def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workload:

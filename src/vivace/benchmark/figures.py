@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,11 @@ from vivace.spec.trial import Trial
 if TYPE_CHECKING:
     import numpy as np
 
+    from vivace.measure.scorer import ClipScorer
+
 _TIMEOUT_S = 3600.0
 _CHUNK = 256  # images per request; each chunk is stored, so an interrupted pass keeps those before
+_MAY_BE_SHIFTED = 0.9  # match
 _SCORER_BATCH = 32  # images per forward of the scorer
 # Changes that only reorder arithmetic, tried in this order.
 _HARMLESS = ("attention(math)", "channels_last")
@@ -69,12 +72,12 @@ def add_figures(
     known = store.figures()
     floor = store.noise_floor(records[0].trial.key(records[0].environment)) if records else None
     wanted = keys_of(records, floor, scorer.id if scorer else None)
-    todo = [key for key in wanted if key not in known or (lpips and _lacks_lpips(known[key]))]
+    todo = [key for key in wanted if key not in known or _lacks(known[key], "lpips" if lpips else "match")]
     for start in range(0, len(todo), _CHUNK):
         request = FiguresRequest(
             pictures=_pictures_folder(store),
             keys=tuple(todo[start : start + _CHUNK]),
-            scorer=None if scorer is None else Scorer(folder=str(scorer.folder), others=scorer.prompt_set),
+            scorer=None if scorer is None else _asked(scorer),
             device=device,
             lpips=lpips,
             threads=threads,
@@ -84,8 +87,14 @@ def add_figures(
     return len(todo)
 
 
-def _lacks_lpips(row: PictureFigures) -> bool:
-    return "psnr_db" in row.against and "lpips" not in row.against
+def _asked(scorer: FoundScorer) -> Scorer:
+    witness = None if scorer.witness is None else str(scorer.witness.folder)
+    return Scorer(folder=str(scorer.folder), others=scorer.prompt_set, witness=witness)
+
+
+def _lacks(row: PictureFigures, figure: str) -> bool:
+    """Whether an image was compared without this figure; "match" is missing in stores of older versions."""
+    return "psnr_db" in row.against and not {"match", figure} <= row.against.keys()
 
 
 def draw_noise_floor(baseline: Record, store: Store, launcher: Launcher, threads: int | None) -> int:
@@ -158,6 +167,8 @@ def compute_figures(
             found.append(_pixel_figures(key, *(pixels(Image.open(path)) for path in paths)))
     if scorer is not None:
         _add_scores(found, pictures, Path(scorer.folder), PROMPT_SETS[scorer.others], device)
+        if scorer.witness is not None:
+            _add_witness(found, pictures, Path(scorer.witness), PROMPT_SETS[scorer.others], device)
     if lpips:
         _add_lpips(found, pictures, device)
     return found
@@ -184,7 +195,6 @@ def _add_scores(
 ) -> None:
     """Add CLIP scores and similarities to the rows, in place."""
     import numpy as np
-    from PIL import Image
 
     from vivace.measure.scorer import ClipScorer
 
@@ -192,22 +202,61 @@ def _add_scores(
     prompts = list(dict.fromkeys([*(row.prompt for row in rows), *others]))
     prompt_embeddings = dict(zip(prompts, clip.embed_prompts(prompts), strict=True))
     shas = list(dict.fromkeys(sha for row in rows for sha in (row.sha256, row.reference)))
-    image_embeddings: dict[str, Any] = {}
-    for start in range(0, len(shas), _SCORER_BATCH):
-        batch = shas[start : start + _SCORER_BATCH]
-        images = [Image.open(picture_path(pictures, sha)) for sha in batch]
-        image_embeddings |= dict(zip(batch, clip.embed_pictures(images), strict=True))
+    moved = {
+        row.key: image
+        for row in rows
+        if row.against.get("match", 0) > _MAY_BE_SHIFTED and (image := _moved_back(row, pictures)) is not None
+    }
+    images = [*(picture_path(pictures, sha) for sha in shas), *moved.values()]
+    image_embeddings = dict(zip([*shas, *moved], _embedded(clip, images), strict=True))
     for row in rows:
-        row.alone["clip_score"] = 100 * float(image_embeddings[row.sha256] @ prompt_embeddings[row.prompt])
+        seen = image_embeddings[row.key if row.key in moved else row.sha256]
+        row.alone["clip_score"] = 100 * float(seen @ prompt_embeddings[row.prompt])
         if row.is_reference:
-            other_scores = [
-                float(image_embeddings[row.sha256] @ prompt_embeddings[p]) for p in others if p != row.prompt
-            ]
+            other_scores = [float(seen @ prompt_embeddings[p]) for p in others if p != row.prompt]
             row.alone["clip_score_of_others"] = 100 * float(np.mean(other_scores))
         elif not row.is_identical:
-            row.against["clip_similarity"] = 100 * float(
-                image_embeddings[row.sha256] @ image_embeddings[row.reference]
-            )
+            row.against["clip_similarity"] = 100 * float(seen @ image_embeddings[row.reference])
+
+
+def _embedded(clip: ClipScorer, images: Sequence[Any]) -> Iterator[Any]:
+    """Yield the embedding of each image, or image file, computed in batches."""
+    from PIL import Image
+
+    for start in range(0, len(images), _SCORER_BATCH):
+        batch = images[start : start + _SCORER_BATCH]
+        yield from clip.embed_pictures([Image.open(i) if isinstance(i, Path) else i for i in batch])
+
+
+def _moved_back(row: PictureFigures, pictures: Path) -> Any:
+    """Return the image without a shift by a pixel or two against its reference; None if there is none."""
+    from PIL import Image
+
+    from vivace.measure.quality import aligned, pixels
+
+    picture, original = (
+        pixels(Image.open(picture_path(pictures, sha))) for sha in (row.sha256, row.reference)
+    )
+    near = aligned(picture, original)
+    return None if near is picture else Image.fromarray(near.astype("uint8"))
+
+
+def _add_witness(
+    rows: list[PictureFigures], pictures: Path, folder: Path, others: Sequence[str], device: str
+) -> None:
+    """Add the second witness's scores to the rows, in place."""
+    import numpy as np
+    from PIL import Image
+
+    from vivace.measure.witness import Witness
+
+    witness = Witness(folder, device)
+    for row in rows:
+        strangers = [prompt for prompt in others if prompt != row.prompt] if row.is_reference else []
+        own, *rest = witness.scores(Image.open(picture_path(pictures, row.sha256)), [row.prompt, *strangers])
+        row.alone["witness_score"] = own
+        if rest:
+            row.alone["witness_score_of_others"] = float(np.mean(rest))
 
 
 def _add_lpips(rows: list[PictureFigures], pictures: Path, device: str) -> None:

@@ -76,10 +76,11 @@ class PicturesRequest(Request):
 
 
 class Scorer(Spec):
-    """A CLIP model's folder, and the prompt set that serves as other prompts."""
+    """A CLIP model's folder, the prompt set that serves as other prompts, and the folder of a second witness."""
 
     folder: str
     others: str
+    witness: str | None = None
 
 
 class FiguresRequest(Request):

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from vivace.benchmark.runner import (
     with_batch,
 )
 from vivace.benchmark.store import DEFAULT_STORE, Store
-from vivace.errors import UnknownModel, Unsupported
-from vivace.models.scorers import FoundScorer, find_scorer
+from vivace.errors import UnknownModel, Unsupported, UsageError
+from vivace.models.scorers import FoundScorer, find_scorer, find_witness
 from vivace.spec.study import Study
 from vivace.spec.trial import Trial
 
@@ -80,7 +81,7 @@ def run_study(
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
     """
     checked = comparisons(study)
-    scorers = [_find_scorer(study, comparison) for comparison in checked]
+    scorers = [_find_scorers(study, comparison) for comparison in checked]
     with ExitStack() as stack:
         opened = stack.enter_context(Store.create(Path(store)))
         if launcher is None:
@@ -180,6 +181,16 @@ def _find_scorer(study: Study, comparison: Comparison) -> FoundScorer | None:
         return find_scorer(USUAL_SCORER, download=False)
     except (Unsupported, UnknownModel):
         return None
+
+
+def _find_scorers(study: Study, comparison: Comparison) -> FoundScorer | None:
+    """Return the CLIP model with the second witness, if one is asked."""
+    scorer, witness = _find_scorer(study, comparison), study.quality.witness
+    if witness is None or not comparison.judged:
+        return scorer
+    if scorer is None:
+        raise UsageError(f"--witness {witness}: it is a second model beside CLIP; add --scorer NAME")
+    return replace(scorer, witness=find_witness(witness))
 
 
 def _bench_command(comparison: Comparison) -> str:

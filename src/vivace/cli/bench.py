@@ -143,6 +143,11 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     help="CLIP model that judges quality: embedded, a folder, org/name on the hub, or none; auto: embedded for "
     "embedded models; else openai/clip-vit-large-patch14 if it is on this machine.",
 )
+@click.option(
+    "--witness",
+    metavar="NAME",
+    help="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the hub.",
+)
 @click.option("--lpips", is_flag=True, help="Also compute LPIPS; needs AlexNet's weights on this machine.")
 @click.option(
     "--rivals/--no-rivals",
@@ -189,6 +194,7 @@ def bench(
     quality: bool,
     limits: Limits | None,
     scorer: str,
+    witness: str | None,
     lpips: bool,
     rivals: bool,
     check_plan: bool,
@@ -237,7 +243,9 @@ def bench(
             timing=Timing(
                 rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads
             ),
-            quality=AskedQuality(enabled=quality, scorer=None if scorer == "none" else scorer, lpips=lpips),
+            quality=AskedQuality(
+                enabled=quality, scorer=None if scorer == "none" else scorer, witness=witness, lpips=lpips
+            ),
             device=device,
             rivals=rivals,
         )

@@ -17,7 +17,7 @@ from vivace.cli.output import check_writable, replace
 def demo(store: Path, output: Path, rerun: bool) -> int:
     """Compare recipes on an embedded model, in about a minute.
 
-    tiny-sd generates three prompts at two seeds with 30 Euler-ancestral steps. Then one optimisation after the other is
+    tiny-sd generates thirteen prompts with 30 Euler-ancestral steps. Then one optimisation after the other is
     added: the one that helps this machine most, a tiny VAE, 20 steps, DPM++ 2M, guidance for the first 40 % only.
     Prints the table and writes a page with charts and images.
     """

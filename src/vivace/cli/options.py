@@ -137,7 +137,7 @@ def min_quality(function: F) -> F:
         "limits",
         callback=_parse_limits,
         metavar="NAME=VALUE,...",
-        help="Quality limits against the baseline's images, e.g. clip=0.97,ssim=0.8,psnr_db=30; NAME=off removes one.",
+        help="Quality limits against the baseline, e.g. clip=0.97,match=0.95,psnr_db=30; NAME=off removes one.",
     )(function)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vivace.cli import options
 from vivace.errors import UsageError
+
+if TYPE_CHECKING:
+    from vivace.spec.limits import Limits
 
 COMPARISON_FAILED = 1
 
@@ -25,43 +28,72 @@ COMPARISON_FAILED = 1
 @click.option(
     "--scorer",
     metavar="NAME",
-    help="CLIP model for the CLIP metrics: embedded, a folder, or org/name on the hub, downloaded if necessary.",
+    help="CLIP model for the CLIP metrics: tiny-clip, a folder, or org/name on the hub, downloaded if necessary.",
 )
+@click.option(
+    "--witness",
+    metavar="NAME",
+    help="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the hub.",
+)
+@click.option("--same-picture", is_flag=True, help="Hold B to showing the same images as A.")
+@options.min_quality
 @click.option("--lpips", is_flag=True, help="Also compute LPIPS; needs AlexNet's weights on this machine.")
 @options.as_json
 def quality(
-    dir_a: Path, dir_b: Path, prompts: Path | None, scorer: str | None, lpips: bool, as_json: bool
+    dir_a: Path,
+    dir_b: Path,
+    prompts: Path | None,
+    scorer: str | None,
+    witness: str | None,
+    same_picture: bool,
+    limits: Limits | None,
+    lpips: bool,
+    as_json: bool,
 ) -> int:
     """Compare two folders of images from any source.
 
-    DIR_A is the reference. Images are paired by name; differences have a 95 % interval over the pairs. The exit code is
-    1 if an image in DIR_B is black, flat or noise and its pair in DIR_A is not.
+    DIR_A is the reference. Images are paired by name; differences have a 95 % interval over the prompts. With the
+    images' prompts, or with --same-picture, the quality gate gives its verdict on DIR_B. The exit code is 1 if it
+    failed, also because an image is black, flat or noise and its pair in DIR_A is not.
 
     \b
         vivace generate "a red circle" --num-images 8 --out a
         vivace generate "a red circle" --num-images 8 --out b --recipe steps:8
-        vivace quality a b
+        vivace quality a b --same-picture
     """
     from vivace.measure.folders import compare, pair
-    from vivace.models.scorers import find_scorer
+    from vivace.measure.verdict import judge_pairs
+    from vivace.models.scorers import find_scorer, find_witness
+    from vivace.spec.limits import DEFAULT_LIMITS
+    from vivace.stats import Gate
 
     if prompts is not None and scorer is None:
         raise UsageError("--prompts needs a CLIP model to score the images; add --scorer NAME")
+    if witness is not None and prompts is None:
+        raise UsageError("--witness needs the images' prompts; add --prompts FILE")
     names, alone_in = pair(dir_a, dir_b)
     lines = options.read_prompts(prompts) if prompts is not None else None
     if lines is not None and len(lines) != len(names):
         raise UsageError(
             f"--prompts {prompts}: {len(lines)} prompts for {len(names)} pairs of images; give one prompt per pair"
         )
-    folder = find_scorer(scorer).folder if scorer is not None else None
-    found = compare(dir_a, dir_b, names, lines, folder, lpips)
+    clip = find_scorer(scorer) if scorer is not None else None
+    second = find_witness(witness).folder if witness is not None else None
+    found = compare(dir_a, dir_b, names, lines, clip.folder if clip is not None else None, lpips, second)
+    used = (limits or DEFAULT_LIMITS).for_scorer(clip.id if clip is not None else None)
+    judgement, close = judge_pairs(found["pairs"], lines, used, same_picture=same_picture)
+    found["quality"] = {
+        "verdict": judgement.gate.value,
+        "reason": judgement.reason,
+        "limits": used.model_dump(mode="json"),
+    }
+    found["fidelity"] = None if close is None else close.to_json()
     found["unpaired"] = alone_in
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
         _print(found, dir_a, dir_b)
-    ruined = [p["name"] for p in found["pairs"] if p["faults_b"] and not p["faults_a"]]
-    return COMPARISON_FAILED if ruined else 0
+    return COMPARISON_FAILED if judgement.gate is Gate.FAILED else 0
 
 
 def _print(found: dict[str, Any], dir_a: Path, dir_b: Path) -> None:
@@ -91,6 +123,7 @@ def _print(found: dict[str, Any], dir_a: Path, dir_b: Path) -> None:
                 click.echo(f"{side.upper()} {p['name']}: {', '.join(p[f'faults_{side}'])}")
         if "reason" in p:
             click.echo(f"{p['name']}: {p['reason']}")
+    click.echo(f"\nquality {found['quality']['verdict']}: {found['quality']['reason']}")
     if found["unpaired"]:
         click.echo(f"left out {len(found['unpaired'])} images that are in only one of the folders", err=True)
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from vivace.errors import UsageError
 from vivace.foreign.pictures import open_picture
 from vivace.measure.lpips import Lpips
-from vivace.measure.quality import faults, paired_metrics, picture_metrics, pixels
+from vivace.measure.quality import aligned, faults, paired_metrics, picture_metrics, pixels
 from vivace.measure.scorer import ClipScorer
+from vivace.measure.witness import Witness
 from vivace.stats.intervals import Interval
 from vivace.stats.paired import mean_interval
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
-ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score")
-AGAINST = ("psnr_db", "ssim", "clip_similarity", "lpips")
+ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score", "witness_score")
+AGAINST = ("psnr_db", "ssim", "match", "clip_similarity", "lpips")
+_MAX_OTHERS = 12
 
 
 def pair(dir_a: Path, dir_b: Path) -> tuple[list[str], list[str]]:
@@ -45,8 +48,12 @@ def compare(
     prompts: list[str] | None,
     scorer: Path | None,
     lpips: bool = False,
+    witness: Path | None = None,
 ) -> dict[str, Any]:
-    """Return the figures of every pair, and for each metric its means and the mean difference with its interval."""
+    """Return the figures of every pair, and for each metric its means and the mean difference with its interval.
+
+    Images of one prompt count as one group (see `mean_interval`); without prompts each pair does.
+    """
     pairs: list[dict[str, Any]] = []
     network = Lpips() if lpips else None
     for name in names:
@@ -62,19 +69,28 @@ def compare(
         pairs.append(row)
     if scorer is not None:
         _score(pairs, dir_a, dir_b, prompts, scorer)
+    if witness is not None and prompts is not None:
+        _question(pairs, dir_a, dir_b, prompts, witness)
     summary: dict[str, Any] = {}
+    groups = names if prompts is None else prompts
     for metric in ALONE:
-        values = [(p["a"][metric], p["b"][metric]) for p in pairs if metric in p["a"] and metric in p["b"]]
+        both = [k for k, p in enumerate(pairs) if metric in p["a"] and metric in p["b"]]
+        values = [(pairs[k]["a"][metric], pairs[k]["b"][metric]) for k in both]
         if values:
-            difference = mean_interval([b - a for a, b in values])
+            difference = mean_interval([b - a for a, b in values], [groups[k] for k in both])
             means = [sum(column) / len(values) for column in zip(*values, strict=True)]
             summary[metric] = {"a": means[0], "b": means[1], "difference": _json(difference)}
     for metric in AGAINST:
-        reached = [p["against"][metric] for p in pairs if metric in p["against"]]
+        compared = [k for k, p in enumerate(pairs) if metric in p["against"]]
+        reached = [pairs[k]["against"][metric] for k in compared]
         finite = [v for v in reached if v != float("inf")]
         if reached:
             summary[metric] = {
-                "mean": _json(mean_interval(finite)) if finite else None,
+                "mean": _json(
+                    mean_interval(finite, [groups[k] for k in compared if _is_finite(pairs[k], metric)])
+                )
+                if finite
+                else None,
                 "worst": min(reached) if finite else None,
                 "identical": len(reached) - len(finite),
             }
@@ -83,15 +99,44 @@ def compare(
     return {"pairs": pairs, "summary": summary}
 
 
+def _is_finite(pair: dict[str, Any], metric: str) -> bool:
+    return bool(pair["against"][metric] != float("inf"))
+
+
 def _score(
     pairs: list[dict[str, Any]], dir_a: Path, dir_b: Path, prompts: list[str] | None, scorer: Path
 ) -> None:
+    from PIL import Image
+
     clip = ClipScorer(scorer)
     for k, row in enumerate(pairs):
         a, b = open_picture(dir_a / row["name"]), open_picture(dir_b / row["name"])
+        if "match" in row["against"]:
+            b = Image.fromarray(aligned(pixels(b), pixels(a)).astype("uint8"))
         (row["against"]["clip_similarity"],) = clip.similarities([b], [a])
         if prompts is not None:
             row["a"]["clip_score"], row["b"]["clip_score"] = clip.scores([a, b], [prompts[k]] * 2)
+            if others := _others(prompts, k):
+                row["a"]["clip_score_of_others"] = fmean(clip.scores([a] * len(others), others))
+
+
+def _question(
+    pairs: list[dict[str, Any]], dir_a: Path, dir_b: Path, prompts: list[str], folder: Path
+) -> None:
+    """Add the second witness's scores to the pairs."""
+    witness = Witness(folder)
+    for k, row in enumerate(pairs):
+        own, *rest = witness.scores(open_picture(dir_a / row["name"]), [prompts[k], *_others(prompts, k)])
+        row["a"]["witness_score"] = own
+        if rest:
+            row["a"]["witness_score_of_others"] = fmean(rest)
+        (row["b"]["witness_score"],) = witness.scores(open_picture(dir_b / row["name"]), [prompts[k]])
+
+
+def _others(prompts: list[str], number: int) -> list[str]:
+    """Return at most a dozen of the other prompts, the same ones in every run."""
+    others = [prompt for prompt in dict.fromkeys(prompts) if prompt != prompts[number]]
+    return others[:: -(-len(others) // _MAX_OTHERS)] if others else []
 
 
 def _json(interval: Interval) -> dict[str, float | list[float] | None]:

@@ -6,7 +6,12 @@ Without a reference (as in published comparisons):
     colourfulness   Hasler and Suesstrunk, Measuring colourfulness in natural images, 2003, on 0 to 255
     entropy_bits    Shannon entropy of the luminance's 256-bin histogram, 0 to 8 bits
 
-Against a reference: `psnr_db` and `ssim` (Wang et al. 2004, 11x11 Gaussian window) over the RGB image.
+Against a reference: `psnr_db` and `ssim` (Wang et al. 2004, 11x11 Gaussian window) over the RGB image, and
+
+    match           share of the reference's contrast that the image reproduces, after the best shift by up to 2 pixels
+
+PSNR and SSIM average over the whole image, so they hardly notice that a small object is gone, or all colour; and they
+punish a shift by one pixel. `match` is the coefficient of determination, 1 - (squared error) / (squared contrast).
 
 The first three do not say whether an image is good: a black frame can win. `faults` detects broken images: black, flat,
 noise, not finite.
@@ -25,6 +30,9 @@ _FLAT_BELOW = 2.0  # an image is flat if every channel has a lower standard devi
 # tiny-sd none had more than 0.61 times.
 _NOISE_ABOVE = 8.0
 _MIN_SSIM_SIZE = 11
+_MAX_SHIFT = 2  # pixels
+_SHIFTED_ONLY = 0.9  # match from which on an image is the reference, shifted
+_MIN_CONTRAST = 16.0  # of 255; in a flatter reference, invisible noise would count as a lost image
 
 
 def pixels(picture: object) -> Pixels:
@@ -93,7 +101,9 @@ def picture_metrics(picture: Pixels) -> dict[str, float]:
 
 
 def paired_metrics(picture: Pixels, reference: Pixels) -> dict[str, float]:
-    """Return `psnr_db` and `ssim` against a reference of the same size. Equal images have an infinite PSNR.
+    """Return `psnr_db`, `ssim` and `match` against a reference of the same size.
+
+    Equal images have an infinite PSNR.
 
     Raises:
         ValueError: the sizes differ, or are too small for SSIM's window.
@@ -112,7 +122,54 @@ def paired_metrics(picture: Pixels, reference: Pixels) -> dict[str, float]:
         "psnr_db": float(peak_signal_noise_ratio(a, b, data_range=255.0)),
         # In fp32: fp64 convolutions take 18 times as long on a CPU, and change only the seventh digit.
         "ssim": float(structural_similarity_index_measure(a.float(), b.float(), data_range=255.0)),
+        "match": match(picture, reference),
     }
+
+
+def match(picture: Pixels, reference: Pixels) -> float:
+    """Return the share of the reference's contrast that the image reproduces.
+
+    It is 1 for the same image, negative for another, and at least -1. Contrast is the colours' deviation from the
+    reference's mean colour. The image may be shifted by up to 2 pixels, as another resampling does; where a shift
+    leaves a border, only what both show is compared.
+    """
+    return _best_shift(picture, reference)[0]
+
+
+def aligned(picture: Pixels, reference: Pixels) -> Pixels:
+    """Undo a shift by up to 2 pixels, if that is all that differs: scorers dislike it, though nothing is lost.
+
+    Where pixels are missing, the edge is repeated.
+    """
+    if picture.shape != reference.shape:
+        return picture
+    reached, y, x = _best_shift(picture, reference)
+    if reached < _SHIFTED_ONLY or (y, x) == (0, 0):
+        return picture
+    padded = np.pad(picture, ((_MAX_SHIFT, _MAX_SHIFT), (_MAX_SHIFT, _MAX_SHIFT), (0, 0)), mode="edge")
+    height, width = picture.shape[:2]
+    top, left = _MAX_SHIFT - y, _MAX_SHIFT - x
+    return padded[top : top + height, left : left + width]
+
+
+def _best_shift(picture: Pixels, reference: Pixels) -> tuple[float, int, int]:
+    """Return the best match, and by how many pixels the image is moved down and right for it."""
+    if not np.isfinite(picture).all():
+        return -1.0, 0, 0
+    a, b = picture.astype(np.float32), reference.astype(np.float32)
+    contrast = float(((b - b.mean(axis=(0, 1))) ** 2).mean())
+    reach = range(-_MAX_SHIFT, _MAX_SHIFT + 1)
+    least, _, y, x = min((_squared_error(a, b, y, x), abs(y) + abs(x), y, x) for y in reach for x in reach)
+    return max(-1.0, 1 - least / max(contrast, _MIN_CONTRAST**2)), y, x
+
+
+def _squared_error(picture: NDArray[np.float32], reference: NDArray[np.float32], y: int, x: int) -> float:
+    """Return the mean squared difference of the image, shifted by (y, x) pixels, where both overlap."""
+    height, width = reference.shape[:2]
+    moved = picture[max(0, -y) : height - max(0, y), max(0, -x) : width - max(0, x)]
+    kept = reference[max(0, y) : height - max(0, -y), max(0, x) : width - max(0, -x)]
+    difference = (moved - kept).ravel()
+    return float(difference @ difference) / difference.size
 
 
 def _laplacian(light: Pixels) -> Pixels:

@@ -1,4 +1,4 @@
-"""CLIP models that score images: embedded ones, local folders, and Hugging Face hub repositories."""
+"""Models that score images: CLIP, and BLIP as a second witness; embedded, in folders, and on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vivace.models.find import WEIGHTS
 from vivace.models.headers import check_whole
 
 _WEIGHTS = "model.safetensors"
-# A CLIP model needs one file of each row; the second names are those of other transformers versions.
+# A model needs one file of each row; the second names are those of other transformers versions.
 _NEEDED = (
     ("config.json",),
     ("preprocessor_config.json", "processor_config.json"),
-    ("tokenizer.json", "vocab.json"),
+    ("tokenizer.json", "vocab.json", "vocab.txt"),
     (_WEIGHTS,),
 )
 _SMALL = (
@@ -32,25 +32,48 @@ _REPOSITORY = re.compile(r"\w+(?:[.-]\w+)*/\w+(?:[.-]\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
 EMBEDDED = "embedded"
 """The name of whichever scorer ships with vivace."""
-_KNOWN_GOOD = "openai/clip-vit-large-patch14"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of scorer: `model_type` in its config.json, its name in messages, and a good one."""
+
+    model_type: str
+    label: str
+    known_good: str
+
+
+# "clip_text_model" is only a text encoder, as in a pipeline.
+_CLIP = _Kind("clip", "CLIP", "openai/clip-vit-large-patch14")
+_BLIP = _Kind("blip", "BLIP", "Salesforce/blip-itm-base-coco@refs/pr/5")
 
 
 @dataclass(frozen=True)
 class FoundScorer:
-    """A local CLIP model: its name, a fingerprint of its files, and their folder.
+    """A local model that scores images: its name, a fingerprint of its files, and their folder.
 
-    `prompt_set` is the key in `vivace.models.prompts` of prompts that this model understands.
+    `prompt_set` is the key in `vivace.models.prompts` of prompts that this model understands. `witness` is a second
+    model that scores the same images.
     """
 
     name: str
     revision: str
     folder: Path
     prompt_set: str
+    witness: FoundScorer | None = None
 
     @property
     def id(self) -> str:
         """What figures are kept under: another name or other files are another scorer."""
-        return f"{self.name}@{self.revision}"
+        return f"{self.name}@{self.revision}" + (f" and {self.witness.id}" if self.witness else "")
+
+
+def find_witness(name: str, *, download: bool = True) -> FoundScorer:
+    """Find a BLIP model for image-text matching by its folder, or by its repository on the hub.
+
+    Args, Raises: see `find_scorer`.
+    """
+    return _find(name, _BLIP, download)
 
 
 def find_scorer(name: str, *, download: bool = True) -> FoundScorer:
@@ -70,6 +93,11 @@ def find_scorer(name: str, *, download: bool = True) -> FoundScorer:
     if name.strip().lower() in (EMBEDDED, *embedded):
         name = name.strip().lower() if name.strip().lower() in embedded else embedded[0]
         return _found(name, WEIGHTS / name, "tinyworld")
+    return _find(name, _CLIP, download)
+
+
+def _find(name: str, kind: _Kind, download: bool) -> FoundScorer:
+    embedded = _embedded() if kind is _CLIP else []
     folder = user_path(name)
     try:
         is_folder = folder.is_dir()
@@ -77,20 +105,20 @@ def find_scorer(name: str, *, download: bool = True) -> FoundScorer:
         is_folder = False
     if is_folder:
         resolved = folder.resolve()
-        _check(resolved, str(resolved))
+        _check(resolved, str(resolved), kind)
         return _found(str(resolved), resolved, "real")
     repo, at, revision = name.strip().partition("@")
     if not _REPOSITORY.fullmatch(repo) or (at and not _REVISION.fullmatch(revision)):
         known = "".join(f"{scorer}, " for scorer in embedded)
         raise UnknownModel(
-            f"no scorer '{name[:200]}'{nearest(name, embedded)} (give {known}the folder of a CLIP model, or a "
-            f"repository of the Hugging Face hub such as {_KNOWN_GOOD})"
+            f"no scorer '{name[:200]}'{nearest(name, embedded)} (give {known}the folder of a {kind.label} model, or a "
+            f"repository of the Hugging Face hub such as {kind.known_good})"
         )
-    return _found(name.strip(), _on_the_hub(repo, revision or None, download), "real")
+    return _found(name.strip(), _on_the_hub(repo, revision or None, kind, download), "real")
 
 
 def _embedded() -> list[str]:
-    return sorted(path.parent.name for path in WEIGHTS.glob("*/config.json") if _is_clip(path.parent))
+    return sorted(path.parent.name for path in WEIGHTS.glob("*/config.json") if _is(path.parent, _CLIP))
 
 
 def _found(name: str, folder: Path, prompt_set: str) -> FoundScorer:
@@ -99,13 +127,12 @@ def _found(name: str, folder: Path, prompt_set: str) -> FoundScorer:
     return FoundScorer(name, fingerprint(files), folder, prompt_set)
 
 
-def _is_clip(folder: Path) -> bool:
+def _is(folder: Path, kind: _Kind) -> bool:
     try:
         config = read_json(folder / "config.json")
     except (OSError, ValueError):
         return False
-    # "clip_text_model" is only a text encoder, as in a pipeline.
-    return isinstance(config, dict) and config.get("model_type") == "clip"
+    return isinstance(config, dict) and config.get("model_type") == kind.model_type
 
 
 def _missing(folder: Path) -> list[str]:
@@ -113,15 +140,16 @@ def _missing(folder: Path) -> list[str]:
     return [names[0] for names in _NEEDED if not any((folder / name).is_file() for name in names)]
 
 
-def _check(folder: Path, label: str) -> None:
-    """Raise UnknownModel for anything but a complete CLIP model without code. `label` names it in messages."""
+def _check(folder: Path, label: str, kind: _Kind) -> None:
+    """Raise UnknownModel for anything but a complete model without code. `label` is its name in messages."""
     check_places(folder, ())
-    if (folder / "config.json").is_file() and not _is_clip(folder):
+    if (folder / "config.json").is_file() and not _is(folder, kind):
         raise UnknownModel(
-            f'{label} is not a CLIP model: its config.json has no model_type "clip"; give one such as {_KNOWN_GOOD}'
+            f'{label} is not a {kind.label} model: its config.json has no model_type "{kind.model_type}"; give one '
+            f"such as {kind.known_good}"
         )
     if missing := _missing(folder):
-        advice = f"give a CLIP model such as {_KNOWN_GOOD}"
+        advice = f"give a {kind.label} model such as {kind.known_good}"
         if missing == [_WEIGHTS]:
             advice = "vivace loads no pickles; give a revision or a model that has safetensors"
         raise UnknownModel(f"{label} has no {', no '.join(missing)}; {advice}")
@@ -130,12 +158,12 @@ def _check(folder: Path, label: str) -> None:
     check_whole([folder / _WEIGHTS])
 
 
-def _on_the_hub(repo: str, revision: str | None, download: bool) -> Path:
+def _on_the_hub(repo: str, revision: str | None, kind: _Kind, download: bool) -> Path:
     """Return the folder in the hub's cache that holds the complete repository at that revision."""
     label = repo if revision is None else f"{repo}@{revision}"
     folder = hub.cached(repo, revision, _FILES)
-    if folder is not None and _is_clip(folder) and not _missing(folder):
-        _check(folder, label)
+    if folder is not None and _is(folder, kind) and not _missing(folder):
+        _check(folder, label, kind)
         return folder
     if not download:
         raise Unsupported(
@@ -144,8 +172,8 @@ def _on_the_hub(repo: str, revision: str | None, download: bool) -> Path:
         )
     # Small files first: they tell whether the weights, often gigabytes, are worth downloading.
     folder = hub.fetch(repo, revision, _SMALL)
-    if _is_clip(folder):
+    if _is(folder, kind):
         hub.check_disk_space(repo, folder.name, _FILES)
         folder = hub.fetch(repo, folder.name, _FILES, bars=True)
-    _check(folder, label)
+    _check(folder, label, kind)
     return folder

@@ -3,7 +3,8 @@
 The HTML page is made by `vivace.report.page.render_page`, which is imported separately since it needs Jinja and Pillow.
 """
 
-from vivace.report.quality import Fidelity, Judgement
+from vivace.report.gate import Judgement
+from vivace.report.quality import Fidelity
 from vivace.report.rows import Latency, Row, rows_of
 from vivace.report.summary import summary
 from vivace.report.table import FORMATS, print_table, render

@@ -16,9 +16,10 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from vivace.report.gate import broken_pictures
 from vivace.report.grid import Grid, ReadPicture, grid
 from vivace.report.plots import Breakdown, Scatter, WaterfallBar, breakdowns, scatter, waterfall
-from vivace.report.quality import Fidelity, broken_pictures
+from vivace.report.quality import Fidelity
 from vivace.report.rows import Row, shared_warnings
 from vivace.report.summary import noise_floor, paid_back, seconds, size, summary
 from vivace.report.text import between_s, breakable, count, date, sentence, shortened
@@ -196,7 +197,7 @@ def _shared_quality_reasons(rows: Sequence[Row]) -> dict[str, list[int]]:
 
 
 def _evidence(row: Row, baseline: Row) -> str:
-    """Return short evidence for the verdict on quality: "SSIM 0.994", "CLIP kept 97 % [95, 99]"."""
+    """Return short evidence for the verdict on quality: "match 0.994", "CLIP kept 97 % [95, 99]"."""
     found, limits = row.fidelity, row.limits
     if broken_pictures(row.record, baseline.record) is not None:
         return "broken images"
@@ -204,13 +205,18 @@ def _evidence(row: Row, baseline: Row) -> str:
         return ""
     if found.num_identical == found.num_pictures:
         return "identical"
-    if not row.record.trial.recipe.same_picture:
-        return "no CLIP score" if found.clip_kept is None else f"CLIP kept {_percent(found.clip_kept)}"
     parts = []
-    if found.ssim is not None and (limits.ssim is not None or limits.psnr_db is None):
-        parts.append(f"SSIM {found.ssim.point:.3f}")
-    if found.psnr_db is not None and limits.psnr_db is not None:
-        parts.append(f"PSNR {found.psnr_db.point:.1f} dB")
+    if limits.clip is not None:
+        parts.append("no CLIP score" if found.clip_kept is None else f"CLIP kept {_percent(found.clip_kept)}")
+    if found.witness is not None and limits.witness is not None:
+        parts.append(f"second witness {_percent(found.witness.mean)}")
+    if row.record.trial.recipe.same_picture:
+        if found.match is not None and limits.match is not None:
+            parts.append(f"match {found.match.mean.point:.3f}")
+        if found.ssim is not None and limits.ssim is not None:
+            parts.append(f"SSIM {found.ssim.point:.3f}")
+        if found.psnr_db is not None and limits.psnr_db is not None:
+            parts.append(f"PSNR {found.psnr_db.point:.1f} dB")
     return ", ".join(parts)
 
 
@@ -235,12 +241,14 @@ def _figure_cells(found: Fidelity, is_baseline: bool) -> dict[str, str]:
 
     cells = {
         "identical": missing if is_baseline else f"{found.num_identical} of {found.num_pictures}",
+        "match": mean(None if found.match is None else found.match.mean, 3),
         "SSIM": mean(found.ssim, 3),
         "PSNR, worst": missing
         if found.psnr_db is None or is_baseline
         else f"{found.psnr_db.point:.1f}, {found.worst_psnr_db:.1f} dB",
         "LPIPS": mean(found.lpips, 3),
         "CLIP kept": missing if found.clip_kept is None or is_baseline else _percent(found.clip_kept),
+        "second witness": missing if found.witness is None or is_baseline else _percent(found.witness.mean),
         "CLIP similarity": mean(found.clip_similarity, 1),
     }
     for name, heading, digits in (
@@ -279,28 +287,27 @@ def _quality_notes(rows: Sequence[Row]) -> tuple[str, ...]:
         minimums = [
             f"a mean {text}"
             for limit, text in (
+                (limits.match, f"match of at least {limits.match:g}" if limits.match else ""),
                 (limits.ssim, f"SSIM of at least {limits.ssim}"),
                 (limits.psnr_db, f"PSNR of at least {limits.psnr_db} dB"),
             )
             if limit is not None
         ]
         clip = (
-            f"{100 * limits.clip:g} % of the baseline’s CLIP margin"
+            f"Quality passes with {100 * limits.clip:g} % of the baseline’s CLIP margin"
             if isinstance(limits.clip, float)
-            else None
+            else "There is no limit on the CLIP margin"
         )
-        notes.append(
-            (
-                f"Quality passes with {' and '.join(minimums)}"
-                if minimums
-                else "There is no limit on SSIM or PSNR"
-            )
-            + (f"; recipes that change the image must instead keep {clip}" if clip else "")
-            + ". Any recipe fails with a black or noisy image, or with many flat images."
-        )
+        same = f"; recipes that should give the same image also need {_listed(minimums)}" if minimums else ""
+        notes.append(f"{clip}{same}. Any recipe fails with a black or noisy image, or with many flat images.")
     if floor := noise_floor(rows[0]):
         notes.append(f"{floor[0].upper()}{floor[1:]}.")
     return tuple(notes)
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """Return e.g. "a, b and c"."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def _workload(rows: Sequence[Row]) -> str:

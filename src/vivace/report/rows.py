@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.report.compilation import Compilation, compilation
-from vivace.report.quality import Fidelity, Judgement, fidelity, judge, paired_figures
+from vivace.report.gate import Judgement, judge
+from vivace.report.quality import Fidelity, fidelity, paired_figures
 from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.record import Memory, Outcome, Record

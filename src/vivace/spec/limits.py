@@ -14,23 +14,31 @@ CLIP_LIMIT = 0.95
 """Limit of all other scorers: a lenient guess, since there is no ground truth for photographs."""
 
 
+WITNESS_LIMIT = 0.9
+"""Limit of a second witness: a lenient guess as well."""
+
+
 class Limits(Spec):
     """Minimum means over the images of a recipe; None switches a limit off.
 
     The defaults are justified in docs/quality.md.
 
     Attributes:
-        ssim: similarity to the baseline's image of the same prompt and seed. Applies to recipes in which every
-            technique is `same_picture`.
-        psnr_db: the same, in dB.
-        clip: share of the baseline's CLIP margin that is kept. Applies to all other recipes. The margin is how much
-            better the baseline's images fit their own prompts than other prompts. So 1 is as good as the baseline and 0
-            as bad as images of something else, whatever the scorer. "auto" is the scorer's own limit.
+        clip: share of the baseline's CLIP margin that is kept. Applies to all recipes. The margin is how much better
+            the baseline's images fit their own prompts than other prompts. So 1 is as good as the baseline and 0 as bad
+            as images of something else, whatever the scorer. "auto" is the scorer's own limit.
+        match: share of the contrast of the baseline's image that the image of the same prompt and seed reproduces.
+            Applies to recipes in which every technique is `same_picture`.
+        ssim: structural similarity to the baseline's image, for the same recipes.
+        psnr_db: likewise, in dB.
+        witness: as `clip`, by the second model, if one was asked.
     """
 
-    ssim: float | None = Field(default=0.7, gt=-1, le=1)
-    psnr_db: float | None = Field(default=None, ge=0, le=100)
     clip: Annotated[float, Field(gt=0, le=2)] | Literal["auto"] | None = "auto"
+    match: float | None = Field(default=0.9, gt=0, le=1)
+    ssim: float | None = Field(default=None, gt=-1, le=1)
+    psnr_db: float | None = Field(default=None, ge=0, le=100)
+    witness: float | None = Field(default=WITNESS_LIMIT, gt=0, le=2)
 
     def for_scorer(self, scorer: str | None) -> Limits:
         """Return the limits with "auto" replaced by the scorer's number.

@@ -52,11 +52,14 @@ class AskedQuality(Spec):
     Attributes:
         scorer: the CLIP model: "auto" (the model's own scorer, or the default one if it is on this machine), None for
             no scores, or what `vivace.models.scorers.find_scorer` takes.
+        witness: a second model that judges whether image and prompt belong together: what
+            `vivace.models.scorers.find_witness` takes.
         lpips: also compute LPIPS; its weights must be on this machine (see `vivace.measure.lpips`).
     """
 
     enabled: bool = True
     scorer: str | None = "auto"
+    witness: str | None = None
     lpips: bool = False
 
 

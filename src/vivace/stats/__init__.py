@@ -2,7 +2,7 @@
 
 from vivace.stats.gate import Gate, gate
 from vivace.stats.intervals import DEFAULT_SPREAD, Interval, LogMean, Spread, median_interval
-from vivace.stats.paired import mean_interval
+from vivace.stats.paired import MIN_GROUPS, mean_interval
 from vivace.stats.ratios import log_speedup, speedup
 from vivace.stats.spread import learn_spread
 from vivace.stats.stopping import enough_samples, is_steady
@@ -10,6 +10,7 @@ from vivace.stats.verdicts import ONE_ROUND_MARGIN, Verdict, verdict
 
 __all__ = [
     "DEFAULT_SPREAD",
+    "MIN_GROUPS",
     "ONE_ROUND_MARGIN",
     "Gate",
     "Interval",

@@ -118,7 +118,8 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
     assert 5 < rows[1]["fidelity"]["worst_psnr_db"] <= rows[1]["fidelity"]["psnr_db"]["mean"] < 80
     assert rows[0]["fidelity"]["num_identical"] == 3
     assert rows[0]["quality"]["noise_floor"]["fidelity"]["ssim"]["mean"] > 0.99
-    assert rows[1]["quality"]["verdict"] == "passed", "the images of another VAE score as well by tiny-clip"
+    assert rows[1]["quality"]["verdict"] == "unclear"
+    assert rows[1]["quality"]["reason"].endswith(": a verdict needs 6 prompts or more, here are 3")
     assert rows[1]["fidelity"]["clip_kept"]["mean"] > 0.95
     assert all(f["alone"]["sharpness"] > 0 for row in rows[:2] for f in row["figures"])
     assert "quality pass: 3 images generated for the noise floor, " in done.stderr
@@ -268,3 +269,49 @@ def test_quality_compares_two_folders_and_names_broken_images(tmp_path: Path) ->
     rows = json.loads(vivace(tmp_path, "quality", "a", "a", "--json").stdout)
     assert rows["summary"]["psnr_db"]["identical"] == 3
     vivace(tmp_path, "quality", "a", "b", "--prompts", "p.txt", code=2)
+
+
+def scenes_in(folder: Path, shift: int = 0, gray: bool = False, lost: int = 0) -> None:
+    """Eight images of coloured squares, some of which show another one."""
+    folder.mkdir()
+    for k in range(8):
+        picture = Image.new("RGB", (128, 128), (250, 250, 250))
+        colour = SQUARES[(k + 3) % 8 if k < lost else k][1]
+        picture.paste(colour, (40 + shift, 40, 80 + shift, 80))
+        (picture.convert("L") if gray else picture).save(folder / f"{k}.png")
+
+
+SQUARES = (
+    ("red", (222, 38, 38)), ("green", (24, 165, 62)), ("blue", (36, 84, 222)), ("yellow", (250, 214, 30)),
+    ("purple", (132, 48, 178)), ("orange", (244, 128, 22)), ("pink", (250, 110, 180)), ("cyan", (30, 196, 214)),
+)  # fmt: skip
+
+
+def test_quality_gives_the_gates_verdict(tmp_path: Path) -> None:
+    scenes_in(tmp_path / "a")
+    scenes_in(tmp_path / "shifted", shift=1)
+    scenes_in(tmp_path / "gray", gray=True)
+    scenes_in(tmp_path / "lost", lost=7)
+    prompts = "".join(f"a large {colour} square in the center\n" for colour, _ in SQUARES)
+    (tmp_path / "prompts.txt").write_text(prompts)
+    by_prompts = ("--prompts", "prompts.txt", "--scorer", "tiny-clip")
+    fine = vivace(tmp_path, "quality", "a", "shifted", *by_prompts, "--same-picture")
+    assert "quality passed: CLIP margin kept 100." in fine.stdout
+    assert "match 100.0 %" in fine.stdout
+    for folder in ("gray", "lost"):
+        ruined = json.loads(vivace(tmp_path, "quality", "a", folder, *by_prompts, "--json", code=1).stdout)
+        assert ruined["quality"]["verdict"] == "failed"
+        assert "CLIP margin kept" in ruined["quality"]["reason"]
+        assert ruined["quality"]["limits"]["clip"] == 0.99
+        assert ruined["fidelity"]["num_prompts"] == 8
+    gray = vivace(tmp_path, "quality", "a", "gray", "--same-picture", code=1)
+    assert "quality failed: match" in gray.stdout
+    lenient = vivace(tmp_path, "quality", "a", "gray", *by_prompts, "--min-quality", "clip=0.01")
+    assert "quality passed" in lenient.stdout
+    unknown = vivace(tmp_path, "quality", "a", "shifted")
+    assert "quality unclear: nothing says what the images should show" in unknown.stdout
+    vivace(tmp_path, "quality", "a", "a", "--witness", "org/blip", code=2)
+    for name in ("6.png", "7.png", "5.png"):
+        (tmp_path / "gray" / name).unlink()
+    few = vivace(tmp_path, "quality", "a", "gray", "--same-picture")
+    assert "a verdict needs 6 prompts or more, here are 5" in few.stdout

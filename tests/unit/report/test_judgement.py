@@ -3,7 +3,7 @@
 import pytest
 
 from tests.make import make_record, make_round
-from vivace.report.quality import Judgement, broken_pictures
+from vivace.report.gate import Judgement, broken_pictures
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import fidelity, noise_floor, summary
 from vivace.report.table import render
@@ -33,9 +33,12 @@ def drawn(recipe: str, identical: int = 0, seconds: float = 1.0) -> Record:
 
 
 def figures_of(
-    record: Record, ssim: list[float] | None = None, kept: list[float] | None = None
+    record: Record,
+    ssim: list[float] | None = None,
+    kept: list[float] | None = None,
+    match: list[float] | None = None,
 ) -> list[PictureFigures]:
-    """A row for each picture: its SSIM, and its CLIP score as a share of the baseline's margin."""
+    """A row for each picture: its SSIM and match, and its CLIP score as a share of the baseline's margin."""
     found = []
     for i, picture in enumerate(record.rounds[0].pictures):
         reference = sha("baseline", i)
@@ -45,7 +48,11 @@ def figures_of(
         if key.is_reference:
             alone["clip_score_of_others"] = OTHERS
         else:
-            against = {"psnr_db": 20.0 + i, "ssim": (ssim or [0.9] * NUM)[i]}
+            against = {
+                "psnr_db": 20.0 + i,
+                "ssim": (ssim or [0.9] * NUM)[i],
+                "match": (match or [0.99] * NUM)[i],
+            }
             alone = {"sharpness": 4.0 + i, "clip_score": OTHERS + (OWN - OTHERS) * (kept or [1.0] * NUM)[i]}
         found.append(PictureFigures(**key.model_dump(), alone=alone, against=against))
     return found
@@ -64,7 +71,8 @@ def row_of(
 
 def test_the_figure_that_decided_is_named() -> None:
     other, steps = drawn("bf16"), drawn("steps(8)")
-    assert said(row_of(other, figures_of(other))).figure == "ssim"
+    assert said(row_of(other, figures_of(other, match=[0.5] * NUM))).figure == "match"
+    assert said(row_of(other, figures_of(other, ssim=[0.5] * NUM))).figure == "ssim"
     assert said(row_of(steps, figures_of(steps))).figure == "clip"
     strict = Limits(ssim=0.5, psnr_db=40)
     assert said(row_of(other, figures_of(other), strict)).figure == "psnr_db"
@@ -94,15 +102,119 @@ def test_paired_differences_of_figures_without_a_reference() -> None:
     assert (sharpness.difference.point, sharpness.difference.low, sharpness.difference.high) == (-1, -1, -1)
 
 
-def test_a_recipe_of_the_same_picture_is_held_to_fidelity() -> None:
+def test_a_recipe_of_the_same_picture_is_held_to_fidelity_too() -> None:
     other = drawn("bf16")
-    good = row_of(other, figures_of(other, ssim=[0.95, 0.9] * 6, kept=[0.1] * NUM))
-    assert said(good).gate is Gate.PASSED, "CLIP is not asked"
-    bad = row_of(other, figures_of(other, ssim=[0.5, 0.4] * 6))
+    good = row_of(other, figures_of(other, match=[0.95, 0.99] * 6), Limits(clip=0.9))
+    assert said(good).gate is Gate.PASSED
+    assert "CLIP margin kept 100.0 %" in said(good).reason
+    assert "match 97.0 %" in said(good).reason
+    bad = row_of(other, figures_of(other, match=[0.85, 0.86] * 6), Limits(clip=0.9))
     assert said(bad).gate is Gate.FAILED
     assert bad.outcome is Outcome.FAILED_QUALITY
-    assert said(bad).reason.startswith("SSIM 0.450 [")
-    assert "the limit is 0.800" in said(bad).reason
+    assert said(bad).reason.startswith("match 85.5 %, below 8")
+    assert "the limit is 90 %" in said(bad).reason
+    steps = drawn("steps(8)")
+    assert said(row_of(steps, figures_of(steps, match=[-1.0] * NUM))).gate is Gate.PASSED, "another picture"
+
+
+def test_a_recipe_of_the_same_picture_is_held_to_the_clip_margin_too() -> None:
+    other = drawn("bf16")
+    blind = row_of(other, figures_of(other, ssim=[0.99] * NUM, match=[0.99] * NUM, kept=[0.6, 0.7] * 6))
+    assert said(blind).gate is Gate.FAILED
+    assert said(blind).figure == "clip"
+
+
+def thrice(record: Record) -> Record:
+    """The record, each of its prompts at three seeds."""
+    pictures = tuple(
+        p.model_copy(update={"seed": seed, "sha256": f"{p.sha256}/{seed}", "index": NUM * seed + p.index})
+        for seed in range(3)
+        for p in record.rounds[0].pictures
+    )
+    rounds = tuple(r.model_copy(update={"pictures": pictures}) for r in record.rounds)
+    return record.model_copy(update={"rounds": rounds})
+
+
+def thrice_as_good(record: Record, kept: list[float], match: float = 0.99) -> list[PictureFigures]:
+    """The figures of `thrice`, from the share of the margin that each prompt keeps."""
+    found = []
+    for k, picture in enumerate(record.rounds[0].pictures):
+        reference = f"{sha('baseline', k % NUM)}/{picture.seed}"
+        key = {"sha256": picture.sha256, "reference": reference, "prompt": picture.prompt, "scorer": SCORER}
+        alone, against = {"clip_score": OWN, "clip_score_of_others": OTHERS}, {}
+        if picture.sha256 != reference:
+            alone = {"clip_score": OTHERS + (OWN - OTHERS) * kept[k % NUM]}
+            against = {"psnr_db": 30.0, "ssim": 0.9, "match": match}
+        found.append(PictureFigures(**key, alone=alone, against=against))
+    return found
+
+
+def test_a_prompt_of_which_nothing_is_left_fails_whatever_the_others() -> None:
+    base, other = thrice(drawn("baseline")), thrice(drawn("steps(8)"))
+    for lost, verdict in ((0.1, Gate.FAILED), (1.0, Gate.PASSED)):
+        figures = [
+            *thrice_as_good(base, [1.0] * NUM),
+            *thrice_as_good(other, [*[1.0] * (NUM - 1), lost]),
+        ]
+        row = rows_of([base, other], QualityPass({f.key: f for f in figures}, SCORER), Limits(clip=0.95))[1]
+        assert said(row).gate is verdict
+    figures = [*thrice_as_good(base, [1.0] * NUM), *thrice_as_good(other, [*[1.0] * (NUM - 1), 0.1])]
+    row = rows_of([base, other], QualityPass({f.key: f for f in figures}, SCORER), Limits(clip=0.95))[1]
+    assert said(row).reason.startswith(
+        'CLIP margin kept at most 10.0 % in all 3 images of "prompt 11"; CLIP margin kept 92.5 % over all prompts'
+    )
+
+
+def test_images_of_one_prompt_count_as_one() -> None:
+    base, other = thrice(drawn("baseline")), thrice(drawn("steps(8)"))
+    shares = [1.1, 0.88] * 6
+    figures = [*thrice_as_good(base, [1.0] * NUM), *thrice_as_good(other, shares)]
+    row = rows_of([base, other], QualityPass({f.key: f for f in figures}, SCORER), Limits(clip=0.95))[1]
+    alone = row_of(drawn("steps(8)"), figures_of(drawn("steps(8)"), kept=shares))
+    assert row.fidelity is not None
+    assert alone.fidelity is not None
+    assert row.fidelity.num_pictures == 3 * NUM
+    assert row.fidelity.num_prompts == NUM
+    assert row.fidelity.clip_kept is not None
+    assert alone.fidelity.clip_kept is not None
+    assert row.fidelity.clip_kept.low == pytest.approx(alone.fidelity.clip_kept.low), (
+        "no surer by other seeds"
+    )
+
+
+def test_a_second_witness_has_a_say() -> None:
+    base, other = drawn("baseline"), drawn("steps(8)")
+    figures = [*figures_of(base), *figures_of(other)]
+
+    def with_witness(share: float) -> Row:
+        rows = [
+            f.model_copy(
+                update={
+                    "alone": f.alone | {"witness_score": 80.0, "witness_score_of_others": 0.0}
+                    if f.is_reference
+                    else f.alone | {"witness_score": 80.0 * share}
+                }
+            )
+            for f in figures
+        ]
+        return rows_of([base, other], QualityPass({f.key: f for f in rows}, SCORER), Limits(clip=0.9))[1]
+
+    assert said(with_witness(0.97)).gate is Gate.PASSED
+    assert "second witness's margin kept 97.0 %" in said(with_witness(0.97)).reason
+    assert said(with_witness(0.7)).gate is Gate.FAILED
+    assert said(with_witness(0.7)).figure == "witness"
+    assert with_witness(0.7).to_json()["fidelity"]["witness_kept"]["mean"] == pytest.approx(0.7)
+
+
+def test_figures_of_an_older_version_are_read_and_prove_nothing() -> None:
+    other = drawn("bf16")
+    old = [
+        f.model_copy(update={"against": {k: v for k, v in f.against.items() if k != "match"}})
+        for f in figures_of(other)
+    ]
+    row = row_of(other, old, Limits(clip=0.9))
+    assert said(row).gate is Gate.UNCLEAR
+    assert "the same `vivace bench` again adds what is missing" in said(row).reason
 
 
 def test_another_is_held_to_the_clip_margin() -> None:
@@ -122,7 +234,7 @@ def test_one_lost_picture_neither_fails_a_recipe_nor_hides() -> None:
     one_lost = row_of(other, figures_of(other, kept=[0.0, *[1.0] * (NUM - 1)]), Limits(clip=0.99))
     assert said(one_lost).gate is Gate.UNCLEAR
     assert said(one_lost).reason.startswith(
-        "CLIP margin kept 98.3 %, single images capped [95.0, 100.0]: too few"
+        "CLIP margin kept 98.3 %, single images capped [95.3, 101.3]: too few"
     )
     half_lost = row_of(other, figures_of(other, kept=[0.5, 1.0] * 6), Limits(clip=0.99))
     assert said(half_lost).gate is Gate.FAILED
@@ -147,9 +259,12 @@ def test_few_pictures_never_pass() -> None:
     assert said(wide).gate is Gate.UNCLEAR
     assert "too few images to decide" in said(wide).reason
     assert wide.outcome is Outcome.MEASURED
-    round_ = other.rounds[0].model_copy(update={"pictures": other.rounds[0].pictures[:2]})
-    two = other.model_copy(update={"rounds": (round_,)})
-    assert said(row_of(two, figures_of(two))).gate is Gate.UNCLEAR
+    round_ = other.rounds[0].model_copy(update={"pictures": other.rounds[0].pictures[:5]})
+    five = other.model_copy(update={"rounds": (round_,)})
+    assert said(row_of(five, figures_of(five))).gate is Gate.UNCLEAR
+    assert said(row_of(five, figures_of(five))).reason == (
+        "CLIP margin kept 100.0 %: a verdict needs 6 prompts or more, here are 5"
+    )
 
 
 def test_no_recipe_is_held_to_more_than_the_baseline_reaches_itself() -> None:
@@ -159,6 +274,10 @@ def test_no_recipe_is_held_to_more_than_the_baseline_reaches_itself() -> None:
     again = drawn("attention(math)")
     floor = NoiseFloor(recipe="attention(math)", pictures=again.rounds[0].pictures)
     row = row_of(other, figures + figures_of(again, ssim=[0.55, 0.65] * 6), floor=floor)
+    assert said(row).gate is Gate.PASSED
+    figures = figures_of(other, match=[0.85, 0.86] * 6)
+    assert said(row_of(other, figures)).gate is Gate.FAILED
+    row = row_of(other, figures + figures_of(again, match=[0.84, 0.86] * 6), floor=floor)
     assert said(row).gate is Gate.PASSED
     assert "what the baseline reaches against itself" in said(row).reason
 
@@ -229,7 +348,7 @@ def test_without_a_scorer_another_picture_is_never_passed() -> None:
         for f in [*figures_of(base), *figures_of(other, ssim=[0.99] * NUM)]
     ]
     row = rows_of([base, other], QualityPass({f.key: f for f in bare}))[1]
-    assert said(row) == Judgement(Gate.UNCLEAR, "no CLIP model scored the images")
+    assert said(row) == Judgement(Gate.UNCLEAR, "no CLIP model scored the images", "clip")
 
 
 def test_a_scorer_that_cannot_tell_the_baseline_decides_nothing() -> None:
@@ -248,7 +367,8 @@ def test_limits_can_be_changed_and_switched_off() -> None:
     assert said(row_of(other, figures)).gate is Gate.PASSED
     assert said(row_of(other, figures, Limits(ssim=0.99))).gate is Gate.FAILED
     assert said(row_of(other, figures, Limits(ssim=None, psnr_db=40.0))).gate is Gate.FAILED
-    assert said(row_of(other, figures, Limits(ssim=None))).gate is Gate.UNCLEAR, "nothing was asked"
+    off = Limits(clip=None, match=None, ssim=None, psnr_db=None)
+    assert said(row_of(other, figures, off)).gate is Gate.UNCLEAR, "nothing was asked"
 
 
 def test_a_failed_recipe_is_never_called_fastest() -> None:

@@ -376,7 +376,7 @@ def drawn(recipe: str, identical: int = 0, black: int = 0) -> Record:
 
 
 def figures(record: Record, ssim: float = 0.9, kept: float | None = None) -> list[PictureFigures]:
-    """Every picture's SSIM, and its CLIP score as a share of the baseline's margin; both vary a little."""
+    """Every picture's SSIM and match, and its CLIP score as a share of the baseline's margin; both vary a little."""
     found = []
     for i, picture in enumerate(record.rounds[0].pictures):
         reference, jitter = f"baseline {i}", 0.01 * (-1) ** i
@@ -385,7 +385,9 @@ def figures(record: Record, ssim: float = 0.9, kept: float | None = None) -> lis
         if kept is not None:
             alone["clip_score"] = 30.0 if is_reference else 10 + 20 * (kept + jitter)
             alone |= {"clip_score_of_others": 10.0} if is_reference else {}
-        against = {} if is_reference else {"psnr_db": 33.25 - i, "ssim": ssim + jitter}
+        against = (
+            {} if is_reference else {"psnr_db": 33.25 - i, "ssim": ssim + jitter, "match": ssim + jitter}
+        )
         found.append(
             PictureFigures(
                 sha256=picture.sha256,
@@ -438,8 +440,8 @@ def test_quality_stands_beside_speed_with_its_evidence() -> None:
     said = [line["quality"].text.replace("\u00a0", " ") for line in page.results]
     assert said == [
         "–",
-        "passedSSIM 0.980",
-        "failedSSIM 0.400",
+        "passedCLIP kept 100 % [99, 101], match 0.980",
+        "failedCLIP kept 100 % [99, 101], match 0.400",
         "failedCLIP kept 30 % [29, 31]",
         "unclearCLIP kept 95 % [94, 96]",
         "passedCLIP kept 100 % [99, 101]",
@@ -476,28 +478,36 @@ def test_why_a_row_does_not_pass_stands_under_its_recipe() -> None:
 
 def test_a_doubt_that_several_rows_share_is_said_once() -> None:
     pair = [drawn("baseline"), drawn("steps(8)"), drawn("bf16"), drawn("tiny_vae")]
-    page = Page(render_page([judged(*((r, figures(r)) for r in pair))], coloured))
+    page = Page(render_page([judged(*((r, figures(r, ssim=0.98)) for r in pair))], coloured))
     assert page.text.count("no CLIP model scored the images") == 1
-    assert "The quality of 2 and 4 is unclear: no CLIP model scored the images." in page.text
-    assert [line["quality"].text for line in page.results][1::2] == ["unclearno CLIP score"] * 2
+    assert "The quality of 2, 3 and 4 is unclear: no CLIP model scored the images." in page.text
+    said = [line["quality"].text for line in page.results]
+    assert said == ["–", "unclearno CLIP score", "unclearno CLIP score, match 0.980", "unclearno CLIP score"]
 
 
 def test_the_limits_and_the_noise_floor_are_said_once_below_the_table() -> None:
     base, other, again = drawn("baseline"), drawn("bf16"), drawn("attention(math)")
     floor = NoiseFloor(recipe="attention(math)", pictures=again.rounds[0].pictures)
     section = judged(
-        (base, figures(base) + figures(again, ssim=0.95)),
-        (other, figures(other)),
+        (base, figures(base, kept=1.0) + figures(again, ssim=0.95, kept=1.0)),
+        (other, figures(other, kept=1.0)),
         floor=floor,
-        limits=Limits(ssim=0.8, psnr_db=20, clip=0.9),
+        limits=Limits(match=0.85, ssim=0.8, psnr_db=20, clip=0.9),
     )
     page = Page(render_page([section], coloured))
     notes = "".join(e.text for e in page.root.all("div", "footnotes"))
-    assert "a mean SSIM of at least 0.8 and a mean PSNR of at least 20.0 dB" in notes
-    assert "keep 90 % of the baseline’s CLIP margin" in notes
+    assert (
+        "Quality passes with 90 % of the baseline’s CLIP margin; recipes that should give the same image"
+        in notes
+    )
+    assert (
+        "a mean match of at least 0.85, a mean SSIM of at least 0.8 and a mean PSNR of at least 20.0 dB"
+        in notes
+    )
     assert noise_floor(section.rows[0])[1:] in notes
     assert page.text.count("the baseline against itself") == 1
-    assert page.results[1]["quality"].text == "passedSSIM 0.900, PSNR 29.8 dB"
+    assert page.results[1]["quality"].text.startswith("passedCLIP kept 100\u00a0%")
+    assert page.results[1]["quality"].text.endswith("match 0.900, SSIM 0.900, PSNR 29.8 dB")
     without = Page(render_page([judged((base, []), (other, []))], coloured))
     assert "Quality passes" not in without.text
     assert [line["quality"].text for line in without.results] == ["–", "–"]
@@ -525,11 +535,12 @@ def test_all_figures_are_there_to_read() -> None:
         "#": "2",
         "recipe": "tiny_vae",
         "identical": "0 of 8",
+        "match": "0.900",
         "SSIM": "0.900",
         "PSNR, worst": "29.8, 26.2 dB",
         "sharpness": "5 (+0)",
     }
-    assert lines[0][2:] == ["–", "–", "–", "5"], "the baseline has no distance from itself"
+    assert lines[0][2:] == ["–", "–", "–", "–", "5"], "the baseline has no distance from itself"
     without = Page(render_page([judged((base, []), (other, []))], coloured))
     assert not without.root.all("table", "picture-figures")
 

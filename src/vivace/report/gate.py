@@ -1,0 +1,191 @@
+"""The quality gate: whether a recipe's images are close enough to the baseline's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vivace.report.quality import Fidelity, Kept
+from vivace.spec.limits import Limits
+from vivace.spec.record import Record
+from vivace.stats import MIN_GROUPS, Gate, Interval, gate
+
+LOST = 0.5
+"""An image that keeps less of its CLIP margin shows something else."""
+MAX_FLAT_SHARE = 0.05
+"""A recipe with a larger share of flat images is broken. A model may leave the object out of one image in many."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The gate's verdict on a recipe with its reason, and the deciding figure.
+
+    That is `clip`, `witness`, `match`, `ssim`, `psnr_db` or `broken`.
+    """
+
+    gate: Gate
+    reason: str
+    figure: str | None = None
+
+
+def judge(
+    record: Record, baseline: Record, found: Fidelity | None, floor: Fidelity | None, limits: Limits
+) -> Judgement | None:
+    """Return the gate's verdict on a recipe; None if there was no quality pass and no image is broken.
+
+    Broken images (black, flat, noise) fail any recipe; `judge_figures` decides on the others.
+    """
+    said = broken_pictures(record, baseline)
+    if said is not None:
+        return Judgement(Gate.FAILED, said, "broken")
+    if found is None:
+        return None
+    return judge_figures(found, floor, limits, same_picture=record.trial.recipe.same_picture)
+
+
+def judge_figures(
+    found: Fidelity, floor: Fidelity | None, limits: Limits, *, same_picture: bool
+) -> Judgement:
+    """Return the gate's verdict on images that are not broken.
+
+    All are held to the CLIP margin, and to the second witness's if there is one. If they should be the same images as
+    the baseline's, they are held to fidelity as well, but never to more than the baseline reaches against itself.
+
+    Args:
+        floor: the baseline against itself; None if unknown.
+        limits: of the scorer, see `Limits.for_scorer`.
+        same_picture: whether the images should be the same as the baseline's.
+    """
+    if found.num_identical == found.num_pictures:
+        return Judgement(Gate.PASSED, "all images are identical to the baseline's")
+    judgements = []
+    clip = limits.for_scorer(None).clip
+    if isinstance(clip, float):
+        judgements.append(_judge_margin(found, "clip", clip))
+    if found.witness is not None and limits.witness is not None:
+        judgements.append(_judge_margin(found, "witness", limits.witness))
+    if same_picture:
+        judgements += _judge_fidelity(found, floor, limits)
+    return _worst(judgements, "no limit on quality is set")
+
+
+def broken_pictures(record: Record, baseline: Record) -> str | None:
+    """Return e.g. "2 of 6 images are broken (black)"; None if no image is broken, a few flat ones excepted.
+
+    An image that is broken in the baseline too (e.g. a safety checker's black frame) does not count.
+    """
+    excused = set()
+    if record is not baseline:
+        excused = {(p.prompt, p.seed) for p in baseline.rounds[0].pictures if p.faults}
+    return broken([() if (p.prompt, p.seed) in excused else p.faults for p in record.rounds[0].pictures])
+
+
+def broken(faults: Sequence[Sequence[str]]) -> str | None:
+    """Say how many of all images are broken, given the faults of each; None if few enough are."""
+    bad = [tuple(found) for found in faults if found]
+    if all(found == ("flat",) for found in bad) and len(bad) <= MAX_FLAT_SHARE * len(faults):
+        return None
+    kinds = ", ".join(sorted({fault for found in bad for fault in found}))
+    return f"{len(bad)} of {len(faults)} images are broken ({kinds})"
+
+
+def _judge_fidelity(found: Fidelity, floor: Fidelity | None, limits: Limits) -> list[Judgement]:
+    judgements: list[Judgement] = []
+    if limits.match is not None:
+        if found.match is None:
+            said = "the images were compared by an older vivace; the same `vivace bench` again adds what is missing"
+            judgements.append(Judgement(Gate.UNCLEAR, said, "match"))
+        else:
+            minimum, relaxed = limits.match, ""
+            reached = None if floor is None or floor.match is None else floor.match.bounds.low
+            if reached is not None and reached < minimum:
+                minimum, relaxed = reached, _OF_ITSELF
+            judgements.append(_judge_kept(found, "match", "match", found.match, minimum, relaxed))
+    for name, label, unit, value, wanted, itself in (
+        ("ssim", "SSIM", "", found.ssim, limits.ssim, floor.ssim if floor else None),
+        ("psnr_db", "PSNR", " dB", found.psnr_db, limits.psnr_db, floor.psnr_db if floor else None),
+    ):
+        if wanted is None:
+            continue
+        if value is None:
+            judgements.append(Judgement(Gate.UNCLEAR, f"no {label} could be computed"))
+            continue
+        minimum, relaxed = wanted, ""
+        if itself is not None and itself.low is not None and itself.low < minimum:
+            minimum, relaxed = itself.low, _OF_ITSELF
+        digits = 3 if name == "ssim" else 1
+        judgements.append(replace(_judge_figure(value, minimum, label, digits, unit, relaxed), figure=name))
+    return judgements
+
+
+_OF_ITSELF = ", which is what the baseline reaches against itself"
+
+
+def _judge_margin(found: Fidelity, name: str, minimum: float) -> Judgement:
+    """Judge what is kept of the margin of the CLIP model, or of the second witness."""
+    kept: Kept | None = getattr(found, name)
+    label = {"clip": "CLIP margin kept", "witness": "second witness's margin kept"}[name]
+    if kept is None:
+        reason = (
+            "no CLIP model scored the images"
+            if found.clip_score is None
+            else few_prompts(found.num_prompts)
+            if found.num_prompts < MIN_GROUPS
+            else "CLIP scores the baseline's images no higher with their own prompts than with others"
+        )
+        return Judgement(Gate.UNCLEAR, reason, name)
+    return _judge_kept(found, name, label, kept, minimum, "")
+
+
+def _judge_kept(
+    found: Fidelity, name: str, label: str, kept: Kept, minimum: float, relaxed: str
+) -> Judgement:
+    said, bounds = f"{label} {_percent(kept.mean.point)} %", kept.bounds
+    wanted = f"the limit is {100 * minimum:g} %{relaxed}"
+    if kept.worst.best < LOST and kept.worst.num_pictures > 1:
+        of_all = f"{label} at most {_percent(kept.worst.best)} %"
+        prompt = f'in all {kept.worst.num_pictures} images of "{kept.worst.prompt}"'
+        return Judgement(Gate.FAILED, f"{of_all} {prompt}; {said} over all prompts", name)
+    if bounds.low is None or bounds.high is None:
+        return Judgement(Gate.UNCLEAR, f"{said}: {few_prompts(found.num_prompts)}", name)
+    # The interval is that of the capped mean; the uncapped mean could lie outside it.
+    capped = f"{label} {_percent(bounds.point)} %, single images capped"
+    verdict = gate(bounds, minimum)
+    if verdict is Gate.FAILED:
+        reason = f"{said}, below {_percent(bounds.high)} with 95 % confidence: {wanted}"
+    elif verdict is Gate.PASSED:
+        reason = f"{capped}, above {_percent(bounds.low)} with 95 % confidence; {wanted}"
+    else:
+        between = f"[{_percent(bounds.low)}, {_percent(bounds.high)}]"
+        reason = f"{capped} {between}: too few images to decide, {wanted}"
+    return Judgement(verdict, reason, name)
+
+
+def few_prompts(number: int) -> str:
+    return f"a verdict needs {MIN_GROUPS} prompts or more, here {'is' if number == 1 else 'are'} {number}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _judge_figure(
+    value: Interval, minimum: float, label: str, digits: int, unit: str, relaxed: str
+) -> Judgement:
+    verdict = gate(value, minimum)
+    text = f"{label} {value.point:.{digits}f}"
+    if value.low is None or value.high is None:
+        return Judgement(verdict, f"{text}{unit}: a verdict needs {MIN_GROUPS} prompts")
+    text += f" [{value.low:.{digits}f}, {value.high:.{digits}f}]{unit}"
+    wanted = f"the limit is {minimum:.{digits}f}{unit}{relaxed}"
+    if verdict is Gate.UNCLEAR:
+        return Judgement(verdict, f"{text}: too few images to decide, {wanted}")
+    return Judgement(verdict, f"{text}; {wanted}" if verdict is Gate.PASSED else f"{text}: {wanted}")
+
+
+def _worst(judgements: Sequence[Judgement], otherwise: str) -> Judgement:
+    for verdict in (Gate.FAILED, Gate.UNCLEAR, Gate.PASSED):
+        matching = [j for j in judgements if j.gate is verdict]
+        if matching:
+            return Judgement(verdict, "; ".join(j.reason for j in matching), matching[0].figure)
+    return Judgement(Gate.UNCLEAR, otherwise)

@@ -1,0 +1,154 @@
+"""Damage that no limit was chosen for: the gate passes none of it, and nothing that loses nothing fails."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tinyworld import captions, damage, scenes, verifier
+from tinyworld.damage import Pictures
+from vivace.measure.quality import aligned, match, pixels
+from vivace.measure.scorer import ClipScorer
+from vivace.models.scorers import find_scorer
+from vivace.report.gate import judge_figures
+from vivace.report.quality import PairedFigures, fidelity
+from vivace.spec.figures import PictureFigures
+from vivace.spec.limits import Limits
+from vivace.stats import Gate
+
+SEEDS = 2
+RUINED = (
+    "gray", "hue 120 degrees", "red and blue exchanged", "left and right exchanged", "shift by 32 pixels",
+    "blur of 6 pixels", "the smaller object gone", "one prompt of thirteen", "half of the images of other prompts",
+)  # fmt: skip
+GOOD = (
+    "shift by 1 pixel",
+    "shift by 1 pixel up and left",
+    "JPEG 90",
+    "blur of 0.5 pixels",
+    "noise of 3 levels",
+)
+NAMED: dict[str, Callable[[Pictures, Sequence[str]], Pictures]] = {
+    name: change for kind in damage.IMAGE.values() for name, change in kind.items()
+}
+
+
+class Judge:
+    """The gate on changes of true scenes, thirteen prompts at two seeds (which differ by noise only)."""
+
+    def __init__(self) -> None:
+        labels = scenes.sample(13, 4, "held_out")
+        words = random.Random(4)
+        full = captions.describe(labels)
+        self.prompts = [captions.write(one, words, terse=0.0, noise=0.0) for one in full] * SEEDS
+        drawn = scenes.to_uint8(scenes.draw(labels)[0]).numpy()
+        self.pictures = np.concatenate([drawn, damage.noisy(drawn, 1)])
+        scorer = find_scorer("tiny-clip")
+        self.clip, self.limits = ClipScorer(scorer.folder), Limits().for_scorer(scorer.id)
+        self.read = self.clip.embed_prompts(self.prompts)
+        self.references = [
+            self.figures(k, one, seen, {}) for k, (one, seen) in enumerate(self.seen(self.pictures))
+        ]
+
+    def seen(self, pictures: Pictures) -> list[tuple[Pictures, np.ndarray]]:
+        vectors = self.clip.embed_pictures([Image.fromarray(np.ascontiguousarray(p)) for p in pictures])
+        return list(zip(pictures, vectors, strict=True))
+
+    def figures(
+        self, k: int, picture: Pictures, seen: np.ndarray, against: dict[str, float]
+    ) -> PictureFigures:
+        scores = 100 * self.read @ seen
+        others = [float(score) for score, p in zip(scores, self.prompts, strict=True) if p != self.prompts[k]]
+        alone = {"clip_score": float(scores[k]), "clip_score_of_others": float(np.mean(others))}
+        sha = f"{'b' if against else 'a'}/{k}"
+        return PictureFigures(
+            sha256=sha, reference=f"a/{k}", prompt=self.prompts[k], alone=alone, against=against
+        )
+
+    def verdict(self, name: str, *, same_picture: bool) -> tuple[Gate, str]:
+        changed = NAMED[name](self.pictures, self.prompts)
+        pairs = [(pixels(a), pixels(b)) for a, b in zip(changed, self.pictures, strict=True)]
+        near = np.stack([aligned(*pair) for pair in pairs]).astype(np.uint8)
+        rows = [
+            self.figures(k, one, seen, {"match": match(*pairs[k])})
+            for k, (one, seen) in enumerate(self.seen(near))
+        ]
+        found = fidelity(PairedFigures(tuple(rows), tuple(self.references)))
+        assert found is not None
+        judged = judge_figures(found, None, self.limits, same_picture=same_picture)
+        return judged.gate, judged.reason
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    torch.set_num_threads(1)
+    return Judge()
+
+
+@pytest.mark.parametrize("name", RUINED)
+def test_what_is_ruined_fails_as_the_same_picture(judge: Judge, name: str) -> None:
+    gate, reason = judge.verdict(name, same_picture=True)
+    assert gate is Gate.FAILED, reason
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_loses_nothing_does_not_fail(judge: Judge, name: str) -> None:
+    gate, reason = judge.verdict(name, same_picture=True)
+    assert gate is (Gate.UNCLEAR if name == "JPEG 90" else Gate.PASSED), reason
+    if name == "JPEG 90":
+        assert reason.startswith("CLIP margin kept 99.4 %, single images capped [98."), "a little is lost"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMED)
+def test_no_damage_passes_as_another_picture(judge: Judge, name: str) -> None:
+    changed = NAMED[name](judge.pictures, judge.prompts)
+    right = [
+        verifier.verify(np.ascontiguousarray(picture), prompt).right
+        for picture, prompt in zip(changed, judge.prompts, strict=True)
+    ]
+    if sum(right) < 0.9 * len(right):
+        for same_picture in (True, False):
+            gate, reason = judge.verdict(name, same_picture=same_picture)
+            assert gate is not Gate.PASSED, reason
+
+
+def test_a_shift_is_undone_and_nothing_else_is(judge: Judge) -> None:
+    picture = pixels(judge.pictures[0])
+    shifted = pixels(damage.shifted(judge.pictures[:1], 1, -2)[0])
+    assert match(shifted, picture) == pytest.approx(1)
+    assert np.array_equal(aligned(shifted, picture)[4:-4, 4:-4], picture[4:-4, 4:-4])
+    assert aligned(picture, picture) is picture
+    other = pixels(judge.pictures[1])
+    assert aligned(other, picture) is other
+    assert match(other, picture) < 0.5
+    assert match(pixels(damage.shifted(judge.pictures[:1], 5)[0]), picture) < 0.9
+
+
+def test_the_same_damage_is_done_to_all(judge: Judge) -> None:
+    for name, change in NAMED.items():
+        changed = change(judge.pictures, judge.prompts)
+        assert changed.shape == judge.pictures.shape, name
+        assert changed.dtype == np.uint8
+        assert (changed != judge.pictures).any(), name
+        assert np.array_equal(changed, change(judge.pictures, judge.prompts)), name
+
+
+def test_noise_on_weights_ruins_images() -> None:
+    import vivace
+
+    with vivace.load("tiny-flux-schnell", "steps(1)", device="cpu") as session:
+
+        def draw() -> np.ndarray:
+            generator = torch.Generator("cpu").manual_seed(0)
+            made = session("a red circle", generator=generator, output_type="np").images[0]
+            return np.asarray(made)
+
+        before = draw()
+        damage.spoil(session, "denoiser", 0.003)
+        little = abs(draw() - before).mean()
+        damage.spoil(session, "denoiser", 0.4)
+        assert 0 < little < 0.02 < abs(draw() - before).mean()

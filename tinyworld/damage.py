@@ -1,0 +1,179 @@
+"""Damage done to images and weights without any recipe, to test the quality gate on what no limit was fitted to.
+
+Images are uint8 arrays (N, 128, 128, 3). What a damage does to an image depends on the image, its prompt and its place
+in the list alone.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from scipy import ndimage
+
+from tinyworld import verifier
+from vivace.runtime.session import Session
+
+Pictures = NDArray[np.uint8]
+
+
+def turned(pictures: Pictures, degrees: float) -> Pictures:
+    """Turn all hues, keeping the mean of red, green and blue: a rotation around the gray axis."""
+    angle = np.deg2rad(degrees)
+    third, side = (1 - np.cos(angle)) / 3, np.sin(angle) / np.sqrt(3)
+    row = np.array([np.cos(angle) + third, third - side, third + side])
+    matrix = np.stack([np.roll(row, k) for k in range(3)])
+    return _bytes(pictures @ matrix.T)
+
+
+def gray(pictures: Pictures) -> Pictures:
+    light = pictures @ np.array([0.299, 0.587, 0.114])
+    return _bytes(np.repeat(light[..., None], 3, axis=-1))
+
+
+def shifted(pictures: Pictures, x: int, y: int = 0) -> Pictures:
+    """Shift to the right and down; what comes in is a copy of the edge."""
+    reach = max(abs(x), abs(y))
+    padded = np.pad(pictures, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="edge")
+    height, width = pictures.shape[1:3]
+    return padded[:, reach - y : reach - y + height, reach - x : reach - x + width]
+
+
+def blurred(pictures: Pictures, sigma: float) -> Pictures:
+    return _bytes(ndimage.gaussian_filter(pictures.astype(np.float32), (0, sigma, sigma, 0)))
+
+
+def jpeg(pictures: Pictures, quality: int) -> Pictures:
+    """Save as JPEG and read again, as PIL does by default (colour at half resolution)."""
+
+    def again(picture: Pictures) -> Pictures:
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, format="JPEG", quality=quality)
+        return np.asarray(Image.open(file).convert("RGB"))
+
+    return np.stack([again(picture) for picture in pictures])
+
+
+def noisy(pictures: Pictures, deviation: float) -> Pictures:
+    noise = np.random.default_rng(0).normal(0, deviation, pictures.shape)
+    return _bytes(pictures + noise)
+
+
+def without_the_smaller(pictures: Pictures) -> Pictures:
+    """Paint the background over the smaller of two objects; other images stay as they are."""
+
+    def without(picture: Pictures) -> Pictures:
+        found = verifier.objects(picture)
+        return verifier.without(picture, found[-1][1]) if len(found) == 2 else picture
+
+    return np.stack([without(picture) for picture in pictures])
+
+
+def of_other_prompts(pictures: Pictures, prompts: Sequence[str], lost: Callable[[int], bool]) -> Pictures:
+    """Replace the images of some prompts by those of the next prompt.
+
+    Args:
+        lost: whether the prompt with this number loses its images.
+    """
+    number = {prompt: k for k, prompt in enumerate(dict.fromkeys(prompts))}
+    out = pictures.copy()
+    for k, prompt in enumerate(prompts):
+        if lost(number[prompt]):
+            out[k] = pictures[(k + 1) % len(pictures)]
+    return out
+
+
+def half_of_other_prompts(pictures: Pictures, prompts: Sequence[str]) -> Pictures:
+    """Replace every second image by that of the next prompt."""
+    out = pictures.copy()
+    out[::2] = np.roll(pictures, -1, axis=0)[::2]
+    return out
+
+
+def _bytes(pictures: NDArray[np.floating]) -> Pictures:
+    return np.round(pictures).clip(0, 255).astype(np.uint8)
+
+
+IMAGE: dict[str, dict[str, Callable[[Pictures, Sequence[str]], Pictures]]] = {
+    "gray": {"gray": lambda images, prompts: gray(images)},
+    "hue": {
+        **{f"hue {d} degrees": lambda images, prompts, d=d: turned(images, d) for d in (60, 120, 180)},
+        "hue 3 degrees": lambda images, prompts: turned(images, 3),
+    },
+    "channels": {
+        "red and blue exchanged": lambda images, prompts: images[..., ::-1],
+        "red and green exchanged": lambda images, prompts: images[..., [1, 0, 2]],
+    },
+    "mirror": {
+        "left and right exchanged": lambda images, prompts: images[:, :, ::-1],
+        "upside down": lambda images, prompts: images[:, ::-1],
+    },
+    "shift": {
+        "shift by 32 pixels": lambda images, prompts: shifted(images, 32),
+        "shift by 1 pixel": lambda images, prompts: shifted(images, 1),
+        "shift by 1 pixel up and left": lambda images, prompts: shifted(images, -1, -1),
+    },
+    "blur": {
+        "blur of 6 pixels": lambda images, prompts: blurred(images, 6),
+        "blur of 4 pixels": lambda images, prompts: blurred(images, 4),
+        "blur of 0.5 pixels": lambda images, prompts: blurred(images, 0.5),
+    },
+    "object": {"the smaller object gone": lambda images, prompts: without_the_smaller(images)},
+    "jpeg": {
+        "JPEG 90": lambda images, prompts: jpeg(images, 90),
+        "JPEG 75": lambda images, prompts: jpeg(images, 75),
+        "JPEG 5": lambda images, prompts: jpeg(images, 5),
+    },
+    "pixel noise": {
+        "noise of 3 levels": lambda images, prompts: noisy(images, 3),
+        "noise of 60 levels": lambda images, prompts: noisy(images, 60),
+    },
+    "brightness": {
+        "2 % brighter": lambda images, prompts: _bytes(images * 1.02),
+        "negative": lambda images, prompts: 255 - images,
+    },
+    "one prompt": {
+        "one prompt of thirteen": lambda images, prompts: of_other_prompts(
+            images, prompts, lambda k: k % 13 == 7
+        )
+    },
+    "half": {"half of the images of other prompts": half_of_other_prompts},
+    "prompts": {
+        "every third prompt of others": lambda images, prompts: of_other_prompts(
+            images, prompts, lambda k: k % 3 == 0
+        ),
+        "all of other prompts": lambda images, prompts: of_other_prompts(images, prompts, lambda k: True),
+    },
+}
+"""Damage of images, and changes that harm nothing, by kind and name."""
+
+WEIGHTS = {
+    "denoiser noise": {
+        f"denoiser, noise of {share}": ("denoiser", share) for share in (0.003, 0.05, 0.1, 0.2, 0.4)
+    },
+    "decoder noise": {f"decoder, noise of {share}": ("vae", share) for share in (0.003, 0.05, 0.15, 0.4)},
+    "text noise": {
+        f"text encoder, noise of {share}": ("text_encoder", share) for share in (0.003, 0.1, 0.3, 0.6)
+    },
+}
+"""Noise on the weights of a component, in shares of each tensor's standard deviation, by kind and name."""
+
+
+@torch.no_grad()
+def spoil(session: Session, component: str, share: float) -> None:
+    """Add noise to every matrix of a component's weights, in place."""
+    pipe = session.pipe
+    name = component
+    if component == "denoiser":
+        name = "unet" if getattr(pipe, "unet", None) is not None else "transformer"
+    generator = torch.Generator().manual_seed(5)
+    modules = [getattr(pipe, name)]
+    if component == "text_encoder" and getattr(pipe, "text_encoder_2", None) is not None:
+        modules.append(pipe.text_encoder_2)
+    for module in modules:
+        for weight in module.parameters():
+            if weight.ndim > 1:
+                noise = torch.randn(weight.shape, generator=generator) * weight.float().std().cpu() * share
+                weight += noise.to(weight)
