@@ -159,10 +159,11 @@ _CSV_FIELDS = (
     "model", "source", "recipe", "batch", "height", "width", "num_inference_steps", "guidance_scale", "text",
     "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s", "max_s", "p90_s", "p99_s", "n",
     "rounds", "speedup", "speedup_low", "speedup_high", "verdict", "quality", "quality_reason", "num_pictures",
-    "num_identical", "psnr_db", "worst_psnr_db", "ssim", "match", "clip_score", "clip_kept", "clip_kept_low", "clip_kept_high",
-    "witness_kept", "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits", "text_s", "steps_s", "step_s", "vae_s",
-    "other_s", "first_call_s", "compile_fresh_s", "compile_cached_s", "break_even_images", "load_s", "model_bytes",
-    "peak_bytes", "weights_bytes", "cpu_share", "device", "device_name", "warnings",
+    "num_identical", "psnr_db", "worst_psnr_db", "ssim", "match", "clip_score", "clip_kept", "clip_kept_low",
+    "clip_kept_high", "witness_kept", "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits",
+    "text_s", "steps_s", "step_s", "vae_s", "other_s", "first_call_s", "compile_fresh_s", "compile_cached_s",
+    "break_even_images", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "cpu_share", "device",
+    "device_name", "warnings",
 )  # fmt: skip
 
 
