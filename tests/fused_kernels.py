@@ -18,6 +18,7 @@ EIGHT_BITS = 0.04
 SIXTEEN_BITS = 0.008
 """Of rounding to bf16 once: at most 1/256 an element; the interpreter cuts off instead, which is twice that."""
 
+
 def random(kind: str, *shape: int, device: str, seed: int = 0) -> torch.Tensor:
     """Values of a kind: "normal"; "outliers", a few of them a thousand times larger; "zeros", with rows of zeros."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
@@ -50,15 +51,17 @@ def allowed(quantize: bool, device: str) -> float:
     return EIGHT_BITS if quantize and device == "cuda" else SIXTEEN_BITS
 
 
-LAYOUTS = (Tokens(1, 5, 12), Tokens(2, 7, 9), Tokens(1, 1, 3))
+LAYOUTS = (Tokens(1, 4, 12), Tokens(2, 7, 9), Tokens(2, 0, 6))
 
 
-def check_residual_norm(kind: str, tokens: Tokens, channels: int, num_ys: int, quantize: bool, device: str) -> None:
+def check_residual_norm(
+    kind: str, tokens: Tokens, channels: int, adds: bool, quantize: bool, device: str
+) -> None:
     from vivace.kernels.norm_modulate import residual_norm
 
     rows = tokens.num_rows
     x = random(kind, rows, channels, device=device)
-    ys = tuple(random("normal", rows, channels, device=device, seed=2 + k) for k in range(num_ys))
+    y = random("normal", rows, channels, device=device, seed=2) if adds else None
     bias = random("normal", 2, channels, device=device, seed=5)
     modulations = random("normal", tokens.batch, 7 * channels, device=device, seed=6)
     gate = Modulation(0, 3 * channels)
@@ -66,23 +69,33 @@ def check_residual_norm(kind: str, tokens: Tokens, channels: int, num_ys: int, q
     limits = torch.tensor([[1.5, 0.5], [2.5, 0.1]], device=device)
     wanted_x = x.double()
     wide = modulations.double()
-    if ys:
-        wanted_x = ref.add_gated(x.double(), tuple(y.double() for y in ys), bias.double(), wide, gate, tokens)
+    if y is not None:
+        wanted_x = ref.add_gated(x.double(), y.double(), bias.double(), wide, gate, tokens)
     stored = wanted_x.bfloat16()
     wanted = ref.norm_modulate(stored.double(), wide, *norm, tokens)
     out = poisoned(rows, channels, dtype=eight_bits(device) if quantize else torch.bfloat16, device=device)
     scale = poisoned(rows, 1, dtype=torch.float32, device=device) if quantize else None
     bound = torch.zeros(1, device=device)
+    row_scales = poisoned(rows, 1, dtype=torch.float32, device=device)
     residual_norm(
-        x, ys, bias, gate if ys else None, modulations, norm, tokens, out, scale, limits, bound
+        x, y, bias, gate if adds else None, modulations, norm, tokens, out, scale, limits, bound, row_scales
     )
     assert error(x, wanted_x) < SIXTEEN_BITS
     found = out.double() if scale is None else out.double() * scale.double()
     assert error(found, wanted) < allowed(quantize, device)
-    assert bound.item() == pytest.approx(ref.value_bound(wanted, limits, tokens).item(), rel=0.02)
+    bounds = ref.product_bounds(wanted, limits, tokens)
+    assert bound.item() == pytest.approx(bounds.amax().item(), rel=0.02)
+    assert torch.allclose(row_scales, ref.scale_of(bounds), rtol=0.02)
+    stream = torch.arange(rows, device=device) >= tokens.num_text_rows
+    weight = torch.nn.functional.normalize(random("normal", 2, 8, channels, device=device).double(), dim=-1)
+    weight *= limits.double()[:, :1, None]
+    product = (wanted[:, None] * weight[stream.long()]).sum(dim=-1) + limits.double()[stream.long(), 1:]
+    assert (product.abs() <= bounds).all(), "no product exceeds its bound"
 
 
-def check_qk_norm_rope(kind: str, tokens: Tokens, heads: int, channels: int, quantize: bool, device: str) -> None:
+def check_qk_norm_rope(
+    kind: str, tokens: Tokens, heads: int, channels: int, quantize: bool, device: str
+) -> None:
     from vivace.kernels.qk_norm_rope import qk_norm_rope
 
     inner = heads * channels
@@ -91,18 +104,21 @@ def check_qk_norm_rope(kind: str, tokens: Tokens, heads: int, channels: int, qua
     weights = 1 + 0.1 * random("normal", 2, 2, channels, device=device, seed=2)
     angles = torch.rand(tokens.length, channels // 2, generator=torch.Generator().manual_seed(3)) * 100
     cos, sin = angles.cos().to(device), angles.sin().to(device)
-    wanted = ref.qk_norm_rope(
-        qkv.double(), bias.double(), weights.double(), cos, sin, tokens, heads
-    )
+    wanted = ref.qk_norm_rope(qkv.double(), bias.double(), weights.double(), cos, sin, tokens, heads)
     dtype = eight_bits(device) if quantize else torch.bfloat16
-    made = [poisoned(tokens.batch, tokens.length, heads, channels, dtype=dtype, device=device) for _ in range(3)]
+    made = [
+        poisoned(tokens.batch, tokens.length, heads, channels, dtype=dtype, device=device) for _ in range(3)
+    ]
     scales: Any = None
     factors = torch.ones(3, device=device)
     if quantize:
         limit = (channels**0.5 * weights.float().abs().amax(dim=(0, 2)) / 448).contiguous()
         bound = wanted[2].abs().amax().float().reshape(1) * 3
-        scales = limit, bound, poisoned(2, dtype=torch.float32, device=device), poisoned(
-            tokens.num_rows, 1, dtype=torch.float32, device=device
+        scales = (
+            limit,
+            bound,
+            poisoned(2, dtype=torch.float32, device=device),
+            poisoned(tokens.num_rows, 1, dtype=torch.float32, device=device),
         )
     qk_norm_rope(qkv, bias, weights, cos, sin, tokens, *made, scales)
     if quantize:
@@ -114,22 +130,31 @@ def check_qk_norm_rope(kind: str, tokens: Tokens, heads: int, channels: int, qua
         assert error(got.double() * factor.double(), want) < allowed(quantize, device)
 
 
-def check_gelu(kind: str, tokens: Tokens, channels: int, quantize: bool, device: str) -> None:
+def check_gelu(kind: str, tokens: Tokens, channels: int, scales: str, device: str) -> None:
+    """scales: "none", those of "rows", or one from a "bound"."""
     from vivace.kernels.gelu import gelu
 
     wide = random(kind, tokens.num_rows, channels + 32, device=device)
     x = wide[:, 16 : 16 + channels]
     bias = random("normal", 2, channels, device=device, seed=1)
     wanted = ref.gelu(x.double(), bias.double(), tokens)
-    scale = None
+    # As loose as bounds are.
+    bounds = wanted.abs().amax(dim=-1, keepdim=True).float() * 30
+    bound = scale = None
     out = x
-    if quantize:
+    if scales != "none":
         out = poisoned(tokens.num_rows, channels, dtype=eight_bits(device), device=device)
-        scale = poisoned(tokens.num_rows, 1, dtype=torch.float32, device=device)
+        scale = ref.scale_of(bounds)
+    if scales == "bound":
+        assert scale is not None
+        bound = bounds.amax().reshape(1)
+        scale = scale.fill_(float("nan"))
     around = wide[:, :16].clone(), wide[:, 16 + channels :].clone()
-    gelu(x, bias, tokens, out, scale)
+    gelu(x, bias, tokens, out, scale, bound)
+    if bound is not None:
+        assert torch.allclose(scale, ref.scale_of(bound))
     found = out.double() if scale is None else out.double() * scale.double()
-    assert error(found, wanted) < allowed(quantize, device)
+    assert error(found, wanted) < allowed(scale is not None, device)
     assert torch.equal(wide[:, :16], around[0])
     assert torch.equal(wide[:, 16 + channels :], around[1])
 
@@ -143,6 +168,10 @@ def check_quantize_rows(kind: str, rows: int, channels: int, device: str) -> Non
     quantize_rows(x, out, scale)
     assert error(out.double() * scale.double(), x) < allowed(True, device)
     assert torch.allclose(scale, ref.quantize_rows(x)[1])
+    wide = poisoned(rows, channels + 16, dtype=eight_bits(device), device=device)
+    quantize_rows(x, wide[:, :channels], scale * 2, is_given=True)
+    assert error(wide[:, :channels].double() * scale.double() * 2, x) < allowed(True, device)
+    assert wide[:, channels:].float().isnan().all()
 
 
 def check_skinny_product(rows: int, outputs: int, channels: int, quantize: bool, device: str) -> None:

@@ -34,27 +34,26 @@ def unsupported_on(machine: Machine) -> str | None:
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, qk_scales: torch.Tensor, v_scales: torch.Tensor
-) -> torch.Tensor:
-    """Return softmax(q k^T / sqrt(channels)) v in e4m3, with the values' scale.
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    qk_scales: torch.Tensor,
+    v_scales: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Write softmax(q k^T / sqrt(channels)) v to `out`, with the values' scale.
 
     Args:
         q, k, v: (batch, tokens, heads, channels), e4m3, contiguous.
         qk_scales: (2,), fp32, of queries and keys.
-        v_scales: (2,), fp32: the values' scale, and its inverse. The output, a mean of values, never exceeds it.
-
-    Returns:
-        (batch, tokens, heads, channels), e4m3, contiguous.
+        v_scales: (2,), fp32: the values' scale, and its inverse. The output, a mean of values, never exceeds them.
+        out: like q, but tokens may be part of wider rows.
     """
-    import torch
-
-    out = torch.empty_like(q)
-    _plan(tuple(q.shape), q.device.index or 0)(q, k, v, qk_scales, v_scales, out)
-    return out
+    _plan(tuple(q.shape), out.stride(1), q.device.index or 0)(q, k, v, qk_scales, v_scales, out)
 
 
 @functools.lru_cache(maxsize=32)
-def _plan(shape: tuple[int, int, int, int], device: int) -> Any:
+def _plan(shape: tuple[int, int, int, int], row_stride: int, device: int) -> Any:
     """Return what executes cuDNN's plan for one shape."""
     import torch
 
@@ -79,7 +78,8 @@ def _plan(shape: tuple[int, int, int, int], device: int) -> Any:
     out, _, largest_s, largest_o = graph.sdpa_fp8(
         q=q, k=k, v=v, **scales, is_inference=True, attn_scale=channels**-0.5, use_causal_mask=False
     )
-    out.set_output(True).set_dim(dim).set_stride(stride).set_data_type(eight)
+    wide = [tokens * row_stride, channels, row_stride, 1]
+    out.set_output(True).set_dim(dim).set_stride(wide).set_data_type(eight)
     for tensor in (largest_s, largest_o):
         tensor.set_output(True).set_dim(one).set_stride(one).set_data_type(single)
     graph.validate()

@@ -26,9 +26,10 @@ Attention = Literal["bf16", "fp8"]
 
 @dataclass
 class _Pending:
-    """A branch's output that is not yet added to the stream."""
+    """A branch's output that is not yet added to the stream, and the layout of its rows."""
 
-    ys: tuple[torch.Tensor, ...] = ()
+    tokens: Tokens
+    y: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     gate: Modulation | None = None
 
@@ -98,7 +99,7 @@ class FluxForward:
             ),
         )
         self._blocks(step)
-        image = step.x[tokens.num_text_rows :].unflatten(0, (tokens.batch, tokens.image))
+        image = step.x.unflatten(0, (tokens.batch, tokens.length))[:, tokens.text :]
         image = transformer.proj_out(transformer.norm_out(image, embedding)).to(hidden_states.dtype)
         return Transformer2DModelOutput(sample=image) if return_dict else (image,)
 
@@ -129,44 +130,67 @@ class FluxForward:
         return asked, embedding
 
     def _blocks(self, step: _Step) -> None:
-        pending, at = _Pending(), 0
+        from vivace.kernels.reference import to_joint
+
+        pending, at = _Pending(step.tokens), 0
         for index, block in enumerate(self._fused.doubles):
             pending = self._double(block, step, step.bounds[index : index + 1], pending, at)
             at += OF_DOUBLE * self._channels
+        if step.tokens.batch > 1:
+            # From here on text and image share their weights, so rows need not be sorted by them.
+            self._norm(step, pending, None, quantize=False)
+            step.x = to_joint(step.x, step.tokens).flatten(0, 1)
+            pending = _Pending(step.tokens.joined)
+        step.tokens = step.tokens.joined
         for index, block in enumerate(self._fused.singles, start=len(self._fused.doubles)):
             pending = self._single(block, step, step.bounds[index : index + 1], pending, at)
             at += OF_SINGLE * self._channels
         self._norm(step, pending, None, quantize=False)
 
-    def _double(
-        self, block: Any, step: _Step, bound: torch.Tensor, pending: _Pending, at: int
-    ) -> _Pending:
+    def _double(self, block: Any, step: _Step, bound: torch.Tensor, pending: _Pending, at: int) -> _Pending:
+        import torch
+
         quantize = block.qkv.scale is not None
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self._of_double(at)
-        rows = self._norm(step, pending, (shift, scale), quantize, block.norms, bound)
+        rows = self._norm(step, pending, (shift, scale), quantize, block.limits, bound)
         qkv = block.qkv(rows, step.tokens)
         attended = self._attend(qkv, block.qkv.left_bias, block.norms, step, bound, quantize)
-        pending = _Pending((block.out(attended, step.tokens),), block.out.left_bias, gate)
-        rows = self._norm(step, pending, (mlp_shift, mlp_scale), quantize)
+        pending = _Pending(step.tokens, block.out(attended, step.tokens), block.out.left_bias, gate)
+        scales = step.x.new_empty((len(step.x), 1), dtype=torch.float32) if quantize else None
+        rows = self._norm(
+            step, pending, (mlp_shift, mlp_scale), quantize, block.mlp_limits, row_scales=scales
+        )
         hidden = block.up(rows, step.tokens)
-        hidden = operations.activate(hidden, block.up.left_bias, step.tokens, quantize)
-        return _Pending((block.down(hidden, step.tokens),), block.down.left_bias, mlp_gate)
+        onto = Rows(torch.empty_like(hidden, dtype=torch.float8_e4m3fn), scales) if quantize else None
+        active = operations.activate(hidden, block.up.left_bias, step.tokens, onto)
+        return _Pending(step.tokens, block.down(active, step.tokens), block.down.left_bias, mlp_gate)
 
-    def _single(
-        self, block: Any, step: _Step, bound: torch.Tensor, pending: _Pending, at: int
-    ) -> _Pending:
+    def _single(self, block: Any, step: _Step, bound: torch.Tensor, pending: _Pending, at: int) -> _Pending:
+        import torch
+
         quantize = block.entry.scale is not None
         shift, scale, gate = self._of_single(at)
-        rows = self._norm(step, pending, (shift, scale), quantize, block.norms, bound)
+        rows = self._norm(step, pending, (shift, scale), quantize, block.limits, bound)
         both = block.entry(rows, step.tokens)
-        inner, bias = 3 * self._channels, block.entry.left_bias
-        attended = self._attend(both, bias, block.norms, step, bound, quantize)
-        mlp_bias = None if bias is None else bias[:, inner:]
-        hidden = operations.activate(both[:, inner:], mlp_bias, step.tokens, quantize)
-        out = block.out(attended, step.tokens)
-        if quantize:
-            return _Pending((out, block.down(hidden, step.tokens)), block.out.left_bias, gate)
-        return _Pending((block.down(hidden, step.tokens, onto=out),), None, gate)
+        bias, tokens = block.entry.left_bias, step.tokens
+        hidden = both[:, 3 * self._channels :]
+        if not quantize:
+            attended = self._attend(both, bias, block.norms, step, bound, quantize)
+            active = operations.activate(hidden, bias, tokens)
+            out = block.out(attended, tokens)
+            return _Pending(tokens, block.down(active, tokens, onto=out), None, gate)
+        # Attention and MLP share a scale, so that their outputs, side by side, are the input of one product.
+        shape = (len(both), self._channels + hidden.shape[1])
+        joined = Rows(
+            torch.empty(shape, dtype=torch.float8_e4m3fn, device=both.device),
+            both.new_empty((len(both), 1), dtype=torch.float32),
+        )
+        mlp_bias = None if bias is None else bias[:, 3 * self._channels :]
+        right = Rows(joined.values[:, self._channels :], joined.scale)
+        operations.activate(hidden, mlp_bias, tokens, right, bound)
+        left = Rows(joined.values[:, : self._channels], joined.scale)
+        self._attend(both, bias, block.norms, step, bound, quantize, onto=left)
+        return _Pending(tokens, block.out(joined, tokens), block.out.left_bias, gate)
 
     def _norm(
         self,
@@ -174,21 +198,22 @@ class FluxForward:
         pending: _Pending,
         norm: tuple[Modulation, Modulation] | None,
         quantize: bool,
-        norms: Any = None,
+        limits: torch.Tensor | None = None,
         bound: torch.Tensor | None = None,
+        row_scales: torch.Tensor | None = None,
     ) -> Rows:
-        is_bounded = norms is not None and norms.limits is not None
         return operations.add_and_norm(
             step.x,
-            pending.ys,
+            pending.y,
             pending.bias,
             pending.gate,
             step.modulations,
             norm,
-            step.tokens,
+            pending.tokens,  # one picture's rows are in the same order in either layout
             quantize,
-            norms.limits if is_bounded else None,
-            bound if is_bounded else None,
+            limits,
+            bound if limits is not None else None,
+            row_scales,
         )
 
     def _attend(
@@ -199,28 +224,41 @@ class FluxForward:
         step: _Step,
         bound: torch.Tensor,
         quantize: bool,
+        onto: Rows | None = None,
     ) -> Rows:
-        """Attention's output as rows of tokens, (rows, channels)."""
+        """Attention's output as rows of tokens, (rows, channels).
+
+        Args:
+            onto: where to write it, in e4m3, with these scales: those of `bound`.
+        """
         import torch
 
         tokens, scales = step.tokens, None
         if norms.scales is not None:
             values = qkv.new_empty(2, dtype=torch.float32)
-            rows = qkv.new_empty((tokens.num_rows, 1), dtype=torch.float32)
+            rows = onto.scale if onto is not None else None
+            if rows is None:
+                rows = qkv.new_empty((tokens.num_rows, 1), dtype=torch.float32)
             scales = AttentionScales(norms.scales, bound, values, rows)
         q, k, v = operations.attention_inputs(
             qkv, bias, norms.weight, step.rope, tokens, self._num_heads, scales
         )
-        if scales is not None:
+        if scales is None:
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            )
+            attended = _as_rows(out.transpose(1, 2), tokens)
+            return operations.quantized(attended, onto) if quantize else Rows(attended)
+        eight = torch.empty_like(q)
+        if onto is not None:
+            eight = onto.values.unflatten(-1, q.shape[2:]).unflatten(0, q.shape[:2])
+        if not q.is_meta:
             from vivace.attention_backends.cudnn_fp8 import attend
 
-            eight = torch.empty_like(q) if q.is_meta else attend(q, k, v, scales.queries_keys, scales.values)
-            return Rows(_as_rows(eight.view(torch.uint8), tokens).view(torch.float8_e4m3fn), scales.rows)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        )
-        attended = _as_rows(out.transpose(1, 2), tokens)
-        return operations.quantized(attended) if quantize else Rows(attended)
+            attend(q, k, v, scales.queries_keys, scales.values, eight)
+        if onto is not None:
+            return onto
+        return Rows(_as_rows(eight.view(torch.uint8), tokens).view(torch.float8_e4m3fn), scales.rows)
 
     def _of_double(self, at: int) -> list[Modulation]:
         from vivace.kernels.reference import Modulation

@@ -21,37 +21,22 @@ def _classes() -> tuple[Any, Any, Any]:
     import torch
 
     class Norms(torch.nn.Module):  # type: ignore[misc]
-        """The weights of the norms of queries and keys (streams, 2, channels), and what bounds attention's inputs.
+        """The weights of the norms of queries and keys (streams, 2, channels), and for fp8 their scales (2,).
 
-        Args:
-            attentions: for each stream the norms of queries and keys.
-            values: the product's weight rows that make values, and their biases, for each stream; None: not bounded.
+        A normalised query of n channels has the norm sqrt(n), so no element exceeds sqrt(n) max|weight|.
         """
 
-        def __init__(self, norms: list[tuple[Any, Any]], qkv: Any, bounded: bool) -> None:
+        def __init__(self, norms: list[tuple[Any, Any]], bounded: bool) -> None:
             super().__init__()
             weight = torch.stack([torch.stack([q.weight, k.weight]) for q, k in norms]).detach().bfloat16()
             self.register_buffer("weight", weight.contiguous())
-            scales = limits = None
-            if bounded:
-                inner = qkv.weight.shape[2]
-                rows = slice(2 * inner, 3 * inner)
-                largest = weight.float().abs().amax(dim=(0, 2))
-                scales = (weight.shape[-1] ** 0.5 * largest / 448).contiguous()
-                wide = [
-                    qkv.weight[k, rows].float() * (1.0 if qkv.scale is None else qkv.scale[k, 0, rows, None])
-                    for k in range(len(norms))
-                ]
-                limits = torch.stack(
-                    [
-                        torch.stack([w.norm(dim=1).amax(), qkv.bias[k, rows].float().abs().amax()])
-                        for k, w in enumerate(wide)
-                    ]
-                )
+            largest = weight.float().abs().amax(dim=(0, 2))
+            scales = (weight.shape[-1] ** 0.5 * largest / 448).contiguous() if bounded else None
             self.register_buffer("scales", scales)
-            self.register_buffer("limits", limits)
 
     class Double(torch.nn.Module):  # type: ignore[misc]
+        """limits: of the values, for attention in fp8; mlp_limits: of the MLP's hidden channels, for fp8."""
+
         def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
             super().__init__()
             product, attn = product_class(), block.attn
@@ -60,17 +45,26 @@ def _classes() -> tuple[Any, Any, Any]:
             self.up = product([[block.ff_context.net[0].proj], [block.ff.net[0].proj]], quantize)
             self.down = product([[block.ff_context.net[2]], [block.ff.net[2]]], quantize)
             norms = [(attn.norm_added_q, attn.norm_added_k), (attn.norm_q, attn.norm_k)]
-            self.norms = Norms(norms, self.qkv, bounded)
+            self.norms = Norms(norms, bounded)
+            inner = self.qkv.weight.shape[2]
+            self.register_buffer("limits", _limits(self.qkv, 2 * inner) if bounded else None)
+            self.register_buffer("mlp_limits", _limits(self.up, 0) if quantize else None)
 
     class Single(torch.nn.Module):  # type: ignore[misc]
+        """limits: of the values and the MLP's hidden channels together, for fp8."""
+
         def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
             super().__init__()
             product, attn = product_class(), block.attn
             self.entry = product([[*_projections(attn, "image"), block.proj_mlp]], quantize)
             inner = block.proj_mlp.in_features
-            self.out = product([[block.proj_out]], quantize, slice(0, inner))
-            self.down = product([[block.proj_out]], quantize, slice(inner, None), with_bias=False)
-            self.norms = Norms([(attn.norm_q, attn.norm_k)], self.entry, bounded)
+            if quantize:
+                self.out = product([[block.proj_out]], quantize)
+            else:
+                self.out = product([[block.proj_out]], quantize, slice(0, inner))
+                self.down = product([[block.proj_out]], quantize, slice(inner, None), with_bias=False)
+            self.norms = Norms([(attn.norm_q, attn.norm_k)], bounded)
+            self.register_buffer("limits", _limits(self.entry, 2 * inner) if quantize else None)
 
     class FusedFlux(torch.nn.Module):  # type: ignore[misc]
         """All blocks.
@@ -104,6 +98,17 @@ def _classes() -> tuple[Any, Any, Any]:
             self.register_buffer("axis", axis, persistent=False)
 
     return FusedFlux, Double, Single
+
+
+def _limits(product: Any, start: int) -> torch.Tensor:
+    """For each stream the largest norm of a row of an e4m3 weight, and the largest bias, from output `start` on."""
+    import torch
+
+    found = []
+    for weight, scale, bias in zip(product.weight, product.scale, product.bias, strict=True):
+        norms = (weight[start:].float() * scale[0, start:, None]).norm(dim=1)
+        found.append(torch.stack([norms.amax(), bias[start:].float().abs().amax()]))
+    return torch.stack(found)
 
 
 def fused_flux(transformer: Any, quantize: bool, bounded: tuple[bool, ...]) -> torch.nn.Module:

@@ -59,7 +59,7 @@ def modulations_class() -> Any:
 
         def fill(self, start: int, layer: torch.nn.Linear) -> int:
             """Take over a layer's weights as the outputs from `start` on; return where they end."""
-            end = start + layer.out_features
+            end: int = start + layer.out_features
             weight = layer.weight.detach()
             if self.scale is None or weight.is_meta:
                 self.weight[start:end] = weight.to(self.weight.dtype)
@@ -84,7 +84,9 @@ def modulations_class() -> Any:
             if inputs.is_meta:
                 return out
             if not len(self.table):
-                weight = self.weight.float() if self.scale is None else self.weight.float() * self.scale[:, None]
+                weight = (
+                    self.weight.float() if self.scale is None else self.weight.float() * self.scale[:, None]
+                )
                 return out.copy_(inputs.float() @ weight.t() + self.bias.float())
             from vivace.kernels.skinny_product import MAX_ROWS, skinny_product
 
@@ -94,7 +96,7 @@ def modulations_class() -> Any:
             return out
 
         def forward(self, asked: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-            """Return the modulations (batch, outputs) of embeddings (batch, channels), from the table where it has them.
+            """Return the modulations (batch, outputs) of embeddings (batch, channels), where possible from the table.
 
             Args:
                 asked: (batch, inputs), fp32: what the embeddings were made from.

@@ -47,7 +47,7 @@ def has_triton() -> bool:
 
 def add_and_norm(
     x: torch.Tensor,
-    ys: tuple[torch.Tensor, ...],
+    y: torch.Tensor | None,
     bias: torch.Tensor | None,
     gate: Modulation | None,
     modulations: torch.Tensor,
@@ -56,6 +56,7 @@ def add_and_norm(
     quantize: bool,
     limits: torch.Tensor | None = None,
     bound: torch.Tensor | None = None,
+    row_scales: torch.Tensor | None = None,
 ) -> Rows:
     """Add a gated branch to the stream, and return its norm, modulated: see `vivace.kernels.norm_modulate`."""
     import torch
@@ -70,17 +71,20 @@ def add_and_norm(
         if not x.is_meta:
             from vivace.kernels.norm_modulate import residual_norm
 
-            residual_norm(x, ys, bias, gate, modulations, norm, tokens, out, scale, limits, bound)
+            residual_norm(x, y, bias, gate, modulations, norm, tokens, out, scale, limits, bound, row_scales)
         return Rows(x if out is None else out, scale)
-    if ys:
+    if y is not None:
         assert gate is not None
-        x.copy_(reference.add_gated(x, ys, bias, modulations, gate, tokens))
+        x.copy_(reference.add_gated(x, y, bias, modulations, gate, tokens))
     if norm is None:
         return Rows(x)
     normed = reference.norm_modulate(x, modulations, *norm, tokens)
-    if bound is not None:
-        assert limits is not None
-        bound.copy_(torch.maximum(bound, reference.value_bound(normed, limits, tokens)))
+    if limits is not None:
+        bounds = reference.product_bounds(normed, limits, tokens)
+        if bound is not None:
+            bound.copy_(torch.maximum(bound, bounds.amax()))
+        if row_scales is not None:
+            row_scales.copy_(reference.scale_of(bounds))
     return Rows(*reference.quantize_rows(normed)) if quantize else Rows(normed.to(x.dtype))
 
 
@@ -95,7 +99,7 @@ def attention_inputs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return queries, keys and values (batch, tokens, heads, channels), in e4m3 if `scales` are given.
 
-    Values of one batch row that need neither a bias nor rounding stay where they are: a view of `qkv`.
+    Values that need no bias, no rounding and no other order stay where they are: a view of `qkv`.
     """
     import torch
 
@@ -103,8 +107,7 @@ def attention_inputs(
 
     channels = weights.shape[-1]
     inner = num_heads * channels
-    stays = scales is None and bias is None and tokens.batch == 1
-    in_place = qkv[:, 2 * inner : 3 * inner].unflatten(-1, (num_heads, channels))[None]
+    stays = scales is None and bias is None and (tokens.batch == 1 or not tokens.text)
     if not (qkv.is_meta or takes_kernels(qkv)):
         assert scales is None, "attention in fp8 is for GPUs"
         q, k, v = reference.qk_norm_rope(qkv, bias, weights, *rope, tokens, num_heads)
@@ -116,45 +119,62 @@ def attention_inputs(
     if not qkv.is_meta:
         from vivace.kernels.qk_norm_rope import qk_norm_rope
 
-        given = (
-            None if scales is None else (scales.queries_keys, scales.bound, scales.values, scales.rows)
-        )
+        given = None if scales is None else (scales.queries_keys, scales.bound, scales.values, scales.rows)
         qk_norm_rope(qkv, bias, weights, *rope, tokens, q, k, v, given)
-    return q, k, in_place if v is None else v
+    if v is None:
+        v = qkv[:, 2 * inner : 3 * inner].unflatten(-1, (num_heads, channels))
+        v = v.unflatten(0, (tokens.batch, tokens.length))
+    return q, k, v
 
 
-def activate(x: torch.Tensor, bias: torch.Tensor | None, tokens: Tokens, quantize: bool) -> Rows:
-    """Return GELU(x + bias); without `quantize` it overwrites `x`, which may be part of wider rows."""
-    import torch
-
+def activate(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    tokens: Tokens,
+    onto: Rows | None = None,
+    bound: torch.Tensor | None = None,
+) -> Rows:
+    """Return GELU(x + bias): see `vivace.kernels.gelu`. It overwrites `x`, or is written to `onto` in e4m3."""
     from vivace.kernels import reference
 
-    if x.is_meta or takes_kernels(x):
-        out, scale = x, None
-        if quantize:
-            out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-            scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
-        if not x.is_meta:
-            from vivace.kernels.gelu import gelu
+    made = Rows(x) if onto is None else onto
+    if x.is_meta:
+        return made
+    if takes_kernels(x):
+        from vivace.kernels.gelu import gelu
 
-            gelu(x, bias, tokens, out, scale)
-        return Rows(out, scale)
+        gelu(x, bias, tokens, made.values, made.scale, bound)
+        return made
     active = reference.gelu(x, bias, tokens)
-    return Rows(*reference.quantize_rows(active)) if quantize else Rows(active.to(x.dtype))
+    if made.scale is not None:
+        if bound is not None:
+            made.scale.copy_(reference.scale_of(bound))
+        active = reference.to_e4m3(active / made.scale)
+    made.values.copy_(active)
+    return made
 
 
-def quantized(x: torch.Tensor) -> Rows:
-    """Return rows of bf16 in e4m3."""
+def quantized(x: torch.Tensor, onto: Rows | None = None) -> Rows:
+    """Return rows of bf16 in e4m3, with scales of their own, or with those of `onto`, to which they are written."""
     import torch
 
     from vivace.kernels import reference
 
-    if x.is_meta or takes_kernels(x):
-        out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-        scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
-        if not x.is_meta:
-            from vivace.kernels.quantize_rows import quantize_rows
+    made = onto
+    if made is None:
+        made = Rows(
+            torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device),
+            torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device),
+        )
+    assert made.scale is not None
+    if x.is_meta:
+        return made
+    if takes_kernels(x):
+        from vivace.kernels.quantize_rows import quantize_rows
 
-            quantize_rows(x, out, scale)
-        return Rows(out, scale)
-    return Rows(*reference.quantize_rows(x))
+        quantize_rows(x, made.values, made.scale, is_given=onto is not None)
+    elif onto is not None:
+        made.values.copy_(reference.to_e4m3(x.float() / made.scale))
+    else:
+        return Rows(*reference.quantize_rows(x))
+    return made

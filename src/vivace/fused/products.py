@@ -75,7 +75,7 @@ def product_class() -> Any:
                 if self.scale is not None:
                     assert rows.scale is not None
                     assert onto is None
-                    scaled_product(values, weight, rows.scale[span], self.scale[stream], made[span])
+                    scaled_product(values, weight, _aligned(rows.scale[span]), self.scale[stream], made[span])
                 elif onto is not None:
                     made[span].addmm_(values, weight)
                 elif self.bias is not None:
@@ -108,6 +108,11 @@ def scaled_product(
         )
     else:
         out.copy_((values.float() @ weight.float()) * scale * weight_scale)
+
+
+def _aligned(scale: torch.Tensor) -> torch.Tensor:
+    """Scales where cuBLAS takes them: at a multiple of 16 bytes, which those after an odd number of rows are not."""
+    return scale.clone() if scale.data_ptr() % 16 else scale
 
 
 def _quantized_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

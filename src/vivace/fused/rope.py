@@ -24,6 +24,6 @@ def frequencies(axes: Sequence[int], theta: float, device: torch.device) -> tupl
 def tables(
     ids: torch.Tensor, frequency: torch.Tensor, axis: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosines and sines (tokens, pairs) in fp32 for positions (tokens, axes), computed in fp64 as diffusers does."""
+    """Return cosines and sines (tokens, pairs) in fp32 for positions (tokens, axes); fp64 before, as in diffusers."""
     angles = ids.double().index_select(1, axis) * frequency
     return angles.cos().float(), angles.sin().float()

@@ -39,6 +39,11 @@ class Tokens:
         """Tokens that attend to each other."""
         return self.text + self.image
 
+    @property
+    def joined(self) -> Tokens:
+        """The same tokens as one stream: rows of text and image alternate with the batch."""
+        return Tokens(self.batch, 0, self.length)
+
 
 @dataclass(frozen=True)
 class Modulation:
@@ -61,15 +66,15 @@ def to_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 def add_gated(
     x: torch.Tensor,
-    ys: tuple[torch.Tensor, ...],
+    y: torch.Tensor,
     bias: torch.Tensor | None,
     modulations: torch.Tensor,
     gate: Modulation,
     tokens: Tokens,
 ) -> torch.Tensor:
-    """Return x + gate * (sum of ys + bias). For shapes see `vivace.kernels.norm_modulate.residual_norm`."""
+    """Return x + gate * (y + bias). For shapes see `vivace.kernels.norm_modulate.residual_norm`."""
     wide = _wide(x)
-    change = torch.stack([_wide(y) for y in ys]).sum(dim=0)
+    change = _wide(y)
     if bias is not None:
         change = change + _by_stream(_wide(bias), tokens)
     return (wide + _spread(modulations, gate, x.shape[-1], tokens) * change).to(x.dtype)
@@ -93,14 +98,19 @@ def norm_modulate(
     )
 
 
-def value_bound(normed: torch.Tensor, limits: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-    """Return a number that no value exceeds: |x| |w| + |b|, by Cauchy and Schwarz.
+def product_bounds(normed: torch.Tensor, limits: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    """Return, for each row (rows, 1), what no element of its product exceeds: |x| |w| + |b|, by Cauchy and Schwarz.
 
     Args:
-        limits: (streams, 2), the largest norm of a row of the values' weight, and the largest of its bias.
+        limits: (streams, 2), the largest norm of a row of the product's weight, and the largest of its bias.
     """
     limit = _by_stream(_wide(limits), tokens)
-    return (normed.norm(dim=-1) * limit[:, 0] * GROWTH + limit[:, 1]).amax().float()
+    return (normed.norm(dim=-1, keepdim=True) * limit[:, :1] * GROWTH + limit[:, 1:]).float()
+
+
+def scale_of(bound: torch.Tensor) -> torch.Tensor:
+    """The scale of e4m3 values that do not exceed a bound."""
+    return bound.clamp(min=TINY) / E4M3_MAX
 
 
 def qk_norm_rope(
@@ -152,8 +162,8 @@ def to_joint(rows: torch.Tensor, tokens: Tokens) -> torch.Tensor:
 
 
 def from_joint(joint: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-    """The inverse of `to_joint`; a view where the batch is 1."""
-    if tokens.batch == 1:
+    """The inverse of `to_joint`; a view where rows are in this order already."""
+    if tokens.batch == 1 or not tokens.text:
         return joint.flatten(0, 1)
     return torch.cat([joint[:, : tokens.text].flatten(0, 1), joint[:, tokens.text :].flatten(0, 1)])
 

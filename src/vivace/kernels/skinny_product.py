@@ -31,8 +31,8 @@ def _skinny_product(  # type: ignore[no-untyped-def]
     HAS_SCALE: tl.constexpr,  # noqa: N803
     HAS_SKIP: tl.constexpr,  # noqa: N803
 ) -> None:
-    if HAS_SKIP:
-        if tl.load(skip) != 0:  # noqa: SIM102
+    if HAS_SKIP:  # noqa: SIM102
+        if tl.load(skip) != 0:
             return
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)
@@ -73,7 +73,7 @@ def skinny_product(
     """Write x @ (weight * scale).T + bias to `out`, unless `skip` says not to.
 
     Args:
-        x: (rows, channels), bf16, contiguous (fp32 under the interpreter, which multiplies bf16's bits); at most MAX_ROWS rows.
+        x: (rows, channels), bf16, contiguous; at most MAX_ROWS rows. Fp32 under the interpreter, which multiplies bits of bf16.
         weight: (outputs, channels), bf16 or e4m3.
         scale: (outputs,), fp32, of an e4m3 weight.
         skip: (1,), int32: nothing is written if it is not 0.
