@@ -43,7 +43,8 @@ def modulations_class() -> Any:
         ) -> None:
             super().__init__()
             dtype = torch.float8_e4m3fn if quantize else torch.bfloat16
-            self.register_buffer("weight", torch.empty((num_outputs, channels), dtype=dtype, device=device))
+            weight = torch.empty((num_outputs, channels), dtype=dtype, device=device)
+            self.weight = torch.nn.Parameter(weight, requires_grad=False)
             scale = torch.empty(num_outputs, device=device) if quantize else None
             self.register_buffer("scale", scale)
             self.register_buffer("bias", torch.empty(num_outputs, dtype=torch.bfloat16, device=device))

@@ -48,7 +48,7 @@ def product_class() -> Any:
                     whole, scale = _quantized_weight(whole)
                     scales.append(scale.reshape(1, -1))
                 weights.append(whole)
-            self.register_buffer("weight", torch.stack(weights))
+            self.weight = torch.nn.Parameter(torch.stack(weights), requires_grad=False)
             self.register_buffer("scale", torch.stack(scales) if quantize else None)
             biases = [torch.cat([_bias(layer) for layer in layers]) for layers in linears]
             self.register_buffer("bias", torch.stack(biases).bfloat16() if with_bias else None)

@@ -73,7 +73,7 @@ def skinny_product(
     """Write x @ (weight * scale).T + bias to `out`, unless `skip` says not to.
 
     Args:
-        x: (rows, channels), bf16, contiguous; at most MAX_ROWS rows. Fp32 under the interpreter, which multiplies bits of bf16.
+        x: (rows, channels), bf16, contiguous, at most MAX_ROWS rows; fp32 under the interpreter.
         weight: (outputs, channels), bf16 or e4m3.
         scale: (outputs,), fp32, of an e4m3 weight.
         skip: (1,), int32: nothing is written if it is not 0.

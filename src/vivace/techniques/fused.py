@@ -108,7 +108,7 @@ class Fused(Technique):
             self.attention == "fp8" and self.bf16_blocks <= index < num_blocks - self.bf16_blocks
             for index in range(num_blocks)
         )
-        transformer.to(torch.bfloat16)
+        torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own `to` warns
         with torch.no_grad():
             fused = fused_flux(transformer, self.precision == "fp8", bounded)
         setattr(transformer, _ATTRIBUTE, fused)
