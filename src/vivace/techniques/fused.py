@@ -66,7 +66,12 @@ class Fused(Technique):
             Rule(Trait.KERNEL_CHOSEN, "fused has its own attention; choose by fused(attention=...)"),
             Rule(Trait.SHARDED, "the fused blocks run on one GPU"),
             Rule(Trait.HOOKED, "the layers that hooks are attached to are replaced"),
-            Rule(Trait.CACHED, "a step cache works on diffusers' blocks, which are replaced"),
+            Rule(
+                Trait.KEEPS_BLOCK_TENSORS,
+                "this cache works within diffusers' blocks, which are replaced; one that keeps the residual of all "
+                "blocks goes with it, such as teacache",
+            ),
+            Rule(Trait.CACHED, "the blocks are replaced, and the cache with them", earlier_only=True),
             Rule(
                 Trait.OFFLOADED, "offloading moves layer by layer, and the fused blocks hold views of theirs"
             ),
@@ -95,6 +100,7 @@ class Fused(Technique):
         import torch
 
         from vivace.fused.flux_forward import FluxForward
+        from vivace.fused.first_norm import first_norm
         from vivace.fused.flux_weights import fused_flux
         from vivace.fused.modulations import Hoisting
         from vivace.fused.operations import has_triton
@@ -109,9 +115,14 @@ class Fused(Technique):
             for index in range(num_blocks)
         )
         torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own `to` warns
+        for layer in (transformer.x_embedder, transformer.context_embedder, transformer.time_text_embed):
+            # Step caches call diffusers' forward, which gives these what the pipeline has, in any dtype.
+            layer.register_forward_pre_hook(_cast_last)
         with torch.no_grad():
             fused = fused_flux(transformer, self.precision == "fp8", bounded)
         setattr(transformer, _ATTRIBUTE, fused)
+        if num_doubles:
+            transformer.transformer_blocks.append(first_norm(fused.modulations))
         forward = FluxForward(transformer, fused)
 
         def forward_of_instance(*args: Any, **kwargs: Any) -> Any:
@@ -142,6 +153,11 @@ class Fused(Technique):
             evidence=evidence,
             refuted=refuted,
         )
+
+
+def _cast_last(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Cast the last input: of the embeddings of time and guidance it is the text, which decides their dtype."""
+    return (*args[:-1], args[-1].bfloat16())
 
 
 def _unsuited(transformer: Any, on_gpu: bool, quantize: bool) -> str | None:

@@ -106,7 +106,7 @@ def test_without_guidance_and_after_fuse_qkv() -> None:
     made.fuse_qkv_projections()
     Fused(precision="bf16").apply(target(made))
     assert error(made(**given)[0], wanted) < 0.01
-    assert not len(made.transformer_blocks), "the separate weights are gone"
+    assert not [*made.transformer_blocks.parameters()], "the separate weights are gone"
 
 
 @torch.no_grad()
@@ -158,3 +158,15 @@ def test_attention_in_fp8_is_for_hopper(knobs: dict[str, Any], reason: str) -> N
 
 def test_other_denoisers_have_no_fused_form() -> None:
     assert "made for FLUX" in str(Fused(precision="bf16").unsupported(target(torch.nn.Linear(2, 2))))
+
+
+@torch.no_grad()
+def test_the_first_norm_is_as_before() -> None:
+    plain = transformer()
+    x, emb = torch.randn(2, 5, HEADS * CHANNELS), torch.randn(2, HEADS * CHANNELS)
+    wanted = plain.transformer_blocks[0].norm1(x, emb=emb)[0]
+    for precision, allowed in (("bf16", 0.01), ("fp8", 0.03)):
+        made = transformer()
+        Fused(precision=precision).apply(target(made))
+        found = made.transformer_blocks[0].norm1(x.bfloat16(), emb=emb.bfloat16())[0]
+        assert error(found.float(), wanted) < allowed
