@@ -3,9 +3,9 @@
     python -m benchmarks.flux_fused flux-dev --limit-s 400
     python -m benchmarks.flux_fused flux-schnell --rounds 1
 
-Random weights, native size, the model's own number of steps, prompts encoded before. Recipes are interleaved: each round
-of each recipe is a process of its own, and every second round runs in reverse. Records are written after each round, to
-results/flux-fused-MODEL.json; docs/performance/flux.md tells what they mean. The same command resumes.
+Random weights, native size, the model's own number of steps, prompts encoded before. Recipes are interleaved: each
+round of each recipe is a process of its own, and every second round runs in reverse. Records are written after each
+round, to results/flux-fused-MODEL.json; docs/performance/flux.md tells what they mean. The same command resumes.
 """
 
 from __future__ import annotations

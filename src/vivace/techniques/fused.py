@@ -27,6 +27,7 @@ from vivace.errors import NoEffect
 from vivace.quantization.layers import is_quantised
 
 _MIN_CAPABILITY = (8, 9)  # of fp8 matmuls
+_FP8_HEAD = 128
 _ATTRIBUTE = "vivace_fused"
 
 
@@ -94,13 +95,21 @@ class Fused(Technique):
                 )
         if target.pipe is None:
             return None
-        return _unsuited(target.module("denoiser"), machine.is_cuda, self.precision == "fp8")
+        denoiser = target.module("denoiser")
+        if (reason := _unsuited(denoiser, machine.is_cuda, self.precision == "fp8")) is not None:
+            return reason
+        head = denoiser.config.attention_head_dim
+        if self.attention == "fp8" and head != _FP8_HEAD:
+            return (
+                f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and these have {head}"
+            )
+        return None
 
     def apply(self, target: Target) -> Effect:
         import torch
 
-        from vivace.fused.flux_forward import FluxForward
         from vivace.fused.first_norm import first_norm
+        from vivace.fused.flux_forward import FluxForward
         from vivace.fused.flux_weights import fused_flux
         from vivace.fused.modulations import Hoisting
         from vivace.fused.operations import has_triton

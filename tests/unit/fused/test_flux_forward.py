@@ -6,10 +6,13 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel
 
+import vivace
+from tests.families import draw, psnr
 from tests.targets import target_of
 from vivace.contract import Target
-from vivace.errors import Unsupported
+from vivace.errors import RecipeError, Unsupported
 from vivace.models.random_weights import fill
+from vivace.recipes.resolve import resolve
 from vivace.techniques.fused import Fused
 
 HEADS, CHANNELS = 2, 128
@@ -170,3 +173,18 @@ def test_the_first_norm_is_as_before() -> None:
         Fused(precision=precision).apply(target(made))
         found = made.transformer_blocks[0].norm1(x.bfloat16(), emb=emb.bfloat16())[0]
         assert error(found.float(), wanted) < allowed
+
+
+@pytest.mark.parametrize("cache", ["teacache", "magcache", "seacache", "taylorseer"])
+def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
+    made = vivace.load("tiny-flux", f"fused(bf16)+{cache}(hits=0.5)", device="cpu")
+    reference = vivace.load("tiny-flux", f"{cache}(hits=0.5)", device="cpu")
+    assert psnr(draw(made), draw(reference)) > 30
+    assert made.refuted({}) is None
+    assert made.evidence()["cache_hit_rate"] == reference.evidence()["cache_hit_rate"]
+
+
+@pytest.mark.parametrize("other", ["first_block_cache(0.1)", "compile", "int8", "parallel(cfg)"])
+def test_what_works_on_blocks_is_refused(other: str) -> None:
+    with pytest.raises(RecipeError, match="does not go with"):
+        resolve(f"fused(bf16)+{other}")

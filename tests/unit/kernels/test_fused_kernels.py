@@ -10,6 +10,7 @@ import pytest
 from vivace.contract import Machine
 
 
+@pytest.mark.long
 def test_each_kernel_against_float64() -> None:
     if not Machine("cpu", "CPU", None, None).has_package("triton"):
         pytest.skip("Triton is not installed: PyTorch's packages for CPUs come without it")
