@@ -18,8 +18,12 @@ PACKAGE = "nvidia-cudnn-frontend"
 _SOFTMAX_SCALE = 256.0
 
 
-def unsupported_on(machine: Machine) -> str | None:
-    """Why a machine cannot compute attention in fp8, or None."""
+def unsupported_on(machine: Machine, needs_package: bool = True) -> str | None:
+    """Why a machine cannot compute attention in fp8, or None.
+
+    Args:
+        needs_package: whether the package must be installed here; it is not to predict another machine's memory.
+    """
     if not machine.is_cuda:
         return "attention in fp8 is cuDNN's, which runs on GPUs; take attention=bf16"
     if machine.capability is not None and machine.capability != (9, 0):
@@ -28,7 +32,7 @@ def unsupported_on(machine: Machine) -> str | None:
             f"cuDNN's attention in fp8 is used as on Hopper, compute capability 9.0, and this GPU has {major}.{minor}; "
             "take attention=bf16"
         )
-    if not machine.has_package("cudnn"):
+    if needs_package and not machine.has_package("cudnn"):
         return f"attention in fp8 needs {PACKAGE} (pip install --no-deps {PACKAGE}); or take attention=bf16"
     return None
 
@@ -52,7 +56,8 @@ def attend(
     _plan(tuple(q.shape), out.stride(1), q.device.index or 0)(q, k, v, qk_scales, v_scales, out)
 
 
-@functools.lru_cache(maxsize=32)
+# Never dropped: CUDA graphs captured earlier replay with the addresses of a plan's tensors.
+@functools.cache
 def _plan(shape: tuple[int, int, int, int], row_stride: int, device: int) -> Any:
     """Return what executes cuDNN's plan for one shape."""
     import torch
@@ -90,7 +95,6 @@ def _plan(shape: tuple[int, int, int, int], row_stride: int, device: int) -> Any
 
     where = torch.device("cuda", device)
     size = graph.get_workspace_size()
-    # Of this plan for good: graphs captured earlier replay with their addresses.
     constants = torch.tensor([1 / _SOFTMAX_SCALE, _SOFTMAX_SCALE, 0.0, 0.0], device=where)
     workspace = torch.empty(max(size, 1), device=where, dtype=torch.uint8)
 
@@ -122,7 +126,7 @@ def _plan(shape: tuple[int, int, int, int], row_stride: int, device: int) -> Any
     return execute
 
 
-@functools.lru_cache(maxsize=8)
+@functools.cache
 def _handle(device: int) -> Any:
     import torch
 

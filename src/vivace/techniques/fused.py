@@ -26,7 +26,7 @@ from vivace.contract.anatomy import Component
 from vivace.errors import NoEffect
 from vivace.quantization.layers import is_quantised
 
-_MIN_CAPABILITY = (8, 9)  # of fp8 matmuls
+_MIN_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9)}
 _FP8_HEAD = 128
 _ATTRIBUTE = "vivace_fused"
 
@@ -79,20 +79,23 @@ class Fused(Technique):
         )
 
     def unsupported(self, target: Target) -> str | None:
-        machine = target.machine
+        machine, runs_here = target.machine, target.model.has_weights
         if self.attention == "fp8":
             from vivace.attention_backends.cudnn_fp8 import unsupported_on
 
             if self.precision != "fp8":
                 return "attention=fp8 goes with fused(fp8), whose next matmul takes its output as it is"
-            if (reason := unsupported_on(machine)) is not None:
+            if (reason := unsupported_on(machine, runs_here)) is not None:
                 return reason
-        if machine.is_cuda and self.precision == "fp8":
-            capability = machine.capability
-            if capability is not None and capability < _MIN_CAPABILITY:
-                return "matmuls in fp8 need a GPU of compute capability 8.9, and this one has {}.{}".format(
-                    *capability
+        if machine.is_cuda:
+            least, have = _MIN_CAPABILITY[self.precision], machine.capability
+            if have is not None and have < least:
+                return (
+                    f"matmuls in {self.precision} need a GPU of compute capability {least[0]}.{least[1]}, and this one "
+                    f"has {have[0]}.{have[1]}"
                 )
+            if runs_here and not machine.has_package("triton"):
+                return "the fused kernels are Triton's, which is not installed (pip install triton)"
         if target.pipe is None:
             return None
         denoiser = target.module("denoiser")
@@ -112,7 +115,6 @@ class Fused(Technique):
         from vivace.fused.flux_forward import FluxForward
         from vivace.fused.flux_weights import fused_flux
         from vivace.fused.modulations import Hoisting
-        from vivace.fused.operations import has_triton
 
         transformer = target.module("denoiser")
         if hasattr(transformer, _ATTRIBUTE):
@@ -140,7 +142,6 @@ class Fused(Technique):
         transformer.forward = forward_of_instance
         hoisting = Hoisting(target.pipe, fused.modulations, forward.inputs_of)
         transformer.register_forward_pre_hook(hoisting, with_kwargs=True)
-        on_gpu = target.machine.is_cuda and has_triton()
         num_fp8 = sum(bounded)
 
         def evidence() -> dict[str, int | float | str]:
@@ -155,7 +156,7 @@ class Fused(Technique):
         return Effect(
             changed={
                 "denoiser.fused_blocks": num_blocks,
-                "denoiser.fused_by": "Triton" if on_gpu else "PyTorch (no GPU)",
+                "denoiser.fused_by": "Triton" if target.machine.is_cuda else "PyTorch (no GPU)",
                 "denoiser.matmuls": self.precision,
                 "denoiser.attention": f"cuDNN fp8 in {num_fp8} of {num_blocks} blocks" if num_fp8 else "bf16",
             },

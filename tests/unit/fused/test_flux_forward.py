@@ -9,8 +9,10 @@ from diffusers import FluxTransformer2DModel
 import vivace
 from tests.families import draw, psnr
 from tests.targets import target_of
-from vivace.contract import Target
+from vivace.contract import Machine, Target
 from vivace.errors import RecipeError, Unsupported
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
 from vivace.models.random_weights import fill
 from vivace.recipes.resolve import resolve
 from vivace.techniques.fused import Fused
@@ -159,6 +161,16 @@ def test_attention_in_fp8_is_for_hopper(knobs: dict[str, Any], reason: str) -> N
     assert reason in str(Fused(**knobs).unsupported(target(transformer())))
 
 
+@pytest.mark.parametrize(
+    ("precision", "capability", "needed"),
+    [("bf16", (7, 5), "8.0"), ("fp8", (8, 0), "8.9"), ("fp8", (8, 9), "")],
+)
+def test_older_gpus_are_refused(precision: Any, capability: tuple[int, int], needed: str) -> None:
+    machine = Machine("cuda", "a GPU", capability, None, has_all_packages=True)
+    reason = Fused(precision=precision).unsupported(target_of(machine=machine))
+    assert (reason is None) if not needed else f"compute capability {needed}" in str(reason)
+
+
 def test_other_denoisers_have_no_fused_form() -> None:
     assert "made for FLUX" in str(Fused(precision="bf16").unsupported(target(torch.nn.Linear(2, 2))))
 
@@ -188,3 +200,12 @@ def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
 def test_what_works_on_blocks_is_refused(other: str) -> None:
     with pytest.raises(RecipeError, match="does not go with"):
         resolve(f"fused(bf16)+{other}")
+
+
+@pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, attention=fp8)"])
+def test_its_memory_is_predicted_without_its_packages(recipe: str) -> None:
+    model = find_weightless("synthetic:flux-dev")
+    plain, found = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))
+    share = found.model_bytes / plain.model_bytes
+    assert share == pytest.approx(1.0 if recipe == "fused(bf16)" else 0.65, abs=0.02)
+    assert found.peak_bytes < 1.02 * plain.peak_bytes
