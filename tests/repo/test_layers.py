@@ -22,6 +22,7 @@ LAYERS = {
     "offloading": 2,
     "quantization": 2,
     "step_caching": 2,
+    "fused": 3,
     "multi_gpu": 3,
     "techniques": 4,
     "recipes": 5,
@@ -36,6 +37,12 @@ SIDEWAYS = {("spec", "errors"), ("stats", "errors"), ("foreign", "errors")}
 # Libraries that import torch; `report` and `spec` must not import them.
 IMPORTED_LATE = {
     "vivace.kernels.dequantize_int4",
+    "vivace.kernels.gelu",
+    "vivace.kernels.norm_modulate",
+    "vivace.kernels.qk_norm_rope",
+    "vivace.kernels.quantize_rows",
+    "vivace.kernels.reference",
+    "vivace.kernels.skinny_product",
     "vivace.multi_gpu.flux_tokens",
     "vivace.multi_gpu.collectives",
 }

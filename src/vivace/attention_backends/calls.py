@@ -127,7 +127,13 @@ def _flex() -> tuple[Function, Function]:
 
 
 def _flash3() -> tuple[Function, Function]:
-    from flash_attn_interface import flash_attn_func
+    import importlib.util
+
+    # The wheel's module, or that of FlashAttention's own build: the same functions.
+    if importlib.util.find_spec("fa3_fwd_interface") is not None:
+        from fa3_fwd_interface import flash_attn_func
+    else:
+        from flash_attn_interface import flash_attn_func
 
     def call(query: Any, key: Any, value: Any, scale: float | None) -> Any:
         return _first(flash_attn_func(query, key, value, softmax_scale=scale))

@@ -16,7 +16,7 @@ class Kernel:
     least: the lowest compute capability; majors: the only supported major versions, if not all from there on.
     half: supports only fp16 and bf16.
     max_head, heads: the largest head size on a GPU, or the supported head sizes.
-    package, install: the required package, and how to install it.
+    package, install: the required package, and how to install it. alternative: another one that serves as well.
     products: the precision of attention's matmuls, if not the component's own.
     """
 
@@ -27,6 +27,7 @@ class Kernel:
     max_head: int | None = None
     heads: tuple[int, ...] = ()
     package: str | None = None
+    alternative: str | None = None
     install: str = ""
     products: str = Arithmetic.products
 
@@ -50,8 +51,9 @@ KERNELS: dict[str, Kernel] = {
         majors=(9,),
         half=True,
         max_head=256,
-        package="flash_attn_interface",
-        install="no wheel on PyPI: build the folder `hopper` of github.com/Dao-AILab/flash-attention",
+        package="fa3_fwd_interface",
+        alternative="flash_attn_interface",
+        install="pip install fa3-fwd, or build the folder `hopper` of github.com/Dao-AILab/flash-attention",
     ),
     "flash4": Kernel(
         least=(8, 0),
@@ -99,8 +101,9 @@ def unsupported_on(backend: str, machine: Machine) -> str | None:
     if have is not None and kernel.least is not None and have < kernel.least:
         least = _version(kernel.least)
         return f"{backend} attention needs compute capability {least}, {machine.device_name} has {_version(have)}"
-    if kernel.package is not None and not machine.has_package(kernel.package):
-        return f"{backend} attention needs the package {kernel.package} ({kernel.install})"
+    packages = [package for package in (kernel.package, kernel.alternative) if package is not None]
+    if packages and not any(map(machine.has_package, packages)):
+        return f"{backend} attention needs the package {' or '.join(packages)} ({kernel.install})"
     return None
 
 

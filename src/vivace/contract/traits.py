@@ -40,6 +40,8 @@ class Trait(StrEnum):
     REPACKED = "stored in tensor subclasses"
     """Its weights are tensor subclasses whose meaning is lost if only their bytes are copied."""
     COPIES_FROM_HOST = "copying from host memory in its forward"
+    FUSED = "run by fused kernels"
+    """Its blocks are no modules of diffusers any more."""
     OFFLOADED = "offloaded"
     MOVED = "moved between devices"
     """Its weights are moved while it is not needed, by something other than offloading."""

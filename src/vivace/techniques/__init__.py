@@ -14,6 +14,7 @@ from vivace.techniques.dtype import Dtype
 from vivace.techniques.faster_cache import FasterCache
 from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.fuse_qkv import FuseQkv
+from vivace.techniques.fused import Fused
 from vivace.techniques.guidance import Guidance
 from vivace.techniques.inference_mode import InferenceMode
 from vivace.techniques.layerwise_casting import LayerwiseCasting
@@ -43,6 +44,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Prune,
         Dtype,
         FuseQkv,
+        Fused,
         Quantize,
         LayerwiseCasting,
         ChannelsLast,

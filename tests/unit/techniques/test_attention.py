@@ -1,5 +1,6 @@
 """Attention kernels: what runs where, calls that are redirected to a kernel, and those that it does not take."""
 
+import importlib.machinery
 import sys
 import types
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ def test_reasons_say_what_is_missing_and_what_to_do() -> None:
     assert "needs compute capability 8.0, a GPU has 7.5" in (unsupported("flash", gpu(7, 5)) or "")
     assert "only on compute capability 9.x, a GPU has 10.0" in (unsupported("flash3", gpu(10, 0)) or "")
     for backend, package in (
-        ("flash3", "flash_attn_interface"),
+        ("flash3", "fa3_fwd_interface or flash_attn_interface (pip install fa3-fwd"),
         ("flash4", "pip install --pre flash-attn-4"),
         ("sage", "pip install sageattention"),
         ("xformers", "pip install xformers"),
@@ -232,6 +233,26 @@ def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setitem(sys.modules, name, module)
     yield request.param
     calls._OPERATORS.clear()
+
+
+def test_flash3_takes_the_wheels_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+
+    def flash(query: Any, key: Any, value: Any, softmax_scale: float | None = None) -> Any:
+        used.append(softmax_scale)
+        return PLAIN(*(x.transpose(1, 2) for x in (query, key, value)), scale=softmax_scale).transpose(1, 2)
+
+    module = types.ModuleType("fa3_fwd_interface")
+    module.__spec__ = importlib.machinery.ModuleSpec("fa3_fwd_interface", None)
+    vars(module)["flash_attn_func"] = flash
+    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", module)
+    redirected = RedirectedAttention("flash3")
+    query, key, value = tensors()
+    wanted = PLAIN(query, key, value)
+    with torch.no_grad(), redirected.inside():
+        found = F.scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(found, wanted)
+    assert used == [None]
 
 
 def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

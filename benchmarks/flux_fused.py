@@ -1,0 +1,80 @@
+"""Compare `fused` with the best compiled recipes of FLUX.1, side by side on one GPU.
+
+    python -m benchmarks.flux_fused flux-dev --limit-s 400
+    python -m benchmarks.flux_fused flux-schnell --rounds 1
+
+Random weights, native size, the model's own number of steps, prompts encoded before. Recipes are interleaved: each
+round of each recipe is a process of its own, and every second round runs in reverse. Records are written after each
+round, to results/flux-fused-MODEL.json; docs/performance/flux.md tells what they mean. The same command resumes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+import vivace
+from benchmarks.command import Measuring, measures, run
+from benchmarks.every_model import line, write_records
+from benchmarks.every_technique import RESULTS
+from vivace.benchmark import studies
+from vivace.cli.progress import for_this_terminal
+from vivace.models.find import SYNTHETIC
+from vivace.recipes.resolve import resolve
+from vivace.report.rows import rows_of
+from vivace.spec.record import Record
+
+_VAE = "channels_last@vae+compile@vae"
+RECIPES = (
+    "quantize(fp8_static)+channels_last@vae+compile@denoiser,vae",
+    f"fused(fp8, attention=fp8)+cuda_graph+{_VAE}",
+    f"fused(fp8)+cuda_graph+{_VAE}",
+    f"fused(bf16)+cuda_graph+{_VAE}",
+    f"{_VAE}+compile(blocks=repeated)@denoiser",
+)
+"""The first is the fastest row of `every_technique`, its VAE compiled too; others are compared with it. The last is
+what diffusers recommends in bf16."""
+
+
+@click.command("flux_fused")
+@click.argument("name", metavar="MODEL", type=click.Choice(["flux-dev", "flux-schnell"]))
+@click.option("--rounds", type=click.IntRange(1, 10), default=2, show_default=True, help="Rounds per recipe.")
+@click.option(
+    "--only", multiple=True, metavar="RECIPE", help="These recipes instead; the first is compared with."
+)
+@measures(record="results/flux-fused-MODEL.json", repeats=4, warmup=2)
+def flux_fused(name: str, how: Measuring, rounds: int, only: tuple[str, ...]) -> int:
+    """Compare fused with the best compiled recipes of FLUX.1 on one GPU; resumable."""
+    record = how.record or RESULTS / f"flux-fused-{name}.json"
+    recipes = [resolve(text).text for text in only or RECIPES]
+    found: dict[str, Record] = {}
+    with studies.start_launcher(how.device) as launcher:
+        for number in range(1, rounds + 1):
+            for recipe in recipes if number % 2 else reversed(recipes):
+                if how.is_over:
+                    return how.ended(f"round {number} of {recipe}")
+                before = time.monotonic()
+                # Rounds that the store holds are not measured again, so this adds one.
+                (found[recipe],) = vivace.bench(
+                    SYNTHETIC + name,
+                    [recipe],
+                    text="embeddings",
+                    timing=how.timing.model_copy(update={"rounds": number}),
+                    device=how.device,
+                    store=how.store,
+                    quality=False,
+                    rivals=False,
+                    progress=for_this_terminal(),
+                    launcher=launcher,
+                )
+                records = [found[text] for text in recipes if text in found]
+                write_records(record, records)
+                row = next(row for row in rows_of(records) if row.record is found[recipe])
+                click.echo(f"{line(row)} ({time.monotonic() - before:.0f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(flux_fused))

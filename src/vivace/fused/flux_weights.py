@@ -1,0 +1,142 @@
+"""The weights of a FLUX transformer, laid out for the fused forward. The original blocks give theirs up one by one."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from vivace.fused.modulations import modulations_class
+from vivace.fused.products import product_class
+from vivace.fused.rope import frequencies
+
+if TYPE_CHECKING:
+    import torch
+
+OF_DOUBLE, OF_SINGLE = 12, 3
+"""Vectors of modulations of a block: six each of the image and of the text, in this order; three of a single block."""
+
+
+@functools.cache
+def _classes() -> tuple[Any, Any, Any]:
+    import torch
+
+    class Norms(torch.nn.Module):  # type: ignore[misc]
+        """The weights of the norms of queries and keys (streams, 2, channels), and for fp8 their scales (2,).
+
+        A normalised query of n channels has the norm sqrt(n), so no element exceeds sqrt(n) max|weight|.
+        """
+
+        def __init__(self, norms: list[tuple[Any, Any]], bounded: bool) -> None:
+            super().__init__()
+            weight = torch.stack([torch.stack([q.weight, k.weight]) for q, k in norms]).detach().bfloat16()
+            self.register_buffer("weight", weight.contiguous())
+            largest = weight.float().abs().amax(dim=(0, 2))
+            scales = (weight.shape[-1] ** 0.5 * largest / 448).contiguous() if bounded else None
+            self.register_buffer("scales", scales)
+
+    class Double(torch.nn.Module):  # type: ignore[misc]
+        """limits: of the values, for attention in fp8; mlp_limits: of the MLP's hidden channels, for fp8."""
+
+        def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
+            super().__init__()
+            product, attn = product_class(), block.attn
+            self.qkv = product([_projections(attn, "text"), _projections(attn, "image")], quantize)
+            self.out = product([[attn.to_add_out], [attn.to_out[0]]], quantize)
+            self.up = product([[block.ff_context.net[0].proj], [block.ff.net[0].proj]], quantize)
+            self.down = product([[block.ff_context.net[2]], [block.ff.net[2]]], quantize)
+            norms = [(attn.norm_added_q, attn.norm_added_k), (attn.norm_q, attn.norm_k)]
+            self.norms = Norms(norms, bounded)
+            inner = self.qkv.weight.shape[2]
+            self.register_buffer("limits", _limits(self.qkv, 2 * inner) if bounded else None)
+            self.register_buffer("mlp_limits", _limits(self.up, 0) if quantize else None)
+
+    class Single(torch.nn.Module):  # type: ignore[misc]
+        """limits: of the values and the MLP's hidden channels together, for fp8."""
+
+        def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
+            super().__init__()
+            product, attn = product_class(), block.attn
+            self.entry = product([[*_projections(attn, "image"), block.proj_mlp]], quantize)
+            inner = block.proj_mlp.in_features
+            if quantize:
+                self.out = product([[block.proj_out]], quantize)
+            else:
+                self.out = product([[block.proj_out]], quantize, slice(0, inner))
+                self.down = product([[block.proj_out]], quantize, slice(inner, None), with_bias=False)
+            self.norms = Norms([(attn.norm_q, attn.norm_k)], bounded)
+            self.register_buffer("limits", _limits(self.entry, 2 * inner) if quantize else None)
+
+    class FusedFlux(torch.nn.Module):  # type: ignore[misc]
+        """All blocks.
+
+        Attributes:
+            modulations: of double blocks, then of single ones.
+            doubles, singles: products and norms of each block.
+            frequency, axis: of the rotary embedding.
+        """
+
+        def __init__(self, transformer: Any, quantize: bool, bounded: tuple[bool, ...]) -> None:
+            super().__init__()
+            config = transformer.config
+            device = transformer.x_embedder.weight.device
+            channels = config.num_attention_heads * config.attention_head_dim
+            doubles, singles = transformer.transformer_blocks, transformer.single_transformer_blocks
+            num_outputs = (OF_DOUBLE * len(doubles) + OF_SINGLE * len(singles)) * channels
+            num_inputs = 2 + config.pooled_projection_dim
+            self.modulations = modulations_class()(num_outputs, channels, quantize, num_inputs, device)
+            self.doubles, self.singles = torch.nn.ModuleList(), torch.nn.ModuleList()
+            at, which = 0, iter(bounded)
+            for block in _taken(doubles):
+                at = self.modulations.fill(at, block.norm1.linear)
+                at = self.modulations.fill(at, block.norm1_context.linear)
+                self.doubles.append(Double(block, quantize, next(which)))
+            for block in _taken(singles):
+                at = self.modulations.fill(at, block.norm.linear)
+                self.singles.append(Single(block, quantize, next(which)))
+            frequency, axis = frequencies(config.axes_dims_rope, transformer.pos_embed.theta, device)
+            self.register_buffer("frequency", frequency, persistent=False)
+            self.register_buffer("axis", axis, persistent=False)
+
+    return FusedFlux, Double, Single
+
+
+def _limits(product: Any, start: int) -> torch.Tensor:
+    """For each stream the largest norm of a row of an e4m3 weight, and the largest bias, from output `start` on."""
+    import torch
+
+    found = []
+    for weight, scale, bias in zip(product.weight, product.scale, product.bias, strict=True):
+        norms = (weight[start:].float() * scale[0, start:, None]).norm(dim=1)
+        found.append(torch.stack([norms.amax(), bias[start:].float().abs().amax()]))
+    return torch.stack(found)
+
+
+def fused_flux(transformer: Any, quantize: bool, bounded: tuple[bool, ...]) -> torch.nn.Module:
+    """Take the weights over from a transformer's blocks, which are removed from it.
+
+    Args:
+        quantize: store weights in e4m3, with a scale for each output; else in bf16.
+        bounded: for each block, whether attention's inputs are to be bounded, for fp8.
+    """
+    fused: torch.nn.Module = _classes()[0](transformer, quantize, bounded).eval().requires_grad_(False)
+    return fused
+
+
+def _taken(blocks: Any) -> Any:
+    """Yield the blocks in order, and drop each one from the list, so that its memory is free once it was used."""
+    while len(blocks):
+        block = blocks[0]
+        del blocks[0]
+        yield block
+        del block
+
+
+def _projections(attn: Any, stream: str) -> list[Any]:
+    """The Linear layers of queries, keys and values, which may have been fused before."""
+    fused, separate = {
+        "image": ("to_qkv", ("to_q", "to_k", "to_v")),
+        "text": ("to_added_qkv", ("add_q_proj", "add_k_proj", "add_v_proj")),
+    }[stream]
+    if getattr(attn, fused, None) is not None:
+        return [getattr(attn, fused)]
+    return [getattr(attn, name) for name in separate]

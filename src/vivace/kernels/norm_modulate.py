@@ -1,0 +1,167 @@
+"""Residual, gate, LayerNorm, modulation and quantisation of a token, in one pass over it.
+
+In PyTorch's operators these are seven passes: the gated branch is added to the stream, mean and variance are reduced,
+the normalised token is scaled and shifted, its largest value is reduced, and it is divided and rounded. Each is bound
+by memory. Here one program keeps two tokens (of 3,072 channels in FLUX) in registers: it reads the stream and the
+branch, and writes the stream and the input of the next matmul.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from vivace.kernels.reference import GROWTH, Modulation, Tokens
+
+_ROWS, _WARPS = 2, 4
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _residual_norm(  # type: ignore[no-untyped-def]
+    x,
+    y,
+    bias,
+    modulations,
+    limits,
+    out,
+    out_scale,
+    bound,
+    row_scales,
+    num_text_rows,
+    text,
+    image,
+    row_modulations,
+    bias_stride,
+    limits_stride,
+    gate_text,
+    gate_image,
+    shift_text,
+    shift_image,
+    scale_text,
+    scale_image,
+    channels,
+    eps,
+    growth,
+    ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    HAS_Y: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    HAS_BOUND: tl.constexpr,  # noqa: N803
+    HAS_ROW_SCALES: tl.constexpr,  # noqa: N803
+    QUANTIZE: tl.constexpr,  # noqa: N803
+    NORM: tl.constexpr,  # noqa: N803
+) -> None:
+    # All rows of a program are of one stream and one batch row, so modulations are read once for them.
+    first = tl.program_id(0) * ROWS
+    is_image = first >= num_text_rows
+    stream = is_image.to(tl.int32)
+    batch = tl.where(is_image, (first - num_text_rows) // image, first // tl.maximum(text, 1))
+    own = modulations + batch.to(tl.int64) * row_modulations
+    row = first + tl.arange(0, ROWS)
+    channel = tl.arange(0, BLOCK)
+    exists = channel < channels
+    inside = exists[None, :] & (row >= 0)[:, None]
+    at = row.to(tl.int64)[:, None] * channels + channel[None, :]
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_Y:
+        change = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            added = tl.load(bias + stream * bias_stride + channel, mask=exists, other=0.0).to(tl.float32)
+            change += added[None, :]
+        gate = tl.load(own + tl.where(is_image, gate_image, gate_text) + channel, mask=exists, other=0.0)
+        # Rounded here as it is stored, so that the norm sees what the next block will.
+        stored = (value + gate.to(tl.float32)[None, :] * change).to(x.dtype.element_ty)
+        tl.store(x + at, stored, mask=inside)
+        value = stored.to(tl.float32)
+    if NORM:
+        scale = tl.load(own + tl.where(is_image, scale_image, scale_text) + channel, mask=exists, other=0.0)
+        shift = tl.load(own + tl.where(is_image, shift_image, shift_text) + channel, mask=exists, other=0.0)
+        mean = tl.sum(value, axis=1) / channels
+        centred = tl.where(inside, value - mean[:, None], 0.0)
+        variance = tl.sum(centred * centred, axis=1) / channels
+        normed = centred * (1.0 / tl.sqrt(variance + eps))[:, None]
+        normed = normed * (1.0 + scale.to(tl.float32))[None, :] + shift.to(tl.float32)[None, :]
+        if HAS_BOUND or HAS_ROW_SCALES:
+            length = tl.sqrt(tl.sum(normed * normed, axis=1))
+            largest_weight = tl.load(limits + stream * limits_stride)
+            largest_bias = tl.load(limits + stream * limits_stride + 1)
+            limit = length * largest_weight * growth + largest_bias
+            if HAS_BOUND:
+                tl.atomic_max(bound, tl.max(limit, axis=0), sem="relaxed")
+            if HAS_ROW_SCALES:
+                tl.store(row_scales + row, tl.maximum(limit, 1e-12) / 448.0)
+        if QUANTIZE:
+            largest = tl.maximum(tl.max(tl.abs(normed), axis=1), 1e-12)
+            normed = normed * (448.0 / largest)[:, None]  # the cast saturates
+            tl.store(out_scale + row, largest / 448.0)
+        tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)
+
+
+def residual_norm(
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    gate: Modulation | None,
+    modulations: torch.Tensor,
+    norm: tuple[Modulation, Modulation] | None,
+    tokens: Tokens,
+    out: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    limits: torch.Tensor | None = None,
+    bound: torch.Tensor | None = None,
+    row_scales: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """Add gate * (y + bias) to `x` in place, and write its norm, modulated, to `out`.
+
+    Args:
+        x: (rows, channels), the residual stream.
+        y: like x; None: nothing is added.
+        bias: (1 or 2, channels): of all rows, or of the text's and the image's.
+        modulations: (batch, all modulations); `gate` and `norm` (shift, scale) say where theirs start.
+        out: (rows, channels); e4m3 if `scale` is given, else x's dtype. None with `norm`: nothing is normalised.
+        scale: (rows, 1), fp32: one for each row of an e4m3 `out`.
+        limits: of the product that reads `out`; see `vivace.kernels.reference.product_bounds`.
+        bound: (1,), fp32, becomes at least the largest of these bounds.
+        row_scales: (rows, 1), fp32, written: the scale of e4m3 values that do not exceed the row's bound.
+    """
+    rows, channels = x.shape
+    shift_at, scale_at = norm if norm is not None else (Modulation(0, 0), Modulation(0, 0))
+    gate = gate if gate is not None else Modulation(0, 0)
+    together = next(k for k in (_ROWS, 2, 1) if not (tokens.text % k or tokens.image % k) and k <= _ROWS)
+    _residual_norm[(rows // together,)](
+        x,
+        y if y is not None else x,
+        bias if bias is not None else x,
+        modulations,
+        limits if limits is not None else x,
+        out if out is not None else x,
+        scale if scale is not None else x,
+        bound if bound is not None else x,
+        row_scales if row_scales is not None else x,
+        tokens.num_text_rows,
+        tokens.text,
+        tokens.image,
+        modulations.stride(0),
+        channels if bias is not None and bias.shape[0] > 1 else 0,
+        2 if limits is not None and limits.shape[0] > 1 else 0,
+        gate.text,
+        gate.image,
+        shift_at.text,
+        shift_at.image,
+        scale_at.text,
+        scale_at.image,
+        channels,
+        eps,
+        GROWTH,
+        ROWS=together,
+        BLOCK=triton.next_power_of_2(channels),
+        HAS_Y=y is not None,
+        HAS_BIAS=bias is not None,
+        HAS_BOUND=bound is not None,
+        HAS_ROW_SCALES=row_scales is not None,
+        QUANTIZE=scale is not None,
+        NORM=norm is not None,
+        num_warps=_WARPS,
+    )

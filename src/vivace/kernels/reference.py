@@ -1,0 +1,190 @@
+"""What the fused kernels compute, in plain PyTorch: for devices without Triton, and for tests.
+
+Tensors are rows of tokens (rows, channels): those of the text first, then those of the image, each batch row after the
+other. All arithmetic is in fp32, or in fp64 for fp64 inputs, and is rounded once, when a result is stored.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+E4M3_MAX = 448.0
+TINY = 1e-12
+"""The smallest largest value that a scale is made from, so that rows of zeros stay zeros."""
+GROWTH = 1.15
+"""By how much rounding to e4m3 can enlarge a product of two factors: (1 + 1/16)^2, and a little."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """How rows are laid out: `batch` times `text` rows of the text, then `batch` times `image` rows of the image."""
+
+    batch: int
+    text: int
+    image: int
+
+    @property
+    def num_text_rows(self) -> int:
+        return self.batch * self.text
+
+    @property
+    def num_rows(self) -> int:
+        return self.batch * (self.text + self.image)
+
+    @property
+    def length(self) -> int:
+        """Tokens that attend to each other."""
+        return self.text + self.image
+
+    @property
+    def joined(self) -> Tokens:
+        """The same tokens as one stream: rows of text and image alternate with the batch."""
+        return Tokens(self.batch, 0, self.length)
+
+
+@dataclass(frozen=True)
+class Modulation:
+    """Where vectors of D channels start in a row of modulations, for the text's rows and for the image's."""
+
+    text: int
+    image: int
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return e4m3 values (rows, channels) and scales (rows, 1) in fp32; their product is about `x`."""
+    wide = _wide(x)
+    scale = wide.abs().amax(dim=-1, keepdim=True).clamp(min=TINY) / E4M3_MAX
+    return to_e4m3(wide / scale), scale.float()
+
+
+def to_e4m3(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+
+
+def add_gated(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    bias: torch.Tensor | None,
+    modulations: torch.Tensor,
+    gate: Modulation,
+    tokens: Tokens,
+) -> torch.Tensor:
+    """Return x + gate * (y + bias). For shapes see `vivace.kernels.norm_modulate.residual_norm`."""
+    wide = _wide(x)
+    change = _wide(y)
+    if bias is not None:
+        change = change + _by_stream(_wide(bias), tokens)
+    return (wide + _spread(modulations, gate, x.shape[-1], tokens) * change).to(x.dtype)
+
+
+def norm_modulate(
+    x: torch.Tensor,
+    modulations: torch.Tensor,
+    shift: Modulation,
+    scale: Modulation,
+    tokens: Tokens,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """Return LayerNorm(x) * (1 + scale) + shift in fp32 or fp64."""
+    wide = _wide(x)
+    centred = wide - wide.mean(dim=-1, keepdim=True)
+    normal = centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + eps)
+    channels = x.shape[-1]
+    return normal * (1 + _spread(modulations, scale, channels, tokens)) + _spread(
+        modulations, shift, channels, tokens
+    )
+
+
+def product_bounds(normed: torch.Tensor, limits: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    """Return, for each row (rows, 1), what no element of its product exceeds: |x| |w| + |b|, by Cauchy and Schwarz.
+
+    Args:
+        limits: (streams, 2), the largest norm of a row of the product's weight, and the largest of its bias.
+    """
+    limit = _by_stream(_wide(limits), tokens)
+    return (normed.norm(dim=-1, keepdim=True) * limit[:, :1] * GROWTH + limit[:, 1:]).float()
+
+
+def scale_of(bound: torch.Tensor) -> torch.Tensor:
+    """The scale of e4m3 values that do not exceed a bound."""
+    return bound.clamp(min=TINY) / E4M3_MAX
+
+
+def qk_norm_rope(
+    qkv: torch.Tensor,
+    bias: torch.Tensor | None,
+    weights: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    tokens: Tokens,
+    num_heads: int,
+    eps: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries, keys and values (batch, tokens, heads, channels) in fp32 or fp64, the text's tokens first.
+
+    For the arguments see `vivace.kernels.qk_norm_rope.qk_norm_rope`.
+    """
+    channels = weights.shape[-1]
+    inner = num_heads * channels
+    wide = _wide(qkv[:, : 3 * inner])
+    if bias is not None:
+        wide = wide + _by_stream(_wide(bias[:, : 3 * inner]), tokens)
+    parts = wide.unflatten(-1, (3, num_heads, channels))
+    found = []
+    for index in range(2):
+        part = parts[:, index]
+        part = part * torch.rsqrt(part.square().mean(dim=-1, keepdim=True) + eps)
+        part = part * _by_stream(_wide(weights[:, index]), tokens)[:, None]
+        joined = to_joint(part, tokens)
+        even, odd = joined.unflatten(-1, (-1, 2)).unbind(-1)
+        c, s = cos.to(joined.dtype)[None, :, None], sin.to(joined.dtype)[None, :, None]
+        found.append(torch.stack([even * c - odd * s, odd * c + even * s], dim=-1).flatten(-2))
+    return found[0], found[1], to_joint(parts[:, 2], tokens)
+
+
+def gelu(x: torch.Tensor, bias: torch.Tensor | None, tokens: Tokens) -> torch.Tensor:
+    """Return GELU(x + bias) in its tanh form, in fp32 or fp64."""
+    wide = _wide(x)
+    if bias is not None:
+        wide = wide + _by_stream(_wide(bias), tokens)
+    return 0.5 * wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
+
+
+def to_joint(rows: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    """Rows of tokens as (batch, tokens, ...), the text's tokens first."""
+    text, image = rows[: tokens.num_text_rows], rows[tokens.num_text_rows :]
+    return torch.cat(
+        [text.unflatten(0, (tokens.batch, tokens.text)), image.unflatten(0, (tokens.batch, tokens.image))], 1
+    )
+
+
+def from_joint(joint: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    """The inverse of `to_joint`; a view where rows are in this order already."""
+    if tokens.batch == 1 or not tokens.text:
+        return joint.flatten(0, 1)
+    return torch.cat([joint[:, : tokens.text].flatten(0, 1), joint[:, tokens.text :].flatten(0, 1)])
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _by_stream(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    """Values (streams, ...) for each row; with one stream, the same for all."""
+    if values.shape[0] == 1:
+        return values.expand(tokens.num_rows, *values.shape[1:])
+    counts = torch.tensor(
+        [tokens.num_text_rows, tokens.num_rows - tokens.num_text_rows], device=values.device
+    )
+    return values.repeat_interleave(counts, dim=0, output_size=tokens.num_rows)
+
+
+def _spread(modulations: torch.Tensor, at: Modulation, channels: int, tokens: Tokens) -> torch.Tensor:
+    """One vector of each batch row's modulations, for each row of tokens."""
+    wide = _wide(modulations)
+    text = wide[:, at.text : at.text + channels].repeat_interleave(tokens.text, dim=0)
+    image = wide[:, at.image : at.image + channels].repeat_interleave(tokens.image, dim=0)
+    return torch.cat([text, image])

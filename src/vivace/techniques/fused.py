@@ -1,0 +1,191 @@
+"""FLUX's transformer as few, fused kernels, in bf16 or fp8.
+
+Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neither matmul nor attention: quantising,
+    norms, modulation, GELU, rotary embedding, copies and gaps. Kernels of vivace's own take each of these in one pass
+    over memory, together with its neighbours; the modulations of all steps are computed at once, before the first.
+Costs: other rounding than diffusers'; with fp8 also that of weights and activations, a scale for each row of both.
+    `attention=fp8` rounds queries, keys, values and the softmax as well. The blocks are replaced, so adapters must be
+    merged before, and techniques that work on blocks do not go with it.
+Needs: a FLUX transformer. On GPUs Triton, and for fp8 compute capability 8.9; `attention=fp8` needs Hopper and the
+    package nvidia-cudnn-frontend. Elsewhere plain PyTorch computes the same, which is right and slow.
+Source: Peebles and Xie, DiT (adaLN-Zero), arXiv 2212.09748; Micikevicius et al., FP8 Formats for Deep Learning, arXiv
+    2209.05433; Shah et al., FlashAttention-3, arXiv 2407.08608 (attention in fp8). Kernels: vivace.kernels.
+
+Scales need no calibration: those of norms' outputs are taken from each row as it is written; queries and keys are
+bounded by their RMSNorm, values and the MLP's hidden channels by the norms of tokens and weights. e4m3 has an exponent
+of its own, so a bound that is a hundred times too large costs it nothing.
+A step still launches about 800 kernels; `cuda_graph` replays them in one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from vivace.contract import Arithmetic, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.contract.anatomy import Component
+from vivace.errors import NoEffect
+from vivace.quantization.layers import is_quantised
+
+_MIN_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9)}
+_FP8_HEAD = 128
+_ATTRIBUTE = "vivace_fused"
+
+
+class Fused(Technique):
+    name: ClassVar[str] = "fused"
+    summary: ClassVar[str] = "FLUX's transformer as few, fused kernels"
+    stage: ClassVar[Stage] = Stage.FUSE
+    owns: ClassVar[str] = "attention projections"
+    same_picture: ClassVar[bool] = True
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+
+    precision: Literal["bf16", "fp8"] = knob(
+        "bf16", tune=["bf16", "fp8"], about="of the matmuls; everything between them is computed in fp32"
+    )
+    attention: Literal["bf16", "fp8"] = knob("bf16", about="of attention; fp8 is cuDNN's, on Hopper")
+    bf16_blocks: int = knob(
+        0, ge=0, le=100, about="attention=fp8: the first and last blocks whose attention stays in bf16"
+    )
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        weights = {"bf16": "in bf16", "fp8": "in fp8 (e4m3), a scale per output row"}[self.precision]
+        return Arithmetic(weights, f"in {self.precision}")
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.FUSED})
+
+    @property
+    def excludes(self) -> tuple[Rule, ...]:
+        return (
+            Rule(
+                Trait.COMPILED, "the fused kernels leave the compiler nothing to fuse; add cuda_graph instead"
+            ),
+            Rule(Trait.QUANTIZED, "its weights are stored anew; fused(fp8) quantises them"),
+            Rule(Trait.KERNEL_CHOSEN, "fused has its own attention; choose by fused(attention=...)"),
+            Rule(Trait.SHARDED, "the fused blocks run on one GPU"),
+            Rule(Trait.HOOKED, "the layers that hooks are attached to are replaced"),
+            Rule(
+                Trait.KEEPS_BLOCK_TENSORS,
+                "this cache works within diffusers' blocks, which are replaced; one that keeps the residual of all "
+                "blocks goes with it, such as teacache",
+            ),
+            Rule(Trait.CACHED, "the blocks are replaced, and the cache with them", earlier_only=True),
+            Rule(
+                Trait.OFFLOADED, "offloading moves layer by layer, and the fused blocks hold views of theirs"
+            ),
+        )
+
+    def unsupported(self, target: Target) -> str | None:
+        machine, runs_here = target.machine, target.model.has_weights
+        if self.attention == "fp8":
+            from vivace.attention_backends.cudnn_fp8 import unsupported_on
+
+            if self.precision != "fp8":
+                return "attention=fp8 goes with fused(fp8), whose next matmul takes its output as it is"
+            if (reason := unsupported_on(machine, runs_here)) is not None:
+                return reason
+        if machine.is_cuda:
+            least, have = _MIN_CAPABILITY[self.precision], machine.capability
+            if have is not None and have < least:
+                return (
+                    f"matmuls in {self.precision} need a GPU of compute capability {least[0]}.{least[1]}, and this one "
+                    f"has {have[0]}.{have[1]}"
+                )
+            if runs_here and not machine.has_package("triton"):
+                return "the fused kernels are Triton's, which is not installed (pip install triton)"
+        if target.pipe is None:
+            return None
+        denoiser = target.module("denoiser")
+        if (reason := _unsuited(denoiser, machine.is_cuda, self.precision == "fp8")) is not None:
+            return reason
+        head = denoiser.config.attention_head_dim
+        if self.attention == "fp8" and head != _FP8_HEAD:
+            return (
+                f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and these have {head}"
+            )
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        import torch
+
+        from vivace.fused.first_norm import first_norm
+        from vivace.fused.flux_forward import FluxForward
+        from vivace.fused.flux_weights import fused_flux
+        from vivace.fused.modulations import Hoisting
+
+        transformer = target.module("denoiser")
+        if hasattr(transformer, _ATTRIBUTE):
+            raise NoEffect("its blocks are fused already", already_so=True)
+        num_doubles = len(transformer.transformer_blocks)
+        num_blocks = num_doubles + len(transformer.single_transformer_blocks)
+        bounded = tuple(
+            self.attention == "fp8" and self.bf16_blocks <= index < num_blocks - self.bf16_blocks
+            for index in range(num_blocks)
+        )
+        torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own `to` warns
+        for layer in (transformer.x_embedder, transformer.context_embedder, transformer.time_text_embed):
+            # Step caches call diffusers' forward, which gives these what the pipeline has, in any dtype.
+            layer.register_forward_pre_hook(_cast_last)
+        with torch.no_grad():
+            fused = fused_flux(transformer, self.precision == "fp8", bounded)
+        setattr(transformer, _ATTRIBUTE, fused)
+        if num_doubles:
+            transformer.transformer_blocks.append(first_norm(fused.modulations))
+        forward = FluxForward(transformer, fused)
+
+        def forward_of_instance(*args: Any, **kwargs: Any) -> Any:
+            return forward(*args, **kwargs)
+
+        transformer.forward = forward_of_instance
+        hoisting = Hoisting(target.pipe, fused.modulations, forward.inputs_of)
+        transformer.register_forward_pre_hook(hoisting, with_kwargs=True)
+        num_fp8 = sum(bounded)
+
+        def evidence() -> dict[str, int | float | str]:
+            return {
+                "denoiser.modulations_hoisted": hoisting.num_hoisted,
+                "denoiser.modulations_computed_in_the_loop": int(fused.modulations.num_computed),
+            }
+
+        def refuted(_: dict[str, Any]) -> str | None:
+            return None if forward.num_calls else "the fused forward was never called"
+
+        return Effect(
+            changed={
+                "denoiser.fused_blocks": num_blocks,
+                "denoiser.fused_by": "Triton" if target.machine.is_cuda else "PyTorch (no GPU)",
+                "denoiser.matmuls": self.precision,
+                "denoiser.attention": f"cuDNN fp8 in {num_fp8} of {num_blocks} blocks" if num_fp8 else "bf16",
+            },
+            evidence=evidence,
+            refuted=refuted,
+        )
+
+
+def _cast_last(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Cast the last input: of the embeddings of time and guidance it is the text, which decides their dtype."""
+    return (*args[:-1], args[-1].bfloat16())
+
+
+def _unsuited(transformer: Any, on_gpu: bool, quantize: bool) -> str | None:
+    """Why this denoiser has no fused form, or None."""
+    kind = type(transformer).__name__
+    if kind != "FluxTransformer2DModel":
+        return f"the fused kernels are made for FLUX's transformer, and this is a {kind}"
+    if hasattr(transformer, _ATTRIBUTE):
+        return None
+    config = transformer.config
+    if quantize and on_gpu and (config.num_attention_heads * config.attention_head_dim) % 16:
+        return "matmuls in fp8 need channels in multiples of 16"
+    head = config.attention_head_dim
+    if on_gpu and (head & (head - 1) or head < 16):
+        return f"the kernels take heads whose channels are a power of two from 16 on; these have {head}"
+    for name, layer in transformer.named_modules():
+        if hasattr(layer, "base_layer"):
+            return f"adapters are attached ({name}); merge them first with pipe.fuse_lora() and unload_lora_weights()"
+        if type(layer).__name__ == "Linear" and is_quantised(layer):
+            return f"a layer is quantised already ({name}), and quantised weights cannot be fused"
+    return None

@@ -1,0 +1,142 @@
+"""The fused kernels, and FLUX fused, on a CUDA device. `python -m pytest -m gpu tests/gpu/test_fused_cuda.py`."""
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+
+import vivace
+from tests import fused_kernels as kernels
+from tests.families import draw, psnr
+from tests.targets import target_of
+from vivace.contract import Target
+from vivace.errors import Unsupported
+from vivace.kernels.reference import Tokens
+from vivace.measure.machine import this_machine
+from vivace.models.random_weights import fill
+from vivace.techniques.fused import Fused
+
+pytestmark = pytest.mark.gpu
+CASES = list(kernels.cases())
+SHAPES = [(1, 512, 32, 32), (1, 128, 32, 32), (2, 128, 16, 24), (2, 512, 33, 47), (1, 77, 17, 23)]
+"""Batch, text tokens, height and width in tokens."""
+
+
+@pytest.mark.parametrize(("kind", "tokens"), CASES, ids=[f"{kind}-{t.batch}-{t.text}" for kind, t in CASES])
+def test_each_kernel_against_float64(kind: str, tokens: Tokens) -> None:
+    for quantize in (False, True):
+        for channels in (96, 3072):
+            for adds in (False, True):
+                kernels.check_residual_norm(kind, tokens, channels, adds, quantize, "cuda")
+        for heads, channels in ((5, 32), (24, 128)):
+            kernels.check_qk_norm_rope(kind, tokens, heads, channels, quantize, "cuda")
+    for scales in ("none", "rows", "bound"):
+        kernels.check_gelu(kind, tokens, 12288, scales, "cuda")
+    for channels in (200, 3072):
+        kernels.check_quantize_rows(kind, 5, channels, "cuda")
+
+
+@pytest.mark.parametrize("quantize", [False, True])
+@pytest.mark.parametrize(("rows", "outputs", "channels"), [(3, 130, 144), (1, 4096, 3072), (64, 130, 3072)])
+def test_the_skinny_product_against_float64(rows: int, outputs: int, channels: int, quantize: bool) -> None:
+    kernels.check_skinny_product(rows, outputs, channels, quantize, "cuda")
+
+
+def transformer() -> Any:
+    """Two double and two single blocks of FLUX.1's width."""
+    with torch.device("cuda"):
+        made = FluxTransformer2DModel(num_layers=2, num_single_layers=2, guidance_embeds=True)
+    made = made.to(torch.bfloat16).eval().requires_grad_(False)
+    with torch.no_grad():
+        fill(made, torch.Generator("cuda").manual_seed(1))
+    return made
+
+
+def inputs(batch: int, text: int, height: int, width: int) -> dict[str, Any]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    ids = torch.zeros(height, width, 3, device="cuda")
+    ids[..., 1] += torch.arange(height, device="cuda")[:, None]
+    ids[..., 2] += torch.arange(width, device="cuda")[None]
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device="cuda").bfloat16()
+
+    return {
+        "hidden_states": random(batch, height * width, 64),
+        "encoder_hidden_states": random(batch, text, 4096),
+        "pooled_projections": random(batch, 768),
+        "timestep": torch.full((batch,), 700.0, device="cuda").bfloat16() / 1000,
+        "guidance": torch.full([1], 3.5, device="cuda").expand(batch),
+        "img_ids": ids.reshape(-1, 3).bfloat16(),
+        "txt_ids": torch.zeros(text, 3, device="cuda").bfloat16(),
+        "return_dict": False,
+    }
+
+
+def target(made: Any, timesteps: list[float] | None = None) -> Target:
+    scheduler = None
+    if timesteps is not None:
+        scheduler = types.SimpleNamespace(timesteps=torch.tensor(timesteps, device="cuda"))
+    pipe = types.SimpleNamespace(transformer=made, scheduler=scheduler)
+    return target_of(machine=this_machine("cuda"), pipe=pipe)
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@torch.no_grad()
+def test_the_transformer_against_diffusers_and_torchao() -> None:
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
+
+    plain = transformer()
+    wanted = [plain(**inputs(*shape))[0] for shape in SHAPES]
+    quantize_(plain, Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()))
+    torchaos = max(error(plain(**inputs(*shape))[0], w) for shape, w in zip(SHAPES, wanted, strict=True))
+    for knobs, allowed in (
+        ({"precision": "bf16"}, 0.01),
+        ({"precision": "fp8"}, min(0.05, 1.5 * torchaos)),
+        ({"precision": "fp8", "attention": "fp8"}, min(0.05, 1.5 * torchaos)),
+    ):
+        technique = Fused(**knobs)
+        made = transformer()
+        if (reason := technique.unsupported(target(made))) is not None:
+            assert "nvidia-cudnn-frontend" in reason or "capability" in reason
+            continue
+        technique.apply(target(made))
+        for shape, w in zip(SHAPES, wanted, strict=True):
+            assert error(made(**inputs(*shape))[0], w) < allowed, (knobs, shape)
+
+
+@torch.no_grad()
+def test_modulations_are_hoisted_or_computed_but_never_stale() -> None:
+    made, plain = transformer(), transformer()
+    Fused(precision="bf16").apply(target(made, [1000.0, 700.0, 300.0]))
+    table = made.vivace_fused.modulations
+    given = inputs(*SHAPES[2])
+    assert error(made(**given)[0], plain(**given)[0]) < 0.01
+    assert table.num_computed == 0, "found in the table"
+    for name in ("timestep", "guidance", "pooled_projections"):
+        given[name] = given[name] * 0.9
+        assert error(made(**given)[0], plain(**given)[0]) < 0.01, name
+    before = int(table.num_computed)
+    assert before, "a timestep that the scheduler does not have is computed"
+    given["pooled_projections"].mul_(0.5)  # in place: the same object with another content
+    assert error(made(**given)[0], plain(**given)[0]) < 0.01
+
+
+@pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, attention=fp8)"])
+@pytest.mark.parametrize("more", ["", "+cuda_graph", "+teacache(hits=0.5)+cuda_graph"])
+def test_a_picture(recipe: str, more: str) -> None:
+    reference = draw(vivace.load("tiny-flux", f"bf16{more.replace('+cuda_graph', '')}", device="cuda"))
+    try:
+        made = vivace.load("tiny-flux", f"bf16+{recipe}{more}", device="cuda")
+    except Unsupported as error:
+        pytest.skip(str(error))
+    for _ in range(2):
+        assert psnr(draw(made), reference) > 25
+    assert made.refuted({}) is None
+    assert made.evidence()["denoiser.modulations_hoisted"]
+    assert made.effects["fused@denoiser"]["denoiser.fused_by"] == "Triton"

@@ -1,0 +1,211 @@
+"""The fused forward against diffusers', on a CPU, where plain PyTorch computes what the kernels do."""
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+
+import vivace
+from tests.families import draw, psnr
+from tests.targets import target_of
+from vivace.contract import Machine, Target
+from vivace.errors import RecipeError, Unsupported
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.models.random_weights import fill
+from vivace.recipes.resolve import resolve
+from vivace.techniques.fused import Fused
+
+HEADS, CHANNELS = 2, 128
+
+
+class Pipe:
+    def __init__(self, transformer: Any) -> None:
+        self.transformer = transformer
+        self.scheduler = None
+
+
+def transformer(guidance: bool = True, singles: int = 2) -> Any:
+    torch.manual_seed(0)
+    made = FluxTransformer2DModel(
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=singles,
+        num_attention_heads=HEADS,
+        attention_head_dim=CHANNELS,
+        joint_attention_dim=48,
+        pooled_projection_dim=32,
+        guidance_embeds=guidance,
+    )
+    with torch.no_grad():
+        fill(made, torch.Generator().manual_seed(1))
+    return made.eval().requires_grad_(False)
+
+
+def inputs(batch: int, text: int, height: int, width: int, guidance: bool = True) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.zeros(height, width, 3)
+    ids[..., 1] += torch.arange(height)[:, None]
+    ids[..., 2] += torch.arange(width)[None]
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return {
+        "hidden_states": random(batch, height * width, 16),
+        "encoder_hidden_states": random(batch, text, 48),
+        "pooled_projections": random(batch, 32),
+        "timestep": torch.linspace(0.7, 0.3, batch),
+        "guidance": torch.full([batch], 3.5) if guidance else None,
+        "img_ids": ids.reshape(-1, 3),
+        "txt_ids": torch.zeros(text, 3),
+        "return_dict": False,
+    }
+
+
+def target(made: Any) -> Target:
+    return target_of(pipe=Pipe(made))
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize(
+    ("batch", "text", "height", "width"), [(1, 128, 8, 8), (2, 7, 5, 9), (1, 1, 1, 1), (3, 16, 4, 2)]
+)
+@torch.no_grad()
+def test_same_output_as_diffusers(batch: int, text: int, height: int, width: int) -> None:
+    given = inputs(batch, text, height, width)
+    wanted = transformer()(**given)[0]
+    for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):
+        made = transformer()
+        Fused(precision=precision).apply(target(made))
+        (found,) = made(**given)
+        assert found.dtype == torch.float32
+        assert error(found, wanted) < allowed
+
+
+@torch.no_grad()
+def test_each_row_of_a_batch_is_a_picture_of_its_own() -> None:
+    made = transformer()
+    Fused(precision="bf16").apply(target(made))
+    given = inputs(3, 5, 4, 6)
+    (together,) = made(**given)
+    for row in range(3):
+        alone = {
+            name: value[row : row + 1]
+            if isinstance(value, torch.Tensor) and not name.endswith("_ids")
+            else value
+            for name, value in given.items()
+        }
+        assert error(made(**alone)[0], together[row : row + 1]) < 0.01
+
+
+@torch.no_grad()
+def test_without_guidance_and_after_fuse_qkv() -> None:
+    given = inputs(1, 5, 4, 6, guidance=False)
+    made = transformer(guidance=False, singles=0)
+    wanted = made(**given)[0]
+    made.fuse_qkv_projections()
+    Fused(precision="bf16").apply(target(made))
+    assert error(made(**given)[0], wanted) < 0.01
+    assert not [*made.transformer_blocks.parameters()], "the separate weights are gone"
+
+
+@torch.no_grad()
+def test_new_inputs_are_never_mixed_up_with_old_ones() -> None:
+    made = transformer()
+    Fused(precision="bf16").apply(target(made))
+    plain = transformer()
+    given = inputs(1, 5, 4, 6)
+    made(**given)
+    for name in ("pooled_projections", "timestep", "guidance", "encoder_hidden_states", "img_ids"):
+        given[name] = given[name] * 0.5
+        assert error(made(**given)[0], plain(**given)[0]) < 0.015, name
+
+
+def test_weights_keep_their_size() -> None:
+    def size(module: Any) -> int:
+        return sum(t.nbytes for t in [*module.parameters(), *module.buffers()])
+
+    sixteen, eight = transformer().bfloat16(), transformer()
+    before = size(sixteen)
+    Fused(precision="bf16").apply(target(sixteen))
+    assert size(sixteen) == pytest.approx(before, rel=0.01)
+    Fused(precision="fp8").apply(target(eight))
+    assert size(eight) < 0.6 * before
+
+
+def test_what_it_does_not_compute_is_refused() -> None:
+    made = transformer()
+    Fused(precision="bf16").apply(target(made))
+    given = inputs(1, 5, 4, 6)
+    with pytest.raises(Unsupported, match="take no ControlNet"):
+        made(**given, controlnet_block_samples=[torch.zeros(1)])
+    with pytest.raises(Unsupported, match="ip_adapter_image_embeds"):
+        made(**given, joint_attention_kwargs={"ip_adapter_image_embeds": [torch.zeros(1)]})
+    made(**given, joint_attention_kwargs={"scale": 1.0})
+    made(**given, joint_attention_kwargs={})
+
+
+@pytest.mark.parametrize(
+    ("knobs", "reason"),
+    [
+        ({"precision": "fp8", "attention": "fp8"}, "runs on GPUs"),
+        ({"precision": "bf16", "attention": "fp8"}, "goes with fused"),
+    ],
+)
+def test_attention_in_fp8_is_for_hopper(knobs: dict[str, Any], reason: str) -> None:
+    assert reason in str(Fused(**knobs).unsupported(target(transformer())))
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "needed"),
+    [("bf16", (7, 5), "8.0"), ("fp8", (8, 0), "8.9"), ("fp8", (8, 9), "")],
+)
+def test_older_gpus_are_refused(precision: Any, capability: tuple[int, int], needed: str) -> None:
+    machine = Machine("cuda", "a GPU", capability, None, has_all_packages=True)
+    reason = Fused(precision=precision).unsupported(target_of(machine=machine))
+    assert (reason is None) if not needed else f"compute capability {needed}" in str(reason)
+
+
+def test_other_denoisers_have_no_fused_form() -> None:
+    assert "made for FLUX" in str(Fused(precision="bf16").unsupported(target(torch.nn.Linear(2, 2))))
+
+
+@torch.no_grad()
+def test_the_first_norm_is_as_before() -> None:
+    plain = transformer()
+    x, emb = torch.randn(2, 5, HEADS * CHANNELS), torch.randn(2, HEADS * CHANNELS)
+    wanted = plain.transformer_blocks[0].norm1(x, emb=emb)[0]
+    for precision, allowed in (("bf16", 0.01), ("fp8", 0.03)):
+        made = transformer()
+        Fused(precision=precision).apply(target(made))
+        found = made.transformer_blocks[0].norm1(x.bfloat16(), emb=emb.bfloat16())[0]
+        assert error(found.float(), wanted) < allowed
+
+
+@pytest.mark.parametrize("cache", ["teacache", "magcache", "seacache", "taylorseer"])
+def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
+    made = vivace.load("tiny-flux", f"fused(bf16)+{cache}(hits=0.5)", device="cpu")
+    reference = vivace.load("tiny-flux", f"{cache}(hits=0.5)", device="cpu")
+    assert psnr(draw(made), draw(reference)) > 30
+    assert made.refuted({}) is None
+    assert made.evidence()["cache_hit_rate"] == reference.evidence()["cache_hit_rate"]
+
+
+@pytest.mark.parametrize("other", ["first_block_cache(0.1)", "compile", "int8", "parallel(cfg)"])
+def test_what_works_on_blocks_is_refused(other: str) -> None:
+    with pytest.raises(RecipeError, match="does not go with"):
+        resolve(f"fused(bf16)+{other}")
+
+
+@pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, attention=fp8)"])
+def test_its_memory_is_predicted_without_its_packages(recipe: str) -> None:
+    model = find_weightless("synthetic:flux-dev")
+    plain, found = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))
+    share = found.model_bytes / plain.model_bytes
+    assert share == pytest.approx(1.0 if recipe == "fused(bf16)" else 0.65, abs=0.02)
+    assert found.peak_bytes < 1.02 * plain.peak_bytes
