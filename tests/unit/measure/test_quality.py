@@ -186,18 +186,22 @@ def save(folder: Path, name: str, picture: np.ndarray) -> None:
 
 def test_folders_are_compared_pair_by_pair(tmp_path: Path, clip_folder: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
-    for k in range(4):
+    for k in range(6):
         smooth = scipy.ndimage.gaussian_filter(noise(k), (3, 3, 0)) * 2
         save(a, f"{k}.png", np.clip(smooth, 0, 255))
         save(b, f"{k}.png", np.clip(smooth if k else smooth * 0, 0, 255))
     save(a, "only-here.png", noise())
     (b / "notes.txt").write_text("not a picture")
     names, unpaired = pair(a, b)
-    assert names == ["0.png", "1.png", "2.png", "3.png"]
+    assert names == [f"{k}.png" for k in range(6)]
     assert unpaired == ["only-here.png"]
-    found = compare(a, b, names, ["a red circle"] * 4, clip_folder)
-    assert [p["faults_b"] for p in found["pairs"]] == [["black"], [], [], []]
-    assert found["summary"]["psnr_db"]["identical"] == 3
+    alike = compare(a, b, names, ["a red circle"] * 6, clip_folder)
+    assert alike["summary"]["clip_score"]["difference"]["ci95"] is None, "one prompt"
+    assert "clip_score_of_others" not in alike["pairs"][0]["a"]
+    found = compare(a, b, names, [f"a red circle {'left ' * k}" for k in range(6)], clip_folder)
+    assert "clip_score_of_others" in found["pairs"][0]["a"]
+    assert [p["faults_b"] for p in found["pairs"]] == [["black"], [], [], [], [], []]
+    assert found["summary"]["psnr_db"]["identical"] == 5
     assert found["summary"]["clip_similarity"]["mean"]["mean"] < 100.0
     assert found["summary"]["clip_score"]["difference"]["ci95"] is not None
     sharp = found["summary"]["sharpness"]
