@@ -1,5 +1,6 @@
 """The second witness, by a stand-in of BLIP's architecture with random weights."""
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -16,9 +17,15 @@ from transformers import (
     BlipProcessor,
 )
 
+from vivace.benchmark.figures import compute_figures
+from vivace.benchmark.requests import Scorer
+from vivace.benchmark.store import save_picture
 from vivace.errors import UnknownModel
+from vivace.measure.folders import compare
 from vivace.measure.witness import Witness
+from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import find_scorer, find_witness
+from vivace.spec.figures import FiguresKey
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "circle", "square", "left", "of"]
 
@@ -93,3 +100,37 @@ def test_a_broken_folder_is_named(blip: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(settings))
     with pytest.raises(UnknownModel, match="does not load as a BLIP model"):
         Witness(folder)
+
+
+def test_the_quality_pass_and_two_folders_ask_it_too(blip: Path, tmp_path: Path) -> None:
+    prompts = ["a red circle", "a blue square"]
+    pictures = [Image.new("RGB", (48, 48), colour) for colour in ("red", "blue", "purple", "navy")]
+    for k, picture in enumerate(pictures):
+        folder = tmp_path / "ab"[k // 2]
+        folder.mkdir(exist_ok=True)
+        picture.save(folder / f"{k % 2}.png")
+    witness = Witness(blip)
+    scores = [witness.scores(picture, [prompts[k % 2]])[0] for k, picture in enumerate(pictures)]
+    found = compare(tmp_path / "a", tmp_path / "b", ["0.png", "1.png"], prompts, None, witness=blip)
+    rows = found["pairs"]
+    assert [row["a"]["witness_score"] for row in rows] == pytest.approx(scores[:2], abs=1e-3)
+    assert [row["b"]["witness_score"] for row in rows] == pytest.approx(scores[2:], abs=1e-3)
+    other = witness.scores(pictures[0], [prompts[1]])
+    assert rows[0]["a"]["witness_score_of_others"] == pytest.approx(other[0], abs=1e-3)
+
+    shas = []
+    for picture in pictures:
+        file = io.BytesIO()
+        picture.save(file, format="PNG")
+        shas.append(save_picture(tmp_path / "pictures", file.getvalue()))
+    keys = [
+        FiguresKey(sha256=sha, reference=shas[k % 2], prompt=prompts[k % 2], scorer="clip and blip")
+        for k, sha in enumerate(shas)
+    ]
+    asked = Scorer(folder=str(find_scorer("tiny-clip").folder), others="tinyworld", witness=str(blip))
+    figures = compute_figures(tmp_path / "pictures", keys, asked, "cpu")
+    assert [row.alone["witness_score"] for row in figures] == pytest.approx(scores, abs=1e-3)
+    strangers = witness.scores(pictures[0], PROMPT_SETS["tinyworld"])
+    mean = sum(strangers) / len(strangers)
+    assert figures[0].alone["witness_score_of_others"] == pytest.approx(mean, abs=1e-3)
+    assert "witness_score_of_others" not in figures[2].alone
