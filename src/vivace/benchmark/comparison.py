@@ -11,7 +11,7 @@ from vivace.benchmark.rivals import with_rivals
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.measure.lpips import check as check_lpips
 from vivace.models.find import Found, find_model, obtain
-from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
+from vivace.models.prompts import NUM_DEFAULT, NUM_SEEDS, PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.study import AskedWorkload, Batch, Study
@@ -19,7 +19,7 @@ from vivace.spec.words import Checked
 from vivace.spec.workload import MAX_PIXEL_STEPS, Workload
 
 # For models without prompts in the catalogue.
-DEFAULT_PROMPTS = ("a red circle above a blue square", "a lighthouse at dusk", "a bowl of oranges on a table")
+DEFAULT_PROMPTS = PROMPT_SETS["real"][:NUM_DEFAULT]
 
 
 @dataclass(frozen=True)

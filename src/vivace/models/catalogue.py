@@ -14,7 +14,7 @@ so not part of a baseline.
 from __future__ import annotations
 
 from vivace.models.entry import Embedded, Entry, FewSteps, Hub, Part, Sampler
-from vivace.models.prompts import PROMPT_SETS
+from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS
 
 _VAE_FILES = ("config.json", "diffusion_pytorch_model.safetensors")
 _TAESD = Part(repo="madebyollin/taesd", revision="614f76814bbe30edbe2e627ace1c2234c81a2c0e", files=_VAE_FILES)
@@ -38,11 +38,7 @@ def _tiny(name: str, summary: str, **own: object) -> Entry:
         "max_size": 512,
         "cuda_dtype": "fp16",
         "threads": 1,
-        "prompts": (
-            "a red circle above a blue square",
-            "a large green triangle on a white background",
-            "a small yellow star left of a purple diamond",
-        ),
+        "prompts": PROMPT_SETS["tinyworld"][:NUM_DEFAULT],
         "prompt_set": "tinyworld",
         "scorer": "tiny-clip",
     }
@@ -74,7 +70,7 @@ def _sdxl(name: str, summary: str, **own: object) -> Entry:
         "num_inference_steps": 50,
         "guidance_scale": 5.0,
         "cuda_dtype": "fp16",
-        "prompts": PROMPT_SETS["real"][:3],
+        "prompts": PROMPT_SETS["real"][:NUM_DEFAULT],
         "prompt_set": "real",
     }
     return Entry.model_validate({"name": name, "summary": summary} | common | own)
@@ -198,7 +194,7 @@ def _flux(name: str, summary: str, repo: str, revision: str, **own: object) -> E
         "size_multiple": 16,
         "max_size": 2048,
         "cuda_dtype": "bf16",
-        "prompts": PROMPT_SETS["real"][:3],
+        "prompts": PROMPT_SETS["real"][:NUM_DEFAULT],
         "prompt_set": "real",
         "gated": True,
     }
@@ -259,7 +255,7 @@ CATALOGUE: dict[str, Entry] = {
             num_inference_steps=50,
             guidance_scale=7.5,
             cuda_dtype="fp16",
-            prompts=PROMPT_SETS["real"][:3],
+            prompts=PROMPT_SETS["real"][:NUM_DEFAULT],
             prompt_set="real",
             few_steps=_few_steps_of_sd15(),
         ),

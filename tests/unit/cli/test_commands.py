@@ -113,10 +113,10 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
         assert row["first_call_s"] > 0
         assert row["load_s"] > 0
         assert row["environment"]["num_threads"] == 1
-        assert len(row["pictures"]) == 3
-    assert rows[1]["fidelity"]["num_pictures"] == 3
+        assert len(row["pictures"]) == 6
+    assert rows[1]["fidelity"]["num_pictures"] == 6
     assert 5 < rows[1]["fidelity"]["worst_psnr_db"] <= rows[1]["fidelity"]["psnr_db"]["mean"] < 80
-    assert rows[0]["fidelity"]["num_identical"] == 3
+    assert rows[0]["fidelity"]["num_identical"] == 6
     assert rows[0]["quality"]["noise_floor"]["fidelity"]["ssim"]["mean"] > 0.99
     assert rows[1]["quality"]["verdict"] == "unclear"
     assert rows[1]["quality"]["reason"].endswith(": a verdict needs 6 prompts or more, here are 3")

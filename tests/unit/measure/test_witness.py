@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from vivace.benchmark.figures import compute_figures
-from vivace.benchmark.requests import Scorer
 from vivace.benchmark.pictures import save_picture
+from vivace.benchmark.requests import Scorer
 from vivace.errors import UnknownModel
 from vivace.measure.folders import compare
 from vivace.measure.witness import Witness
