@@ -15,7 +15,7 @@ from vivace.cli.output import check_writable, replace
 @options.page("demo.html")
 @click.option("--rerun", is_flag=True, help="Measure again what the store already has.")
 def demo(store: Path, output: Path, rerun: bool) -> int:
-    """Compare recipes on an embedded model, in about a minute.
+    """Compare recipes on an embedded model, in about two minutes.
 
     tiny-sd generates thirteen prompts with 30 Euler-ancestral steps. Then one optimisation after the other is
     added: the one that helps this machine most, a tiny VAE, 20 steps, DPM++ 2M, guidance for the first 40 % only.
