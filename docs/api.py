@@ -33,10 +33,10 @@ draw = vivace.load("tiny-sd", "tiny_vae+steps(20)")
 draw("a red circle above a blue square").images[0].save("circle.png")
 
 run = vivace.bench("tiny-sd", ["baseline", "tiny_vae", "steps(20)"])
-print(run)                                   # tables and verdicts
+print(run)  # tables and verdicts
 best = max(run.rows(), key=lambda row: row.speedup.point if row.speedup else 1)
-run.to_dataframe().to_csv("rows.csv")        # or run.to_dicts(), without pandas
-open("page.html", "w").write(run.page())     # tables, charts and images in one file
+run.to_dataframe().to_csv("rows.csv")  # or run.to_dicts(), without pandas
+open("page.html", "w").write(run.page())  # tables, charts and images in one file
 ```
 """
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises")
