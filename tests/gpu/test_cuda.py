@@ -112,6 +112,9 @@ def test_a_bench_on_cuda(tmp_path: Path) -> None:
             assert round_.memory.kind == "device memory allocated"
             assert 0 < round_.memory.weights_bytes <= round_.memory.model_bytes * 1.01 + 4096
             assert round_.memory.model_bytes < round_.memory.peak_bytes
+            slowest = max(sample.total_s for sample in round_.samples)
+            assert round_.gpu_busy_s is not None
+            assert 0.01 * slowest < round_.gpu_busy_s < 1.1 * slowest
             for sample in round_.samples:
                 assert sample.stages_s["steps"] > 0
                 assert sum(sample.stages_s.values()) <= sample.total_s * 1.02

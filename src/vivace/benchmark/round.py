@@ -14,6 +14,7 @@ from vivace.benchmark.pictures import save_picture
 from vivace.contract import Component, component_of, working_part
 from vivace.errors import NoEffect, Unsupported, VivaceError
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
+from vivace.measure.gpu_busy import gpu_busy_s
 from vivace.measure.kernels import attention_kernels
 from vivace.measure.memory import MemoryMeter
 from vivace.measure.quality import faults, pixels
@@ -186,6 +187,9 @@ class _Measurement:
         if pictures is not None:
             self.keep_pictures(session, self._trial.workload.calls(), pictures)
         self._report({"event": "phase", "phase": "evidence"})
+        if self._trial.device == "cuda":
+            call = self._trial.workload.calls()[0]
+            self.results["gpu_busy_s"] = gpu_busy_s(lambda: draw(session, call, prompt_arguments(call)))
         evidence["attention_kernels"] = self._trace(session, prompt_arguments)
         self.results["evidence"] = evidence
         self._refutation = session.refuted(evidence)

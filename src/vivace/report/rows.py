@@ -84,6 +84,8 @@ class Row:
     limits: Limits = DEFAULT_LIMITS
     compilation: Compilation | None = None
     """None if nothing was compiled."""
+    gpu_busy_s: float | None = None
+    """Seconds per image in which the GPU is busy; None on a CPU. The rest of the time it waits for the CPU."""
     cpu_share: float | None = None
     """Share of its threads' time that the process got, in its worst round; None on a GPU, or if unknown."""
     cpu_ratio: float | None = None
@@ -161,6 +163,7 @@ class Row:
             "latency": None if self.latency is None else _latency_json(self.latency),
             "images_per_s": None if self.latency is None else 1 / self.latency.median.point,
             "stages": self.stages_s or None,
+            "gpu_busy_s": self.gpu_busy_s,
             "num_denoiser_calls": self.num_denoiser_calls,
             "first_call_s": self.first_call_s,
             "load_s": self.load_s,
@@ -229,6 +232,11 @@ def _unclear_if_disturbed(row: Row, baseline: Row) -> Row:
     held_up = any(r.cpu_share is not None and r.cpu_share < LEAST_CPU_SHARE for r in (row, baseline))
     doubtful = held_up or row.cpu_differs
     return replace(row, verdict=Verdict.UNCLEAR) if doubtful and row.verdict is not None else row
+
+
+def _gpu_busy_s(record: Record) -> float | None:
+    found = [r.gpu_busy_s for r in record.rounds if r.gpu_busy_s is not None]
+    return statistics.median(found) / record.trial.workload.batch if found else None
 
 
 def _cpu_share(record: Record) -> float | None:
@@ -319,6 +327,7 @@ def _row(
         first_call_s=record.rounds[0].first_call_s,
         load_s=record.rounds[0].load_s,
         memory=_memory(record),
+        gpu_busy_s=_gpu_busy_s(record),
         cpu_share=_cpu_share(record),
         speedup=None if ratio is None else ratio.interval(),
         verdict=None if ratio is None else verdict(ratio, len(shared)),

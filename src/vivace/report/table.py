@@ -31,6 +31,7 @@ _COLUMNS = (
     ("s/step", 6),
     ("steps", 7),
     ("vae", 8),
+    ("GPU busy", 3),
     ("model memory", 5),
     ("peak memory", 2),
     ("first call", 4),
@@ -78,9 +79,14 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 
 
 def _fitting(cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], int]:
-    """Return the columns that fit a width, in characters, and what is left for the recipe."""
+    """Return the columns with figures that fit a width, in characters, and what is left for the recipe.
+
+    Args:
+        cells: the headings, and the cells of each row.
+    """
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    shown = list(range(len(_COLUMNS)))
+    told = [any(cell != "-" for cell in column[1:]) for column in zip(*cells, strict=True)]
+    shown = [i for i, (_, rank) in enumerate(_COLUMNS) if rank == 0 or told[i]]
     wanted = min(widths[0], _RECIPE_WIDTH)
     while True:
         left = width - sum(widths[i] + _GAP for i in shown[1:]) - _GAP
@@ -118,6 +124,7 @@ def _cells(row: Row) -> list[str]:
         seconds(step) if (step := _step_s(row)) is not None else "-",
         seconds(row.stages_s["steps"]),
         seconds(row.stages_s["vae"]),
+        seconds(row.gpu_busy_s) if row.gpu_busy_s is not None else "-",
         size(row.memory.model_bytes) if row.memory else "-",
         size(row.memory.peak_bytes) if row.memory else "-",
         seconds(row.first_call_s) if row.first_call_s is not None else "-",
@@ -162,7 +169,7 @@ _CSV_FIELDS = (
     "num_identical", "psnr_db", "worst_psnr_db", "ssim", "match", "clip_score", "clip_kept", "clip_kept_low",
     "clip_kept_high", "witness_kept", "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits",
     "text_s", "steps_s", "step_s", "vae_s", "other_s", "first_call_s", "compile_fresh_s", "compile_cached_s",
-    "break_even_images", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "cpu_share", "device",
+    "break_even_images", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "gpu_busy_s", "cpu_share", "device",
     "device_name", "warnings",
 )  # fmt: skip
 
@@ -210,6 +217,7 @@ def _csv_fields(row: Row) -> dict[str, object]:
         "n": row.latency.n,
         "rounds": len(row.latency.samples_s),
         "step_s": _step_s(row),
+        "gpu_busy_s": row.gpu_busy_s,
         "cpu_share": row.cpu_share,
         "first_call_s": row.first_call_s,
         "load_s": row.load_s,

@@ -86,6 +86,7 @@ class Round(Spec):
         load_s, apply_s: seconds to load the model and to apply the recipe.
         warmup_s: seconds of each call before the timed ones, the first call included.
         steady: whether the warm-up ended because the times were steady.
+        gpu_busy_s: seconds of a traced call in which the GPU was busy; None on a CPU.
         effects: what each technique changed, by technique.
         evidence: what was observed during the calls.
         conditions: the machine's state: load, clocks.
@@ -102,6 +103,7 @@ class Round(Spec):
     steady: bool | None = None
     samples: tuple[Sample, ...] = ()
     memory: Memory | None = None
+    gpu_busy_s: float | None = None
     effects: dict[str, dict[str, int | float | str]] = Field(default_factory=dict)
     evidence: dict[str, int | float | str | list[str]] = Field(default_factory=dict)
     pictures: tuple[Picture, ...] = ()

@@ -69,8 +69,9 @@ def test_tables_hold_foreign_reasons() -> None:
     rows = rows_of([make_record("baseline"), failed])
     row = list(csv.DictReader(io.StringIO(render(rows, "csv"))))[1]
     assert row["reason"].startswith("'=cmd|x\\x1b]0")
-    line = next(line for line in render(rows, "md").splitlines() if "steps(5)" in line)
-    assert line.replace("\\|", "").count("|") == 17
+    heading, *lines = render(rows, "md").splitlines()
+    line = next(line for line in lines if "steps(5)" in line)
+    assert line.replace("\\|", "").count("|") == heading.count("|")
     assert "\x1b" not in line
     assert "](" not in line
     assert "<img" not in line.replace("\\<", "")

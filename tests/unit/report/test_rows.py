@@ -125,6 +125,17 @@ def test_recipes_break_at_a_plus_sign(recipe: str, lines: list[str]) -> None:
     assert "".join(broken(recipe, 18)) == recipe
 
 
+def test_the_time_in_which_the_gpu_is_busy() -> None:
+    rounds = [
+        make_round(i, SLOW).model_copy(update={"gpu_busy_s": busy}) for i, busy in enumerate((0.6, 0.8))
+    ]
+    (row,) = rows_of([make_record("baseline", *rounds)])
+    assert row.gpu_busy_s == pytest.approx(0.7)
+    assert "GPU busy" in render([row], "table")
+    assert row.to_json()["gpu_busy_s"] == row.gpu_busy_s
+    assert rows_of([make_record("baseline")])[0].gpu_busy_s is None
+
+
 def test_a_narrow_terminal_drops_columns_before_it_breaks_recipes() -> None:
     def shown(width: int) -> list[str]:
         out = io.StringIO()
@@ -132,7 +143,8 @@ def test_a_narrow_terminal_drops_columns_before_it_breaks_recipes() -> None:
         return out.getvalue().splitlines()
 
     assert "model memory" in shown(180)[0]
-    assert shown(80)[0].split() == ["recipe", "s/image", "speed-up", "verdict", "quality"]
+    assert shown(80)[0].split() == ["recipe", "s/image", "speed-up", "verdict", "peak", "memory"]
+    assert "quality" not in shown(180)[0], "a column without figures is left out"
     assert any(line.startswith("attention(cudnn) ") for line in shown(80))
 
 
@@ -200,7 +212,7 @@ def test_a_recipe_of_black_pictures_is_never_called_fastest() -> None:
 
 
 def test_narrow_terminals_keep_the_figures_that_matter() -> None:
-    for width, all_shown in ((100, False), (180, True)):
+    for width, all_shown in ((80, False), (180, True)):
         out = io.StringIO()
         print_table(rows_of(records()), Console(file=out, width=width, color_system=None))
         text = out.getvalue()

@@ -1,0 +1,37 @@
+"""Measure how long the GPU is busy during a call: what is left of the wall-clock time is waiting for the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def gpu_busy_s(call: Callable[[], Any]) -> float | None:
+    """Return the seconds in which this process's GPU works on kernels, copies or memsets during a call.
+
+    Work that overlaps on several streams counts once. Only the GPU is traced, so the host is hardly slower than usual.
+    None if the driver does not let this process trace.
+    """
+    import torch
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        call()
+        torch.cuda.synchronize()
+    ranges = [
+        (event.time_range.start, event.time_range.end)
+        for event in trace.events()
+        if event.device_type == DeviceType.CUDA
+    ]
+    return covered(ranges) / 1e6 if ranges else None  # microseconds
+
+
+def covered(ranges: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of ranges."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(ranges):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
