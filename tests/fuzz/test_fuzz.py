@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.cases import make
 from tests.fuzz.runner import Seen, run, warm
 
-_SAMPLE = 40
+_SAMPLE = 20
 _SOAK = int(os.environ.get("VIVACE_FUZZ_CASES", "2000"))
 
 

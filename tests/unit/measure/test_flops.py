@@ -46,6 +46,7 @@ def check(flops: Flops, total: float, gemm: float, conv: float, attention: float
     ],
     ids=["flux-dev", "flux-schnell", "sdxl", "lcm-sdxl", "sd15"],
 )
+@pytest.mark.quick("flux-dev", "sd15")
 def test_one_step(
     component: Component,
     side: int,
@@ -64,6 +65,7 @@ def test_one_step(
     [(SDXL_UNET, 1024, 13.523, 8.708, 3.246, 1.568), (SD15_UNET, 512, 1.607, 0.466, 0.888, 0.252)],
     ids=["sdxl", "sd15"],
 )
+@pytest.mark.quick("sd15")
 def test_guidance_is_a_batch_of_two(
     component: Component, side: int, total: float, gemm: float, conv: float, attention: float
 ) -> None:

@@ -237,6 +237,7 @@ def test_users_that_do_not_exist() -> None:
         find_scorer("~nobody-here/x")
 
 
+@pytest.mark.long
 def test_published_configurations_are_within_the_bounds() -> None:
     """The defaults of every architecture are those of a published model."""
     for kind in transformers.models.auto.configuration_auto.CONFIG_MAPPING.values():
