@@ -177,6 +177,7 @@ def step_curves(
             check_baseline(cases, measured[0], path)
             case = _case(measured, found, operations)
             cases = _with(cases, case, path)
+            cases[BASELINE] = with_rounds(cases[BASELINE], measured[0])
             write_cases(path, cases.values())
             click.echo(f"{_line(cases, case)} ({time.monotonic() - before:.0f} s)")
     return 0
@@ -217,6 +218,13 @@ def write_cases(path: Path, cases: Any) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(f"[\n{lines}\n]\n")
     os.replace(part, path)
+
+
+def with_rounds(baseline: Case, again: Record) -> Case:
+    """Return the baseline's case with the rounds that were measured beside another recipe."""
+    rounds = {r.index: r for r in again.rounds} | {r.index: r for r in baseline.record.rounds}
+    merged = tuple(rounds[index] for index in sorted(rounds))
+    return baseline.model_copy(update={"record": baseline.record.model_copy(update={"rounds": merged})})
 
 
 def rows_with_quality(cases: Mapping[str, Case]) -> dict[str, Row]:

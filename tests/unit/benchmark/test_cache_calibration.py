@@ -90,7 +90,7 @@ def test_invalid_requests(tmp_path: Path) -> None:
 def test_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(PROMPT_SETS, "tinyworld", PROMPT_SETS["tinyworld"][:3])
+    monkeypatch.setitem(PROMPT_SETS, "tinyworld", PROMPT_SETS["tinyworld"][:6])
     command = [
         "calibrate",
         "cache",
