@@ -53,6 +53,7 @@ def test_images_are_scored_against_their_prompts_and_the_baseline(tmp_path: Path
     assert baseline.figures[0].alone["clip_score_of_others"] == pytest.approx(mean, abs=1e-3)
 
 
+@pytest.mark.long
 def test_the_noise_floor_is_generated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
 

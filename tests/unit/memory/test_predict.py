@@ -239,6 +239,7 @@ def test_what_has_no_use_for_room() -> None:
 
 
 @pytest.mark.usefixtures("_each_prediction_once")
+@pytest.mark.long
 def test_changes_come_in_order_of_harmlessness_and_each_lowers_the_peak() -> None:
     model, recipe = find_weightless("tiny-sd"), resolve("dtype(fp32)")
     now = predict(model, recipe, batch=2)
