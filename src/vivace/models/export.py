@@ -16,7 +16,7 @@ from vivace.foreign.files import user_path
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
 from vivace.models.files import component_class, num_bytes
-from vivace.models.find import Found, find_model
+from vivace.models.find import TINY_VAE, Found, find_model
 
 _INDEX = "model_index.json"
 
@@ -63,7 +63,9 @@ def export(name: str, destination: Path) -> Exported:
             f"{', '.join(embedded)}; download models of the Hugging Face hub with `hf download`)"
         )
     found = find_model(name)
-    files = found.files
+    files = dict(found.files)
+    if isinstance(found.tiny_vae, Path):
+        files |= {f"{TINY_VAE}/{path.name}": path for path in found.tiny_vae.iterdir() if path.is_file()}
     try:
         with _atomic_folder(user_path(destination)) as folder:
             for file, source in files.items():

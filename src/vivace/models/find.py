@@ -27,6 +27,8 @@ from vivace.spec.model import Model
 
 WEIGHTS = Path(__file__).parent / "weights"
 SYNTHETIC = "synthetic:"
+TINY_VAE = "tiny_vae"
+"""Folder of the tiny VAE in a model's folder. diffusers ignores it, since the index does not name it."""
 _REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
 
@@ -69,7 +71,11 @@ class Found:
     @property
     def tiny_vae(self) -> Path | Part | Component | None:
         """The tiny VAE for this model's latents: a folder, files on the hub, or an architecture to build."""
-        if self.entry is None or self.entry.origin.tiny_vae is None:
+        if self.entry is None:
+            assert self.folder is not None
+            own = self.folder / TINY_VAE
+            return own if (own / "config.json").is_file() else None
+        if self.entry.origin.tiny_vae is None:
             return None
         if self.architecture is not None:
             return self.architecture.tiny_vae
@@ -215,9 +221,11 @@ def _in_folder(path: Path) -> Found:
     check_places(folder, ())
     files = files_of(folder)
     index = read_index(folder, str(path))
-    check_places(folder, components_of(index))
+    check_places(folder, (*components_of(index), TINY_VAE))
     chosen = choose(index, files, str(path))
     check_files(folder, chosen.small, chosen.weights, str(path))
+    tiny = [name for name in files if name.startswith(f"{TINY_VAE}/") and name.endswith(".json")]
+    check_files(folder, tiny, (), str(path))
     model = Model(name=str(folder), source="folder", revision=fingerprint(files))
     weights = tuple(files[name] for name in chosen.weights)
     return Found(model, folder, None, variant=chosen.variant, weights=weights, missing=chosen.missing)

@@ -227,7 +227,7 @@ def tiny_vae_arguments(found: Found) -> tuple[str, ...]:
     """
     tiny = found.tiny_vae
     if isinstance(tiny, Path):
-        return (f"WEIGHTS / {literal(tiny.name)}",)
+        return (literal(str(tiny)),) if found.entry is None else (f"WEIGHTS / {literal(tiny.name)}",)
     if isinstance(tiny, Part):
         return literal(tiny.repo), f"revision={literal(tiny.revision)}"
     return ()
