@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.comparison import comparisons
+from vivace.benchmark.runner import Progress
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.benchmark.studies import bench, start_launcher
 from vivace.contract import Stage, Technique
@@ -82,6 +83,7 @@ def calibrate_caches(
     threads: int | None = None,
     store: str | Path = DEFAULT_STORE,
     on_tried: Callable[[Tried], None] = lambda tried: None,
+    progress: Progress | None = None,
 ) -> list[Calibrated]:
     """Return the best setting of each cache. Settings that the store already holds are not measured again.
 
@@ -91,6 +93,7 @@ def calibrate_caches(
         runs: maximum number of settings tried for each cache.
         prompt_set: prompts to generate; None for "tinyworld" on embedded models and "real" on others.
         on_tried: called after each setting.
+        progress: receives events while a setting is measured.
 
     Raises:
         UsageError: a name in `caches` is not a step cache.
@@ -117,7 +120,9 @@ def calibrate_caches(
     with start_launcher(device) as launcher:
 
         def measure(recipe: str, setting: float) -> Tried:
-            run = bench(model, ["baseline", recipe], store=store, launcher=launcher, **fields)
+            run = bench(
+                model, ["baseline", recipe], store=store, launcher=launcher, progress=progress, **fields
+            )
             tried = _tried_from_row(run.rows(limits or DEFAULT_LIMITS)[1], setting)
             on_tried(tried)
             return tried

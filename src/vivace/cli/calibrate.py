@@ -13,6 +13,7 @@ import click
 from vivace.cli import options
 
 if TYPE_CHECKING:
+    from vivace.benchmark.cache_calibration import Tried
     from vivace.benchmark.comparison import Comparison
     from vivace.spec.limits import Limits
 
@@ -167,20 +168,35 @@ def cache(
     \b
         vivace calibrate cache --model tiny-flux --cache first_block_cache --min-quality clip=0.99
     """
-    from vivace.benchmark.cache_calibration import calibrate_caches
+    from vivace.benchmark.cache_calibration import CACHES, calibrate_caches
+    from vivace.cli.progress import for_this_terminal
 
-    found = calibrate_caches(
-        model,
-        caches,
-        limits=limits,
-        runs=runs,
-        prompt_set=prompt_set,
-        num_seeds=seeds,
-        device=device,
-        threads=threads,
-        store=store,
-        on_tried=lambda tried: click.echo(f"{tried.recipe}: {tried.reason or tried.outcome}", err=True),
-    )
+    most = runs * len(caches or CACHES)
+    click.echo(f"at most {most} settings, each measured beside the baseline", err=True)
+    tried: list[Tried] = []
+
+    def say(one: Tried) -> None:
+        tried.append(one)
+        click.echo(f"setting {len(tried)}, {one.recipe}: {one.reason or one.outcome}", err=True)
+
+    try:
+        found = calibrate_caches(
+            model,
+            caches,
+            limits=limits,
+            runs=runs,
+            prompt_set=prompt_set,
+            num_seeds=seeds,
+            device=device,
+            threads=threads,
+            store=store,
+            on_tried=say,
+            progress=for_this_terminal(),
+        )
+    except KeyboardInterrupt:
+        click.echo("\ninterrupted; measured settings are kept. To continue, run the same command:", err=True)
+        click.echo(f"  {options.command_line()}", err=True)
+        return 130
     if as_json:
         click.echo(json.dumps([asdict(one) for one in found], indent=2))
         return 0
