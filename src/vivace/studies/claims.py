@@ -7,7 +7,7 @@ a statement that they do not settle is one of which the record cannot tell.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -108,8 +108,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison of a claim: whether it holds (None: it cannot be told), and the numbers."""
+    """One comparison of a claim on a model: whether it holds (None: it cannot be told), and the numbers."""
 
+    model: str
     holds: bool | None
     shown: str
     is_absent: bool = False
@@ -117,6 +118,8 @@ class Check:
 
 def decide(checks: Sequence[Check]) -> tuple[Said, str]:
     """Return what several comparisons say together: all must hold. Those without numbers are counted, not judged."""
+    if len({check.model for check in checks}) > 1:
+        checks = [replace(check, shown=f"{check.model}: {check.shown}") for check in checks]
     known = [check for check in checks if not check.is_absent]
     lacking = len(checks) - len(known)
     failed = [check for check in known if check.holds is False]
@@ -156,8 +159,11 @@ def of_verdict(kind: str, found: Verdict) -> bool | None:
 
 
 def shown_value(value: Interval, kind: str) -> str:
+    """Return a figure with its unit, e.g. "1.30 s", "16.9 GB", "0.2729"."""
     if kind == "time":
         return seconds(value.point)
-    return size(value.point) if kind == "memory" else f"{value.point:.4g}"
+    if kind == "memory":
+        return size(value.point)
+    return f"{value.point:.4f}" if abs(value.point) < 1 else f"{value.point:.4g}"
 
 

@@ -157,11 +157,6 @@ def _cases(part: Part, tiny: bool, replace: dict[str, str]) -> tuple[list[Case],
     baseline = recipe_of(part.baseline)
     cases = [Case(part.baseline.label, baseline.text)]
     gains: list[Gain] = []
-    cases += [Case(one.label, recipe_of(one).text) for one in part.recipes]
-    if part.matrix:
-        for values in itertools.product(*part.matrix.values()):
-            text = "+".join(value for value in values if value) or BASELINE
-            cases.append(_combined(text, text, lambda text=text: _swapped(resolve(text), swaps)))
     current, before = baseline, part.baseline.label
     for member in part.stack:
         label = member.row or f"+ {member.recipe}"
@@ -174,6 +169,11 @@ def _cases(part: Part, tiny: bool, replace: dict[str, str]) -> tuple[list[Case],
         gains.append(Gain(member.recipe, before, label))
         if case.refused is None:
             current, before = resolve(case.recipe), label
+    cases += [Case(one.label, recipe_of(one).text) for one in part.recipes]
+    if part.matrix:
+        for values in itertools.product(*part.matrix.values()):
+            text = "+".join(value for value in values if value) or BASELINE
+            cases.append(_combined(text, text, lambda text=text: _swapped(resolve(text), swaps)))
     if part.leave_one_out is not None:
         whole = _swapped(resolve(part.leave_one_out), swaps)
         cases.append(Case(whole.text, whole.text))

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
-from vivace.stats import Interval
+from vivace.stats import ONE_ROUND_MARGIN, Interval
 from vivace.step_caching.technique import StepCache
 from vivace.studies.claims import Check, Claim, Judged, Said, decide, of_verdict, shown_value, within
 from vivace.studies.expand import ModelPart
 from vivace.studies.figures import FIGURES, Cell, Column
-from vivace.studies.gains import speed_up, spread_of
+from vivace.studies.gains import SpeedUp, speed_up, spread_of
 
 _UNIT = {"time": 1.0, "memory": 1e9, "number": 1.0}
 _SMALL_TIE = 1e-9
@@ -81,17 +81,17 @@ def _pair(claim: Claim, part: ModelPart, column: Column, row: str, figure: str) 
     assert here.value is not None
     assert there.value is not None
     shown = (
-        f"{part.model}: {row} {shown_value(here.value, kind)}, {claim.than} {shown_value(there.value, kind)}"
+        f"{row} {shown_value(here.value, kind)}, {claim.than} {shown_value(there.value, kind)}"
     )
     if column.kind == "measured":
         if untrusted := _untrusted(part, column, (row, claim.than), kind):
-            return Check(None, f"{shown}: {untrusted}")
+            return Check(part.model, None, f"{shown}: {untrusted}")
         if kind == "time":
             return _measured_pair(claim, part, column, row, shown)
         if kind == "number":
             return _measured_number(claim, part, column, row, figure, shown)
     share = here.value.point / there.value.point if there.value.point else float("inf")
-    return Check(_holds(claim, Interval(1 / share if share else float("inf"), None, None)), shown)
+    return Check(part.model, _holds(claim, Interval(1 / share if share else float("inf"), None, None)), shown)
 
 
 def _holds(claim: Claim, speed: Interval) -> bool | None:
@@ -109,13 +109,24 @@ def _holds(claim: Claim, speed: Interval) -> bool | None:
 def _measured_pair(claim: Claim, part: ModelPart, column: Column, row: str, shown: str) -> Check:
     before, after = (column.rows[(part.part.name, part.model, name)] for name in (claim.than, row))
     beside = [found for (name, model, _), found in column.rows.items() if (name, model) == _key(part)]
-    found = speed_up(before, after, spread_of(beside))
+    baseline = column.rows.get((*_key(part), part.cases[0].label))
+    found = speed_up(before, after, baseline, spread_of(beside))
     if found is None or found.ratio.low is None or found.ratio.high is None:
-        return Check(None, f"{shown}: no interval")
+        return Check(part.model, None, f"{shown}: no interval")
     shown += f", {found.ratio.point:.2f}x [{found.ratio.low:.2f}, {found.ratio.high:.2f}]"
     if claim.kind in ("faster", "slower"):
-        return Check(of_verdict(claim.kind, found.verdict), shown)
-    return Check(_holds(claim, found.ratio), shown)
+        holds = of_verdict(claim.kind, found.verdict)
+    else:
+        holds = None if found.is_disturbed else _holds(claim, _with_drift(found))
+    return Check(part.model, holds, f"{shown} ({found.doubt})" if holds is None and found.doubt else shown)
+
+
+def _with_drift(found: SpeedUp) -> Interval:
+    """Return the interval, wider if one round cannot tell a slower machine from a slower recipe."""
+    low, high = found.ratio.low, found.ratio.high
+    if found.doubt and low is not None and high is not None:
+        return Interval(found.ratio.point, low * (1 - ONE_ROUND_MARGIN), high * (1 + ONE_ROUND_MARGIN))
+    return found.ratio
 
 
 def _measured_number(
@@ -125,17 +136,17 @@ def _measured_number(
     fidelity = column.rows[(*_key(part), row)].fidelity
     found = None if fidelity is None else fidelity.alone.get(_ALONE[figure])
     if claim.than != part.cases[0].label or found is None:
-        return Check(None, f"{shown}: images are compared with the baseline's only")
+        return Check(part.model, None, f"{shown}: images are compared with the baseline's only")
     if found.difference.low is None or found.difference.high is None:
-        return Check(None, f"{shown}: too few prompts for an interval")
+        return Check(part.model, None, f"{shown}: too few prompts for an interval")
     base = found.mean - found.difference.point
     if base <= 0:
-        return Check(None, f"{shown}: the baseline's is not positive")
+        return Check(part.model, None, f"{shown}: the baseline's is not positive")
     ends = [1 + end / base for end in (found.difference.low, found.difference.high)]
     share = Interval(found.mean / base, *ends)
     if claim.kind == "same":
-        return Check(within(share, 1 - claim.within, 1 + claim.within), shown)
-    return Check(within(share, claim.at_least, claim.at_most), shown)
+        return Check(part.model, within(share, 1 - claim.within, 1 + claim.within), shown)
+    return Check(part.model, within(share, claim.at_least, claim.at_most), shown)
 
 
 _ALONE = {
@@ -158,12 +169,12 @@ def _limit(claim: Claim, part: ModelPart, column: Column, row: str, figure: str)
         return lacking
     assert cell.value is not None
     kind = FIGURES[figure].kind
-    shown = f"{part.model}: {row} {shown_value(cell.value, kind)}"
+    shown = f"{row} {shown_value(cell.value, kind)}"
     if column.kind == "measured" and (untrusted := _untrusted(part, column, (row,), kind)):
-        return Check(None, f"{shown}: {untrusted}")
+        return Check(part.model, None, f"{shown}: {untrusted}")
     unit = _UNIT[kind]
     ends = (None if end is None else end * unit for end in (claim.at_least, claim.at_most))
-    return Check(within(cell.value, *ends), shown)
+    return Check(part.model, within(cell.value, *ends), shown)
 
 
 def _best(claim: Claim, part: ModelPart, column: Column, figure: str) -> Iterator[Check]:
@@ -185,13 +196,13 @@ def _between_gpus(
             here = column.cell(part.part.name, part.model, row, figure)
             there = other.cell(part.part.name, part.model, row, figure) if other else Cell("absent")
             if here.value is None or there.value is None:
-                yield Check(None, f"{part.model}: {row} is not known on both", is_absent=True)
+                yield Check(part.model, None, f"{row} is not known on both", is_absent=True)
                 continue
             kind = FIGURES[figure].kind
             ratio = there.value.point / here.value.point
-            shown = f"{part.model}: {row} {shown_value(here.value, kind)} and {shown_value(there.value, kind)}"
+            shown = f"{row} {shown_value(here.value, kind)} and {shown_value(there.value, kind)}"
             lower = claim.at_least if claim.at_least is not None else 1 + _SMALL_TIE
-            yield Check(within(Interval(ratio, None, None), lower, claim.at_most), f"{shown}, {ratio:.2f}x")
+            yield Check(part.model, within(Interval(ratio, None, None), lower, claim.at_most), f"{shown}, {ratio:.2f}x")
 
 
 def _lacking(part: ModelPart, cells: Sequence[tuple[str, Cell]]) -> Check | None:
@@ -200,7 +211,7 @@ def _lacking(part: ModelPart, cells: Sequence[tuple[str, Cell]]) -> Check | None
         if cell.value is None:
             why = cell.outcome.replace("_", " ") if cell.outcome not in ("absent", "measured") else ""
             said = ": ".join(text for text in (why, cell.note) if text) or "not known"
-            return Check(None, f"{part.model}: {row} {said}", is_absent=True)
+            return Check(part.model, None, f"{row} {said}", is_absent=True)
     return None
 
 

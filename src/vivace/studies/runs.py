@@ -46,10 +46,12 @@ class MeasuredPart:
         """Return what each member of a stack, or of a recipe that was taken apart, contributes."""
         rows = self.rows
         spread = spread_of(rows.values())
+        baseline = rows.get(self.planned.cases[0].label)
         found = []
         for gain in self.planned.gains:
             before, after = rows.get(gain.without), rows.get(gain.with_)
-            found.append((gain.member, speed_up(before, after, spread) if before and after else None))
+            measured = speed_up(before, after, baseline, spread) if before and after else None
+            found.append((gain.member, measured))
         return found
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vivace.report.rows import Row
-from vivace.report.summary import seconds, size
 from vivace.stats import Interval
+from vivace.studies.claims import shown_value
 from vivace.studies.expand import Case, ModelPart
 from vivace.studies.figures import FIGURES, Cell, Column
 from vivace.studies.gains import SpeedUp
@@ -125,11 +125,8 @@ def _shown(
 
 
 def value_text(figure: str, value: Interval) -> str:
-    """Return a figure as text with its unit, e.g. "1.30 s", "16.9 GB", "0.2729"."""
-    kind = FIGURES[figure].kind
-    if kind == "time":
-        return seconds(value.point)
-    return size(value.point) if kind == "memory" else f"{value.point:.4g}"
+    """Return a figure as text with its unit."""
+    return shown_value(value, FIGURES[figure].kind)
 
 
 def outcome_text(cell: Cell) -> str:
