@@ -38,7 +38,20 @@ def app() -> None:
     """
 
 
-for command in (plan, generate, bench, study, report, export, quality, calibrate, models, techniques, doctor, demo):
+for command in (
+    plan,
+    generate,
+    bench,
+    study,
+    report,
+    export,
+    quality,
+    calibrate,
+    models,
+    techniques,
+    doctor,
+    demo,
+):
     app.add_command(command)
     for one in command.commands.values() if isinstance(command, click.Group) else (command,):
         options.debug(one)

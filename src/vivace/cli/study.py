@@ -14,7 +14,6 @@ from vivace.cli.bench import SOME_NOT_MEASURED
 from vivace.cli.output import check_writable, replace
 
 if TYPE_CHECKING:
-    from vivace.studies.estimate import Estimate
     from vivace.studies.expand import ModelPart
     from vivace.studies.file import StudyFile
     from vivace.studies.runs import StudyRun
@@ -24,9 +23,20 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="[STUDY]", required=False)
 @click.option("--tiny", is_flag=True, help="Embedded models in place of the study's: minutes on a CPU.")
 @click.option(
-    "--synthetic", is_flag=True, help="The study's models with random weights: full size, no download, no quality."
+    "--synthetic",
+    is_flag=True,
+    help="The study's models with random weights: full size, no download, no quality.",
 )
-@click.option("--dry-run", is_flag=True, help="List the trials with estimates of time and memory; measure nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="List the trials with estimates of time and memory; measure nothing."
+)
+@click.option(
+    "--plan/--no-plan",
+    "check_plan",
+    default=True,
+    show_default=True,
+    help="For --dry-run: predict memory that no record knows, as `vivace plan` does; takes seconds a recipe.",
+)
 @click.option("--model", "models", multiple=True, metavar="NAME", help="Only this model; repeat for more.")
 @click.option("--part", "parts", multiple=True, metavar="NAME", help="Only this part; repeat for more.")
 @options.device
@@ -51,6 +61,7 @@ def study(
     tiny: bool,
     synthetic: bool,
     dry_run: bool,
+    check_plan: bool,
     models: Sequence[str],
     parts: Sequence[str],
     device: str,
@@ -61,9 +72,9 @@ def study(
 ) -> int:
     """Run a whole study, and show its published numbers beside the new ones, GPU by GPU.
 
-    STUDY is the number of a published study (000 to 004), or a .toml file of your own; without it the published ones are
-    listed. Rounds are kept in the store: the same command resumes an interrupted study. Each conclusion of the study is
-    judged by the published numbers and by the measured ones: agrees, does not, cannot tell.
+    STUDY is the number of a published study (000 to 004), or a .toml file of your own; without it the published ones
+    are listed. Rounds are kept in the store: the same command resumes an interrupted study. Each conclusion
+    of the study is judged by the published numbers and by the measured ones: agrees, does not, cannot tell.
 
     \b
         vivace study 001 --tiny -o page.html
@@ -78,7 +89,7 @@ def study(
     file = read_study(name)
     planned = expand(file, tiny=tiny, synthetic=synthetic, models=models, parts=parts, device=device)
     if dry_run:
-        return _dry_run(file, planned, store, device, format_)
+        return _dry_run(planned, store, check_plan and not tiny, format_)
     if output is not None:
         check_writable(output.parent, output)
     return _run(file, planned, store, rerun, device, output, format_)
@@ -156,26 +167,23 @@ def _list(format_: str) -> int:
         gpus = list(dict.fromkeys(cell.gpu for cell in file.cells if cell.gpu))
         click.echo(f"{file.name}  {file.title}")
         click.echo(f"     models: {', '.join(models)}")
-        click.echo(f"     parts: {', '.join(part.name for part in file.part)}; published on {', '.join(gpus)}")
-    click.echo("\n`vivace study 001 --tiny` runs one on an embedded model; --dry-run lists its trials.", err=True)
+        click.echo(
+            f"     parts: {', '.join(part.name for part in file.part)}; published on {', '.join(gpus)}"
+        )
+    click.echo(
+        "\n`vivace study 001 --tiny` runs one on an embedded model; --dry-run lists its trials.", err=True
+    )
     return 0
 
 
-def _dry_run(
-    file: StudyFile, planned: tuple[ModelPart, ...], store: Path, device: str, format_: str
-) -> int:
-    from vivace.studies.estimate import estimates
+def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, format_: str) -> int:
+    """Print each trial with what is known of its time and memory."""
+    from vivace.cli.terminal import console
+    from vivace.studies.estimate import estimates, planner, print_estimates
 
-    found = estimates(file, planned, store, device)
+    found = estimates(planned, store, planner(lambda line: click.echo(line, err=True)) if with_plan else None)
     if format_ == "json":
         click.echo(json.dumps([one.to_json() for one in found], indent=2))
         return 0
-    _print_estimates(found)
-    return 0
-
-
-def _print_estimates(found: Sequence[Estimate]) -> None:
-    from vivace.cli.terminal import console
-    from vivace.studies.estimate import print_estimates
-
     print_estimates(found, console())
+    return 0

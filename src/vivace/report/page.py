@@ -122,7 +122,9 @@ def style_sheet() -> str:
 def policy_for(style: str) -> str:
     """Return the content-security policy of a page with this style sheet and embedded images."""
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
 
 
 def environment(*packages: str) -> Environment:

@@ -1,7 +1,7 @@
 """Conclusions of a study as statements that rows can confirm or contradict, on published and on measured numbers.
 
-A published number has no interval: it is compared as it is printed. Measured times are compared with their intervals, so
-a statement that they do not settle is one of which the record cannot tell.
+A published number has no interval: it is compared as it is printed. Measured times are compared with their intervals,
+so a statement that they do not settle is one of which the record cannot tell.
 """
 
 from __future__ import annotations
@@ -165,5 +165,3 @@ def shown_value(value: Interval, kind: str) -> str:
     if kind == "memory":
         return size(value.point)
     return f"{value.point:.4f}" if abs(value.point) < 1 else f"{value.point:.4g}"
-
-

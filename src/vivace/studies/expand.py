@@ -82,7 +82,9 @@ def expand(
     if tiny and synthetic:
         raise UsageError("--tiny and --synthetic exclude each other; give one of them")
     if tiny and file.tiny is None:
-        raise UsageError(f"{file.name} has no [tiny] table, which says what stands for its models with --tiny")
+        raise UsageError(
+            f"{file.name} has no [tiny] table, which says what stands for its models with --tiny"
+        )
     known_models = list(dict.fromkeys(model for part in file.part for model in part.models))
     _check_known("--model", models, known_models, file)
     _check_known("--part", parts, [part.name for part in file.part], file)
@@ -94,7 +96,9 @@ def expand(
         if (not models or model in models) and not (tiny and file.tiny and model not in file.tiny.models)
     ]
     if not found:
-        raise UsageError(f"{file.name}: no part has the models that were asked for; `--dry-run` lists what it has")
+        raise UsageError(
+            f"{file.name}: no part has the models that were asked for; `--dry-run` lists what it has"
+        )
     return tuple(found)
 
 
@@ -112,9 +116,7 @@ def _check_known(option: str, asked: Sequence[str], known: Sequence[str], file: 
             )
 
 
-def _on_model(
-    file: StudyFile, part: Part, model: str, tiny: bool, synthetic: bool, device: str
-) -> ModelPart:
+def _on_model(file: StudyFile, part: Part, model: str, tiny: bool, synthetic: bool, device: str) -> ModelPart:
     replace = file.tiny.replace if tiny and file.tiny is not None else {}
     cases, gains = _cases(part, tiny, replace)
     measured_on, quality, timing = model, file.quality, file.timing
@@ -147,7 +149,9 @@ def _merged(*workloads: AskedWorkload | None) -> AskedWorkload:
 
 
 def _cases(part: Part, tiny: bool, replace: dict[str, str]) -> tuple[list[Case], list[Gain]]:
-    swaps = [(resolve(old).techniques[0], resolve(new).techniques if new else ()) for old, new in replace.items()]
+    swaps = [
+        (resolve(old).techniques[0], resolve(new).techniques if new else ()) for old, new in replace.items()
+    ]
 
     def recipe_of(labelled: Labelled) -> Recipe:
         if tiny and labelled.tiny is not None:
@@ -166,7 +170,7 @@ def _cases(part: Part, tiny: bool, replace: dict[str, str]) -> tuple[list[Case],
             lambda member=member, current=current: current.replacing(*recipe_of(member)),
         )
         cases.append(case)
-        gains.append(Gain(member.recipe, before, label))
+        gains.append(Gain(recipe_of(member).text, before, label))
         if case.refused is None:
             current, before = resolve(case.recipe), label
     cases += [Case(one.label, recipe_of(one).text) for one in part.recipes]
@@ -194,16 +198,15 @@ def _combined(label: str, text: str, make: object) -> Case:
         return Case(label, text, refused=error.problem)
 
 
-def _swapped(
-    recipe: Recipe, swaps: Sequence[tuple[Technique, tuple[Technique, ...]]]
-) -> Recipe:
+def _swapped(recipe: Recipe, swaps: Sequence[tuple[Technique, tuple[Technique, ...]]]) -> Recipe:
     """Return the recipe with techniques replaced, on the same targets. Knobs must be equal, targets need not."""
     found: list[Technique] = []
     for technique in recipe:
         for old, new in swaps:
             if type(old) is type(technique) and old.values == technique.values:
                 found += [
-                    type(one)(**one.values, targets=technique.targets if one.targetable else ()) for one in new
+                    type(one)(**one.values, targets=technique.targets if one.targetable else ())
+                    for one in new
                 ]
                 break
         else:

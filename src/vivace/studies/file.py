@@ -6,7 +6,9 @@ place in the file.
 
 from __future__ import annotations
 
+import itertools
 import tomllib
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ class Labelled(Spec):
     """A recipe with the name of its row.
 
     Attributes:
-        row: the label in tables, and the row of the published numbers that it belongs to; the recipe itself if not given.
+        row: the label in tables, and the row of the published numbers that it belongs to; by default the recipe.
         tiny: the recipe with --tiny, where it differs.
     """
 
@@ -77,7 +79,7 @@ class Part(Spec):
     models: tuple[str, ...] = Field(min_length=1, max_length=100)
     baseline: Labelled = Labelled(recipe=BASELINE)
     recipes: tuple[Labelled, ...] = Field(default=(), max_length=MAX_RECIPES)
-    matrix: dict[str, tuple[str, ...]] = {}
+    matrix: dict[str, tuple[str, ...]] = Field(default={})
     stack: tuple[Labelled, ...] = Field(default=(), max_length=100)
     leave_one_out: str | None = None
     workload: AskedWorkload = AskedWorkload()
@@ -90,6 +92,23 @@ class Part(Spec):
         if not (self.recipes or self.matrix or self.stack or self.leave_one_out):
             raise ValueError("must have recipes: give one of recipes, matrix, stack, leave_one_out")
         return self
+
+    def labels(self) -> list[str]:
+        """Return the names of all rows that the file can name; those of a matrix are its recipes."""
+        found = [self.baseline.label, *(one.label for one in self.recipes)]
+        found += [one.row or f"+ {one.recipe}" for one in self.stack]
+        if self.matrix:
+            found += [
+                "+".join(filter(None, values)) or BASELINE
+                for values in itertools.product(*self.matrix.values())
+            ]
+        if self.leave_one_out:
+            try:
+                whole = resolve(self.leave_one_out)
+            except RecipeError:
+                return found  # reported with its place when the recipes are checked
+            found += [whole.text, *(f"without {technique.text}" for technique in whole)]
+        return found
 
     @field_validator("matrix")
     @classmethod
@@ -124,7 +143,7 @@ class Tiny(Spec):
     """
 
     models: dict[str, str] = Field(min_length=1)
-    replace: dict[str, str] = {}
+    replace: dict[str, str] = Field(default={})
     workload: AskedWorkload = AskedWorkload()
     timing: Timing = Timing(rounds=1)
     quality: AskedQuality = AskedQuality()
@@ -148,7 +167,7 @@ class StudyFile(Spec):
     source: str = Field(default="", max_length=500)
     published: str | None = None
     workload: AskedWorkload = AskedWorkload()
-    model: dict[str, AskedWorkload] = {}
+    model: dict[str, AskedWorkload] = Field(default={})
     timing: Timing = Timing()
     quality: AskedQuality = AskedQuality()
     part: tuple[Part, ...] = Field(min_length=1, max_length=100)
@@ -162,15 +181,50 @@ class StudyFile(Spec):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two parts are named {twice!r}; give each its own name")
         models = {model for part in self.part for model in part.models}
-        for place, given in (("[model]", self.model), ("[tiny.models]", self.tiny.models if self.tiny else {})):
+        for place, given in (
+            ("[model]", self.model),
+            ("[tiny.models]", self.tiny.models if self.tiny else {}),
+        ):
             for name in given:
                 if name not in models:
                     raise ValueError(f"{place} names {name!r}, which no part has{nearest(name, models)}")
+        for place, workload in (
+            ("[workload]", self.workload),
+            *((f"[model.{name}]", given) for name, given in self.model.items()),
+            *((f"part {part.name}", part.workload) for part in self.part),
+            *((("[tiny.workload]", self.tiny.workload),) if self.tiny else ()),
+        ):
+            if len(workload.batches) > 1:
+                raise ValueError(
+                    f"{place} has {len(workload.batches)} batches; give one, and a part for each other"
+                )
         for claim in self.claim:
+            _check_rows(claim, self.part)
             for name in claim.models:
                 if name not in models:
-                    raise ValueError(f"a claim names the model {name!r}, which no part has{nearest(name, models)}")
+                    raise ValueError(
+                        f"a claim names the model {name!r}, which no part has{nearest(name, models)}"
+                    )
         return self
+
+
+def _check_rows(claim: Claim, parts: Sequence[Part]) -> None:
+    """Raise ValueError for a claim about a part or a row that no part has."""
+    meant = [part for part in parts if not claim.part or part.name == claim.part]
+    if not meant:
+        names = [part.name for part in parts]
+        raise ValueError(
+            f"a claim names the part {claim.part!r}{nearest(claim.part, names)} ({', '.join(names)})"
+        )
+    rows = [
+        *claim.rows,
+        *claim.among,
+        *([claim.than] if claim.kind not in ("gpu", "open") and claim.than else []),
+    ]
+    known = [row for part in meant for row in part.labels()]
+    for row in rows:
+        if row not in known:
+            raise ValueError(f"a claim names the row {row!r}, which is in no part{nearest(row, known)}")
 
 
 def published_studies() -> tuple[str, ...]:
@@ -188,7 +242,9 @@ def read_study(name: str | Path) -> StudyFile:
     if str(name) in published_studies():
         folder = resources.files("vivace.studies").joinpath("published")
         text = folder.joinpath(f"{name}.toml").read_text("utf-8")
-        return _parse(text, str(name), lambda file: parse_published(folder.joinpath(file).read_text("utf-8"), file))
+        return _parse(
+            text, str(name), lambda file: parse_published(folder.joinpath(file).read_text("utf-8"), file)
+        )
     path = user_path(name)
     if path.suffix != ".toml" and not path.exists():
         known = published_studies()
@@ -286,5 +342,3 @@ def _check_recipes(part: Part, name: str) -> None:
                 raise RecipeError(
                     f"{name}, part {part.name}: {error.problem}", error.text, error.start
                 ) from None
-
-

@@ -48,7 +48,9 @@ def speed_up(
         found = _difference(to_new, to_old)
         num_rounds = min(rounds_old, rounds_new)
     if _disturbed(before, after):
-        return SpeedUp(found.interval(), Verdict.UNCLEAR, "another program kept the CPU busy", is_disturbed=True)
+        return SpeedUp(
+            found.interval(), Verdict.UNCLEAR, "another program kept the CPU busy", is_disturbed=True
+        )
     doubt = "one round only" if num_rounds < 2 else ""
     return SpeedUp(found.interval(), verdict(found, num_rounds), doubt)
 

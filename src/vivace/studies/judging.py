@@ -80,9 +80,7 @@ def _pair(claim: Claim, part: ModelPart, column: Column, row: str, figure: str) 
         return lacking
     assert here.value is not None
     assert there.value is not None
-    shown = (
-        f"{row} {shown_value(here.value, kind)}, {claim.than} {shown_value(there.value, kind)}"
-    )
+    shown = f"{row} {shown_value(here.value, kind)}, {claim.than} {shown_value(there.value, kind)}"
     if column.kind == "measured":
         if untrusted := _untrusted(part, column, (row, claim.than), kind):
             return Check(part.model, None, f"{shown}: {untrusted}")
@@ -202,7 +200,11 @@ def _between_gpus(
             ratio = there.value.point / here.value.point
             shown = f"{row} {shown_value(here.value, kind)} and {shown_value(there.value, kind)}"
             lower = claim.at_least if claim.at_least is not None else 1 + _SMALL_TIE
-            yield Check(part.model, within(Interval(ratio, None, None), lower, claim.at_most), f"{shown}, {ratio:.2f}x")
+            yield Check(
+                part.model,
+                within(Interval(ratio, None, None), lower, claim.at_most),
+                f"{shown}, {ratio:.2f}x",
+            )
 
 
 def _lacking(part: ModelPart, cells: Sequence[tuple[str, Cell]]) -> Check | None:

@@ -59,7 +59,9 @@ class PagePart:
 
 def page_of(run: StudyRun) -> str:
     """Return the page of a run as HTML."""
-    style = style_sheet() + resources.files("vivace.studies").joinpath("templates", "study.css").read_text("utf-8")
+    style = style_sheet() + resources.files("vivace.studies").joinpath("templates", "study.css").read_text(
+        "utf-8"
+    )
     shown = views(run)
     max_bytes = MAX_PICTURE_BYTES // max(1, len(shown))
     parts = [_part(f"part-{i}", view, run, max_bytes) for i, view in enumerate(shown, 1)]
@@ -146,9 +148,7 @@ def _cell(figure: str, shown: Shown, is_measured: bool) -> PageCell:
 
 def _section(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> object | None:
     """Return the report's section of the measured rows: table, charts and images; None before a run."""
-    part = next(
-        (one for one in run.parts if one.planned is view.planned and one.compared is not None), None
-    )
+    part = next((one for one in run.parts if one.planned is view.planned and one.compared is not None), None)
     if part is None or part.compared is None or not part.compared.records:
         return None
     try:

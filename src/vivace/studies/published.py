@@ -1,13 +1,14 @@
 """Published numbers: one CSV line for each cell of a source's tables, with its unit.
 
-Columns: study, table, gpu, model, row, recipe, metric, unit, value, note. What a source lacks is an empty value with the
-reason in the note. What it contradicts itself in stays as it is printed, and the note says so.
+Columns: study, table, gpu, model, row, recipe, metric, unit, value, note. What a source lacks is an empty value with
+the reason in the note. What it contradicts itself in stays as it is printed, and the note says so.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -58,8 +59,8 @@ class Published(Spec):
         elif self.unit == "bool":
             if self.value not in ("true", "false"):
                 raise ValueError(f"{self.value!r} must be true or false")
-        elif self.unit != "text":
-            float(self.value)  # raises ValueError
+        elif self.unit != "text" and not math.isfinite(float(self.value)):
+            raise ValueError(f"{self.value!r} must be a finite number")
         return self
 
     @property

@@ -40,7 +40,11 @@ class MeasuredPart:
         if self.compared is None:
             return {}
         by_recipe = {row.record.trial.recipe.text: row for row in self.compared.rows()}
-        return {c.label: by_recipe[c.recipe] for c in self.planned.cases if c.recipe in by_recipe and not c.refused}
+        return {
+            c.label: by_recipe[c.recipe]
+            for c in self.planned.cases
+            if c.recipe in by_recipe and not c.refused
+        }
 
     def gains(self) -> list[tuple[str, SpeedUp | None]]:
         """Return what each member of a stack, or of a recipe that was taken apart, contributes."""

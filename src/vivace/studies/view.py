@@ -1,5 +1,4 @@
-"""A study's run as rows and columns, for every format: each figure with its speed-up or share, and the ratio of measured
-to published."""
+"""A study's run as rows and columns, for every format: each figure with its speed-up or share, and published ratios."""
 
 from __future__ import annotations
 
