@@ -278,6 +278,11 @@ def _parse(text: str, name: str, read_cells: Any) -> StudyFile:
         raise UsageError(f"{name}: {_said(error)}; see docs/studies.md") from None
     for part in study.part:
         _check_recipes(part, name)
+    for old, new in study.tiny.replace.items() if study.tiny else ():
+        for text in filter(None, (old, new)):
+            _check_recipe(text, f"{name}, [tiny.replace]")
+        if len(resolve(old).techniques) != 1:
+            raise UsageError(f"{name}, [tiny.replace]: '{old}' must be one technique")
     return study
 
 
@@ -334,11 +339,12 @@ def _check_recipes(part: Part, name: str) -> None:
         texts.append(Labelled(recipe=part.leave_one_out))
     for labelled in texts:
         for text in (labelled.recipe, labelled.tiny):
-            if text is None:
-                continue
-            try:
-                resolve(text)
-            except RecipeError as error:
-                raise RecipeError(
-                    f"{name}, part {part.name}: {error.problem}", error.text, error.start
-                ) from None
+            if text is not None:
+                _check_recipe(text, f"{name}, part {part.name}")
+
+
+def _check_recipe(text: str, place: str) -> None:
+    try:
+        resolve(text)
+    except RecipeError as error:
+        raise RecipeError(f"{place}: {error.problem}", error.text, error.start) from None

@@ -12,7 +12,7 @@ from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import Progress
 from vivace.benchmark.store import DEFAULT_STORE
-from vivace.benchmark.studies import run_study, start_launcher
+from vivace.benchmark import studies as benches
 from vivace.report.rows import Row
 from vivace.spec.record import Outcome, Record
 from vivace.studies.claims import Claim, Judged
@@ -197,9 +197,9 @@ def run_parts(
     found = []
     with ExitStack() as stack:
         if launcher is None:
-            launcher = stack.enter_context(start_launcher(device))
+            launcher = stack.enter_context(benches.start_launcher(device))
         for one in planned:
-            run: Run = run_study(
+            run: Run = benches.run_study(
                 one.study, store=store, rerun=rerun, progress=progress, command=command, launcher=launcher
             )
             found += [MeasuredPart(one, compared) for compared in run.comparisons]
