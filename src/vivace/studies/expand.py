@@ -88,12 +88,15 @@ def expand(
     known_models = list(dict.fromkeys(model for part in file.part for model in part.models))
     _check_known("--model", models, known_models, file)
     _check_known("--part", parts, [part.name for part in file.part], file)
+    asked_parts, stand_ins = tuple(parts), file.tiny if tiny else None
+    if stand_ins is not None:
+        asked_parts = asked_parts or stand_ins.parts
     found = [
         _on_model(file, part, model, tiny, synthetic, device)
         for part in file.part
-        if not parts or part.name in parts
+        if not asked_parts or part.name in asked_parts
         for model in part.models
-        if (not models or model in models) and not (tiny and file.tiny and model not in file.tiny.models)
+        if (not models or model in models) and (stand_ins is None or model in stand_ins.models)
     ]
     if not found:
         raise UsageError(

@@ -138,11 +138,13 @@ class Tiny(Spec):
 
     Attributes:
         models: the embedded model that stands for each model; models that are not named are left out.
+        parts: names of the parts to run; empty for all.
         replace: techniques by what stands for them, e.g. compile by compile(backend=aot_eager); "" leaves one out.
         workload, timing, quality: replace those of the file.
     """
 
     models: dict[str, str] = Field(min_length=1)
+    parts: tuple[str, ...] = ()
     replace: dict[str, str] = Field(default={})
     workload: AskedWorkload = AskedWorkload()
     timing: Timing = Timing(rounds=1)
@@ -180,6 +182,9 @@ class StudyFile(Spec):
         names = [part.name for part in self.part]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two parts are named {twice!r}; give each its own name")
+        for name in self.tiny.parts if self.tiny else ():
+            if name not in names:
+                raise ValueError(f"[tiny] names the part {name!r}{nearest(name, names)} ({', '.join(names)})")
         models = {model for part in self.part for model in part.models}
         for place, given in (
             ("[model]", self.model),

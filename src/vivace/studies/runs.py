@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vivace.benchmark import studies as benches
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import Progress
 from vivace.benchmark.store import DEFAULT_STORE
-from vivace.benchmark import studies as benches
 from vivace.report.rows import Row
 from vivace.spec.record import Outcome, Record
 from vivace.studies.claims import Claim, Judged

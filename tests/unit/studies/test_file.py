@@ -159,7 +159,8 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, said: str)
 @pytest.mark.parametrize(
     "text",
     ['recipes = ["bf17"]', 'baseline = "bf17"\nrecipes = ["bf16"]', 'stack = ["bf17"]', 'leave_one_out = "bf17"',
-     'matrix = { a = ["bf17"] }', 'recipes = ["bf16"]\n[tiny]\nmodels = { tiny-sd = "tiny-sd" }\nreplace = { bf17 = "" }'],
+     'matrix = { a = ["bf17"] }',
+     'recipes = ["bf16"]\n[tiny]\nmodels = { tiny-sd = "tiny-sd" }\nreplace = { bf17 = "" }'],
 )  # fmt: skip
 def test_a_wrong_recipe_is_marked(tmp_path: Path, text: str) -> None:
     with pytest.raises(RecipeError, match="no technique 'bf17'; did you mean 'bf16'"):

@@ -88,7 +88,7 @@ def test_json_and_csv_have_every_cell(folder: Path, printed: str) -> None:
     found = json.loads(vivace(folder, "study", "own.toml", "--store", "s", "--format", "json", code=4).stdout)
     assert len(found["cells"]) == len(rows)
     (claim,) = found["claims"]
-    assert [one["said"] for one in claim["judged"]][0] == "agrees"
+    assert claim["judged"][0]["said"] == "agrees"
     assert found["gains"][0]["member"] == "tiny_vae"
     assert found["gains"][0]["speedup"]["ratio"] > 0
 
@@ -173,7 +173,7 @@ def shortened(name: str, part: int, row: str) -> StudyFile:
         ("000", 0, "Config 5", "measured"),
         ("002", 0, "FlashAttention", "unsupported"),  # there is no such kernel for CPUs
         ("003", 1, "fp8_w", "measured"),
-        ("004", 0, "FBCache (0.2)", "measured"),
+        ("004", 0, "TorchAO FP8", "measured"),
     ],
 )
 def test_a_trial_of_each_of_the_others(name: str, part: int, row: str, outcome: str, tmp_path: Path) -> None:
@@ -184,8 +184,9 @@ def test_a_trial_of_each_of_the_others(name: str, part: int, row: str, outcome: 
     assert [r.case.label for r in view.rows][1:] == [row]
     assert {column.kind for column in view.columns} == {"published", "measured"}
     figure = view.time
-    published, here = view.rows[1].cells[figure][0].cell, view.rows[1].cells[figure][-1].cell
-    assert (published.outcome, here.outcome) == ("published", outcome)
+    *published, here = [shown.cell.outcome for shown in view.rows[1].cells[figure]]
+    assert "published" in published
+    assert here == outcome
 
 
 @pytest.mark.long
