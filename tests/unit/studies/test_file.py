@@ -1,13 +1,17 @@
 """Study files: what they may say, and what a mistake in one reads like."""
 
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from vivace.errors import RecipeError, UsageError
 from vivace.studies import read_study
+from vivace.studies.claims import Claim
 from vivace.studies.expand import Case, expand
-from vivace.studies.file import MAX_BYTES
+from vivace.studies.figures import FIGURES
+from vivace.studies.file import MAX_BYTES, Part
 
 HEAD = 'title = "T"\n'
 PART = HEAD + '[[part]]\nname = "p"\nmodels = ["tiny-sd"]\n'
@@ -201,3 +205,22 @@ def test_what_a_study_does_not_have_is_refused(asked: dict[str, object], said: s
 def test_without_a_tiny_table_there_is_no_tiny_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no \[tiny\] table"):
         cases(tmp_path, 'recipes = ["bf16"]', tiny=True)
+
+
+def test_the_example_of_the_docs_is_a_study(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "studies.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    found = expand(read_study(write(tmp_path, example)))
+    assert {part.part.name: len(part.cases) for part in found} == {
+        "list": 3,
+        "matrix": 8,
+        "waterfall": 4,
+        "members": 5,
+    }
+    assert all(case.refused is None for part in found for case in part.cases)
+
+
+def test_the_docs_name_every_figure_and_kind_of_claim() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "studies.md").read_text()
+    kinds = get_args(Claim.model_fields["kind"].annotation)
+    assert all(f"`{name}`" in page for name in (*FIGURES, *kinds, *Part.model_fields))
