@@ -166,7 +166,7 @@ def _list(format_: str) -> int:
         models = list(dict.fromkeys(m for part in file.part for m in part.models))
         gpus = list(dict.fromkeys(cell.gpu for cell in file.cells if cell.gpu))
         click.echo(f"{file.name}  {file.title}")
-        click.echo(f"     models: {', '.join(models)}")
+        click.echo(click.wrap_text(f"models: {', '.join(models)}", 80, "     ", "       "))
         click.echo(
             f"     parts: {', '.join(part.name for part in file.part)}; published on {', '.join(gpus)}"
         )

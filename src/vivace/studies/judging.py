@@ -212,7 +212,7 @@ def _lacking(part: ModelPart, cells: Sequence[tuple[str, Cell]]) -> Check | None
     for row, cell in cells:
         if cell.value is None:
             why = cell.outcome.replace("_", " ") if cell.outcome not in ("absent", "measured") else ""
-            said = ": ".join(text for text in (why, cell.note) if text) or "not known"
+            said = ": ".join(text for text in (why, cell.note) if text) or "has no number"
             return Check(part.model, None, f"{row} {said}", is_absent=True)
     return None
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from vivace.foreign.text import csv_cell, markdown_cell
 from vivace.report.summary import ratio
+from vivace.report.table import broken
 from vivace.studies.claims import Claim, Judged
 from vivace.studies.figures import FIGURES
 from vivace.studies.runs import StudyRun
@@ -129,13 +130,20 @@ def _terminal_figures(view: PartView) -> list[str]:
 def _print_block(view: PartView, figure: str, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(FIGURES[figure].title, overflow="fold", max_width=_LABEL_WIDTH)
-    for column in view.columns:
+    told = [
+        k
+        for k, column in enumerate(view.columns)
+        if column.kind == "measured" or any(row.cells[figure][k].cell.value is not None for row in view.rows)
+    ]
+    for k in told:
+        column = view.columns[k]
         heading = column.name if column.kind == "published" else f"here: {column.name}"
         table.add_column(heading, justify="right", overflow="fold")
     for row in view.rows:
-        cells = row.cells[figure]
+        cells = [row.cells[figure][k] for k in told]
         style = "dim" if row.row is None or row.row.latency is None else None
-        table.add_row(Text(row.case.label), *(Text(_text(figure, shown)) for shown in cells), style=style)
+        label = "\n".join(broken(row.case.label, _LABEL_WIDTH))
+        table.add_row(Text(label), *(Text(_text(figure, shown)) for shown in cells), style=style)
     console.print(table)
 
 

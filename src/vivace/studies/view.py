@@ -134,11 +134,12 @@ def outcome_text(cell: Cell) -> str:
 
 
 def notes(view: PartView) -> list[tuple[str, str]]:
-    """Return (row, reason) of each row that was not measured."""
-    found = []
+    """Return (rows, reason) of the rows that were not measured; those with one reason together."""
+    found: list[tuple[str, str]] = []
     for row in view.rows:
         if row.case.refused:
             found.append((row.case.label, f"refused: {row.case.refused}"))
         elif row.row is not None and row.row.latency is None:
             found.append((row.case.label, f"{row.row.outcome.value.replace('_', ' ')}: {row.row.reason}"))
-    return found
+    reasons = dict.fromkeys(reason for _, reason in found)
+    return [(", ".join(row for row, why in found if why == reason), reason) for reason in reasons]

@@ -182,6 +182,7 @@ PUBLISHED_SAY = {
     ("002", "Flash attention in fp32 is slower"): "agrees",
     ("002", "With flash attention in bf16 an image takes less than a minute"): "does",
     ("002", "Flash attention in bf16 is the fastest"): "does",
+    ("003", "Quantisation lowers the memory of every"): "does",  # int4_gemm on SDXL
     ("003", "int4_gemm is faster than fp16"): "does",
     ("003", "Quantisation does not speed convolutional"): "agrees",
     ("003", "fp8 with static scales takes half"): "agrees",
