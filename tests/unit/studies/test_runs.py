@@ -22,7 +22,7 @@ timing = { rounds = 1, repeats = 3, max_warmup = 1 }
 name = "p"
 models = ["tiny-sd"]
 stack = [{ row = "VAE", recipe = "tiny_vae" }]
-matrix = { a = ["steps(1)"], b = ["", "steps(3)"] }
+matrix = { a = ["tiny_vae"], b = ["", "tiny_vae"] }
 recipes = [{ row = "lost", recipe = "tf32" }]
 figures = ["latency", "peak_memory", "sharpness", "clip", "p99"]
 [[claim]]
@@ -57,13 +57,13 @@ def test_published_and_measured_stand_side_by_side(printed: str) -> None:
     assert "1.00 s" in printed
     assert "0.500 s 2.00x" in printed
     assert "lost: unsupported: tf32: TF32 is a mode of NVIDIA's tensor cores" in printed
-    assert "steps(1)+steps(3): refused: steps(1) and steps(3) both set the number of steps" in printed
+    assert "tiny_vae+tiny_vae: refused: tiny_vae and tiny_vae both set the" in printed
     assert "A tiny VAE is faster" in printed
 
 
 def test_the_same_command_resumes(folder: Path, printed: str) -> None:
     again = vivace(folder, "study", "own.toml", "--store", "s", code=4)
-    assert "4 already measured" in again.stderr
+    assert "3 already measured" in again.stderr
     assert again.stdout == printed.removesuffix("page.html\n")
 
 
@@ -71,14 +71,14 @@ def test_json_and_csv_have_every_cell(folder: Path, printed: str) -> None:
     out = vivace(folder, "study", "own.toml", "--store", "s", "--format", "csv", code=4).stdout
     rows = list(csv.DictReader(io.StringIO(out)))
     keys = {(r["row"], r["figure"], r["kind"]) for r in rows}
-    labels = {"baseline", "VAE", "lost", "steps(1)", "steps(1)+steps(3)"}
+    labels = {"baseline", "VAE", "lost", "tiny_vae", "tiny_vae+tiny_vae"}
     figures = {"latency", "peak_memory", "sharpness", "clip", "p99"}
     assert keys == {
         (row, figure, kind) for row in labels for figure in figures for kind in ("published", "measured")
     }
     by_key = {(r["row"], r["figure"], r["kind"]): r for r in rows}
     assert by_key["lost", "latency", "measured"]["outcome"] == "unsupported"
-    assert by_key["steps(1)+steps(3)", "latency", "measured"]["outcome"] == "refused"
+    assert by_key["tiny_vae+tiny_vae", "latency", "measured"]["outcome"] == "refused"
     assert by_key["baseline", "p99", "measured"]["note"] == "it needs 200 timed calls"
     vae = by_key["VAE", "latency", "published"]
     here = float(by_key["VAE", "latency", "measured"]["value"])
@@ -111,13 +111,13 @@ def test_markdown_has_the_conclusions(folder: Path, printed: str) -> None:
 
 def test_a_dry_run_measures_nothing(folder: Path) -> None:
     before = vivace(folder, "study", "own.toml", "--store", "none", "--dry-run", "--no-plan").stdout
-    assert "4 trials, 4 rounds to run; the time of 4 is unknown" in before
+    assert "3 trials, 3 rounds to run; the time of 3 is unknown" in before
     assert not (folder / "none").exists()
 
 
 def test_a_dry_run_knows_what_the_store_holds(folder: Path, printed: str) -> None:
     after = vivace(folder, "study", "own.toml", "--store", "s", "--dry-run").stdout
-    assert "4 trials, 0 rounds to run" in after
+    assert "3 trials, 0 rounds to run" in after
     assert "unsupported" in after
 
 
