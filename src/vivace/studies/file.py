@@ -253,9 +253,7 @@ def read_study(name: str | Path) -> StudyFile:
     path = user_path(name)
     if path.suffix != ".toml" and not path.exists():
         known = published_studies()
-        raise UsageError(
-            f"no study '{shorten(str(name))}'{nearest(str(name), known)}: give {', '.join(known)} or a .toml file"
-        )
+        raise UsageError(f"no study '{shorten(str(name))}'; give {', '.join(known)} or a .toml file")
     with reading(path, UsageError, "give a study file (docs/studies.md)"):
         text = read_text(path, MAX_BYTES)
 

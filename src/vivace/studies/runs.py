@@ -77,8 +77,7 @@ class StudyRun:
         return [*self.published(), *self.measured()]
 
     def published(self) -> list[Column]:
-        parts = {one.planned.part.name: one.planned.part.tables for one in self.parts}
-        return published_columns(self.file.cells, parts, [one.planned.model for one in self.parts])
+        return _published(self.file, [one.planned for one in self.parts])
 
     def measured(self) -> list[Column]:
         cells: dict[str, dict[tuple[str, str, str, str], Cell]] = {}
@@ -103,9 +102,17 @@ class StudyRun:
         return [Column(device, "measured", found, rows.get(device, {})) for device, found in cells.items()]
 
     def claims(self) -> list[tuple[Claim, list[Judged]]]:
-        """Return each conclusion with what every column says of it."""
-        planned, columns = [one.planned for one in self.parts], self.columns
-        return [(claim, judge(claim, planned, columns)) for claim in self.file.claim]
+        """Return each conclusion with what every column says of it.
+
+        Published numbers are judged by all models of the study, also by those that this run left out.
+        """
+        everything = expand(self.file)
+        published = _published(self.file, everything)
+        planned, measured = [one.planned for one in self.parts], self.measured()
+        return [
+            (claim, [*judge(claim, everything, published), *judge(claim, planned, measured)])
+            for claim in self.file.claim
+        ]
 
     @property
     def is_complete(self) -> bool:
@@ -136,6 +143,12 @@ class StudyRun:
         from vivace.studies.table import render
 
         return render(self, "md")
+
+
+def _published(file: StudyFile, planned: Sequence[ModelPart]) -> list[Column]:
+    """Return the published columns of these parts on these models."""
+    tables = {one.part.name: one.part.tables for one in planned}
+    return published_columns(file.cells, tables, [one.model for one in planned])
 
 
 def study(
