@@ -21,6 +21,9 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
         ("vivace.report.rows.Row", Row),
         ("vivace.report.rows.Latency", Latency),
     ),
+    "Run a study": tuple(
+        (f"vivace.{name}", getattr(vivace, name)) for name in ("study", "StudyRun", "StudyFile")
+    ),
     "Recipes, records and errors": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("Recipe", "Record", "VivaceError")
     ),

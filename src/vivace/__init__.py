@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vivace.recipes import Recipe
     from vivace.runtime import Session, apply, load
     from vivace.spec import Record
+    from vivace.studies import StudyFile, StudyRun, study
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,12 +31,15 @@ __all__ = [
     "Run",
     "Session",
     "Study",
+    "StudyFile",
+    "StudyRun",
     "Timing",
     "VivaceError",
     "__version__",
     "apply",
     "bench",
     "load",
+    "study",
 ]
 
 
@@ -43,11 +47,11 @@ def __getattr__(name: str) -> Any:
     """Import public names when they are first used, so that `import vivace` costs nothing."""
     if name not in __all__:
         raise AttributeError(f"module 'vivace' has no attribute {name!r}")
-    from vivace import benchmark, errors, recipes, runtime, spec
+    from vivace import benchmark, errors, recipes, runtime, spec, studies
 
-    return next(
-        getattr(place, name) for place in (errors, spec, recipes, runtime, benchmark) if hasattr(place, name)
-    )
+    # `studies` first: `spec` has a module named study.
+    places = (studies, errors, spec, recipes, runtime, benchmark)
+    return next(getattr(place, name) for place in places if hasattr(place, name))
 
 
 def __dir__() -> list[str]:

@@ -30,8 +30,9 @@ LAYERS = {
     "memory": 7,
     "export": 7,
     "benchmark": 8,
-    "cli": 9,
-    "__main__": 10,
+    "studies": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 SIDEWAYS = {("spec", "errors"), ("stats", "errors"), ("foreign", "errors")}
 # Libraries that import torch; `report` and `spec` must not import them.

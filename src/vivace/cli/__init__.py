@@ -20,6 +20,7 @@ from vivace.cli.models import models
 from vivace.cli.plan import plan
 from vivace.cli.quality import quality
 from vivace.cli.report import report
+from vivace.cli.study import study
 from vivace.cli.techniques import techniques
 from vivace.foreign.streams import plain_output
 
@@ -37,7 +38,20 @@ def app() -> None:
     """
 
 
-for command in (plan, generate, bench, report, export, quality, calibrate, models, techniques, doctor, demo):
+for command in (
+    plan,
+    generate,
+    bench,
+    study,
+    report,
+    export,
+    quality,
+    calibrate,
+    models,
+    techniques,
+    doctor,
+    demo,
+):
     app.add_command(command)
     for one in command.commands.values() if isinstance(command, click.Group) else (command,):
         options.debug(one)

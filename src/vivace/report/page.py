@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vivace.report.gate import broken_pictures
@@ -103,31 +103,40 @@ def render_page(sections: Sequence[Section], read_picture: ReadPicture) -> str:
         sections: the runs, in the order in which they are shown.
         read_picture: returns the PNG of an image by its sha256, or None if its file is missing.
     """
-    style = resources.files("vivace.report").joinpath("templates", "style.css").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    )
+    style = style_sheet()
     filled = [s for s in sections if s.rows]
     max_bytes = MAX_PICTURE_BYTES // max(1, len(filled))
-    views = [_view(f"run-{i}", s, read_picture, max_bytes) for i, s in enumerate(filled, 1)]
+    views = [section_view(f"run-{i}", s, read_picture, max_bytes) for i, s in enumerate(filled, 1)]
     # Only two trusted texts are exempt from escaping: the style sheet, whose bytes are hashed, and the policy.
     return (
-        _environment()
+        environment()
         .get_template("page.html")
-        .render(sections=views, style=Markup(style), policy=Markup(policy))
+        .render(sections=views, style=Markup(style), policy=Markup(policy_for(style)))
     )
 
 
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("vivace.report"),
+def style_sheet() -> str:
+    return resources.files("vivace.report").joinpath("templates", "style.css").read_text("utf-8")
+
+
+def policy_for(style: str) -> str:
+    """Return the content-security policy of a page with this style sheet and embedded images."""
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def environment(*packages: str) -> Environment:
+    """Return the templates of these packages and of the report, with the report's filters."""
+    found = Environment(
+        loader=ChoiceLoader([PackageLoader(package) for package in (*packages, "vivace.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    found.filters |= {
         "seconds": seconds,
         "size": size,
         "between_s": between_s,
@@ -138,10 +147,11 @@ def _environment() -> Environment:
         "breakable": breakable,
         "shortened": lambda text: breakable(shortened(text)),
     }
-    return environment
+    return found
 
 
-def _view(id_: str, section: Section, read_picture: ReadPicture, max_bytes: int) -> _View:
+def section_view(id_: str, section: Section, read_picture: ReadPicture, max_bytes: int) -> _View:
+    """Return what the template section.html shows of a run."""
     rows = section.rows
     record = rows[0].record
     shared = tuple(shared_warnings(rows))

@@ -1,0 +1,189 @@
+"""vivace study"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vivace.cli import options
+from vivace.cli.bench import SOME_NOT_MEASURED
+from vivace.cli.output import check_writable, replace
+
+if TYPE_CHECKING:
+    from vivace.studies.expand import ModelPart
+    from vivace.studies.file import StudyFile
+    from vivace.studies.runs import StudyRun
+
+
+@click.command()
+@click.argument("name", metavar="[STUDY]", required=False)
+@click.option("--tiny", is_flag=True, help="Embedded models in place of the study's: minutes on a CPU.")
+@click.option(
+    "--synthetic",
+    is_flag=True,
+    help="The study's models with random weights: full size, no download, no quality.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="List the trials with estimates of time and memory; measure nothing."
+)
+@click.option(
+    "--plan/--no-plan",
+    "check_plan",
+    default=True,
+    show_default=True,
+    help="For --dry-run: predict memory that no record knows, as `vivace plan` does; takes seconds a recipe.",
+)
+@click.option("--model", "models", multiple=True, metavar="NAME", help="Only this model; repeat for more.")
+@click.option("--part", "parts", multiple=True, metavar="NAME", help="Only this part; repeat for more.")
+@options.device
+@options.store
+@click.option("--rerun", is_flag=True, help="Measure again what the store already has.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write a page with all figures, charts and images.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json", "csv", "md"]),
+    default="table",
+    show_default=True,
+    help="Format of the results on standard output.",
+)
+def study(
+    name: str | None,
+    tiny: bool,
+    synthetic: bool,
+    dry_run: bool,
+    check_plan: bool,
+    models: Sequence[str],
+    parts: Sequence[str],
+    device: str,
+    store: Path,
+    rerun: bool,
+    output: Path | None,
+    format_: str,
+) -> int:
+    """Run a whole study, and show its published numbers beside the new ones, GPU by GPU.
+
+    STUDY is the number of a published study (000 to 004), or a .toml file of your own; without it the published ones
+    are listed. Rounds are kept in the store: the same command resumes an interrupted study. Each conclusion
+    of the study is judged by the published numbers and by the measured ones: agrees, does not, cannot tell.
+
+    \b
+        vivace study 001 --tiny -o page.html
+        vivace study 004 --synthetic --part techniques
+        vivace study 003 --dry-run
+    """
+    from vivace.studies.expand import expand
+    from vivace.studies.file import read_study
+
+    if name is None:
+        return _list(format_)
+    file = read_study(name)
+    planned = expand(file, tiny=tiny, synthetic=synthetic, models=models, parts=parts, device=device)
+    if dry_run:
+        return _dry_run(planned, store, check_plan and not tiny, format_)
+    if output is not None:
+        check_writable(output.parent, output)
+    return _run(file, planned, store, rerun, device, output, format_)
+
+
+def _run(
+    file: StudyFile,
+    planned: tuple[ModelPart, ...],
+    store: Path,
+    rerun: bool,
+    device: str,
+    output: Path | None,
+    format_: str,
+) -> int:
+    from vivace.cli.progress import for_this_terminal
+    from vivace.studies.expand import left_out
+    from vivace.studies.runs import run_parts
+
+    if missing := left_out(file, planned):
+        click.echo(f"left out: {', '.join(missing)}", err=True)
+    try:
+        run = run_parts(
+            file,
+            planned,
+            store=store,
+            rerun=rerun,
+            progress=for_this_terminal(),
+            device=device,
+            command=options.command_line(),
+        )
+    except KeyboardInterrupt:
+        click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
+        click.echo(f"  {options.command_line()}", err=True)
+        return 130
+    _show(run, format_)
+    if output is not None:
+        replace(output, run.page().encode())
+        click.echo(output, err=format_ != "table")
+    return 0 if run.is_complete else SOME_NOT_MEASURED
+
+
+def _show(run: StudyRun, format_: str) -> None:
+    from vivace.cli.terminal import console
+    from vivace.studies.table import print_tables, render
+
+    shown = console()
+    if format_ == "table" and shown.is_terminal:
+        print_tables(run, shown)
+    else:
+        click.echo(render(run, format_), nl=False)
+    if format_ == "table":
+        click.echo(f"reproduce: {options.command_line()}", err=True)
+
+
+def _list(format_: str) -> int:
+    """Print the published studies."""
+    from vivace.studies.file import published_studies, read_study
+
+    found = [read_study(name) for name in published_studies()]
+    if format_ == "json":
+        rows = [
+            {
+                "study": file.name,
+                "title": file.title,
+                "source": file.source,
+                "models": list(dict.fromkeys(m for part in file.part for m in part.models)),
+                "parts": [part.name for part in file.part],
+            }
+            for file in found
+        ]
+        click.echo(json.dumps(rows, indent=2))
+        return 0
+    for file in found:
+        models = list(dict.fromkeys(m for part in file.part for m in part.models))
+        gpus = list(dict.fromkeys(cell.gpu for cell in file.cells if cell.gpu))
+        click.echo(f"{file.name}  {file.title}")
+        click.echo(click.wrap_text(f"models: {', '.join(models)}", 80, "     ", "       "))
+        click.echo(
+            f"     parts: {', '.join(part.name for part in file.part)}; published on {', '.join(gpus)}"
+        )
+    click.echo(
+        "\n`vivace study 001 --tiny` runs one on an embedded model; --dry-run lists its trials.", err=True
+    )
+    return 0
+
+
+def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, format_: str) -> int:
+    """Print each trial with what is known of its time and memory."""
+    from vivace.cli.terminal import console
+    from vivace.studies.estimate import estimates, planner, print_estimates
+
+    found = estimates(planned, store, planner(lambda line: click.echo(line, err=True)) if with_plan else None)
+    if format_ == "json":
+        click.echo(json.dumps([one.to_json() for one in found], indent=2))
+        return 0
+    print_estimates(found, console())
+    return 0

@@ -1,0 +1,266 @@
+"""What a study will run, and an estimate of time and memory for each trial, where anything is known.
+
+In this order: the store's own rounds of the trial; vivace's committed records of the architecture, on the GPU that they
+name; for memory on a GPU, what `vivace plan` predicts. What none of them knows is unknown.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vivace.benchmark.comparison import workload_of
+from vivace.benchmark.store import Store
+from vivace.errors import NoEffect, StoreError, VivaceError
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.entry import Embedded
+from vivace.models.find import SYNTHETIC, Found, find_model
+from vivace.recipes.resolve import resolve
+from vivace.report.summary import seconds, size
+from vivace.report.table import broken
+from vivace.spec.recipe import BASELINE
+from vivace.spec.record import Outcome, Record
+from vivace.spec.timing import Timing
+from vivace.spec.workload import Workload
+from vivace.studies.expand import ModelPart
+from vivace.studies.known import known
+
+_CALLS = 10  # timed calls of a round where the number is not fixed
+_WARM_UP = 4  # calls before them, mostly
+
+Predict = Callable[[str, str, Workload], int | None]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One trial.
+
+    Attributes:
+        call_s: seconds per image; None if unknown.
+        trial_s: seconds of all its rounds; None if unknown.
+        peak_bytes: None if unknown.
+        time_from, memory_from: where the estimates come from, or why there is none.
+        refused: why its techniques do not go together; then it is not measured.
+        rounds_left: rounds that the store lacks.
+    """
+
+    part: str
+    model: str
+    measured_on: str
+    row: str
+    recipe: str
+    call_s: float | None = None
+    trial_s: float | None = None
+    peak_bytes: int | None = None
+    time_from: str = "unknown"
+    memory_from: str = "unknown"
+    refused: str | None = None
+    rounds_left: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def estimates(
+    planned: Sequence[ModelPart],
+    store: Path,
+    predict: Predict | None = None,
+) -> list[Estimate]:
+    """Return each trial of a study, in order, with what is known of it.
+
+    Args:
+        predict: returns the peak of a recipe; None: nothing is predicted.
+
+    Raises:
+        UsageError, UnknownModel, Unsupported, WorkloadError: what would end the study before its first round.
+    """
+    records = _stored(store)
+    found = []
+    for one in planned:
+        workload = workload_of(
+            _without_download(one.measured_on), one.study.workload, one.study.workload.batches[0]
+        )
+        same = {one.measured_on, SYNTHETIC + one.measured_on}  # random weights take as long
+        for case in one.cases:
+            about = (one.part.name, one.model, one.measured_on, case.label, case.recipe)
+            if case.refused is not None:
+                found.append(Estimate(*about, refused=case.refused))
+                continue
+            mine = [
+                record
+                for record in records
+                if record.trial.model.name in same
+                and record.trial.recipe.text == case.recipe
+                and record.trial.workload == workload
+            ]
+            found.append(_estimate(about, workload, one.study.timing, mine, predict))
+    return found
+
+
+def _without_download(name: str) -> Found:
+    """Find a model; one of the hub that the catalogue knows is not looked up there."""
+    entry = CATALOGUE.get(name)
+    if entry is not None and not isinstance(entry.origin, Embedded):
+        return find_model(SYNTHETIC + name)
+    return find_model(name)
+
+
+def _estimate(
+    about: tuple[str, str, str, str, str],
+    workload: Workload,
+    timing: Timing,
+    mine: Sequence[Record],
+    predict: Predict | None,
+) -> Estimate:
+    """Return what the trial's own records, the committed ones and `predict` say of it.
+
+    Args:
+        about: part, model, what is measured, row and recipe.
+    """
+    recipe = about[4]
+    rounds_left = timing.rounds
+    for record in mine[:1]:
+        done = sum(r.outcome is Outcome.MEASURED for r in record.rounds)
+        if record.outcome.is_final:
+            rounds_left = max(0, timing.rounds - done) if record.outcome is Outcome.MEASURED else 0
+        samples = [s.total_s / workload.batch for r in record.rounds for s in r.samples]
+        if record.outcome is Outcome.MEASURED and samples:
+            call_s = statistics.median(samples)
+            peak = max((r.memory.peak_bytes for r in record.rounds if r.memory), default=None)
+            source = f"this store, {record.environment.device_name}"
+            first = record.rounds[0].first_call_s or call_s
+            trial_s = _trial_s(call_s, first, timing, rounds_left, workload.num_pictures)
+            return Estimate(
+                *about, call_s, trial_s, peak, source, source if peak else "unknown", None, rounds_left
+            )
+        if record.outcome is not Outcome.MEASURED and record.outcome.is_final:
+            why = f"this store: {record.outcome.value.replace('_', ' ')}"
+            return Estimate(*about, time_from=why, memory_from=why, rounds_left=0)
+    name = about[2].removeprefix(SYNTHETIC)
+    committed = known(name, recipe, workload.height, workload.width, workload.num_inference_steps)
+    if committed is not None:
+        call_s = committed.seconds(workload.num_inference_steps)
+        trial_s = _trial_s(call_s, committed.first_call_s, timing, rounds_left, workload.num_pictures)
+        source = f"record of {committed.device}"
+        return Estimate(*about, call_s, trial_s, committed.peak_bytes, source, source, None, rounds_left)
+    peak = None if predict is None else predict(about[2], recipe, workload)
+    return Estimate(
+        *about,
+        peak_bytes=peak,
+        memory_from="unknown" if peak is None else "plan",
+        rounds_left=rounds_left,
+    )
+
+
+def _trial_s(call_s: float, first_s: float, timing: Timing, rounds: int, num_pictures: int) -> float:
+    """Return the seconds of a trial's rounds: first call, warm-up and timed calls of each, and the images once."""
+    calls = timing.repeats or min(_CALLS, max(6, int(timing.max_seconds / call_s)))
+    warm = min(_WARM_UP, timing.max_warmup)
+    images = max(0, num_pictures - calls) if rounds else 0
+    return rounds * (first_s + (warm + calls) * call_s) + images * call_s
+
+
+def _stored(folder: Path) -> list[Record]:
+    """Return all records of a store, the newest first; none if there is no store."""
+    try:
+        store = Store.read_only(folder)
+    except StoreError:
+        return []
+    with store:
+        keys = dict.fromkeys(key for run in reversed(store.runs()) for key in run.keys)
+        return [record for key in keys if (record := store.record(key)) is not None]
+
+
+def planner(report: Callable[[str], None]) -> Predict:
+    """Return a function that predicts a recipe's peak on a GPU as `vivace plan` does; it takes seconds for each.
+
+    Args:
+        report: receives a line before each prediction.
+    """
+    from vivace.memory.predict import predict
+    from vivace.memory.weightless import Weightless, find_weightless
+
+    models: dict[str, Weightless] = {}
+
+    @functools.cache
+    def peak(name: str, recipe: str, workload: Workload) -> int | None:
+        report(f"predicting {name}, {recipe}")
+        try:
+            if name not in models:
+                models[name] = find_weightless(name)
+            return predict(
+                models[name],
+                resolve(recipe),
+                height=workload.height,
+                width=workload.width,
+                batch=workload.batch,
+            ).peak_bytes
+        except NoEffect as error:  # it changes nothing, so its memory is the baseline's
+            return peak(name, BASELINE, workload) if error.already_so and recipe != BASELINE else None
+        except VivaceError:
+            return None
+
+    return peak
+
+
+def print_estimates(found: Sequence[Estimate], console: Console) -> None:
+    """Print the trials by part and model, and what the study takes in all."""
+    groups: dict[tuple[str, str, str], list[Estimate]] = {}
+    for one in found:
+        groups.setdefault((one.part, one.model, one.measured_on), []).append(one)
+    for (part, model, measured_on), rows in groups.items():
+        stand_in = "" if measured_on == model else f" ({measured_on})"
+        console.print(Text(f"{model}{stand_in}, part {part}", style="bold"))
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        table.add_column("recipe", overflow="fold")
+        for heading in ("s/image", "trial", "peak"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for one in rows:
+            recipe = "\n".join(broken(one.recipe, max(24, console.width - 40)))
+            table.add_row(Text(recipe), *map(Text, _cells(one)))
+        console.print(table)
+        for source in dict.fromkeys(
+            s for one in rows for s in (one.time_from, one.memory_from) if s != "unknown"
+        ):
+            console.print(Text(f"estimates from: {source}", style="dim"))
+        for one in rows:
+            if one.refused:
+                console.print(Text(f"{one.row}: refused: {one.refused}"))
+        console.print()
+    trials = {(one.measured_on, one.recipe): one for one in found if one.refused is None}.values()
+    todo = [one for one in trials if one.rounds_left]
+    known_s = [one.trial_s for one in todo if one.trial_s is not None]
+    rounds = sum(one.rounds_left for one in todo)
+    said = f"{len(trials)} trials, {rounds} rounds to run"
+    if known_s:
+        said += f": about {_long(sum(known_s))} for {len(known_s)} trials"
+    if unknown := len(todo) - len(known_s):
+        said += f"; the time of {unknown} is unknown"
+    console.print(Text(said))
+
+
+def _long(number: float) -> str:
+    """Return e.g. "12 min" for longer times."""
+    if number < 120:
+        return seconds(number)
+    return f"{number / 60:.0f} min" if number < 7200 else f"{number / 3600:.1f} h"
+
+
+def _cells(one: Estimate) -> tuple[str, str, str]:
+    if one.refused is not None:
+        return "refused", "–", "–"
+    call = "unknown" if one.call_s is None else seconds(one.call_s)
+    trial = "unknown" if one.trial_s is None else _long(one.trial_s)
+    if one.call_s is None and one.rounds_left == 0:
+        call = trial = one.time_from.removeprefix("this store: ")
+    elif one.rounds_left == 0:
+        trial = "stored"
+    return call, trial, "unknown" if one.peak_bytes is None else size(one.peak_bytes)

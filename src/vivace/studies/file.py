@@ -1,0 +1,353 @@
+"""The format of a study file, and the five published studies that ship with vivace.
+
+A file is TOML of bounded size. Wrong values, misspelt names and recipes that do not exist are errors that name the
+place in the file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from vivace.errors import RecipeError, UsageError, nearest
+from vivace.foreign.files import read_text, user_path
+from vivace.foreign.reading import reading
+from vivace.recipes.resolve import resolve
+from vivace.spec.base import Spec
+from vivace.spec.recipe import BASELINE
+from vivace.spec.study import AskedQuality, AskedWorkload
+from vivace.spec.timing import Timing
+from vivace.spec.words import shorten, wanted
+from vivace.studies.claims import Claim
+from vivace.studies.published import Published, parse_published, read_published
+
+MAX_BYTES = 1_000_000
+MAX_RECIPES = 500
+"""Recipes of one part on one model. A round takes seconds at least, so more is a mistake in a matrix."""
+
+
+class Labelled(Spec):
+    """A recipe with the name of its row.
+
+    Attributes:
+        row: the label in tables, and the row of the published numbers that it belongs to; by default the recipe.
+        tiny: the recipe with --tiny, where it differs.
+    """
+
+    recipe: str
+    row: str = ""
+    tiny: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, given: Any) -> Any:
+        return {"recipe": given} if isinstance(given, str) else given
+
+    @property
+    def label(self) -> str:
+        return self.row or self.recipe
+
+
+class Part(Spec):
+    """One comparison: recipes on models, each model with its own baseline.
+
+    The forms of recipes (recipes, matrix, stack, leave_one_out) can be combined; at least one is given.
+
+    Attributes:
+        name: what --part takes.
+        models: names of the catalogue, or whatever `--model` of `vivace bench` takes.
+        baseline: the recipe that others are compared with, with or without the name of its row.
+        recipes: a list of recipes.
+        matrix: by axis, the recipes to choose from; "" adds nothing. Every combination is one recipe.
+        stack: recipes that are added one after the other to the baseline, each on top of those before it. One that sets
+            the same thing as an earlier one replaces it.
+        leave_one_out: a recipe; it is measured whole, and without each of its techniques.
+        workload: values that differ from the file's, for this part.
+        figures: the figures to show, in this order: names of `vivace.studies.figures.FIGURES`.
+        tables: tables of the published numbers that belong to this part; empty for all.
+        rivals: also measure fewer plain steps beside each step cache.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=60)
+    title: str = Field(default="", max_length=200)
+    models: tuple[str, ...] = Field(min_length=1, max_length=100)
+    baseline: Labelled = Labelled(recipe=BASELINE)
+    recipes: tuple[Labelled, ...] = Field(default=(), max_length=MAX_RECIPES)
+    matrix: dict[str, tuple[str, ...]] = Field(default={})
+    stack: tuple[Labelled, ...] = Field(default=(), max_length=100)
+    leave_one_out: str | None = None
+    workload: AskedWorkload = AskedWorkload()
+    figures: tuple[str, ...] = ("latency", "model_memory", "peak_memory")
+    tables: tuple[str, ...] = ()
+    rivals: bool = False
+
+    @model_validator(mode="after")
+    def _has_recipes(self) -> Part:
+        if not (self.recipes or self.matrix or self.stack or self.leave_one_out):
+            raise ValueError("must have recipes: give one of recipes, matrix, stack, leave_one_out")
+        return self
+
+    def labels(self) -> list[str]:
+        """Return the names of all rows that the file can name; those of a matrix are its recipes."""
+        found = [self.baseline.label, *(one.label for one in self.recipes)]
+        found += [one.row or f"+ {one.recipe}" for one in self.stack]
+        if self.matrix:
+            found += [
+                "+".join(filter(None, values)) or BASELINE
+                for values in itertools.product(*self.matrix.values())
+            ]
+        if self.leave_one_out:
+            try:
+                whole = resolve(self.leave_one_out)
+            except RecipeError:
+                return found  # reported with its place when the recipes are checked
+            found += [whole.text, *(f"without {technique.text}" for technique in whole)]
+        return found
+
+    @field_validator("matrix")
+    @classmethod
+    def _matrix_is_bounded(cls, matrix: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        number = 1
+        for axis, values in matrix.items():
+            if not values:
+                raise ValueError(f"axis {axis!r} must have at least one recipe")
+            number *= len(values)
+        if number > MAX_RECIPES:
+            raise ValueError(f"must have at most {MAX_RECIPES} combinations, and it has {number:,}")
+        return matrix
+
+    @field_validator("figures")
+    @classmethod
+    def _figures_exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        from vivace.studies.figures import FIGURES
+
+        for name in names:
+            if name not in FIGURES:
+                raise ValueError(f"{name!r} is no figure{nearest(name, FIGURES)} ({', '.join(FIGURES)})")
+        return names
+
+
+class Tiny(Spec):
+    """How `--tiny` runs the study on embedded models.
+
+    Attributes:
+        models: the embedded model that stands for each model; models that are not named are left out.
+        parts: names of the parts to run; empty for all.
+        replace: techniques by what stands for them, e.g. compile by compile(backend=aot_eager); "" leaves one out.
+        workload, timing, quality: replace those of the file.
+    """
+
+    models: dict[str, str] = Field(min_length=1)
+    parts: tuple[str, ...] = ()
+    replace: dict[str, str] = Field(default={})
+    workload: AskedWorkload = AskedWorkload()
+    timing: Timing = Timing(rounds=1)
+    quality: AskedQuality = AskedQuality()
+
+
+class StudyFile(Spec):
+    """A study as its file declares it.
+
+    Attributes:
+        name: the number of a published study, or the path of the file.
+        title, about: one line, and a few sentences.
+        source: whose numbers the published ones are.
+        published: name of the CSV file of published numbers, beside the study's.
+        model: by model, the workload where it differs from the file's (steps, guidance, size).
+        claim: the study's conclusions, as statements that rows can confirm or contradict.
+    """
+
+    name: str
+    title: str = Field(max_length=200)
+    about: str = Field(default="", max_length=5000)
+    source: str = Field(default="", max_length=500)
+    published: str | None = None
+    workload: AskedWorkload = AskedWorkload()
+    model: dict[str, AskedWorkload] = Field(default={})
+    timing: Timing = Timing()
+    quality: AskedQuality = AskedQuality()
+    part: tuple[Part, ...] = Field(min_length=1, max_length=100)
+    claim: tuple[Claim, ...] = Field(default=(), max_length=200)
+    tiny: Tiny | None = None
+    cells: tuple[Published, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_are_consistent(self) -> StudyFile:
+        names = [part.name for part in self.part]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two parts are named {twice!r}; give each its own name")
+        for name in self.tiny.parts if self.tiny else ():
+            if name not in names:
+                raise ValueError(f"[tiny] names the part {name!r}{nearest(name, names)} ({', '.join(names)})")
+        models = {model for part in self.part for model in part.models}
+        for place, given in (
+            ("[model]", self.model),
+            ("[tiny.models]", self.tiny.models if self.tiny else {}),
+        ):
+            for name in given:
+                if name not in models:
+                    raise ValueError(f"{place} names {name!r}, which no part has{nearest(name, models)}")
+        for place, workload in (
+            ("[workload]", self.workload),
+            *((f"[model.{name}]", given) for name, given in self.model.items()),
+            *((f"part {part.name}", part.workload) for part in self.part),
+            *((("[tiny.workload]", self.tiny.workload),) if self.tiny else ()),
+        ):
+            if len(workload.batches) > 1:
+                raise ValueError(
+                    f"{place} has {len(workload.batches)} batches; give one, and a part for each other"
+                )
+        for claim in self.claim:
+            _check_rows(claim, self.part)
+            for name in claim.models:
+                if name not in models:
+                    raise ValueError(
+                        f"a claim names the model {name!r}, which no part has{nearest(name, models)}"
+                    )
+        return self
+
+
+def _check_rows(claim: Claim, parts: Sequence[Part]) -> None:
+    """Raise ValueError for a claim about a part or a row that no part has."""
+    meant = [part for part in parts if not claim.part or part.name == claim.part]
+    if not meant:
+        names = [part.name for part in parts]
+        raise ValueError(
+            f"a claim names the part {claim.part!r}{nearest(claim.part, names)} ({', '.join(names)})"
+        )
+    rows = [
+        *claim.rows,
+        *claim.among,
+        *([claim.than] if claim.kind not in ("gpu", "open") and claim.than else []),
+    ]
+    known = [row for part in meant for row in part.labels()]
+    for row in rows:
+        if row not in known:
+            raise ValueError(f"a claim names the row {row!r}, which is in no part{nearest(row, known)}")
+
+
+def published_studies() -> tuple[str, ...]:
+    """Return the names of the studies that ship with vivace."""
+    files = resources.files("vivace.studies").joinpath("published").iterdir()
+    return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
+
+
+def read_study(name: str | Path) -> StudyFile:
+    """Return a published study by its number, or the study of a file.
+
+    Raises:
+        UsageError: there is none, or the file is not a study; the message names the place.
+    """
+    if str(name) in published_studies():
+        folder = resources.files("vivace.studies").joinpath("published")
+        text = folder.joinpath(f"{name}.toml").read_text("utf-8")
+        return _parse(
+            text, str(name), lambda file: parse_published(folder.joinpath(file).read_text("utf-8"), file)
+        )
+    path = user_path(name)
+    if path.suffix != ".toml" and not path.exists():
+        known = published_studies()
+        raise UsageError(f"no study '{shorten(str(name))}'; give {', '.join(known)} or a .toml file")
+    with reading(path, UsageError, "give a study file (docs/studies.md)"):
+        text = read_text(path, MAX_BYTES)
+
+    def beside(file: str) -> tuple[Published, ...]:
+        if Path(file).name != file:
+            raise UsageError(f"{path}: published = {file!r} must be the name of a file beside the study")
+        return read_published(path.parent / file)
+
+    return _parse(text, str(path), beside)
+
+
+def _parse(text: str, name: str, read_cells: Any) -> StudyFile:
+    try:
+        content = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{name} is not TOML: {error}; see docs/studies.md") from None
+    for key in ("name", "cells"):
+        if key in content:
+            raise UsageError(f"{name}: {key} {shorten(repr(content[key]))} is not known; leave it out")
+    published = content.get("published")
+    cells = read_cells(published) if isinstance(published, str) else ()
+    try:
+        study = StudyFile.model_validate({**content, "name": name, "cells": cells})
+    except ValidationError as error:
+        raise UsageError(f"{name}: {_said(error)}; see docs/studies.md") from None
+    for part in study.part:
+        _check_recipes(part, name)
+    for old, new in study.tiny.replace.items() if study.tiny else ():
+        for text in filter(None, (old, new)):
+            _check_recipe(text, f"{name}, [tiny.replace]")
+        if len(resolve(old).techniques) != 1:
+            raise UsageError(f"{name}, [tiny.replace]: '{old}' must be one technique")
+    return study
+
+
+def _said(error: ValidationError) -> str:
+    """Return the first problem with its place in the file: "part 2, models: must be a list"."""
+    problem = error.errors()[0]
+    steps: list[str] = []
+    for step in problem["loc"]:
+        if isinstance(step, int) and steps:
+            steps[-1] += f" {step + 1}"
+        else:
+            steps.append(str(step))
+    place = ", ".join(steps)
+    said = wanted(error)
+    if problem["type"] == "extra_forbidden":
+        known = _fields_at(problem["loc"][:-1])
+        return f"{place}: is not known{nearest(str(problem['loc'][-1]), known)}" + (
+            f" (known: {', '.join(known)})" if known else ""
+        )
+    if problem["type"] in ("value_error", "missing", "too_short"):
+        return f"{place}: {said}" if place else said
+    return f"{place}: {shorten(repr(problem.get('input')))} {said}"
+
+
+def _fields_at(place: tuple[int | str, ...]) -> list[str]:
+    """Return the names that a table of the file can have."""
+    kinds: dict[tuple[str, ...], type[Spec]] = {
+        (): StudyFile,
+        ("part",): Part,
+        ("tiny",): Tiny,
+        ("workload",): AskedWorkload,
+        ("part", "workload"): AskedWorkload,
+        ("tiny", "workload"): AskedWorkload,
+        ("timing",): Timing,
+        ("tiny", "timing"): Timing,
+        ("quality",): AskedQuality,
+        ("tiny", "quality"): AskedQuality,
+        ("part", "recipes"): Labelled,
+        ("part", "stack"): Labelled,
+        ("part", "baseline"): Labelled,
+        ("claim",): Claim,
+    }
+    kind = kinds.get(tuple(step for step in place if isinstance(step, str)))
+    if kind is None:
+        return []
+    return [field for field in kind.model_fields if field not in ("name", "cells") or kind is Part]
+
+
+def _check_recipes(part: Part, name: str) -> None:
+    """Raise RecipeError, naming the part, for a recipe that cannot be parsed."""
+    texts = [part.baseline, *part.recipes, *part.stack]
+    texts += [Labelled(recipe=text) for values in part.matrix.values() for text in values if text]
+    if part.leave_one_out:
+        texts.append(Labelled(recipe=part.leave_one_out))
+    for labelled in texts:
+        for text in (labelled.recipe, labelled.tiny):
+            if text is not None:
+                _check_recipe(text, f"{name}, part {part.name}")
+
+
+def _check_recipe(text: str, place: str) -> None:
+    try:
+        resolve(text)
+    except RecipeError as error:
+        raise RecipeError(f"{place}: {error.problem}", error.text, error.start) from None

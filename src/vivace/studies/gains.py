@@ -1,0 +1,90 @@
+"""The speed-up of one measured row over another, with its interval: a step of a waterfall, or a claim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vivace.report.rows import CPU_DRIFT, LEAST_CPU_SHARE, Row
+from vivace.stats import Interval, Spread, Verdict, learn_spread, log_speedup, verdict
+from vivace.stats.intervals import DEFAULT_SPREAD, LogMean
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """How many times as fast a row is as another.
+
+    Attributes:
+        verdict: `unclear` where the measurement was disturbed.
+        doubt: why the verdict is unclear, or needs a large difference; "" for no reason but the interval.
+        is_disturbed: whether other programs held up one of the two, or the CPU's speed changed between them.
+    """
+
+    ratio: Interval
+    verdict: Verdict
+    doubt: str = ""
+    is_disturbed: bool = False
+
+
+def speed_up(
+    before: Row, after: Row, baseline: Row | None = None, spread: Spread = DEFAULT_SPREAD
+) -> SpeedUp | None:
+    """Return the speed-up of `after` over `before`; None if nothing connects them.
+
+    Rows that were measured in the same rounds are compared directly. Others, e.g. of a resumed study, are compared by
+    way of the baseline, which was measured beside both.
+    """
+    old, new = _samples(before), _samples(after)
+    shared = sorted(set(old) & set(new))
+    if shared:
+        found = log_speedup([old[i] for i in shared], [new[i] for i in shared], spread)
+        num_rounds = len(shared)
+    else:
+        ways = [_beside(baseline, row, spread) for row in (before, after)]
+        if ways[0] is None or ways[1] is None:
+            return None
+        (to_old, rounds_old), (to_new, rounds_new) = ways[0], ways[1]
+        found = _difference(to_new, to_old)
+        num_rounds = min(rounds_old, rounds_new)
+    if _disturbed(before, after):
+        return SpeedUp(
+            found.interval(), Verdict.UNCLEAR, "another program kept the CPU busy", is_disturbed=True
+        )
+    doubt = "one round only" if num_rounds < 2 else ""
+    return SpeedUp(found.interval(), verdict(found, num_rounds), doubt)
+
+
+def _beside(baseline: Row | None, row: Row, spread: Spread) -> tuple[LogMean, int] | None:
+    """Return the speed-up over the baseline, and in how many rounds it was measured."""
+    if baseline is None:
+        return None
+    old, new = _samples(baseline), _samples(row)
+    shared = sorted(set(old) & set(new))
+    if not shared:
+        return None
+    return log_speedup([old[i] for i in shared], [new[i] for i in shared], spread), len(shared)
+
+
+def _difference(one: LogMean, other: LogMean) -> LogMean:
+    """Return the difference of two independent means."""
+    error = None if one.error is None or other.error is None else math.hypot(one.error, other.error)
+    return LogMean(one.mean - other.mean, error, min(one.dof, other.dof))
+
+
+def spread_of(rows: Iterable[Row]) -> Spread:
+    """Return how much processes differ, learnt from rows that were measured beside each other."""
+    return learn_spread([samples for row in rows if (samples := _samples(row))])
+
+
+def _samples(row: Row) -> dict[int, tuple[float, ...]]:
+    if row.latency is None:
+        return {}
+    batch = row.record.trial.workload.batch
+    return {r.index: tuple(s.total_s / batch for s in r.samples) for r in row.record.rounds if r.samples}
+
+
+def _disturbed(before: Row, after: Row) -> bool:
+    held_up = any(row.cpu_share is not None and row.cpu_share < LEAST_CPU_SHARE for row in (before, after))
+    drift = math.log(after.cpu_ratio / before.cpu_ratio) if after.cpu_ratio and before.cpu_ratio else 0.0
+    return held_up or abs(drift) > math.log(CPU_DRIFT)

@@ -1,0 +1,241 @@
+"""Judge a study's claims by a column of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from vivace.recipes.recipe import Recipe
+from vivace.report.rows import Row
+from vivace.stats import ONE_ROUND_MARGIN, Interval
+from vivace.step_caching.technique import StepCache
+from vivace.studies.claims import Check, Claim, Judged, Said, decide, of_verdict, shown_value, within
+from vivace.studies.expand import ModelPart
+from vivace.studies.figures import FIGURES, Cell, Column
+from vivace.studies.gains import SpeedUp, speed_up, spread_of
+
+_UNIT = {"time": 1.0, "memory": 1e9, "number": 1.0}
+_SMALL_TIE = 1e-9
+
+
+def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[Column]) -> list[Judged]:
+    """Return what each column says of a claim; none for columns that it is not about."""
+    found = []
+    for column in columns:
+        if column.kind == "published" and claim.gpus and column.name not in claim.gpus:
+            continue
+        if claim.kind == "open":
+            found.append(Judged(column.name, column.kind, Said.CANNOT_TELL, claim.because))
+            continue
+        if claim.kind == "gpu":
+            if column.name == claim.gpu:
+                checks = list(_between_gpus(claim, parts, column, columns))
+            elif column.kind == "measured":
+                why = f"it is about {claim.gpu} and {claim.than}, and this is one device"
+                found.append(Judged(column.name, column.kind, Said.CANNOT_TELL, why))
+                continue
+            else:
+                continue
+        else:
+            checks = [check for part in _meant(claim, parts) for check in _checks(claim, part, column)]
+        found.append(Judged(column.name, column.kind, *decide(checks)))
+    return found
+
+
+def time_of(part: ModelPart) -> str:
+    """Return the part's time: the first of its figures that is a time."""
+    return next((name for name in part.part.figures if FIGURES[name].kind == "time"), "latency")
+
+
+def _meant(claim: Claim, parts: Sequence[ModelPart]) -> list[ModelPart]:
+    return [
+        part
+        for part in parts
+        if (not claim.part or part.part.name == claim.part)
+        and (not claim.models or part.model in claim.models)
+        and all(row in _labels(part) for row in (*claim.rows, *claim.among))
+    ]
+
+
+def _labels(part: ModelPart) -> list[str]:
+    return [case.label for case in part.cases]
+
+
+def _checks(claim: Claim, part: ModelPart, column: Column) -> Iterator[Check]:
+    figure = claim.figure or time_of(part)
+    if claim.kind == "best":
+        yield from _best(claim, part, column, figure)
+        return
+    for row in claim.rows:
+        if claim.kind == "limit":
+            yield _limit(claim, part, column, row, figure)
+        else:
+            yield _pair(claim, part, column, row, figure)
+
+
+def _pair(claim: Claim, part: ModelPart, column: Column, row: str, figure: str) -> Check:
+    """Compare a row with another."""
+    here, there = (column.cell(part.part.name, part.model, name, figure) for name in (row, claim.than))
+    kind = FIGURES[figure].kind
+    if lacking := _lacking(part, ((row, here), (claim.than, there))):
+        return lacking
+    assert here.value is not None
+    assert there.value is not None
+    shown = f"{row} {shown_value(here.value, kind)}, {claim.than} {shown_value(there.value, kind)}"
+    if column.kind == "measured":
+        if untrusted := _untrusted(part, column, (row, claim.than), kind):
+            return Check(part.model, None, f"{shown}: {untrusted}")
+        if kind == "time":
+            return _measured_pair(claim, part, column, row, shown)
+        if kind == "number":
+            return _measured_number(claim, part, column, row, figure, shown)
+    share = here.value.point / there.value.point if there.value.point else float("inf")
+    return Check(part.model, _holds(claim, Interval(1 / share if share else float("inf"), None, None)), shown)
+
+
+def _holds(claim: Claim, speed: Interval) -> bool | None:
+    """Return whether a speed-up confirms the claim, without regard to verdicts."""
+    if claim.kind == "faster":
+        return speed.point > 1 + _SMALL_TIE
+    if claim.kind == "slower":
+        return speed.point < 1 - _SMALL_TIE
+    share = _inverse(speed)
+    if claim.kind == "same":
+        return within(share, 1 - claim.within, 1 + claim.within)
+    return within(share, claim.at_least, claim.at_most)
+
+
+def _measured_pair(claim: Claim, part: ModelPart, column: Column, row: str, shown: str) -> Check:
+    before, after = (column.rows[(part.part.name, part.model, name)] for name in (claim.than, row))
+    beside = [found for (name, model, _), found in column.rows.items() if (name, model) == _key(part)]
+    baseline = column.rows.get((*_key(part), part.cases[0].label))
+    found = speed_up(before, after, baseline, spread_of(beside))
+    if found is None or found.ratio.low is None or found.ratio.high is None:
+        return Check(part.model, None, f"{shown}: no interval")
+    shown += f", {found.ratio.point:.2f}x [{found.ratio.low:.2f}, {found.ratio.high:.2f}]"
+    if claim.kind in ("faster", "slower"):
+        holds = of_verdict(claim.kind, found.verdict)
+    else:
+        holds = None if found.is_disturbed else _holds(claim, _with_drift(found))
+    return Check(part.model, holds, f"{shown} ({found.doubt})" if holds is None and found.doubt else shown)
+
+
+def _with_drift(found: SpeedUp) -> Interval:
+    """Return the interval, wider if one round cannot tell a slower machine from a slower recipe."""
+    low, high = found.ratio.low, found.ratio.high
+    if found.doubt and low is not None and high is not None:
+        return Interval(found.ratio.point, low * (1 - ONE_ROUND_MARGIN), high * (1 + ONE_ROUND_MARGIN))
+    return found.ratio
+
+
+def _measured_number(
+    claim: Claim, part: ModelPart, column: Column, row: str, figure: str, shown: str
+) -> Check:
+    """Compare a figure of images with the baseline's, by the paired differences."""
+    fidelity = column.rows[(*_key(part), row)].fidelity
+    found = None if fidelity is None else fidelity.alone.get(_ALONE[figure])
+    if claim.than != part.cases[0].label or found is None:
+        return Check(part.model, None, f"{shown}: images are compared with the baseline's only")
+    if found.difference.low is None or found.difference.high is None:
+        return Check(part.model, None, f"{shown}: too few prompts for an interval")
+    base = found.mean - found.difference.point
+    if base <= 0:
+        return Check(part.model, None, f"{shown}: the baseline's is not positive")
+    ends = [1 + end / base for end in (found.difference.low, found.difference.high)]
+    share = Interval(found.mean / base, *ends)
+    if claim.kind == "same":
+        return Check(part.model, within(share, 1 - claim.within, 1 + claim.within), shown)
+    return Check(part.model, within(share, claim.at_least, claim.at_most), shown)
+
+
+_ALONE = {
+    "sharpness": "sharpness",
+    "colourfulness": "colourfulness",
+    "entropy": "entropy_bits",
+    "clip": "clip_score",
+}
+
+
+def _inverse(ratio: Interval) -> Interval:
+    low = None if ratio.high is None else 1 / ratio.high
+    high = None if ratio.low is None else 1 / ratio.low
+    return Interval(1 / ratio.point, low, high)
+
+
+def _limit(claim: Claim, part: ModelPart, column: Column, row: str, figure: str) -> Check:
+    cell = column.cell(part.part.name, part.model, row, figure)
+    if lacking := _lacking(part, ((row, cell),)):
+        return lacking
+    assert cell.value is not None
+    kind = FIGURES[figure].kind
+    shown = f"{row} {shown_value(cell.value, kind)}"
+    if column.kind == "measured" and (untrusted := _untrusted(part, column, (row,), kind)):
+        return Check(part.model, None, f"{shown}: {untrusted}")
+    unit = _UNIT[kind]
+    ends = (None if end is None else end * unit for end in (claim.at_least, claim.at_most))
+    return Check(part.model, within(cell.value, *ends), shown)
+
+
+def _best(claim: Claim, part: ModelPart, column: Column, figure: str) -> Iterator[Check]:
+    """The first row of the claim against each other one."""
+    best = claim.rows[0]
+    for other in claim.among or _labels(part):
+        if other != best:
+            against = claim.model_copy(update={"kind": "faster", "rows": (best,), "than": other})
+            yield _pair(against, part, column, best, figure)
+
+
+def _between_gpus(
+    claim: Claim, parts: Sequence[ModelPart], column: Column, columns: Sequence[Column]
+) -> Iterator[Check]:
+    other = next((one for one in columns if one.name == claim.than), None)
+    for part in _meant(claim, parts):
+        figure = claim.figure or time_of(part)
+        for row in claim.rows or _labels(part):
+            here = column.cell(part.part.name, part.model, row, figure)
+            there = other.cell(part.part.name, part.model, row, figure) if other else Cell("absent")
+            if here.value is None or there.value is None:
+                yield Check(part.model, None, f"{row} is not known on both", is_absent=True)
+                continue
+            kind = FIGURES[figure].kind
+            ratio = there.value.point / here.value.point
+            shown = f"{row} {shown_value(here.value, kind)} and {shown_value(there.value, kind)}"
+            lower = claim.at_least if claim.at_least is not None else 1 + _SMALL_TIE
+            yield Check(
+                part.model,
+                within(Interval(ratio, None, None), lower, claim.at_most),
+                f"{shown}, {ratio:.2f}x",
+            )
+
+
+def _lacking(part: ModelPart, cells: Sequence[tuple[str, Cell]]) -> Check | None:
+    """Return the check of a comparison that lacks a number, with the reason."""
+    for row, cell in cells:
+        if cell.value is None:
+            why = cell.outcome.replace("_", " ") if cell.outcome not in ("absent", "measured") else ""
+            said = ": ".join(text for text in (why, cell.note) if text) or "has no number"
+            return Check(part.model, None, f"{row} {said}", is_absent=True)
+    return None
+
+
+def _untrusted(part: ModelPart, column: Column, names: Sequence[str], kind: str) -> str:
+    """Return why measured figures say nothing about the claim; "" if they do."""
+    rows = [column.rows[(*_key(part), name)] for name in names]
+    if kind == "memory" and any(row.memory is not None and row.memory.kind != _DEVICE for row in rows):
+        return "on a CPU it is the process's resident set, libraries included"
+    if kind == "time" and any(_decides_on_values(row) for row in rows):
+        return "with random weights a cache's threshold decides on noise"
+    return ""
+
+
+_DEVICE = "device memory allocated"
+
+
+def _decides_on_values(row: Row) -> bool:
+    if not row.record.trial.model.is_synthetic:
+        return False
+    caches = [t for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache)]
+    return any(cache.hits is None and cache.compared for cache in caches)
+
+
+def _key(part: ModelPart) -> tuple[str, str]:
+    return part.part.name, part.model

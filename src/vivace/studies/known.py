@@ -1,0 +1,62 @@
+"""Times and memory of full-size models that vivace's own records hold, for estimates before a run."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+KNOWN = "known.csv"
+COLUMNS = (
+    "model", "recipe", "height", "width", "steps", "device", "rest_s", "step_s", "first_call_s", "model_bytes",
+    "peak_bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a committed record says of a recipe on a model with random weights.
+
+    Attributes:
+        rest_s: seconds of a call outside of the denoising steps.
+        step_s: seconds of a step.
+    """
+
+    steps: int
+    device: str
+    rest_s: float
+    step_s: float
+    first_call_s: float
+    model_bytes: int
+    peak_bytes: int
+
+    def seconds(self, steps: int) -> float:
+        """Return the estimated seconds of a call with another number of steps."""
+        return self.rest_s + steps * self.step_s
+
+
+def known(model: str, recipe: str, height: int, width: int, steps: int) -> Known | None:
+    """Return the record whose number of steps is nearest; None if there is none of this recipe and size."""
+    found = _all().get((model, recipe, height, width), ())
+    return min(found, key=lambda one: abs(one.steps - steps), default=None)
+
+
+@cache
+def _all() -> dict[tuple[str, str, int, int], tuple[Known, ...]]:
+    text = resources.files("vivace.studies").joinpath("published", KNOWN).read_text("utf-8")
+    found: dict[tuple[str, str, int, int], tuple[Known, ...]] = {}
+    for line in csv.DictReader(io.StringIO(text)):
+        key = (line["model"], line["recipe"], int(line["height"]), int(line["width"]))
+        one = Known(
+            steps=int(line["steps"]),
+            device=line["device"],
+            rest_s=float(line["rest_s"]),
+            step_s=float(line["step_s"]),
+            first_call_s=float(line["first_call_s"]),
+            model_bytes=int(line["model_bytes"]),
+            peak_bytes=int(line["peak_bytes"]),
+        )
+        found[key] = (*found.get(key, ()), one)
+    return found

@@ -1,0 +1,172 @@
+"""A study's run as one self-contained HTML page: published beside measured, conclusions, charts and images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from vivace.benchmark.store import Store
+from vivace.errors import StoreError
+from vivace.report.page import MAX_PICTURE_BYTES, Section, environment, policy_for, section_view, style_sheet
+from vivace.report.summary import ratio
+from vivace.studies.claims import Claim, Judged
+from vivace.studies.figures import FIGURES
+from vivace.studies.view import PartView, Shown, notes, outcome_text, value_text, views
+
+if TYPE_CHECKING:
+    from vivace.studies.runs import StudyRun
+
+
+@dataclass(frozen=True)
+class PageCell:
+    """A cell of the page's table.
+
+    Attributes:
+        text: the value, or the outcome of a trial that was not measured.
+        below: the speed-up over the baseline or the share of it, with its interval.
+        over: of a published value: measured divided by it.
+        note: remark on the value, or why there is none.
+    """
+
+    text: str
+    below: str
+    over: str
+    note: str
+    is_measured: bool
+    is_lost: bool
+
+
+@dataclass(frozen=True)
+class PagePart:
+    """A part on one model, as the template shows it."""
+
+    id: str
+    title: str
+    device: str
+    groups: tuple[tuple[str, tuple[tuple[str, bool], ...]], ...]
+    rows: tuple[tuple[str, str, tuple[PageCell, ...]], ...]
+    gains: tuple[tuple[str, str, str, str], ...]
+    notes: tuple[tuple[str, str], ...]
+    remarks: tuple[str, ...]
+    stand_in: str
+    section: object
+
+
+def page_of(run: StudyRun) -> str:
+    """Return the page of a run as HTML."""
+    style = style_sheet() + resources.files("vivace.studies").joinpath("templates", "study.css").read_text(
+        "utf-8"
+    )
+    shown = views(run)
+    max_bytes = MAX_PICTURE_BYTES // max(1, len(shown))
+    parts = [_part(f"part-{i}", view, run, max_bytes) for i, view in enumerate(shown, 1)]
+    return (
+        environment("vivace.studies")
+        .get_template("study.html")
+        .render(
+            file=run.file,
+            parts=parts,
+            claims=_claims(run.claims()),
+            style=Markup(style),
+            policy=Markup(policy_for(style)),
+        )
+    )
+
+
+def _claims(claims: Sequence[tuple[Claim, list[Judged]]]) -> list[tuple[str, list[Judged]]]:
+    return [(claim.says, judged) for claim, judged in claims]
+
+
+def _part(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> PagePart:
+    figures = view.figures()
+    columns = tuple((column.name, column.kind == "measured") for column in view.columns)
+    rows = tuple(
+        (
+            row.case.label,
+            row.case.recipe,
+            tuple(
+                _cell(figure, shown, column.kind == "measured")
+                for figure in figures
+                for column, shown in zip(view.columns, row.cells[figure], strict=True)
+            ),
+        )
+        for row in view.rows
+    )
+    gains = tuple(
+        (member, "–", "not measured", "none")
+        if gain is None
+        else (member, ratio(gain.ratio), gain.verdict.value, gain.verdict.value)
+        for member, gain in view.gains
+    )
+    planned = view.planned
+    return PagePart(
+        id=id_,
+        title=view.title,
+        device=next((column.name for column in view.columns if column.kind == "measured"), ""),
+        groups=tuple((FIGURES[figure].title, columns) for figure in figures),
+        rows=rows,
+        gains=gains,
+        notes=tuple(notes(view)),
+        remarks=_remarks(view),
+        stand_in="" if planned.measured_on == planned.model else planned.measured_on,
+        section=_section(id_, view, run, max_bytes),
+    )
+
+
+def _remarks(view: PartView) -> tuple[str, ...]:
+    """Return what the source's own cells need said: contradictions, and why cells are empty."""
+    found: dict[str, list[str]] = {}
+    for row in view.rows:
+        for figure, cells in row.cells.items():
+            for column, shown in zip(view.columns, cells, strict=True):
+                if column.kind == "published" and shown.cell.note:
+                    found.setdefault(shown.cell.note, []).append(
+                        f"{row.case.label}, {FIGURES[figure].title}, {column.name}"
+                    )
+    return tuple(
+        f"{places[0]}{f' and {len(places) - 1} more' if len(places) > 1 else ''}: {note}"
+        for note, places in found.items()
+    )
+
+
+def _cell(figure: str, shown: Shown, is_measured: bool) -> PageCell:
+    value = shown.cell.value
+    if value is None:
+        text = outcome_text(shown.cell)
+        return PageCell(text, "", "", shown.cell.note, is_measured, is_lost=text != "–")
+    below = ""
+    if shown.relative is not None:
+        below = ratio(shown.relative).replace("x", "×", 1)
+    over = "" if shown.over is None else f"{shown.over:.2f}"
+    return PageCell(value_text(figure, value), below, over, shown.cell.note, is_measured, is_lost=False)
+
+
+def _section(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> object | None:
+    """Return the report's section of the measured rows: table, charts and images; None before a run."""
+    part = next((one for one in run.parts if one.planned is view.planned and one.compared is not None), None)
+    if part is None or part.compared is None or not part.compared.records:
+        return None
+    try:
+        store = Store.read_only(run.store)
+    except StoreError:
+        store = None
+
+    def read_picture(sha256: str) -> bytes | None:
+        try:
+            return None if store is None else store.picture_path(sha256).read_bytes()
+        except OSError:
+            return None
+
+    started = min(r.started_at for record in part.compared.records for r in record.rounds)
+    try:
+        command = store.runs()[-1].command if store is not None and store.runs() else ""
+        section = Section(command, started or datetime.now(UTC).isoformat(), tuple(part.compared.rows()))
+        return section_view(f"{id_}-run", section, read_picture, max_bytes)
+    finally:
+        if store is not None:
+            store.close()

@@ -1,0 +1,231 @@
+"""Run a study file, and put what was measured beside what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vivace.benchmark import studies as benches
+from vivace.benchmark.launcher import Launcher
+from vivace.benchmark.run import Compared, Run
+from vivace.benchmark.runner import Progress
+from vivace.benchmark.store import DEFAULT_STORE
+from vivace.report.rows import Row
+from vivace.spec.record import Outcome, Record
+from vivace.studies.claims import Claim, Judged
+from vivace.studies.expand import ModelPart, expand
+from vivace.studies.figures import Cell, Column, cell_of, published_columns
+from vivace.studies.file import StudyFile, read_study
+from vivace.studies.gains import SpeedUp, speed_up, spread_of
+from vivace.studies.judging import judge
+
+
+@dataclass(frozen=True)
+class MeasuredPart:
+    """A part on one model with its rows.
+
+    Attributes:
+        compared: None before it was run.
+        rows: by the label of a case; cases whose techniques conflict have none.
+    """
+
+    planned: ModelPart
+    compared: Compared | None
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        if self.compared is None:
+            return {}
+        by_recipe = {row.record.trial.recipe.text: row for row in self.compared.rows()}
+        return {
+            c.label: by_recipe[c.recipe]
+            for c in self.planned.cases
+            if c.recipe in by_recipe and not c.refused
+        }
+
+    def gains(self) -> list[tuple[str, SpeedUp | None]]:
+        """Return what each member of a stack, or of a recipe that was taken apart, contributes."""
+        rows = self.rows
+        spread = spread_of(rows.values())
+        baseline = rows.get(self.planned.cases[0].label)
+        found = []
+        for gain in self.planned.gains:
+            before, after = rows.get(gain.without), rows.get(gain.with_)
+            measured = speed_up(before, after, baseline, spread) if before and after else None
+            found.append((gain.member, measured))
+        return found
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """What a study published and measured. `print(run)` shows its tables; iterating yields the records."""
+
+    file: StudyFile
+    store: Path
+    parts: tuple[MeasuredPart, ...]
+
+    @property
+    def records(self) -> list[Record]:
+        return [r for part in self.parts if part.compared for r in part.compared.records]
+
+    @property
+    def columns(self) -> list[Column]:
+        """The published GPUs in their source's order, then the devices that measured."""
+        return [*self.published(), *self.measured()]
+
+    def published(self) -> list[Column]:
+        return _published(self.file, [one.planned for one in self.parts])
+
+    def measured(self) -> list[Column]:
+        cells: dict[str, dict[tuple[str, str, str, str], Cell]] = {}
+        rows: dict[str, dict[tuple[str, str, str], Row]] = {}
+        for one in self.parts:
+            part, model = one.planned.part.name, one.planned.model
+            found = one.rows
+            if not found:
+                continue
+            device = next(iter(found.values())).record.environment.device_name
+            here = cells.setdefault(device, {})
+            for case in one.planned.cases:
+                row = found.get(case.label)
+                if row is not None:
+                    rows.setdefault(device, {})[(part, model, case.label)] = row
+                for figure in one.planned.part.figures:
+                    key = (part, model, case.label, figure)
+                    if row is not None:
+                        here[key] = cell_of(row, figure)
+                    elif case.refused:
+                        here[key] = Cell("refused", note=case.refused)
+        return [Column(device, "measured", found, rows.get(device, {})) for device, found in cells.items()]
+
+    def claims(self) -> list[tuple[Claim, list[Judged]]]:
+        """Return each conclusion with what every column says of it.
+
+        Published numbers are judged by all models of the study, also by those that this run left out.
+        """
+        everything = expand(self.file)
+        published = _published(self.file, everything)
+        planned, measured = [one.planned for one in self.parts], self.measured()
+        return [
+            (claim, [*judge(claim, everything, published), *judge(claim, planned, measured)])
+            for claim in self.file.claim
+        ]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every recipe was measured."""
+        return all(record.outcome is Outcome.MEASURED for record in self.records) and not any(
+            case.refused for one in self.parts for case in one.planned.cases
+        )
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return one flat dictionary for each cell: published and measured, in seconds, bytes or the figure's unit."""
+        from vivace.studies.table import flat
+
+        return flat(self)
+
+    def page(self) -> str:
+        """Return the page as HTML: published beside measured, conclusions, charts and images; no scripts, no links."""
+        from vivace.studies.page import page_of
+
+        return page_of(self)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __str__(self) -> str:
+        from vivace.studies.table import render
+
+        return render(self, "md")
+
+
+def _published(file: StudyFile, planned: Sequence[ModelPart]) -> list[Column]:
+    """Return the published columns of these parts on these models."""
+    tables = {one.part.name: one.part.tables for one in planned}
+    return published_columns(file.cells, tables, [one.model for one in planned])
+
+
+def study(
+    name: str | Path | StudyFile,
+    *,
+    tiny: bool = False,
+    synthetic: bool = False,
+    models: Sequence[str] = (),
+    parts: Sequence[str] = (),
+    device: str = "auto",
+    store: str | Path = DEFAULT_STORE,
+    rerun: bool = False,
+    progress: Progress | None = None,
+    command: str | None = None,
+    launcher: Launcher | None = None,
+) -> StudyRun:
+    """Run a published study or a study file, and return what was measured beside what was published.
+
+    Rounds that the store already holds are not measured again, so the same call resumes an interrupted study.
+
+    Args:
+        name: "000" to "004", the path of a .toml file, or a StudyFile.
+        tiny: embedded models in the place of the study's, in minutes on a CPU.
+        synthetic: the study's models with random weights: time and memory at full size without a download.
+        models, parts: only these; empty for all.
+        command: the command line to store with the run; None for the equivalent `vivace bench`.
+        store, rerun, progress, launcher: see `vivace.bench`.
+
+    Raises:
+        UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
+    """
+    file = name if isinstance(name, StudyFile) else read_study(name)
+    planned = expand(file, tiny=tiny, synthetic=synthetic, models=models, parts=parts, device=device)
+    return run_parts(
+        file,
+        planned,
+        device=device,
+        store=store,
+        rerun=rerun,
+        progress=progress,
+        command=command,
+        launcher=launcher,
+    )
+
+
+def run_parts(
+    file: StudyFile,
+    planned: Sequence[ModelPart],
+    *,
+    device: str = "auto",
+    store: str | Path = DEFAULT_STORE,
+    rerun: bool = False,
+    progress: Progress | None = None,
+    command: str | None = None,
+    launcher: Launcher | None = None,
+) -> StudyRun:
+    """Run the parts of a study one after the other, with one launcher; see `study`."""
+    check(planned)
+    found = []
+    with ExitStack() as stack:
+        if launcher is None:
+            launcher = stack.enter_context(benches.start_launcher(device))
+        for one in planned:
+            run: Run = benches.run_study(
+                one.study, store=store, rerun=rerun, progress=progress, command=command, launcher=launcher
+            )
+            found += [MeasuredPart(one, compared) for compared in run.comparisons]
+    return StudyRun(file, Path(store), tuple(found))
+
+
+def check(planned: Sequence[ModelPart]) -> None:
+    """Check every comparison before the first one starts: an error in the last one should not cost an hour.
+
+    Raises:
+        UsageError, UnknownModel, UnusableModel, Unsupported, WorkloadError: see `vivace.benchmark.comparison`.
+    """
+    from vivace.benchmark.comparison import comparisons
+
+    for one in planned:
+        comparisons(one.study)

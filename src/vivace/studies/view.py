@@ -1,0 +1,145 @@
+"""A study's run as rows and columns, for every format: each figure with its speed-up or share, and published ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vivace.report.rows import Row
+from vivace.stats import Interval
+from vivace.studies.claims import shown_value
+from vivace.studies.expand import Case, ModelPart
+from vivace.studies.figures import FIGURES, Cell, Column
+from vivace.studies.gains import SpeedUp
+from vivace.studies.judging import time_of
+from vivace.studies.runs import MeasuredPart, StudyRun
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A cell with what it is compared with.
+
+    Attributes:
+        relative: times: how many times as fast as the part's baseline on the same GPU; other figures: their share of
+            the baseline's. None for the baseline, and where either is missing.
+        over: of a published cell: what was measured, divided by it; None if nothing was.
+    """
+
+    cell: Cell
+    relative: Interval | None = None
+    over: float | None = None
+
+
+@dataclass(frozen=True)
+class RowView:
+    """A row of a part. `cells` are by figure, then in the order of the part's columns."""
+
+    case: Case
+    is_baseline: bool
+    row: Row | None
+    cells: dict[str, tuple[Shown, ...]]
+
+
+@dataclass(frozen=True)
+class PartView:
+    """A part on one model: the columns that have figures of it, and its rows.
+
+    Attributes:
+        num_published: how many of the columns are published; the others are measured.
+        gains: what each member of a recipe contributes, with the verdict; None where it was not measured.
+    """
+
+    planned: ModelPart
+    columns: tuple[Column, ...]
+    num_published: int
+    rows: tuple[RowView, ...]
+    gains: tuple[tuple[str, SpeedUp | None], ...]
+
+    @property
+    def title(self) -> str:
+        stand_in = "" if self.planned.measured_on == self.planned.model else f" ({self.planned.measured_on})"
+        name = self.planned.part.title or self.planned.part.name
+        return f"{self.planned.model}{stand_in}: {name}"
+
+    @property
+    def time(self) -> str:
+        return time_of(self.planned)
+
+    def figures(self) -> list[str]:
+        """Return the part's figures of which any column has a number or an outcome."""
+        return [
+            name
+            for name in self.planned.part.figures
+            if any(shown.cell.outcome != "absent" for row in self.rows for shown in row.cells[name])
+        ]
+
+
+def views(run: StudyRun) -> list[PartView]:
+    """Return each part of a run on each of its models."""
+    columns = run.columns
+    return [_view(part, columns) for part in run.parts]
+
+
+def _view(part: MeasuredPart, columns: Sequence[Column]) -> PartView:
+    planned = part.planned
+    key = (planned.part.name, planned.model)
+    here = [column for column in columns if any(cell[:2] == key for cell in column.cells)]
+    measured = part.rows
+    baseline = planned.cases[0].label
+    rows = []
+    for case in planned.cases:
+        cells = {}
+        for name in planned.part.figures:
+            cells[name] = tuple(
+                _shown(column, here, (*key, case.label, name), (*key, baseline, name)) for column in here
+            )
+        rows.append(RowView(case, case.label == baseline, measured.get(case.label), cells))
+    published = sum(column.kind == "published" for column in here)
+    return PartView(planned, tuple(here), published, tuple(rows), tuple(part.gains()))
+
+
+def _shown(
+    column: Column,
+    columns: Sequence[Column],
+    key: tuple[str, str, str, str],
+    baseline: tuple[str, str, str, str],
+) -> Shown:
+    cell, base = column.cell(*key), column.cell(*baseline)
+    if cell.value is None:
+        return Shown(cell)
+    over = None
+    if column.kind == "published":
+        values = [one.cell(*key).value for one in columns if one.kind == "measured"]
+        if values and values[0] is not None and cell.value.point:
+            over = values[0].point / cell.value.point
+    if key == baseline or base.value is None or not base.value.point or not cell.value.point:
+        return Shown(cell, None, over)
+    is_time = FIGURES[key[3]].kind == "time"
+    share = cell.value.point / base.value.point
+    relative = Interval(1 / share if is_time else share, None, None)
+    row = column.rows.get(key[:3])
+    if is_time and row is not None and row.speedup is not None and key[3] in ("latency", "p50"):
+        relative = row.speedup
+    return Shown(cell, relative, over)
+
+
+def value_text(figure: str, value: Interval) -> str:
+    """Return a figure as text with its unit."""
+    return shown_value(value, FIGURES[figure].kind)
+
+
+def outcome_text(cell: Cell) -> str:
+    """Return what a cell without a number says: "out of memory", "unsupported", "–"."""
+    return "–" if cell.outcome in ("absent", "measured", "published") else cell.outcome.replace("_", " ")
+
+
+def notes(view: PartView) -> list[tuple[str, str]]:
+    """Return (rows, reason) of the rows that were not measured; those with one reason together."""
+    found: list[tuple[str, str]] = []
+    for row in view.rows:
+        if row.case.refused:
+            found.append((row.case.label, f"refused: {row.case.refused}"))
+        elif row.row is not None and row.row.latency is None:
+            found.append((row.case.label, f"{row.row.outcome.value.replace('_', ' ')}: {row.row.reason}"))
+    reasons = dict.fromkeys(reason for _, reason in found)
+    return [(", ".join(row for row, why in found if why == reason), reason) for reason in reasons]

@@ -1,0 +1,221 @@
+"""Conclusions: what published numbers and measured rows say of each kind of claim."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.make import make_record, make_round
+from vivace.report.rows import Row, rows_of
+from vivace.spec.record import Outcome, Record
+from vivace.stats import Interval
+from vivace.studies import read_study
+from vivace.studies.claims import Claim, Judged, Said
+from vivace.studies.expand import ModelPart, expand
+from vivace.studies.figures import Cell, Column, cell_of, published_columns
+from vivace.studies.file import Part, StudyFile
+from vivace.studies.judging import judge
+
+FIGURES = ("latency", "p99", "peak_memory", "clip")
+
+
+def part(*recipes: str) -> ModelPart:
+    (found,) = expand(
+        StudyFile(
+            name="x",
+            title="T",
+            part=(Part(name="p", models=("tiny-sd",), recipes=recipes, figures=FIGURES),),  # type: ignore[arg-type]
+        )
+    )
+    return found
+
+
+def published(name: str, figure: str = "latency", **values: float | None) -> Column:
+    """A published GPU; rows by recipe, e.g. tiny_vae=1.0."""
+    cells = {
+        ("p", "tiny-sd", row, figure): Cell("published", Interval(value, None, None))
+        if value is not None
+        else Cell("absent", note="null in the source")
+        for row, value in values.items()
+    }
+    return Column(name, "published", cells)
+
+
+def measured(*records: Record) -> Column:
+    rows: Sequence[Row] = rows_of(list(records))
+    labels = {("p", "tiny-sd", row.recipe): row for row in rows}
+    cells = {(*key, figure): cell_of(row, figure) for key, row in labels.items() for figure in FIGURES}
+    return Column("Test CPU", "measured", cells, labels)
+
+
+def timed(recipe: str, *seconds: float) -> Record:
+    """A record of one round for each time, with little spread."""
+    return make_record(
+        recipe, *(make_round(i, tuple(s * (1 + 0.001 * k) for k in range(10))) for i, s in enumerate(seconds))
+    )
+
+
+def only(claim: Claim, column: Column, *recipes: str) -> Judged:
+    (found,) = judge(claim, [part(*recipes)], [column])
+    return found
+
+
+def faster(row: str = "tiny_vae", than: str = "baseline", kind: str = "faster", **fields: object) -> Claim:
+    return Claim.model_validate({"says": "x", "kind": kind, "rows": (row,), "than": than, **fields})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("faster", 0.9, Said.AGREES),
+        ("faster", 1.0, Said.DISAGREES),
+        ("faster", None, Said.CANNOT_TELL),
+        ("slower", 1.1, Said.AGREES),
+        ("slower", 0.9, Said.DISAGREES),
+        ("same", 1.02, Said.AGREES),
+        ("same", 1.05, Said.DISAGREES),
+    ],
+)
+def test_published_times_are_compared_as_printed(kind: str, value: float | None, said: Said) -> None:
+    found = only(faster(kind=kind), published("A100", tiny_vae=value, baseline=1.0), "tiny_vae")
+    assert found.said is said
+
+
+def test_a_published_claim_names_its_numbers_or_what_is_missing() -> None:
+    column = published("A100", tiny_vae=0.5, baseline=1.0)
+    assert only(faster(), column, "tiny_vae").because == "tiny_vae 0.500 s, baseline 1.00 s"
+    column = published("A100", tiny_vae=None, baseline=1.0)
+    assert only(faster(), column, "tiny_vae").because == "tiny_vae null in the source"
+
+
+def test_measured_times_need_an_interval_apart() -> None:
+    clear = measured(timed("baseline", 1.0, 1.0), timed("tiny_vae", 0.5, 0.5))
+    assert only(faster(), clear, "tiny_vae").said is Said.AGREES
+    assert only(faster(kind="slower"), clear, "tiny_vae").said is Said.DISAGREES
+    assert "2.00x [1." in only(faster(), clear, "tiny_vae").because
+    close = measured(timed("baseline", 1.0, 1.0), timed("tiny_vae", 0.97, 0.99))
+    assert only(faster(), close, "tiny_vae").said is Said.CANNOT_TELL
+
+
+def test_one_round_tells_only_large_differences() -> None:
+    column = measured(timed("baseline", 1.0), timed("tiny_vae", 0.93))
+    found = only(faster(), column, "tiny_vae")
+    assert found.said is Said.CANNOT_TELL
+    assert found.because.endswith("(one round only)")
+    assert only(faster(kind="same"), column, "tiny_vae").said is Said.CANNOT_TELL
+
+
+def test_rows_that_share_no_round_are_compared_by_way_of_the_baseline() -> None:
+    base = timed("baseline", 1.0, 1.0, 2.0, 2.0)  # the machine was slower later on
+    first = make_record("tiny_vae", *(make_round(i, (0.5,) * 10) for i in (0, 1)))
+    second = make_record("steps(8)", *(make_round(i, (0.5,) * 10) for i in (2, 3)))
+    found = only(faster("steps(8)", "tiny_vae"), measured(base, first, second), "tiny_vae", "steps(8)")
+    assert found.said is Said.AGREES
+    assert "2.00x" in found.because
+
+
+def test_a_row_that_was_not_measured_is_named_with_its_outcome() -> None:
+    lost = make_record("tiny_vae", make_round(0, outcome=Outcome.OUT_OF_MEMORY, reason="40 GB wanted"))
+    found = only(faster(), measured(timed("baseline", 1.0), lost), "tiny_vae")
+    assert (found.said, found.because) == (Said.CANNOT_TELL, "tiny_vae out of memory: 40 GB wanted")
+
+
+def test_memory_of_a_cpu_is_not_a_gpus() -> None:
+    claim = faster(kind="ratio", figure="peak_memory", at_most=0.9)
+    here = only(claim, measured(timed("baseline", 1.0), timed("tiny_vae", 1.0)), "tiny_vae")
+    assert here.said is Said.CANNOT_TELL
+    assert "resident set" in here.because
+    column = published("A100", "peak_memory", tiny_vae=8e9, baseline=10e9)
+    assert only(claim, column, "tiny_vae").said is Said.AGREES
+
+
+def test_the_best_must_beat_each_other_row() -> None:
+    claim = Claim(says="x", kind="best", rows=("tiny_vae",))
+    rows = ("tiny_vae", "bf16")
+    good = published("A100", tiny_vae=0.5, bf16=0.6, baseline=1.0)
+    assert only(claim, good, *rows).said is Said.AGREES
+    tied = published("A100", tiny_vae=0.5, bf16=0.5, baseline=1.0)
+    found = only(claim, tied, *rows)
+    assert (found.said, found.because) == (Said.DISAGREES, "holds in 1 of 2; tiny_vae 0.500 s, bf16 0.500 s")
+
+
+def test_a_limit_is_in_the_figures_unit() -> None:
+    claim = Claim(says="x", kind="limit", rows=("tiny_vae",), figure="peak_memory", at_most=8)
+    assert only(claim, published("A100", "peak_memory", tiny_vae=7e9), "tiny_vae").said is Said.AGREES
+    assert only(claim, published("A100", "peak_memory", tiny_vae=9e9), "tiny_vae").said is Said.DISAGREES
+
+
+def test_gpus_are_compared_row_by_row() -> None:
+    claim = Claim(says="x", kind="gpu", gpu="H100", than="A100")
+    columns = [
+        published("A100", tiny_vae=1.0, baseline=2.0),
+        published("H100", tiny_vae=0.5, baseline=2.5),
+        measured(timed("baseline", 1.0)),
+    ]
+    gpus, here = judge(claim, [part("tiny_vae")], columns)
+    assert gpus.said is Said.DISAGREES
+    assert gpus.because == "holds in 1 of 2; baseline 2.50 s and 2.00 s, 0.80x"
+    assert (here.column, here.said) == ("Test CPU", Said.CANNOT_TELL)
+
+
+def test_a_claim_about_a_gpu_is_not_asked_of_another() -> None:
+    claim = faster(gpus=("H100",))
+    found = judge(claim, [part("tiny_vae")], [published("A100", tiny_vae=1.0, baseline=2.0)])
+    assert found == []
+
+
+def test_an_incomplete_claim_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs at_least or at_most"):
+        faster(kind="ratio", figure="latency")
+
+
+PUBLISHED_SAY = {
+    # what the sources' own numbers say of the sources' conclusions, by GPU
+    ("000", "Quantising without compiling slows"): "agrees agrees agrees",
+    ("000", "Quantised and compiled is faster than compiled alone on an H100"): "agrees",
+    ("000", "On an A100, compiling alone"): "agrees",
+    ("000", "Full optimisation is the fastest on FLUX.1 [dev]"): "agrees agrees",
+    ("000", "Full optimisation is the fastest of all ten"): "does",
+    ("000", "The H100 is the fastest GPU in every"): "does",
+    ("001", "Compiling with channels_last is 2.3"): "agrees",
+    ("001", "A tiny VAE needs less memory"): "agrees",
+    ("001", "The final configuration needs a little more memory"): "does",
+    ("002", "Flash attention in fp32 is slower"): "agrees",
+    ("002", "With flash attention in bf16 an image takes less than a minute"): "does",
+    ("002", "Flash attention in bf16 is the fastest"): "does",
+    ("003", "Quantisation lowers the memory of every"): "does",  # int4_gemm on SDXL
+    ("003", "int4_gemm is faster than fp16"): "does",
+    ("003", "Quantisation does not speed convolutional"): "agrees",
+    ("003", "fp8 with static scales takes half"): "agrees",
+    ("003", "fp8_w has better images than int8"): "does",
+    ("004", "torchao's fp8 alone is no faster"): "cannot agrees",
+    ("004", "Flash attention saves about 11 %"): "agrees",
+    ("004", "bf16, flash attention and a first-block cache at 0.3 are the most stable"): "cannot does",
+}
+
+
+@pytest.mark.parametrize(("name", "start"), PUBLISHED_SAY)
+def test_what_the_sources_own_numbers_say(name: str, start: str) -> None:
+    file = read_study(name)
+    parts = expand(file)
+    columns = published_columns(
+        file.cells, {p.part.name: p.part.tables for p in parts}, [p.model for p in parts]
+    )
+    (claim,) = [one for one in file.claim if one.says.startswith(start)]
+    found = judge(claim, parts, columns)
+    by_gpu = sorted(found, key=lambda one: one.column)
+    assert " ".join(one.said.value.split()[0] for one in by_gpu) == PUBLISHED_SAY[name, start], found
+
+
+@pytest.mark.parametrize("name", ["000", "001", "002", "003", "004"])
+def test_no_claim_is_empty(name: str) -> None:
+    """A claim whose rows are in no part would never be judged."""
+    file = read_study(name)
+    parts = expand(file)
+    columns = published_columns(
+        file.cells, {p.part.name: p.part.tables for p in parts}, [p.model for p in parts]
+    )
+    for claim in file.claim:
+        assert judge(claim, parts, columns), claim.says
+        assert all(one.because != "no row of it was measured" for one in judge(claim, parts, columns)), (
+            claim.says
+        )

@@ -1,0 +1,220 @@
+"""`vivace study`: runs, resumes, and shows published beside measured in every format."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.typed import said as vivace
+from vivace.studies import StudyFile, StudyRun, read_study, study
+from vivace.studies.expand import expand
+from vivace.studies.file import Tiny
+from vivace.studies.runs import MeasuredPart
+from vivace.studies.view import views
+
+QUICK = """
+title = "Two recipes"
+source = "nobody"
+published = "cells.csv"
+workload = { prompts = ["a red circle"], num_inference_steps = 2 }
+timing = { rounds = 1, repeats = 3, max_warmup = 1 }
+[[part]]
+name = "p"
+models = ["tiny-sd"]
+stack = [{ row = "VAE", recipe = "tiny_vae" }]
+matrix = { a = ["tiny_vae"], b = ["", "tiny_vae"] }
+recipes = [{ row = "lost", recipe = "tf32" }]
+figures = ["latency", "peak_memory", "sharpness", "clip", "p99"]
+[[claim]]
+says = "A tiny VAE is faster"
+kind = "faster"
+rows = ["VAE"]
+than = "baseline"
+"""
+CELLS = """study,table,gpu,model,row,recipe,metric,unit,value,note
+x,t,A100,tiny-sd,baseline,baseline,latency,s,1.0,
+x,t,A100,tiny-sd,VAE,tiny_vae,latency,s,0.5,<b>half</b>
+x,t,A100,tiny-sd,lost,tf32,latency,s,,not in the source
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "own.toml").write_text(QUICK)
+    (folder / "cells.csv").write_text(CELLS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> str:
+    """The first run's table; the lost recipe makes the exit code 4."""
+    return vivace(folder, "study", "own.toml", "--store", "s", "-o", "page.html", code=4).stdout
+
+
+def test_published_and_measured_stand_side_by_side(printed: str) -> None:
+    assert "A100" in printed
+    assert "1.00 s" in printed
+    assert "0.500 s 2.00x" in printed
+    assert "lost: unsupported: tf32: TF32 is a mode of NVIDIA's tensor cores" in printed
+    assert "tiny_vae+tiny_vae: refused: tiny_vae and tiny_vae both set the" in printed
+    assert "A tiny VAE is faster" in printed
+
+
+def test_the_same_command_resumes(folder: Path, printed: str) -> None:
+    again = vivace(folder, "study", "own.toml", "--store", "s", code=4)
+    assert "3 already measured" in again.stderr
+    assert again.stdout == printed.removesuffix("page.html\n")
+
+
+def test_json_and_csv_have_every_cell(folder: Path, printed: str) -> None:
+    out = vivace(folder, "study", "own.toml", "--store", "s", "--format", "csv", code=4).stdout
+    rows = list(csv.DictReader(io.StringIO(out)))
+    keys = {(r["row"], r["figure"], r["kind"]) for r in rows}
+    labels = {"baseline", "VAE", "lost", "tiny_vae", "tiny_vae+tiny_vae"}
+    figures = {"latency", "peak_memory", "sharpness", "clip", "p99"}
+    assert keys == {
+        (row, figure, kind) for row in labels for figure in figures for kind in ("published", "measured")
+    }
+    by_key = {(r["row"], r["figure"], r["kind"]): r for r in rows}
+    assert by_key["lost", "latency", "measured"]["outcome"] == "unsupported"
+    assert by_key["tiny_vae+tiny_vae", "latency", "measured"]["outcome"] == "refused"
+    assert by_key["baseline", "p99", "measured"]["note"] == "it needs 200 timed calls"
+    vae = by_key["VAE", "latency", "published"]
+    here = float(by_key["VAE", "latency", "measured"]["value"])
+    assert float(vae["measured_over_published"]) == pytest.approx(here / 0.5)
+    assert float(by_key["VAE", "clip", "measured"]["value"]) < 1
+
+    found = json.loads(vivace(folder, "study", "own.toml", "--store", "s", "--format", "json", code=4).stdout)
+    assert len(found["cells"]) == len(rows)
+    (claim,) = found["claims"]
+    assert claim["judged"][0]["said"] == "agrees"
+    assert found["gains"][0]["member"] == "tiny_vae"
+    assert found["gains"][0]["speedup"]["ratio"] > 0
+
+
+def test_the_page_is_offline_and_escapes_what_the_file_says(folder: Path, printed: str) -> None:
+    page = (folder / "page.html").read_text()
+    assert "&lt;b&gt;half&lt;/b&gt;" in page
+    assert "<b>half</b>" not in page
+    assert "default-src 'none'" in page
+    assert "<script" not in page
+    assert page.count("data:image/") >= 3  # the measured rows' images
+    assert "unsupported" in page
+
+
+def test_markdown_has_the_conclusions(folder: Path, printed: str) -> None:
+    out = vivace(folder, "study", "own.toml", "--store", "s", "--format", "md", code=4).stdout
+    assert "| VAE | tiny_vae | 0.500 s 2.00x |" in out
+    assert "- A tiny VAE is faster\n  - A100: agrees" in out
+
+
+def test_a_dry_run_measures_nothing(folder: Path) -> None:
+    before = vivace(folder, "study", "own.toml", "--store", "none", "--dry-run", "--no-plan").stdout
+    assert "3 trials, 3 rounds to run; the time of 3 is unknown" in before
+    assert not (folder / "none").exists()
+
+
+def test_a_dry_run_knows_what_the_store_holds(folder: Path, printed: str) -> None:
+    after = vivace(folder, "study", "own.toml", "--store", "s", "--dry-run").stdout
+    assert "3 trials, 0 rounds to run" in after
+    assert "unsupported" in after
+
+
+@pytest.mark.parametrize("name", ["000", "001", "002", "003", "004"])
+def test_the_published_studies_run_dry(name: str, tmp_path: Path) -> None:
+    full = json.loads(vivace(tmp_path, "study", name, "--dry-run", "--no-plan", "--format", "json").stdout)
+    tiny = json.loads(vivace(tmp_path, "study", name, "--dry-run", "--tiny", "--format", "json").stdout)
+    assert all(one["refused"] is None for one in (*full, *tiny))
+    assert {one["measured_on"] for one in tiny} <= {"tiny-sd", "tiny-flux", "tiny-flux-schnell"}
+    assert len(tiny) <= len(full)
+    if name == "000":  # the committed records have FLUX.1 [dev]'s ten configurations
+        known = [one for one in full if one["model"] == "flux-dev"]
+        assert all(one["call_s"] > 1 and one["time_from"] == "record of NVIDIA H200" for one in known)
+        assert any(one["call_s"] is None for one in full)
+
+
+def test_a_dry_run_predicts_memory_that_no_record_knows(tmp_path: Path) -> None:
+    text = 'title = "T"\n[[part]]\nname = "p"\nmodels = ["sd15"]\nrecipes = ["tiny_vae+steps(9)"]\n'
+    (tmp_path / "own.toml").write_text(text)
+    found = json.loads(vivace(tmp_path, "study", "own.toml", "--dry-run", "--format", "json").stdout)[1:]
+    assert found[0]["memory_from"] == "plan"
+    assert 2.0e9 < found[0]["peak_bytes"] < 4e9
+
+
+def test_the_list_names_the_five(tmp_path: Path) -> None:
+    out = vivace(tmp_path, "study").stdout
+    assert [line[:3] for line in out.splitlines() if line[:1] == "0"] == ["000", "001", "002", "003", "004"]
+
+
+def shortened(name: str, part: int, row: str) -> StudyFile:
+    """A study with its baseline and one recipe of a part, on one tiny model, as quick as it can be."""
+    file = read_study(name)
+    assert file.tiny is not None
+    one = file.part[part]
+    model = next(m for m in one.models if m in file.tiny.models)
+    one = one.model_copy(
+        update={"recipes": tuple(r for r in one.recipes if r.label == row), "models": (model,)}
+    )
+    workload = file.tiny.workload.model_copy(
+        update={"num_inference_steps": 1, "prompts": ("a red circle",), "prompt_set": None, "num_seeds": None}
+    )
+    quick = file.tiny.timing.model_copy(update={"repeats": 1, "max_warmup": 1})
+    tiny = Tiny.model_validate(
+        {**dict(file.tiny), "workload": workload, "timing": quick, "models": {model: file.tiny.models[model]}}
+    )
+    return file.model_copy(update={"part": (one,), "tiny": tiny, "claim": ()})
+
+
+@pytest.mark.slow("002-*", "003-*")
+@pytest.mark.parametrize(
+    ("name", "part", "row", "outcome"),
+    [
+        ("000", 0, "Config 5", "measured"),
+        ("002", 0, "FlashAttention", "unsupported"),  # there is no such kernel for CPUs
+        ("003", 1, "fp8_w", "measured"),
+        ("004", 0, "TorchAO FP8", "measured"),
+    ],
+)
+def test_a_trial_of_each_of_the_others(name: str, part: int, row: str, outcome: str, tmp_path: Path) -> None:
+    run = study(shortened(name, part, row), tiny=True, store=tmp_path / "s")
+    baseline, other = run.records
+    assert (baseline.outcome.value, other.outcome.value) == ("measured", outcome)
+    (view,) = views(run)
+    assert [r.case.label for r in view.rows][1:] == [row]
+    assert {column.kind for column in view.columns} == {"published", "measured"}
+    figure = view.time
+    *published, here = [shown.cell.outcome for shown in view.rows[1].cells[figure]]
+    assert "published" in published
+    assert here == outcome
+
+
+def test_published_numbers_are_judged_by_all_models_whatever_was_run() -> None:
+    """Full optimisation is the fastest on some models of 000 and not on others."""
+    file = read_study("000")
+    (one,) = expand(file, models=["flux-dev"])
+    said = {
+        claim.says: judged for claim, judged in StudyRun(file, Path(), (MeasuredPart(one, None),)).claims()
+    }
+    (h100,) = said["Full optimisation is the fastest of all ten on an H100"]
+    assert h100.said.value == "does not"
+    assert h100.because.startswith("holds in ")
+
+
+@pytest.mark.long
+def test_the_waterfall_runs_whole(tmp_path: Path) -> None:
+    run = study("001", tiny=True, store=tmp_path / "s")
+    assert isinstance(run, StudyRun)
+    assert run.is_complete
+    rows = {
+        row["row"]: row for row in run.to_dicts() if row["figure"] == "latency" and row["kind"] == "measured"
+    }
+    assert rows["Final"]["value"] < rows["Baseline"]["value"]
+    (gains,) = [part.gains() for part in run.parts]
+    assert all(gain is not None for _, gain in gains)
+    assert len(gains) == 6
+    said = {claim.says: {one.kind: one.said.value for one in judged} for claim, judged in run.claims()}
+    assert said["20 steps are faster than 30"]["published"] == "agrees"
+    assert run.page().count("data:image/") >= 10
