@@ -102,6 +102,16 @@ class PredictionsRequest(Request):
     environment: Environment
 
 
+class WorkRequest(Request):
+    """Return the `Work` of a trial (see `benchmark.work.count_work`)."""
+
+    kind: Literal["work"] = "work"
+    trial: Trial
+    environment: Environment
+    hits: float | None
+    denoiser_calls: int
+
+
 AnyRequest = (
     EnvironmentRequest
     | RaceRequest
@@ -111,6 +121,7 @@ AnyRequest = (
     | PicturesRequest
     | FiguresRequest
     | PredictionsRequest
+    | WorkRequest
 )
 _PARSER: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="kind")])
 

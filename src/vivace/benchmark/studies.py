@@ -23,6 +23,7 @@ from vivace.benchmark.runner import (
     with_batch,
 )
 from vivace.benchmark.store import DEFAULT_STORE, Store
+from vivace.benchmark.work import add_work
 from vivace.errors import UnknownModel, Unsupported, UsageError
 from vivace.models.scorers import FoundScorer, find_scorer, find_witness
 from vivace.spec.study import Study
@@ -143,6 +144,7 @@ def _compare(
         largest_batch=comparison.largest_batch,
         progress=progress,
     )
+    records = add_work(records, store, launcher)
     if comparison.judged and records:
         start = time.perf_counter()
         num_drawn = draw_noise_floor(records[0], store, launcher, timing.threads)

@@ -38,6 +38,7 @@ from vivace.benchmark.requests import (
     RehearsalRequest,
     Request,
     RoundRequest,
+    WorkRequest,
     parse_request,
 )
 from vivace.errors import VivaceError
@@ -196,6 +197,10 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             from vivace.benchmark.planned import predict_all
 
             return {"predictions": predict_all(trials, measured_on)}
+        case WorkRequest(trial=trial, environment=measured_on, hits=hits, denoiser_calls=calls):
+            from vivace.benchmark.work import count_work
+
+            return count_work(trial, measured_on, hits, calls).model_dump(mode="json")
         case EnvironmentRequest(device=device):
             from vivace.measure.environment import environment
             from vivace.measure.machine import choose_device

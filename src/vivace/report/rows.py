@@ -10,6 +10,7 @@ from typing import Any
 
 from vivace.report.compilation import Compilation, compilation
 from vivace.report.gate import Judgement, judge
+from vivace.report.limit import Limit, limit_of
 from vivace.report.quality import Fidelity, fidelity, paired_figures
 from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
@@ -86,6 +87,8 @@ class Row:
     """None if nothing was compiled."""
     gpu_busy_s: float | None = None
     """Seconds per image in which the GPU is busy; None on a CPU. The rest of the time it waits for the CPU."""
+    limit: Limit | None = None
+    """How far it is from the device's limit; None without measured ceilings."""
     cpu_share: float | None = None
     """Share of its threads' time that the process got, in its worst round; None on a GPU, or if unknown."""
     cpu_ratio: float | None = None
@@ -136,6 +139,8 @@ class Row:
             found.append(ONE_ROUND)
         if any(r.steady is False and r.outcome is Outcome.MEASURED for r in self.record.rounds):
             found.append("the warm-up ended before the times were steady")
+        if self.limit is not None and self.limit.problem is not None:
+            found.append(self.limit.problem)
         if self.cpu_share is not None and self.cpu_share < LEAST_CPU_SHARE:
             found.append(
                 f"another program kept the CPU busy: this process got {self.cpu_share:.0%} of its threads' time"
@@ -164,6 +169,7 @@ class Row:
             "images_per_s": None if self.latency is None else 1 / self.latency.median.point,
             "stages": self.stages_s or None,
             "gpu_busy_s": self.gpu_busy_s,
+            "limit": None if self.limit is None else self.limit.to_json(),
             "num_denoiser_calls": self.num_denoiser_calls,
             "first_call_s": self.first_call_s,
             "load_s": self.load_s,
@@ -318,16 +324,18 @@ def _row(
         ratio = log_speedup([baseline[i] for i in shared], [samples[i] for i in shared], spread)
     timed = [s for r in record.rounds for s in r.samples]
     batch = record.trial.workload.batch
+    latency, busy_s = _latency(tuple(samples.values()), spread), _gpu_busy_s(record)
     return Row(
         record=record,
         is_baseline=is_baseline,
-        latency=_latency(tuple(samples.values()), spread),
+        latency=latency,
         stages_s={k: statistics.median(s.stages_s[k] / batch for s in timed) for k in timed[0].stages_s},
         num_denoiser_calls=round(statistics.median(s.num_denoiser_calls for s in timed)),
         first_call_s=record.rounds[0].first_call_s,
         load_s=record.rounds[0].load_s,
         memory=_memory(record),
-        gpu_busy_s=_gpu_busy_s(record),
+        gpu_busy_s=busy_s,
+        limit=limit_of(record, latency.median.point, busy_s),
         cpu_share=_cpu_share(record),
         speedup=None if ratio is None else ratio.interval(),
         verdict=None if ratio is None else verdict(ratio, len(shared)),

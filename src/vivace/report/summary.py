@@ -161,6 +161,28 @@ def paid_back(row: Row) -> str:
     return f"{said}; paid back from image {found.break_even_images:,} on"
 
 
+def limit_in_words(row: Row) -> str:
+    """Say how far a row is from its limit, and where the rest of the time goes; "" if no ceilings were measured."""
+    found = row.limit
+    if found is None:
+        return ""
+    if found.limit_s is None or found.share is None:
+        return f"no limit: {found.reason}"
+    said = f"{100 * found.share:.0f} % of the speed at this device's limit, {seconds(found.limit_s)} an image"
+    lost = (
+        (found.kernels_s, "in kernels"),
+        (found.gaps_s, "in gaps between them"),
+        (found.outside_s, "outside of the components"),
+    )
+    told = [f"{signed_seconds(value)} {where}" for value, where in lost if value is not None]
+    return said + (f"; lost are {', '.join(told)}" if told else "")
+
+
+def signed_seconds(value: float) -> str:
+    """Format a difference of times, e.g. "-1.20 ms"."""
+    return "-" + seconds(-value) if value < 0 else seconds(value)
+
+
 def change(row: Row, baseline: Row) -> str:
     """Return the change of peak memory against the baseline, e.g. "-3 %"."""
     assert row.memory is not None

@@ -169,8 +169,8 @@ _CSV_FIELDS = (
     "num_identical", "psnr_db", "worst_psnr_db", "ssim", "match", "clip_score", "clip_kept", "clip_kept_low",
     "clip_kept_high", "witness_kept", "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits",
     "text_s", "steps_s", "step_s", "vae_s", "other_s", "first_call_s", "compile_fresh_s", "compile_cached_s",
-    "break_even_images", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "gpu_busy_s", "cpu_share", "device",
-    "device_name", "warnings",
+    "break_even_images", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "gpu_busy_s", "limit_s", "limit_share",
+    "lost_to_kernels_s", "launch_gaps_s", "outside_components_s", "cpu_share", "device", "device_name", "warnings",
 )  # fmt: skip
 
 
@@ -222,6 +222,14 @@ def _csv_fields(row: Row) -> dict[str, object]:
         "first_call_s": row.first_call_s,
         "load_s": row.load_s,
     }
+    if row.limit is not None:
+        found |= {
+            "limit_s": row.limit.limit_s,
+            "limit_share": row.limit.share,
+            "lost_to_kernels_s": row.limit.kernels_s,
+            "launch_gaps_s": row.limit.gaps_s,
+            "outside_components_s": row.limit.outside_s,
+        }
     if row.compilation is not None:
         found |= {
             "compile_fresh_s": row.compilation.fresh_s,

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from vivace.spec.base import Spec
+from vivace.spec.ceilings import Ceilings, Work
 from vivace.spec.environment import Environment
 from vivace.spec.trial import Trial
 
@@ -90,6 +91,8 @@ class Round(Spec):
         effects: what each technique changed, by technique.
         evidence: what was observed during the calls.
         conditions: the machine's state: load, clocks.
+        work: what the recipe computes in a call; only in one round, and only where `ceilings` are known.
+        ceilings: the limits of the device, measured by `vivace doctor --measure`.
     """
 
     index: int
@@ -109,6 +112,8 @@ class Round(Spec):
     pictures: tuple[Picture, ...] = ()
     conditions: dict[str, float | str] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    work: Work | None = None
+    ceilings: Ceilings | None = None
 
 
 class Record(Spec):
