@@ -135,6 +135,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     help="After all timing, compare the images with the baseline's.",
 )
 @options.min_quality
+@options.price
 @click.option(
     "--scorer",
     default="auto",
@@ -193,6 +194,7 @@ def bench(
     rerun: bool,
     quality: bool,
     limits: Limits | None,
+    price: float | None,
     scorer: str,
     witness: str | None,
     lpips: bool,
@@ -270,18 +272,21 @@ def bench(
         click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return 130
-    return show(run, format_, options.command_line(), limits)
+    return show(run, format_, options.command_line(), limits, price)
 
 
-def show(run: Run, format_: str, reproduce: str, limits: Limits | None = None) -> int:
+def show(
+    run: Run, format_: str, reproduce: str, limits: Limits | None = None, price: float | None = None
+) -> int:
     """Print each comparison's table and verdict, then the next steps; return the exit code."""
     from vivace.cli.progress import title
+    from vivace.report.rows import priced
     from vivace.report.table import render
     from vivace.spec.limits import DEFAULT_LIMITS
     from vivace.spec.record import Outcome
 
     store = run.store
-    tables = [compared.rows(limits or DEFAULT_LIMITS) for compared in run.comparisons]
+    tables = [priced(compared.rows(limits or DEFAULT_LIMITS), price) for compared in run.comparisons]
     rows = [row for table in tables for row in table]
     if format_ == "table":
         _print_tables(tables)

@@ -21,7 +21,7 @@ from vivace.report.grid import Grid, ReadPicture, grid
 from vivace.report.plots import Breakdown, Scatter, WaterfallBar, breakdowns, scatter, waterfall
 from vivace.report.quality import Fidelity
 from vivace.report.rows import Row, shared_warnings
-from vivace.report.summary import limit_in_words, noise_floor, paid_back, seconds, size, summary
+from vivace.report.summary import gpu_in_words, limit_in_words, noise_floor, paid_back, seconds, size, summary
 from vivace.report.text import between_s, breakable, count, date, sentence, shortened
 from vivace.stats import Gate, Interval
 
@@ -134,6 +134,7 @@ def _environment() -> Environment:
         "ratio": lambda interval: f"{interval.point:.2f}×",
         "between": lambda i: None if i.low is None else f"{i.low:.2f} to {i.high:.2f}",
         "paid_back": lambda row: sentence(paid_back(row)),
+        "gpu": lambda row: sentence(gpu_in_words(row)),
         "limit": lambda row: sentence(limit_in_words(row)),
         "spaced": lambda value: value.replace("_", " "),
         "breakable": breakable,
