@@ -32,6 +32,12 @@ class EnvironmentRequest(Request):
     device: str
 
 
+class GpusRequest(Request):
+    """Return the GPUs that this process may use, as `Place`s."""
+
+    kind: Literal["gpus"] = "gpus"
+
+
 class RaceRequest(Request):
     """Return the seconds of a short call of each recipe that works here (see `benchmark.race`)."""
 
@@ -114,6 +120,7 @@ class WorkRequest(Request):
 
 AnyRequest = (
     EnvironmentRequest
+    | GpusRequest
     | RaceRequest
     | RoundRequest
     | LargestBatchRequest

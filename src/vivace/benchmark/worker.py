@@ -31,6 +31,7 @@ from vivace.benchmark.requests import (
     AnyRequest,
     EnvironmentRequest,
     FiguresRequest,
+    GpusRequest,
     LargestBatchRequest,
     PicturesRequest,
     PredictionsRequest,
@@ -206,6 +207,10 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             from vivace.measure.machine import choose_device
 
             return environment(choose_device(device)).model_dump(mode="json")
+        case GpusRequest():
+            from vivace.measure.machine import visible_gpus
+
+            return {"gpus": [place.model_dump(mode="json") for place in visible_gpus()]}
         case RaceRequest(device=device, model=model, recipes=recipes):
             from vivace.benchmark.race import race
             from vivace.measure.machine import choose_device

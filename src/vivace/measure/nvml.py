@@ -122,6 +122,22 @@ def opened_gpu() -> Iterator[Gpu | str | None]:
         pynvml.nvmlShutdown()
 
 
+def gpu_index(uuid: str) -> int | None:
+    """Return the number of a GPU among all of the host; None without NVML."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        try:
+            return int(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+
+
 class GpuMeter:
     """Observes a GPU over the timed calls: `start`, calls, `stop`, inside a `with`. A second `start` begins anew.
 

@@ -23,6 +23,7 @@ from vivace.report.quality import Fidelity
 from vivace.report.rows import Row, shared_warnings
 from vivace.report.summary import gpu_in_words, limit_in_words, noise_floor, paid_back, seconds, size, summary
 from vivace.report.text import between_s, breakable, count, date, sentence, shortened
+from vivace.spec.record import Record
 from vivace.stats import Gate, Interval
 
 MAX_PICTURE_BYTES = 12_000_000  # of all embedded images together, so that the file can be mailed
@@ -153,7 +154,7 @@ def _view(id_: str, section: Section, read_picture: ReadPicture, max_bytes: int)
     return _View(
         id=id_,
         title=rows[0].model,
-        device=record.environment.device_name,
+        device=record.environment.device_name + _at_place(record),
         started_at=section.started_at,
         started=date(section.started_at),
         verdict=summary(rows),
@@ -340,6 +341,8 @@ def _facts(row: Row) -> tuple[tuple[str, str], ...]:
     if environment.device_capability:
         device += f", compute capability {environment.device_capability}"
     facts = [("Device", f"{device} ({environment.device})")]
+    if environment.place is not None:
+        facts.append(("Place", environment.place.name))
     if environment.driver:
         facts.append(("Driver", environment.driver))
     facts += [
@@ -357,6 +360,12 @@ def _facts(row: Row) -> tuple[tuple[str, str], ...]:
         ("Weights", f"{trial.model.name}, {trial.model.source}, {trial.model.revision}"),
     ]
     return tuple(facts)
+
+
+def _at_place(record: Record) -> str:
+    """Return which of several places a comparison's records are from, e.g. ", GPU 1 (GPU-5f0c...)"."""
+    place = record.environment.place
+    return "" if place is None else f", {place.name}"
 
 
 def _memory_note(rows: Sequence[Row]) -> str | None:

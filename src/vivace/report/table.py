@@ -187,7 +187,7 @@ _CSV_FIELDS = (
     "break_even_images", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "gpu_busy_s", "limit_s", "limit_share",
     "lost_to_kernels_s", "launch_gaps_s", "outside_components_s", "energy_j",
     "energy_from", "power_w", "sm_clock_mhz", "gpu_temperature_c", "throttled", "cost_per_1000", "cpu_share", "device",
-    "device_name", "warnings",
+    "device_name", "gpu_index", "gpu_uuid", "host", "warnings",
 )  # fmt: skip
 
 
@@ -219,6 +219,7 @@ def _csv_fields(row: Row) -> dict[str, object]:
         "device": environment.device,
         "device_name": environment.device_name,
         "warnings": "; ".join(row.warnings),
+        **_csv_place(row),
     }
     if row.latency is None:
         return found
@@ -279,6 +280,15 @@ def _csv_fields(row: Row) -> dict[str, object]:
             "weights_bytes": row.memory.weights_bytes,
         }
     return found
+
+
+def _csv_place(row: Row) -> dict[str, object]:
+    """Return which GPU a row is from: the place's, or the one that the rounds found themselves on."""
+    place = row.record.environment.place
+    if place is not None:
+        return {"gpu_index": place.index, "gpu_uuid": place.uuid, "host": place.host}
+    seen = row.record.rounds[0].conditions
+    return {"gpu_index": seen.get("gpu_index"), "gpu_uuid": seen.get("gpu_uuid")}
 
 
 def _csv_quality(row: Row) -> dict[str, object]:
