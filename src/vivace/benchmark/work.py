@@ -140,7 +140,12 @@ def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_
         parts: dict[str, Any] = {c: working_part(c, m) for c, m in modules if m is not None}
         session(**arguments, num_inference_steps=1, output_type="pt")  # timed calls are not the first either
         before = _hits(session)
-        counted = count_calls(lambda: session(**arguments, output_type="pt"), parts)
+        keeps_state = any(technique.stage is Stage.CACHE for technique in twin)
+        counted = count_calls(
+            lambda: session(**arguments, output_type="pt"),
+            parts,
+            stateless=() if keeps_state else ("denoiser",),
+        )
         skipped = _hits(session) - before
     calls = counted["denoiser"].number
     if calls != denoiser_calls:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -65,11 +65,15 @@ def count_flops(call: Callable[[], Any], of: Any = None) -> Flops:
         return so_far()
 
 
-def count_calls(call: Callable[[], Any], modules: Mapping[str, Any]) -> dict[str, Calls]:
+def count_calls(
+    call: Callable[[], Any], modules: Mapping[str, Any], *, stateless: Collection[str] = ()
+) -> dict[str, Calls]:
     """Run `call` once without gradients, and count what each of these modules computes in it.
 
     Args:
         modules: by name; none inside another. Their forward hooks count as well.
+        stateless: names of modules that compute the same whenever their inputs have the same shapes. Each shape is
+            computed once and its count used again, with the same output: for tensors without values.
     """
     found = {name: Calls() for name in modules}
 
@@ -79,9 +83,48 @@ def count_calls(call: Callable[[], Any], modules: Mapping[str, Any]) -> dict[str
 
     with _counting() as so_far, ExitStack() as stack:
         for name, module in modules.items():
-            stack.enter_context(_watching(module, so_far, functools.partial(add, name)))
+            repeated = stack.enter_context(_remembering(module, so_far)) if name in stateless else _none
+            stack.enter_context(_watching(module, so_far, repeated, functools.partial(add, name)))
         call()
     return found
+
+
+def _none() -> Flops:
+    return Flops(0, 0, 0)
+
+
+@contextmanager
+def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[[], Flops]]:
+    """Compute the module's forward once for inputs of the same shapes; yields the FLOP that were not computed again."""
+    from torch.utils._pytree import tree_leaves
+
+    known: dict[tuple[str, ...], tuple[Any, Flops]] = {}
+    saved = _none()
+    forward = module.forward
+
+    def remembered(*args: Any, **kwargs: Any) -> Any:
+        nonlocal saved
+        named = [*args, *(part for item in sorted(kwargs.items()) for part in item)]
+        key = tuple(map(_shape, tree_leaves(named)))
+        if key in known:
+            output, flops = known[key]
+            saved += flops
+            return output
+        before = so_far()
+        output = forward(*args, **kwargs)
+        known[key] = output, so_far() - before
+        return output
+
+    module.forward = remembered
+    try:
+        yield lambda: saved
+    finally:
+        module.forward = forward
+
+
+def _shape(value: Any) -> str:
+    """Return what an input's shape is, or the value itself if it is no tensor."""
+    return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "dtype") else repr(value)
 
 
 @contextmanager
@@ -104,16 +147,21 @@ def _counting() -> Iterator[Callable[[], Flops]]:
 
 
 @contextmanager
-def _watching(module: Any, so_far: Callable[[], Flops], called: Callable[[Flops], None]) -> Iterator[None]:
-    """Call `called` at the end of each call of the module with the increase of `so_far`."""
-    before = Flops(0, 0, 0)
+def _watching(
+    module: Any,
+    so_far: Callable[[], Flops],
+    repeated: Callable[[], Flops],
+    called: Callable[[Flops], None],
+) -> Iterator[None]:
+    """Call `called` at the end of each call of the module with the increase of `so_far` and `repeated`."""
+    before = _none()
 
     def begin(*_: Any) -> None:
         nonlocal before
-        before = so_far()
+        before = so_far() + repeated()
 
     def end(*_: Any) -> None:
-        called(so_far() - before)
+        called(so_far() + repeated() - before)
 
     # Around all other hooks: techniques may compute in theirs.
     hooks = [module.register_forward_pre_hook(begin, prepend=True), module.register_forward_hook(end)]
