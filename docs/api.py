@@ -7,7 +7,8 @@ import re
 from typing import Any
 
 import vivace
-from vivace.report.rows import Latency, Row
+from vivace.report.latency import Latency
+from vivace.report.rows import Row
 from vivace.spec.study import AskedQuality, AskedWorkload
 
 _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
@@ -19,7 +20,7 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
         ("vivace.spec.study.AskedWorkload", AskedWorkload),
         ("vivace.spec.study.AskedQuality", AskedQuality),
         ("vivace.report.rows.Row", Row),
-        ("vivace.report.rows.Latency", Latency),
+        ("vivace.report.latency.Latency", Latency),
     ),
     "Run a study": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("study", "StudyRun", "StudyFile")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,32 @@ class Launcher:
     Args:
         command: the worker's command line.
         tries_gpu: whether requests may use a GPU.
+        variables: environment variables of the worker, besides this process's own.
 
     Attributes:
         forks: whether requests run in forked children; known after the first request.
     """
 
-    def __init__(self, command: Sequence[str] = WORKER, *, tries_gpu: bool = True) -> None:
+    def __init__(
+        self,
+        command: Sequence[str] = WORKER,
+        *,
+        tries_gpu: bool = True,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.forks = True
         self._command = list(command)
+        self._variables = dict(variables or {})
         self._fork_flags = ["--fork", *["--try-gpu"] * tries_gpu]
         self._process: subprocess.Popen[bytes] | None = None
         self._lines = _Lines()
         self._folder = tempfile.TemporaryDirectory(prefix="vivace-")
+
+    def kill(self) -> None:
+        """Kill the worker, from any thread: a request that runs in another thread then ends."""
+        process = self._process
+        if process is not None:
+            _kill_group(process.pid)
 
     def close(self) -> None:
         """Kill the worker and remove its files."""
@@ -178,6 +192,7 @@ class Launcher:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
+                env={**os.environ, **self._variables},
             )
         assert self._process.stdout is not None
         self._lines.watch(self._process.stdout.fileno())

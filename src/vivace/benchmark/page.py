@@ -11,19 +11,24 @@ from vivace.benchmark.schedule import comparable
 from vivace.benchmark.store import Invocation, Store
 from vivace.errors import StoreError
 from vivace.report.page import Section, render_page
-from vivace.report.rows import rows_of
+from vivace.report.rows import priced, rows_of
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 
 
-def page_of(folders: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> str:
+def page_of(
+    folders: Sequence[Path], limits: Limits = DEFAULT_LIMITS, price_per_hour: float | None = None
+) -> str:
     """Return the page of all runs in the stores as HTML; the newest command of each store comes first.
+
+    Args:
+        price_per_hour: of the machine, to show what images cost.
 
     Raises:
         StoreError: a folder is not a store, or none has a finished round.
     """
     with ExitStack() as stack:
         stores = [stack.enter_context(Store.read_only(folder)) for folder in dict.fromkeys(folders)]
-        sections = [section for store in stores for section in _sections(store, limits)]
+        sections = [section for store in stores for section in _sections(store, limits, price_per_hour)]
         if not sections:
             names = " and ".join(map(str, folders))
             held = "have" if len(stores) > 1 else "has"
@@ -40,7 +45,7 @@ def page_of(folders: Sequence[Path], limits: Limits = DEFAULT_LIMITS) -> str:
         return render_page(sections, read_picture)
 
 
-def _sections(store: Store, limits: Limits) -> list[Section]:
+def _sections(store: Store, limits: Limits, price_per_hour: float | None) -> list[Section]:
     runs: dict[tuple[str, ...], Invocation] = {}
     for run in reversed(store.runs()):
         runs.setdefault(run.keys, run)  # a repeated or resumed run is shown once, at its latest start
@@ -49,6 +54,6 @@ def _sections(store: Store, limits: Limits) -> list[Section]:
     for _, group in groupby(runs.values(), key=lambda run: run.command):
         for run in reversed(list(group)):
             if records := comparable([store.record(key) for key in run.keys], run.rounds):
-                rows = rows_of(records, store.quality_pass(run), limits)
+                rows = priced(rows_of(records, store.quality_pass(run), limits), price_per_hour)
                 sections.append(Section(run.command, run.started_at, tuple(rows)))
     return sections

@@ -32,6 +32,12 @@ class EnvironmentRequest(Request):
     device: str
 
 
+class GpusRequest(Request):
+    """Return the GPUs that this process may use, as `Place`s."""
+
+    kind: Literal["gpus"] = "gpus"
+
+
 class RaceRequest(Request):
     """Return the seconds of a short call of each recipe that works here (see `benchmark.race`)."""
 
@@ -102,8 +108,19 @@ class PredictionsRequest(Request):
     environment: Environment
 
 
+class WorkRequest(Request):
+    """Return the `Work` of a trial (see `benchmark.work.count_work`)."""
+
+    kind: Literal["work"] = "work"
+    trial: Trial
+    environment: Environment
+    hits: float | None
+    denoiser_calls: int
+
+
 AnyRequest = (
     EnvironmentRequest
+    | GpusRequest
     | RaceRequest
     | RoundRequest
     | LargestBatchRequest
@@ -111,6 +128,7 @@ AnyRequest = (
     | PicturesRequest
     | FiguresRequest
     | PredictionsRequest
+    | WorkRequest
 )
 _PARSER: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="kind")])
 

@@ -17,6 +17,7 @@ from vivace.measure.environment import conditions, gpu_conditions, python_ms
 from vivace.measure.gpu_busy import gpu_busy_s
 from vivace.measure.kernels import attention_kernels
 from vivace.measure.memory import MemoryMeter
+from vivace.measure.nvml import GpuMeter, opened_gpu
 from vivace.measure.quality import faults, pixels
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
@@ -179,7 +180,8 @@ class _Measurement:
         self._warm_up(timed)
         self.results["conditions"] |= gpu_conditions()  # only now is CUDA initialised, and the GPU warm
         meter.start_peak()
-        self._time(timed)
+        with opened_gpu() as gpu, GpuMeter(gpu) as observed:
+            self._time(timed, observed)
         after = {f"{name}_after": value for name, value in gpu_conditions().items()}
         self.results["conditions"] |= after | {"python_after_ms": python_ms()}
         self.results["memory"] = meter.read()
@@ -287,11 +289,12 @@ class _Measurement:
             self.results["warmup_s"] = tuple(times)
         self.results["steady"] = is_steady(times[1:])
 
-    def _time(self, timed: Callable[[int], Sample]) -> None:
+    def _time(self, timed: Callable[[int], Sample], gpu: GpuMeter) -> None:
         """Time calls until there are enough samples; calls that compiled count as warm-up."""
         samples: list[Sample] = []
         spent = 0.0
         recompiles = 0
+        gpu.start()
         while not self._enough(samples, spent):
             before = _num_graphs()
             sample = timed(len(samples))
@@ -300,6 +303,7 @@ class _Measurement:
                 recompiles += 1
                 self.results["warmup_s"] += (*(s.total_s for s in samples), sample.total_s)
                 samples, spent = [], 0.0
+                gpu.start()
                 if recompiles > _MAX_RECOMPILES:
                     raise VivaceError("torch.compile kept recompiling during the timed calls")
                 continue
@@ -309,7 +313,7 @@ class _Measurement:
                 {"event": "sample", "phase": "timing", "done": len(samples), "of": self._timing.repeats}
                 | {"last_s": sample.total_s, "spent_s": spent, "cap_s": self._timing.max_seconds}
             )
-        self.results["samples"] = tuple(samples)
+        self.results |= {"gpu": gpu.stop(len(samples)), "samples": tuple(samples)}
 
     def _enough(self, samples: list[Sample], spent_s: float) -> bool:
         if self._timing.repeats is not None:

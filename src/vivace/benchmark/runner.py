@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Protocol
 
 from vivace.benchmark.fitting import reduce_until
-from vivace.benchmark.launcher import Ending, Launcher, ask, last_line
+from vivace.benchmark.jobs import Done, Job, rounds_of
+from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.requests import (
     EnvironmentRequest,
     LargestBatchRequest,
     RaceRequest,
     RehearsalRequest,
-    RoundRequest,
 )
 from vivace.benchmark.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Store
@@ -128,100 +125,33 @@ def run_trials(
     stored = [store.rounds(key) for key in keys]
     todo = missing_rounds(stored, timing, goes_on=store.goes_on(keys), rerun=rerun)
     progress.begin(trials, timing, todo)
-    has_pictures = [not rerun and any(r.pictures for r in of.values()) for of in stored]
-    failed: set[int] = set()
+    job = Job(
+        trials=tuple(trials),
+        rounds=tuple(todo),
+        timing=timing,
+        pictures=pictures_folder(store),
+        drawn=tuple(not rerun and any(r.pictures for r in of.values()) for of in stored),
+        largest_batch=largest_batch,
+    )
     try:
-        for index, round_index in todo:
-            if index in failed:
-                continue
-            progress.start_round(index, round_index)
-            pictures = None if has_pictures[index] else store.folder / "pictures"
-            round_ = _run_round(trials[index], round_index, timing, store, launcher, progress, pictures)
-            has_pictures[index] |= bool(round_.pictures)
-            if largest_batch and round_.outcome is Outcome.OUT_OF_MEMORY:
-                why = _why_not_largest(trials[index], None if index == 0 else trials[0])
-                round_ = round_.model_copy(update={"reason": f"{round_.reason}; {why}"})
-            store.append(keys[index], round_)
-            if round_.outcome is not Outcome.MEASURED:
-                failed.add(index)
-            progress.end_round(index, round_)
+        for done in rounds_of(job, launcher, progress.start_round, progress.event):
+            keep(done, trials[done.trial], keys[done.trial], store)
+            progress.end_round(done.trial, done.round)
     finally:
         progress.end()
     return comparable([store.record(key) for key in keys], timing.rounds)
 
 
-def _run_round(
-    trial: Trial,
-    round_index: int,
-    timing: Timing,
-    store: Store,
-    launcher: Launcher,
-    progress: Progress,
-    pictures: Path | None,
-) -> Round:
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    request = RoundRequest(
-        trial=trial,
-        round=round_index,
-        timing=timing,
-        pictures=None if pictures is None else str(pictures.absolute()),
-        threads=timing.threads,
-    )
-    kills_before = _kernel_oom_kills()
-    ending = launcher.run(request, timing.timeout_s, progress.event)
-    if ending.value is not None:
-        round_ = Round.model_validate(ending.value)
-    else:
-        outcome, reason = _explain(ending, timing, _kernel_oom_kills() > kills_before)
-        round_ = Round(index=round_index, outcome=outcome, reason=reason, started_at=started)
-    if round_.outcome is Outcome.CRASHED:
-        _keep_log(store, trial, ending.log)
-    return round_
+def keep(done: Done, trial: Trial, key: str, store: Store) -> None:
+    """Store a finished round, and the log of one that crashed."""
+    store.append(key, done.round)
+    if done.round.outcome is Outcome.CRASHED:
+        _keep_log(store, trial, done.log)
 
 
-def _why_not_largest(trial: Trial, searched: Trial | None) -> str:
-    """Return why a trial runs out of memory at the batch that `--batch max` found.
-
-    Args:
-        searched: the trial that the batch was found for; None if it is this one.
-    """
-    batch = trial.workload.batch
-    if searched is not None:
-        return f"--batch max found {batch} for {searched.recipe.text}, and this recipe needs more memory: give a number"
-    return (
-        f"--batch max found that {batch} fits, in a rehearsal of this round in another process: memory fragments "
-        "differently each time, or another process uses this GPU; give a smaller number"
-    )
-
-
-def _explain(ending: Ending, timing: Timing, oom_killed: bool) -> tuple[Outcome, str]:
-    if ending.timed_out:
-        return (
-            Outcome.TIMED_OUT,
-            f"the round took longer than {timing.timeout_s:g} s and was killed; give a longer --timeout",
-        )
-    if ending.signal == signal.SIGKILL and oom_killed:
-        return Outcome.OUT_OF_MEMORY, "the system ran out of memory and killed the process"
-    if ending.signal is not None:
-        name = signal.Signals(ending.signal).name
-        message = last_line(ending.log)
-        return Outcome.CRASHED, f"the process was ended by {name}" + (f" ({message})" if message else "")
-    message = last_line(ending.log) or "none"
-    return (
-        Outcome.CRASHED,
-        f"the process ended with status {ending.status}; the last line of its log: {message}",
-    )
-
-
-def _kernel_oom_kills() -> int:
-    """Return how many processes Linux's out-of-memory killer has killed; 0 where that is not known."""
-    total = 0
-    for path in (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")):
-        with contextlib.suppress(OSError, ValueError):
-            for line in path.read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    total += int(line.split()[1])
-    return total
+def pictures_folder(store: Store) -> str:
+    """Return the absolute path of the store's images, for a worker."""
+    return str((store.folder / "pictures").absolute())
 
 
 def _keep_log(store: Store, trial: Trial, log: str) -> None:

@@ -19,7 +19,12 @@ SITTING_S = 3600.0
 
 
 def missing_rounds(
-    stored: Sequence[Stored], timing: Timing, *, goes_on: bool = False, rerun: bool = False
+    stored: Sequence[Stored],
+    timing: Timing,
+    *,
+    goes_on: bool = False,
+    rerun: bool = False,
+    least_index: int = 0,
 ) -> list[tuple[int, int]]:
     """Return the rounds to run as (trial, index), interleaved: every second one in reverse order (A B, B A).
 
@@ -27,6 +32,7 @@ def missing_rounds(
         stored: by trial, the baseline first.
         goes_on: the store's last run compared the same trials, so rounds that it began may be completed.
         rerun: measure all rounds again.
+        least_index: of new rounds.
     """
     baseline = stored[0]
     needed = [0 if _has_failed(of) and not rerun else timing.rounds for of in stored]
@@ -45,7 +51,7 @@ def missing_rounds(
                     needed[trial] -= 1
     if not _has_failed(baseline) or rerun:
         needed[0] = max(needed)
-    first = 1 + max((index for of in stored for index in of), default=-1)
+    first = max(least_index, 1 + max((index for of in stored for index in of), default=-1))
     for index in range(first, first + max(needed)):
         todo += [(trial, index) for trial in _order(len(stored), index) if needed[trial] > index - first]
     return todo

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from vivace.benchmark.pictures import picture_path
+from vivace.benchmark.store_errors import store_errors
 from vivace.errors import StoreError
 from vivace.spec.environment import Environment
 from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
@@ -110,7 +109,7 @@ class Store:
             raise StoreError(
                 f"{folder} is not empty and not a vivace store (no records.sqlite); give --store another folder"
             )
-        with _store_errors(folder):
+        with store_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise StoreError(
@@ -145,7 +144,7 @@ class Store:
                 f"no store at {folder} (no records.sqlite); `vivace bench` creates one; --store chooses the folder"
             )
         _check_is_store(path)
-        with _store_errors(folder):
+        with store_errors(folder):
             connection = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=_LOCKED_S)
         return cls(folder, connection)
 
@@ -168,19 +167,33 @@ class Store:
         rounds: int | None = None,
     ) -> Invocation:
         """Store a new invocation and its trials, the baseline first; return the invocation."""
-        keys = tuple(trial.key(environment) for trial in trials)
+        keys = self.add_trials(trials, environment)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        with self._transaction():
+            self._connection.execute(
+                "INSERT INTO runs (started_at, command, keys, scorer, rounds) VALUES (?, ?, ?, ?, ?)",
+                (started_at, command, json.dumps(keys), scorer, rounds),
+            )
+        return Invocation(started_at, command, keys, scorer, rounds)
+
+    def add_trials(self, trials: Sequence[Trial], environment: Environment) -> tuple[str, ...]:
+        """Store trials, so that rounds of them can be appended; return their keys."""
+        keys = tuple(trial.key(environment) for trial in trials)
         with self._transaction():
             for key, trial in zip(keys, trials, strict=True):
                 self._connection.execute(
                     "INSERT OR IGNORE INTO trials VALUES (?, ?, ?)",
                     (key, trial.model_dump_json(), environment.model_dump_json()),
                 )
-            self._connection.execute(
-                "INSERT INTO runs (started_at, command, keys, scorer, rounds) VALUES (?, ?, ?, ?, ?)",
-                (started_at, command, json.dumps(keys), scorer, rounds),
+        return keys
+
+    def environments(self, trial: Trial) -> list[Environment]:
+        """Return the environments that a trial is stored with."""
+        with store_errors(self.folder):
+            rows = self._connection.execute(
+                "SELECT environment FROM trials WHERE trial = ? ORDER BY rowid", (trial.model_dump_json(),)
             )
-        return Invocation(started_at, command, keys, scorer, rounds)
+            return [Environment.model_validate_json(text) for (text,) in rows]
 
     def append(self, key: str, round_: Round) -> None:
         """Store a finished round durably. An earlier attempt at the same round is replaced."""
@@ -192,7 +205,7 @@ class Store:
 
     def rounds(self, key: str) -> dict[int, Round]:
         """Return the stored rounds of a trial by index."""
-        with _store_errors(self.folder):
+        with store_errors(self.folder):
             rows = self._connection.execute("SELECT row FROM rounds WHERE key = ? ORDER BY round", (key,))
             return {r.index: r for r in (Round.model_validate_json(text) for (text,) in rows)}
 
@@ -200,7 +213,7 @@ class Store:
         """Return all invocations, the oldest first."""
         version = self._version()
         columns = [name if version >= since else "NULL" for name, since in (("scorer", 3), ("rounds", 4))]
-        with _store_errors(self.folder):
+        with store_errors(self.folder):
             rows = self._connection.execute(
                 f"SELECT started_at, command, keys, {', '.join(columns)} FROM runs ORDER BY id"
             )
@@ -219,14 +232,14 @@ class Store:
 
     def record(self, key: str) -> Record | None:
         """Return the Record of a trial; None if no round of it is stored."""
-        with _store_errors(self.folder):
+        with store_errors(self.folder):
             row = self._connection.execute(
                 "SELECT trial, environment FROM trials WHERE key = ?", (key,)
             ).fetchone()
         rounds = self.rounds(key)
         if row is None or not rounds:
             return None
-        with _store_errors(self.folder):
+        with store_errors(self.folder):
             return Record(
                 trial=Trial.model_validate_json(row[0]),
                 environment=Environment.model_validate_json(row[1]),
@@ -245,7 +258,7 @@ class Store:
         """Return all metrics; none from a store of an earlier format that is open for reading."""
         if self._version() < 3:
             return {}
-        with _store_errors(self.folder):
+        with store_errors(self.folder):
             rows = self._connection.execute("SELECT row FROM figures")
             found = [PictureFigures.model_validate_json(text) for (text,) in rows]
             return {row.key: row for row in found}
@@ -261,7 +274,7 @@ class Store:
         """Return the noise floor of the baseline trial with that key; None if there is none."""
         if self._version() < 3:
             return None
-        with _store_errors(self.folder):
+        with store_errors(self.folder):
             row = self._connection.execute("SELECT row FROM noise_floors WHERE key = ?", (key,)).fetchone()
             return None if row is None else NoiseFloor.model_validate_json(row[0])
 
@@ -270,7 +283,7 @@ class Store:
         return QualityPass(self.figures(), run.scorer, self.noise_floor(run.keys[0]))
 
     def _version(self) -> int:
-        with _store_errors(self.folder):
+        with store_errors(self.folder):
             return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     def picture_path(self, sha256: str) -> Path:
@@ -279,7 +292,7 @@ class Store:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with _store_errors(self.folder):
+        with store_errors(self.folder):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -363,32 +376,3 @@ def _check_is_store(path: Path) -> None:
         )
     if not {"trials", "rounds", "runs"} <= tables:
         raise StoreError(f"the store {folder} is damaged: tables are missing. Give --store another folder")
-
-
-@contextlib.contextmanager
-def _store_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of SQLite and the file system into StoreErrors that say what to do."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except sqlite3.OperationalError as error:
-        text = str(error)
-        if "full" in text:
-            problem = (
-                "the disk is full; free some space and run the same command again, finished rounds are kept"
-            )
-        elif "readonly" in text or "unable to open" in text:
-            problem = "it cannot be written; check its permissions, or give --store another folder"
-        elif "locked" in text:
-            problem = "another vivace is writing to it; wait for that, or give --store another folder"
-        else:
-            problem = text
-        raise StoreError(f"the store {folder}: {problem}") from error
-    except sqlite3.DatabaseError as error:
-        raise StoreError(f"the store {folder} is damaged ({error}); give --store another folder") from error
-    except (ValidationError, json.JSONDecodeError) as error:
-        first = str(error).splitlines()[0]
-        raise StoreError(f"the store {folder} holds a row that this vivace cannot read ({first})") from error
-    except OSError as error:
-        raise StoreError(f"the store {folder}: {error.strerror or error}") from error

@@ -5,14 +5,15 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.comparison import Comparison, comparisons, default_threads
 from vivace.benchmark.figures import add_figures, draw_noise_floor
 from vivace.benchmark.launcher import WORKER, Launcher
+from vivace.benchmark.local_pool import NumGpus, gpu_pool, gpus_of_this_host
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import (
     Progress,
@@ -22,10 +23,14 @@ from vivace.benchmark.runner import (
     run_trials,
     with_batch,
 )
-from vivace.benchmark.store import DEFAULT_STORE, Store
-from vivace.errors import UnknownModel, Unsupported, UsageError
+from vivace.benchmark.spread import Pool, Spread
+from vivace.benchmark.store import DEFAULT_STORE, Invocation, Store
+from vivace.benchmark.work import add_work
+from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.models.scorers import FoundScorer, find_scorer, find_witness
+from vivace.spec.record import Record
 from vivace.spec.study import Study
+from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 
 USUAL_SCORER = "openai/clip-vit-large-patch14"
@@ -39,6 +44,8 @@ def bench(
     rerun: bool = False,
     progress: Progress | None = None,
     launcher: Launcher | None = None,
+    gpus: NumGpus | None = None,
+    ray: str | None = None,
     **fields: Any,
 ) -> Run:
     """Compare recipes on a model and return the run.
@@ -53,6 +60,8 @@ def bench(
         rerun: measure stored rounds again.
         progress: receives events while rounds run.
         launcher: a running launcher; None to start one.
+        gpus: spread the trials over so many GPUs of this host, or "all"; each measures its own baseline.
+        ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
         fields: the fields of `Study`, `AskedWorkload` and `AskedQuality` (vivace.spec.study), e.g. `prompts=[...]`,
             `num_inference_steps=20`, `timing=Timing(rounds=3)`, `quality=False`.
 
@@ -60,7 +69,9 @@ def bench(
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
     """
     study = Study.of(model, recipes, **fields)
-    return run_study(study, store=store, rerun=rerun, progress=progress, launcher=launcher)
+    return run_study(
+        study, store=store, rerun=rerun, progress=progress, launcher=launcher, gpus=gpus, ray=ray
+    )
 
 
 def run_study(
@@ -71,86 +82,191 @@ def run_study(
     progress: Progress | None = None,
     command: str | None = None,
     launcher: Launcher | None = None,
+    gpus: NumGpus | None = None,
+    ray: str | None = None,
+    pool: Pool | None = None,
 ) -> Run:
     """Run a study and return its result. For the other arguments see `bench`.
 
     Args:
         command: the command line to store with the run; None for the equivalent `vivace bench`.
+        pool: places to spread the trials over, instead of those that `gpus` or `ray` name.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
     """
+    check_spread(study, gpus, ray)
     checked = comparisons(study)
     scorers = [_find_scorers(study, comparison) for comparison in checked]
     with ExitStack() as stack:
         opened = stack.enter_context(Store.create(Path(store)))
         if launcher is None:
             launcher = stack.enter_context(start_launcher(study.device))
-        compared = [
-            _compare(
-                study,
-                comparison,
-                scorer,
-                opened,
-                launcher,
-                command=command or _bench_command(comparison),
-                rerun=rerun,
-                progress=progress or Silent(),
-            )
-            for comparison, scorer in zip(checked, scorers, strict=True)
-        ]
+        if pool is None and (gpus is not None or ray is not None):
+            check_one_gpu(checked)
+            pool = stack.enter_context(closing(start_pool(study, launcher, gpus, ray)))
+        compared: list[Compared] = []
+        for comparison, scorer in zip(checked, scorers, strict=True):
+            one = _Comparing(study, comparison, scorer, opened, launcher, progress or Silent())
+            named = command or _bench_command(comparison)
+            if pool is None:
+                compared.append(one.here(named, rerun))
+            else:
+                compared += one.spread(pool, named, rerun)
     return Run(study, Path(store), tuple(compared))
 
 
-def _compare(
-    study: Study,
-    comparison: Comparison,
-    scorer: FoundScorer | None,
-    store: Store,
-    launcher: Launcher,
-    *,
-    command: str,
-    rerun: bool,
-    progress: Progress,
-) -> Compared:
-    """Run one comparison: the largest batch if it is wanted, all rounds, then the quality pass."""
-    timing = study.timing
-    if timing.threads is None:
-        timing = timing.model_copy(update={"threads": default_threads(comparison.found)})
-    environment = ask_environment(launcher, study.device, timing.threads)
-    texts = [recipe.text for recipe in comparison.recipes]
-    trials = [
-        Trial(
-            model=comparison.found.model,
-            recipe=recipe.spec,
-            workload=comparison.workload,
-            device=environment.device,
-            repetition=texts[:index].count(recipe.text),
+@dataclass(frozen=True)
+class _Comparing:
+    """One comparison on its way: all rounds, the work that is counted, then the quality pass."""
+
+    study: Study
+    comparison: Comparison
+    scorer: FoundScorer | None
+    store: Store
+    launcher: Launcher
+    progress: Progress
+
+    def here(self, command: str, rerun: bool) -> Compared:
+        """Run it with this process's worker; the largest batch is found first, if it is wanted."""
+        timing = self._timing()
+        environment = ask_environment(self.launcher, self.study.device, timing.threads)
+        trials = self._trials(environment.device)
+        if self.comparison.largest_batch:
+            batch = ask_largest_batch(self.launcher, trials[0], timing)
+            trials = [with_batch(trial, batch) for trial in trials]
+        run = self.store.start_run(command, trials, environment, self._scorer_id(), timing.rounds)
+        records = run_trials(
+            trials,
+            environment,
+            timing,
+            self.store,
+            self.launcher,
+            rerun=rerun,
+            largest_batch=self.comparison.largest_batch,
+            progress=self.progress,
         )
-        for index, recipe in enumerate(comparison.recipes)
-    ]
-    if comparison.largest_batch:
-        batch = ask_largest_batch(launcher, trials[0], timing)
-        trials = [with_batch(trial, batch) for trial in trials]
-    invocation = store.start_run(command, trials, environment, scorer.id if scorer else None, timing.rounds)
-    records = run_trials(
-        trials,
-        environment,
-        timing,
-        store,
-        launcher,
-        rerun=rerun,
-        largest_batch=comparison.largest_batch,
-        progress=progress,
-    )
-    if comparison.judged and records:
-        start = time.perf_counter()
-        num_drawn = draw_noise_floor(records[0], store, launcher, timing.threads)
-        num_scored = add_figures(
-            records, store, launcher, scorer, environment.device, timing.threads, study.quality.lpips
+        return self._judged(records, run)
+
+    def spread(self, pool: Pool, command: str, rerun: bool) -> list[Compared]:
+        """Run it in the places of a pool; return the comparison of each place that measured a trial.
+
+        Raises:
+            WorkerError: no place is left, and trials are. What has finished is stored.
+        """
+        timing = self._timing()
+        live = pool.environments(timing.threads)
+        spread = Spread(
+            self._trials(live[0].device),
+            timing,
+            self.store,
+            live,
+            pool.num_places,
+            self.progress,
+            rerun=rerun,
         )
-        progress.end_quality(num_scored, num_drawn, time.perf_counter() - start)
-    return Compared(tuple(records), store.quality_pass(invocation))
+        try:
+            pool.run(spread)
+        except BaseException:
+            spread.note_runs(command, self._scorer_id(), interrupted=True)
+            raise
+        finally:
+            self.progress.end()
+        runs = spread.note_runs(command, self._scorer_id())
+        if spread.waiting:
+            raise WorkerError(
+                f"no place is left for {spread.waiting} of the trials; finished rounds are kept, and the same command "
+                "goes on with the others"
+            )
+        return [self._judged(records, run) for records, run in runs]
+
+    def _judged(self, records: list[Record], run: Invocation) -> Compared:
+        """Count the recipes' work and judge their images on this host, after all timing."""
+        records = add_work(records, self.store, self.launcher)
+        if self.comparison.judged and records:
+            threads = self._timing().threads
+            device = records[0].environment.device
+            if (
+                records[0].environment.place is not None
+            ):  # another host may have a GPU where this one has none
+                device = ask_environment(self.launcher, "auto", threads).device
+            start = time.perf_counter()
+            num_drawn = draw_noise_floor(records[0], self.store, self.launcher, threads)
+            num_scored = add_figures(
+                records, self.store, self.launcher, self.scorer, device, threads, self.study.quality.lpips
+            )
+            self.progress.end_quality(num_scored, num_drawn, time.perf_counter() - start)
+        return Compared(tuple(records), self.store.quality_pass(run))
+
+    def _timing(self) -> Timing:
+        timing = self.study.timing
+        if timing.threads is not None:
+            return timing
+        return timing.model_copy(update={"threads": default_threads(self.comparison.found)})
+
+    def _trials(self, device: str) -> list[Trial]:
+        texts = [recipe.text for recipe in self.comparison.recipes]
+        return [
+            Trial(
+                model=self.comparison.found.model,
+                recipe=recipe.spec,
+                workload=self.comparison.workload,
+                device=device,
+                repetition=texts[:index].count(recipe.text),
+            )
+            for index, recipe in enumerate(self.comparison.recipes)
+        ]
+
+    def _scorer_id(self) -> str | None:
+        return self.scorer.id if self.scorer else None
+
+
+def check_spread(study: Study, gpus: NumGpus | None, ray: str | None) -> None:
+    """Refuse options that do not go with several places.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    flag = "--gpus" if gpus is not None else "--ray" if ray is not None else None
+    if flag is None:
+        return
+    if gpus is not None and ray is not None:
+        raise UsageError("--gpus and --ray exclude each other: Ray takes the GPUs of its own nodes")
+    if gpus is not None and study.device == "cpu":
+        raise UsageError("--gpus: --device cpu has no GPUs; leave out one of them")
+    if gpus is not None and gpus != "all" and gpus < 1:
+        raise UsageError(f"--gpus {gpus}: give a number from 1, or all")
+    if "max" in study.workload.batches:
+        raise UsageError(f"{flag}: --batch max is found on one GPU; run that first, and give the number here")
+
+
+def check_one_gpu(checked: Sequence[Comparison]) -> None:
+    """Refuse recipes that take several GPUs for one image: a place is one GPU.
+
+    Raises:
+        UsageError: naming the recipe.
+    """
+    for comparison in checked:
+        for recipe in comparison.recipes:
+            if any(technique.num_gpus > 1 for technique in recipe):
+                raise UsageError(
+                    f"{recipe.text} takes several GPUs for one image, and --gpus and --ray measure each recipe on one; "
+                    "bench it without them"
+                )
+
+
+def start_pool(study: Study, launcher: Launcher, gpus: NumGpus | None, ray: str | None) -> Pool:
+    """Return the places that `gpus` or `ray` name.
+
+    Raises:
+        UsageError, Unsupported: there are no such places.
+    """
+    if ray is not None:
+        from vivace.benchmark.ray_pool import RayPool
+
+        return RayPool(ray, study.device)
+    assert gpus is not None
+    return gpu_pool(gpus_of_this_host(launcher, gpus))
 
 
 def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:

@@ -31,6 +31,7 @@ from vivace.benchmark.requests import (
     AnyRequest,
     EnvironmentRequest,
     FiguresRequest,
+    GpusRequest,
     LargestBatchRequest,
     PicturesRequest,
     PredictionsRequest,
@@ -38,6 +39,7 @@ from vivace.benchmark.requests import (
     RehearsalRequest,
     Request,
     RoundRequest,
+    WorkRequest,
     parse_request,
 )
 from vivace.errors import VivaceError
@@ -196,11 +198,19 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             from vivace.benchmark.planned import predict_all
 
             return {"predictions": predict_all(trials, measured_on)}
+        case WorkRequest(trial=trial, environment=measured_on, hits=hits, denoiser_calls=calls):
+            from vivace.benchmark.work import count_work
+
+            return count_work(trial, measured_on, hits, calls).model_dump(mode="json")
         case EnvironmentRequest(device=device):
             from vivace.measure.environment import environment
             from vivace.measure.machine import choose_device
 
             return environment(choose_device(device)).model_dump(mode="json")
+        case GpusRequest():
+            from vivace.measure.machine import visible_gpus
+
+            return {"gpus": [place.model_dump(mode="json") for place in visible_gpus()]}
         case RaceRequest(device=device, model=model, recipes=recipes):
             from vivace.benchmark.race import race
             from vivace.measure.machine import choose_device

@@ -46,6 +46,17 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     return tuple(found)
 
 
+def parse_gpus(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> int | Literal["all"] | None:
+    """Return a number of GPUs, or "all"; None if none was given."""
+    if value is None or value == "all":
+        return "all" if value else None
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 1024:
+        raise click.BadParameter(f"{value!r} is not 'all' or a whole number from 1 to 1024.")
+    return int(value)
+
+
 @click.command()
 @click.option(
     "--model",
@@ -127,6 +138,17 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
 @options.device
 @options.threads
 @options.store
+@click.option(
+    "--gpus",
+    callback=parse_gpus,
+    metavar="N|all",
+    help="Spread the recipes over so many GPUs of this host; each measures its own baseline and has its own table.",
+)
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="Spread the recipes over a Ray cluster: HOST:PORT, auto for this host's own, local to start one here.",
+)
 @click.option("--rerun", is_flag=True, help="Measure again what the store already has.")
 @click.option(
     "--quality/--no-quality",
@@ -135,6 +157,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     help="After all timing, compare the images with the baseline's.",
 )
 @options.min_quality
+@options.price
 @click.option(
     "--scorer",
     default="auto",
@@ -190,9 +213,12 @@ def bench(
     device: str,
     threads: int | None,
     store: Path,
+    gpus: int | Literal["all"] | None,
+    ray: str | None,
     rerun: bool,
     quality: bool,
     limits: Limits | None,
+    price: float | None,
     scorer: str,
     witness: str | None,
     lpips: bool,
@@ -262,6 +288,8 @@ def bench(
                 progress=progress,
                 command=options.command_line(),
                 launcher=launcher,
+                gpus=gpus,
+                ray=ray,
             )
             if check_plan and progress.has_measured:
                 for line in plan_again(run.records, launcher):
@@ -270,23 +298,26 @@ def bench(
         click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return 130
-    return show(run, format_, options.command_line(), limits)
+    return show(run, format_, options.command_line(), limits, price)
 
 
-def show(run: Run, format_: str, reproduce: str, limits: Limits | None = None) -> int:
+def show(
+    run: Run, format_: str, reproduce: str, limits: Limits | None = None, price: float | None = None
+) -> int:
     """Print each comparison's table and verdict, then the next steps; return the exit code."""
-    from vivace.cli.progress import title
+    from vivace.cli.progress import title_of
+    from vivace.report.rows import priced
     from vivace.report.table import render
     from vivace.spec.limits import DEFAULT_LIMITS
     from vivace.spec.record import Outcome
 
     store = run.store
-    tables = [compared.rows(limits or DEFAULT_LIMITS) for compared in run.comparisons]
+    tables = [priced(compared.rows(limits or DEFAULT_LIMITS), price) for compared in run.comparisons]
     rows = [row for table in tables for row in table]
     if format_ == "table":
         _print_tables(tables)
     elif format_ == "md" and len(tables) > 1:  # a Markdown table has no columns for the model and the batch
-        titled = [f"**{title(table[0].record.trial)}**\n\n{render(table, format_)}" for table in tables]
+        titled = [f"**{title_of(table[0].record)}**\n\n{render(table, format_)}" for table in tables]
         click.echo("\n".join(titled), nl=False)
     else:
         click.echo(render(rows, format_), nl=False)
@@ -303,7 +334,7 @@ def show(run: Run, format_: str, reproduce: str, limits: Limits | None = None) -
 
 def _print_tables(tables: list[list[Row]]) -> None:
     """Print tables on standard output, and what must be said about them on standard error."""
-    from vivace.cli.progress import title
+    from vivace.cli.progress import title_of
     from vivace.cli.terminal import console
     from vivace.report.rows import shared_warnings
     from vivace.report.summary import noise_floor, summary
@@ -314,7 +345,7 @@ def _print_tables(tables: list[list[Row]]) -> None:
         if index > 0:
             click.echo()
         if len(tables) > 1 or table[0].record.trial.model.is_synthetic:
-            click.echo(title(table[0].record.trial))
+            click.echo(title_of(table[0].record))
         if shown.is_terminal:
             print_table(table, shown)
         else:

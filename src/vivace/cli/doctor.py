@@ -5,17 +5,45 @@ from __future__ import annotations
 import json
 import os
 import textwrap
+from typing import TYPE_CHECKING
 
 import click
 
 from vivace.cli import options
 
+if TYPE_CHECKING:
+    from vivace.spec.ceilings import Ceilings
+    from vivace.spec.environment import Environment
+
 
 @click.command()
 @options.device
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Measure the limits of this GPU (or CPU) once: matmuls, attention, copies; takes up to --time-limit seconds.",
+)
+@click.option("--rerun", is_flag=True, help="With --measure: measure again what is known already.")
+@click.option(
+    "--time-limit",
+    type=options.FiniteFloat(1, 3600),
+    default=60.0,
+    show_default=True,
+    help="With --measure: no further measurement starts after so many seconds.",
+)
+@options.threads
 @options.as_json
-def doctor(device: str, as_json: bool) -> int:
-    """Show what this machine can run, and which dtypes are slow on it."""
+def doctor(
+    device: str, measure: bool, rerun: bool, time_limit: float, threads: int | None, as_json: bool
+) -> int:
+    """Show what this machine can run, and which dtypes are slow on it.
+
+    With --measure it also finds the highest rates that the GPU reaches in single operations. They are kept in the cache
+    folder for this GPU, driver and PyTorch (on a CPU also for the number of threads). `vivace bench` then says how far
+    each row is from these limits.
+    """
+    import torch
+
     from vivace.compilation.compiled_code import code_folder
     from vivace.measure.dtypes import probe_dtypes, slow_dtypes
     from vivace.measure.environment import conditions, environment
@@ -24,13 +52,18 @@ def doctor(device: str, as_json: bool) -> int:
     from vivace.report.summary import size
     from vivace.techniques import TECHNIQUES
 
+    if rerun and not measure:
+        raise click.UsageError("--rerun goes with --measure.")
     chosen = choose_device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
     machine = this_machine(chosen)
     facts = environment(chosen)
     times = probe_dtypes(chosen)
     slow = slow_dtypes(times)
     here = [state for technique in TECHNIQUES.values() for state in states(technique, machine)]
     now = conditions()
+    limits = _limits(facts, measure, rerun, time_limit)
     advice = [
         f"{name} takes {factor:.1f} times as long as fp32 here; recipes with {name} will be slow"
         for name, factor in slow.items()
@@ -42,6 +75,10 @@ def doctor(device: str, as_json: bool) -> int:
         )
     if chosen == "cpu" and machine.compiler is None:
         advice.append("no C++ compiler, which compile needs; install g++ or clang++")
+    if limits is None:
+        advice.append(
+            f"how far a recipe is from the limits of this {_kind(facts)} is not known; {_how(facts)}"
+        )
     if as_json:
         found = {
             "environment": facts.model_dump(mode="json"),
@@ -49,6 +86,7 @@ def doctor(device: str, as_json: bool) -> int:
             "compiler": machine.compiler,
             "compiled_code": str(code_folder()),
             "dtype_ms": times,
+            "limits": None if limits is None else limits.model_dump(mode="json"),
             "techniques": here,
             "advice": advice,
         }
@@ -65,6 +103,8 @@ def doctor(device: str, as_json: bool) -> int:
         + ", ".join(f"{k} {v:.2f} ms" for k, v in times.items())
         + " (the same small computation in each)"
     )
+    for line in [] if limits is None else _limits_in_words(limits):
+        click.echo(f"limits       {line}")
     for line in advice:
         click.echo(f"advice       {line}")
     runs = [s["recipe"] for s in here if s["unsupported"] is None]
@@ -76,6 +116,44 @@ def doctor(device: str, as_json: bool) -> int:
     for reason, recipes in reasons.items():
         click.echo(f"cannot       {_wrapped(recipes)}: {reason}")
     return 0
+
+
+def _limits(facts: Environment, measure: bool, rerun: bool, time_limit_s: float) -> Ceilings | None:
+    """Return the device's limits: known ones, or measured now if that is asked; None if they are not known."""
+    from vivace.measure.ceilings import keep, known_ceilings, measure_ceilings
+
+    known = known_ceilings(facts)
+    if not measure or (known is not None and not rerun):
+        return known
+    click.echo(f"measuring the limits of {facts.device_name}; this takes up to {time_limit_s:g} s", err=True)
+    measured = measure_ceilings(facts, time_limit_s)
+    click.echo(f"kept in {keep(measured)}", err=True)
+    return measured
+
+
+def _limits_in_words(limits: Ceilings) -> list[str]:
+    """Return a line for each operation with its rates, one for what is missing, and one for when it was measured."""
+    best: dict[str, dict[str, float]] = {}
+    for ceiling in limits.ceilings:
+        rates = best.setdefault(ceiling.operation, {})
+        rates[ceiling.precision] = max(rates.get(ceiling.precision, 0.0), ceiling.per_s)
+    lines = []
+    for operation, rates in best.items():
+        unit = "TB/s" if operation in ("copy", "host_to_device") else "TFLOP/s"
+        said = ", ".join(f"{precision} {rate / 1e12:.3g}".strip() for precision, rate in rates.items())
+        lines.append(f"{operation.replace('_', ' ')} {said} {unit}")
+    lines += [f"{name} was not measured: {why}" for name, why in limits.missing.items()]
+    threads = "" if limits.threads is None else f", {limits.threads} threads"
+    return [*lines, f"measured {limits.measured_at} in {limits.seconds:g} s{threads}"]
+
+
+def _kind(facts: Environment) -> str:
+    return "GPU" if facts.device == "cuda" else f"CPU with {facts.num_threads} threads"
+
+
+def _how(facts: Environment) -> str:
+    threads = f" --threads {facts.num_threads}" if facts.device == "cpu" else ""
+    return f"`vivace doctor --device {facts.device}{threads} --measure` measures them once"
 
 
 def _wrapped(recipes: list[str]) -> str:

@@ -66,6 +66,15 @@ store = click.option(
 )
 
 
+price = click.option(
+    "--price-per-hour",
+    "price",
+    type=FiniteFloat(0, 1_000_000, min_open=True),
+    metavar="PRICE",
+    help="Price of an hour of this machine, in any currency: adds what 1,000 images cost.",
+)
+
+
 def debug(command: click.Command) -> None:
     """Add the option for tracebacks, which every command has, to a command."""
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from vivace.cli.terminal import console
 from vivace.report.summary import seconds
-from vivace.spec.record import Outcome, Round
+from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 
@@ -36,6 +36,12 @@ def title(trial: Trial) -> str:
     """Return what the trials of a comparison have in common: the model, and the batch if it is not 1."""
     batch = trial.workload.batch
     return trial.model.name + (f", batch {batch}" if batch > 1 else "")
+
+
+def title_of(record: Record) -> str:
+    """Return the same of a comparison's records, with their place if there were several."""
+    place = record.environment.place
+    return title(record.trial) + (f", {place.name}" if place is not None else "")
 
 
 class _RoundCount:

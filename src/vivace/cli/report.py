@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 )
 @options.page("page.html")
 @options.min_quality
-def report(stores: tuple[Path, ...], output: Path, limits: Limits | None) -> int:
+@options.price
+def report(stores: tuple[Path, ...], output: Path, limits: Limits | None, price: float | None) -> int:
     """Write a store's results as one offline HTML page.
 
     The page has each run's verdict, table, charts and images; the newest run comes first. It needs no network, and
@@ -36,6 +37,6 @@ def report(stores: tuple[Path, ...], output: Path, limits: Limits | None) -> int
     from vivace.spec.limits import DEFAULT_LIMITS
 
     check_writable(output.parent, output)
-    replace(output, page_of(stores, limits or DEFAULT_LIMITS).encode())
+    replace(output, page_of(stores, limits or DEFAULT_LIMITS, price).encode())
     click.echo(output)
     return 0

@@ -65,6 +65,8 @@ class ModelFacts:
         distillations: the known LoRAs for few steps, the usual one of each kind first.
         has_random_weights: untrained, so whatever adapts to the content has nothing to adapt to.
         has_weights: False for a pipeline on the meta device, which has shapes alone (see `Technique.predict`).
+        hits: the share of steps after the first in which a step cache is to hit, to count the work of a recipe on the
+            meta device; None: it never hits there.
     """
 
     name: str = ""
@@ -74,6 +76,7 @@ class ModelFacts:
     distillations: tuple[Distillation, ...] = ()
     has_random_weights: bool = False
     has_weights: bool = True
+    hits: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ it cannot work with, and its knobs as fields. `unsupported` says why it cannot w
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,12 @@ class Arithmetic:
 
     weights: str = "as before"
     products: str = "as before"
+
+    @property
+    def precision(self) -> str | None:
+        """The precision of the matmuls in one word: "fp8" of "in fp8, inputs scaled in each call"; None: as before."""
+        found = re.match(r"in (fp32|tf32|fp16|bf16|fp8|int8)\b", self.products, re.IGNORECASE)
+        return found[1].lower() if found else None
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,11 @@ class Technique(BaseModel, ABC):
     def arithmetic(self) -> Arithmetic:
         """What it does to weights and matmuls; for most techniques nothing."""
         return Arithmetic()
+
+    @property
+    def attention_precision(self) -> str | None:
+        """The precision of attention's matmuls, if it changes that; None: as before."""
+        return None
 
     def using_memory(self, num_bytes: float) -> Technique | None:
         """A faster variant of itself that uses this much free GPU memory; None: it has no use for it."""

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from vivace.measure.machine import this_machine
+from vivace.measure.nvml import opened_gpu
 from vivace.spec.environment import Environment
 
 _LIBRARIES = ("torch", "diffusers", "transformers", "torchao", "accelerate", "triton", "numpy")
@@ -102,34 +103,25 @@ def conditions() -> dict[str, float | str]:
 
 
 def gpu_conditions() -> dict[str, float | str]:
-    """Return clocks, temperature, power, throttling and the number of processes of this process's GPU.
+    """Return which GPU this process uses, its clock, temperature, power and throttling, and its number of processes.
 
     Empty without a GPU, and before CUDA is initialised: reading must not initialise it.
     """
-    import torch
-
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return {}
-    try:
-        import pynvml
-    except ImportError:
-        return {"nvml": "not installed"}
-    try:
-        pynvml.nvmlInit()
-        # By UUID: CUDA_VISIBLE_DEVICES renumbers the GPUs for PyTorch, but not for NVML.
-        identity = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{identity}")
-        found: dict[str, float | str] = {
-            "gpu_sm_clock_mhz": float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-            "gpu_temperature_c": float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
-            "gpu_power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "gpu_throttle_reasons": float(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
-            "gpu_processes": float(len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))),
+    with opened_gpu() as gpu:
+        if gpu is None:
+            return {}
+        if isinstance(gpu, str):
+            return {"nvml": gpu}
+        now, (index, uuid) = gpu.read(), gpu.identity()
+        known = {
+            "gpu_sm_clock_mhz": now.sm_clock_mhz,
+            "gpu_temperature_c": now.temperature_c,
+            "gpu_power_w": now.power_w,
+            "gpu_throttle_reasons": float(now.throttle_bits),
+            "gpu_processes": gpu.num_processes(),
+            "gpu_index": index,
         }
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        return {"nvml": str(error)}
-    return found
+        return {name: float(value) for name, value in known.items() if value is not None} | {"gpu_uuid": uuid}
 
 
 DRIVER = Path("/proc/driver/nvidia/version")

@@ -10,8 +10,10 @@ attention is counted at its call, from the shapes of its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,27 @@ class Flops:
     def total(self) -> int:
         return self.gemm + self.conv + self.attention
 
+    def __add__(self, other: Flops) -> Flops:
+        return Flops(self.gemm + other.gemm, self.conv + other.conv, self.attention + other.attention)
+
+    def __sub__(self, other: Flops) -> Flops:
+        return Flops(self.gemm - other.gemm, self.conv - other.conv, self.attention - other.attention)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of one module.
+
+    Attributes:
+        dtype: of most of its parameters, while it was called last.
+        weights_bytes: of its parameters then, without tables of which a call reads some rows only.
+    """
+
+    number: int = 0
+    flops: Flops = Flops(0, 0, 0)
+    dtype: str = ""
+    weights_bytes: int = 0
+
 
 def count_flops(call: Callable[[], Any], of: Any = None) -> Flops:
     """Run `call` once without gradients, and count its FLOP.
@@ -35,6 +58,78 @@ def count_flops(call: Callable[[], Any], of: Any = None) -> Flops:
     Args:
         of: count only calls of this module, including its forward hooks.
     """
+    if of is not None:
+        return count_calls(call, {"": of})[""].flops
+    with _counting() as so_far:
+        call()
+        return so_far()
+
+
+def count_calls(
+    call: Callable[[], Any], modules: Mapping[str, Any], *, stateless: Collection[str] = ()
+) -> dict[str, Calls]:
+    """Run `call` once without gradients, and count what each of these modules computes in it.
+
+    Args:
+        modules: by name; none inside another. Their forward hooks count as well.
+        stateless: names of modules that compute the same whenever their inputs have the same shapes. Each shape is
+            computed once and its count used again, with the same output: for tensors without values.
+    """
+    found = {name: Calls() for name in modules}
+
+    def add(name: str, flops: Flops) -> None:
+        before, (dtype, num_bytes) = found[name], _weights(modules[name])
+        found[name] = Calls(before.number + 1, before.flops + flops, dtype, num_bytes)
+
+    with _counting() as so_far, ExitStack() as stack:
+        for name, module in modules.items():
+            repeated = stack.enter_context(_remembering(module, so_far)) if name in stateless else _none
+            stack.enter_context(_watching(module, so_far, repeated, functools.partial(add, name)))
+        call()
+    return found
+
+
+def _none() -> Flops:
+    return Flops(0, 0, 0)
+
+
+@contextmanager
+def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[[], Flops]]:
+    """Compute the module's forward once for inputs of the same shapes; yields the FLOP that were not computed again."""
+    from torch.utils._pytree import tree_leaves
+
+    known: dict[tuple[str, ...], tuple[Any, Flops]] = {}
+    saved = _none()
+    forward = module.forward
+
+    def remembered(*args: Any, **kwargs: Any) -> Any:
+        nonlocal saved
+        named = [*args, *(part for item in sorted(kwargs.items()) for part in item)]
+        key = tuple(map(_shape, tree_leaves(named)))
+        if key in known:
+            output, flops = known[key]
+            saved += flops
+            return output
+        before = so_far()
+        output = forward(*args, **kwargs)
+        known[key] = output, so_far() - before
+        return output
+
+    module.forward = remembered
+    try:
+        yield lambda: saved
+    finally:
+        module.forward = forward
+
+
+def _shape(value: Any) -> str:
+    """Return what an input's shape is, or the value itself if it is no tensor."""
+    return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "dtype") else repr(value)
+
+
+@contextmanager
+def _counting() -> Iterator[Callable[[], Flops]]:
+    """Count operations inside the context, without gradients; yields a function that returns the FLOP so far."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -48,40 +143,46 @@ def count_flops(call: Callable[[], Any], of: Any = None) -> Flops:
         return Flops(gemm, conv, attention.flop)
 
     with torch.no_grad(), counter, attention:
-        if of is None:
-            call()
-            return so_far()
-        with _counting_calls(of, so_far) as total:
-            call()
-        return total()
+        yield so_far
 
 
 @contextmanager
-def _counting_calls(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[[], Flops]]:
-    """Sum the increase of `so_far` over all calls of the module."""
-    total = Flops(0, 0, 0)
-    before = total
+def _watching(
+    module: Any,
+    so_far: Callable[[], Flops],
+    repeated: Callable[[], Flops],
+    called: Callable[[Flops], None],
+) -> Iterator[None]:
+    """Call `called` at the end of each call of the module with the increase of `so_far` and `repeated`."""
+    before = _none()
 
     def begin(*_: Any) -> None:
         nonlocal before
-        before = so_far()
+        before = so_far() + repeated()
 
     def end(*_: Any) -> None:
-        nonlocal total
-        after = so_far()
-        total = Flops(
-            total.gemm + after.gemm - before.gemm,
-            total.conv + after.conv - before.conv,
-            total.attention + after.attention - before.attention,
-        )
+        called(so_far() + repeated() - before)
 
     # Around all other hooks: techniques may compute in theirs.
     hooks = [module.register_forward_pre_hook(begin, prepend=True), module.register_forward_hook(end)]
     try:
-        yield lambda: total
+        yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _weights(module: Any) -> tuple[str, int]:
+    """Return the dtype of most of a module's parameters, e.g. "float16", and their bytes without embeddings' tables."""
+    import torch
+
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, torch.nn.Embedding)}
+    read = [p for p in module.parameters() if id(p) not in tables]
+    sizes: Counter[str] = Counter()
+    for parameter in read:
+        sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    num_bytes = sum(p.numel() * p.element_size() for p in read)
+    return (sizes.most_common(1)[0][0] if sizes else ""), num_bytes
 
 
 def count_denoiser(

@@ -6,6 +6,8 @@ import shutil
 
 from vivace.contract import Machine
 from vivace.errors import Unsupported
+from vivace.measure.nvml import gpu_index
+from vivace.spec.environment import Place
 
 
 def choose_device(wanted: str) -> str:
@@ -44,6 +46,21 @@ def this_machine(device: str) -> Machine:
             num_gpus=torch.cuda.device_count(),
         )
     return Machine(device=device, device_name=cpu_name(), capability=None, compiler=compiler)
+
+
+def visible_gpus() -> list[Place]:
+    """Return the GPUs that this process may use, with the number that NVML and nvidia-smi give them, if NVML is there.
+
+    Without NVML the number is PyTorch's, which CUDA_VISIBLE_DEVICES changes. UUIDs are the same everywhere.
+    """
+    import torch
+
+    found = []
+    for number in range(torch.cuda.device_count()):
+        uuid = f"GPU-{torch.cuda.get_device_properties(number).uuid}"
+        index = gpu_index(uuid)
+        found.append(Place(uuid=uuid, index=number if index is None else index))
+    return found
 
 
 def cpu_name() -> str:

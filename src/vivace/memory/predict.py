@@ -177,7 +177,7 @@ def _predict(
         temporary = min(loading - loaded, _COPIES * largest)
         loading = model_bytes + largest + temporary
     components = tuple(_component(footprint, *item) for item in _networks(pipe).items())
-    _keep_timesteps_on_cpu(pipe)
+    keep_timesteps_on_cpu(pipe)
     _track_stages(pipe, footprint)
     _run_call(session, footprint, ["a red circle"] * batch, text)
     peak, stage = footprint.peak
@@ -249,7 +249,7 @@ def _run_call(session: Session, footprint: Footprint, prompts: list[str], text: 
         ) from error
 
 
-def _keep_timesteps_on_cpu(pipe: DiffusionPipeline) -> None:
+def keep_timesteps_on_cpu(pipe: DiffusionPipeline) -> None:
     """Patch a pipeline on the meta device so that its call runs.
 
     The pipeline reads the values of the timesteps, so they stay on the CPU. Only the denoiser's arguments are moved to

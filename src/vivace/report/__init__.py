@@ -4,8 +4,9 @@ The HTML page is made by `vivace.report.page.render_page`, which is imported sep
 """
 
 from vivace.report.gate import Judgement
+from vivace.report.latency import Latency
 from vivace.report.quality import Fidelity
-from vivace.report.rows import Latency, Row, rows_of
+from vivace.report.rows import Row, rows_of
 from vivace.report.summary import summary
 from vivace.report.table import FORMATS, print_table, render
 

@@ -21,8 +21,9 @@ from vivace.report.grid import Grid, ReadPicture, grid
 from vivace.report.plots import Breakdown, Scatter, WaterfallBar, breakdowns, scatter, waterfall
 from vivace.report.quality import Fidelity
 from vivace.report.rows import Row, shared_warnings
-from vivace.report.summary import noise_floor, paid_back, seconds, size, summary
+from vivace.report.summary import gpu_in_words, limit_in_words, noise_floor, paid_back, seconds, size, summary
 from vivace.report.text import between_s, breakable, count, date, sentence, shortened
+from vivace.spec.record import Record
 from vivace.stats import Gate, Interval
 
 MAX_PICTURE_BYTES = 12_000_000  # of all embedded images together, so that the file can be mailed
@@ -143,6 +144,8 @@ def environment(*packages: str) -> Environment:
         "ratio": lambda interval: f"{interval.point:.2f}×",
         "between": lambda i: None if i.low is None else f"{i.low:.2f} to {i.high:.2f}",
         "paid_back": lambda row: sentence(paid_back(row)),
+        "gpu": lambda row: sentence(gpu_in_words(row)),
+        "limit": lambda row: sentence(limit_in_words(row)),
         "spaced": lambda value: value.replace("_", " "),
         "breakable": breakable,
         "shortened": lambda text: breakable(shortened(text)),
@@ -161,7 +164,7 @@ def section_view(id_: str, section: Section, read_picture: ReadPicture, max_byte
     return _View(
         id=id_,
         title=rows[0].model,
-        device=record.environment.device_name,
+        device=record.environment.device_name + _at_place(record),
         started_at=section.started_at,
         started=date(section.started_at),
         verdict=summary(rows),
@@ -348,6 +351,8 @@ def _facts(row: Row) -> tuple[tuple[str, str], ...]:
     if environment.device_capability:
         device += f", compute capability {environment.device_capability}"
     facts = [("Device", f"{device} ({environment.device})")]
+    if environment.place is not None:
+        facts.append(("Place", environment.place.name))
     if environment.driver:
         facts.append(("Driver", environment.driver))
     facts += [
@@ -365,6 +370,12 @@ def _facts(row: Row) -> tuple[tuple[str, str], ...]:
         ("Weights", f"{trial.model.name}, {trial.model.source}, {trial.model.revision}"),
     ]
     return tuple(facts)
+
+
+def _at_place(record: Record) -> str:
+    """Return which of several places a comparison's records are from, e.g. ", GPU 1 (GPU-5f0c...)"."""
+    place = record.environment.place
+    return "" if place is None else f", {place.name}"
 
 
 def _memory_note(rows: Sequence[Row]) -> str | None:

@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.report.compilation import Compilation, compilation
+from vivace.report.energy import GpuUse, cost_per_1000, gpu_use
 from vivace.report.gate import Judgement, judge
+from vivace.report.latency import Latency, ends_of, latency_of
+from vivace.report.limit import Limit, limit_of
 from vivace.report.quality import Fidelity, fidelity, paired_figures
 from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
@@ -22,7 +25,6 @@ from vivace.stats import (
     Verdict,
     learn_spread,
     log_speedup,
-    median_interval,
     verdict,
 )
 
@@ -33,26 +35,6 @@ LEAST_CPU_SHARE = 0.9
 """A process that gets less of its threads' time was held up by other programs."""
 CPU_DRIFT = 1.25
 """A Python loop's time varies by a tenth on a quiet machine."""
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Seconds per image over the samples of all rounds: the time of a call divided by its batch size.
-
-    `p90_s` needs at least 20 samples and `p99_s` at least 200; below that they are None.
-    """
-
-    median: Interval
-    mean_s: float
-    min_s: float
-    max_s: float
-    p90_s: float | None
-    p99_s: float | None
-    samples_s: tuple[tuple[float, ...], ...]
-
-    @property
-    def n(self) -> int:
-        return sum(len(r) for r in self.samples_s)
 
 
 @dataclass(frozen=True)
@@ -86,6 +68,12 @@ class Row:
     """None if nothing was compiled."""
     gpu_busy_s: float | None = None
     """Seconds per image in which the GPU is busy; None on a CPU. The rest of the time it waits for the CPU."""
+    limit: Limit | None = None
+    """How far it is from the device's limit; None without measured ceilings."""
+    gpu: GpuUse | None = None
+    """Energy, clocks and temperature over the timed calls; None on a CPU."""
+    price_per_hour: float | None = None
+    """Of the machine, if it was asked what images cost."""
     cpu_share: float | None = None
     """Share of its threads' time that the process got, in its worst round; None on a GPU, or if unknown."""
     cpu_ratio: float | None = None
@@ -123,6 +111,13 @@ class Row:
         return self.cpu_ratio is not None and abs(math.log(self.cpu_ratio)) > math.log(CPU_DRIFT)
 
     @property
+    def cost_per_1000(self) -> float | None:
+        """What 1,000 images cost, in the currency of the price; None without a price."""
+        if self.price_per_hour is None or self.latency is None:
+            return None
+        return cost_per_1000(self.latency.median.point, self.price_per_hour)
+
+    @property
     def effects(self) -> dict[str, dict[str, int | float | str]]:
         return self.record.rounds[0].effects
 
@@ -136,6 +131,10 @@ class Row:
             found.append(ONE_ROUND)
         if any(r.steady is False and r.outcome is Outcome.MEASURED for r in self.record.rounds):
             found.append("the warm-up ended before the times were steady")
+        if self.limit is not None and self.limit.problem is not None:
+            found.append(self.limit.problem)
+        if self.gpu is not None and self.gpu.slowed_down is not None:
+            found.append(f"the GPU's clocks were held down: {self.gpu.slowed_down}")
         if self.cpu_share is not None and self.cpu_share < LEAST_CPU_SHARE:
             found.append(
                 f"another program kept the CPU busy: this process got {self.cpu_share:.0%} of its threads' time"
@@ -160,10 +159,14 @@ class Row:
             "outcome": self.outcome.value,
             "reason": self.reason,
             "batch": record.trial.workload.batch,
-            "latency": None if self.latency is None else _latency_json(self.latency),
+            "latency": None if self.latency is None else self.latency.to_json(),
             "images_per_s": None if self.latency is None else 1 / self.latency.median.point,
             "stages": self.stages_s or None,
             "gpu_busy_s": self.gpu_busy_s,
+            "limit": None if self.limit is None else self.limit.to_json(),
+            "gpu": None if self.gpu is None else self.gpu.to_json(),
+            "price_per_hour": self.price_per_hour,
+            "cost_per_1000": self.cost_per_1000,
             "num_denoiser_calls": self.num_denoiser_calls,
             "first_call_s": self.first_call_s,
             "load_s": self.load_s,
@@ -171,7 +174,7 @@ class Row:
             "memory": None if self.memory is None else self.memory.model_dump(mode="json"),
             "speedup": None
             if self.speedup is None
-            else {"ratio": self.speedup.point, "ci95": _pair(self.speedup), "verdict": self.verdict},
+            else {"ratio": self.speedup.point, "ci95": ends_of(self.speedup), "verdict": self.verdict},
             "quality": self._quality_json(),
             "fidelity": None if self.fidelity is None else self.fidelity.to_json(),
             "effects": self.effects,
@@ -225,6 +228,11 @@ def rows_of(
     rows = [replace(row, cpu_ratio=_cpu_ratio(row.record, records[0])) for row in rows]
     rows = [_unclear_if_disturbed(row, rows[0]) for row in rows]
     return [_judged(row, records[0], quality, limits) for row in rows]
+
+
+def priced(rows: Sequence[Row], price_per_hour: float | None) -> list[Row]:
+    """Return the rows with the price of an hour of the machine, in any currency."""
+    return [replace(row, price_per_hour=price_per_hour) for row in rows]
 
 
 def _unclear_if_disturbed(row: Row, baseline: Row) -> Row:
@@ -318,16 +326,19 @@ def _row(
         ratio = log_speedup([baseline[i] for i in shared], [samples[i] for i in shared], spread)
     timed = [s for r in record.rounds for s in r.samples]
     batch = record.trial.workload.batch
+    latency, busy_s = latency_of(tuple(samples.values()), spread), _gpu_busy_s(record)
     return Row(
         record=record,
         is_baseline=is_baseline,
-        latency=_latency(tuple(samples.values()), spread),
+        latency=latency,
         stages_s={k: statistics.median(s.stages_s[k] / batch for s in timed) for k in timed[0].stages_s},
         num_denoiser_calls=round(statistics.median(s.num_denoiser_calls for s in timed)),
         first_call_s=record.rounds[0].first_call_s,
         load_s=record.rounds[0].load_s,
         memory=_memory(record),
-        gpu_busy_s=_gpu_busy_s(record),
+        gpu_busy_s=busy_s,
+        gpu=gpu_use(record),
+        limit=limit_of(record, latency.median.point, busy_s),
         cpu_share=_cpu_share(record),
         speedup=None if ratio is None else ratio.interval(),
         verdict=None if ratio is None else verdict(ratio, len(shared)),
@@ -342,43 +353,7 @@ def _samples(record: Record) -> dict[int, tuple[float, ...]]:
     return {r.index: tuple(s.total_s / batch for s in r.samples) for r in record.rounds if r.samples}
 
 
-def _latency(samples: tuple[tuple[float, ...], ...], spread: Spread) -> Latency:
-    pooled = sorted(x for r in samples for x in r)
-    return Latency(
-        median=median_interval(samples, spread),
-        mean_s=statistics.fmean(pooled),
-        min_s=pooled[0],
-        max_s=pooled[-1],
-        p90_s=_percentile(pooled, 0.90) if len(pooled) >= 20 else None,
-        p99_s=_percentile(pooled, 0.99) if len(pooled) >= 200 else None,
-        samples_s=samples,
-    )
-
-
-def _percentile(ordered: list[float], share: float) -> float:
-    """Return the smallest sample that at least `share` of the samples do not exceed."""
-    return ordered[min(len(ordered) - 1, max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1))]
-
-
 def _memory(record: Record) -> Memory | None:
     """Return the memory of the round with the highest peak: what a GPU must provide."""
     found = [r.memory for r in record.rounds if r.memory is not None]
     return max(found, key=lambda m: m.peak_bytes) if found else None
-
-
-def _latency_json(latency: Latency) -> dict[str, Any]:
-    return {
-        "median_s": latency.median.point,
-        "ci95_s": _pair(latency.median),
-        "mean_s": latency.mean_s,
-        "min_s": latency.min_s,
-        "max_s": latency.max_s,
-        "p90_s": latency.p90_s,
-        "p99_s": latency.p99_s,
-        "n": latency.n,
-        "samples_s": [list(r) for r in latency.samples_s],
-    }
-
-
-def _pair(interval: Interval) -> list[float] | None:
-    return None if interval.low is None or interval.high is None else [interval.low, interval.high]

@@ -161,6 +161,54 @@ def paid_back(row: Row) -> str:
     return f"{said}; paid back from image {found.break_even_images:,} on"
 
 
+def limit_in_words(row: Row) -> str:
+    """Say how far a row is from its limit, and where the rest of the time goes; "" if no ceilings were measured."""
+    found = row.limit
+    if found is None:
+        return ""
+    if found.limit_s is None or found.share is None:
+        return f"no limit: {found.reason}"
+    said = f"{100 * found.share:.0f} % of the speed at this device's limit, {seconds(found.limit_s)} an image"
+    lost = (
+        (found.kernels_s, "in kernels"),
+        (found.gaps_s, "in gaps between them"),
+        (found.outside_s, "outside of the components"),
+    )
+    told = [f"{signed_seconds(value)} {where}" for value, where in lost if value is not None]
+    return said + (f"; lost are {', '.join(told)}" if told else "")
+
+
+def gpu_in_words(row: Row) -> str:
+    """Say what an image costs and what the GPU did: "812 J an image (counter), 590 W, ..."; "" if neither is known."""
+    said = []
+    if row.cost_per_1000 is not None:
+        said.append(f"1,000 images cost {money(row.cost_per_1000)} at {row.price_per_hour:g} an hour")
+    found = row.gpu
+    if found is None:
+        return "; ".join(said)
+    told = []
+    if found.energy_j is not None:
+        told.append(f"{found.energy_j:#.3g} J an image ({found.energy_from})".replace(". J", " J"))
+    for value, unit in ((found.power_w, "W"), (found.sm_clock_mhz, "MHz"), (found.max_temperature_c, "°C")):
+        if value is not None:
+            told.append(f"{value:.0f} {unit}")
+    if found.throttled:
+        told.append(f"clocks held down by: {', '.join(found.throttled)}")
+    if found.reason is not None:
+        told.append(found.reason)
+    return "; ".join([*said, *([f"GPU: {', '.join(told)}"] if told else [])])
+
+
+def money(value: float) -> str:
+    """Format an amount with three significant figures, at least two of them after the point below 100."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+
+
+def signed_seconds(value: float) -> str:
+    """Format a difference of times, e.g. "-1.20 ms"."""
+    return "-" + seconds(-value) if value < 0 else seconds(value)
+
+
 def change(row: Row, baseline: Row) -> str:
     """Return the change of peak memory against the baseline, e.g. "-3 %"."""
     assert row.memory is not None

@@ -14,10 +14,21 @@ from rich.text import Text
 
 from vivace.foreign.text import csv_cell, markdown_cell, markdown_code_cell
 from vivace.report.rows import Row, shared_warnings
-from vivace.report.summary import clip_kept, fidelity, paid_back, plus_minus, quality, ratio, seconds, size
+from vivace.report.summary import (
+    clip_kept,
+    fidelity,
+    money,
+    paid_back,
+    plus_minus,
+    quality,
+    ratio,
+    seconds,
+    size,
+)
 from vivace.stats import Gate
 
 FORMATS = ("table", "json", "csv", "md")
+_COST = "cost of 1,000"
 _COLUMNS = (
     # heading, rank: where the width does not allow all, those of the highest rank are left out first
     ("recipe", 0),
@@ -25,6 +36,7 @@ _COLUMNS = (
     ("speed-up", 0),
     ("verdict", 0),
     ("quality", 1),
+    (_COST, 1),  # only if a price was given
     ("SSIM", 5),
     ("PSNR dB, worst", 4),
     ("CLIP kept", 3),
@@ -116,6 +128,7 @@ def _cells(row: Row) -> list[str]:
         "1" if row.is_baseline else ratio(row.speedup) if row.speedup else "-",
         _verdict(row),
         quality(row) or "-",
+        "-" if row.cost_per_1000 is None else money(row.cost_per_1000),
         f"{found.ssim.point:.3f}"
         if found is not None and found.ssim is not None and not row.is_baseline
         else "-",
@@ -154,10 +167,12 @@ def _note(row: Row, shared: Sequence[str] = ()) -> str:
 
 
 def _markdown(rows: Sequence[Row]) -> str:
-    headings = [heading for heading, _ in _COLUMNS] + ["notes"]
+    shown = [i for i, (name, _) in enumerate(_COLUMNS) if name != _COST or any(r.cost_per_1000 for r in rows)]
+    headings = [_COLUMNS[i][0] for i in shown] + ["notes"]
     lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     for row in rows:
-        recipe, *cells = [*_cells(row), _note(row)]
+        found = _cells(row)
+        recipe, *cells = [*(found[i] for i in shown), _note(row)]
         lines.append("| " + " | ".join([markdown_code_cell(recipe), *map(markdown_cell, cells)]) + " |")
     return "\n".join(lines) + "\n"
 
@@ -169,8 +184,10 @@ _CSV_FIELDS = (
     "num_identical", "psnr_db", "worst_psnr_db", "ssim", "match", "clip_score", "clip_kept", "clip_kept_low",
     "clip_kept_high", "witness_kept", "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits",
     "text_s", "steps_s", "step_s", "vae_s", "other_s", "first_call_s", "compile_fresh_s", "compile_cached_s",
-    "break_even_images", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "gpu_busy_s", "cpu_share", "device",
-    "device_name", "warnings",
+    "break_even_images", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "gpu_busy_s", "limit_s", "limit_share",
+    "lost_to_kernels_s", "launch_gaps_s", "outside_components_s", "energy_j",
+    "energy_from", "power_w", "sm_clock_mhz", "gpu_temperature_c", "throttled", "cost_per_1000", "cpu_share", "device",
+    "device_name", "gpu_index", "gpu_uuid", "host", "warnings",
 )  # fmt: skip
 
 
@@ -202,6 +219,7 @@ def _csv_fields(row: Row) -> dict[str, object]:
         "device": environment.device,
         "device_name": environment.device_name,
         "warnings": "; ".join(row.warnings),
+        **_csv_place(row),
     }
     if row.latency is None:
         return found
@@ -219,9 +237,27 @@ def _csv_fields(row: Row) -> dict[str, object]:
         "step_s": _step_s(row),
         "gpu_busy_s": row.gpu_busy_s,
         "cpu_share": row.cpu_share,
+        "cost_per_1000": row.cost_per_1000,
         "first_call_s": row.first_call_s,
         "load_s": row.load_s,
     }
+    if row.gpu is not None:
+        found |= {
+            "energy_j": row.gpu.energy_j,
+            "energy_from": row.gpu.energy_from,
+            "power_w": row.gpu.power_w,
+            "sm_clock_mhz": row.gpu.sm_clock_mhz,
+            "gpu_temperature_c": row.gpu.max_temperature_c,
+            "throttled": ", ".join(row.gpu.throttled),
+        }
+    if row.limit is not None:
+        found |= {
+            "limit_s": row.limit.limit_s,
+            "limit_share": row.limit.share,
+            "lost_to_kernels_s": row.limit.kernels_s,
+            "launch_gaps_s": row.limit.gaps_s,
+            "outside_components_s": row.limit.outside_s,
+        }
     if row.compilation is not None:
         found |= {
             "compile_fresh_s": row.compilation.fresh_s,
@@ -244,6 +280,15 @@ def _csv_fields(row: Row) -> dict[str, object]:
             "weights_bytes": row.memory.weights_bytes,
         }
     return found
+
+
+def _csv_place(row: Row) -> dict[str, object]:
+    """Return which GPU a row is from: the place's, or the one that the rounds found themselves on."""
+    place = row.record.environment.place
+    if place is not None:
+        return {"gpu_index": place.index, "gpu_uuid": place.uuid, "host": place.host}
+    seen = row.record.rounds[0].conditions
+    return {"gpu_index": seen.get("gpu_index"), "gpu_uuid": seen.get("gpu_uuid")}
 
 
 def _csv_quality(row: Row) -> dict[str, object]:

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
-from pydantic import field_validator
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from vivace.spec.base import Spec
+
+
+class Place(Spec):
+    """Where a trial was measured, if there were several places to choose from.
+
+    Attributes:
+        uuid: the GPU's; on a CPU a name that the pool of places gives.
+        index: the GPU's number on its host; on a CPU the place's.
+        host: its name, if there were several hosts.
+    """
+
+    uuid: str
+    index: int | None = None
+    host: str | None = None
+
+    @property
+    def name(self) -> str:
+        """E.g. "GPU 1 (GPU-5f0c...) of node-a"."""
+        number = "" if self.index is None else f" {self.index}"
+        kind = f"GPU{number}" if self.uuid.startswith("GPU-") else f"place{number}"
+        return f"{kind} ({self.uuid})" + (f" of {self.host}" if self.host else "")
 
 
 class Environment(Spec):
@@ -19,6 +42,8 @@ class Environment(Spec):
         device_capability: the GPU's compute capability, such as "9.0"; None on a CPU.
         libraries: versions by name.
         variables: environment variables that change measurements.
+        place: which of several GPUs or hosts, so that their records have different keys and never mix; None if there
+            was no choice.
     """
 
     vivace: str
@@ -35,6 +60,20 @@ class Environment(Spec):
     memory_bytes: int
     libraries: dict[str, str]
     variables: dict[str, str]
+    place: Place | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_no_place(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a place of None, so that keys of earlier versions stay valid."""
+        found: dict[str, Any] = dump(self)
+        if self.place is None:
+            del found["place"]
+        return found
+
+    def at(self, place: Place | None) -> Environment:
+        """The same environment at a place. Which GPUs its process sees is said by the place then."""
+        variables = {name: v for name, v in self.variables.items() if name != "CUDA_VISIBLE_DEVICES"}
+        return self.model_copy(update={"place": place, "variables": variables})
 
     @field_validator("driver")
     @classmethod

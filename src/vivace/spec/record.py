@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from vivace.spec.base import Spec
+from vivace.spec.ceilings import Ceilings, Work
 from vivace.spec.environment import Environment
 from vivace.spec.trial import Trial
 
@@ -64,6 +65,34 @@ class Memory(Spec):
     weights_bytes: int
 
 
+class GpuWindow(Spec):
+    """The GPU over the timed calls of a round, read through NVML. What cannot be read is None.
+
+    Attributes:
+        calls: of the pipeline in the window.
+        seconds: from the first reading to the last one.
+        num_readings: of power, clock, temperature and throttling.
+        energy_j: joules of the whole card in the window.
+        energy_from: "counter" (the driver's), or "sampled power" (its integral).
+        power_w, sm_clock_mhz: the mean power and the median clock.
+        throttled: why clocks were held down in any reading, e.g. "power cap".
+        reason: why there is no energy, or nothing at all.
+    """
+
+    calls: int
+    seconds: float | None = None
+    num_readings: int = 0
+    energy_j: float | None = None
+    energy_from: str | None = None
+    power_w: float | None = None
+    max_power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    min_sm_clock_mhz: float | None = None
+    max_temperature_c: float | None = None
+    throttled: tuple[str, ...] = ()
+    reason: str | None = None
+
+
 class Picture(Spec):
     """An image of the workload, stored in the store's folder under the sha256 of its PNG file.
 
@@ -87,9 +116,12 @@ class Round(Spec):
         warmup_s: seconds of each call before the timed ones, the first call included.
         steady: whether the warm-up ended because the times were steady.
         gpu_busy_s: seconds of a traced call in which the GPU was busy; None on a CPU.
+        gpu: the GPU over the timed calls; None on a CPU.
         effects: what each technique changed, by technique.
         evidence: what was observed during the calls.
         conditions: the machine's state: load, clocks.
+        work: what the recipe computes in a call; only in one round, and only where `ceilings` are known.
+        ceilings: the limits of the device, measured by `vivace doctor --measure`.
     """
 
     index: int
@@ -104,11 +136,14 @@ class Round(Spec):
     samples: tuple[Sample, ...] = ()
     memory: Memory | None = None
     gpu_busy_s: float | None = None
+    gpu: GpuWindow | None = None
     effects: dict[str, dict[str, int | float | str]] = Field(default_factory=dict)
     evidence: dict[str, int | float | str | list[str]] = Field(default_factory=dict)
     pictures: tuple[Picture, ...] = ()
     conditions: dict[str, float | str] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    work: Work | None = None
+    ceilings: Ceilings | None = None
 
 
 class Record(Spec):

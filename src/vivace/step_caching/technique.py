@@ -132,8 +132,10 @@ class StepCache(Technique):
         return self._attached(target, decision)
 
     def predict(self, target: Target) -> Effect:
-        """Apply to a pipeline without weights, to predict memory: all steps are computed, and kept is what can be."""
-        return self._attached(target, Decision(never))
+        """Apply to a pipeline without weights. To predict memory all steps are computed, and kept is what can be; to
+        count work, steps are hits as often as they were when measured."""
+        hits = target.model.hits
+        return self._attached(target, Decision(never if hits is None else evenly_spaced(hits)))
 
     def _attached(self, target: Target, decision: Decision) -> Effect:
         attached = self.attach(target, decision.is_hit)

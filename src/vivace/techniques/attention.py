@@ -76,6 +76,10 @@ class Attention(Technique):
         return Arithmetic(products=KERNELS[self.backend].products)
 
     @property
+    def attention_precision(self) -> str | None:
+        return "int8" if self.backend == "sage" else None
+
+    @property
     def provides(self) -> frozenset[Trait]:
         return frozenset({Trait.KERNEL_CHOSEN})
 

@@ -54,6 +54,10 @@ class Fused(Technique):
         return Arithmetic(weights, f"in {self.precision}")
 
     @property
+    def attention_precision(self) -> str | None:
+        return self.attention
+
+    @property
     def provides(self) -> frozenset[Trait]:
         return frozenset({Trait.FUSED})
 

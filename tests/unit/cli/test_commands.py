@@ -218,6 +218,39 @@ def test_listings_as_json(tmp_path: Path) -> None:
     assert any(s["unsupported"] and "CPU" in s["unsupported"] for s in doctor["techniques"])
 
 
+def test_doctor_measures_the_limits_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def doctor(*options: str) -> subprocess.CompletedProcess[str]:
+        return vivace(tmp_path, "doctor", "--device", "cpu", "--threads", "1", *options)
+
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "cache"))
+    assert "`vivace doctor --device cpu --threads 1 --measure` measures them once" in doctor().stdout
+    first = doctor("--measure", "--time-limit", "1", "--json")
+    limits = json.loads(first.stdout)["limits"]
+    assert {"copy"} <= {c["operation"] for c in limits["ceilings"]}
+    again = doctor("--measure")
+    assert "kept in" in first.stderr
+    assert "kept in" not in again.stderr
+    assert f"measured {limits['measured_at']}" in again.stdout
+    assert "measures them once" not in again.stdout
+    assert "--rerun goes with --measure" in vivace(tmp_path, "doctor", "--rerun", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--gpus", "two"), 2, "'two' is not 'all' or a whole number"),
+        (("--gpus", "2", "--ray", "auto"), 2, "--gpus and --ray exclude each other"),
+        (("--gpus", "all", "--batch", "max"), 2, "--batch max is found on one GPU"),
+        (("--price-per-hour", "0"), 2, "0<x<=1000000"),
+    ],
+)
+def test_wrong_options_for_several_gpus_and_cost(
+    tmp_path: Path, options: tuple[str, ...], code: int, message: str
+) -> None:
+    done = vivace(tmp_path, "bench", "--recipe", "baseline", *options, code=code)
+    assert message in done.stderr
+
+
 def test_techniques_lists_what_runs_here_and_why_others_do_not(tmp_path: Path) -> None:
     text = vivace(tmp_path, "techniques", "--device", "cpu").stdout
     assert "runs here: attention(math), attention(flash)" in text

@@ -1,0 +1,148 @@
+"""A job: trials with their baseline, whose rounds run in one place, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vivace.benchmark.launcher import Ending, Launcher, last_line
+from vivace.benchmark.requests import RoundRequest
+from vivace.spec.base import Spec
+from vivace.spec.record import Outcome, Round
+from vivace.spec.timing import Timing
+from vivace.spec.trial import Trial
+
+
+class Job(Spec):
+    """What one place measures. Rounds of a trial and of its baseline are never divided between places.
+
+    Attributes:
+        trials: the first is the baseline.
+        rounds: as (trial, index), in the order in which they run.
+        pictures: the folder to save images below; None to save none.
+        drawn: of each trial, whether its images are stored already.
+        largest_batch: the batch was found by `--batch max` for the first trial; a round that runs out of memory says so
+            in its reason.
+    """
+
+    trials: tuple[Trial, ...]
+    rounds: tuple[tuple[int, int], ...]
+    timing: Timing
+    pictures: str | None
+    drawn: tuple[bool, ...]
+    largest_batch: bool = False
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished round of the job's trial with that index, and the end of its log."""
+
+    trial: int
+    round: Round
+    log: str = ""
+
+
+def rounds_of(
+    job: Job,
+    launcher: Launcher,
+    start: Callable[[int, int], None] = lambda trial, index: None,
+    event: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> Iterator[Done]:
+    """Run a job's rounds and yield each as soon as it ends. A trial that fails in a round is not tried again.
+
+    Args:
+        start: called with (trial, index) before each round.
+        event: called with what the worker reports during rounds.
+    """
+    failed: set[int] = set()
+    drawn = list(job.drawn)
+    for trial, index in job.rounds:
+        if trial in failed:
+            continue
+        start(trial, index)
+        pictures = None if drawn[trial] else job.pictures
+        round_, log = _run_round(job.trials[trial], index, job.timing, launcher, event, pictures)
+        drawn[trial] |= bool(round_.pictures)
+        if job.largest_batch and round_.outcome is Outcome.OUT_OF_MEMORY:
+            why = _why_not_largest(job.trials[trial], None if trial == 0 else job.trials[0])
+            round_ = round_.model_copy(update={"reason": f"{round_.reason}; {why}"})
+        if round_.outcome is not Outcome.MEASURED:
+            failed.add(trial)
+        yield Done(trial, round_, log)
+
+
+def _run_round(
+    trial: Trial,
+    round_index: int,
+    timing: Timing,
+    launcher: Launcher,
+    event: Callable[[dict[str, Any]], None],
+    pictures: str | None,
+) -> tuple[Round, str]:
+    """Return a round, and the end of its log."""
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    request = RoundRequest(
+        trial=trial,
+        round=round_index,
+        timing=timing,
+        pictures=pictures,
+        threads=timing.threads,
+    )
+    kills_before = _kernel_oom_kills()
+    ending = launcher.run(request, timing.timeout_s, event)
+    if ending.value is not None:
+        round_ = Round.model_validate(ending.value)
+    else:
+        outcome, reason = _explain(ending, timing, _kernel_oom_kills() > kills_before)
+        round_ = Round(index=round_index, outcome=outcome, reason=reason, started_at=started)
+    return round_, ending.log
+
+
+def _why_not_largest(trial: Trial, searched: Trial | None) -> str:
+    """Return why a trial runs out of memory at the batch that `--batch max` found.
+
+    Args:
+        searched: the trial that the batch was found for; None if it is this one.
+    """
+    batch = trial.workload.batch
+    if searched is not None:
+        return f"--batch max found {batch} for {searched.recipe.text}, and this recipe needs more memory: give a number"
+    return (
+        f"--batch max found that {batch} fits, in a rehearsal of this round in another process: memory fragments "
+        "differently each time, or another process uses this GPU; give a smaller number"
+    )
+
+
+def _explain(ending: Ending, timing: Timing, oom_killed: bool) -> tuple[Outcome, str]:
+    if ending.timed_out:
+        return (
+            Outcome.TIMED_OUT,
+            f"the round took longer than {timing.timeout_s:g} s and was killed; give a longer --timeout",
+        )
+    if ending.signal == signal.SIGKILL and oom_killed:
+        return Outcome.OUT_OF_MEMORY, "the system ran out of memory and killed the process"
+    if ending.signal is not None:
+        name = signal.Signals(ending.signal).name
+        message = last_line(ending.log)
+        return Outcome.CRASHED, f"the process was ended by {name}" + (f" ({message})" if message else "")
+    message = last_line(ending.log) or "none"
+    return (
+        Outcome.CRASHED,
+        f"the process ended with status {ending.status}; the last line of its log: {message}",
+    )
+
+
+def _kernel_oom_kills() -> int:
+    """Return how many processes Linux's out-of-memory killer has killed; 0 where that is not known."""
+    total = 0
+    for path in (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")):
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    total += int(line.split()[1])
+    return total

@@ -1,0 +1,183 @@
+"""The GPUs of this host as places. Each has a worker that sees no other GPU, and a thread that waits for it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vivace.benchmark.jobs import Done, Job, rounds_of
+from vivace.benchmark.launcher import Launcher, ask
+from vivace.benchmark.requests import GpusRequest
+from vivace.benchmark.runner import ask_environment
+from vivace.benchmark.spread import Spread, Ticket
+from vivace.errors import Unsupported, UsageError, VivaceError, WorkerError
+from vivace.spec.environment import Environment, Place
+
+_ASK_TIMEOUT_S = 600.0
+NumGpus = int | Literal["all"]
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """Say where you are, with so many CPU threads."""
+
+    threads: int | None
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A place's worker answers; `environment` is where it is."""
+
+    environment: Environment
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """A place can measure no more; `why` in words."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """A place has run all rounds of its job."""
+
+
+_Message = _Ready | _Lost | _Idle | Done
+
+
+def gpus_of_this_host(launcher: Launcher, wanted: NumGpus) -> list[Place]:
+    """Return the first GPUs that this process may use; `wanted` is their number, or "all".
+
+    Raises:
+        UsageError: there are fewer.
+        Unsupported: there is none.
+    """
+    found = [Place.model_validate(one) for one in ask(launcher, GpusRequest(), _ASK_TIMEOUT_S)["gpus"]]
+    if not found:
+        raise Unsupported("--gpus: PyTorch sees no CUDA device on this host; leave out --gpus")
+    if wanted == "all":
+        return found
+    if wanted > len(found):
+        raise UsageError(f"--gpus {wanted}: this host has {len(found)}; give at most that, or all")
+    return found[:wanted]
+
+
+def gpu_pool(places: Sequence[Place]) -> LocalPool:
+    """Return a pool of GPUs of this host, each the only one that its worker sees."""
+    return LocalPool(places, "cuda", lambda place: Launcher(variables={"CUDA_VISIBLE_DEVICES": place.uuid}))
+
+
+class LocalPool:
+    """Places of this host. Their workers end with `close`.
+
+    Args:
+        device: "cuda" or "cpu".
+        launcher_at: makes a place's launcher.
+    """
+
+    def __init__(
+        self, places: Sequence[Place], device: str, launcher_at: Callable[[Place], Launcher]
+    ) -> None:
+        self._messages: queue.Queue[tuple[int, _Message]] = queue.Queue()
+        self._workers = {
+            number: _Worker(number, place, device, launcher_at(place), self._messages)
+            for number, place in enumerate(places)
+        }
+        self._environments: dict[int, Environment] = {}
+
+    @property
+    def num_places(self) -> int:
+        return len(self._workers)
+
+    def environments(self, threads: int | None) -> list[Environment]:
+        for worker in self._workers.values():
+            worker.inbox.put(_Ask(threads))
+        self._environments = {}
+        while len(self._environments) < len(self._workers):
+            number, message = self._messages.get()
+            if isinstance(message, _Lost):
+                name = self._workers[number].place.name
+                raise WorkerError(f"{name} cannot be used: {message.why}")
+            if isinstance(message, _Ready):
+                self._environments[number] = message.environment
+        return list({e.at(None).digest(): e.at(None) for e in self._environments.values()}.values())
+
+    def run(self, spread: Spread) -> None:
+        idle = sorted(self._workers)
+        active: dict[int, Ticket] = {}
+        while True:
+            for number in list(idle):
+                if (ticket := spread.take(self._environments[number])) is not None:
+                    active[number] = ticket
+                    idle.remove(number)
+                    self._workers[number].inbox.put(ticket.job)
+            if not active:
+                return
+            number, message = self._messages.get()
+            match message:
+                case Done():
+                    spread.deliver(active[number], message)
+                case _Idle():
+                    spread.finish(active.pop(number))
+                    idle.append(number)
+                case _Lost(why=why):
+                    spread.lose(active.pop(number), why)
+                    self._workers.pop(number).join()
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.stop()
+        for worker in self._workers.values():
+            worker.join()
+
+
+class _Worker(threading.Thread):
+    """A place's thread. It starts the worker process, which Linux ends with the thread that started it."""
+
+    def __init__(
+        self,
+        number: int,
+        place: Place,
+        device: str,
+        launcher: Launcher,
+        messages: queue.Queue[tuple[int, _Message]],
+    ) -> None:
+        super().__init__(name=f"vivace {place.name}", daemon=True)
+        self.place = place
+        self.inbox: queue.Queue[Job | _Ask | None] = queue.Queue()
+        self._number = number
+        self._device = device
+        self._launcher = launcher
+        self._messages = messages
+        self._stopping = threading.Event()
+        self.start()
+
+    def stop(self) -> None:
+        """End the thread, and a round that runs."""
+        self._stopping.set()
+        self._launcher.kill()
+        self.inbox.put(None)
+
+    def run(self) -> None:
+        with self._launcher:
+            try:
+                while (wanted := self.inbox.get()) is not None:
+                    if isinstance(wanted, _Ask):
+                        found = ask_environment(self._launcher, self._device, wanted.threads)
+                        self._post(_Ready(found.at(self.place)))
+                        continue
+                    for done in rounds_of(wanted, self._launcher):
+                        if self._stopping.is_set():
+                            return
+                        self._post(done)
+                    self._post(_Idle())
+            except (VivaceError, OSError) as error:
+                self._post(_Lost(str(error)))
+
+    def _post(self, message: _Message) -> None:
+        if not self._stopping.is_set():
+            self._messages.put((self._number, message))

@@ -1,0 +1,143 @@
+"""What recipes compute, counted without weights, and stored beside the ceilings."""
+
+from pathlib import Path
+
+import pytest
+
+import vivace
+from tests.make import make_environment, make_trial
+from tests.unit.report.test_limit import CEILINGS
+from vivace.benchmark import Store, Timing, work
+from vivace.benchmark.work import count_work
+from vivace.measure.flops import count_denoiser
+from vivace.memory.weightless import find_weightless
+from vivace.spec.ceilings import ComponentWork, Work, identity_of
+from vivace.spec.environment import Environment
+
+STEPS = 4
+
+
+def counted(
+    recipe: str,
+    calls: int | None = None,
+    hits: float | None = None,
+    steps: int = STEPS,
+    **environment: str,
+) -> Work:
+    trial = make_trial(recipe)
+    trial = trial.model_copy(
+        update={"workload": trial.workload.model_copy(update={"num_inference_steps": steps})}
+    )
+    found = make_environment().model_copy(update=environment)
+    return count_work(trial, found, hits, steps if calls is None else calls)
+
+
+def part(found: Work, name: str = "denoiser") -> ComponentWork:
+    assert found.reason is None
+    return next(c for c in found.components if c.component == name)
+
+
+def flop(component: ComponentWork) -> int:
+    return component.gemm_flop + component.conv_flop + component.attention_flop
+
+
+@pytest.fixture(scope="module")
+def baseline() -> Work:
+    return counted("baseline")
+
+
+def test_the_count_is_that_of_the_models_own_steps(baseline: Work) -> None:
+    pipe = find_weightless("tiny-sd").build()
+    length = pipe.tokenizer.model_max_length
+    step = count_denoiser(pipe.unet, height=128, width=128, text_length=length, batch=2, vae_factor=8)
+    denoiser = part(baseline)
+    assert flop(denoiser) == STEPS * step.total
+    assert denoiser.attention_flop == STEPS * step.attention
+    assert (denoiser.gemm, denoiser.conv, denoiser.attention) == ("fp32",) * 3
+    assert denoiser.weights_bytes == 4 * sum(p.numel() for p in pipe.unet.parameters())
+    table = pipe.text_encoder.get_input_embeddings().weight
+    encoder = sum(p.numel() for p in pipe.text_encoder.parameters())
+    assert part(baseline, "text_encoder").weights_bytes < 4 * (encoder - table.numel()) + 1
+
+
+def test_less_work_is_counted_as_less(baseline: Work) -> None:
+    fewer = counted("steps(2)+tiny_vae", 2)
+    assert flop(part(fewer)) == flop(part(baseline)) // 2
+    assert flop(part(fewer, "vae")) < flop(part(baseline, "vae"))
+    cut = counted("cfg_cutoff(0.5)")
+    assert flop(part(cut)) == flop(part(baseline)) * 3 // 4, "half the steps have half the rows"
+    assert [c.component for c in counted("prompt_cache").components] == ["denoiser", "vae"]
+
+
+def test_a_step_cache_is_counted_with_the_hits_that_were_measured(baseline: Work) -> None:
+    cached = part(counted("deepcache(2)", hits=0.5))
+    assert (cached.calls, cached.computed) == (STEPS, STEPS // 2)
+    assert flop(part(baseline)) / 2 < flop(cached) < flop(part(baseline))
+    reason = counted("deepcache(2)", hits=0.97).reason
+    assert reason is not None
+    assert "97% were measured" in reason
+
+
+@pytest.mark.parametrize(
+    ("recipe", "precisions"),
+    [
+        ("bf16", ("bf16", "bf16", "bf16")),
+        ("quantize(int8_dynamic)+compile", ("int8", "fp32", "fp32")),
+        ("quantize(int8)", ("fp32", "fp32", "fp32")),
+    ],
+)
+def test_how_it_is_computed_decides_the_precision(
+    recipe: str, precisions: tuple[str, ...], baseline: Work
+) -> None:
+    found = part(counted(recipe, steps=1))
+    assert (found.gemm, found.conv, found.attention) == precisions
+    assert STEPS * flop(found) == flop(part(baseline))
+    assert found.weights_bytes < part(baseline).weights_bytes
+
+
+def test_a_gpu_computes_convolutions_in_tf32_unless_told_otherwise() -> None:
+    gpu = {"device": "cuda", "device_name": "a GPU"}
+    single = part(counted("fp32", steps=1, **gpu))
+    assert (single.gemm, single.conv) == ("fp32", "tf32")
+    assert part(counted("fp32+tf32", steps=1, **gpu)).gemm == "tf32"
+
+
+def test_a_count_that_does_not_match_the_measurement_is_no_count() -> None:
+    assert counted("baseline", calls=7, steps=1).reason == (
+        "the count has 1 calls of the denoiser, and a timed call had 7"
+    )
+
+
+def test_a_bench_stores_work_and_ceilings_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> vivace.Run:
+        return vivace.bench(
+            "tiny-sd",
+            ["baseline", "steps(1)"],
+            num_inference_steps=2,
+            quality=False,
+            timing=Timing(rounds=1, repeats=1, max_warmup=1),
+            store=tmp_path / "store",
+        )
+
+    assert all(row.limit is None for row in run().rows()), "nobody measured the ceilings"
+
+    def known(environment: Environment) -> object:
+        fast = [c.model_copy(update={"precision": c.precision and "fp32"}) for c in CEILINGS.ceilings]
+        identity = identity_of(environment).model_dump()
+        return CEILINGS.model_copy(update={**identity, "ceilings": tuple(fast)})
+
+    monkeypatch.setattr(work, "known_ceilings", known)
+    rows = run().rows()
+    assert [row.record.rounds[0].started_at for row in rows], "measured before, and not measured again"
+    shares = [row.limit.share for row in rows if row.limit is not None]
+    assert len(shares) == 2
+    assert all(share is not None and 0 < share < 1 for share in shares)
+    with Store.read_only(tmp_path / "store") as store:
+        kept = [store.rounds(key)[0] for key in store.runs()[-1].keys]
+    assert all(round_.work and round_.ceilings and round_.samples for round_ in kept)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("counted again")
+
+    monkeypatch.setattr(work, "_asked", refuse)
+    assert [row.limit for row in run().rows()] == [row.limit for row in rows]

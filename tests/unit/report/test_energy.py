@@ -1,0 +1,78 @@
+"""Energy and cost of images in rows, tables and pages."""
+
+import csv
+import io
+from typing import Any
+
+import pytest
+
+from tests.make import make_record, make_round
+from vivace.report.page import Section, render_page
+from vivace.report.rows import Row, priced, rows_of
+from vivace.report.summary import gpu_in_words
+from vivace.report.table import render
+from vivace.spec.record import GpuWindow
+
+
+def window(energy_j: float | None, **fields: Any) -> GpuWindow:
+    source = None if energy_j is None else "counter"
+    given: dict[str, Any] = {"calls": 4, "seconds": 2.0, "energy_from": source, "power_w": 500.0}
+    given |= {"sm_clock_mhz": 1700.0, "min_sm_clock_mhz": 1600.0, "max_temperature_c": 60.0}
+    return GpuWindow(energy_j=energy_j, **given | fields)
+
+
+def row_of(*windows: GpuWindow | None) -> Row:
+    rounds = [make_round(i).model_copy(update={"gpu": w}) for i, w in enumerate(windows)]
+    return rows_of([make_record("baseline", *rounds)])[0]
+
+
+def cells(row: Row) -> dict[str, str]:
+    (found,) = csv.DictReader(io.StringIO(render([row], "csv")))
+    return found
+
+
+def test_energy_is_told_for_an_image() -> None:
+    row = row_of(window(2000.0), window(2400.0, max_temperature_c=66.0, throttled=("power cap",)))
+    assert row.gpu is not None
+    assert row.gpu.energy_j == pytest.approx(550), "joules of four calls, the median of two rounds"
+    found = cells(row)
+    assert (found["energy_from"], found["power_w"], found["gpu_temperature_c"]) == (
+        "counter",
+        "500.0",
+        "66.0",
+    )
+    assert found["throttled"] == "power cap"
+    assert not any("held down" in warning for warning in row.warnings), "large models run at the power cap"
+    assert gpu_in_words(row) == (
+        "GPU: 550 J an image (counter), 500 W, 1700 MHz, 66 °C, clocks held down by: power cap"
+    )
+
+
+def test_hard_throttling_is_a_warning_and_mixed_sources_are_said() -> None:
+    hot = window(2000.0, throttled=("temperature (hardware)",), energy_from="sampled power")
+    row = row_of(window(2000.0), hot)
+    assert "the GPU's clocks were held down: temperature (hardware)" in row.warnings
+    assert row.gpu is not None
+    assert row.gpu.energy_from == "counter and sampled power"
+
+
+def test_what_cannot_be_read_is_empty_with_a_reason() -> None:
+    unread = GpuWindow(calls=4, reason="nvidia-ml-py is not installed")
+    row = row_of(unread)
+    assert cells(row)["energy_j"] == ""
+    assert row.to_json()["gpu"]["reason"] == "nvidia-ml-py is not installed"
+    assert row_of(None).gpu is None
+    assert row_of(None).to_json()["gpu"] is None
+
+
+def test_the_cost_is_a_column_only_if_it_is_asked() -> None:
+    rows = rows_of([make_record("baseline", make_round(0, (0.9,) * 5))])
+    for format_ in ("table", "md"):
+        assert "cost" not in render(rows, format_)
+        assert "cost of 1,000" in render(priced(rows, 4.0), format_)
+    assert cells(rows[0])["cost_per_1000"] == ""
+    (row,) = priced(rows, 4.0)
+    assert float(cells(row)["cost_per_1000"]) == pytest.approx(1.0), "900 s at 4 an hour"
+    assert gpu_in_words(row) == "1,000 images cost 1.00 at 4 an hour"
+    page = render_page([Section("vivace bench", "2026-01-01", (row,))], lambda sha256: None)
+    assert "1,000 images cost 1.00 at 4 an hour." in page
