@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vivace.benchmark.rivals import with_rivals
+from vivace.benchmark.rivals import owners, with_rivals
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.measure.lpips import check as check_lpips
 from vivace.models.find import Found, find_model, obtain
@@ -31,6 +31,7 @@ class Comparison:
     Attributes:
         largest_batch: find the largest batch that fits the GPU with the baseline, and use it for all recipes.
         judged: whether the images are compared with the baseline's.
+        rival_of: by the index of a recipe that was added as a rival, those of the step caches' recipes.
     """
 
     found: Found
@@ -38,6 +39,7 @@ class Comparison:
     workload: Workload
     largest_batch: bool = False
     judged: bool = True
+    rival_of: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 def comparisons(study: Study) -> tuple[Comparison, ...]:
@@ -56,7 +58,8 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
         found = find_model(name)
         for batch in study.workload.batches:
             workload = workload_of(found, study.workload, batch)
-            wanted = with_rivals(recipes, workload.num_inference_steps) if study.rivals else recipes
+            steps = workload.num_inference_steps
+            wanted = with_rivals(recipes, steps) if study.rivals else recipes
             checked.append(
                 Comparison(
                     found,
@@ -64,6 +67,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
                     workload,
                     largest_batch=batch == "max",
                     judged=study.quality.enabled and not found.model.is_synthetic,
+                    rival_of=owners(recipes, wanted, steps) if study.rivals else {},
                 )
             )
         if study.quality.enabled:

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from vivace.benchmark.launcher import Ending, Launcher, last_line
 from vivace.benchmark.requests import RoundRequest
 from vivace.spec.base import Spec
@@ -26,6 +28,7 @@ class Job(Spec):
         rounds: as (trial, index), in the order in which they run.
         pictures: the folder to save images below; None to save none.
         drawn: of each trial, whether its images are stored already.
+        rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
         largest_batch: the batch was found by `--batch max` for the first trial; a round that runs out of memory says so
             in its reason.
     """
@@ -35,6 +38,7 @@ class Job(Spec):
     timing: Timing
     pictures: str | None
     drawn: tuple[bool, ...]
+    rival_of: dict[int, tuple[int, ...]] = Field(default={})
     largest_batch: bool = False
 
 
@@ -62,7 +66,7 @@ def rounds_of(
     failed: set[int] = set()
     drawn = list(job.drawn)
     for trial, index in job.rounds:
-        if trial in failed:
+        if trial in failed or (trial in job.rival_of and failed.issuperset(job.rival_of[trial])):
             continue
         start(trial, index)
         pictures = None if drawn[trial] else job.pictures

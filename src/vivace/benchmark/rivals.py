@@ -27,6 +27,26 @@ def with_rivals(recipes: list[Recipe], num_inference_steps: int) -> list[Recipe]
     return found
 
 
+def owners(
+    recipes: list[Recipe], wanted: list[Recipe], num_inference_steps: int
+) -> dict[int, tuple[int, ...]]:
+    """Return, by the index of each rival in `wanted`, the indices of the recipes whose rival it is.
+
+    Args:
+        recipes: those that were asked for; they are nobody's rivals.
+        wanted: what `with_rivals` made of them.
+    """
+    asked = {recipe.text for recipe in recipes}
+    places = {recipe.text: index for index, recipe in enumerate(wanted)}
+    found: dict[int, tuple[int, ...]] = {}
+    for index, recipe in enumerate(wanted):
+        for rival in _rivals(recipe, num_inference_steps):
+            if rival.text not in asked:
+                place = places[rival.text]
+                found[place] = (*found.get(place, ()), index)
+    return found
+
+
 def _rivals(recipe: Recipe, num_inference_steps: int) -> list[Recipe]:
     caches = [technique for technique in recipe if technique.stage is Stage.CACHE]
     if not caches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from vivace.benchmark.fitting import reduce_until
@@ -106,6 +106,7 @@ def run_trials(
     *,
     rerun: bool = False,
     largest_batch: bool = False,
+    rival_of: Mapping[int, tuple[int, ...]] | None = None,
     progress: Progress | None = None,
 ) -> list[Record]:
     """Measure the rounds that are not stored yet and return the trials' Records, in the trials' order.
@@ -119,6 +120,7 @@ def run_trials(
         rerun: measure stored rounds again.
         largest_batch: the batch was found by `ask_largest_batch` for the first trial; a round that runs out of memory
             says so in its reason.
+        rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
     """
     progress = progress or Silent()
     keys = [trial.key(environment) for trial in trials]
@@ -131,6 +133,7 @@ def run_trials(
         timing=timing,
         pictures=pictures_folder(store),
         drawn=tuple(not rerun and any(r.pictures for r in of.values()) for of in stored),
+        rival_of=dict(rival_of or {}),
         largest_batch=largest_batch,
     )
     try:

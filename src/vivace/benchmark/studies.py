@@ -144,6 +144,7 @@ class _Comparing:
             self.launcher,
             rerun=rerun,
             largest_batch=self.comparison.largest_batch,
+            rival_of=self.comparison.rival_of,
             progress=self.progress,
         )
         return self._judged(records, run)

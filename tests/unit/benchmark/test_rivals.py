@@ -1,14 +1,19 @@
 """Each step cache is compared with fewer plain steps."""
 
+from pathlib import Path
+
 import pytest
 
+import vivace
 from vivace.benchmark.comparison import comparison_of, comparisons
 from vivace.benchmark.rivals import with_rivals
 from vivace.errors import UsageError, WorkloadError
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.spec.record import Outcome
 from vivace.spec.study import Study
+from vivace.spec.timing import Timing
 
 
 def texts(recipes: list[str], steps: int = 28) -> list[str]:
@@ -83,3 +88,26 @@ def test_wrong_prompt_sets_are_named() -> None:
         comparison_of("tiny-sd", "baseline", prompt_set="real", prompts=["a cat"])
     with pytest.raises(WorkloadError, match="at least one seed"):
         comparison_of("tiny-sd", "baseline", prompt_set="real", num_seeds=0)
+
+
+def test_rivals_shared_by_caches_belong_to_all_of_them() -> None:
+    (found,) = comparisons(
+        Study.of("tiny-sd", ["baseline", "fbcache(0.1)", "deepcache(hits=0.5)", "steps(13)"])
+    )
+    names = [recipe.text for recipe in found.recipes]
+    owned = {names[rival]: {names[k] for k in caches} for rival, caches in found.rival_of.items()}
+    assert owned == {
+        "steps(19)": {"first_block_cache(0.1)", "deepcache(hits=0.5)"},
+        "steps(12)": {"first_block_cache(0.1)", "deepcache(hits=0.5)"},
+    }
+
+
+def test_rivals_of_a_cache_that_cannot_run_are_not_measured(tmp_path: Path) -> None:
+    records = vivace.bench(
+        "tiny-sd", ["baseline", "fbcache(0.1)"], prompts=["a red circle"], num_inference_steps=4, device="cpu",
+        timing=Timing(rounds=1, repeats=1, max_warmup=1), quality=False, store=tmp_path / "s",
+    )  # fmt: skip
+    assert [(r.trial.recipe.text, r.outcome) for r in records] == [
+        ("baseline", Outcome.MEASURED),
+        ("first_block_cache(0.1)", Outcome.UNSUPPORTED),
+    ]
