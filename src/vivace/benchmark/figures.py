@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from vivace.measure.scorer import ClipScorer
 
+OnProgress = Callable[[str, int, int], None]
 _TIMEOUT_S = 3600.0
 _CHUNK = 256  # images per request; each chunk is stored, so an interrupted pass keeps those before
 _MAY_BE_SHIFTED = 0.9  # match
@@ -64,10 +65,14 @@ def add_figures(
     device: str,
     threads: int | None,
     lpips: bool = False,
+    on_progress: OnProgress = lambda what, done, total: None,
 ) -> int:
     """Compute and store the metrics that are not stored yet; return the number of images.
 
     A worker does the work, so that this process imports no torch.
+
+    Args:
+        on_progress: called with what is done, the number of images that are done, and their number.
     """
     known = store.figures()
     floor = store.noise_floor(records[0].trial.key(records[0].environment)) if records else None
@@ -82,7 +87,13 @@ def add_figures(
             lpips=lpips,
             threads=threads,
         )
-        found = ask(launcher, request, _TIMEOUT_S)
+
+        def on_event(event: dict[str, Any], done: int = start) -> None:
+            if event["event"] == "phase":  # others are the worker's own
+                on_progress(event["phase"], done + event["done"], len(todo))
+
+        on_progress("comparing images", start, len(todo))
+        found = ask(launcher, request, _TIMEOUT_S, on_event)
         store.add_figures([PictureFigures.model_validate(row) for row in found["figures"]])
     return len(todo)
 
@@ -97,10 +108,19 @@ def _lacks(row: PictureFigures, figure: str) -> bool:
     return "psnr_db" in row.against and not {"match", figure} <= row.against.keys()
 
 
-def draw_noise_floor(baseline: Record, store: Store, launcher: Launcher, threads: int | None) -> int:
+def draw_noise_floor(
+    baseline: Record,
+    store: Store,
+    launcher: Launcher,
+    threads: int | None,
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> int:
     """Generate the baseline's first images again with a harmless change; return the number of new images.
 
     If there is no noise floor, the reason is stored instead, and reports show it.
+
+    Args:
+        on_progress: see `add_figures`.
     """
     key = baseline.trial.key(baseline.environment)
     if store.noise_floor(key) is not None or not baseline.rounds[0].pictures:
@@ -119,7 +139,15 @@ def draw_noise_floor(baseline: Record, store: Store, launcher: Launcher, threads
             number=_MAX_FLOOR_PICTURES,
             threads=threads,
         )
-        ending = launcher.run(request, _TIMEOUT_S)
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("phase") == "pictures":
+                on_progress("drawing the noise floor", event["done"], event["of"])
+
+        on_progress(
+            "drawing the noise floor", 0, min(_MAX_FLOOR_PICTURES, baseline.trial.workload.num_pictures)
+        )
+        ending = launcher.run(request, _TIMEOUT_S, on_event)
         # A failure here, such as out of memory, must not discard the recipes' rows.
         found = ending.value or {"reason": f"generating it failed: {last_line(ending.log) or ending}"}
         floor = NoiseFloor(recipe=recipe.text, **found)
@@ -129,12 +157,14 @@ def draw_noise_floor(baseline: Record, store: Store, launcher: Launcher, threads
     return len(floor.pictures)
 
 
-def draw_pictures(trial: Trial, number: int, pictures: Path) -> dict[str, Any]:
+def draw_pictures(
+    trial: Trial, number: int, pictures: Path, report: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker."""
     from vivace.benchmark.round import draw_untimed, explain
 
     try:
-        drawn = draw_untimed(trial, number, pictures)
+        drawn = draw_untimed(trial, number, pictures, report)
     except Exception as error:  # noqa: BLE001  the process boundary
         outcome, reason = explain(error)
         return {"pictures": [], "reason": f"{outcome.value.replace('_', ' ')}: {reason}"}
@@ -147,6 +177,7 @@ def compute_figures(
     scorer: Scorer | None,
     device: str,
     lpips: bool = False,
+    report: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> list[PictureFigures]:
     """Return the metrics of stored images; missing images are left out. Runs in the worker.
 
@@ -155,17 +186,20 @@ def compute_figures(
         scorer: the CLIP model, and the prompt set used as other prompts.
         device: where the scorer runs.
         lpips: also compute LPIPS.
+        report: called with progress events.
     """
     from PIL import Image
 
     from vivace.measure.quality import pixels
 
     found = []
-    for key in keys:
+    for done, key in enumerate(keys):
+        report({"event": "phase", "phase": "comparing images", "done": done})
         paths = [picture_path(pictures, sha) for sha in (key.sha256, key.reference)]
         if all(path.exists() for path in paths):
             found.append(_pixel_figures(key, *(pixels(Image.open(path)) for path in paths)))
     if scorer is not None:
+        report({"event": "phase", "phase": "scoring images", "done": 0})
         _add_scores(found, pictures, Path(scorer.folder), PROMPT_SETS[scorer.others], device)
         if scorer.witness is not None:
             _add_witness(found, pictures, Path(scorer.witness), PROMPT_SETS[scorer.others], device)

@@ -258,14 +258,19 @@ def last_line(text: str) -> str:
     return lines[-1][:300] if lines else ""
 
 
-def ask(launcher: Launcher, request: AnyRequest, timeout_s: float) -> dict[str, Any]:
+def ask(
+    launcher: Launcher, request: AnyRequest, timeout_s: float, on_event: OnEvent = lambda _: None
+) -> dict[str, Any]:
     """Return the value of a request, or raise if it failed.
+
+    Args:
+        on_event: called with each event other than the result.
 
     Raises:
         Unsupported: the worker answered with an error.
         WorkerError: the process died or took too long.
     """
-    ending = launcher.run(request, timeout_s)
+    ending = launcher.run(request, timeout_s, on_event)
     kind = request.kind.replace("_", " ")
     if ending.timed_out:
         raise WorkerError(f"the worker process took longer than {timeout_s:g} s ({kind})")

@@ -67,16 +67,19 @@ def measure_round(trial: Trial, index: int, timing: Timing, pictures: Path | Non
     return Round(index=index, outcome=outcome, reason=reason, started_at=started, **measurement.results)
 
 
-def draw_untimed(trial: Trial, number: int, pictures: Path) -> tuple[Picture, ...]:
+def draw_untimed(
+    trial: Trial, number: int, pictures: Path, report: Report = lambda event: None
+) -> tuple[Picture, ...]:
     """Generate the first images of a trial, untimed, and save them below the folder `pictures`.
 
     Args:
         number: of images; rounded up to whole batches.
+        report: called with progress events.
 
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
-    measurement = _Measurement(trial, Timing(), lambda event: None)
+    measurement = _Measurement(trial, Timing(), report)
     session = measurement.load_and_apply(MemoryMeter(trial.device))
     calls = trial.workload.calls()
     measurement.keep_pictures(session, calls[: -(-number // trial.workload.batch)], pictures)

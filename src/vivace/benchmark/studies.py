@@ -187,17 +187,24 @@ class _Comparing:
         if self.comparison.judged and records:
             threads = self._timing().threads
             device = records[0].environment.device
-            if (
-                records[0].environment.place is not None
-            ):  # another host may have a GPU where this one has none
+            if records[0].environment.place is not None:
+                # Another host may have a GPU where this one has none.
                 device = ask_environment(self.launcher, "auto", threads).device
-            start = time.perf_counter()
-            num_drawn = draw_noise_floor(records[0], self.store, self.launcher, threads)
-            num_scored = add_figures(
-                records, self.store, self.launcher, self.scorer, device, threads, self.study.quality.lpips
-            )
-            self.progress.end_quality(num_scored, num_drawn, time.perf_counter() - start)
+            self._judge(records, device, threads)
         return Compared(tuple(records), self.store.quality_pass(run))
+
+    def _judge(self, records: list[Record], device: str, threads: int | None) -> None:
+        """Draw the noise floor and compute the images' metrics, with progress."""
+        start = time.perf_counter()
+        store, launcher, show = self.store, self.launcher, self.progress.quality
+        num_drawn = num_scored = 0
+        try:
+            num_drawn = draw_noise_floor(records[0], store, launcher, threads, show)
+            num_scored = add_figures(
+                records, store, launcher, self.scorer, device, threads, self.study.quality.lpips, show
+            )
+        finally:
+            self.progress.end_quality(num_scored, num_drawn, time.perf_counter() - start)
 
     def _timing(self) -> Timing:
         timing = self.study.timing

@@ -180,12 +180,12 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
         case FiguresRequest(pictures=pictures, keys=keys, scorer=scorer, device=device, lpips=lpips):
             from vivace.benchmark.figures import compute_figures
 
-            rows = compute_figures(Path(pictures), keys, scorer, device, lpips)
+            rows = compute_figures(Path(pictures), keys, scorer, device, lpips, report)
             return {"figures": [row.model_dump(mode="json") for row in rows]}
         case PicturesRequest(trial=trial, number=number, pictures=pictures):
             from vivace.benchmark.figures import draw_pictures
 
-            return draw_pictures(trial, number, Path(pictures))
+            return draw_pictures(trial, number, Path(pictures), report)
         case LargestBatchRequest(trial=trial):
             from vivace.benchmark.fitting import largest_batch
 

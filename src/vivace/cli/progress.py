@@ -55,6 +55,7 @@ class _RoundCount:
         self.started = 0.0
         self.label = ""
         self.batch = 1
+        self._quality = ""
         self._to_run = Counter[int]()
         self._begun = Counter[int]()
 
@@ -74,7 +75,14 @@ class _RoundCount:
             line += "; the baseline is measured again beside the others"
         click.echo(line, err=True)
 
+    def quality(self, what: str, done: int, total: int) -> None:
+        """Say what the quality pass does, when that changes."""
+        if what != self._quality:
+            self._quality = what
+            click.echo(f"quality pass: {what}, {total} in all", err=True)
+
     def end_quality(self, num_scored: int, num_drawn: int, seconds_: float) -> None:
+        self._quality = ""
         if num_scored or num_drawn:
             drawn = f"{num_drawn} images generated for the noise floor, " if num_drawn else ""
             click.echo(f"quality pass: {drawn}{num_scored} compared, in {seconds(seconds_)}", err=True)
@@ -171,8 +179,26 @@ class TerminalProgress(_RoundCount):
     def end(self) -> None:
         self._bar.stop()
 
+    def quality(self, what: str, done: int, total: int) -> None:
+        """Show what the quality pass does."""
+        if what != self._quality:
+            self._quality = what
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(what, total=max(1, total))
+            self._phase_started = time.monotonic()
+            self._bar.start()
+        assert self._task is not None
+        self._bar.update(self._task, description=f"quality pass: {what}, {done} of {total}", completed=done)
+
+    def end_quality(self, num_scored: int, num_drawn: int, seconds_: float) -> None:
+        self._bar.stop()
+        super().end_quality(num_scored, num_drawn, seconds_)
+
     def clock(self) -> str:
         """Return the round's number, the phase's duration and the time left; called at each refresh."""
+        if self._quality:
+            return _clock(time.monotonic() - self._phase_started)
         count = f"{min(self.done + 1, self.total)}/{self.total}"
         duration = time.monotonic() - self._phase_started
         phase = f"  {_clock(duration)}" if duration >= 3 else ""
