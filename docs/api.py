@@ -7,7 +7,9 @@ import re
 from typing import Any
 
 import vivace
+from vivace.report.profile import Change
 from vivace.report.rows import Latency, Row
+from vivace.spec.profiling import OperatorTime, Profile
 from vivace.spec.study import AskedQuality, AskedWorkload
 
 _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
@@ -20,6 +22,13 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
         ("vivace.spec.study.AskedQuality", AskedQuality),
         ("vivace.report.rows.Row", Row),
         ("vivace.report.rows.Latency", Latency),
+    ),
+    "Profile a call": (
+        ("vivace.profile", vivace.profile),
+        ("vivace.Profiled", vivace.Profiled),
+        ("vivace.spec.profiling.Profile", Profile),
+        ("vivace.spec.profiling.OperatorTime", OperatorTime),
+        ("vivace.report.profile.Change", Change),
     ),
     "Recipes, records and errors": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("Recipe", "Record", "VivaceError")

@@ -23,6 +23,7 @@ LAYERS = {
     "quantization": 2,
     "step_caching": 2,
     "fused": 3,
+    "profiling": 3,
     "multi_gpu": 3,
     "techniques": 4,
     "recipes": 5,

@@ -1,6 +1,7 @@
 """Benchmarks: run trials in separate processes, store every round, resume where a run stopped."""
 
 from vivace.benchmark.comparison import Comparison, comparisons
+from vivace.benchmark.profiles import Profiled, profile
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.studies import bench, run_study, start_launcher
@@ -13,12 +14,14 @@ __all__ = [
     "AskedWorkload",
     "Compared",
     "Comparison",
+    "Profiled",
     "Run",
     "Store",
     "Study",
     "Timing",
     "bench",
     "comparisons",
+    "profile",
     "run_study",
     "start_launcher",
 ]

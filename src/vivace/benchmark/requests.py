@@ -102,6 +102,17 @@ class PredictionsRequest(Request):
     environment: Environment
 
 
+class ProfileRequest(Request):
+    """Return the `Profile` of a trial, of the median of `calls` calls. `trace` is the file for its Chrome trace."""
+
+    kind: Literal["profile"] = "profile"
+    trial: Trial
+    timing: Timing
+    calls: int
+    environment: Environment
+    trace: str
+
+
 AnyRequest = (
     EnvironmentRequest
     | RaceRequest
@@ -111,6 +122,7 @@ AnyRequest = (
     | PicturesRequest
     | FiguresRequest
     | PredictionsRequest
+    | ProfileRequest
 )
 _PARSER: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="kind")])
 

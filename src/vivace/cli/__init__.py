@@ -18,6 +18,7 @@ from vivace.cli.failures import check_arguments, status_of
 from vivace.cli.generate import generate
 from vivace.cli.models import models
 from vivace.cli.plan import plan
+from vivace.cli.profile import profile
 from vivace.cli.quality import quality
 from vivace.cli.report import report
 from vivace.cli.techniques import techniques
@@ -37,7 +38,20 @@ def app() -> None:
     """
 
 
-for command in (plan, generate, bench, report, export, quality, calibrate, models, techniques, doctor, demo):
+for command in (
+    plan,
+    generate,
+    bench,
+    profile,
+    report,
+    export,
+    quality,
+    calibrate,
+    models,
+    techniques,
+    doctor,
+    demo,
+):
     app.add_command(command)
     for one in command.commands.values() if isinstance(command, click.Group) else (command,):
         options.debug(one)
