@@ -11,17 +11,22 @@ from vivace.report.profile import Change
 from vivace.report.rows import Latency, Row
 from vivace.spec.profiling import OperatorTime, Profile
 from vivace.spec.study import AskedQuality, AskedWorkload
+from vivace.stats.sequential import Decision
 
 _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
     "Generate images": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("load", "apply", "Session")
     ),
     "Compare recipes": (
-        *((f"vivace.{name}", getattr(vivace, name)) for name in ("bench", "Run", "Study", "Timing")),
+        *(
+            (f"vivace.{name}", getattr(vivace, name))
+            for name in ("bench", "Run", "Study", "Timing", "compare", "Paired")
+        ),
         ("vivace.spec.study.AskedWorkload", AskedWorkload),
         ("vivace.spec.study.AskedQuality", AskedQuality),
         ("vivace.report.rows.Row", Row),
         ("vivace.report.rows.Latency", Latency),
+        ("vivace.stats.sequential.Decision", Decision),
     ),
     "Profile a call": (
         ("vivace.profile", vivace.profile),

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vivace.benchmark import Profiled, Run, Study, Timing, bench, profile
+    from vivace.benchmark import Paired, Profiled, Run, Study, Timing, bench, compare, profile
     from vivace.errors import VivaceError
     from vivace.recipes import Recipe
     from vivace.runtime import Session, apply, load
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Paired",
     "Profiled",
     "Recipe",
     "Record",
@@ -36,6 +37,7 @@ __all__ = [
     "__version__",
     "apply",
     "bench",
+    "compare",
     "load",
     "profile",
 ]

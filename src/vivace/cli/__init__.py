@@ -11,6 +11,7 @@ from vivace import __version__
 from vivace.cli import options
 from vivace.cli.bench import bench
 from vivace.cli.calibrate import calibrate
+from vivace.cli.compare import compare
 from vivace.cli.demo import demo
 from vivace.cli.doctor import doctor
 from vivace.cli.export import export
@@ -33,8 +34,8 @@ def app() -> None:
     A recipe is a list of optimisations, such as bf16+tiny_vae+steps(20); `baseline` is the model as published.
     Start with `vivace demo`.
 
-    Exit codes: 0 success, 1 a quality comparison failed, 2 invalid usage or recipe, 3 this machine, model or file does
-    not allow it, 4 some trials were not measured, 130 interrupted (finished rounds are kept).
+    Exit codes: 0 success, 1 a comparison failed, 2 invalid usage or recipe, 3 this machine, model or file does
+    not allow it, 4 some trials were not measured, 5 unclear (compare), 130 interrupted (finished rounds are kept).
     """
 
 
@@ -42,6 +43,7 @@ for command in (
     plan,
     generate,
     bench,
+    compare,
     profile,
     report,
     export,

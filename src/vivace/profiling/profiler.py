@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from vivace.profiling.trace import CALL_LABEL, COMPONENT_LABEL, OTHER_COMPONENT,
 from vivace.spec.profiling import HostWait
 
 _TO_HOST = "Memcpy DtoH"
+_FUNCTION = re.compile(r"[\w<>.]+")
 
 
 def traced(pipe: Any, call: Callable[[], Any], file: Path) -> Trace:
@@ -42,7 +45,20 @@ def host_waits(pipe: Any, call: Callable[[], Any]) -> list[HostWait]:
     calls: list[PythonCall] = []
     for root in results.experimental_event_tree():
         calls += _python_calls(root)
-    return located(_waits(results.events()), calls)
+    events = [(_name(event), event) for event in results.events()]
+    has_copies = any(name.startswith(_TO_HOST) for name, _ in events)
+    return located(_waits(events, _copied_bytes(found) if has_copies else {}), calls)
+
+
+def _copied_bytes(found: Any) -> dict[int, int]:
+    """Return the bytes of each copy by its correlation: only the written trace tells them (PyTorch 2.11)."""
+    with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
+        file = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(file))
+        with file.open(errors="replace") as lines:
+            events = json.load(lines, strict=False)["traceEvents"]
+    copies = (event["args"] for event in events if event.get("cat") == "gpu_memcpy")
+    return {int(args["correlation"]): int(args.get("bytes", 0)) for args in copies}
 
 
 def _profiler(**options: bool) -> Any:
@@ -131,45 +147,62 @@ def _python_calls(node: Any) -> Iterator[PythonCall]:
     while left:
         one = left.pop()
         fields = one.extra_fields
-        for place, is_exact in ((getattr(fields, "caller", None), True), (_own(fields), False)):
+        for name, is_exact in (("caller", True), ("callsite", False)):
+            place = _place(getattr(fields, name, None))
             if place is not None:
-                yield PythonCall(
-                    one.start_time_ns,
-                    one.end_time_ns,
-                    place.file_name,
-                    place.line_number,
-                    place.function_name,
-                    is_exact,
-                )
+                yield PythonCall(one.start_time_ns, one.end_time_ns, *place, is_exact)
         left += one.children[::-1]
 
 
-def _own(fields: Any) -> Any:
-    return getattr(fields, "callsite", None)
+def _place(state: Any) -> tuple[str, int, str] | None:
+    """Return file, line and function of a frame; None if there is none.
+
+    The names of some frames are freed before PyTorch hands them out (2.13), and read as arbitrary bytes.
+    """
+    if state is None:
+        return None
+    try:
+        file, line, function = state.file_name, state.line_number, state.function_name
+    except UnicodeDecodeError:
+        return None
+    is_sound = file.endswith(".py") and file.isprintable() and _FUNCTION.fullmatch(function)
+    return (file, line, function) if is_sound else None
 
 
-def _waits(events: Any) -> Iterator[Wait]:
-    """Yield what made the host wait, or would on a GPU, inside the call."""
-    events = list(events)
-    call = next(event for event in events if event.name() == CALL_LABEL)
+def _name(event: Any) -> str:
+    """Return the name of an event; empty if it cannot be read (see `_place`)."""
+    try:
+        return str(event.name())
+    except UnicodeDecodeError:
+        return ""
+
+
+def _waits(events: Sequence[tuple[str, Any]], copied: Mapping[int, int]) -> Iterator[Wait]:
+    """Yield what made the host wait, or would on a GPU, inside the call.
+
+    Args:
+        events: with their names.
+        copied: bytes of copies by correlation.
+    """
+    call = next(event for name, event in events if name == CALL_LABEL)
     first, last = call.start_ns(), call.start_ns() + call.duration_ns()
     spans = [
-        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name().removeprefix(COMPONENT_LABEL))
-        for event in events
-        if event.name().startswith(COMPONENT_LABEL) and "CPU" in str(event.device_type())
+        (event.start_ns(), event.start_ns() + event.duration_ns(), name.removeprefix(COMPONENT_LABEL))
+        for name, event in events
+        if name.startswith(COMPONENT_LABEL) and "CPU" in str(event.device_type())
     ]
-    copies = {event.correlation_id(): event for event in events if event.name().startswith(_TO_HOST)}
-    has_gpu = any("CUDA" in str(event.device_type()) for event in events)
-    for event in events:
-        name, start = event.name(), event.start_ns()
+    copies = {event.correlation_id(): name for name, event in events if name.startswith(_TO_HOST)}
+    has_gpu = any("CUDA" in str(event.device_type()) for _, event in events)
+    for name, event in events:
+        start = event.start_ns()
         if not first <= start <= last or "CPU" not in str(event.device_type()):
             continue
         kind, what, num_bytes = "", name, 0
         if name in SYNCHRONISING or name == "cudaMemcpy":
             kind = "synchronisation"
         elif name.startswith("cudaMemcpyAsync") and event.correlation_id() in copies:
-            copy = copies[event.correlation_id()]
-            kind, what, num_bytes = "copy", copy.name(), int(copy.nbytes())
+            correlation = event.correlation_id()
+            kind, what, num_bytes = "copy", copies[correlation], copied.get(correlation, 0)
         elif name in READS and not has_gpu:
             kind = "read"
         if kind:

@@ -1,9 +1,11 @@
 """Synchronisations are named with the line of Python that makes them."""
 
+from dataclasses import dataclass
+
 import torch
 
 from vivace.profiling.host_waits import PythonCall, Wait, located
-from vivace.profiling.profiler import host_waits
+from vivace.profiling.profiler import _waits, host_waits
 
 
 def call(start: int, end: int, file: str, line: int, *, is_exact: bool = True) -> PythonCall:
@@ -33,6 +35,59 @@ def test_the_innermost_caller_outside_torch_is_named() -> None:
 def test_a_wait_without_a_caller_is_kept() -> None:
     (row,) = located([Wait("synchronisation", "cudaDeviceSynchronize", "other", 5, 9)], [])
     assert (row.file, row.count) == ("?", 1)
+
+
+@dataclass
+class _Event:
+    """What torch.profiler hands out of one event."""
+
+    label: str
+    begin: int
+    length: int
+    device: str = "DeviceType.CPU"
+    correlation: int = 0
+
+    def name(self) -> str:
+        return self.label
+
+    def start_ns(self) -> int:
+        return self.begin
+
+    def duration_ns(self) -> int:
+        return self.length
+
+    def device_type(self) -> str:
+        return self.device
+
+    def correlation_id(self) -> int:
+        return self.correlation
+
+
+def test_waits_on_a_gpu_are_cuda_calls_and_copies_to_the_host() -> None:
+    events = [
+        _Event("vivace call", 0, 100),
+        _Event("vivace component denoiser", 5, 30),
+        _Event("vivace component denoiser", 0, 99, "DeviceType.CUDA"),
+        _Event("aten::_local_scalar_dense", 8, 12),
+        _Event("cudaMemcpyAsync", 10, 2, correlation=1),
+        _Event("cudaStreamSynchronize", 13, 5, correlation=2),
+        _Event("cudaMemcpyAsync", 50, 20, correlation=3),
+        _Event("cudaMemcpyAsync", 80, 1, correlation=4),
+        _Event("cudaLaunchKernel", 90, 1, correlation=5),
+        _Event("cudaDeviceSynchronize", 150, 9, correlation=6),
+        _Event("Memcpy DtoH (Device -> Pinned)", 11, 1, "DeviceType.CUDA", 1),
+        _Event("Memcpy DtoH (Device -> Pageable)", 60, 1, "DeviceType.CUDA", 3),
+        _Event("Memcpy HtoD (Pageable -> Device)", 81, 1, "DeviceType.CUDA", 4),
+    ]
+    found = [
+        (one.kind, one.component, one.start, one.num_bytes)
+        for one in _waits([(one.name(), one) for one in events], {1: 2, 3: 4096})
+    ]
+    assert found == [
+        ("copy", "denoiser", 10, 2),
+        ("synchronisation", "denoiser", 13, 0),
+        ("copy", "other", 50, 4096),
+    ]
 
 
 class _Pipe:
