@@ -17,6 +17,7 @@ from vivace.cli.doctor import doctor
 from vivace.cli.export import export
 from vivace.cli.failures import check_arguments, status_of
 from vivace.cli.generate import generate
+from vivace.cli.lint import lint
 from vivace.cli.models import models
 from vivace.cli.plan import plan
 from vivace.cli.profile import profile
@@ -34,7 +35,7 @@ def app() -> None:
     A recipe is a list of optimisations, such as bf16+tiny_vae+steps(20); `baseline` is the model as published.
     Start with `vivace demo`.
 
-    Exit codes: 0 success, 1 a comparison failed, 2 invalid usage or recipe, 3 this machine, model or file does
+    Exit codes: 0 success, 1 a comparison or check failed, 2 invalid usage or recipe, 3 this machine, model or file does
     not allow it, 4 some trials were not measured, 5 unclear (compare), 130 interrupted (finished rounds are kept).
     """
 
@@ -48,6 +49,7 @@ for command in (
     report,
     export,
     quality,
+    lint,
     calibrate,
     models,
     techniques,
