@@ -1,8 +1,8 @@
 """Generate the pages that come from code or records.
 
 docs/techniques.md, docs/choosing.md, docs/hardware.md, docs/lint.md, docs/cli.md and docs/api.md; if their records
-exist, docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md, docs/composition.md,
-docs/coverage.md, docs/step-curves.md and its plots; and the README's table.
+exist, docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md,
+docs/composition.md, docs/coverage.md, docs/step-curves.md and its plots; and the README's table.
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current

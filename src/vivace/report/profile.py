@@ -167,7 +167,7 @@ def _heading(profile: Profile, format_: str) -> str:
     cost = 100 * (profile.traced_s / profile.plain_s - 1)
     lines = [
         f"**{markdown_cell(title)}**" if format_ == "md" else title,
-        f"the median of {profile.num_calls} calls after {len(profile.warmup_s)} warm-up calls: "
+        f"{_calls(profile.num_calls)} after {len(profile.warmup_s)} warm-up calls: "
         f"{seconds(profile.traced_s)} under the profiler, "
         f"{seconds(profile.plain_s)} without ({cost:+.0f} %)",
     ]
@@ -179,6 +179,10 @@ def _heading(profile: Profile, format_: str) -> str:
     if profile.num_discarded:
         lines.append(f"{profile.num_discarded} calls discarded, in which something was compiled or tuned")
     return ("  \n" if format_ == "md" else "\n").join(lines)
+
+
+def _calls(number: int) -> str:
+    return "one call" if number == 1 else f"the median of {number} calls"
 
 
 def _operator_section(profile: Profile, top: int) -> Section:
