@@ -2,6 +2,7 @@
 
 python -m benchmarks.coverage             simulate, write results/coverage.json
 python -m benchmarks.coverage --repeats N comparisons of each case (1000: ±1.4 points at 95 %)
+python -m benchmarks.coverage --only pairs    a part: `rounds` of `vivace bench`, or `pairs` of `vivace compare`
 
 A study compares two or five recipes. Each recipe gets its own process in each round, and processes that do the same
 differ by PROCESS_SDS; the machine's speed differs from round to round, for all recipes alike. Within a process the
@@ -13,64 +14,25 @@ from __future__ import annotations
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
+from benchmarks import sequential_coverage
 from benchmarks.command import run
-from vivace.stats import Verdict, enough_samples, learn_spread, log_speedup, median_interval, verdict
+from benchmarks.noises import MACHINE_SD, NOISES, PROCESS_SDS, draw_round
+from vivace.stats import Verdict, learn_spread, log_speedup, median_interval, verdict
 
 RESULTS = Path(__file__).parents[1] / "results" / "coverage.json"
 RECIPES = (2, 5)
 ROUNDS = (1, 2, 3, 6)
 SAMPLES: tuple[int | None, ...] = (4, 10, None)
 """Timed calls of a round; None: as many as the stopping rule asks for, MOST at most."""
-MOST = 30
-PROCESS_SDS = (0.0, 0.01, 0.03)
-MACHINE_SD = 0.05
 GAINS = (1.0, 1.03, 1.10)
 """True speed-ups."""
-
-Values = NDArray[np.float64]
-Draw = Callable[[np.random.Generator, int], Values]
-
-
-def _gaussian(generator: np.random.Generator, number: int) -> Values:
-    return 1 + 0.01 * generator.standard_normal(number)
-
-
-def _skewed(generator: np.random.Generator, number: int) -> Values:
-    return np.asarray(1 + 0.02 * (generator.exponential(size=number) - np.log(2)))
-
-
-def _spiky(generator: np.random.Generator, number: int) -> Values:
-    return _gaussian(generator, number) * np.where(generator.random(number) < 0.05, 1.5, 1.0)
-
-
-def _autocorrelated(generator: np.random.Generator, number: int) -> Values:
-    steps = 0.01 * np.sqrt(1 - 0.7**2) * generator.standard_normal(number)
-    value, found = 0.01 * generator.standard_normal(), []
-    for step in steps:
-        value = 0.7 * value + step
-        found.append(1 + value)
-    return np.asarray(found)
-
-
-def _drifting(generator: np.random.Generator, number: int) -> Values:
-    slope = 0.02 * generator.standard_normal()
-    return _gaussian(generator, number) * (1 + slope * (np.arange(number) / MOST - 0.5))
-
-
-NOISES: dict[str, Draw] = {
-    "Gaussian, 1 %": _gaussian,
-    "skewed, 2 %": _skewed,
-    "spikes of 50 %, one call in twenty": _spiky,
-    "autocorrelated (0.7), 1 %": _autocorrelated,
-    "drifting, 2 % over 30 calls": _drifting,
-}
 
 
 def simulate(
@@ -88,7 +50,7 @@ def simulate(
     for _ in range(repeats):
         machine = np.exp(MACHINE_SD * generator.standard_normal(rounds))
         levels = np.exp(process_sd * generator.standard_normal((recipes, rounds)))
-        quiet = [[_round(NOISES[noise], generator, samples) * level for level in of] for of in levels]
+        quiet = [[draw_round(NOISES[noise], generator, samples) * level for level in of] for of in levels]
         # Times are told of a machine whose speed stays.
         found = median_interval(quiet[0], learn_spread([dict(enumerate(of)) for of in quiet]))
         truth = float(levels[0][0]) if rounds == 1 else 1.0
@@ -110,21 +72,30 @@ def simulate(
     return {name: number / repeats for name, number in count.items()}
 
 
-def _round(draw: Draw, generator: np.random.Generator, samples: int | None) -> Values:
-    drawn = draw(generator, MOST if samples is None else samples)
-    if samples is not None:
-        return drawn
-    for number in range(6, MOST):
-        if enough_samples(list(2 * drawn[:number])):
-            return drawn[:number]
-    return drawn
-
-
 @click.command()
 @click.option("--repeats", default=1000, show_default=True, type=click.IntRange(10))
+@click.option("--only", type=click.Choice(["rounds", "pairs"]), help="Simulate one part, and keep the other.")
 @click.option("--record", default=RESULTS, type=click.Path(path_type=Path))
-def command(repeats: int, record: Path) -> int:
+def command(repeats: int, only: str | None, record: Path) -> int:
     """Simulate every case and write the record."""
+    found = json.loads(record.read_text()) if only is not None and record.exists() else {}
+    if only != "pairs":
+        found |= {"repeats": repeats, "rows": _rounds(repeats)}
+    if only != "rounds":
+        found |= {"pair_repeats": repeats, "pairs": list(_pairs(repeats))}
+    parts = [f'"{name}": {_written(value)}' for name, value in found.items()]
+    record.write_text("{" + ", ".join(parts) + "}\n")
+    return 0
+
+
+def _written(value: object) -> str:
+    """Return JSON with one row a line."""
+    if not isinstance(value, list):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(json.dumps(row) for row in value) + "\n]"
+
+
+def _rounds(repeats: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for noise, process_sd, recipes in itertools.product(NOISES, PROCESS_SDS, RECIPES):
         for rounds, samples in itertools.product(ROUNDS, SAMPLES):
@@ -132,9 +103,16 @@ def command(repeats: int, record: Path) -> int:
             shares = simulate(noise, recipes, rounds, samples, process_sd, repeats)
             rows.append(case | {"samples": samples} | shares)
         click.echo(_line(rows[-len(ROUNDS) * len(SAMPLES) :]))
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    record.write_text(f'{{"repeats": {repeats}, "rows": [\n{lines}\n]}}\n')
-    return 0
+    return rows
+
+
+def _pairs(repeats: int) -> Iterator[dict[str, Any]]:
+    for row in sequential_coverage.cases(repeats):
+        click.echo(
+            f"{row['noise']}; processes ±{row['process_sd']:.0%}; {row['slowdown']:.0%} slower: called slower "
+            f"{row['slower']:.1%}, same {row['same']:.1%}, {row['pairs']:.1f} pairs"
+        )
+        yield row
 
 
 def _line(rows: Sequence[dict[str, object]]) -> str:

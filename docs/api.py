@@ -8,22 +8,36 @@ from typing import Any
 
 import vivace
 from vivace.report.latency import Latency
+from vivace.report.profile import Change
 from vivace.report.rows import Row
+from vivace.spec.profiling import OperatorTime, Profile
 from vivace.spec.study import AskedQuality, AskedWorkload
+from vivace.stats.sequential import Decision
 
 _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
     "Generate images": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("load", "apply", "Session")
     ),
     "Compare recipes": (
-        *((f"vivace.{name}", getattr(vivace, name)) for name in ("bench", "Run", "Study", "Timing")),
+        *(
+            (f"vivace.{name}", getattr(vivace, name))
+            for name in ("bench", "Run", "Study", "Timing", "compare", "Paired")
+        ),
         ("vivace.spec.study.AskedWorkload", AskedWorkload),
         ("vivace.spec.study.AskedQuality", AskedQuality),
         ("vivace.report.rows.Row", Row),
         ("vivace.report.latency.Latency", Latency),
+        ("vivace.stats.sequential.Decision", Decision),
     ),
     "Run a study": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("study", "StudyRun", "StudyFile")
+    ),
+    "Profile a call": (
+        ("vivace.profile", vivace.profile),
+        ("vivace.Profiled", vivace.Profiled),
+        ("vivace.spec.profiling.Profile", Profile),
+        ("vivace.spec.profiling.OperatorTime", OperatorTime),
+        ("vivace.report.profile.Change", Change),
     ),
     "Recipes, records and errors": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("Recipe", "Record", "VivaceError")

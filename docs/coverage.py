@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.coverage import NOISES, PROCESS_SDS, ROUNDS
+from benchmarks.coverage import ROUNDS
+from benchmarks.noises import NOISES, PROCESS_SDS
+from benchmarks.sequential_coverage import FAIL_IF, SLOWDOWNS
 from vivace.stats import DEFAULT_SPREAD
 from vivace.stats.intervals import MIN_SAMPLES
+from vivace.stats.sequential import DEFAULT_MAX_PAIRS, FALSE_DIFFERENCE, FALSE_SAME, looks
 from vivace.stats.verdicts import ONE_ROUND_MARGIN, SAME_WITHIN, SURE
 
 Case = dict[str, Any]
@@ -58,6 +61,20 @@ The most with two or more rounds: {worst}.
 
 {power_10}
 
+## `vivace compare`: pairs until the verdict is sure
+
+Simulated: {pair_repeats} comparisons for each of {pair_cases} cases, of at most {max_pairs} pairs. The data is looked
+at after {looks} pairs; each look has its share of the allowed error, {false_difference:.0%} for a
+difference (one-sided) and {false_same:.0%} for "same". Cells give the least and the most over the kinds of calls. With
+`--fail-if {fail_if:.0%}`, "failed" means surely slower by more than that, "passed" surely not.
+
+{pairs}
+
+- A recipe against itself is called faster or slower in {worst_pair:.1%} of comparisons at most, all looks together.
+- With `--fail-if {fail_if:.0%}`, one that is slower by exactly as much as allowed fails in {worst_fail:.1%} at most.
+- Where processes differ by 3 %, {max_pairs} pairs cannot show that two recipes are within 1 % of each other. The
+  verdict is then "unclear".
+
 Made by `python -m benchmarks.coverage` ([record](../results/{record})).
 """
 
@@ -84,7 +101,45 @@ def page(note: str, record: Path) -> str:
         power_3=_table(cases, "power_3"),
         power_10=_table(cases, "power_10"),
         record=record.name,
+        **_of_pairs(found),
     )
+
+
+def _of_pairs(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what the page says of `vivace compare`."""
+    cases: list[Case] = found["pairs"]
+    return {
+        "pair_repeats": found["pair_repeats"],
+        "pair_cases": len(cases),
+        "max_pairs": DEFAULT_MAX_PAIRS,
+        "looks": ", ".join(map(str, looks())),
+        "false_difference": FALSE_DIFFERENCE,
+        "false_same": FALSE_SAME,
+        "fail_if": FAIL_IF,
+        "pairs": _pair_table(cases),
+        "worst_pair": max(case["faster"] + case["slower"] for case in cases if case["slowdown"] == 0),
+        "worst_fail": max(case["failed"] for case in cases if case["slowdown"] == FAIL_IF),
+    }
+
+
+def _pair_table(cases: Sequence[Case]) -> str:
+    lines = [
+        f"| true slowdown | processes | slower | same | unclear | pairs | failed at {FAIL_IF:.0%} | passed | pairs |",
+        "|" + " --- |" * 9,
+    ]
+    for slowdown, process_sd in itertools.product(SLOWDOWNS, PROCESS_SDS):
+        of = [c for c in cases if (c["slowdown"], c["process_sd"]) == (slowdown, process_sd)]
+        cells = []
+        for name in ("slower", "same", "unclear", "pairs", "failed", "passed", "fail_if_pairs"):
+            values = [c[name] for c in of]
+            cells.append(_range(min(values), max(values)) if "pairs" not in name else _numbers(values))
+        lines.append(f"| {slowdown:.0%} | ±{process_sd:.0%} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _numbers(values: Sequence[float]) -> str:
+    low, high = round(min(values)), round(max(values))
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _table(cases: Sequence[Case], name: str) -> str:

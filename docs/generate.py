@@ -1,8 +1,8 @@
 """Generate the pages that come from code or records.
 
-docs/techniques.md, docs/choosing.md, docs/hardware.md, docs/cli.md and docs/api.md; if their records exist,
-docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md, docs/composition.md,
-docs/coverage.md, docs/step-curves.md and its plots; and the README's table.
+docs/techniques.md, docs/choosing.md, docs/hardware.md, docs/lint.md, docs/cli.md and docs/api.md; if their records
+exist, docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md,
+docs/composition.md, docs/coverage.md, docs/step-curves.md and its plots; and the README's table.
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -30,6 +30,7 @@ from docs import (
     composition,
     coverage,
     hardware,
+    lint,
     models_measured,
     several_gpus,
     skipped_work,
@@ -183,6 +184,10 @@ def composition_page() -> str:
     return composition.page(record_of("cpu", named=False), NOTE, named)
 
 
+def lint_page() -> str:
+    return lint.page(NOTE)
+
+
 def api_page() -> str:
     return api.page(NOTE)
 
@@ -205,6 +210,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/hardware.md": hardware_page,
     "docs/api.md": api_page,
     "docs/cli.md": cli_page,
+    "docs/lint.md": lint_page,
     "README.md": readme,
 }
 if every_model.RECORD.exists():

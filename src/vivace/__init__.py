@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vivace.benchmark import Run, Study, Timing, bench
+    from vivace.benchmark import Paired, Profiled, Run, Study, Timing, bench, compare, profile
     from vivace.errors import VivaceError
     from vivace.recipes import Recipe
     from vivace.runtime import Session, apply, load
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Paired",
+    "Profiled",
     "Recipe",
     "Record",
     "Run",
@@ -38,7 +40,9 @@ __all__ = [
     "__version__",
     "apply",
     "bench",
+    "compare",
     "load",
+    "profile",
     "study",
 ]
 

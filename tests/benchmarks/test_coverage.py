@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import coverage
+from benchmarks import coverage, sequential_coverage
 from benchmarks.command import run
+from benchmarks.noises import NOISES
 
 
-@pytest.mark.parametrize("noise", coverage.NOISES)
+@pytest.mark.parametrize("noise", NOISES)
 def test_shares_of_a_few_comparisons(noise: str) -> None:
     found = coverage.simulate(noise, recipes=5, rounds=3, samples=10, process_sd=0.01, repeats=40)
     assert found["speedup"] > 0.85
@@ -26,7 +27,9 @@ def test_the_stopping_rule_stops() -> None:
 def test_the_command_writes_every_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(coverage, "NOISES", {"Gaussian, 1 %": coverage.NOISES["Gaussian, 1 %"]})
+    for module in (coverage, sequential_coverage):
+        monkeypatch.setattr(module, "NOISES", {"Gaussian, 1 %": NOISES["Gaussian, 1 %"]})
+    monkeypatch.setattr(sequential_coverage, "SLOWDOWNS", (0.0, 0.1))
     monkeypatch.setattr(coverage, "ROUNDS", (1, 2))
     monkeypatch.setattr(coverage, "SAMPLES", (4, None))
     path = tmp_path / "coverage.json"
@@ -39,7 +42,25 @@ def test_the_command_writes_every_case(
 
 def test_what_the_readme_says_holds_in_the_record() -> None:
     rows = json.loads(coverage.RESULTS.read_text())["rows"]
-    assert {row["noise"] for row in rows} == set(coverage.NOISES)
+    assert {row["noise"] for row in rows} == set(NOISES)
     assert round(max(row["false"] for row in rows), 2) <= 0.02, "a recipe against itself"
     usual = [row for row in rows if row["rounds"] > 1 and row["process_sd"] <= 0.01]
     assert min(row["speedup"] for row in usual) >= 0.93
+
+
+def test_compare_is_rarely_wrong_in_a_few_simulations() -> None:
+    same = sequential_coverage.simulate_pairs("Gaussian, 1 %", process_sd=0.0, slowdown=0.0, repeats=20)
+    assert same["slower"] == 0
+    assert same["same"] > 0.8
+    worse = sequential_coverage.simulate_pairs("Gaussian, 1 %", process_sd=0.01, slowdown=0.1, repeats=20)
+    assert worse["slower"] == worse["failed"] == 1
+    assert worse["pairs"] < same["pairs"]
+
+
+def test_what_the_page_says_of_compare_holds_in_the_record() -> None:
+    rows = json.loads(coverage.RESULTS.read_text())["pairs"]
+    assert {row["noise"] for row in rows} == set(NOISES)
+    assert max(row["slower"] + row["faster"] for row in rows if row["slowdown"] == 0) <= 0.02
+    assert max(row["failed"] for row in rows if row["slowdown"] <= sequential_coverage.FAIL_IF) <= 0.02
+    assert max(row["same"] for row in rows if row["slowdown"] >= 0.01) <= 0.05
+    assert max(row["passed"] for row in rows if row["slowdown"] >= sequential_coverage.FAIL_IF) <= 0.05

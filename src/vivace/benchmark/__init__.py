@@ -1,6 +1,8 @@
 """Benchmarks: run trials in separate processes, store every round, resume where a run stopped."""
 
 from vivace.benchmark.comparison import Comparison, comparisons
+from vivace.benchmark.pairs import Paired, compare
+from vivace.benchmark.profiles import Profiled, profile
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.studies import bench, run_study, start_launcher
@@ -13,12 +15,16 @@ __all__ = [
     "AskedWorkload",
     "Compared",
     "Comparison",
+    "Paired",
+    "Profiled",
     "Run",
     "Store",
     "Study",
     "Timing",
     "bench",
+    "compare",
     "comparisons",
+    "profile",
     "run_study",
     "start_launcher",
 ]

@@ -118,6 +118,17 @@ class WorkRequest(Request):
     denoiser_calls: int
 
 
+class ProfileRequest(Request):
+    """Return the `Profile` of a trial, of the median of `calls` calls. `trace` is the file for its Chrome trace."""
+
+    kind: Literal["profile"] = "profile"
+    trial: Trial
+    timing: Timing
+    calls: int
+    environment: Environment
+    trace: str
+
+
 AnyRequest = (
     EnvironmentRequest
     | GpusRequest
@@ -129,6 +140,7 @@ AnyRequest = (
     | FiguresRequest
     | PredictionsRequest
     | WorkRequest
+    | ProfileRequest
 )
 _PARSER: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="kind")])
 

@@ -43,7 +43,7 @@ _TRACE_STEPS = 2
 REHEARSED_CALLS = 4
 REHEARSED_STEPS = 4
 _MAX_RECOMPILES = 3
-_PromptArguments = Callable[[Call], dict[str, Any]]
+PromptArguments = Callable[[Call], dict[str, Any]]
 
 
 def measure_round(trial: Trial, index: int, timing: Timing, pictures: Path | None, report: Report) -> Round:
@@ -55,7 +55,7 @@ def measure_round(trial: Trial, index: int, timing: Timing, pictures: Path | Non
         report: called with progress events.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    measurement = _Measurement(trial, timing, report)
+    measurement = Measurement(trial, timing, report)
     try:
         measurement.run(None if trial.model.is_synthetic else pictures)
         outcome, reason = Outcome.MEASURED, measurement.refuted()
@@ -79,7 +79,7 @@ def draw_untimed(
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
-    measurement = _Measurement(trial, Timing(), report)
+    measurement = Measurement(trial, Timing(), report)
     session = measurement.load_and_apply(MemoryMeter(trial.device))
     calls = trial.workload.calls()
     measurement.keep_pictures(session, calls[: -(-number // trial.workload.batch)], pictures)
@@ -93,7 +93,7 @@ def open_trial(trial: Trial) -> Session:
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
-    return _Measurement(trial, Timing(), lambda event: None).load_and_apply(MemoryMeter(trial.device))
+    return Measurement(trial, Timing(), lambda event: None).load_and_apply(MemoryMeter(trial.device))
 
 
 def try_call(session: Session, call: Call, text: str) -> None:
@@ -123,7 +123,7 @@ def rehearse(trial: Trial, timing: Timing) -> str | None:
         Exception: any other failure than running out of memory.
     """
     try:
-        _Measurement(trial, timing, lambda event: None).rehearse()
+        Measurement(trial, timing, lambda event: None).rehearse()
     except Exception as error:
         outcome, reason = explain(error)
         if outcome is not Outcome.OUT_OF_MEMORY:
@@ -151,7 +151,7 @@ def explain(error: Exception) -> tuple[Outcome, str]:
     return Outcome.CRASHED, f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
 
-class _Measurement:
+class Measurement:
     """One round in progress.
 
     Attributes:
@@ -178,9 +178,9 @@ class _Measurement:
         """
         meter = MemoryMeter(self._trial.device)
         session = self.load_and_apply(meter)
-        prompt_arguments = self._prompt_arguments(session)
-        timed = self._timed(session, prompt_arguments)
-        self._warm_up(timed)
+        prompt_arguments = self.prompt_arguments(session)
+        timed = self.timed(session, prompt_arguments)
+        self.warm_up(timed)
         self.results["conditions"] |= gpu_conditions()  # only now is CUDA initialised, and the GPU warm
         meter.start_peak()
         with opened_gpu() as gpu, GpuMeter(gpu) as observed:
@@ -202,16 +202,16 @@ class _Measurement:
     def rehearse(self) -> None:
         """Run a shortened round (see the function `rehearse`)."""
         session = self.load_and_apply(MemoryMeter(self._trial.device))
-        prompt_arguments = self._prompt_arguments(session)
+        prompt_arguments = self.prompt_arguments(session)
         steps = min(int(session.defaults["num_inference_steps"]), REHEARSED_STEPS)
-        timed = self._timed(session, prompt_arguments, num_inference_steps=steps)
+        timed = self.timed(session, prompt_arguments, num_inference_steps=steps)
         num_calls = self._timing.max_warmup + (self._timing.repeats or MIN_SAMPLES)
         for k in range(min(num_calls, REHEARSED_CALLS)):
             timed(k)
         self._trace(session, prompt_arguments)
 
-    def _timed(
-        self, session: Session, prompt_arguments: _PromptArguments, **overrides: Any
+    def timed(
+        self, session: Session, prompt_arguments: PromptArguments, **overrides: Any
     ) -> Callable[[int], Sample]:
         """Return a function that times the k-th call and keeps its images.
 
@@ -230,7 +230,7 @@ class _Measurement:
 
         return timed
 
-    def _trace(self, session: Session, prompt_arguments: _PromptArguments) -> list[str]:
+    def _trace(self, session: Session, prompt_arguments: PromptArguments) -> list[str]:
         """Return the names of the attention kernels of a short call."""
         call = self._trial.workload.calls()[0]
         return attention_kernels(
@@ -276,7 +276,7 @@ class _Measurement:
         meter.loaded(session.pipe)
         return session
 
-    def _warm_up(self, timed: Callable[[int], Sample]) -> None:
+    def warm_up(self, timed: Callable[[int], Sample]) -> None:
         """Repeat the call until the times are steady or a limit is reached; `steady` says which."""
         times: list[float] = []
         while not times or not (
@@ -299,9 +299,9 @@ class _Measurement:
         recompiles = 0
         gpu.start()
         while not self._enough(samples, spent):
-            before = _num_graphs()
+            before = num_graphs()
             sample = timed(len(samples))
-            if _num_graphs() != before:
+            if num_graphs() != before:
                 # A call that compiled is not steady state: the samples so far become warm-up.
                 recompiles += 1
                 self.results["warmup_s"] += (*(s.total_s for s in samples), sample.total_s)
@@ -329,7 +329,7 @@ class _Measurement:
     def keep_pictures(self, session: Session, calls: Sequence[Call], folder: Path) -> None:
         """Save the images of the timed calls; generate the missing ones now, untimed."""
         kept: dict[int, Picture] = {}
-        prompt_arguments = self._prompt_arguments(session)
+        prompt_arguments = self.prompt_arguments(session)
         num_pictures = len({index for call in calls for index, _, _ in call})
         for call in calls:
             self._report({"event": "phase", "phase": "pictures", "done": len(kept), "of": num_pictures})
@@ -348,7 +348,7 @@ class _Measurement:
         for (index, _, _), image in zip(call, output.images, strict=True):
             self._images.setdefault(index, image)
 
-    def _prompt_arguments(self, session: Session) -> _PromptArguments:
+    def prompt_arguments(self, session: Session) -> PromptArguments:
         """Return a function from a call to its prompt arguments: texts, or embeddings encoded once."""
         if self._trial.workload.text == "prompts":
             return as_prompts
@@ -389,7 +389,7 @@ def draw(session: Session, call: Call, prompt_arguments: dict[str, Any], **overr
     return session(**prompt_arguments, generator=generators[0] if len(call) == 1 else generators, **overrides)
 
 
-def _num_graphs() -> int:
+def num_graphs() -> int:
     """Return the number of graphs that torch.compile has made in this process."""
     import sys
 

@@ -35,6 +35,7 @@ from vivace.benchmark.requests import (
     LargestBatchRequest,
     PicturesRequest,
     PredictionsRequest,
+    ProfileRequest,
     RaceRequest,
     RehearsalRequest,
     Request,
@@ -202,6 +203,10 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             from vivace.benchmark.work import count_work
 
             return count_work(trial, measured_on, hits, calls).model_dump(mode="json")
+        case ProfileRequest(trial=trial, timing=timing, calls=calls, environment=measured_on, trace=trace):
+            from vivace.benchmark.profiled import profiled
+
+            return profiled(trial, timing, calls, measured_on, Path(trace), report).model_dump(mode="json")
         case EnvironmentRequest(device=device):
             from vivace.measure.environment import environment
             from vivace.measure.machine import choose_device

@@ -11,13 +11,16 @@ from vivace import __version__
 from vivace.cli import options
 from vivace.cli.bench import bench
 from vivace.cli.calibrate import calibrate
+from vivace.cli.compare import compare
 from vivace.cli.demo import demo
 from vivace.cli.doctor import doctor
 from vivace.cli.export import export
 from vivace.cli.failures import check_arguments, status_of
 from vivace.cli.generate import generate
+from vivace.cli.lint import lint
 from vivace.cli.models import models
 from vivace.cli.plan import plan
+from vivace.cli.profile import profile
 from vivace.cli.quality import quality
 from vivace.cli.report import report
 from vivace.cli.study import study
@@ -33,8 +36,8 @@ def app() -> None:
     A recipe is a list of optimisations, such as bf16+tiny_vae+steps(20); `baseline` is the model as published.
     Start with `vivace demo`.
 
-    Exit codes: 0 success, 1 a quality comparison failed, 2 invalid usage or recipe, 3 this machine, model or file does
-    not allow it, 4 some trials were not measured, 130 interrupted (finished rounds are kept).
+    Exit codes: 0 success, 1 a comparison or check failed, 2 invalid usage or recipe, 3 this machine, model or file does
+    not allow it, 4 some trials were not measured, 5 unclear (compare), 130 interrupted (finished rounds are kept).
     """
 
 
@@ -43,9 +46,12 @@ for command in (
     generate,
     bench,
     study,
+    compare,
+    profile,
     report,
     export,
     quality,
+    lint,
     calibrate,
     models,
     techniques,

@@ -38,10 +38,21 @@ def log_speedup(
     Args:
         baseline, other: see `speedup`.
     """
+    logs, errors = pair_logs(baseline, other)
+    return mean_over_rounds(logs, errors, 2 * spread.sd**2, spread.dof)
+
+
+def pair_logs(
+    baseline: Sequence[Sequence[float]], other: Sequence[Sequence[float]]
+) -> tuple[list[float], list[float] | None]:
+    """Return the logarithm of each round's speed-up and their standard errors; no errors if there are too few samples.
+
+    Args:
+        baseline, other: see `speedup`.
+    """
     pairs = [(b, o) for b, o in zip(baseline, other, strict=False) if len(b) and len(o)]
     if not pairs:
         raise ValueError("no round in which both were measured")
     logs = [float(np.log(np.median(b) / np.median(o))) for b, o in pairs]
     enough = min(sum(len(b) for b, _ in pairs), sum(len(o) for _, o in pairs)) >= MIN_SAMPLES
-    errors = [float(np.hypot(log_error(b), log_error(o))) for b, o in pairs] if enough else None
-    return mean_over_rounds(logs, errors, 2 * spread.sd**2, spread.dof)
+    return logs, [float(np.hypot(log_error(b), log_error(o))) for b, o in pairs] if enough else None

@@ -1,0 +1,89 @@
+"""The page docs/lint.md: the rules of `vivace lint`, and the headings that it knows, from the code."""
+
+from __future__ import annotations
+
+import inspect
+
+from vivace.lint.columns import SYNONYMS
+from vivace.lint.limits import GPUS, MODEL_FLOPS
+from vivace.lint.rules import RULES
+
+_TEXT = """{note}
+# Checking tables
+
+`vivace lint FILE...` reads tables of latencies in CSV, TSV, Markdown and JSON, by anybody, and finds rows that cannot
+be:
+
+```sh
+vivace lint README.md results.csv
+vivace lint timings.csv --model flux-dev --gpu H100 --steps 28 --format json
+```
+
+- **Impossible**: figures that contradict each other or the chip. The exit code is then 1.
+- **Doubtful**: figures that can be true, but do not show what they seem to. They do not change the exit code.
+
+Each finding names the file, the line, the rule and the figures, says why, and what to check. Figures may be rounded:
+each may be off by half of its last digit, and only what remains wrong is reported. A column that is not in the table
+below is not looked at.
+
+## Rules
+
+| rule | what must hold |
+| --- | --- |
+{rules}
+
+A speed-up that comes with its own interval was measured in pairs, perhaps with another run of the baseline than the one
+in the table. Where it disagrees with the table's times it is doubtful, not impossible.
+
+## Headings
+
+Case, underscores, units in brackets (`(s)`, `(ms)`, `(GB)`), the endings `_s` and `_bytes`, and the path of a key in
+JSON do not matter. A heading may also name a GPU: `A100 (s)`, `Model Memory RTX 4090 (GB)`; each GPU is then a row
+of its own. Cells may have units. A row with only its first cell is a title, as of a model, for the rows below it.
+
+| meaning | headings |
+| --- | --- |
+{headings}
+
+## Limits of chips
+
+`chip-limit` needs the model, the GPU and the number of steps, from columns, from the headings above the table or
+from `--model`, `--gpu` and `--steps`. It is silent about recipes that skip work, and about other sizes than the model's
+own.
+
+| GPU | 16 bits, TFLOP/s | 8 bits |
+| --- | --- | --- |
+{gpus}
+
+NVIDIA's data sheets, dense, the SXM module where there are several.
+
+| model | TFLOP a step, guidance included |
+| --- | --- |
+{models}
+
+Counted by vivace on shapes ([record](../results/skipped-work-operations.json)).
+
+## What it finds in published tables
+
+In five published studies of diffusion pipelines it finds, among others: a profile in which a label takes 105.62 % (and,
+with tuning inside the window, 270.83 %) of the GPU's time, and self percentages that add up to 262 %; a mean of 2.05 s
+below its minimum of 2.09 s; a p99 of an unknown number of samples; times per step that are the total divided by the
+steps in all 37 rows; peaks of 10 MB above the model's weights; and an int8 row whose CLIP score says that its images
+are ruined.
+"""
+
+
+def page(note: str) -> str:
+    """Return the page as Markdown."""
+    rules = [f"| `{name}` | {(inspect.getdoc(rule) or '').rstrip('.')} |" for name, rule in RULES.items()]
+    headings = [
+        f"| {role.replace('_', ' ')} | {', '.join(f'`{name}`' for name in names)} |"
+        for role, names in SYNONYMS.items()
+    ]
+    return _TEXT.format(
+        note=note,
+        rules="\n".join(rules),
+        headings="\n".join(headings),
+        gpus="\n".join(f"| {gpu.name} | {gpu.half:g} | {gpu.eight:g} |" for gpu in GPUS),
+        models="\n".join(f"| {one.name} | {one.step / 1e12:.3g} |" for one in MODEL_FLOPS),
+    )

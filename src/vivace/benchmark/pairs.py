@@ -1,0 +1,214 @@
+"""Compare two recipes by interleaved pairs of rounds until the verdict is sure: `vivace.compare`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from vivace.benchmark.comparison import comparisons, default_threads
+from vivace.benchmark.launcher import Launcher
+from vivace.benchmark.runner import Progress, Silent, ask_environment, run_trials
+from vivace.benchmark.store import DEFAULT_STORE, Store
+from vivace.benchmark.studies import start_launcher
+from vivace.errors import UsageError
+from vivace.report.rows import Row, rows_of
+from vivace.spec.environment import Environment
+from vivace.spec.record import Outcome, Record
+from vivace.spec.study import Study
+from vivace.spec.timing import Timing
+from vivace.spec.trial import Trial
+from vivace.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks
+
+DEFAULT_MAX_MINUTES = 60.0
+
+
+class OnPair(Protocol):
+    """Called after each pair with the decision on the pairs so far, and with the records."""
+
+    def __call__(self, decision: Decision, records: Sequence[Record]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Paired:
+    """How two recipes compare.
+
+    Attributes:
+        decision: None if a recipe could not be measured; its record says why.
+        records: of the first and the second recipe.
+        stopped_by: "verdict", "pairs" or "minutes": what ended the comparison; None if a recipe failed.
+    """
+
+    decision: Decision | None
+    records: tuple[Record, ...]
+    stopped_by: str | None
+
+    @property
+    def rows(self) -> list[Row]:
+        """The records with their statistics and warnings."""
+        return rows_of(list(self.records))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data: what `vivace compare --format json` prints."""
+        found: dict[str, Any] = {
+            "recipes": [record.trial.title for record in self.records],
+            "model": self.records[0].trial.model.name,
+            "outcomes": [record.outcome.value for record in self.records],
+            "reasons": [record.reason for record in self.records],
+            "median_s": [None if row.latency is None else row.latency.median.point for row in self.rows],
+            "warnings": list(dict.fromkeys(warning for row in self.rows for warning in row.warnings)),
+            "stopped_by": self.stopped_by,
+        }
+        if self.decision is None:
+            return found
+        one = self.decision
+        return found | {
+            "verdict": one.verdict.value,
+            "regressed": one.regressed,
+            "fail_if": one.fail_if,
+            "time_ratio": one.ratio.point,
+            "interval": None if one.ratio.low is None else [one.ratio.low, one.ratio.high],
+            "pairs": one.num_pairs,
+        }
+
+
+def compare(
+    model: str,
+    first: str,
+    second: str,
+    *,
+    fail_if: float | None = None,
+    max_pairs: int = DEFAULT_MAX_PAIRS,
+    max_minutes: float = DEFAULT_MAX_MINUTES,
+    store: str | Path = DEFAULT_STORE,
+    command: str | None = None,
+    on_pair: OnPair | None = None,
+    progress: Progress | None = None,
+    launcher: Launcher | None = None,
+    **fields: Any,
+) -> Paired:
+    """Measure interleaved pairs of two recipes until the second is faster, slower or the same (within 1 %).
+
+    Each round runs in a separate process and is stored; the same call goes on where an interrupted one stopped. The
+    data is looked at after 3, 4, 6, 8, 12, ... pairs; see `vivace.stats.sequential` for the error rates.
+
+    Args:
+        model: what `vivace.load` takes.
+        first, second: recipes; the same text twice compares a recipe with itself.
+        fail_if: allowed slowdown of the second: 0.03 is 3 %. The comparison then ends when it is sure whether the
+            second recipe is slower by more than that.
+        max_pairs, max_minutes: limits, after which the verdict may be unclear. No pair is begun after `max_minutes`.
+        store: the folder of the store; created if there is none.
+        command: the command line to store with the run; None for the equivalent `vivace compare`.
+        on_pair, progress: receive what was measured.
+        launcher: a running launcher; None to start one.
+        fields: the fields of `AskedWorkload`, `timing` (its `rounds` are ignored) and `device`, as for `vivace.bench`.
+
+    Raises:
+        UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
+    """
+    study = Study.of(model, [first, second], quality=False, rivals=False, **fields)
+    (comparison, *others) = comparisons(study)
+    if others or comparison.largest_batch:
+        raise UsageError("compare takes one model and one batch size, a number")
+    timing = study.timing
+    if timing.threads is None:
+        timing = timing.model_copy(update={"threads": default_threads(comparison.found)})
+    with ExitStack() as stack:
+        opened = stack.enter_context(Store.create(Path(store)))
+        if launcher is None:
+            launcher = stack.enter_context(start_launcher(study.device))
+        environment = ask_environment(launcher, study.device, timing.threads)
+        trials = [
+            Trial(
+                model=comparison.found.model,
+                recipe=recipe.spec,
+                workload=comparison.workload,
+                device=environment.device,
+                repetition=repetition,
+            )
+            for recipe, repetition in zip(
+                comparison.recipes,
+                (0, int(comparison.recipes[0].text == comparison.recipes[1].text)),
+                strict=True,
+            )
+        ]
+        shown = command or f"vivace compare '{first}' '{second}' --model {model}"
+        opened.start_run(shown, trials, environment, rounds=max_pairs)
+
+        def measure(number: int) -> list[Record]:
+            wanted = timing.model_copy(update={"rounds": number})
+            return run_trials(trials, environment, wanted, opened, launcher, progress=progress or Silent())
+
+        return _sequential(
+            measure,
+            _num_pairs(trials, environment, timing, opened),
+            fail_if,
+            max_pairs,
+            max_minutes * 60,
+            on_pair,
+        )
+
+
+def _num_pairs(trials: Sequence[Trial], environment: Environment, timing: Timing, store: Store) -> int:
+    """Return how many pairs the store has."""
+    measured = [
+        {
+            index
+            for index, round_ in store.rounds(trial.key(environment)).items()
+            if round_.outcome is Outcome.MEASURED and len(round_.samples) >= (timing.repeats or 1)
+        }
+        for trial in trials
+    ]
+    return len(measured[0] & measured[1])
+
+
+class _Measure(Protocol):
+    """Measure until there are so many pairs, stored ones included, and return the records."""
+
+    def __call__(self, number: int) -> list[Record]: ...
+
+
+def _sequential(
+    measure: _Measure,
+    num_stored: int,
+    fail_if: float | None,
+    max_pairs: int,
+    max_s: float,
+    on_pair: OnPair | None,
+) -> Paired:
+    """Measure pair by pair, and look at fixed numbers of pairs until the decision is final or a limit is reached.
+
+    Args:
+        num_stored: pairs that the store has.
+    """
+    steps = looks(max_pairs)
+    num_looks = len(steps) + 1  # one more where time runs out
+    started = time.monotonic()
+    number = min(max_pairs, max(1, num_stored))
+    while True:
+        records = measure(number)
+        times = samples_of(records)
+        if times is None:
+            return Paired(None, tuple(records), None)
+        decision = decide(*times, num_looks, fail_if)
+        if on_pair is not None:
+            on_pair(decision, records)
+        is_last = number >= max_pairs
+        is_late = not is_last and time.monotonic() - started >= max_s
+        if (number in steps and decision.is_final) or is_last or is_late:
+            by = "verdict" if decision.is_final else "pairs" if is_last else "minutes"
+            return Paired(decision, tuple(records), by)
+        number += 1
+
+
+def samples_of(records: Sequence[Record]) -> tuple[list[list[float]], list[list[float]]] | None:
+    """Return the seconds of both recipes by round, of rounds that both have; None if one was not measured."""
+    if len(records) < 2 or any(record.outcome is not Outcome.MEASURED for record in records):
+        return None
+    by_round = [{r.index: [s.total_s for s in r.samples] for r in record.rounds} for record in records]
+    shared = sorted(set(by_round[0]) & set(by_round[1]))
+    return [by_round[0][i] for i in shared], [by_round[1][i] for i in shared]

@@ -1,0 +1,137 @@
+"""Profile one call of a trial in this process: load, apply, warm up, trace, take apart."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vivace.benchmark.round import Measurement, Report, draw, explain, num_graphs
+from vivace.errors import Unsupported
+from vivace.measure.memory import MemoryMeter
+from vivace.profiling import breakdown
+from vivace.profiling.profiler import host_waits, traced
+from vivace.profiling.trace import Trace
+from vivace.spec.environment import Environment
+from vivace.spec.profiling import Profile
+from vivace.spec.record import Outcome
+from vivace.spec.timing import Timing
+from vivace.spec.trial import Trial
+
+_MAX_ATTEMPTS = 4
+_MAX_EVENTS = 200_000
+"""With Python's calls, a trace has several times as many events: longer calls are traced over fewer steps."""
+_WAIT_STEPS = 4
+
+
+def profiled(
+    trial: Trial, timing: Timing, num_calls: int, environment: Environment, file: Path, report: Report
+) -> Profile:
+    """Profile one whole call after the warm-up, and write its Chrome trace.
+
+    A call in which something is compiled or tuned is discarded and counts as warm-up.
+
+    Args:
+        num_calls: to profile; the figures are those of the call of median length.
+        file: of its trace; compressed if its name ends in .gz.
+
+    Raises:
+        Unsupported: the trial cannot be measured here, or kept compiling; the message says why.
+    """
+    try:
+        return _profiled(trial, timing, num_calls, environment, file, report)
+    except Exception as error:
+        outcome, reason = explain(error)
+        if outcome is Outcome.CRASHED:
+            traceback.print_exc()  # to the worker's log
+        raise Unsupported(f"{trial.recipe.text} cannot be profiled: {reason}") from error
+
+
+def _profiled(
+    trial: Trial, timing: Timing, num_calls: int, environment: Environment, file: Path, report: Report
+) -> Profile:
+    measurement = Measurement(trial, timing, report)
+    with measurement.load_and_apply(MemoryMeter(trial.device)) as session:
+        prompt_arguments = measurement.prompt_arguments(session)
+        timed = measurement.timed(session, prompt_arguments)
+        measurement.warm_up(timed)
+        call = trial.workload.calls()[0]
+        given = prompt_arguments(call)
+        plain = timed(0)
+        report({"event": "phase", "phase": "profile"})
+        files = [file.with_name(f"{index}-{file.name}") for index in range(num_calls)]
+        found = [
+            _steady_trace(partial(traced, session.pipe, lambda: draw(session, call, given), each))
+            for each in files
+        ]
+        order = sorted(range(num_calls), key=lambda index: found[index][0].end - found[index][0].start)
+        middle = order[(num_calls - 1) // 2]
+        trace = found[middle][0]
+        files[middle].replace(file)
+        busy = breakdown.busy_us(trace) / 1e6 if trace.device else None
+        length = (trace.end - trace.start) / 1e6
+        report({"event": "phase", "phase": "synchronisations"})
+        steps = int(session.defaults["num_inference_steps"])
+        shorter: dict[str, Any] = {}
+        if len(trace.host) > _MAX_EVENTS and steps > _WAIT_STEPS:
+            shorter = {"num_inference_steps": _WAIT_STEPS}
+        waits = host_waits(session.pipe, lambda: draw(session, call, given, **shorter))
+        gaps = breakdown.gaps(trace)
+        return Profile(
+            trial=trial,
+            environment=environment,
+            warmup_s=measurement.results["warmup_s"],
+            steady=measurement.results["steady"],
+            plain_s=plain.total_s,
+            traced_s=length,
+            gpu_busy_s=busy,
+            gpu_idle_s=None if busy is None else length - busy,
+            host_late_s=None if busy is None else sum(gap.host_late_s for gap in gaps),
+            num_calls=num_calls,
+            num_discarded=sum(discarded for _, discarded in found),
+            num_denoiser_calls=plain.num_denoiser_calls,
+            operators=tuple(breakdown.operators(trace, [one for one, _ in found if one is not trace])),
+            kernels=tuple(breakdown.kernels(trace)),
+            families=tuple(breakdown.families(trace)),
+            components=tuple(breakdown.components(trace)),
+            gaps=tuple(gaps),
+            waits=tuple(waits),
+            memory=breakdown.memory(trace),
+            warnings=(
+                *session.warnings,
+                *_warnings(measurement, trace, trial, _WAIT_STEPS if shorter else None),
+            ),
+        )
+
+
+def _steady_trace(trace_call: Callable[[], Trace]) -> tuple[Trace, int]:
+    """Return the first trace of a call in which nothing was compiled or tuned, and how many were discarded.
+
+    Raises:
+        Unsupported: there was none in `_MAX_ATTEMPTS` calls.
+    """
+    for num_discarded in range(_MAX_ATTEMPTS):
+        before = num_graphs()
+        trace = trace_call()
+        if num_graphs() == before and not trace.compiling:
+            return trace, num_discarded
+    seen = f" ({', '.join(trace.compiling[:3])})" if trace.compiling else ""
+    raise Unsupported(
+        f"something was compiled or tuned in each of {_MAX_ATTEMPTS} calls{seen}, so that a profile would show "
+        "compiling; give more --warmup, or a recipe that does not compile again"
+    )
+
+
+def _warnings(measurement: Measurement, trace: Trace, trial: Trial, wait_steps: int | None) -> list[str]:
+    found = []
+    if not measurement.results["steady"]:
+        found.append("the warm-up ended before the times were steady; give more --warmup")
+    if trial.device == "cuda" and not trace.device:
+        found.append("the trace has no kernels: the driver does not let this process trace the GPU")
+    if wait_steps is not None:
+        found.append(
+            f"synchronisations were looked for in a call of {wait_steps} steps, to keep the trace small"
+        )
+    return found

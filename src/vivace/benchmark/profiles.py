@@ -1,0 +1,112 @@
+"""Profile a recipe in a worker process: `vivace.profile`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vivace.benchmark.comparison import comparison_of, default_threads
+from vivace.benchmark.launcher import Launcher, ask
+from vivace.benchmark.requests import ProfileRequest
+from vivace.benchmark.runner import ask_environment
+from vivace.benchmark.studies import start_launcher
+from vivace.errors import OutputError
+from vivace.report.profile import Change, changes, profile_text, table_rows
+from vivace.spec.profiling import Profile
+from vivace.spec.recipe import BASELINE
+from vivace.spec.timing import Timing
+from vivace.spec.trial import Trial
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A profile. `print(profiled)` shows its tables.
+
+    Attributes:
+        profile: all figures.
+    """
+
+    profile: Profile
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return the operator table, one flat dictionary a row: the columns of `vivace profile --format csv`."""
+        return table_rows(self.profile)
+
+    def against(self, before: Profiled) -> list[Change]:
+        """Return how each operator's time differs from that in another profile, the largest change first."""
+        return changes(before.profile, self.profile)
+
+    def _repr_markdown_(self) -> str:
+        """Notebooks show this."""
+        return profile_text(self.profile, "md")
+
+    def __str__(self) -> str:
+        return profile_text(self.profile, "table")
+
+
+def profile(
+    model: str,
+    recipe: str = BASELINE,
+    *,
+    calls: int = 3,
+    trace: str | Path | None = None,
+    launcher: Launcher | None = None,
+    **fields: Any,
+) -> Profiled:
+    """Profile one whole call of a recipe after the warm-up, in a separate process.
+
+    Nothing is compiled or tuned inside the profiled call: such calls are discarded. Nothing is stored.
+
+    Args:
+        model: what `vivace.load` takes.
+        recipe: e.g. "bf16+compile".
+        calls: how many to profile; the figures are those of the call of median length.
+        trace: file for the Chrome trace, which Perfetto opens too; compressed if its name ends in .gz.
+        launcher: a running launcher; None to start one.
+        fields: the fields of `AskedWorkload`, `timing` and `device`, as for `vivace.bench`.
+
+    Raises:
+        UsageError, UnknownModel, Unsupported, WorkerError, OutputError: see `vivace.errors`.
+    """
+    timing: Timing = fields.pop("timing", Timing())
+    device: str = fields.pop("device", "auto")
+    comparison = comparison_of(model, recipe, device=device, timing=timing, **fields)
+    if timing.threads is None:
+        timing = timing.model_copy(update={"threads": default_threads(comparison.found)})
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vivace-")))
+        if launcher is None:
+            launcher = stack.enter_context(start_launcher(device))
+        environment = ask_environment(launcher, device, timing.threads)
+        trial = Trial(
+            model=comparison.found.model,
+            recipe=comparison.recipes[0].spec,
+            workload=comparison.workload,
+            device=environment.device,
+        )
+        is_compressed = trace is not None and str(trace).endswith(".gz")
+        file = folder / ("trace.json.gz" if is_compressed else "trace.json")
+        request = ProfileRequest(
+            trial=trial,
+            timing=timing,
+            calls=calls,
+            environment=environment,
+            trace=str(file),
+            threads=timing.threads,
+        )
+        found = Profile.model_validate(ask(launcher, request, timing.timeout_s))
+        if trace is not None:
+            _keep(file, Path(trace))
+    return Profiled(found)
+
+
+def _keep(file: Path, output: Path) -> None:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(file, output)
+    except OSError as error:
+        raise OutputError(f"{output} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,246 @@
+"""vivace compare"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vivace.cli import options
+from vivace.cli.bench import parse_repeats
+
+if TYPE_CHECKING:
+    from vivace.benchmark.pairs import Paired
+    from vivace.spec.record import Record
+    from vivace.stats.sequential import Decision
+
+REGRESSED = 1
+NOT_MEASURED = 4
+UNCLEAR = 5
+
+
+def parse_percentage(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Return the share of a percentage such as `3%` or `0.5 %`; 0.03 for `3%`."""
+    if value is None:
+        return None
+    text = value.strip()
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        number = math.nan
+    if not text.endswith("%") or not 0 <= number <= 1000:
+        raise click.BadParameter(f"{value!r} is not a percentage from 0% to 1000%, such as 3%.")
+    return number / 100
+
+
+@click.command()
+@click.argument("recipe_a")
+@click.argument("recipe_b")
+@options.model
+@click.option(
+    "--fail-if",
+    callback=parse_percentage,
+    metavar="N%",
+    help="Slowdown of RECIPE_B that is allowed; the exit code is 1 only if it is surely slower by more.",
+)
+@click.option("--prompts", type=click.Path(path_type=Path), help="Text file, one prompt per line.")
+@click.option(
+    "--seed", type=click.IntRange(0, options.MAX_SEED), default=0, show_default=True, help="First seed."
+)
+@options.workload
+@click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
+@click.option(
+    "--text",
+    type=click.Choice(["prompts", "embeddings"]),
+    default="prompts",
+    show_default=True,
+    help="embeddings: encode the prompts before the timed call.",
+)
+@click.option(
+    "--repeats",
+    callback=parse_repeats,
+    default="auto",
+    show_default=True,
+    metavar="auto|N",
+    help="Timed calls per round; auto: until the interval is narrow.",
+)
+@click.option(
+    "--max-pairs",
+    type=click.IntRange(3, 100),
+    default=32,
+    show_default=True,
+    help="Most pairs of rounds; then the verdict may be unclear.",
+)
+@click.option(
+    "--max-minutes",
+    type=options.FiniteFloat(0.01, 1_000_000),
+    default=60.0,
+    show_default=True,
+    help="No pair is begun after this time.",
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(1, 1000),
+    default=8,
+    show_default=True,
+    help="Most warm-up calls before timing; fewer once the times are steady.",
+)
+@click.option(
+    "--timeout",
+    type=options.FiniteFloat(0.1, 1_000_000),
+    default=600.0,
+    show_default=True,
+    help="Time limit of a round, in seconds.",
+)
+@options.device
+@options.threads
+@options.store
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Format of the result on standard output.",
+)
+def compare(
+    recipe_a: str,
+    recipe_b: str,
+    model: str,
+    fail_if: float | None,
+    prompts: Path | None,
+    seed: int,
+    height: int | None,
+    width: int | None,
+    num_inference_steps: int | None,
+    guidance_scale: float | None,
+    batch: int,
+    text: str,
+    repeats: int | None,
+    max_pairs: int,
+    max_minutes: float,
+    warmup: int,
+    timeout: float,
+    device: str,
+    threads: int | None,
+    store: Path,
+    format_: str,
+) -> int:
+    """Decide whether RECIPE_B is faster than RECIPE_A, slower, or the same within 1 %; for CI jobs.
+
+    Pairs of rounds are measured, A B, then B A, each in its own process, until the verdict is sure. With --fail-if,
+    until it is sure whether B is slower by more than that. Rounds are kept in the store: the same command goes on
+    where an interrupted one stopped. Image quality is not judged; `vivace bench` does that.
+
+    Exit codes: 0 B is not slower than allowed, 1 B is slower (by more than 1 %, or than --fail-if allows), 4 a recipe
+    was not measured, 5 still unclear at --max-pairs or --max-minutes; others as for all commands.
+
+    \b
+        vivace compare baseline bf16 --model tiny-sd
+        vivace compare baseline fuse_qkv --model sdxl --fail-if 3% --steps 20 --format json
+    """
+    from vivace.benchmark.pairs import compare as run_compare
+    from vivace.benchmark.studies import start_launcher
+    from vivace.spec.timing import Timing
+
+    fields: dict[str, Any] = {
+        "prompts": None if prompts is None else options.read_prompts(prompts),
+        "seed": seed,
+        "height": height,
+        "width": width,
+        "num_inference_steps": num_inference_steps,
+        "guidance_scale": guidance_scale,
+        "batch": batch,
+        "text": text,
+        "device": device,
+        "timing": Timing(repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads),
+    }
+    try:
+        with start_launcher(device) as launcher:
+            found = run_compare(
+                model,
+                recipe_a,
+                recipe_b,
+                fail_if=fail_if,
+                max_pairs=max_pairs,
+                max_minutes=max_minutes,
+                store=store,
+                command=options.command_line(),
+                on_pair=_say_pair,
+                launcher=launcher,
+                **fields,
+            )
+    except KeyboardInterrupt:
+        click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
+        click.echo(f"  {options.command_line()}", err=True)
+        return 130
+    return show(found, format_)
+
+
+def show(found: Paired, format_: str) -> int:
+    """Print the result and return the exit code."""
+    status, sentence = judge(found)
+    if format_ == "json":
+        click.echo(json.dumps(found.to_dict() | {"exit_code": status}, indent=2))
+    else:
+        click.echo(sentence)
+        for warning in found.to_dict()["warnings"]:
+            click.echo(f"note: {warning}", err=True)
+    return status
+
+
+def judge(found: Paired) -> tuple[int, str]:
+    """Return the exit code of a comparison, and the verdict in a sentence."""
+    from vivace.spec.record import Outcome
+    from vivace.stats import Verdict
+
+    one = found.decision
+    if one is None:
+        failed = next(record for record in found.records if record.outcome is not Outcome.MEASURED)
+        return NOT_MEASURED, f"{failed.trial.title}: {failed.outcome.value}: {failed.reason}"
+    a, b = (record.trial.title for record in found.records)
+    told = f"{b} against {a}: {difference(one)}, {one.num_pairs} pairs"
+    if one.fail_if is not None:
+        allowed = f"{100 * one.fail_if:g} %"
+        if one.regressed is None:
+            return (
+                UNCLEAR,
+                f"unclear: {told}; whether it is slower by more than {allowed} is not sure{_limit(found)}",
+            )
+        if one.regressed:
+            return REGRESSED, f"slower than allowed: {told}; {allowed} is allowed"
+        return 0, f"not slower by more than {allowed}: {told}"
+    if one.verdict is Verdict.UNCLEAR:
+        return UNCLEAR, f"unclear: {told}{_limit(found)}"
+    return (REGRESSED if one.verdict is Verdict.SLOWER else 0), f"{one.verdict.value}: {told}"
+
+
+def difference(one: Decision) -> str:
+    """Return e.g. "3.1 % more time [+1.2, +5.0]"."""
+    percent = 100 * (one.ratio.point - 1)
+    text = f"{abs(percent):.1f} % {'more' if percent >= 0 else 'less'} time"
+    if one.ratio.low is None or one.ratio.high is None:
+        return text
+    return f"{text} [{100 * (one.ratio.low - 1):+.1f}, {100 * (one.ratio.high - 1):+.1f}]"
+
+
+def _limit(found: Paired) -> str:
+    option = "--max-minutes" if found.stopped_by == "minutes" else "--max-pairs"
+    return f"; give a larger {option} to the same command, or a quieter machine"
+
+
+def _say_pair(decision: Decision, records: Sequence[Record]) -> None:
+    from vivace.report.summary import seconds
+
+    times = " and ".join(seconds(_last_s(record)) for record in records)
+    click.echo(f"pair {decision.num_pairs}: {times} a call; so far {difference(decision)}", err=True)
+
+
+def _last_s(record: Record) -> float:
+    import statistics
+
+    return statistics.median(sample.total_s for sample in record.rounds[-1].samples)

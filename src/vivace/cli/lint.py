@@ -1,0 +1,77 @@
+"""vivace lint"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from vivace.lint.findings import Finding
+
+IMPOSSIBLE = 1
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--model", help="Model of rows that name none, for the limit of the chip.")
+@click.option("--gpu", help="GPU of rows that name none.")
+@click.option(
+    "--steps", type=click.IntRange(1, 1000), metavar="INTEGER", help="Denoising steps of rows that name none."
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Format on standard output.",
+)
+def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int | None, format_: str) -> int:
+    """Find impossible and doubtful rows in tables of latencies.
+
+    FILES are CSV, TSV, Markdown or JSON, by anybody: columns are recognised by their headings. Impossible: figures that
+    contradict each other or the chip, such as a mean below the minimum. Doubtful: figures that do not show what they
+    seem to, such as a p99 of ten samples. Rounding is allowed for.
+
+    Exit codes: 0 nothing impossible, 1 something impossible; others as for all commands.
+
+    \b
+        vivace lint README.md results.csv
+        vivace lint timings.csv --model flux-dev --gpu H100 --steps 28 --format json
+    """
+    from vivace.lint.check import impossible
+    from vivace.lint.check import lint as check
+
+    given = {
+        name: str(value)
+        for name, value in (("model", model), ("gpu", gpu), ("steps", steps))
+        if value is not None
+    }
+    found = check(files, given)
+    wrong = list(impossible(found))
+    if format_ == "json":
+        click.echo(json.dumps([one.to_dict() for one in found], indent=2))
+    else:
+        for one in found:
+            click.echo(shown(one))
+        click.echo(
+            f"{len(wrong)} impossible, {len(found) - len(wrong)} doubtful in {len(files)} "
+            f"{'file' if len(files) == 1 else 'files'}",
+            err=True,
+        )
+    return IMPOSSIBLE if wrong else 0
+
+
+def shown(one: Finding) -> str:
+    """Return a finding as text."""
+    from vivace.foreign.text import plain
+
+    where = f"{one.file}:{one.row}" if one.unit == "line" else f"{one.file}, {one.unit} {one.row}"
+    label = f" ({one.label})" if one.label else ""
+    return plain(
+        f"{where}{label}: {one.severity}, {one.rule}\n  {one.numbers}\n  {one.why}; check {one.check}"
+    )

@@ -1,0 +1,1 @@
+"""Find impossible and unbelievable rows in tables of latencies, whoever made them."""

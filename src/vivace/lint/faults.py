@@ -1,0 +1,34 @@
+"""What a rule says of a row, and how rules compare figures: rounding never makes a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from vivace.lint.findings import Reading, Severity
+from vivace.lint.values import Number
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a rule says of a row, or of the whole table if `reading` is None."""
+
+    reading: Reading | None
+    numbers: str
+    why: str
+    check: str
+    severity: Severity = "impossible"
+
+
+Rule = Callable[[Sequence[Reading]], Iterator[Fault]]
+"""Takes the rows of a table, and yields what is wrong with them."""
+
+
+def written(reading: Reading, *roles: str) -> str:
+    """Return figures as in "mean 2.05, min 2.09"."""
+    return ", ".join(f"{role.replace('_', ' ')} {reading[role].text}" for role in roles if reading.has(role))
+
+
+def is_above(one: Number, other: Number) -> bool:
+    """Whether one number is larger than another, whatever rounding did to both."""
+    return one.least > other.most + 1e-12 * abs(other.value)

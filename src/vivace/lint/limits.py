@@ -1,0 +1,80 @@
+"""What GPUs can do and what models need: data sheets, and counts of this project."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Dense tensor throughput by the vendor's data sheet, TFLOP/s (TOP/s for 8 bits).
+
+    Attributes:
+        half: fp16 or bf16, with fp16 accumulation where that is faster.
+        eight: the faster of fp8 and int8.
+    """
+
+    name: str
+    pattern: str
+    half: float
+    eight: float
+
+
+# NVIDIA's data sheets, without sparsity; the SXM module where there are several. Of other GPUs nothing is claimed.
+GPUS = (
+    Gpu("H200", r"\bh200\b", 989.5, 1979.0),
+    Gpu("H100", r"\bh100\b", 989.5, 1979.0),
+    Gpu("A100", r"\ba100\b", 312.0, 624.0),
+    Gpu("L40S", r"\bl40s\b", 362.0, 733.0),
+    Gpu("RTX 4090", r"\b(?:rtx\s*)?4090\b", 330.3, 660.6),
+)
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """FLOP of one denoiser step for one image, guidance included, at the model's own size.
+
+    From results/skipped-work-operations.json, which `vivace.measure.flops` counted on shapes alone.
+    """
+
+    name: str
+    pattern: str
+    step: int
+    pixels: int
+
+
+MODEL_FLOPS = (
+    ModelFlops("FLUX.1 [schnell]", r"flux.*schnell", 69_466_626_981_888, 1024 * 1024),
+    ModelFlops("FLUX.1 [dev]", r"flux.*dev", 74_384_653_418_496, 1024 * 1024),
+    ModelFlops("SDXL", r"^(?:synthetic:)?(?:stabilityai/)?(?:stable[ -]diffusion[ -])?(?:sd[ -]?)?xl(?:[ -]base)?$",
+               13_522_472_796_160, 1024 * 1024),
+    ModelFlops("SD 1.5", r"\bsd[ -]?1\.?5\b|stable-diffusion-v1-5", 1_606_546_882_560, 512 * 512),
+)  # fmt: skip
+SKIPS_WORK = re.compile(
+    r"cache|cutoff|steps?\(|steps:|skip|prune|token_?merg|tome|taylor|pyramid|guidance|distill|lcm|turbo|lightning|hyper"
+    r"|parallel|tiny-",
+    re.IGNORECASE,
+)
+"""Recipes and models that compute less than steps times a full step, or on several GPUs."""
+FULL_PRECISION = re.compile(r"\b(?:fp16|bf16|float16|bfloat16|fp32|tf32|baseline|base)\b", re.IGNORECASE)
+EIGHT_BITS = re.compile(r"fp8|float8|int8|fp4|int4|nf4|nvfp4|quant", re.IGNORECASE)
+
+
+def gpu_in(text: str) -> tuple[str, str]:
+    """Return the GPU that a text names, and the text without it; empty if it names none."""
+    for gpu in GPUS:
+        found = re.search(gpu.pattern, text, re.IGNORECASE)
+        if found is not None:
+            return gpu.name, " ".join((text[: found.start()] + text[found.end() :]).split())
+    return "", text
+
+
+def gpu_of(name: str) -> Gpu | None:
+    """Return what is known of a GPU."""
+    return next((gpu for gpu in GPUS if re.search(gpu.pattern, name, re.IGNORECASE)), None)
+
+
+def flops_of(model: str) -> ModelFlops | None:
+    """Return what is known of a model."""
+    return next((one for one in MODEL_FLOPS if re.search(one.pattern, model.strip(), re.IGNORECASE)), None)

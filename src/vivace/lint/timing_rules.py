@@ -1,0 +1,351 @@
+"""Rules for tables of measurements: times, percentiles, speed-ups, steps, memory, and what a chip can do."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+from vivace.lint.faults import Fault, is_above, written
+from vivace.lint.findings import Reading
+from vivace.lint.limits import EIGHT_BITS, FULL_PRECISION, SKIPS_WORK, flops_of, gpu_of
+from vivace.lint.values import Number
+
+_ORDER = ("min", "p50", "p90", "p95", "p99", "max")
+_CENTRE = ("mean", "time")
+_MEASURED = ("mean", "time", "min", "p50", "p90", "p99", "max", "step")
+_TAIL_SAMPLES = {"p90": 20, "p95": 40, "p99": 200}
+_RATIO_TOLERANCE = 0.02
+_FULL_SIZE_BYTES = 2e9
+_RUINED = 0.7
+"""Of the best CLIP score with the same model."""
+_THRESHOLD = re.compile(r"(\w*cache)\s*\(([\d.]+)\)$", re.IGNORECASE)
+
+
+def mean_in_range(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """The mean lies between the smallest and the largest sample."""
+    for row in rows:
+        for centre in _CENTRE:
+            if row.has(centre, "min") and is_above(row["min"], row[centre]):
+                yield Fault(
+                    row, written(row, centre, "min"), "a mean is never below the smallest sample",
+                    "whether the columns are shifted, or the figures come from different runs",
+                )  # fmt: skip
+            if row.has(centre, "max") and is_above(row[centre], row["max"]):
+                yield Fault(
+                    row, written(row, centre, "max"), "a mean is never above the largest sample",
+                    "whether the columns are shifted, or the figures come from different runs",
+                )  # fmt: skip
+
+
+def percentiles_in_order(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """min <= median <= p90 <= p95 <= p99 <= max; the median lies in its interval."""
+    for row in rows:
+        known = [role for role in _ORDER if row.has(role)]
+        for before, after in itertools.pairwise(known):
+            if is_above(row[before], row[after]):
+                yield Fault(
+                    row, written(row, before, after), f"the {before} is never above the {after}",
+                    "whether the columns are swapped",
+                )  # fmt: skip
+        if row.has("low", "p50", "high") and (
+            is_above(row["low"], row["p50"]) or is_above(row["p50"], row["high"])
+        ):
+            yield Fault(
+                row, written(row, "low", "p50", "high"), "an interval contains its own estimate",
+                "which figure belongs to which run",
+            )  # fmt: skip
+
+
+def mean_fits_percentiles(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """Half of the samples are at least the median, a tenth at least the p90: that bounds the mean from both sides."""
+    for row in rows:
+        if not row.has("mean", "p50"):
+            continue
+        steps = [("min", 0.0), ("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("max", 1.0)]
+        known = [(row[role], share) for role, share in steps if row.has(role)]
+        if row.has("min"):
+            shares = [share for _, share in known[1:]] + [1.0]
+            parts = zip(known, shares, strict=True)
+            least = sum(number.least * (until - share) for (number, share), until in parts)
+            if least > row["mean"].most + 1e-9 and not is_above(row["min"], row["mean"]):
+                yield Fault(
+                    row, written(row, "mean", *_ORDER), f"with these percentiles the mean is at least {least:.4g} s",
+                    "whether all figures come from the same samples",
+                )  # fmt: skip
+        if row.has("max"):
+            shares = [0.0, *(share for _, share in known)]
+            parts = zip(known, shares, strict=False)
+            most = sum(number.most * (share - before) for (number, share), before in parts)
+            if row["mean"].least > most + 1e-9 and not is_above(row["mean"], row["max"]):
+                yield Fault(
+                    row, written(row, "mean", *_ORDER), f"with these percentiles the mean is at most {most:.4g} s",
+                    "whether all figures come from the same samples",
+                )  # fmt: skip
+
+
+def positive(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """Calls take time."""
+    for row in rows:
+        for role in _MEASURED:
+            if row.has(role) and row[role].most <= 0:
+                yield Fault(
+                    row, written(row, role), "a call cannot take no or negative time",
+                    "whether the device was synchronised before the clock was read",
+                )  # fmt: skip
+
+
+def tails_need_samples(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """A p99 of ten samples is their maximum."""
+    shown = [role for role in _TAIL_SAMPLES if any(row.has(role) for row in rows)]
+    if not shown:
+        return
+    if not any(row.has("n") for row in rows):
+        yield Fault(
+            None, f"{', '.join(shown)} of an unknown number of samples",
+            "a p99 of a hundred samples or fewer is their maximum, or interpolated below it",
+            "how many samples each row has, and say so in the table",
+            "doubtful",
+        )  # fmt: skip
+    for row in rows:
+        for role, needed in _TAIL_SAMPLES.items():
+            if row.has(role, "n") and row["n"].value < needed:
+                yield Fault(
+                    row, written(row, role, "n"),
+                    f"fewer than {needed} samples do not tell a {role}: it is the maximum, or close to it",
+                    "leave it out, or measure more",
+                    "doubtful",
+                )  # fmt: skip
+
+
+def speedup_fits_times(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """A speed-up is the baseline's time over the row's."""
+    groups: dict[tuple[str, ...], list[Reading]] = {}
+    for row in rows:
+        batch = row["batch"].text if row.has("batch") else ""
+        groups.setdefault((row.section, row.texts.get("model", ""), row.of, batch), []).append(row)
+    for group in groups.values():
+        centre = next((role for role in ("p50", "mean", "time") if all(row.has(role) for row in group)), None)
+        if centre is None or not any(row.has("speedup") for row in group):
+            continue
+        base = next((row for row in group if not row.has("speedup") or row["speedup"].value == 1), None)
+        if base is None or not base.label:  # without names nothing says that these are recipes
+            continue
+        for row in group:
+            if row is base or not row.has("speedup") or row[centre].least <= 0:
+                continue
+            stated, times = row["speedup"], (base[centre], row[centre])
+            (base_least, base_most), (row_least, row_most) = map(_ends, times)
+            least, most = base_least / row_most, base_most / max(row_least, 1e-12)
+            low, high = stated.least * (1 - _RATIO_TOLERANCE), stated.most * (1 + _RATIO_TOLERANCE)
+            paired = stated.interval
+            if row.has("speedup_low", "speedup_high"):
+                paired = row["speedup_low"].least, row["speedup_high"].most
+            if paired is not None:
+                low, high = min(low, paired[0]), max(high, paired[1])
+            if most < low or least > high:
+                # One that has its own interval was measured in pairs, perhaps with another run of the baseline.
+                yield Fault(
+                    row, f"{written(row, 'speedup', centre)}; {base.label or 'the first row'}: {base[centre].text}",
+                    f"these times give {base[centre].value / row[centre].value:.3g}x",
+                    "which run of which baseline the speed-up refers to",
+                    "impossible" if paired is None else "doubtful",
+                )  # fmt: skip
+
+
+def _ends(number: Number) -> tuple[float, float]:
+    """Return the interval that a cell gives, else what rounding allows."""
+    return number.interval or (number.least, number.most)
+
+
+def throughput_fits_latency(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """Images per second times seconds per image is one (or the batch, if the time is that of a call)."""
+    for row in rows:
+        centre = next((role for role in ("p50", "mean", "time") if row.has(role)), None)
+        if (
+            centre is None
+            or not row.has("throughput")
+            or row[centre].least <= 0
+            or row["throughput"].least <= 0
+        ):
+            continue
+        batch = row["batch"].value if row.has("batch") else 1.0
+        least = row[centre].least * row["throughput"].least * (1 - _RATIO_TOLERANCE)
+        most = row[centre].most * row["throughput"].most * (1 + _RATIO_TOLERANCE)
+        if not any(least <= wanted <= most for wanted in {1.0, batch}):
+            yield Fault(
+                row, written(row, "throughput", centre, "batch"),
+                f"they multiply to {row[centre].value * row['throughput'].value:.3g} images at a time",
+                "the batch, and whether several calls ran at once",
+            )  # fmt: skip
+
+
+def steps_fit_total(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """Steps are a part of the call."""
+    derived: list[Reading] = []
+    checked = 0
+    for row in rows:
+        centre = next((role for role in ("p50", "mean", "time") if row.has(role)), None)
+        steps = _steps_of(row)
+        if centre is None or steps is None or not row.has("step"):
+            continue
+        checked += 1
+        step, total = row["step"], row[centre]
+        if step.least * steps > total.most:
+            yield Fault(
+                row, f"{written(row, 'step', centre)}, {steps:g} steps",
+                f"the steps alone take {step.value * steps:.4g} s, more than the whole call",
+                "whether both times are of the same run, size and batch",
+            )  # fmt: skip
+        elif step.most * steps >= total.least:
+            derived.append(row)
+    if checked >= 3 and len(derived) == checked:
+        yield Fault(
+            None, f"time per step times steps is the whole time in all {checked} rows",
+            "the text encoders and the VAE take time too: this is the total divided by the steps, not a measured step",
+            "how the time per step was measured",
+            "doubtful",
+        )  # fmt: skip
+
+
+def peak_holds_model(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """The peak includes the model, and what a call computes."""
+    for row in rows:
+        if not row.has("model_memory", "peak_memory"):
+            continue
+        model, peak = row["model_memory"], row["peak_memory"]
+        if is_above(model, peak):
+            yield Fault(
+                row, written(row, "model_memory", "peak_memory"), "the peak of a call includes the model",
+                "whether the model was offloaded between both readings, and which counter each column is",
+            )  # fmt: skip
+        elif model.value > _FULL_SIZE_BYTES and peak.most < model.least * 1.003:
+            yield Fault(
+                row, written(row, "model_memory", "peak_memory"),
+                f"the call would need only {max(0.0, peak.value - model.value) / 1e6:.0f} MB for all activations",
+                "whether the peak was reset or read after the call, and whether memory of CUDA graphs or of other "
+                "allocators is left out",
+                "doubtful",
+            )  # fmt: skip
+
+
+def units_alike(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """A column of times has one unit."""
+    for role in ("mean", "time", "min", "p50", "step"):
+        found = [row for row in rows if row.has(role) and row[role].value > 0]
+        if len(found) < 4:
+            continue
+        ordered = sorted(row[role].value for row in found)
+        middle = ordered[len(ordered) // 2]
+        for row in found:
+            ratio = row[role].value / middle
+            if not 1 / 300 < ratio < 300:
+                yield Fault(
+                    row, f"{written(row, role)}; the column's median is {middle:.4g} s",
+                    f"{max(ratio, 1 / ratio):.0f} times as {'long' if ratio > 1 else 'short'} as the others: "
+                    "milliseconds among seconds?",
+                    "the unit of this cell",
+                    "doubtful",
+                )  # fmt: skip
+
+
+def rows_repeat(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """Two measurements do not agree in three or more times to the last digit."""
+    seen: dict[tuple[tuple[str, float], ...], Reading] = {}
+    for row in rows:
+        figures = tuple(
+            (role, row[role].value) for role in _MEASURED if row.has(role) and _is_precise(row[role])
+        )
+        if len({value for _, value in figures}) < 3:
+            continue
+        before = seen.setdefault(figures, row)
+        if before is not row and before.of == row.of:
+            yield Fault(
+                row, f"{written(row, *(role for role, _ in figures))}, as {before.label} in line {before.line}",
+                "two measurements do not agree in every digit",
+                "whether a row was copied, or a technique had no effect and an older result was read",
+                "doubtful",
+            )  # fmt: skip
+
+
+def chip_is_fast_enough(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """A call cannot compute faster than its chip."""
+    for row in rows:
+        centre = next((role for role in ("min", "p50", "mean", "time") if row.has(role)), None)
+        model, gpu, steps = (
+            flops_of(_model_of(row)),
+            gpu_of(row.of or row.texts.get("gpu", "")),
+            _steps_of(row),
+        )
+        if centre is None or model is None or gpu is None or steps is None or row[centre].least <= 0:
+            continue
+        names = " ".join(row.texts.values())
+        pixels = row["height"].value * row["width"].value if row.has("height", "width") else model.pixels
+        if SKIPS_WORK.search(f"{names} {row.section}") or pixels != model.pixels:
+            continue
+        said = f"{row.texts.get('precision', '')} {row.texts.get('label', '')}"
+        is_half = bool(FULL_PRECISION.search(said)) and not EIGHT_BITS.search(said)
+        ceiling = gpu.half if is_half else gpu.eight
+        reached = model.step * steps / row[centre].most / 1e12
+        if reached > ceiling:
+            yield Fault(
+                row, f"{written(row, centre)}, {steps:g} steps of {model.name} on {gpu.name}",
+                f"that is {reached:,.0f} TFLOP/s; the chip has {ceiling:,.0f} in {16 if is_half else 8} bits, dense",
+                "the number of steps, the size, the GPU's name, and whether the device was synchronised",
+            )  # fmt: skip
+
+
+def images_are_whole(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """A speed counts only if the images still show what the prompt asks for."""
+    by_model: dict[str, list[Reading]] = {}
+    for row in rows:
+        if row.has("clip") and row["clip"].value > 0:
+            by_model.setdefault(_model_of(row), []).append(row)
+    for group in by_model.values():
+        best = max(group, key=lambda row: row["clip"].value)
+        for row in group:
+            if row["clip"].value < _RUINED * best["clip"].value:
+                yield Fault(
+                    row, f"{written(row, 'clip')}; {best.label}: {best['clip'].text}",
+                    "the images do not show what the prompts ask for, so the row's time is that of a broken recipe",
+                    "the images",
+                    "doubtful",
+                )  # fmt: skip
+
+
+def thresholds_in_order(rows: Sequence[Reading]) -> Iterator[Fault]:
+    """A step cache with a higher threshold skips at least as many steps."""
+    before: dict[tuple[str, str, str], tuple[float, Reading]] = {}
+    for row in rows:
+        found = _THRESHOLD.match(row.texts.get("label", ""))
+        centre = next((role for role in ("p50", "mean", "time") if row.has(role)), None)
+        if found is None or centre is None:
+            continue
+        key, threshold = (row.section, row.of, found[1].lower()), float(found[2])
+        if key in before:
+            lower, other = before[key]
+            if lower < threshold and other.has(centre) and row[centre].least > other[centre].most * 1.005:
+                yield Fault(
+                    row, f"{written(row, centre)}; {other.label}: {other[centre].text}",
+                    "a higher threshold skips at least as many steps, and yet it is slower",
+                    "whether both rows are of one machine in one state, and whether their labels are right",
+                    "doubtful",
+                )  # fmt: skip
+        before[key] = (threshold, row)
+
+
+def _is_precise(number: Number) -> bool:
+    return number.value > 0 and number.half_ulp / number.value < 0.005
+
+
+def _model_of(row: Reading) -> str:
+    return row.texts.get("model") or row.section or row.texts.get("label", "")
+
+
+def _steps_of(row: Reading) -> float | None:
+    """Return the row's own steps; those of a workload are not the row's if its recipe changes them."""
+    if row.has("steps"):
+        return row["steps"].value
+    if row.has("workload_steps") and not SKIPS_WORK.search(row.texts.get("label", "")):
+        return row["workload_steps"].value
+    return None

@@ -1,0 +1,369 @@
+"""Show profiles: the operator table, shares, gaps, synchronisations and memory; and two profiles side by side."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vivace.foreign.text import csv_cell, markdown_cell, plain
+from vivace.report.summary import seconds, size
+from vivace.spec.profiling import HostWait, MemoryTimeline, Profile, Share
+
+TOP = 20
+_NAME_WIDTH = 56  # characters
+_BARS = " ▁▂▃▄▅▆▇█"
+_BAR_WIDTH = 60
+_SHOWN_CHANGE = 0.005
+"""Changes of less than this share of the call are left out of the text."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table with a title; cells are text, the first column is a name. `note` is printed below it."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    note: str = ""
+    num_left: int = 1
+    """Columns that are aligned to the left."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """How an operator's self time differs between two profiles: on the GPU, else on the CPU.
+
+    Attributes:
+        kind: "gone", "new", "shrank", "grew", or "same": the ranges over the profiled calls overlap.
+    """
+
+    name: str
+    family: str
+    kind: str
+    before_s: float
+    after_s: float
+    before_calls: int
+    after_calls: int
+
+    @property
+    def difference_s(self) -> float:
+        return self.after_s - self.before_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the change as plain data."""
+        return asdict(self) | {"difference_s": self.difference_s}
+
+
+def changes(before: Profile, after: Profile) -> list[Change]:
+    """Return the change of each operator's self time from one profile to another, the largest first."""
+    is_gpu = before.gpu_busy_s is not None and after.gpu_busy_s is not None
+    old, new = ({row.name: row for row in one.operators} for one in (before, after))
+    found = []
+    for name in {**old, **new}:
+        b, a = old.get(name), new.get(name)
+        b_s, a_s = (0.0 if row is None else row.self_cuda_s if is_gpu else row.self_cpu_s for row in (b, a))
+        row = a or b
+        assert row is not None
+        if a is None:
+            kind = "gone"
+        elif b is None:
+            kind = "new"
+        else:
+            kind = "shrank" if a.most_s < b.least_s else "grew" if a.least_s > b.most_s else "same"
+        calls = (0 if b is None else b.num_calls, 0 if a is None else a.num_calls)
+        found.append(Change(name, row.family, kind, b_s, a_s, *calls))
+    return sorted(found, key=lambda one: (-abs(one.difference_s), one.name))
+
+
+def table_rows(profile: Profile) -> list[dict[str, Any]]:
+    """Return the operator table as flat data: seconds, and percentages of all self times."""
+    cpu, cuda = profile.self_cpu_s, profile.self_cuda_s
+    return [
+        {
+            "name": row.name,
+            "family": row.family,
+            "self_cpu_percent": _percent(row.self_cpu_s, cpu),
+            "self_cpu_s": row.self_cpu_s,
+            "cpu_total_percent": _percent(row.cpu_s, cpu),
+            "cpu_total_s": row.cpu_s,
+            "cpu_time_avg_s": row.cpu_s / row.num_calls,
+            "self_cuda_s": row.self_cuda_s,
+            "self_cuda_percent": _percent(row.self_cuda_s, cuda),
+            "cuda_total_s": row.cuda_s,
+            "cuda_time_avg_s": row.cuda_s / row.num_calls,
+            "num_calls": row.num_calls,
+            "least_s": row.least_s,
+            "most_s": row.most_s,
+        }
+        for row in profile.operators
+    ]
+
+
+def profile_json(profile: Profile) -> dict[str, Any]:
+    """Return the profile as plain data, with the operator table's percentages and averages."""
+    return profile.model_dump(mode="json") | {"operators": table_rows(profile)}
+
+
+def profile_csv(profile: Profile) -> str:
+    """Return the operator table as CSV."""
+    return _csv(table_rows(profile))
+
+
+def changes_csv(found: Sequence[Change]) -> str:
+    """Return changes as CSV."""
+    return _csv([one.to_dict() for one in found])
+
+
+def profile_text(profile: Profile, format_: str, top: int = TOP) -> str:
+    """Return the profile as text, "table" or "md".
+
+    Args:
+        top: rows of the operator table, and of the other tables that can be long.
+    """
+    parts = [_heading(profile, format_), *(_shown(one, format_) for one in sections(profile, top))]
+    parts += [f"note: {warning}" for warning in profile.warnings]
+    return "\n\n".join(parts) + "\n"
+
+
+def changes_text(before: Profile, after: Profile, format_: str, top: int = TOP) -> str:
+    """Return two profiles side by side as text, "table" or "md": shares, and what happened to operators."""
+    return "\n\n".join(_shown(one, format_) for one in _side_by_side(before, after, top)) + "\n"
+
+
+def sections(profile: Profile, top: int = TOP) -> Iterator[Section]:
+    """Yield the profile's tables; those without rows are left out."""
+    yield _operator_section(profile, top)
+    is_gpu = profile.gpu_busy_s is not None
+    yield _share_section("Time by kernel family", "family", profile.families, is_gpu)
+    yield _share_section("Time by component", "component", profile.components, is_gpu)
+    if profile.gaps:
+        rows = [
+            (one.component, one.before, str(one.count), seconds(one.idle_s), seconds(one.host_late_s))
+            for one in profile.gaps[:top]
+        ]
+        yield Section(
+            "GPU idle, by what ended it",
+            ("component", "before", "gaps", "idle", "of it host late"),
+            rows,
+            num_left=2,
+        )
+    if profile.waits:
+        yield _wait_section(profile.waits, top, is_gpu)
+    if profile.memory is not None:
+        yield _memory_section(profile.memory, profile.traced_s)
+
+
+def _heading(profile: Profile, format_: str) -> str:
+    trial = profile.trial
+    workload = trial.workload
+    batch = f", batch {workload.batch}" if workload.batch > 1 else ""
+    title = (
+        f"{trial.model.name}, {trial.title}, {workload.width}x{workload.height}, "
+        f"{profile.num_denoiser_calls} denoiser calls{batch}, on {profile.environment.device_name}"
+    )
+    cost = 100 * (profile.traced_s / profile.plain_s - 1)
+    lines = [
+        f"**{markdown_cell(title)}**" if format_ == "md" else title,
+        f"{_calls(profile.num_calls)} after {len(profile.warmup_s)} warm-up calls: "
+        f"{seconds(profile.traced_s)} under the profiler, "
+        f"{seconds(profile.plain_s)} without ({cost:+.0f} %)",
+    ]
+    if profile.gpu_busy_s is not None and profile.gpu_idle_s is not None and profile.host_late_s is not None:
+        lines.append(
+            f"GPU busy {seconds(profile.gpu_busy_s)}, idle {seconds(profile.gpu_idle_s)}, of which the host was late "
+            f"{seconds(profile.host_late_s)}"
+        )
+    if profile.num_discarded:
+        lines.append(f"{profile.num_discarded} calls discarded, in which something was compiled or tuned")
+    return ("  \n" if format_ == "md" else "\n").join(lines)
+
+
+def _calls(number: int) -> str:
+    return "one call" if number == 1 else f"the median of {number} calls"
+
+
+def _operator_section(profile: Profile, top: int) -> Section:
+    headings: tuple[str, ...] = (
+        "Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg", "Self CUDA", "Self CUDA %",
+        "CUDA total", "CUDA time avg", "# of Calls",
+    )  # fmt: skip
+    keys = (
+        "self_cpu_percent", "self_cpu_s", "cpu_total_percent", "cpu_total_s", "cpu_time_avg_s", "self_cuda_s",
+        "self_cuda_percent", "cuda_total_s", "cuda_time_avg_s",
+    )  # fmt: skip
+    found = table_rows(profile)
+    rows: list[tuple[str, ...]] = [
+        (row["name"], *(_cell(key, row[key]) for key in keys), str(row["num_calls"])) for row in found[:top]
+    ]
+    if profile.gpu_busy_s is None:
+        headings, rows = _without_cuda(headings), [_without_cuda(row) for row in rows]
+    rest = len(found) - top
+    note = (
+        f"Self CPU time total: {seconds(profile.self_cpu_s)}"
+        + ("" if profile.gpu_busy_s is None else f"; self CUDA time total: {seconds(profile.self_cuda_s)}")
+        + (f"; {rest} more rows with --top {len(found)}" if rest > 0 else "")
+    )
+    return Section("Operators", headings, rows, note)
+
+
+def _without_cuda(cells: tuple[str, ...]) -> tuple[str, ...]:
+    return (*cells[:6], cells[-1])
+
+
+def _share_section(title: str, what: str, shares: Sequence[Share], is_gpu: bool) -> Section:
+    cpu, cuda = sum(one.cpu_s for one in shares), sum(one.cuda_s for one in shares)
+    rows = []
+    for one in shares:
+        cells = [one.name, seconds(one.cpu_s), f"{_percent(one.cpu_s, cpu):.2f}%"]
+        if is_gpu:
+            cells += [seconds(one.cuda_s), f"{_percent(one.cuda_s, cuda):.2f}%"]
+        rows.append(tuple(cells))
+    return Section(title, (what, "Self CPU", "Self CPU %", *(("Self CUDA", "Self CUDA %") * is_gpu)), rows)
+
+
+def _wait_section(waits: Sequence[HostWait], top: int, is_gpu: bool) -> Section:
+    rows = [
+        (one.kind, one.what, place(one), one.component, str(one.count), seconds(one.seconds),
+         size(one.num_bytes) if one.num_bytes else "-")
+        for one in waits[:top]
+    ]  # fmt: skip
+    title = "The host waits for the GPU" if is_gpu else "Values read: on a GPU, the host would wait here"
+    return Section(title, ("kind", "what", "where", "component", "count", "time", "bytes"), rows, num_left=4)
+
+
+def place(wait: HostWait) -> str:
+    """Return e.g. "diffusers/schedulers/x.py:358 in step"; "from" marks a function's first line, not the call's."""
+    return f"{wait.file}:{'' if wait.is_exact else 'from '}{wait.line} in {wait.function}"
+
+
+def _memory_section(memory: MemoryTimeline, length_s: float) -> Section:
+    rows = [
+        (name, size(memory.at_peak_bytes.get(name, 0)), size(peak) if peak is not None else "-")
+        for name, peak in _by_component(memory)
+    ]
+    what = f"{memory.kind}, {size(memory.before_bytes)} at the start" if memory.before_bytes else memory.kind
+    note = f"peak {size(memory.peak_bytes)} ({what})\n{sparkline(memory, length_s)}"
+    return Section("Memory", ("allocated by", "held at the peak", "most held meanwhile"), rows, note)
+
+
+def _by_component(memory: MemoryTimeline) -> Iterator[tuple[str, int | None]]:
+    names = {**memory.peak_by_component_bytes, **memory.at_peak_bytes}
+    for name in sorted(names, key=lambda name: -memory.at_peak_bytes.get(name, 0)):
+        yield name, memory.peak_by_component_bytes.get(name)
+
+
+def sparkline(memory: MemoryTimeline, length_s: float, width: int = _BAR_WIDTH) -> str:
+    """Return the memory over the call as one line of bars: from the least to the most that was held."""
+    most = [0] * width
+    held = memory.before_bytes
+    reached = 0
+    for at, value in memory.points:
+        index = min(width - 1, int(at / length_s * width)) if length_s else 0
+        for k in range(reached, index + 1):
+            most[k] = max(most[k], held)
+        most[index] = max(most[index], value)
+        reached, held = index, value
+    for k in range(reached + 1, width):
+        most[k] = held
+    low, high = min(most), max(most)
+    span = max(1, high - low)
+    return "".join(_BARS[1 + round((value - low) / span * (len(_BARS) - 2))] for value in most)
+
+
+def _side_by_side(before: Profile, after: Profile, top: int) -> Iterator[Section]:
+    names = (before.trial.title, after.trial.title)
+    is_gpu = before.gpu_busy_s is not None and after.gpu_busy_s is not None
+    rows = [("call, without the profiler", *_pair(before.plain_s, after.plain_s))]
+    if before.gpu_busy_s is not None and after.gpu_busy_s is not None:
+        rows.append(("GPU busy", *_pair(before.gpu_busy_s, after.gpu_busy_s)))
+        rows.append(("GPU idle, host late", *_pair(before.host_late_s or 0, after.host_late_s or 0)))
+    yield Section("Before and after", ("", *names, "difference"), rows)
+    for title, old, new in (
+        ("Self time by kernel family", before.families, after.families),
+        ("Self time by component", before.components, after.components),
+    ):
+        b, a = ({one.name: one.cuda_s if is_gpu else one.cpu_s for one in shares} for shares in (old, new))
+        order = sorted({**b, **a}, key=lambda name: -max(b.get(name, 0), a.get(name, 0)))
+        yield Section(
+            title,
+            ("", *names, "difference"),
+            [(name, *_pair(b.get(name, 0), a.get(name, 0))) for name in order],
+        )
+    least = _SHOWN_CHANGE * max(before.plain_s, after.plain_s)
+    found = [one for one in changes(before, after) if abs(one.difference_s) >= least and one.kind != "same"]
+    operators = [
+        (one.name, one.kind, seconds(one.before_s) if one.before_calls else "-",
+         seconds(one.after_s) if one.after_calls else "-", _signed(one.difference_s),
+         f"{one.before_calls} / {one.after_calls}")
+        for one in found[:top]
+    ]  # fmt: skip
+    yield Section(
+        "Operators that went, shrank, grew or appeared",
+        ("Name", "change", *names, "difference", "# of Calls"),
+        operators,
+        f"self time on the {'GPU' if is_gpu else 'CPU'}; changes within the range of the profiled calls, "
+        f"or under {100 * _SHOWN_CHANGE:g} % of the call, are left out",
+    )
+
+
+def _pair(before: float, after: float) -> tuple[str, str, str]:
+    return seconds(before), seconds(after), _signed(after - before)
+
+
+def _signed(value: float) -> str:
+    return ("-" if value < 0 else "+") + seconds(abs(value))
+
+
+def _shown(section: Section, format_: str) -> str:
+    if format_ == "md":
+        lines = [f"### {section.title}", ""]
+        lines += [
+            f"| {' | '.join(map(markdown_cell, section.headings))} |",
+            "|" + " --- |" * len(section.headings),
+        ]
+        lines += [f"| {' | '.join(map(markdown_cell, row))} |" for row in section.rows]
+        note = ["", *(f"{line}  " for line in section.note.splitlines())] if section.note else []
+        return "\n".join(lines + note).rstrip()
+    cells = [section.headings, *((_short(row[0]), *map(plain, row[1:])) for row in section.rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(
+            c.ljust(w) if k < section.num_left else c.rjust(w)
+            for k, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    note = [section.note] if section.note else []
+    return "\n".join([section.title, *(line.rstrip() for line in lines), *note])
+
+
+def _short(name: str) -> str:
+    name = plain(name)
+    return name if len(name) <= _NAME_WIDTH else name[: _NAME_WIDTH - 1] + "…"
+
+
+def _cell(key: str, value: float) -> str:
+    return f"{value:.2f}%" if key.endswith("percent") else _time(value)
+
+
+def _time(value: float) -> str:
+    """Format a time as torch.profiler does, in s, ms or us."""
+    if value >= 1:
+        return f"{value:.3f}s"
+    return f"{value * 1e3:.3f}ms" if value >= 1e-3 else f"{value * 1e6:.3f}us"
+
+
+def _percent(value: float, total: float) -> float:
+    return 100 * value / total if total else 0.0
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: csv_cell(value) for name, value in row.items()})
+    return out.getvalue()

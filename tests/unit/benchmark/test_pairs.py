@@ -1,0 +1,183 @@
+"""Pairs of rounds until the verdict is sure: when it stops, what it keeps, what the exit code says."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vivace
+from tests.typed import said
+from vivace.benchmark import pairs
+from vivace.benchmark.pairs import Paired, _sequential
+from vivace.benchmark.store import Store
+from vivace.cli.compare import judge, parse_percentage
+from vivace.spec.environment import Environment
+from vivace.spec.record import Outcome, Record, Round, Sample
+from vivace.stats.sequential import Decision
+from vivace.stats.verdicts import Verdict
+
+SHORT = ("--steps", "8", "--warmup", "2", "--repeats", "3", "--device", "cpu", "--max-pairs", "3")
+
+
+@pytest.fixture(scope="module")
+def trials_and_environment(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], Environment]:
+    """Return two trials of a real run of one pair, to build records from."""
+    store = tmp_path_factory.mktemp("pairs") / "store"
+    timing = vivace.Timing(repeats=1, max_warmup=1)
+    found = vivace.compare(
+        "tiny-sd", "baseline", "baseline", max_pairs=3, max_minutes=0.0001, store=store, num_inference_steps=1,
+        device="cpu", timing=timing,
+    )  # fmt: skip
+    assert found.stopped_by == "minutes"
+    assert found.decision is not None
+    assert found.decision.verdict is Verdict.UNCLEAR
+    assert [record.trial.title for record in found.records] == ["baseline", "baseline #2"]
+    return [record.trial for record in found.records], found.records[0].environment
+
+
+Measure = Callable[[int], list[Record]]
+
+
+@pytest.fixture
+def measured(trials_and_environment: tuple[list[Any], Environment]) -> Callable[..., Measure]:
+    trials, environment = trials_and_environment
+
+    def measuring(seconds: Sequence[float], failing_at: int | None = None) -> Measure:
+        """Return what measures both recipes; the second takes `seconds`, and fails in one round."""
+
+        def measure(number: int) -> list[Record]:
+            records = []
+            for trial, time_s in zip(trials, seconds, strict=True):
+                rounds = []
+                for index in range(number):
+                    wobble = 1 + 0.001 * (-1) ** index
+                    samples = [
+                        Sample(
+                            picture=0,
+                            total_s=time_s * wobble,
+                            cpu_s=0,
+                            stages_s={"steps": 1},
+                            num_denoiser_calls=1,
+                        )
+                    ] * 3
+                    has_failed = failing_at == index and trial is trials[1]
+                    rounds.append(
+                        Round(
+                            index=index,
+                            outcome=Outcome.CRASHED if has_failed else Outcome.MEASURED,
+                            reason="the process ended" if has_failed else None,
+                            started_at="2026-01-01T00:00:00+00:00",
+                            samples=() if has_failed else tuple(samples),
+                        )
+                    )
+                records.append(Record(trial=trial, environment=environment, rounds=tuple(rounds)))
+            return records
+
+        return measure
+
+    return measuring
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict", "code"),
+    [((1.0, 1.5), Verdict.SLOWER, 1), ((1.5, 1.0), Verdict.FASTER, 0), ((1.0, 1.0), Verdict.SAME, 0)],
+)
+def test_it_stops_when_the_verdict_is_sure(
+    measured: Callable[..., Measure], seconds: tuple[float, float], verdict: Verdict, code: int
+) -> None:
+    seen: list[Decision] = []
+    found = _sequential(measured(seconds), 0, None, 32, 1e9, lambda decision, records: seen.append(decision))
+    assert found.decision is not None
+    assert found.decision.verdict is verdict
+    assert (found.stopped_by, judge(found)[0]) == ("verdict", code)
+    assert [decision.num_pairs for decision in seen] == list(range(1, found.decision.num_pairs + 1))
+    assert found.decision.num_pairs < 32
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "code", "said"),
+    [
+        (1.02, 0, "not slower by more than 3 %"),
+        (1.03, 5, "give a larger --max-pairs"),
+        (1.06, 1, "3 % is allowed"),
+    ],
+)
+def test_an_allowed_slowdown(measured: Callable[..., Measure], slowdown: float, code: int, said: str) -> None:
+    found = _sequential(measured((1.0, slowdown)), 0, 0.03, 16, 1e9, None)
+    status, sentence = judge(found)
+    assert status == code
+    assert said in sentence
+    assert f"{100 * (slowdown - 1):.1f} % more time" in sentence
+
+
+def test_a_failed_round_is_no_verdict(measured: Callable[..., Measure]) -> None:
+    found = _sequential(measured((1.0, 1.0), failing_at=1), 0, None, 32, 1e9, None)
+    assert found.decision is None
+    assert judge(found) == (4, "baseline #2: crashed: the process ended")
+    assert found.to_dict()["outcomes"] == ["measured", "crashed"]
+
+
+def test_stored_pairs_count_and_are_looked_at_first(measured: Callable[..., Measure]) -> None:
+    numbers = []
+
+    def measure(number: int) -> list[Record]:
+        numbers.append(number)
+        return measured((1.0, 1.5))(number)
+
+    _sequential(measure, 8, None, 32, 1e9, None)
+    assert numbers == [8]
+
+
+def test_a_real_comparison_is_stored_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("compare", "baseline", "steps:1", *SHORT, "--format", "json", "--store", "s")
+    run_trials = pairs.run_trials
+
+    def interrupted(*given: Any, **named: Any) -> list[Record]:
+        found = run_trials(*given, **named)
+        if given[2].rounds == 2:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pairs, "run_trials", interrupted)
+        done = said(tmp_path, *arguments, code=130)
+    assert "To continue" in done.stderr
+    store = Store.read_only(tmp_path / "s")
+    keys = store.runs()[0].keys
+    before = [store.rounds(key) for key in keys]
+    assert [len(rounds) for rounds in before] == [2, 2]
+    found = json.loads(said(tmp_path, *arguments).stdout)
+    assert found["pairs"] == 3
+    assert (found["verdict"], found["exit_code"]) == ("faster", 0)
+    assert found["time_ratio"] < 0.7
+    after = [store.rounds(key) for key in keys]
+    store.close()
+    assert [{k: rounds[k] for k in old} for old, rounds in zip(before, after, strict=True)] == before
+
+
+@pytest.mark.parametrize("text", ["3", "three%", "-1%", "nan%", "2000%"])
+def test_not_a_percentage(text: str, tmp_path: Path) -> None:
+    done = said(tmp_path, "compare", "baseline", "bf16", "--fail-if", text, code=2)
+    assert "is not a percentage" in done.stderr
+
+
+@pytest.mark.parametrize(("text", "share"), [("3%", 0.03), ("0.5 %", 0.005), ("0%", 0.0)])
+def test_percentages(text: str, share: float) -> None:
+    assert parse_percentage(None, None, text) == pytest.approx(share)  # type: ignore[arg-type]
+
+
+def test_an_unknown_recipe_is_found_before_anything_starts(tmp_path: Path) -> None:
+    done = said(tmp_path, "compare", "baseline", "fp9", code=2)
+    assert "fp9" in done.stderr
+    assert not (tmp_path / ".vivace").exists()
+
+
+def test_the_dictionary_has_the_interval(measured: Callable[..., Measure]) -> None:
+    found = _sequential(measured((1.0, 1.5)), 0, 0.03, 32, 1e9, None)
+    assert isinstance(found, Paired)
+    told = found.to_dict()
+    assert (told["regressed"], told["fail_if"], told["stopped_by"]) == (True, 0.03, "verdict")
+    assert told["time_ratio"] == pytest.approx(1.5)
+    assert told["interval"][0] < 1.5 < told["interval"][1]

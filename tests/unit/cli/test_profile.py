@@ -1,0 +1,121 @@
+"""`vivace profile` on an embedded model, and what it refuses."""
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+import vivace
+from tests.typed import said
+from vivace.benchmark.profiled import _steady_trace
+from vivace.errors import Unsupported
+from vivace.profiling.trace import Trace
+from vivace.report.profile import changes, sparkline, table_rows
+from vivace.spec.profiling import MemoryTimeline, Profile
+
+SHORT = ("--steps", "2", "--warmup", "2", "--calls", "2", "--device", "cpu")
+
+
+def test_two_recipes_side_by_side_with_traces(tmp_path: Path) -> None:
+    done = said(
+        tmp_path, "profile", *SHORT, "--recipe", "tiny_vae", "--against", "baseline", "--trace", "t.json.gz",
+        "--format", "json",
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    for one in (found["profile"], found["against"]):
+        assert 99.9 < sum(row["self_cpu_percent"] for row in one["operators"]) < 100.0001
+        assert max(row["cpu_total_percent"] for row in one["operators"]) < 100.0001
+        assert {share["name"] for share in one["components"]} == {"text_encoder", "denoiser", "vae", "other"}
+        assert one["num_denoiser_calls"] == 2
+        assert one["memory"]["peak_bytes"] >= max(held for _, held in one["memory"]["points"])
+        assert {wait["function"] for wait in one["waits"]} == {"index_for_timestep"}
+    vae = [
+        next(share["cpu_s"] for share in one["components"] if share["name"] == "vae")
+        for one in (found["profile"], found["against"])
+    ]
+    peaks = [one["memory"]["peak_bytes"] for one in (found["profile"], found["against"])]
+    assert peaks[0] < peaks[1]
+    assert min(vae) > 0
+    assert {"gone", "new", "same", "shrank", "grew"} >= {change["kind"] for change in found["changes"]}
+    assert any(change["kind"] == "gone" for change in found["changes"]), "attention in the VAE"
+    for name in ("t.json.gz", "t-against.json.gz"):
+        events = json.loads(gzip.decompress((tmp_path / name).read_bytes()))["traceEvents"]
+        assert any(event["name"] == "vivace component denoiser" for event in events)
+
+
+def test_an_existing_trace_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("mine")
+    done = said(tmp_path, "profile", *SHORT, "--trace", "t.json", code=3)
+    assert "t.json exists and was not changed" in done.stderr
+    assert (tmp_path / "t.json").read_text() == "mine"
+
+
+def test_a_recipe_that_cannot_run_says_so(tmp_path: Path) -> None:
+    done = said(tmp_path, "profile", *SHORT, "--recipe", "cuda_graph", code=3)
+    assert "cuda_graph cannot be profiled" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def profiled() -> vivace.Profiled:
+    timing = vivace.Timing(max_warmup=1)
+    return vivace.profile("tiny-sd", num_inference_steps=2, device="cpu", timing=timing, calls=1)
+
+
+def test_the_object_prints_and_has_dicts(profiled: vivace.Profiled) -> None:
+    text = str(profiled)
+    assert "Self CPU %" in text
+    assert "Self CUDA" not in text, "there is no GPU"
+    assert "index_for_timestep" in text
+    assert "note: the warm-up ended before the times were steady" in text
+    assert profiled.to_dicts()[0]["name"] == "aten::mkldnn_convolution"
+    assert all(change.kind == "same" for change in profiled.against(profiled))
+
+
+def test_its_csv_has_a_row_for_each_operator(profiled: vivace.Profiled) -> None:
+    from vivace.report.profile import profile_csv
+
+    rows = list(csv.DictReader(io.StringIO(profile_csv(profiled.profile))))
+    assert len(rows) == len(profiled.profile.operators)
+    assert sum(float(row["self_cpu_percent"]) for row in rows) == pytest.approx(100)
+
+
+def test_what_went_what_shrank_and_what_came(profiled: vivace.Profiled) -> None:
+    before = profiled.profile
+    rows = list(before.operators)
+    half = rows[0].model_copy(
+        update={name: getattr(rows[0], name) / 2 for name in ("self_cpu_s", "least_s", "most_s")}
+    )
+    new = rows[1].model_copy(update={"name": "fused"})
+    after = before.model_copy(update={"operators": (half, new, *rows[2:])})
+    found = {one.name: one for one in changes(before, after)}
+    assert found[rows[0].name].kind == "shrank"
+    assert found[rows[1].name].kind == "gone"
+    assert found["fused"].kind == "new"
+    assert found[rows[2].name].kind == "same"
+    assert found["fused"].difference_s == rows[1].self_cpu_s
+
+
+def test_a_round_trip(profiled: vivace.Profiled) -> None:
+    text = profiled.profile.model_dump_json()
+    assert Profile.model_validate_json(text) == profiled.profile
+    assert table_rows(Profile.model_validate_json(text)) == profiled.to_dicts()
+
+
+def test_a_call_that_compiles_is_discarded_and_one_that_goes_on_is_refused() -> None:
+    traces = iter([Trace(0, 1, compiling=["CachingAutotuner.benchmark_all_configs"]), Trace(0, 2)])
+    trace, discarded = _steady_trace(lambda: next(traces))
+    assert (trace.end, discarded) == (2, 1)
+    with pytest.raises(Unsupported, match=r"compiled or tuned in each of 4 calls \(CachingAutotuner"):
+        _steady_trace(lambda: Trace(0, 1, compiling=["CachingAutotuner.benchmark_all_configs"]))
+
+
+def test_the_bars_reach_from_least_to_most() -> None:
+    memory = MemoryTimeline(
+        kind="CPU tensors", points=((0.0, 0), (0.5, 100), (0.9, 20)), before_bytes=0, peak_bytes=100,
+        at_peak_bytes={}, peak_by_component_bytes={},
+    )  # fmt: skip
+    assert sparkline(memory, 1.0, width=10) == "▁▁▁▁▁█████"
+    assert sparkline(memory, 2.0, width=10) == "▁▁███▂▂▂▂▂"

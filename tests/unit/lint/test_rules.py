@@ -1,0 +1,212 @@
+"""Each rule finds its fault, and leaves the same table without it alone."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+import vivace
+from tests.typed import said
+from vivace.errors import UsageError
+from vivace.lint.check import lint
+from vivace.lint.columns import SYNONYMS, Column, column_of
+from vivace.lint.limits import MODEL_FLOPS
+from vivace.lint.rules import RULES
+from vivace.lint.values import read_number
+
+ROOT = Path(__file__).parents[3]
+TIMED = "recipe,mean (s),min (s),median (s),p90 (s),p99 (s),max (s),n\n"
+
+# rule: a table with the fault, and the same without it
+CASES = {
+    "mean-in-range": ("recipe,mean_s,max_s\na,2.5,2.1\n", "recipe,mean_s,max_s\na,2.1,2.1\n"),
+    "percentiles-in-order": (
+        TIMED + "a,1.05,0.90,1.20,1.10,1.30,1.40,300\n", TIMED + "a,1.05,0.9,1.0,1.1,1.3,1.4,300\n"
+    ),
+    "mean-fits-percentiles": (TIMED + "a,1.90,0.9,1.0,1.1,1.3,2.0,300\n", TIMED + "a,1.05,0.9,1.0,1.1,1.3,2.0,300\n"),
+    "positive": ("recipe,time\na,-0.5 s\nb,1 s\n", "recipe,time\na,0.5 s\nb,1 s\n"),
+    "percentage": ("name,GPU utilisation\na,130 %\n", "name,GPU utilisation\na,100 %\n"),
+    "self-percentages": ("name,Self CPU %\na,60 %\nb,50 %\n", "name,Self CPU %\na,60 %\nb,40 %\n"),
+    "self-within-total": ("name,Self CPU,CPU total\na,2.0ms,1.0ms\n", "name,Self CPU,CPU total\na,1.0ms,2.0ms\n"),
+    "average-times-calls": (
+        "name,CPU total,CPU time avg,# of calls\na,10.00ms,1.00ms,20\n",
+        "name,CPU total,CPU time avg,# of calls\na,10.00ms,1.00ms,10\n",
+    ),
+    "counted-twice": (
+        "name,Self CUDA,# of calls\naten::mm,12.345ms,7\ngemm,12.345ms,7\n",
+        "name,Self CUDA,# of calls\naten::mm,12.345ms,7\ngemm,10.345ms,7\n",
+    ),
+    "tuning-inside": (
+        "name,CPU total,# of calls\nCachingAutotuner.benchmark_all_configs,1s,3\n",
+        "name,CPU total,# of calls\naten::mm,1s,3\n",
+    ),
+    "tail-samples": ("recipe,p99 (ms),n\na,120,10\n", "recipe,p99 (ms),n\na,120,200\n"),
+    "speedup": (
+        "recipe,s/image,speed-up\nbaseline,1.30,1\nb,0.55,3.1x\n",
+        "recipe,s/image,speed-up\nbaseline,1.30,1\nb,0.55,2.36x\n",
+    ),
+    "throughput": (
+        "recipe,latency (ms),images/s,batch\na,500,4.0,1\n", "recipe,latency (ms),images/s,batch\na,500,4.0,2\n"
+    ),
+    "steps-total": (
+        "recipe,time (s),s/step,steps\na,1.00,0.05,30\n", "recipe,time (s),s/step,steps\na,1.00,0.03,30\n"
+    ),
+    "peak-memory": (
+        "recipe,model memory (GB),peak memory (GB)\na,8.0,7.5\n",
+        "recipe,model memory (GB),peak memory (GB)\na,8.0,9.5\n",
+    ),
+    "units": (
+        "recipe,time\na,1.2\nb,1.1\nc,1300\nd,1.4\ne,1.3\n", "recipe,time\na,1.2\nb,1.1\nc,1.3\nd,1.4\ne,1.3\n"
+    ),
+    "repeated-rows": (
+        "recipe,mean (s),min (s),max (s)\na,1.234,1.111,1.456\nb,1.234,1.111,1.456\n",
+        "recipe,mean (s),min (s),max (s)\na,1.234,1.111,1.456\nb,1.235,1.111,1.456\n",
+    ),
+    "chip-limit": (
+        "model,recipe,GPU,steps,time (s)\nFLUX.1-dev,bf16,A100,28,4.0\n",
+        "model,recipe,GPU,steps,time (s)\nFLUX.1-dev,bf16,A100,28,14.0\n",
+    ),
+    "ruined-images": (
+        "model,quant,CLIP score,time (s)\nSDXL,fp16,0.28,1\nSDXL,int8,0.13,1\n",
+        "model,quant,CLIP score,time (s)\nSDXL,fp16,0.28,1\nSDXL,int8,0.27,1\n",
+    ),
+    "threshold-order": (
+        "recipe,time (s)\nTeaCache (0.2),5.10\nTeaCache (0.4),5.90\n",
+        "recipe,time (s)\nTeaCache (0.2),5.10\nTeaCache (0.4),4.90\n",
+    ),
+}  # fmt: skip
+
+
+def test_every_rule_has_a_case() -> None:
+    assert CASES.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_the_fault_is_found_and_its_absence_is_not(rule: str, tmp_path: Path) -> None:
+    with_fault, without = CASES[rule]
+    path = tmp_path / "table.csv"
+    path.write_text(with_fault)
+    found = [one for one in lint([path]) if one.rule == rule]
+    assert found
+    assert all(one.numbers and one.why and one.check and one.row for one in found)
+    path.write_text(without)
+    assert lint([path]) == []
+
+
+def test_rounding_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("recipe,mean (s),min (s)\na,2.0,2.04\n")
+    assert lint([path]) == []
+    path.write_text("recipe,mean (s),min (s)\na,2.00,2.04\n")
+    assert [one.rule for one in lint([path])] == ["mean-in-range"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "kind"),
+    [
+        ("109.568s", 109.568, "time"), ("46.091ms", 0.046091, "time"), ("112.7us", 1.127e-4, "time"),
+        ("23.54%", 23.54, "percent"), ("~4 GB", 4e9, "bytes"), ("3,705", 3705, None),
+        ("1.06x [0.97, 1.16]", 1.06, "ratio"),
+        ("1.07 s ±8.2 %", 1.07, "time"), ("**2.5**", 2.5, None), ("`7`", 7, None), ("1e-3", 0.001, None),
+        ("null", None, None), ("-", None, None), ("1-4", None, None), ("fp16", None, None),
+        ("4090 cards", None, None),
+    ],
+)  # fmt: skip
+def test_cells(text: str, value: float | None, kind: str | None) -> None:
+    found = read_number(text)
+    assert (None if found is None else (found.value, found.kind)) == (
+        None if value is None else (pytest.approx(value), kind)
+    )
+
+
+@pytest.mark.parametrize(
+    ("heading", "column"),
+    [
+        ("Average Time (s)", Column("mean", "", "time", 1.0)),
+        ("H100 (s)", Column("mean", "H100", "time", 1.0)),
+        ("Model Memory RTX 4090 (GB)", Column("model_memory", "RTX 4090", "bytes", 1e9)),
+        ("VRAM peak (GB)", Column("peak_memory", "", "bytes", 1e9)),
+        ("median_s", Column("p50", "", "time", 1.0)),
+        ("model_bytes", Column("model_memory", "", "bytes", 1.0)),
+        ("latency.median_s", Column("p50", "", "time", 1.0)),
+        ("speed-up [95 % interval]", Column("speedup", "", None, 1.0)),
+        ("# of Calls", Column("calls", "", None, 1.0)),
+        ("steps_s", None),
+        ("Sharpness", None),
+        ("Compile VAE", None),
+    ],
+)
+def test_headings(heading: str, column: Column | None) -> None:
+    assert column_of(heading) == column
+
+
+def test_no_heading_has_two_meanings() -> None:
+    names = [name for names in SYNONYMS.values() for name in names]
+    assert len(names) == len(set(names))
+
+
+def test_flop_of_models_are_those_of_the_record() -> None:
+    record = json.loads((ROOT / "results" / "skipped-work-operations.json").read_text())
+    counted = {name: next(iter(of.values()))["step"] for name, of in record.items()}
+    assert sorted(counted.values()) == sorted(one.step for one in MODEL_FLOPS)
+
+
+def test_the_command_names_file_and_line_and_its_exit_code_tells(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("recipe,mean_s,min_s\nslow,2.05,2.09\n")
+    (tmp_path / "b.md").write_text("text\n\n| recipe | p99 (s) | n |\n|---|---|---|\n| a | 1.2 | 10 |\n")
+    done = said(tmp_path, "lint", "a.csv", "b.md", code=1)
+    assert "a.csv:2 (slow): impossible, mean-in-range\n  mean 2.05, min 2.09\n" in done.stdout
+    assert "b.md:5 (a): doubtful, tail-samples" in done.stdout
+    assert "1 impossible, 1 doubtful in 2 files" in done.stderr
+    found = json.loads(said(tmp_path, "lint", "b.md", "--format", "json").stdout)
+    assert [(one["rule"], one["row"], one["severity"]) for one in found] == [("tail-samples", 5, "doubtful")]
+
+
+def test_what_the_rows_do_not_name_can_be_given(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("recipe,time (s)\nbf16,0.5\n")
+    said(tmp_path, "lint", "a.csv")
+    done = said(tmp_path, "lint", "a.csv", "--model", "flux-dev", "--gpu", "H100", "--steps", "28", code=1)
+    assert "3,787 TFLOP/s; the chip has 990 in 16 bits" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", "give a file that ends in"),
+        ("a.json", b"{", "cannot be read"),
+        ("a.csv", b"\xff\xfe", "not UTF-8"),
+        ("none.csv", None, "cannot be read"),
+    ],
+)
+def test_files_that_cannot_be_read(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        lint([tmp_path / name])
+
+
+def test_nothing_that_vivace_publishes_is_impossible() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    records = sorted((ROOT / "results").glob("techniques-*.json"))
+    found = lint([*pages, ROOT / "results" / "demo-cpu.json", *records])
+    assert [one for one in found if one.severity == "impossible"] == []
+
+
+def test_vivace_s_own_output_passes(tmp_path: Path) -> None:
+    run = vivace.bench(
+        "tiny-sd", ["baseline", "tiny_vae"], num_inference_steps=1, device="cpu", quality=False, store=tmp_path / "s",
+        timing=vivace.Timing(rounds=1, repeats=3, max_warmup=2),
+    )  # fmt: skip
+    rows = run.to_dicts()
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    (tmp_path / "rows.json").write_text(json.dumps([row.to_json() for row in run.rows()]))
+    (tmp_path / "rows.md").write_text(str(run))
+    found = lint([tmp_path / name for name in ("rows.csv", "rows.json", "rows.md")])
+    assert [one for one in found if one.severity == "impossible"] == []
+    swapped = (tmp_path / "rows.csv").read_text().replace("mean_s,min_s,max_s", "mean_s,max_s,min_s")
+    (tmp_path / "rows.csv").write_text(swapped)
+    assert "mean-in-range" in {one.rule for one in lint([tmp_path / "rows.csv"])}

@@ -1,0 +1,117 @@
+"""Synchronisations are named with the line of Python that makes them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from vivace.profiling.host_waits import PythonCall, Wait, located
+from vivace.profiling.profiler import _waits, host_waits
+
+
+def call(start: int, end: int, file: str, line: int, *, is_exact: bool = True) -> PythonCall:
+    return PythonCall(start, end, file, line, f"function_{line}", is_exact)
+
+
+def test_the_innermost_caller_outside_torch_is_named() -> None:
+    calls = [
+        call(0, 100, "run.py", 1),
+        call(10, 50, "diffusers/scheduler.py", 20, is_exact=False),
+        call(20, 30, "diffusers/scheduler.py", 25),
+        call(21, 29, "torch/_tensor.py", 900),
+        call(40, 45, "other.py", 7),
+    ]
+    waits = [
+        Wait("synchronisation", "cudaStreamSynchronize", "denoiser", 22, 28),
+        Wait("synchronisation", "cudaStreamSynchronize", "denoiser", 32, 34),
+        Wait("copy", "Memcpy DtoH (Device -> Pageable)", "other", 60, 90, num_bytes=64),
+    ]
+    rows = {(one.file, one.line): one for one in located(waits, calls)}
+    assert rows["diffusers/scheduler.py", 25].is_exact
+    assert not rows["diffusers/scheduler.py", 20].is_exact, "no call was traced: somewhere in the function"
+    assert rows["run.py", 1].num_bytes == 64
+    assert [one.seconds for one in located(waits, calls)] == [30e-9, 6e-9, 2e-9]
+
+
+def test_a_wait_without_a_caller_is_kept() -> None:
+    (row,) = located([Wait("synchronisation", "cudaDeviceSynchronize", "other", 5, 9)], [])
+    assert (row.file, row.count) == ("?", 1)
+
+
+@dataclass
+class _Event:
+    """What torch.profiler hands out of one event."""
+
+    label: str
+    begin: int
+    length: int
+    device: str = "DeviceType.CPU"
+    correlation: int = 0
+
+    def name(self) -> str:
+        return self.label
+
+    def start_ns(self) -> int:
+        return self.begin
+
+    def duration_ns(self) -> int:
+        return self.length
+
+    def device_type(self) -> str:
+        return self.device
+
+    def correlation_id(self) -> int:
+        return self.correlation
+
+
+def test_waits_on_a_gpu_are_cuda_calls_and_copies_to_the_host() -> None:
+    events = [
+        _Event("vivace call", 0, 100),
+        _Event("vivace component denoiser", 5, 30),
+        _Event("vivace component denoiser", 0, 99, "DeviceType.CUDA"),
+        _Event("aten::_local_scalar_dense", 8, 12),
+        _Event("cudaMemcpyAsync", 10, 2, correlation=1),
+        _Event("cudaStreamSynchronize", 13, 5, correlation=2),
+        _Event("cudaMemcpyAsync", 50, 20, correlation=3),
+        _Event("cudaMemcpyAsync", 80, 1, correlation=4),
+        _Event("cudaLaunchKernel", 90, 1, correlation=5),
+        _Event("cudaDeviceSynchronize", 150, 9, correlation=6),
+        _Event("Memcpy DtoH (Device -> Pinned)", 11, 1, "DeviceType.CUDA", 1),
+        _Event("Memcpy DtoH (Device -> Pageable)", 60, 1, "DeviceType.CUDA", 3),
+        _Event("Memcpy HtoD (Pageable -> Device)", 81, 1, "DeviceType.CUDA", 4),
+    ]
+    found = [
+        (one.kind, one.component, one.start, one.num_bytes)
+        for one in _waits([(one.name(), one) for one in events], {1: 2, 3: 4096})
+    ]
+    assert found == [
+        ("copy", "denoiser", 10, 2),
+        ("synchronisation", "denoiser", 13, 0),
+        ("copy", "other", 50, 4096),
+    ]
+
+
+class _Pipe:
+    """A pipeline with one component that reads a value in every call."""
+
+    def __init__(self) -> None:
+        self.unet = torch.nn.Identity()
+
+    def __call__(self) -> None:
+        for _ in range(3):
+            self.unet(torch.ones(2)).sum().item()  # the line that the test looks for
+
+
+def test_a_real_call_names_its_line() -> None:
+    pipe = _Pipe()
+    (row,) = host_waits(pipe, pipe)
+    with open(__file__) as lines:
+        wanted = next(k for k, line in enumerate(lines, 1) if "# the line that the test" in line)
+    assert (row.kind, row.line, row.function, row.is_exact, row.count) == (
+        "read",
+        wanted,
+        "__call__",
+        True,
+        3,
+    )
+    assert row.file.endswith("test_host_waits.py")
+    assert not pipe.unet._forward_pre_hooks, "nothing stays attached"

@@ -1,0 +1,73 @@
+"""The stopping rule of `vivace compare`: few looks, a verdict when it is sure, honest when it is not."""
+
+import math
+
+import numpy as np
+import pytest
+
+from vivace.stats.sequential import FALSE_DIFFERENCE, decide, decide_logs, looks
+from vivace.stats.verdicts import Verdict
+
+
+def logs(ratio: float, number: int, sd: float = 0.002) -> tuple[list[float], list[float]]:
+    """Return pairs whose mean is exactly that ratio of the second's time to the first's."""
+    around = np.resize([sd, -sd], number)
+    return [-math.log(ratio) + float(x) for x in around - around.mean()], [0.0005] * number
+
+
+@pytest.mark.parametrize(("most", "wanted"), [(3, [3]), (5, [3, 4, 5]), (32, [3, 4, 6, 8, 12, 16, 24, 32])])
+def test_looks(most: int, wanted: list[int]) -> None:
+    assert looks(most) == wanted
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"), [(1.2, Verdict.SLOWER), (1 / 1.2, Verdict.FASTER), (1.0, Verdict.SAME)]
+)
+def test_sixteen_quiet_pairs_have_a_verdict(ratio: float, verdict: Verdict) -> None:
+    decision = decide_logs(*logs(ratio, 16), num_looks=9)
+    assert (decision.verdict, decision.is_final, decision.num_pairs) == (verdict, True, 16)
+    assert decision.ratio.point == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_few_pairs_are_not_the_same(number: int) -> None:
+    assert not decide_logs(*logs(1.0, number), num_looks=9).is_final
+
+
+def test_same_needs_the_whole_interval_within_one_percent() -> None:
+    assert decide_logs(*logs(1.005, 16), num_looks=9).verdict is Verdict.UNCLEAR
+    assert decide_logs(*logs(1.005, 64), num_looks=9).verdict is Verdict.SAME
+
+
+def test_more_looks_ask_for_more() -> None:
+    widths = [decide_logs(*logs(1.0, 8), num_looks=n).ratio.half_width for n in (1, 9, 20)]
+    assert widths == sorted(widths)
+    assert widths[0] < widths[-1]
+
+
+def test_an_allowed_slowdown_is_another_question() -> None:
+    by_two = decide_logs(*logs(1.02, 16), num_looks=9, fail_if=0.03)
+    assert (by_two.regressed, by_two.is_final) == (False, True)
+    by_three = decide_logs(*logs(1.03, 16), num_looks=9, fail_if=0.03)
+    assert (by_three.regressed, by_three.is_final) == (None, False)
+    assert by_three.verdict is Verdict.SLOWER, "it is slower, only not surely by more than is allowed"
+    assert decide_logs(*logs(1.05, 16), num_looks=9, fail_if=0.03).regressed is True
+
+
+def test_samples_give_the_same_as_their_logarithms() -> None:
+    first, second = [[1.0, 1.0, 1.0]] * 4, [[1.1, 1.1, 1.1]] * 4
+    decision = decide(first, second, 9)
+    assert decision.ratio.point == pytest.approx(1.1)
+    assert decision.verdict is Verdict.SLOWER
+
+
+@pytest.mark.parametrize("process_sd", [0.005, 0.03])
+def test_a_recipe_is_rarely_slower_than_itself(process_sd: float) -> None:
+    """All looks together; the full simulation is benchmarks/sequential_coverage.py."""
+    generator = np.random.default_rng(0)
+    wrong = 0
+    repeats = 500
+    for _ in range(repeats):
+        drawn = generator.normal(0, math.sqrt(2) * process_sd, 32).tolist()
+        wrong += any(decide_logs(drawn[:n], [0.002] * n, 9).verdict is Verdict.SLOWER for n in looks(32))
+    assert wrong / repeats <= FALSE_DIFFERENCE
