@@ -103,8 +103,9 @@ def run_study(
         if launcher is None:
             launcher = stack.enter_context(start_launcher(study.device))
         if pool is None and (gpus is not None or ray is not None):
-            check_one_gpu(checked)
             pool = stack.enter_context(closing(start_pool(study, launcher, gpus, ray)))
+        if pool is not None:
+            check_one_gpu(checked)
         compared: list[Compared] = []
         for comparison, scorer in zip(checked, scorers, strict=True):
             one = _Comparing(study, comparison, scorer, opened, launcher, progress or Silent())

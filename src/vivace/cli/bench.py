@@ -46,17 +46,6 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     return tuple(found)
 
 
-def parse_gpus(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> int | Literal["all"] | None:
-    """Return a number of GPUs, or "all"; None if none was given."""
-    if value is None or value == "all":
-        return "all" if value else None
-    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 1024:
-        raise click.BadParameter(f"{value!r} is not 'all' or a whole number from 1 to 1024.")
-    return int(value)
-
-
 @click.command()
 @click.option(
     "--model",
@@ -138,17 +127,7 @@ def parse_gpus(
 @options.device
 @options.threads
 @options.store
-@click.option(
-    "--gpus",
-    callback=parse_gpus,
-    metavar="N|all",
-    help="Spread the recipes over so many GPUs of this host; each measures its own baseline and has its own table.",
-)
-@click.option(
-    "--ray",
-    metavar="ADDRESS",
-    help="Spread the recipes over a Ray cluster: HOST:PORT, auto for this host's own, local to start one here.",
-)
+@options.places
 @click.option("--rerun", is_flag=True, help="Measure again what the store already has.")
 @click.option(
     "--quality/--no-quality",

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -194,3 +194,31 @@ def read_prompts(path: Path) -> list[str]:
 def command_line() -> str:
     """Return the command line that was typed, as text that can be stored."""
     return shlex.join(["vivace", *sys.argv[1:]])
+
+
+def parse_gpus(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> int | Literal["all"] | None:
+    """Return a number of GPUs, or "all"; None if none was given."""
+    if value is None or value == "all":
+        return "all" if value else None
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 1024:
+        raise click.BadParameter(f"{value!r} is not 'all' or a whole number from 1 to 1024.")
+    return int(value)
+
+
+def places(function: Callable[..., int]) -> Callable[..., int]:
+    """Add --gpus and --ray."""
+    ray = click.option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Spread the recipes over a Ray cluster: HOST:PORT, auto for this host's own, local to start one here.",
+    )
+    gpus = click.option(
+        "--gpus",
+        callback=parse_gpus,
+        metavar="N|all",
+        help="Spread the recipes over so many GPUs of this host; each measures its own baseline and has its own "
+        "table.",
+    )
+    return gpus(ray(function))

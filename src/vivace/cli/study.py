@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 @click.option("--part", "parts", multiple=True, metavar="NAME", help="Only this part; repeat for more.")
 @options.device
 @options.store
+@options.places
 @click.option("--rerun", is_flag=True, help="Measure again what the store already has.")
 @click.option(
     "-o",
@@ -66,6 +67,8 @@ def study(
     parts: Sequence[str],
     device: str,
     store: Path,
+    gpus: int | Literal["all"] | None,
+    ray: str | None,
     rerun: bool,
     output: Path | None,
     format_: str,
@@ -92,18 +95,23 @@ def study(
         return _dry_run(planned, store, check_plan and not tiny, format_)
     if output is not None:
         check_writable(output.parent, output)
-    return _run(file, planned, store, rerun, device, output, format_)
+    where: dict[str, Any] = {"device": device, "store": store, "gpus": gpus, "ray": ray}
+    return _run(file, planned, where, rerun, output, format_)
 
 
 def _run(
     file: StudyFile,
     planned: tuple[ModelPart, ...],
-    store: Path,
+    where: dict[str, Any],
     rerun: bool,
-    device: str,
     output: Path | None,
     format_: str,
 ) -> int:
+    """Run the study and show it.
+
+    Args:
+        where: arguments of `run_parts`: device, store, gpus, ray.
+    """
     from vivace.cli.progress import for_this_terminal
     from vivace.studies.expand import left_out
     from vivace.studies.runs import run_parts
@@ -114,10 +122,9 @@ def _run(
         run = run_parts(
             file,
             planned,
-            store=store,
             rerun=rerun,
             progress=for_this_terminal(),
-            device=device,
+            **where,
             command=options.command_line(),
         )
     except KeyboardInterrupt:

@@ -56,12 +56,14 @@ class Column:
         kind: "published" or "measured".
         cells: by part, model, row and figure. Models are those of the study file, whatever stood for them.
         rows: the measured rows by part, model and row.
+        baselines: the baseline's rows by part and model, one for each GPU or host that measured.
     """
 
     name: str
     kind: Literal["published", "measured"]
     cells: Mapping[tuple[str, str, str, str], Cell]
     rows: Mapping[tuple[str, str, str], Row] = field(default_factory=dict)
+    baselines: Mapping[tuple[str, str], tuple[Row, ...]] = field(default_factory=dict)
 
     def cell(self, part: str, model: str, row: str, figure: str) -> Cell:
         return self.cells.get((part, model, row, figure), ABSENT)

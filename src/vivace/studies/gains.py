@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vivace.report.rows import CPU_DRIFT, LEAST_CPU_SHARE, Row
+from vivace.spec.environment import Place
 from vivace.stats import Interval, Spread, Verdict, learn_spread, log_speedup, verdict
 from vivace.stats.intervals import DEFAULT_SPREAD, LogMean
 
@@ -28,20 +29,23 @@ class SpeedUp:
 
 
 def speed_up(
-    before: Row, after: Row, baseline: Row | None = None, spread: Spread = DEFAULT_SPREAD
+    before: Row, after: Row, baselines: Sequence[Row] = (), spread: Spread = DEFAULT_SPREAD
 ) -> SpeedUp | None:
     """Return the speed-up of `after` over `before`; None if nothing connects them.
 
-    Rows that were measured in the same rounds are compared directly. Others, e.g. of a resumed study, are compared by
-    way of the baseline, which was measured beside both.
+    Rows that were measured in the same rounds of one GPU are compared directly. Others, e.g. of a resumed study or of
+    several GPUs, are compared by way of the baselines, one of which was measured beside each.
+
+    Args:
+        baselines: the baseline's rows, one for each GPU or host.
     """
     old, new = _samples(before), _samples(after)
-    shared = sorted(set(old) & set(new))
+    shared = sorted(set(old) & set(new)) if _place(before) == _place(after) else []
     if shared:
         found = log_speedup([old[i] for i in shared], [new[i] for i in shared], spread)
         num_rounds = len(shared)
     else:
-        ways = [_beside(baseline, row, spread) for row in (before, after)]
+        ways = [_beside(baselines, row, spread) for row in (before, after)]
         if ways[0] is None or ways[1] is None:
             return None
         (to_old, rounds_old), (to_new, rounds_new) = ways[0], ways[1]
@@ -55,8 +59,9 @@ def speed_up(
     return SpeedUp(found.interval(), verdict(found, num_rounds), doubt)
 
 
-def _beside(baseline: Row | None, row: Row, spread: Spread) -> tuple[LogMean, int] | None:
-    """Return the speed-up over the baseline, and in how many rounds it was measured."""
+def _beside(baselines: Sequence[Row], row: Row, spread: Spread) -> tuple[LogMean, int] | None:
+    """Return the speed-up over the baseline of the same place, and in how many rounds it was measured."""
+    baseline = next((one for one in baselines if _place(one) == _place(row)), None)
     if baseline is None:
         return None
     old, new = _samples(baseline), _samples(row)
@@ -74,7 +79,18 @@ def _difference(one: LogMean, other: LogMean) -> LogMean:
 
 def spread_of(rows: Iterable[Row]) -> Spread:
     """Return how much processes differ, learnt from rows that were measured beside each other."""
-    return learn_spread([samples for row in rows if (samples := _samples(row))])
+    spread = DEFAULT_SPREAD
+    by_place: dict[Place | None, list[dict[int, tuple[float, ...]]]] = {}
+    for row in rows:
+        if samples := _samples(row):
+            by_place.setdefault(_place(row), []).append(samples)
+    for trials in by_place.values():
+        spread = learn_spread(trials, spread)
+    return spread
+
+
+def _place(row: Row) -> Place | None:
+    return row.record.environment.place
 
 
 def _samples(row: Row) -> dict[int, tuple[float, ...]]:

@@ -107,8 +107,7 @@ def _holds(claim: Claim, speed: Interval) -> bool | None:
 def _measured_pair(claim: Claim, part: ModelPart, column: Column, row: str, shown: str) -> Check:
     before, after = (column.rows[(part.part.name, part.model, name)] for name in (claim.than, row))
     beside = [found for (name, model, _), found in column.rows.items() if (name, model) == _key(part)]
-    baseline = column.rows.get((*_key(part), part.cases[0].label))
-    found = speed_up(before, after, baseline, spread_of(beside))
+    found = speed_up(before, after, column.baselines.get(_key(part), ()), spread_of(beside))
     if found is None or found.ratio.low is None or found.ratio.high is None:
         return Check(part.model, None, f"{shown}: no interval")
     shown += f", {found.ratio.point:.2f}x [{found.ratio.low:.2f}, {found.ratio.high:.2f}]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -54,7 +54,7 @@ class PagePart:
     notes: tuple[tuple[str, str], ...]
     remarks: tuple[str, ...]
     stand_in: str
-    section: object
+    sections: tuple[object, ...]
 
 
 def page_of(run: StudyRun) -> str:
@@ -114,7 +114,7 @@ def _part(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> PagePart:
         notes=tuple(notes(view)),
         remarks=_remarks(view),
         stand_in="" if planned.measured_on == planned.model else planned.measured_on,
-        section=_section(id_, view, run, max_bytes),
+        sections=tuple(_sections(id_, view, run, max_bytes)),
     )
 
 
@@ -146,11 +146,13 @@ def _cell(figure: str, shown: Shown, is_measured: bool) -> PageCell:
     return PageCell(value_text(figure, value), below, over, shown.cell.note, is_measured, is_lost=False)
 
 
-def _section(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> object | None:
-    """Return the report's section of the measured rows: table, charts and images; None before a run."""
-    part = next((one for one in run.parts if one.planned is view.planned and one.compared is not None), None)
-    if part is None or part.compared is None or not part.compared.records:
-        return None
+def _sections(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> Iterator[object]:
+    """Yield the report's section of the measured rows of each GPU or host: table, charts and images."""
+    compared = [
+        found for one in run.parts if one.planned is view.planned for found in one.compared if found.records
+    ]
+    if not compared:
+        return
     try:
         store = Store.read_only(run.store)
     except StoreError:
@@ -162,11 +164,13 @@ def _section(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> object 
         except OSError:
             return None
 
-    started = min(r.started_at for record in part.compared.records for r in record.rounds)
     try:
         command = store.runs()[-1].command if store is not None and store.runs() else ""
-        section = Section(command, started or datetime.now(UTC).isoformat(), tuple(part.compared.rows()))
-        return section_view(f"{id_}-run", section, read_picture, max_bytes)
+        for number, one in enumerate(compared):
+            started = min(r.started_at for record in one.records for r in record.rounds)
+            section = Section(command, started or datetime.now(UTC).isoformat(), tuple(one.rows()))
+            name = f"{id_}-run" if number == 0 else f"{id_}-run-{number + 1}"
+            yield section_view(name, section, read_picture, max_bytes)
     finally:
         if store is not None:
             store.close()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vivace.benchmark import studies as benches
 from vivace.benchmark.launcher import Launcher
+from vivace.benchmark.local_pool import NumGpus
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import Progress
+from vivace.benchmark.spread import Pool
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.report.rows import Row
 from vivace.spec.record import Outcome, Record
@@ -28,33 +30,38 @@ class MeasuredPart:
     """A part on one model with its rows.
 
     Attributes:
-        compared: None before it was run.
+        compared: one for each GPU or host that measured some of it; empty before it was run.
         rows: by the label of a case; cases whose techniques conflict have none.
+        baselines: of each comparison.
     """
 
     planned: ModelPart
-    compared: Compared | None
+    compared: tuple[Compared, ...] = ()
 
     @property
     def rows(self) -> dict[str, Row]:
-        if self.compared is None:
-            return {}
-        by_recipe = {row.record.trial.recipe.text: row for row in self.compared.rows()}
+        by_recipe: dict[str, Row] = {}
+        for compared in self.compared:
+            by_recipe = {row.record.trial.recipe.text: row for row in compared.rows()} | by_recipe
         return {
             c.label: by_recipe[c.recipe]
             for c in self.planned.cases
             if c.recipe in by_recipe and not c.refused
         }
 
+    @property
+    def baselines(self) -> tuple[Row, ...]:
+        return tuple(compared.rows()[0] for compared in self.compared if compared.records)
+
     def gains(self) -> list[tuple[str, SpeedUp | None]]:
         """Return what each member of a stack, or of a recipe that was taken apart, contributes."""
         rows = self.rows
         spread = spread_of(rows.values())
-        baseline = rows.get(self.planned.cases[0].label)
+        baselines = self.baselines
         found = []
         for gain in self.planned.gains:
             before, after = rows.get(gain.without), rows.get(gain.with_)
-            measured = speed_up(before, after, baseline, spread) if before and after else None
+            measured = speed_up(before, after, baselines, spread) if before and after else None
             found.append((gain.member, measured))
         return found
 
@@ -69,7 +76,7 @@ class StudyRun:
 
     @property
     def records(self) -> list[Record]:
-        return [r for part in self.parts if part.compared for r in part.compared.records]
+        return [r for part in self.parts for compared in part.compared for r in compared.records]
 
     @property
     def columns(self) -> list[Column]:
@@ -82,6 +89,7 @@ class StudyRun:
     def measured(self) -> list[Column]:
         cells: dict[str, dict[tuple[str, str, str, str], Cell]] = {}
         rows: dict[str, dict[tuple[str, str, str], Row]] = {}
+        baselines: dict[str, dict[tuple[str, str], tuple[Row, ...]]] = {}
         for one in self.parts:
             part, model = one.planned.part.name, one.planned.model
             found = one.rows
@@ -89,6 +97,7 @@ class StudyRun:
                 continue
             device = next(iter(found.values())).record.environment.device_name
             here = cells.setdefault(device, {})
+            baselines.setdefault(device, {})[(part, model)] = one.baselines
             for case in one.planned.cases:
                 row = found.get(case.label)
                 if row is not None:
@@ -99,7 +108,10 @@ class StudyRun:
                         here[key] = cell_of(row, figure)
                     elif case.refused:
                         here[key] = Cell("refused", note=case.refused)
-        return [Column(device, "measured", found, rows.get(device, {})) for device, found in cells.items()]
+        return [
+            Column(device, "measured", found, rows.get(device, {}), baselines.get(device, {}))
+            for device, found in cells.items()
+        ]
 
     def claims(self) -> list[tuple[Claim, list[Judged]]]:
         """Return each conclusion with what every column says of it.
@@ -164,6 +176,8 @@ def study(
     progress: Progress | None = None,
     command: str | None = None,
     launcher: Launcher | None = None,
+    gpus: NumGpus | None = None,
+    ray: str | None = None,
 ) -> StudyRun:
     """Run a published study or a study file, and return what was measured beside what was published.
 
@@ -175,7 +189,7 @@ def study(
         synthetic: the study's models with random weights: time and memory at full size without a download.
         models, parts: only these; empty for all.
         command: the command line to store with the run; None for the equivalent `vivace bench`.
-        store, rerun, progress, launcher: see `vivace.bench`.
+        store, rerun, progress, launcher, gpus, ray: see `vivace.bench`.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
@@ -191,6 +205,8 @@ def study(
         progress=progress,
         command=command,
         launcher=launcher,
+        gpus=gpus,
+        ray=ray,
     )
 
 
@@ -204,18 +220,35 @@ def run_parts(
     progress: Progress | None = None,
     command: str | None = None,
     launcher: Launcher | None = None,
+    gpus: NumGpus | None = None,
+    ray: str | None = None,
+    pool: Pool | None = None,
 ) -> StudyRun:
-    """Run the parts of a study one after the other, with one launcher; see `study`."""
+    """Run the parts of a study one after the other, with one launcher and one pool of places; see `study`.
+
+    Args:
+        pool: places to spread the trials over, instead of those that `gpus` or `ray` name.
+    """
     check(planned)
+    for one in planned:
+        benches.check_spread(one.study, gpus, ray)
     found = []
     with ExitStack() as stack:
         if launcher is None:
             launcher = stack.enter_context(benches.start_launcher(device))
+        if pool is None and planned and (gpus is not None or ray is not None):
+            pool = stack.enter_context(closing(benches.start_pool(planned[0].study, launcher, gpus, ray)))
         for one in planned:
             run: Run = benches.run_study(
-                one.study, store=store, rerun=rerun, progress=progress, command=command, launcher=launcher
+                one.study,
+                store=store,
+                rerun=rerun,
+                progress=progress,
+                command=command,
+                launcher=launcher,
+                pool=pool,
             )
-            found += [MeasuredPart(one, compared) for compared in run.comparisons]
+            found.append(MeasuredPart(one, run.comparisons))
     return StudyRun(file, Path(store), tuple(found))
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.make import make_record, make_round
 from vivace.report.rows import Row, rows_of
+from vivace.spec.environment import Place
 from vivace.spec.record import Outcome, Record
 from vivace.stats import Interval
 from vivace.studies import read_study
@@ -44,7 +45,7 @@ def measured(*records: Record) -> Column:
     rows: Sequence[Row] = rows_of(list(records))
     labels = {("p", "tiny-sd", row.recipe): row for row in rows}
     cells = {(*key, figure): cell_of(row, figure) for key, row in labels.items() for figure in FIGURES}
-    return Column("Test CPU", "measured", cells, labels)
+    return Column("Test CPU", "measured", cells, labels, {("p", "tiny-sd"): (rows[0],)})
 
 
 def timed(recipe: str, *seconds: float) -> Record:
@@ -111,6 +112,23 @@ def test_rows_that_share_no_round_are_compared_by_way_of_the_baseline() -> None:
     found = only(faster("steps(8)", "tiny_vae"), measured(base, first, second), "tiny_vae", "steps(8)")
     assert found.said is Said.AGREES
     assert "2.00x" in found.because
+
+
+def test_rows_of_two_gpus_are_compared_by_way_of_their_own_baselines() -> None:
+    """One GPU is half as fast as the other; the recipes are not."""
+
+    def at(index: int, *records: Record) -> list[Row]:
+        place = Place(uuid=f"GPU-{index}", index=index)
+        return rows_of([r.model_copy(update={"environment": r.environment.at(place)}) for r in records])
+
+    first = at(0, timed("baseline", 1.0, 1.0), timed("tiny_vae", 0.8, 0.8))
+    second = at(1, timed("baseline", 2.0, 2.0), timed("steps(8)", 1.0, 1.0))
+    rows = {("p", "tiny-sd", row.recipe): row for row in (*second, *first)}
+    cells = {(*key, figure): cell_of(row, figure) for key, row in rows.items() for figure in FIGURES}
+    column = Column("GPU", "measured", cells, rows, {("p", "tiny-sd"): (first[0], second[0])})
+    found = only(faster("steps(8)", "tiny_vae"), column, "tiny_vae", "steps(8)")
+    assert found.said is Said.AGREES
+    assert "1.60x" in found.because
 
 
 def test_a_row_that_was_not_measured_is_named_with_its_outcome() -> None:

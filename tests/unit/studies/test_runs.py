@@ -195,9 +195,7 @@ def test_published_numbers_are_judged_by_all_models_whatever_was_run() -> None:
     """Full optimisation is the fastest on some models of 000 and not on others."""
     file = read_study("000")
     (one,) = expand(file, models=["flux-dev"])
-    said = {
-        claim.says: judged for claim, judged in StudyRun(file, Path(), (MeasuredPart(one, None),)).claims()
-    }
+    said = {claim.says: judged for claim, judged in StudyRun(file, Path(), (MeasuredPart(one),)).claims()}
     (h100,) = said["Full optimisation is the fastest of all ten on an H100"]
     assert h100.said.value == "does not"
     assert h100.because.startswith("holds in ")
