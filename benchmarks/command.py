@@ -48,13 +48,14 @@ class Measuring:
 
 
 def measures(
-    *, record: str, repeats: int, warmup: int, timeout_s: float = 400.0
+    *, record: str, repeats: int, warmup: int, timeout_s: float = 400.0, rounds: int = 1
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Decorate a command's function with the options of measuring; it receives a `Measuring` as `how`.
 
     Args:
         record: description of the script's default record.
-        repeats, warmup, timeout_s: the defaults; calls, calls, and seconds per recipe.
+        repeats, warmup, timeout_s: the defaults; calls, calls, and seconds per round.
+        rounds: per recipe.
     """
     options = (
         click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help=f"Default: {record}."),
@@ -93,7 +94,7 @@ def measures(
             device: str,
             **others: Any,
         ) -> int:
-            timing = Timing(rounds=1, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
+            timing = Timing(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
             return function(how=Measuring(record, store, limit_s, timing, device), **others)
 
         for option in reversed(options):

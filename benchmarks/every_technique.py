@@ -1,20 +1,18 @@
-"""Measure every technique that keeps the image, one at a time, and the ten configurations of a published study.
+"""Measure every technique that keeps the image, one at a time, each beside its baseline.
 
     python -m benchmarks.every_technique sd15 --limit-s 500      measure what is missing, until the time limit
     python -m benchmarks.every_technique sd15 --compile 4        only compile, four recipes at a time, and time that
     python -m benchmarks.every_technique sd15 --best 5           the five fastest again, at full length
-    python -m benchmarks.every_technique sd15 --careful          rows disturbed by the CPU's changing speed, again
     python -m benchmarks.every_technique sd15 --only int8+compile --steps 50    this recipe, at full length
 
 The model has random weights and its native size. Single techniques are timed over eight steps, which
-docs/techniques-measured.md scales to the model's number of steps. The baseline, the ten configurations and the best
-recipes are timed at full length, at least three times: with fewer calls there is no interval, and so no verdict. Each
-invocation measures the baseline again, since it may run on another machine; rows are compared with the baseline
-measured before them. Each record is added at once, and the same command resumes with what is missing or was timed too
-few times.
+docs/techniques-measured.md scales to the model's number of steps; the best recipes, and FLUX's ten configurations of a
+published study, are timed at full length. A row is two rounds of the recipe between two rounds of its baseline (A B B
+A), each in a process of its own. Each pair is added to the record at once, and the same command resumes with what is
+missing, was timed too seldom, or was measured while the host's speed changed.
 
-Eager UNets are bound by the CPU, whose speed on a shared host changes within minutes; a row says so if it differed from
-its baseline's. `--careful` measures such rows again, each right after its own baseline.
+The eager steps of UNets are bound by the CPU that launches kernels, so such rows would measure the host. Their baseline
+is `cuda_graph`, and every recipe that goes with it has it too.
 
 `--compile` fills the compiler's disk cache, so that timing does not wait for it. The first calls are kept in a separate
 record, since processes that compile in parallel disturb each other.
@@ -31,14 +29,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
+import numpy as np
 
 import vivace
 from benchmarks.command import MEASURED_IN_PART, Measuring, locked, measures, run
 from benchmarks.every_model import line, write_records
-from vivace.benchmark import studies
+from vivace.benchmark import Timing, studies
 from vivace.benchmark.launcher import Launcher
 from vivace.cli.progress import for_this_terminal
-from vivace.errors import StoreError
+from vivace.errors import RecipeError, StoreError
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
@@ -50,6 +49,11 @@ from vivace.stats.intervals import MIN_SAMPLES
 RESULTS = Path(__file__).parents[1] / "results"
 FAMILIES = ("sd15", "sdxl", "flux-dev")
 STEPS = 8
+COMMON = {"sd15": "cuda_graph", "sdxl": "cuda_graph"}
+"""The baseline of a model, which its recipes have too where they can; none: as published."""
+ROUNDS = 2
+MOST_DRIFT = 1.1
+"""A row is refused if the baseline's rounds before and after it differ by more than this ratio."""
 
 ALONE = (
     "inference_mode",
@@ -130,7 +134,7 @@ Key = tuple[str, int]  # recipe, steps
 
 @click.command("every_technique")
 @click.argument("name", metavar="MODEL", type=click.Choice(FAMILIES))
-@measures(record="results/techniques-MODEL.json", repeats=4, warmup=3)
+@measures(record="results/techniques-MODEL.json", repeats=3, warmup=3, rounds=ROUNDS)
 @click.option("--only", multiple=True, metavar="RECIPE", help="This recipe, over --steps; repeat for more.")
 @click.option("--steps", type=click.IntRange(1, 1000), help=f"For --only. Default: {STEPS}.")
 @click.option(
@@ -140,9 +144,8 @@ Key = tuple[str, int]  # recipe, steps
     show_default=True,
 )
 @click.option("--best", type=click.IntRange(1, 50), help="The fastest so far again, at full length.")
-@click.option("--careful", is_flag=True, help="Measure rows again if the CPU's speed differed.")
 @click.option("--compile", "at_once", type=click.IntRange(1, 64), help="Only compile, this many at a time.")
-@click.option("--baseline/--no-baseline", "with_baseline", default=True, help="Measure the baseline first.")
+@click.option("--alone", "without_baseline", is_flag=True, help="Measure without a baseline beside it.")
 def every_technique(
     name: str,
     how: Measuring,
@@ -150,58 +153,50 @@ def every_technique(
     steps: int | None,
     part: str,
     best: int | None,
-    careful: bool,
     at_once: int | None,
-    with_baseline: bool,
+    without_baseline: bool,
 ) -> int:
     """Every technique on one model with random weights, one line per recipe; resumable."""
     record = how.record or record_file(name)
     if steps is not None and not only:
         raise click.UsageError("--steps is for recipes that are named; add --only RECIPE")
-    if careful and (only or best is not None or at_once is not None or not with_baseline):
-        raise click.UsageError(
-            "--careful selects its rows itself; leave out --only, --best, --compile and --no-baseline"
-        )
     asked = cases(name, part, only, steps or STEPS)
-    if at_once is not None:
-        timed = {key_of(found) for found in read_records(record) if is_done(name, found)}
-        return _compile(name, [case for case in asked if case not in timed], record, at_once, how)
     records = read_records(record)
+    done = {key_of(record) for record in finished(name, records)}
+    if at_once is not None:
+        return _compile(name, [case for case in asked if case not in done], record, at_once, how)
     if best is not None:
-        asked = [(recipe, full_length(name)) for recipe in fastest(records, best)]
-    done = {key_of(found) for found in records if is_done(name, found)}
-    if careful:
-        asked, done = disturbed(records), set()
-    wanted = [case for case in asked if case not in done]
-    repeats = how.timing.repeats
-    if (
-        repeats is not None
-        and repeats < MIN_SAMPLES
-        and any(number == full_length(name) for _, number in wanted)
-    ):
-        raise click.UsageError(
-            f"--repeats {repeats}: with fewer than {MIN_SAMPLES} timed calls there is no interval, so rows at full "
-            f"length cannot be compared; give {MIN_SAMPLES} or more"
-        )
-    behind: Record | None = None
+        asked = [(recipe, full_length(name)) for recipe in fastest(name, records, best)]
     with studies.start_launcher(how.device) as launcher:
-        for length in dict.fromkeys(number for _, number in wanted):
-            of_these = [recipe for recipe, number in wanted if number == length]
-            if careful:
-                of_these = [text for recipe in of_these for text in (BASELINE, recipe)]
-            elif with_baseline:
-                of_these.insert(0, BASELINE)
-            for recipe in of_these:
-                if how.is_over:
-                    return how.ended(recipe)
-                before = time.monotonic()
-                found = measure(name, recipe, length, how, launcher)
-                records = add(found, record, behind=behind)
-                if recipe == BASELINE:
-                    behind = found
-                row = row_of(found, records) if with_baseline else rows_of([found])[0]
-                click.echo(f"{length} steps, {line(row)} ({time.monotonic() - before:.0f} s)")
+        for recipe, length in asked:
+            if (recipe, length) in done:
+                continue
+            if how.is_over:
+                return how.ended(recipe)
+            _measure_case(name, recipe, length, how, launcher, record, without_baseline)
     return 0
+
+
+def _measure_case(
+    name: str, recipe: str, length: int, how: Measuring, launcher: Launcher, record: Path, is_alone: bool
+) -> None:
+    """Measure one case, once more if the host's speed changed meanwhile, and add it to the record."""
+    for attempt in range(2):
+        before = time.monotonic()
+        if is_alone:
+            found = [measure(name, recipe, length, how, launcher)]
+        else:
+            found = measure_beside(name, recipe, length, how, launcher)
+        row = rows_of(found)[-1]
+        moved = has_moved(*found) if len(found) == 2 and row.outcome is Outcome.MEASURED else None
+        told = f"; the host's speed changed: {moved}" if moved else ""
+        click.echo(f"{length} steps, {line(row)} ({time.monotonic() - before:.0f} s{told})")
+        if moved is None or attempt == 1:
+            break
+    if is_alone:
+        add(found[0], record, baseline(name))
+    else:
+        add_pair(found[0], found[1], record)
 
 
 def record_file(name: str) -> Path:
@@ -226,17 +221,60 @@ def num_timed(record: Record) -> int:
     return sum(len(round_.samples) for round_ in record.rounds)
 
 
-def is_done(name: str, record: Record) -> bool:
-    """Whether the record is complete: measured (at full length, often enough for an interval), or failed for good."""
-    if record.outcome is Outcome.MEASURED and key_of(record)[1] == full_length(name):
-        return num_timed(record) >= MIN_SAMPLES
-    return record.outcome.is_final
+def is_done(name: str, record: Record, beside: Record | None) -> bool:
+    """Whether a row is complete: timed often enough for an interval on a steady host, or failed for good.
+
+    Args:
+        beside: the baseline that was measured beside it.
+    """
+    if record.outcome is not Outcome.MEASURED:
+        return record.outcome.is_final
+    if beside is None or (num_timed(record) < MIN_SAMPLES and key_of(record)[1] == full_length(name)):
+        return False
+    if len(beside.rounds) < ROUNDS:  # an old row of one process
+        return name not in COMMON
+    return has_moved(beside, record) is None
+
+
+def has_moved(beside: Record, record: Record) -> str | None:
+    """Return how the host's speed changed while a row was measured; None if by no more than MOST_DRIFT."""
+    medians = [
+        float(np.median([s.total_s for s in round_.samples])) for round_ in beside.rounds if round_.samples
+    ]
+    if len(medians) > 1 and max(medians) > MOST_DRIFT * min(medians):
+        return f"the baseline took {min(medians):.3g} and {max(medians):.3g} s"
+    rows = rows_of([beside, record])
+    if len(rows) == 2 and rows[1].cpu_differs:
+        return f"Python took {rows[1].cpu_ratio:.2f} times as long as beside the baseline"
+    return None
+
+
+def finished(name: str, records: Sequence[Record]) -> list[Record]:
+    """Return the complete rows (see `is_done`)."""
+    return [one for one, beside in with_baselines(records, baseline(name)) if is_done(name, one, beside)]
+
+
+def baseline(name: str) -> str:
+    """The recipe that a model's rows are compared with, canonical."""
+    return resolve(COMMON.get(name, BASELINE)).text
+
+
+def recipe_of(name: str, text: str) -> str:
+    """Return a recipe in canonical form, with the baseline's techniques added if they go with it."""
+    common = COMMON.get(name)
+    if common is None or text == BASELINE:
+        return resolve(text).text
+    try:
+        return resolve(f"{text}+{common}").text
+    except RecipeError:
+        return resolve(text).text
 
 
 def alone(name: str) -> list[str]:
-    """Return ALONE in canonical form for this model."""
+    """Return ALONE in canonical form for this model; first the eager model, where that is not the baseline."""
     halved = f"offload(group, stream=True, keep={_HALF_GB[name]})"
-    return [_own_precision(name, text) for text in (*ALONE, halved)]
+    texts = [_own_precision(name, text) for text in (*ALONE, halved)]
+    return [BASELINE, *(text for text in texts if text != baseline(name))] if name in COMMON else texts
 
 
 def compiled(name: str) -> list[str]:
@@ -247,7 +285,7 @@ def compiled(name: str) -> list[str]:
 def _own_precision(name: str, text: str) -> str:
     """Add bf16 where it is needed: fp8 with a scale per row needs bf16, and UNets default to fp16."""
     needs_bf16 = text in ("fp8", "fp8+compile") and CATALOGUE[name].cuda_dtype != "bf16"
-    return resolve(f"bf16+{text}" if needs_bf16 else text).text
+    return recipe_of(name, f"bf16+{text}" if needs_bf16 else text)
 
 
 def configurations(name: str) -> list[str]:
@@ -318,41 +356,64 @@ def add(new: Record, path: Path, baseline: str = BASELINE, behind: Record | None
     return found
 
 
+def add_pair(beside: Record, new: Record, path: Path) -> list[Record]:
+    """Add a row after the baseline that was measured beside it, in place of an older row of the same key. Baselines
+    that no row is compared with are dropped.
+
+    Returns:
+        All records of the file.
+
+    Raises:
+        StoreError: the file is of another device.
+    """
+    own = key_of(beside)[0]
+    with locked(path):
+        records = read_records(path)
+        check_device(records, new, path)
+        kept = [(one, base) for one, base in with_baselines(records, own) if key_of(one) != key_of(new)]
+        used = [base for _, base in kept if base is not None]
+        found = [one for one, base in kept if base is not None or any(one is base_ for base_ in used)]
+        found += [beside, new]
+        write_records(path, found)
+    return found
+
+
 def row_of(record: Record, among: Sequence[Record], baseline: str = BASELINE) -> Row:
     """Return a record's row, compared with its baseline."""
     (row,) = [row for row in rows_with_baselines(among, baseline) if row.record is record]
     return row
 
 
-def rows_with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[Row]:
-    """Return one row per record, in order, compared with the latest earlier baseline of the same number of steps.
+def with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[tuple[Record, Record | None]]:
+    """Return each record with the latest earlier baseline of the same number of steps; None for a baseline.
 
     Args:
         baseline: the baseline recipe in canonical form.
     """
-    rows = []
+    found: list[tuple[Record, Record | None]] = []
     latest: dict[int, Record] = {}
     for record in records:
         recipe, steps = key_of(record)
         if recipe == baseline:
             latest[steps] = record
-            rows += rows_of([record])
-        elif steps in latest:
-            rows.append(rows_of([latest[steps], record])[1])
-    return rows
+        if recipe == baseline or steps in latest:
+            found.append((record, None if recipe == baseline else latest[steps]))
+    return found
 
 
-def disturbed(records: Sequence[Record]) -> list[Key]:
-    """Return the cases that were measured while the CPU's speed differed from the baseline's."""
-    rows = [row for row in rows_with_baselines(records) if row.latency is not None and row.cpu_differs]
-    return list(dict.fromkeys(key_of(row.record) for row in rows))
+def rows_with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[Row]:
+    """Return one row per record, in order, compared as `with_baselines` says."""
+    return [
+        rows_of([record] if beside is None else [beside, record])[-1]
+        for record, beside in with_baselines(records, baseline)
+    ]
 
 
-def fastest(records: Sequence[Record], number: int) -> list[str]:
+def fastest(name: str, records: Sequence[Record], number: int) -> list[str]:
     """Return the `number` recipes with the greatest speed-up over eight steps."""
     rows = [
         row
-        for row in rows_with_baselines(records)
+        for row in rows_with_baselines(records, baseline(name))
         if row.speedup is not None and key_of(row.record)[1] == STEPS
     ]
     rows.sort(key=lambda row: -row.speedup.point if row.speedup else 0)
@@ -362,24 +423,36 @@ def fastest(records: Sequence[Record], number: int) -> list[str]:
 def cases(name: str, part: str = "all", only: Sequence[str] = (), steps: int = STEPS) -> list[Key]:
     """Return the cases of this model, slow ones last; if `only` is given, these recipes over `steps` steps."""
     if only:
-        return [(resolve(text).text, steps) for text in only]
+        return [(recipe_of(name, text), steps) for text in only]
     found: list[Key] = []
     if part in ("alone", "all"):
         found += [(text, STEPS) for text in alone(name)]
     if part in ("compiled", "all"):
         found += [(text, STEPS) for text in compiled(name)]
-    if part in ("configurations", "all"):
+    if part in ("configurations", "all") and name not in COMMON:
         found += [(text, full_length(name)) for text in configurations(name)]
     return list(dict.fromkeys(found))
 
 
 def measure(name: str, recipe: str, steps: int, how: Measuring, launcher: Launcher) -> Record:
-    """Measure one recipe on the model with random weights."""
-    (found,) = vivace.bench(
+    """Measure one recipe on the model with random weights, in one process."""
+    (found,) = _bench(name, [recipe], steps, how, launcher, how.timing.model_copy(update={"rounds": 1}))
+    return found
+
+
+def measure_beside(name: str, recipe: str, steps: int, how: Measuring, launcher: Launcher) -> list[Record]:
+    """Measure a recipe between rounds of its baseline; return the baseline and the recipe."""
+    return _bench(name, [baseline(name), recipe], steps, how, launcher, how.timing)
+
+
+def _bench(
+    name: str, recipes: Sequence[str], steps: int, how: Measuring, launcher: Launcher, timing: Timing
+) -> list[Record]:
+    run = vivace.bench(
         SYNTHETIC + name,
-        [recipe],
+        recipes,
         num_inference_steps=steps,
-        timing=how.timing,
+        timing=timing,
         device=how.device,
         store=how.store,
         rerun=True,
@@ -388,7 +461,7 @@ def measure(name: str, recipe: str, steps: int, how: Measuring, launcher: Launch
         progress=for_this_terminal(),
         launcher=launcher,
     )
-    return found
+    return run.records
 
 
 def _compile(name: str, cases: Sequence[Key], record: Path, at_once: int, how: Measuring) -> int:
@@ -409,7 +482,7 @@ def _compile(name: str, cases: Sequence[Key], record: Path, at_once: int, how: M
             while left and len(running) < at_once and not how.is_over:
                 recipe = left.pop(0)
                 part = Path(folder) / f"{len(left)}.json"
-                arguments = ["--only", recipe, "--no-baseline", "--repeats", "1", "--warmup", "1"]
+                arguments = ["--only", recipe, "--alone", "--repeats", "1", "--warmup", "1"]
                 arguments += ["--record", str(part), "--store", str(part.with_suffix(""))]
                 arguments += ["--device", how.device, "--timeout", f"{how.timing.timeout_s:g}"]
                 running.append((recipe, part, _start(name, arguments)))
@@ -424,7 +497,7 @@ def _compile(name: str, cases: Sequence[Key], record: Path, at_once: int, how: M
                     click.echo(f"{recipe}: the process ended with {process.returncode} and no record")
                     status = MEASURED_IN_PART
                     continue
-                known = add(found[0], path)
+                known = add(found[0], path, baseline(name))
                 click.echo(f"compiling, {line(rows_of(found)[0])}")
     return status
 

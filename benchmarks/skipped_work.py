@@ -30,6 +30,7 @@ from benchmarks.every_model import line
 from benchmarks.every_technique import (
     RESULTS,
     add,
+    baseline,
     full_length,
     key_of,
     measure,
@@ -44,7 +45,7 @@ from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.quiet import quiet
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import BASELINE, RecipeSpec, TechniqueCall
+from vivace.spec.recipe import RecipeSpec, TechniqueCall
 from vivace.spec.record import Record
 
 FAMILIES = ("flux-dev", "flux-schnell", "sdxl", "sd15")
@@ -61,8 +62,6 @@ UNET_CACHES = ("deepcache", "faster_cache")
 HALVES = ("cfg_cutoff", "faster_cache", "guidance")
 """When these skip work, the denoiser computes one of the two halves of the guidance batch."""
 STEPS = 20
-COMMON = {"sdxl": "cuda_graph", "sd15": "cuda_graph"}
-"""The technique that every recipe of a model has, including the baseline; none: eager."""
 OPERATIONS = RESULTS / "skipped-work-operations.json"
 _HOPPER = Machine("cuda", "a GPU", (9, 0), None)
 
@@ -91,11 +90,6 @@ def recipes(name: str) -> list[str]:
     if not name.startswith("flux"):
         texts += ["guidance(1)", *(f"cfg_cutoff({1 - hits:g})" for hits in HITS)]
     return [recipe_of(name, text) for text in texts]
-
-
-def baseline(name: str) -> str:
-    """The recipe that computes all steps, canonical."""
-    return resolve(COMMON.get(name, BASELINE)).text
 
 
 def recipe_of(name: str, text: str) -> str:

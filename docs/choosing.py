@@ -125,7 +125,9 @@ def _same_picture(name: str, results: Path) -> list[str]:
     faster = [line for line in kept if line.verdict is Verdict.FASTER]
     faster.sort(key=lambda line: -(line.speedup.point if line.speedup else 0))
     told = ", ".join(_with_gain(line) for line in faster[:_MOST]) or "none of those measured"
-    lines = [f"- **{name}, faster with the same image:** {told}."]
+    own = every_technique.baseline(name)
+    against = "" if own == BASELINE else f" (against `{own}`)"
+    lines = [f"- **{name}, faster with the same image{against}:** {told}."]
     memory = baselines[-1].row.memory
     smaller = [line for line in kept if line.row.memory is not None and line.speedup is not None]
     smaller.sort(key=lambda line: line.row.memory.peak_bytes if line.row.memory else 0)
@@ -202,7 +204,7 @@ def _is_behind(points: Sequence[Point]) -> bool:
 
 def _on_full_size(name: str, results: Path) -> list[str]:
     """Compare measured with ideal speed-ups at about half of the steps."""
-    own = skipped_work.baseline(name)
+    own = every_technique.baseline(name)
     rows = rows_with_baselines(read_records(results / skipped_work.record_file(name).name), own)
     operations = read_operations().get(name, {})
     whole: Row | None = None

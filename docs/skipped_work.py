@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.every_technique import full_length, key_of, read_records, rows_with_baselines
+from benchmarks.every_technique import baseline, full_length, key_of, read_records, rows_with_baselines
 from benchmarks.skipped_work import (
     FAMILIES,
     HALVES,
     Operations,
-    baseline,
     read_operations,
     recipes,
     record_file,

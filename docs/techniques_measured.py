@@ -8,18 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.every_technique import (
+    COMMON,
     FAMILIES,
+    MOST_DRIFT,
+    ROUNDS,
     STEPS,
+    baseline,
     cases,
     configurations,
+    finished,
     first_calls_file,
     full_length,
-    is_done,
     key_of,
     num_timed,
     read_records,
+    recipe_of,
     record_file,
     rows_with_baselines,
+    with_baselines,
 )
 from docs.models_measured import conditions_of
 from vivace.models.catalogue import CATALOGUE
@@ -27,18 +33,22 @@ from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
-from vivace.stats import Interval, Verdict, log_speedup, median_interval, verdict
-from vivace.stats.intervals import MIN_SAMPLES
+from vivace.stats import Interval, Verdict, learn_spread, log_speedup, median_interval, verdict
+from vivace.stats.intervals import DEFAULT_SPREAD, MIN_SAMPLES, Spread
 
 _HEADINGS = (
-    "recipe", "s/image", "steps timed", "speed-up [95 % interval]", "verdict", "model memory", "peak memory",
-    "first call", "compiling",
+    "recipe", "s/image", "steps timed", "speed-up [95 % interval]", "verdict", "GPU busy", "model memory",
+    "peak memory", "first call", "compiling",
 )  # fmt: skip
 PUBLISHED = {
     "flux-dev": (10.32, 6.93, 6.86, 6.86, 12.20, 5.59, 12.30, 5.46, 5.43, 5.30),
 }
 """Seconds of the study's ten configurations on an H100: the baseline, then `CONFIGURATIONS`. Its other models are not
 measured here."""
+
+
+_MOST_PAIRS = 12
+"""Recipes may differ in how much their processes do, so each row's own rounds must keep a say."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +82,14 @@ def page(note: str, results: Path) -> str:
         f"- Steps timed: if fewer than the model's own number (mostly {STEPS}), the time of the steps is scaled up, "
         "that of the text encoders and the VAE is not. Each row is compared with the baseline before it in the same "
         "run, scaled alike.",
-        f"- Verdict: with one process a recipe, differences under 10 % may be drift and are *{Verdict.UNCLEAR}*. So "
-        f"are rows with fewer than {MIN_SAMPLES} timed calls, which have no interval; a row over fewer steps that "
-        "has one is shown instead.",
+        "- The eager steps of UNets are bound by the CPU that launches kernels, so their baseline is `cuda_graph`, "
+        "and every recipe that goes with it has it too. Each row is two rounds of the recipe between two of the "
+        "baseline (A B B A), each in its own process. A row is refused, and measured again, if the host's speed "
+        f"changed by more than {MOST_DRIFT - 1:.0%} meanwhile.",
+        f"- Verdict: with one process a recipe (FLUX), differences under 10 % may be drift and are "
+        f"*{Verdict.UNCLEAR}*. So are rows with fewer than {MIN_SAMPLES} timed calls, which have no interval; a row "
+        "over fewer steps that has one is shown instead.",
+        "- GPU busy: the share of the timed call in which the GPU works; the rest of the time it waits for the CPU.",
         "- First call: includes compilation, with graphs already in the compiler's cache. Compiling: the first call "
         "with an empty cache, while others compiled at the same time.\n",
     ]
@@ -106,16 +121,26 @@ class Claim:
     at_most: float = math.inf
     beats: str | None = None
 
-    def holds(self, line: Line, others: Sequence[Line]) -> bool:
-        """
+    def holds(self, line: Line, rival: Line | None) -> bool | None:
+        """Return whether a row confirms the claim; None if its interval does not tell.
+
         Args:
-            others: of the same model.
+            rival: the row of `beats`.
         """
-        assert line.speedup is not None
-        least = max(
-            (o.speedup.point for o in others if o.row.recipe == self.beats and o.speedup), default=0.0
-        )
-        return self.at_least <= line.speedup.point <= self.at_most and line.speedup.point > least
+        if line.speedup is None or line.speedup.low is None or line.speedup.high is None:
+            return None
+        low, high = line.speedup.low, line.speedup.high
+        least, most = self.at_least, self.at_most
+        if self.beats is not None:
+            beaten = None if rival is None else rival.speedup
+            if beaten is None or beaten.low is None or beaten.high is None:
+                return None
+            if low > beaten.high:
+                return True
+            return False if high < beaten.low else None
+        if low >= least and high <= most:
+            return True
+        return False if high < least or low > most else None
 
 
 CLAIMS = (
@@ -171,55 +196,82 @@ def _claims(measured: Mapping[str, Sequence[Line]]) -> list[str]:
     told = []
     for claim in CLAIMS:
         found = {
-            name: [line for recipe in claim.recipes for line in measured[name] if line.row.recipe == recipe]
+            name: [
+                line
+                for recipe in claim.recipes
+                for line in measured[name]
+                if line.row.recipe == recipe_of(name, recipe) and line.speedup is not None
+            ]
             for name in claim.models
         }
-        known = [line for lines in found.values() for line in lines if line.speedup is not None]
-        if not known:
+        if not any(found.values()):
             continue
-        holds = [
-            claim.holds(line, measured[name])
-            for name, lines in found.items()
-            for line in lines
-            if line.speedup
-        ]
+        holds = []
+        for name, lines in found.items():
+            rivals = [
+                one
+                for one in measured[name]
+                if claim.beats and one.row.recipe == recipe_of(name, claim.beats)
+            ]
+            holds += [claim.holds(line, rivals[0] if rivals else None) for line in lines]
         seen = "; ".join(
             f"{name}: {', '.join(f'`{line.row.recipe}` {ratio(line.speedup)}' for line in lines if line.speedup)}"
             for name, lines in found.items()
             if lines
         )
-        judged = "confirmed" if all(holds) else "not confirmed" if not any(holds) else "confirmed in part"
-        missing = [recipe for recipe in claim.recipes if not any(line.row.recipe == recipe for line in known)]
+        missing = [
+            recipe
+            for recipe in claim.recipes
+            if not any(
+                line.row.recipe == recipe_of(name, recipe) for name, lines in found.items() for line in lines
+            )
+        ]
         still = (
             f" (still to be measured: {', '.join(f'`{recipe}`' for recipe in missing)})" if missing else ""
         )
-        told.append(f"- *{claim.says}*: **{judged}**{still}. {seen}. Why: {claim.why}.")
+        told.append(f"- *{claim.says}*: **{_judged(holds)}**{still}. {seen}. Why: {claim.why}.")
     return ["## Published claims, tested here\n", *told, ""] if told else []
 
 
-def line_of(row: Row, baseline: Row, length: int) -> Line:
-    """Return a measured row scaled to `length` steps.
+def _judged(holds: Sequence[bool | None]) -> str:
+    """Return the verdict on a claim from what its rows say: None where an interval does not tell."""
+    if all(holds):
+        return "confirmed"
+    if all(one is False for one in holds):
+        return "not confirmed"
+    if True in holds and False in holds:
+        return "confirmed in part"
+    if True in holds:
+        return "confirmed where the intervals tell"
+    return "not confirmed where the intervals tell" if False in holds else "the intervals do not tell"
 
+
+def line_of(row: Row, baseline: Row, length: int, spread: Spread = DEFAULT_SPREAD) -> Line:
+    """Return a measured row scaled to `length` steps.
 
     Args:
         baseline: measured, over as many steps as the row.
+        spread: how much processes differ that do the same.
     """
     steps = key_of(row.record)[1]
     mine, theirs = (_scaled(one, length / steps) for one in (row, baseline))
-    gain = None if row.is_baseline else log_speedup([theirs], [mine])
+    gain = None if row.is_baseline else log_speedup(list(theirs.values()), [mine[k] for k in theirs], spread)
     return Line(
         row,
         steps,
-        median_interval([mine]),
+        median_interval(list(mine.values()), spread),
         None if gain is None else gain.interval(),
-        None if gain is None else verdict(gain, 1),
+        None if gain is None else verdict(gain, len(mine)),
     )
 
 
-def _scaled(row: Row, factor: float) -> list[float]:
-    """Return the seconds of each timed call, with its steps scaled by `factor`."""
-    samples = [sample for round_ in row.record.rounds for sample in round_.samples]
-    return [s.total_s + (factor - 1) * s.stages_s.get("steps", 0.0) for s in samples]
+def _scaled(row: Row, factor: float) -> dict[int, list[float]]:
+    """Return the seconds of each timed call by the index of its round, with its steps scaled by `factor`."""
+    return {
+        round_.index: [s.total_s + (factor - 1) * s.stages_s.get("steps", 0.0) for s in round_.samples]
+        for round_ in row.record.rounds
+        if round_.samples
+    }
 
 
 def lines_of(name: str, records: Sequence[Record]) -> list[Line]:
@@ -231,13 +283,27 @@ def _measured(name: str, records: Sequence[Record]) -> dict[tuple[str, int], Lin
     """By recipe and number of steps."""
     measured: dict[tuple[str, int], Line] = {}
     latest: dict[int, Row] = {}
-    for row in rows_with_baselines(records):
+    spread = _spread(name, records)
+    for row in rows_with_baselines(records, baseline(name)):
         steps = key_of(row.record)[1]
         if row.is_baseline:
             latest[steps] = row
         if row.latency is not None and latest[steps].latency is not None:
-            measured[row.recipe, steps] = line_of(row, latest[steps], full_length(name))
+            measured[row.recipe, steps] = line_of(row, latest[steps], full_length(name), spread)
     return measured
+
+
+def _spread(name: str, records: Sequence[Record]) -> Spread:
+    """Return how much processes differ, learnt from the pairs of rounds in which the host does not decide."""
+    spread = DEFAULT_SPREAD
+    for record, beside in with_baselines(records, baseline(name)):
+        own = [call.name for call in record.trial.recipe.techniques]
+        if beside is None or COMMON.get(name) not in own or spread.dof >= DEFAULT_SPREAD.dof + _MOST_PAIRS:
+            continue
+        trials = [{r.index: [s.total_s for s in r.samples] for r in one.rounds} for one in (beside, record)]
+        if all(len(trial) == ROUNDS and all(trial.values()) for trial in trials):
+            spread = learn_spread(trials, spread)
+    return spread
 
 
 def _best(measured: Mapping[tuple[str, int], Line]) -> list[Line]:
@@ -253,7 +319,7 @@ def _has_interval(line: Line) -> bool:
 
 def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -> list[str]:
     length = full_length(name)
-    rows = rows_with_baselines(records)
+    rows = rows_with_baselines(records, baseline(name))
     first_calls = {
         row.recipe: row.first_call_s for row in rows_of(list(compiling)) if row.latency is not None
     }
@@ -274,8 +340,9 @@ def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -
     notes = [_told(row) for row in rows if row.latency is None and row.recipe not in best]
     if notes:
         lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
-    known = {key_of(record): record for record in records}
-    seldom = [key[0] for key in cases(name) if key in known and not is_done(name, known[key])]
+    known = {key_of(record) for record in records}
+    done = {key_of(record) for record in finished(name, records)}
+    seldom = [key[0] for key in cases(name) if key in known - done]
     missing = [key[0] for key in cases(name) if key not in known]
     for told, recipes in (("Still to be measured", missing), ("To be measured again", seldom)):
         if recipes:
@@ -299,7 +366,10 @@ def _cells(line: Line, compiling_s: float | None) -> list[str]:
         memory = [size(row.memory.model_bytes), size(row.memory.peak_bytes)]
     times = ["-" if value is None else seconds(value) for value in (row.first_call_s, compiling_s)]
     recipe = f"`{row.recipe}`".replace("|", "\\|")
-    return [recipe, plus_minus(line.latency), str(line.steps), gain, told, *memory, *times]
+    busy = "-"
+    if row.gpu_busy_s is not None and row.latency is not None:
+        busy = f"{row.gpu_busy_s / row.latency.median.point:.0%}"
+    return [recipe, plus_minus(line.latency), str(line.steps), gain, told, busy, *memory, *times]
 
 
 def _told(row: Row) -> str:

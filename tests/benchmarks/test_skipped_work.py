@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import skipped_work
+from benchmarks import every_technique, skipped_work
 from benchmarks.command import run
 from benchmarks.every_technique import read_records, rows_with_baselines
 from benchmarks.skipped_work import (
@@ -40,7 +40,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         make_all_small(patch)
         # In the place of what only a GPU can record.
-        patch.setitem(skipped_work.COMMON, "sd15", BESIDE)
+        patch.setitem(every_technique.COMMON, "sd15", BESIDE)
         patch.setattr(skipped_work, "full_length", lambda name: 8)
         only = [word for recipe in ASKED for word in ("--only", recipe)]
         paths = ["--record", str(folder / "skipped-work-sd15.json"), "--store", str(folder / "store")]

@@ -73,8 +73,8 @@ def test_rows_are_scaled_and_sorted_and_the_losers_are_shown(results: Path) -> N
         ["`attention(math)`", "12.0 s ±0.0 %", "8", "0.25x [0.25, 0.25]"],
     ]
     assert [row[4] for row in rows] == ["faster", "faster", "baseline", "unclear", "slower"]
-    assert rows[0][7:] == ["1.50 s", "80.0 s"]
-    assert rows[1][8] == "-"
+    assert rows[0][8:] == ["1.50 s", "80.0 s"]
+    assert rows[1][9] == "-"
     assert "- `attention(sage)`: unsupported: sage is not installed" in page
     assert "- `channels_last`: the CPU ran Python 2.0 times as slowly" in page
     assert "## sd15" not in page, "there is no record of it"

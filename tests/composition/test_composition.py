@@ -32,7 +32,7 @@ from vivace.techniques import TECHNIQUES
 from vivace.techniques.compile import Compile
 
 PAIRS, RANDOM = 25, 15
-NUM_QUICK = 6
+NUM_QUICK = 4
 
 
 @pytest.fixture(scope="module")

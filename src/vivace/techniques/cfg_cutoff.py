@@ -1,7 +1,7 @@
 """Classifier-free guidance only for the first part of the steps.
 
 Why: guidance runs the denoiser on two branches, but late steps only add detail to a fixed composition. After the cutoff
-    half of the work remains: on an H200 an SDXL step of batch 1 costs 54 % of one of batch 2.
+    half of the work remains: on an H200 an SDXL step takes about 60 % of the time then (docs/skipped-work.md).
 Costs: another image; with an early cutoff it follows the prompt less. If the two branches are one doubled batch (SD,
     SDXL), the denoiser gets a second batch size, so `compile` compiles twice (both in the warm-up).
 Needs: a pipeline that runs guidance as a doubled batch, or as two calls with cache contexts, the conditional one first:

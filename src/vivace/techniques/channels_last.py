@@ -2,8 +2,8 @@
 
 Why: convolution kernels for tensor cores, and oneDNN's on CPUs, need channels to be contiguous; otherwise each
     convolution transposes its input and output.
-Costs: nothing in image quality; networks without convolutions gain nothing. Eager UNets on an H200 get slower
-    (SDXL 1.451 -> 1.566 s), since GroupNorm then runs on strided data; with `compile` it is neutral or better.
+Costs: nothing in image quality; networks without convolutions gain nothing. On an H200 an eager UNet waits for the CPU,
+    so combine it with `cuda_graph` or `compile` (docs/techniques-measured.md).
 Needs: convolutions.
 Source: PyTorch tutorial "Channels Last Memory Format in PyTorch".
 """

@@ -115,7 +115,7 @@ def test_two_models_in_one_command_have_two_tables_and_one_page(tmp_path: Path) 
     folder = Path(vivace.__file__).parent / "models/weights/tiny-sd"
     models = ["--model", "tiny-sd", "--model", str(folder)]
     done = run(
-        tmp_path, "bench", *models, "--recipe", "baseline", "--recipe", "steps:1", *QUICK,
+        tmp_path, "bench", *models, "--recipe", "baseline", "--recipe", "steps:1", *QUICK, "--no-quality",
         "--height", "128", "--width", "128", "--threads", "1",
     )  # fmt: skip
     tables = [line for line in done.stdout.splitlines() if line in ("tiny-sd", str(folder))]
@@ -130,7 +130,7 @@ def test_two_models_in_one_command_have_two_tables_and_one_page(tmp_path: Path) 
 
 
 def test_limits_decide_the_exit_code(tmp_path: Path) -> None:
-    recipes = ["--recipe", "baseline", "--recipe", "int4", "--prompt-set", "tinyworld", "--seeds", "1"]
+    recipes = ["--recipe", "baseline", "--recipe", "int4"]
     strict = run(tmp_path, "bench", *recipes, *QUICK, "--min-quality", "clip=off,match=off,ssim=1", code=1)
     assert "quantize(int4) fails on quality" in strict.stderr
     assert "quantize(int4): SSIM 0." in strict.stdout

@@ -170,6 +170,7 @@ def test_an_interrupted_bench_keeps_its_rounds(tmp_path: Path) -> None:
         "--recipe",
         "steps(4)",
         *QUICK,
+        "--no-quality",
     ]
     process = subprocess.Popen(
         command,

@@ -210,7 +210,7 @@ def test_a_higher_threshold_hits_more(flux: Any) -> None:
 @pytest.mark.parametrize(
     "recipe", ["compile(backend=eager)", "bf16", "int8", "bf16+int4+compile(backend=eager)"]
 )
-@pytest.mark.slow("compile*")
+@pytest.mark.slow("*compile*")
 def test_first_block_cache_composes(flux: Any, recipe: str) -> None:
     session = vivace.apply(flux, f"first_block_cache(hits=0.5)+{recipe}")
     assert np.isfinite(draw_flux(session)).all()

@@ -211,7 +211,7 @@ def test_compiled_it_is_two_graphs_without_a_break(family: str, extra: str, grap
 
 
 @pytest.mark.parametrize("num", [1, 2])
-@pytest.mark.quick("1")
+@pytest.mark.long
 def test_blocks_compiled_one_code_for_all(num: int) -> None:
     prompts = ["a red circle", "a star"][:num]
     recipe = "faster_cache(2, start=1001)"

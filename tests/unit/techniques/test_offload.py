@@ -103,7 +103,9 @@ COMPOSING = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in COMPOSING.items() for r in recipes])
 @pytest.mark.diagonal
-@pytest.mark.slow("sd-compile(backend=eager)-model")
+@pytest.mark.slow(
+    "sd-compile*", "flux-compile*", "sd-token*", "sd-vae_tiling*", "sd-channels_last*", "flux-bf16*"
+)
 def test_it_composes(family: str, recipe: str, mode: str) -> None:
     compiled = [r for recipes in COMPOSING.values() for r in recipes if r.startswith("compile")]
     refused = {"sequential": ("int8", *compiled)}

@@ -110,7 +110,7 @@ class TestBoth:
         ("sd", "int8_dynamic+parallel(cfg)", 35),
     ],
 )
-@pytest.mark.quick("sdxl-*", "sd-recipe1*", "*teacache(hits=0.5)*", "*int8_dynamic*")
+@pytest.mark.quick("sd-recipe1*", "*teacache(hits=0.5)*")
 def test_the_rest_of_a_recipe_holds_in_each_process(family: str, recipe: str, least_db: float) -> None:
     """Precision and structure travel with the weights; later techniques are applied in each process."""
     left_out = ("parallel", "compile")  # eager code computes the same
@@ -173,7 +173,7 @@ def test_even_heads_compile_and_uneven_tokens_are_refused() -> None:
         ("quantize(int8)+parallel(all_gather)+compile(backend=aot_eager)", {}),
     ],
 )
-@pytest.mark.slow("*gpus=4*", "fuse_qkv*", "quantize(int8)*")
+@pytest.mark.slow("*gpus=4*", "fuse_qkv*", "quantize*")
 def test_flux_draws_the_very_same_picture(recipe: str, call: dict[str, Any]) -> None:
     alone = "+".join(part for part in recipe.split("+") if part.startswith(("quantize", "fuse")))
     expected = of_even_flux(alone or "baseline", **call)

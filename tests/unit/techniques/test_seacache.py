@@ -237,7 +237,7 @@ def test_a_picture_that_is_no_square() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["seacache(0.5)", "seacache(0.5, order=1)"])
-@pytest.mark.quick("seacache(0.5)")
+@pytest.mark.long
 def test_compiled_it_has_no_break(recipe: str) -> None:
     alone = drawn("flux", recipe, **CALL)
     made = session("flux", f"{recipe}+compile(backend=eager)")
@@ -263,7 +263,7 @@ def test_recorded(recipe: str, graphs: int, monkeypatch: pytest.MonkeyPatch) -> 
     ["bf16", "bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "attention(math)", "inference_mode",
      "compile(backend=eager, blocks=repeated)", "prompt_cache"],
 )  # fmt: skip
-@pytest.mark.slow("bf16", "int8", "attention*", "prompt_cache")
+@pytest.mark.quick("bf16@denoiser", "fuse_qkv")
 def test_it_composes(recipe: str) -> None:
     alone = drawn("flux", recipe, **CALL)
     both = session("flux", f"seacache(0.5)+{recipe}")
