@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vivace.advice import Recommendation, recommend
     from vivace.benchmark import Run, Study, Timing, bench
     from vivace.errors import VivaceError
     from vivace.recipes import Recipe
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Recipe",
+    "Recommendation",
     "Record",
     "Run",
     "Session",
@@ -36,6 +38,7 @@ __all__ = [
     "apply",
     "bench",
     "load",
+    "recommend",
 ]
 
 
@@ -43,11 +46,10 @@ def __getattr__(name: str) -> Any:
     """Import public names when they are first used, so that `import vivace` costs nothing."""
     if name not in __all__:
         raise AttributeError(f"module 'vivace' has no attribute {name!r}")
-    from vivace import benchmark, errors, recipes, runtime, spec
+    from vivace import advice, benchmark, errors, recipes, runtime, spec
 
-    return next(
-        getattr(place, name) for place in (errors, spec, recipes, runtime, benchmark) if hasattr(place, name)
-    )
+    places = (errors, spec, recipes, runtime, benchmark, advice)
+    return next(getattr(place, name) for place in places if hasattr(place, name))
 
 
 def __dir__() -> list[str]:

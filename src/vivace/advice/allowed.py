@@ -1,0 +1,161 @@
+"""Which recipes of a table are allowed: what fits, what keeps the quality, what the hardware can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from vivace.advice.answer import LeftOut
+from vivace.advice.committed import committed_tables
+from vivace.advice.evidence import Judged, Seen, Table
+from vivace.advice.families import Kin, kin_of
+from vivace.advice.gpus import Near, capability_of
+from vivace.advice.wanted import Wanted
+from vivace.contract import Machine, Target
+from vivace.errors import RecipeError
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.report.summary import size
+from vivace.spec.limits import Limits
+from vivace.stats import Gate, Interval, gate
+
+_NO_IMAGES = "random weights: its images were not judged"
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Decides which rows of tables are allowed.
+
+    Attributes:
+        kin: the model that is asked about.
+        gpu: the GPU that is asked about; None for any.
+    """
+
+    wanted: Wanted
+    kin: Kin
+    gpu: str | None
+
+    def left_out(self, row: Seen, table: Table, near: Near) -> LeftOut | None:
+        """Return why a row is not ranked; None if it is."""
+        if row.latency is None:
+            why = row.outcome.replace("_", " ") + (f": {row.reason}" if row.reason else "")
+            return LeftOut(recipe=row.title, kind="not measured", why=why)
+        if why := self._hardware(row, table, near):
+            return LeftOut(recipe=row.title, kind="hardware", why=why)
+        if self.wanted.max_bytes is not None:
+            if row.peak_bytes is None:
+                return LeftOut(recipe=row.title, kind="memory unknown", why="its peak memory is not known")
+            if row.peak_bytes > self.wanted.max_bytes:
+                why = f"needs {size(row.peak_bytes)}, more than {size(self.wanted.max_bytes)}"
+                return LeftOut(recipe=row.title, kind="memory", why=why)
+        if why := self._quality(row, table):
+            return LeftOut(recipe=row.title, kind="quality", why=why)
+        return None
+
+    def judged(self, row: Seen, table: Table) -> Judged | None:
+        """Return what is known of a row's images: its own, or those of an embedded model of the kind.
+
+        A recipe is one with another if the techniques that change the image are the same.
+        """
+        if not table.random_weights or row.same_picture:
+            return row.judged
+        changing = changing_part(row.recipe)
+        if changing is None:
+            return None
+        return next(
+            (
+                judged
+                for small, steps, text, judged in _of_embedded()
+                if text == changing
+                and self.kin.is_kind_of(small)
+                # Fewer steps are another share of another number.
+                and ("steps" not in changing or steps == table.steps)
+            ),
+            None,
+        )
+
+    def _quality(self, row: Seen, table: Table) -> str:
+        """Return why a row's images rule it out; "" if they do not."""
+        if row.recipe == table.baseline:
+            return ""
+        known = self.judged(row, table)
+        limits = self.wanted.limits
+        if known is not None and known.gate is Gate.FAILED and (limits is None or table.kind == "own"):
+            return f"its images fail: {known.reason}"
+        if self.wanted.same_picture and not row.same_picture:
+            return "it changes the image"
+        if limits is not None:
+            if known is None:
+                return "no images of it were judged" if not table.random_weights else _NO_IMAGES
+            decided = (
+                known.gate
+                if table.kind == "own" and not known.of
+                else held_to(known, limits, row.same_picture)
+            )
+            if decided is not Gate.PASSED:
+                return f"its images are not proven to keep the limits ({known.reason})"
+            return ""
+        if row.same_picture or table.kind == "published":
+            return ""
+        if known is None:
+            return (
+                f"it changes the image, and {_NO_IMAGES if table.random_weights else 'no images were judged'}"
+            )
+        if known.gate is not Gate.PASSED:
+            return f"it changes the image, and its quality is not proven: {known.reason}"
+        return ""
+
+    def _hardware(self, row: Seen, table: Table, near: Near) -> str:
+        """Return why a recipe that was measured elsewhere cannot run on the asked GPU; "" if it can, or is unknown."""
+        try:
+            recipe = resolve(row.recipe)
+        except RecipeError as error:
+            return f"this version of vivace cannot read it: {error.problem}"
+        if table.kind != "own" and (number := max((t.num_gpus for t in recipe), default=1)) > 1:
+            return f"it needs {number} GPUs"
+        if self.gpu is None or near is Near.SAME or (capability := capability_of(self.gpu)) is None:
+            return ""
+        machine = Machine("cuda", f"the {self.gpu}", capability, "c++", has_all_packages=True)
+        target = Target.of_machine(machine)
+        return next((why for technique in recipe if (why := technique.unsupported(target))), "")
+
+
+def held_to(known: Judged, limits: Limits, same_picture: bool) -> Gate:
+    """Return the gate's verdict by other limits than those that the images were judged by."""
+    clip = limits.for_scorer("tiny-clip").clip
+    found: list[Gate] = []
+    if isinstance(clip, float):
+        found.append(_gate(known.clip, clip))
+    if known.witness is not None and limits.witness is not None:
+        found.append(_gate(known.witness, limits.witness))
+    if same_picture:
+        asked = ((known.match, limits.match), (known.ssim, limits.ssim), (known.psnr_db, limits.psnr_db))
+        found += [_gate(value, minimum) for value, minimum in asked if minimum is not None]
+    return next((one for one in (Gate.FAILED, Gate.UNCLEAR, Gate.PASSED) if one in found), Gate.UNCLEAR)
+
+
+def _gate(value: Interval | None, minimum: float) -> Gate:
+    return Gate.UNCLEAR if value is None else gate(value, minimum)
+
+
+@cache
+def changing_part(text: str) -> str | None:
+    """Return the techniques of a recipe that change the image, as a recipe; None if it cannot be read."""
+    try:
+        return Recipe(tuple(t for t in resolve(text) if not t.same_picture)).text
+    except RecipeError:
+        return None
+
+
+@cache
+def _of_embedded() -> tuple[tuple[Kin, int | None, str, Judged], ...]:
+    """Return the judged recipes of the embedded models: model, its steps, what changes the image, the judgement."""
+    found = []
+    for table in committed_tables():
+        kin = kin_of(table.model)
+        for row in table.rows if kin.is_embedded else ():
+            changing = None if row.judged is None else changing_part(row.recipe)
+            if row.judged is not None and changing is not None:
+                judged = row.judged.model_copy(update={"of": table.model})
+                found.append((kin, table.steps, changing, judged))
+    return tuple(found)

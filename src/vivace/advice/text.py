@@ -1,0 +1,160 @@
+"""An answer as text of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from vivace.advice.answer import Figures, Recommendation
+from vivace.advice.wanted import GOALS
+from vivace.advice.words import figure_of, spread_of, where
+from vivace.report.summary import plus_minus, ratio, seconds, size
+
+WIDTH = 80
+_LABEL = 12
+_MOST = 3
+_SLOW_FIRST = 3  # times a later call
+
+
+def text_of(answer: Recommendation) -> str:
+    """Return the answer in plain words, one labelled paragraph for each thing to know."""
+    lines = list(_head(answer))
+    for label, said in _paragraphs(answer):
+        lines += textwrap.wrap(
+            said,
+            WIDTH,
+            initial_indent=f"{label:<{_LABEL}}",
+            subsequent_indent=" " * _LABEL,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    for number, command in enumerate(answer.next):
+        lines.append(f"{'next' if number == 0 else '':<{_LABEL}}{command}")
+    return "\n".join(lines)
+
+
+def _head(answer: Recommendation) -> Iterator[str]:
+    gpu = f" on {answer.gpu}" if answer.gpu is not None else ""
+    limit = "" if answer.wanted.max_bytes is None else f" within {size(answer.wanted.max_bytes)}"
+    yield f"{answer.model}{gpu}{limit}, for {answer.wanted.goal} ({GOALS[answer.wanted.goal]}):"
+    yield ""
+    yield f"    {answer.recipe}" if answer.recipe is not None else "    no recipe: no record supports one"
+    yield ""
+
+
+def _paragraphs(answer: Recommendation) -> Iterator[tuple[str, str]]:
+    chosen, basis, baseline = answer.chosen, answer.basis, answer.baseline
+    if chosen is not None and basis is not None and baseline is not None:
+        yield "gain", _gain(answer, chosen, baseline)
+        yield "stands on", where(basis) + _measured(chosen)
+        yield "memory", _memory(chosen, baseline)
+        if answer.wanted.goal == "stability":
+            yield "spread", spread_of(chosen)
+        yield "quality", answer.quality
+        if _is_slow_at_first(chosen):
+            yield "first call", f"{seconds(chosen.first_call_s or 0)}, compilation included"
+        if answer.runner_up is not None:
+            yield (
+                "runner-up",
+                f"{answer.runner_up.title}: {figure_of(answer.runner_up, answer)}; {answer.why}",
+            )
+        others = [
+            title for title in answer.ties if answer.runner_up is None or title != answer.runner_up.title
+        ]
+        if others:
+            yield "ties", _few(others)
+        if answer.safe is not None:
+            yield (
+                "safe",
+                f"{answer.safe.title} is the best that keeps the picture: {figure_of(answer.safe, answer)}",
+            )
+    yield from _left_out(answer)
+    if answer.other_model is not None:
+        yield "fewer steps", _other_model(answer)
+    for number, one in enumerate(answer.elsewhere):
+        gain = "" if one.best.gain is None else f" {ratio(one.best.gain)} over {one.basis.baseline}"
+        yield "" if number else "elsewhere", f"{where(one.basis)}: {one.best.title}{gain}"
+    if answer.missing:
+        yield "missing", "; ".join(answer.missing)
+    if answer.recipe is not None:
+        yield "sure", f"{answer.sure}" + (f": {'; '.join(answer.doubts)}" if answer.doubts else "")
+
+
+def _gain(answer: Recommendation, chosen: Figures, baseline: Figures) -> str:
+    if answer.basis is not None and chosen.recipe == answer.basis.baseline and chosen.batch == baseline.batch:
+        told = "none: nothing that is allowed is better than the baseline beyond the noise"
+        return told + ("" if chosen.latency is None else f"; {plus_minus(chosen.latency)} an image")
+    told = ""
+    if chosen.gain is not None:
+        told = f"{ratio(chosen.gain)} the speed of {baseline.recipe}"
+    if chosen.latency is not None and baseline.latency is not None:
+        told += f": {plus_minus(chosen.latency)} an image instead of {plus_minus(baseline.latency)}"
+    if answer.wanted.goal == "throughput" and chosen.latency is not None:
+        told += f", {1 / chosen.latency.point:.3g} images/s"
+    if chosen.cost_per_1000 is not None:
+        told += f"; {chosen.cost_per_1000:.3g} per 1,000 images at {answer.wanted.price_per_hour:g} an hour"
+        if baseline.cost_per_1000 is not None:
+            told += f" instead of {baseline.cost_per_1000:.3g}"
+    if answer.basis is not None and not answer.basis.is_direct:
+        told += f" (on {answer.basis.gpu}, not on {answer.gpu})"
+    return told
+
+
+def _is_slow_at_first(chosen: Figures) -> bool:
+    if chosen.first_call_s is None or chosen.latency is None:
+        return False
+    return chosen.first_call_s > _SLOW_FIRST * chosen.latency.point * chosen.batch
+
+
+def _measured(chosen: Figures) -> str:
+    parts = []
+    if chosen.num_rounds is not None:
+        parts.append(f"{chosen.num_rounds} process{'es' if chosen.num_rounds != 1 else ''}")
+    if chosen.spread is not None and chosen.spread.num_calls is not None:
+        parts.append(f"{chosen.spread.num_calls} calls")
+    return f", {', '.join(parts)}" if parts else ""
+
+
+def _memory(chosen: Figures, baseline: Figures) -> str:
+    if chosen.peak_bytes is None:
+        return "peak unknown"
+    told = f"peak {size(chosen.peak_bytes)}"
+    if baseline.peak_bytes is not None and baseline.recipe != chosen.recipe:
+        change = round(100 * (chosen.peak_bytes / baseline.peak_bytes - 1))
+        told += f" instead of {size(baseline.peak_bytes)} ({change:+d} %)" if change else ", as the baseline"
+    return told
+
+
+def _left_out(answer: Recommendation) -> Iterator[tuple[str, str]]:
+    labels = {
+        "memory": "too large",
+        "memory unknown": "not known to fit",
+        "quality": "quality",
+        "hardware": "not here",
+    }
+    for kind, label in labels.items():
+        found = [one for one in answer.left_out if one.kind == kind]
+        if kind == "memory unknown":
+            if found:
+                yield "unknown", f"not known to fit: {_few([one.recipe for one in found])}"
+            continue
+        told = [f"{one.recipe}: {one.why}" for one in found[:_MOST]]
+        if len(found) > _MOST:
+            told.append(f"and {len(found) - _MOST} more")
+        if told:
+            yield "left out" if kind == "quality" else label, "; ".join(told)
+
+
+def _other_model(answer: Recommendation) -> str:
+    one = answer.other_model
+    assert one is not None
+    steps = "" if one.steps is None else f" of {one.steps} steps"
+    return (
+        f"{one.model}, another model{steps}, takes {seconds(one.latency_s)} an image with {one.recipe}, where "
+        f"{answer.model} takes {seconds(one.instead_of_s)} ({one.place}, {one.gpu}); its images are its own"
+    )
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(names[:_MOST])
+    return shown if len(names) <= _MOST else f"{shown}, and {len(names) - _MOST} more"
