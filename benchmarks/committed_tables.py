@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,16 @@ from benchmarks import every_model, every_technique, skipped_work, step_curves
 from benchmarks.every_technique import RESULTS, read_records
 from docs.techniques_measured import lines_of
 from vivace.advice.committed import FILE
-from vivace.advice.evidence import Seen, Table
+from vivace.advice.evidence import Judged, Seen, Spread, Table
 from vivace.advice.measured import seen_of, table_of
+from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
+from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
+from vivace.stats import Interval
 
 TARGET = Path(__file__).parents[1] / "src" / "vivace" / "advice" / FILE
+DEMO = RESULTS / "demo-cpu.json"
 _DIGITS = 4
 
 
@@ -53,9 +57,81 @@ def tables() -> Iterator[Table]:
             yield _table(path, _each_once(found))
     for name in step_curves.CURVES:
         for device in ("cuda", "cpu"):
-            path = step_curves.record_file(name, device)
-            if rows := list(step_curves.rows_with_quality(step_curves.read_cases(path)).values()):
-                yield _table(path, rows)
+            if cases := step_curves.read_cases(step_curves.record_file(name, device)):
+                yield _of_curves(name, device, cases)
+    yield _of_demo(json.loads(DEMO.read_text()))
+
+
+def _of_curves(name: str, device: str, cases: Mapping[str, step_curves.Case]) -> Table:
+    """Return the curves of an embedded model. A CPU's times depend on what else runs, so gains are counted there."""
+    rows = list(step_curves.rows_with_quality(cases).values())
+    table = _table(step_curves.record_file(name, device), rows)
+    if device == "cuda":
+        return table
+    return table.model_copy(update={"rows": tuple(_counted(seen, cases) for seen in table.rows)})
+
+
+def _counted(seen: Seen, cases: Mapping[str, step_curves.Case]) -> Seen:
+    work = cases[seen.recipe].work
+    unknown = {"latency": None, "spread": None, "verdict": None, "first_call_s": None}
+    if seen.latency is None or seen.recipe == BASELINE:
+        return seen
+    if work is None:
+        return seen.model_copy(update={**unknown, "gain": None, "reason": "its operations were not counted"})
+    gain = Interval(1 / work, None, None)
+    return seen.model_copy(
+        update={**unknown, "gain": gain, "is_counted": True, "reason": "", "num_rounds": None}
+    )
+
+
+def _of_demo(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of the demo, whose record is the JSON of its rows."""
+    workload, environment = rows[0]["workload"], rows[0]["environment"]
+    return Table(
+        kind="committed",
+        place=_name(DEMO),
+        model=rows[0]["model"],
+        device=environment["device"],
+        gpu=environment["device_name"],
+        height=workload["height"],
+        width=workload["width"],
+        steps=workload["num_inference_steps"],
+        baseline=rows[0]["recipe"],
+        rows=tuple(map(_row_of_demo, rows)),
+    )
+
+
+def _row_of_demo(row: Mapping[str, Any]) -> Seen:
+    latency, gain, quality, fidelity = row["latency"], row["speedup"], row["quality"], row["fidelity"]
+    is_judged = not row["is_baseline"] and quality is not None and quality["verdict"] is not None
+    return Seen(
+        recipe=row["recipe"],
+        num_techniques=len(resolve(row["recipe"]).techniques),
+        same_picture=row["same_picture"],
+        latency=_interval(latency, "median_s", "ci95_s"),
+        gain=_interval(gain, "ratio", "ci95"),
+        verdict=None if gain is None else gain["verdict"],
+        peak_bytes=row["memory"]["peak_bytes"],
+        first_call_s=row["first_call_s"],
+        spread=Spread(
+            p50_s=latency["median_s"], min_s=latency["min_s"], max_s=latency["max_s"], num_calls=latency["n"]
+        ),
+        num_rounds=row["rounds"],
+        judged=Judged(
+            gate=quality["verdict"],
+            reason=quality["reason"],
+            clip=_interval(fidelity["clip_bounds"], "mean", "ci90"),
+            match=_interval(fidelity["match_bounds"], "mean", "ci90"),
+            ssim=_interval(fidelity["ssim"], "mean", "ci95"),
+            num_prompts=fidelity["num_prompts"],
+        )
+        if is_judged
+        else None,
+    )
+
+
+def _interval(found: Mapping[str, Any] | None, point: str, ends: str) -> Interval | None:
+    return None if found is None else Interval(found[point], *(found[ends] or (None, None)))
 
 
 def _of_techniques(name: str, records: Sequence[Record]) -> Table:

@@ -17,9 +17,10 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import size
 from vivace.spec.limits import Limits
-from vivace.stats import Gate, Interval, gate
+from vivace.stats import Gate, gate
 
-_NO_IMAGES = "random weights: its images were not judged"
+_NO_IMAGES = "random weights, so its images were not judged"
+_SCORER = "tiny-clip"  # of all committed images
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Judge:
 
     def left_out(self, row: Seen, table: Table, near: Near) -> LeftOut | None:
         """Return why a row is not ranked; None if it is."""
-        if row.latency is None:
+        if not row.is_known:
             why = row.outcome.replace("_", " ") + (f": {row.reason}" if row.reason else "")
             return LeftOut(recipe=row.title, kind="not measured", why=why)
         if why := self._hardware(row, table, near):
@@ -57,11 +58,15 @@ class Judge:
 
         A recipe is one with another if the techniques that change the image are the same.
         """
-        if not table.random_weights or row.same_picture:
-            return row.judged
+        keeps = self.keeps(row, table)
+        known = row.judged if not table.random_weights or keeps else self._of_kind(row, table)
+        if known is None or self.wanted.limits is None or table.kind == "own":
+            return known  # a store's rows were judged by the limits that are asked for
+        return held_to(known, self.wanted.limits, keeps)
+
+    def _of_kind(self, row: Seen, table: Table) -> Judged | None:
+        """Return what an embedded model of the kind says of a recipe whose weights were random."""
         changing = changing_part(row.recipe)
-        if changing is None:
-            return None
         return next(
             (
                 judged
@@ -69,41 +74,37 @@ class Judge:
                 if text == changing
                 and self.kin.is_kind_of(small)
                 # Fewer steps are another share of another number.
-                and ("steps" not in changing or steps == table.steps)
+                and ("steps" not in text or steps == table.steps)
             ),
             None,
         )
+
+    def keeps(self, row: Seen, table: Table) -> bool:
+        """Whether a recipe keeps the image of the table's baseline: it adds nothing that changes it."""
+        if row.same_picture:
+            return True
+        mine = changing_part(row.recipe)
+        return mine is not None and mine == changing_part(table.baseline)
 
     def _quality(self, row: Seen, table: Table) -> str:
         """Return why a row's images rule it out; "" if they do not."""
         if row.recipe == table.baseline:
             return ""
-        known = self.judged(row, table)
-        limits = self.wanted.limits
-        if known is not None and known.gate is Gate.FAILED and (limits is None or table.kind == "own"):
+        known, keeps = self.judged(row, table), self.keeps(row, table)
+        unseen = _NO_IMAGES if table.random_weights else "no images of it were judged"
+        if known is not None and known.gate is Gate.FAILED:
             return f"its images fail: {known.reason}"
-        if self.wanted.same_picture and not row.same_picture:
+        if self.wanted.same_picture and not keeps:
             return "it changes the image"
-        if limits is not None:
+        if self.wanted.limits is not None:
             if known is None:
-                return "no images of it were judged" if not table.random_weights else _NO_IMAGES
-            decided = (
-                known.gate
-                if table.kind == "own" and not known.of
-                else held_to(known, limits, row.same_picture)
-            )
-            if decided is not Gate.PASSED:
-                return f"its images are not proven to keep the limits ({known.reason})"
-            return ""
-        if row.same_picture or table.kind == "published":
+                return unseen
+            return "" if known.gate is Gate.PASSED else f"its quality is not proven: {known.reason}"
+        if keeps or table.kind == "published":
             return ""
         if known is None:
-            return (
-                f"it changes the image, and {_NO_IMAGES if table.random_weights else 'no images were judged'}"
-            )
-        if known.gate is not Gate.PASSED:
-            return f"it changes the image, and its quality is not proven: {known.reason}"
-        return ""
+            return f"it changes the image; {unseen}"
+        return "" if known.gate is Gate.PASSED else f"its quality is not proven: {known.reason}"
 
     def _hardware(self, row: Seen, table: Table, near: Near) -> str:
         """Return why a recipe that was measured elsewhere cannot run on the asked GPU; "" if it can, or is unknown."""
@@ -120,22 +121,33 @@ class Judge:
         return next((why for technique in recipe if (why := technique.unsupported(target))), "")
 
 
-def held_to(known: Judged, limits: Limits, same_picture: bool) -> Gate:
-    """Return the gate's verdict by other limits than those that the images were judged by."""
-    clip = limits.for_scorer("tiny-clip").clip
-    found: list[Gate] = []
-    if isinstance(clip, float):
-        found.append(_gate(known.clip, clip))
-    if known.witness is not None and limits.witness is not None:
-        found.append(_gate(known.witness, limits.witness))
+def held_to(known: Judged, limits: Limits, same_picture: bool) -> Judged:
+    """Return the judgement by other limits than those that the images were judged by."""
+    if known.is_lost:
+        return known
+    clip = limits.for_scorer(_SCORER).clip
+    asked = [("CLIP margin kept", 100.0, " %", known.clip, clip if isinstance(clip, float) else None)]
+    if known.witness is not None:
+        asked.append(("second witness's margin kept", 100.0, " %", known.witness, limits.witness))
     if same_picture:
-        asked = ((known.match, limits.match), (known.ssim, limits.ssim), (known.psnr_db, limits.psnr_db))
-        found += [_gate(value, minimum) for value, minimum in asked if minimum is not None]
-    return next((one for one in (Gate.FAILED, Gate.UNCLEAR, Gate.PASSED) if one in found), Gate.UNCLEAR)
-
-
-def _gate(value: Interval | None, minimum: float) -> Gate:
-    return Gate.UNCLEAR if value is None else gate(value, minimum)
+        asked += [
+            ("match", 100.0, " %", known.match, limits.match),
+            ("SSIM", 1.0, "", known.ssim, limits.ssim),
+            ("PSNR", 1.0, " dB", known.psnr_db, limits.psnr_db),
+        ]
+    found, said = [], []
+    for name, factor, unit, value, minimum in asked:
+        if minimum is None:
+            continue
+        if value is None or value.low is None or value.high is None:
+            found.append(Gate.UNCLEAR)
+            said.append(f"{name} is not known, {factor * minimum:g}{unit} asked")
+        else:
+            found.append(gate(value, minimum))
+            low, high = factor * value.low, factor * value.high
+            said.append(f"{name} [{low:.4g}, {high:.4g}]{unit}, {factor * minimum:g}{unit} asked")
+    worst = next((one for one in (Gate.FAILED, Gate.UNCLEAR, Gate.PASSED) if one in found), Gate.UNCLEAR)
+    return known.model_copy(update={"gate": worst, "reason": "; ".join(said) or "no limit is set"})
 
 
 @cache

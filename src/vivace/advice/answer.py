@@ -16,6 +16,7 @@ class Figures(Spec):
     """The figures of a recipe in the table that the answer stands on; None where they are not known.
 
     Attributes:
+        same_picture: whether it keeps the image of the table's baseline.
         gain: the speed-up over the table's baseline.
         latency: seconds per image on the table's device.
         score: what the goal ranks by, over the table's baseline; more is better.
@@ -29,6 +30,7 @@ class Figures(Spec):
     same_picture: bool = True
     score: Interval
     gain: Interval | None = None
+    is_counted: bool = False
     latency: Interval | None = None
     peak_bytes: int | None = None
     first_call_s: float | None = None
@@ -66,7 +68,9 @@ class Basis(Spec):
     width: int | None
     steps: int | None
     batch: int
+    device: str = "cuda"
     at: str = ""
+    note: str = ""
 
     @property
     def is_direct(self) -> bool:
@@ -75,11 +79,16 @@ class Basis(Spec):
 
 
 class LeftOut(Spec):
-    """A recipe that was not ranked, and why."""
+    """A recipe that was not ranked, and why.
+
+    Attributes:
+        score: what it would be ranked by, if that is known.
+    """
 
     recipe: str
-    kind: Literal["memory", "memory unknown", "quality", "hardware", "not measured"]
+    kind: Literal["memory", "memory unknown", "quality", "hardware", "not measured", "no figure"]
     why: str
+    score: float | None = None
 
 
 class Elsewhere(Spec):
@@ -121,7 +130,7 @@ class Recommendation(Spec):
         why: why the runner-up lost.
         ties: all recipes that cannot be told from the best.
         ranking: every recipe that was allowed, the best first.
-        safe: the best that keeps the image, where the chosen one's quality is not known.
+        safe: the best that keeps the image, of evidence as good, where the chosen one's quality is not proven.
         left_out: what was not ranked, and why.
         elsewhere: what other sources say.
         other_model: of the family, with fewer steps.
@@ -143,7 +152,7 @@ class Recommendation(Spec):
     why: str = ""
     ties: tuple[str, ...] = ()
     ranking: tuple[Figures, ...] = ()
-    safe: Figures | None = None
+    safe: Elsewhere | None = None
     left_out: tuple[LeftOut, ...] = ()
     elsewhere: tuple[Elsewhere, ...] = ()
     other_model: OtherModel | None = None

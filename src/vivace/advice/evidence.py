@@ -22,6 +22,7 @@ class Judged(Spec):
         clip, match: the bounds that the gate compared with its limits (see `vivace.report.quality.Kept`).
         ssim, psnr_db: to the baseline's images.
         num_prompts: of the images; 0 if unknown.
+        is_lost: whether images are broken, or show something else, which fails whatever the limits are.
         of: the embedded model whose images these are; "" for the model's own.
     """
 
@@ -33,6 +34,7 @@ class Judged(Spec):
     ssim: Interval | None = None
     psnr_db: Interval | None = None
     num_prompts: int = 0
+    is_lost: bool = False
     of: str = ""
 
 
@@ -58,11 +60,12 @@ class Seen(Spec):
         recipe: in canonical form.
         label: the source's name of the row, where it has one.
         outcome: "measured", or how the trial ended.
-        reason: why there are no figures.
+        reason: why there are no figures, or none to compare.
         latency: seconds per image.
         gain: the speed-up over the table's baseline, paired by round where the source measured so.
+        is_counted: the gain is computed from the denoiser's operations, not timed.
         verdict: on `gain`, as vivace's tables give it; None for published numbers and for the baseline.
-        peak_bytes: peak device memory.
+        peak_bytes: peak memory: of the GPU's allocator, or the process's resident set on a CPU.
         first_call_s: seconds of the first call, compilation included.
         batch: images per call.
         num_rounds: processes that were timed; None if the source does not say.
@@ -77,6 +80,7 @@ class Seen(Spec):
     reason: str = ""
     latency: Interval | None = None
     gain: Interval | None = None
+    is_counted: bool = False
     verdict: Verdict | None = None
     peak_bytes: int | None = None
     first_call_s: float | None = None
@@ -86,6 +90,11 @@ class Seen(Spec):
     timed_steps: int | None = None
     judged: Judged | None = None
     note: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it was timed, or its gain is known."""
+        return self.latency is not None or self.gain is not None
 
     @property
     def title(self) -> str:
@@ -106,6 +115,7 @@ class Table(Spec):
         baseline: the recipe that the others are compared with.
         rows: the baseline first, if it was measured.
         at: when the newest round started, UTC; "" if unknown.
+        note: what must be known of its comparisons.
     """
 
     kind: Kind
@@ -121,13 +131,14 @@ class Table(Spec):
     baseline: str
     rows: tuple[Seen, ...] = Field(min_length=1)
     at: str = ""
+    note: str = ""
 
     @property
-    def timed(self) -> list[Seen]:
-        """The rows with a time."""
-        return [row for row in self.rows if row.latency is not None]
+    def compared(self) -> list[Seen]:
+        """The rows that were timed, or whose gain is known."""
+        return [row for row in self.rows if row.is_known]
 
     def row(self, recipe: str) -> Seen | None:
         """Return the row of a recipe, with figures if there is one."""
         found = [row for row in self.rows if row.recipe == recipe]
-        return next((row for row in found if row.latency is not None), found[0] if found else None)
+        return next((row for row in found if row.is_known), found[0] if found else None)

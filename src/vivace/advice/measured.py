@@ -12,14 +12,16 @@ from vivace.benchmark.store import Invocation, Store
 from vivace.errors import RecipeError
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
-from vivace.report.rows import Row, rows_of
+from vivace.report.gate import LOST
+from vivace.report.quality import Kept
+from vivace.report.rows import LEAST_CPU_SHARE, Row, rows_of
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.recipe import RecipeSpec
 from vivace.spec.record import Outcome
 from vivace.stats import Interval, Verdict
 from vivace.step_caching.technique import StepCache
 
-DEVICE_MEMORY = "device memory allocated"
+DISTURBED = "other programs, or a change of the CPU's speed, disturbed its times"
 DECIDES_ON_NOISE = "with random weights the cache's threshold decides on noise"
 
 
@@ -65,9 +67,14 @@ def table_of(kind: Kind, place: str, rows: Sequence[Row], seen: Sequence[Seen] |
         steps=workload.num_inference_steps,
         batch=workload.batch,
         baseline=trial.recipe.text,
-        rows=tuple(seen if seen is not None else map(seen_of, rows)),
+        rows=tuple(seen if seen is not None else (_in_table(row, rows[0]) for row in rows)),
         at=max(r.started_at for row in rows for r in row.record.rounds),
     )
+
+
+def _in_table(row: Row, baseline: Row) -> Seen:
+    held_up = any(one.cpu_share is not None and one.cpu_share < LEAST_CPU_SHARE for one in (row, baseline))
+    return seen_of(row, is_disturbed=held_up or row.cpu_differs)
 
 
 def seen_of(
@@ -76,17 +83,21 @@ def seen_of(
     gain: Interval | None = None,
     verdict: Verdict | None = None,
     timed_steps: int | None = None,
+    is_disturbed: bool = False,
 ) -> Seen:
     """Return a row's figures.
 
     Args:
         latency, gain, verdict: instead of the row's own, where its times were scaled to more steps.
+        is_disturbed: other programs held up the process or the baseline's, or the CPU's speed changed between them.
     """
     record, recipe = row.record, row.record.trial.recipe
     outcome, reason = record.outcome.value, record.reason or ""
     if outcome == "measured" and record.trial.model.is_synthetic and decides_on_values(recipe):
         outcome, reason = "untrusted", DECIDES_ON_NOISE
     memory = row.memory
+    if row.latency is not None and outcome == "measured" and is_disturbed:
+        reason = DISTURBED
     is_timed = row.latency is not None and outcome == "measured"
     return Seen(
         recipe=recipe.text,
@@ -96,9 +107,9 @@ def seen_of(
         outcome=outcome,
         reason=reason,
         latency=(latency or row.latency.median) if is_timed and row.latency else None,
-        gain=(gain or row.speedup) if is_timed else None,
+        gain=(gain or row.speedup) if is_timed and not is_disturbed else None,
         verdict=(verdict or row.verdict) if is_timed else None,
-        peak_bytes=memory.peak_bytes if memory is not None and memory.kind == DEVICE_MEMORY else None,
+        peak_bytes=None if memory is None else memory.peak_bytes,
         first_call_s=row.first_call_s,
         batch=record.trial.workload.batch,
         spread=_spread(row) if is_timed and timed_steps is None else None,
@@ -132,7 +143,12 @@ def judged(row: Row) -> Judged | None:
         ssim=None if found is None else found.ssim,
         psnr_db=None if found is None else found.psnr_db,
         num_prompts=0 if found is None else found.num_prompts,
+        is_lost=row.judgement.figure == "broken" or (found is not None and _is_lost(found.clip, found.match)),
     )
+
+
+def _is_lost(*kept: Kept | None) -> bool:
+    return any(one is not None and one.worst.best < LOST and one.worst.num_pictures > 1 for one in kept)
 
 
 def _spread(row: Row) -> Spread | None:

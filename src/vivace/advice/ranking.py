@@ -21,10 +21,15 @@ MIN_CALLS = 6
 
 @dataclass(frozen=True)
 class Ranked:
-    """A row with what the goal ranks it by, relative to the table's baseline; more is better."""
+    """A row with what the goal ranks it by, relative to the table's baseline; more is better.
+
+    Attributes:
+        noise: scores without an interval that differ by less, relatively, are taken for the same.
+    """
 
     row: Seen
     score: Interval
+    noise: float = NOISE
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def choose(ranked: Sequence[Ranked], goal: Goal) -> Choice | None:
     if not ordered:
         return None
     best = ordered[0]
-    equals = [one for one in ordered if one is best or is_tie(one, best, goal)]
+    equals = [one for one in ordered if one is best or is_tie(one, best)]
     chosen = min(
         equals, key=lambda one: (*_simplicity(one.row), -one.score.point if goal in _TIMED else _slow(one))
     )
@@ -73,19 +78,16 @@ def _slow(one: Ranked) -> float:
     return math.inf if one.row.latency is None else one.row.latency.point
 
 
-def is_tie(one: Ranked, other: Ranked, goal: Goal) -> bool:
+def is_tie(one: Ranked, other: Ranked) -> bool:
     """Whether two scores cannot be told apart.
 
-    Their intervals overlap; without an interval they differ by less than NOISE, and after a single process by less than
-    what drift alone makes.
+    Their intervals overlap; without an interval they differ by no more than the noise, and after a single process by no
+    more than what drift alone makes.
     """
-    apart = abs(math.log(one.score.point / other.score.point))
-    if goal == "memory":
-        is_exact = one.row.num_rounds is not None and other.row.num_rounds is not None
-        return apart < math.log1p(MEMORY_NOISE if is_exact else NOISE)
     a, b = one.score, other.score
+    apart = abs(math.log(a.point / b.point))
     if a.low is None or a.high is None or b.low is None or b.high is None:
-        return apart < math.log1p(NOISE)
+        return apart <= math.log1p(max(one.noise, other.noise))
     rounds = [ranked.row.num_rounds for ranked in (one, other)]
     if any(number is not None and number < 2 for number in rounds) and apart < math.log1p(ONE_ROUND_MARGIN):
         return True
@@ -97,6 +99,7 @@ def rank(table: Table, rows: Sequence[Seen], goal: Goal) -> tuple[list[Ranked], 
     ranked, without = [], []
     reference = table.rows[0]
     spreads = _spreads(table) if goal == "stability" else {}
+    is_exact = goal == "memory" and table.kind != "published" and table.device != "cpu"
     for row in rows:
         score: Interval | None
         if goal == "memory":
@@ -108,11 +111,11 @@ def rank(table: Table, rows: Sequence[Seen], goal: Goal) -> tuple[list[Ranked], 
             score = None if found is None else Interval(1 / found, None, None)
             why = f"fewer than {MIN_CALLS} timed calls say nothing about their spread"
         else:
-            score, why = gain_of(row, table), "it was not timed beside the baseline"
+            score, why = gain_of(row, table), row.reason or "it was not timed beside the baseline"
         if score is None:
             without.append((row, why))
         else:
-            ranked.append(Ranked(row, score))
+            ranked.append(Ranked(row, score, MEMORY_NOISE if is_exact else NOISE))
     return ranked, without
 
 
@@ -164,7 +167,8 @@ def pooled(tables: Sequence[Table]) -> list[Table]:
         base = first.rows[0].latency.point
         rows = [first.rows[0]]
         for row in (row for table in by_batch for row in table.rows if row is not first.rows[0]):
-            gain = None if row.latency is None else _over(base, row.latency)
+            is_comparable = row.latency is not None and (row.gain is not None or row.recipe == first.baseline)
+            gain = _over(base, row.latency) if is_comparable and row.latency else None
             rows.append(row.model_copy(update={"gain": gain}))
         found.append(first.model_copy(update={"rows": tuple(rows)}))
     return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 
 from vivace.advice.answer import Figures, Recommendation
 from vivace.advice.wanted import GOALS
-from vivace.advice.words import figure_of, spread_of, where
+from vivace.advice.words import elsewhere_of, figure_of, spread_of, where
 from vivace.report.summary import plus_minus, ratio, seconds, size
 
 WIDTH = 80
@@ -29,8 +30,19 @@ def text_of(answer: Recommendation) -> str:
             break_on_hyphens=False,
         )
     for number, command in enumerate(answer.next):
-        lines.append(f"{'next' if number == 0 else '':<{_LABEL}}{command}")
+        lines += _command(command, "next" if number == 0 else "")
     return "\n".join(lines)
+
+
+def _command(command: str, label: str) -> Iterator[str]:
+    """Yield a command line, broken before options where it is too long, so that it can still be copied."""
+    line = f"{label:<{_LABEL}}"
+    for part in re.split(r" (?=--)", command):
+        if len(line) + len(part) > WIDTH - 3 and line.strip() != label:
+            yield f"{line}\\"
+            line = " " * (_LABEL + 4)
+        line += f"{part} "
+    yield line.rstrip()
 
 
 def _head(answer: Recommendation) -> Iterator[str]:
@@ -47,12 +59,13 @@ def _paragraphs(answer: Recommendation) -> Iterator[tuple[str, str]]:
     if chosen is not None and basis is not None and baseline is not None:
         yield "gain", _gain(answer, chosen, baseline)
         yield "stands on", where(basis) + _measured(chosen)
-        yield "memory", _memory(chosen, baseline)
+        yield "memory", _memory(chosen, baseline, basis.device == "cpu")
         if answer.wanted.goal == "stability":
             yield "spread", spread_of(chosen)
         yield "quality", answer.quality
         if _is_slow_at_first(chosen):
-            yield "first call", f"{seconds(chosen.first_call_s or 0)}, compilation included"
+            compiling = ", compilation included" if "compile" in chosen.recipe else ""
+            yield "first call", f"{seconds(chosen.first_call_s or 0)}{compiling}"
         if answer.runner_up is not None:
             yield (
                 "runner-up",
@@ -64,16 +77,12 @@ def _paragraphs(answer: Recommendation) -> Iterator[tuple[str, str]]:
         if others:
             yield "ties", _few(others)
         if answer.safe is not None:
-            yield (
-                "safe",
-                f"{answer.safe.title} is the best that keeps the picture: {figure_of(answer.safe, answer)}",
-            )
+            yield "safe", f"the best that keeps the picture: {elsewhere_of(answer.safe, answer)}"
     yield from _left_out(answer)
     if answer.other_model is not None:
         yield "fewer steps", _other_model(answer)
     for number, one in enumerate(answer.elsewhere):
-        gain = "" if one.best.gain is None else f" {ratio(one.best.gain)} over {one.basis.baseline}"
-        yield "" if number else "elsewhere", f"{where(one.basis)}: {one.best.title}{gain}"
+        yield "" if number else "elsewhere", elsewhere_of(one, answer)
     if answer.missing:
         yield "missing", "; ".join(answer.missing)
     if answer.recipe is not None:
@@ -115,10 +124,12 @@ def _measured(chosen: Figures) -> str:
     return f", {', '.join(parts)}" if parts else ""
 
 
-def _memory(chosen: Figures, baseline: Figures) -> str:
+def _memory(chosen: Figures, baseline: Figures, is_cpu: bool) -> str:
     if chosen.peak_bytes is None:
         return "peak unknown"
     told = f"peak {size(chosen.peak_bytes)}"
+    if is_cpu:
+        told += " (the process's resident set)"
     if baseline.peak_bytes is not None and baseline.recipe != chosen.recipe:
         change = round(100 * (chosen.peak_bytes / baseline.peak_bytes - 1))
         told += f" instead of {size(baseline.peak_bytes)} ({change:+d} %)" if change else ", as the baseline"
@@ -126,29 +137,33 @@ def _memory(chosen: Figures, baseline: Figures) -> str:
 
 
 def _left_out(answer: Recommendation) -> Iterator[tuple[str, str]]:
-    labels = {
-        "memory": "too large",
-        "memory unknown": "not known to fit",
-        "quality": "quality",
-        "hardware": "not here",
-    }
-    for kind, label in labels.items():
-        found = [one for one in answer.left_out if one.kind == kind]
-        if kind == "memory unknown":
-            if found:
-                yield "unknown", f"not known to fit: {_few([one.recipe for one in found])}"
-            continue
-        told = [f"{one.recipe}: {one.why}" for one in found[:_MOST]]
+    """Tell what was left out: all that is not known to fit, and otherwise what would have been better."""
+    unknown = [one.recipe for one in answer.left_out if one.kind == "memory unknown"]
+    if unknown:
+        yield "unknown", f"not known to fit: {_few(unknown)}"
+    if answer.chosen is None:
+        for kind, label in (("memory", "too large"), ("quality", "left out"), ("no figure", "no figure")):
+            if rest := [one for one in answer.left_out if one.kind == kind]:
+                example = rest[-1] if kind == "memory" else rest[0]
+                yield label, f"{len(rest)}, e.g. {example.recipe}: {example.why}"
+        return
+    best = answer.chosen.score.point
+    for kind, label in (("memory", "too large"), ("quality", "quality"), ("hardware", "not here")):
+        found = [one for one in answer.left_out if one.kind == kind and (one.score or 0) > best]
+        by_reason: dict[str, list[str]] = {}
+        for one in found[:_MOST]:
+            by_reason.setdefault(one.why, []).append(one.recipe)
+        told = [f"{', '.join(recipes)}: {why}" for why, recipes in by_reason.items()]
         if len(found) > _MOST:
             told.append(f"and {len(found) - _MOST} more")
         if told:
-            yield "left out" if kind == "quality" else label, "; ".join(told)
+            yield label if kind != "quality" else "left out", f"better, but {'; '.join(told)}"
 
 
 def _other_model(answer: Recommendation) -> str:
     one = answer.other_model
     assert one is not None
-    steps = "" if one.steps is None else f" of {one.steps} steps"
+    steps = "" if one.steps is None else f" of {one.steps} step{'s' if one.steps != 1 else ''}"
     return (
         f"{one.model}, another model{steps}, takes {seconds(one.latency_s)} an image with {one.recipe}, where "
         f"{answer.model} takes {seconds(one.instead_of_s)} ({one.place}, {one.gpu}); its images are its own"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from vivace.advice.answer import Basis, Figures, Recommendation, Sure
+from vivace.advice.answer import Basis, Elsewhere, Figures, Recommendation, Sure
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.report.summary import ratio, seconds, size
@@ -29,7 +29,7 @@ def quality_of(answer: Recommendation) -> str:
         )
     if known is not None:
         return f"{_gate_word(known.gate)}: {known.reason}"
-    keeps = "its techniques only reorder or round arithmetic, so it keeps the picture"
+    keeps = "its techniques reorder or round arithmetic, and are declared to keep the picture"
     if basis.random_weights:
         return f"{keeps}; not judged, since the weights are random"
     if basis.kind == "published":
@@ -44,15 +44,22 @@ def _gate_word(found: Gate | None) -> str:
     )
 
 
-def figure_of(one: Figures, answer: Recommendation) -> str:
-    """Return a recipe's figure for the goal: "1.83x [1.70, 1.97], 2.74 s"."""
+def figure_of(one: Figures, answer: Recommendation, over: str = "") -> str:
+    """Return a recipe's figure for the goal: "1.83x [1.70, 1.97] over baseline, 2.74 s".
+
+    Args:
+        over: the baseline, where it has to be told.
+    """
     goal = answer.wanted.goal
     if goal == "memory":
         peak = "peak memory unknown" if one.peak_bytes is None else size(one.peak_bytes)
-        return peak + ("" if one.gain is None else f" at {ratio(one.gain)} the speed")
+        return peak + ("" if one.gain is None else f" at {one.gain.point:.2f}x the speed")
     if goal == "stability":
         return spread_of(one)
-    told = "" if one.gain is None else ratio(one.gain)
+    is_baseline = (
+        answer.basis is not None and one.recipe == answer.basis.baseline and one.batch == answer.basis.batch
+    )
+    told = "" if one.gain is None or is_baseline else ratio(one.gain) + (f" over {over}" if over else "")
     if one.latency is not None:
         rate = f"{1 / one.latency.point:.3g} images/s" if goal == "throughput" else seconds(one.latency.point)
         told = f"{told}, {rate}" if told else rate
@@ -116,6 +123,8 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
         grave.append(f"it was measured on another GPU, {basis.gpu}")
     elif basis.near == "generation":
         light.append(f"it was measured on {basis.gpu}, another GPU of the same generation")
+    if chosen.is_counted:
+        grave.append("its gain is that of the denoiser's operations, counted and not timed")
     if basis.kind == "published":
         light.append("the numbers are others', without intervals")
     if basis.random_weights:
@@ -137,17 +146,24 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
         light.append("others cannot be told from it")
     if answer.wanted.goal == "stability" and (chosen.spread is None or chosen.spread.p99_s is None):
         light.append("p99 needs 200 timed calls")
-    if chosen.note:
-        light.append(chosen.note)
+    if (
+        chosen.peak_bytes is not None
+        and basis.near in ("generation", "other")
+        and answer.wanted.max_bytes is None
+    ):
+        light.append(
+            f"whether {size(chosen.peak_bytes)} fit {answer.gpu} was not asked: --max-memory says what it has"
+        )
+    light += [note for note in (basis.note, chosen.note) if note]
     sure: Sure = "low" if grave else "medium" if light else "high"
     return sure, (*grave, *light)
 
 
-def next_commands(answer: Recommendation, own: tuple[str, ...]) -> tuple[str, ...]:
+def next_commands(answer: Recommendation, tried: frozenset[str]) -> tuple[str, ...]:
     """Return what to run next, the most useful first.
 
     Args:
-        own: recipes that the user's records on this GPU hold.
+        tried: recipes that the user's records on this GPU hold.
     """
     wanted, basis, chosen = answer.wanted, answer.basis, answer.chosen
     model = wanted.model.strip()
@@ -155,19 +171,20 @@ def next_commands(answer: Recommendation, own: tuple[str, ...]) -> tuple[str, ..
         commands = []
         if wanted.max_bytes is not None:
             commands.append(f"vivace plan {shlex.quote(model)} --card {wanted.max_bytes / 1e9:.4g}")
-        return (*commands, _bench(answer, [BASELINE, "compile", "prompt_cache"]))
+        return (*commands, _bench(answer, [BASELINE, "compile"]))
     recipes = [basis.baseline, chosen.recipe]
     if answer.runner_up is not None and (answer.runner_up.recipe != basis.baseline):
         recipes.append(answer.runner_up.recipe)
     if basis.kind == "own" and basis.is_direct and basis.model == answer.model:
-        untried = [one.best.recipe for one in answer.elsewhere if one.best.recipe not in own]
+        untried = [one.best.recipe for one in answer.elsewhere if one.best.recipe not in tried]
         commands = []
         if untried:
             commands.append(_bench(answer, [basis.baseline, chosen.recipe, *untried[:2]]))
         if answer.sure != "high" or not untried:
             commands.append(_bench(answer, recipes) + (" --rounds 4" if answer.ties else ""))
         return tuple(dict.fromkeys(commands))
-    return (_bench(answer, recipes),)
+    direct = (one for one in answer.elsewhere if one.basis.model == answer.model and one.basis.is_direct)
+    return (_bench(answer, [*recipes, *(one.best.recipe for one in list(direct)[:1])]),)
 
 
 def _bench(answer: Recommendation, recipes: list[str]) -> str:
@@ -203,3 +220,11 @@ def where(basis: Basis) -> str:
     if basis.random_weights:
         parts.append("random weights")
     return f"{whose}: {', '.join(parts)}"
+
+
+def elsewhere_of(one: Elsewhere, answer: Recommendation) -> str:
+    """Return what another source says, marked where it is about another model or GPU."""
+    differs = {"model": one.basis.model != answer.model, "GPU": not one.basis.is_direct}
+    other = [word for word, is_other in differs.items() if is_other]
+    marked = f"another {' and '.join(other)}; " if other else ""
+    return f"{marked}{where(one.basis)}: {one.best.title} {figure_of(one.best, answer, one.basis.baseline)}"
