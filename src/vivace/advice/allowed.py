@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from vivace.advice.answer import LeftOut
+from vivace.advice.answer import LeftOut, Reason
 from vivace.advice.committed import committed_tables
 from vivace.advice.evidence import Judged, Seen, Table
 from vivace.advice.families import Kin, kin_of
@@ -21,6 +21,10 @@ from vivace.stats import Gate, gate
 
 _NO_IMAGES = "random weights, so its images were not judged"
 _SCORER = "tiny-clip"  # of all committed images
+
+
+def _out(row: Seen, kind: Reason, why: str) -> LeftOut:
+    return LeftOut(recipe=row.recipe, label=row.label, kind=kind, why=why)
 
 
 @dataclass(frozen=True)
@@ -40,17 +44,17 @@ class Judge:
         """Return why a row is not ranked; None if it is."""
         if not row.is_known:
             why = row.outcome.replace("_", " ") + (f": {row.reason}" if row.reason else "")
-            return LeftOut(recipe=row.title, kind="not measured", why=why)
+            return _out(row, "not measured", why)
         if why := self._hardware(row, table, near):
-            return LeftOut(recipe=row.title, kind="hardware", why=why)
+            return _out(row, "hardware", why)
         if self.wanted.max_bytes is not None:
             if row.peak_bytes is None:
-                return LeftOut(recipe=row.title, kind="memory unknown", why="its peak memory is not known")
+                return _out(row, "memory unknown", "its peak memory is not known")
             if row.peak_bytes > self.wanted.max_bytes:
                 why = f"needs {size(row.peak_bytes)}, more than {size(self.wanted.max_bytes)}"
-                return LeftOut(recipe=row.title, kind="memory", why=why)
+                return _out(row, "memory", why)
         if why := self._quality(row, table):
-            return LeftOut(recipe=row.title, kind="quality", why=why)
+            return _out(row, "quality", why)
         return None
 
     def judged(self, row: Seen, table: Table) -> Judged | None:

@@ -10,6 +10,12 @@ from vivace.spec.base import Spec
 from vivace.stats import Interval
 
 Sure = Literal["high", "medium", "low", "none"]
+Reason = Literal["memory", "memory unknown", "quality", "hardware", "not measured", "no figure"]
+
+
+def _titled(text: str, label: str) -> str:
+    is_named = label and not text.startswith(label.partition(" #")[0])
+    return f"{text} ({label})" if is_named else text
 
 
 class Figures(Spec):
@@ -45,8 +51,7 @@ class Figures(Spec):
     def title(self) -> str:
         """The recipe, with the batch size and the source's name of the row."""
         found = self.recipe if self.batch == 1 else f"{self.recipe}, batch {self.batch}"
-        is_named = self.label and not self.label.startswith(self.recipe)
-        return f"{found} ({self.label})" if is_named else found
+        return _titled(found, self.label)
 
 
 class Basis(Spec):
@@ -82,13 +87,20 @@ class LeftOut(Spec):
     """A recipe that was not ranked, and why.
 
     Attributes:
+        label: the source's name of the row.
         score: what it would be ranked by, if that is known.
     """
 
     recipe: str
-    kind: Literal["memory", "memory unknown", "quality", "hardware", "not measured", "no figure"]
+    kind: Reason
     why: str
+    label: str = ""
     score: float | None = None
+
+    @property
+    def title(self) -> str:
+        """The recipe, with the source's name of the row."""
+        return _titled(self.recipe, self.label)
 
 
 class Elsewhere(Spec):

@@ -96,11 +96,6 @@ class Seen(Spec):
         """Whether it was timed, or its gain is known."""
         return self.latency is not None or self.gain is not None
 
-    @property
-    def title(self) -> str:
-        """The recipe, with the source's name of the row."""
-        return f"{self.recipe} ({self.label})" if self.label and self.label != self.recipe else self.recipe
-
 
 class Table(Spec):
     """Recipes that one source compared on one model and device.

@@ -21,7 +21,9 @@ from vivace.spec.record import Outcome
 from vivace.stats import Interval, Verdict
 from vivace.step_caching.technique import StepCache
 
+GPU_BOUND = 0.9
 DISTURBED = "other programs, or a change of the CPU's speed, disturbed its times"
+CPU_MOVED = "the CPU's speed changed between it and the baseline"
 DECIDES_ON_NOISE = "with random weights the cache's threshold decides on noise"
 
 
@@ -74,7 +76,15 @@ def table_of(kind: Kind, place: str, rows: Sequence[Row], seen: Sequence[Seen] |
 
 def _in_table(row: Row, baseline: Row) -> Seen:
     held_up = any(one.cpu_share is not None and one.cpu_share < LEAST_CPU_SHARE for one in (row, baseline))
-    return seen_of(row, is_disturbed=held_up or row.cpu_differs)
+    is_moved = row.cpu_differs and not (_is_gpu_bound(row) and _is_gpu_bound(baseline))
+    return seen_of(row, is_disturbed=held_up or is_moved)
+
+
+def _is_gpu_bound(row: Row) -> bool:
+    """Whether the GPU is busy nearly all the time, so that the CPU's speed does not matter."""
+    if row.gpu_busy_s is None or row.latency is None:
+        return False
+    return row.gpu_busy_s > GPU_BOUND * row.latency.median.point
 
 
 def seen_of(
@@ -116,7 +126,7 @@ def seen_of(
         num_rounds=sum(r.outcome is Outcome.MEASURED for r in record.rounds),
         timed_steps=timed_steps,
         judged=judged(row),
-        note="; ".join(w for w in row.record.rounds[0].warnings),
+        note="; ".join((*record.rounds[0].warnings, *([CPU_MOVED] if row.cpu_differs and is_timed else []))),
     )
 
 

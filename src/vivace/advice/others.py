@@ -13,6 +13,7 @@ from vivace.advice.weighing import Weighed, basis_of, figures_of
 from vivace.stats import Gate
 
 _MOST_ELSEWHERE = 3
+_MOST_NEARER = 2
 
 
 def safe_choice(best: Weighed, weighed: Sequence[Weighed], judge: Judge) -> Elsewhere | None:
@@ -108,8 +109,8 @@ def missing_evidence(
         said.append(f"no record of {kin.name} on {gpu}{of_generation}")
     if not any(one.table.kind == "own" and not one.is_transferred for one in weighed):
         said.append("you have no records of it")
-    if best is not None and any(one.order < best.order and one.choice is None for one in weighed):
-        said.append(
-            "nearer records exist, but none of their recipes is allowed, or has the figure that was asked for"
-        )
+    nearer = [one for one in weighed if best is not None and one.order < best.order and not one.is_comparison]
+    for one in nearer[:_MOST_NEARER]:
+        why = f" ({one.left_out[0].title}: {one.left_out[0].why})" if one.left_out else ""
+        said.append(f"{one.table.place} is nearer, but compares nothing that is allowed{why}")
     return tuple(said)

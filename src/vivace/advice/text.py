@@ -47,6 +47,8 @@ def _command(command: str, label: str) -> Iterator[str]:
 
 def _head(answer: Recommendation) -> Iterator[str]:
     gpu = f" on {answer.gpu}" if answer.gpu is not None else ""
+    if answer.gpu is None and answer.basis is not None:
+        gpu = f" on {answer.basis.gpu} (no GPU was named)"
     limit = "" if answer.wanted.max_bytes is None else f" within {size(answer.wanted.max_bytes)}"
     yield f"{answer.model}{gpu}{limit}, for {answer.wanted.goal} ({GOALS[answer.wanted.goal]}):"
     yield ""
@@ -95,9 +97,15 @@ def _gain(answer: Recommendation, chosen: Figures, baseline: Figures) -> str:
         return told + ("" if chosen.latency is None else f"; {plus_minus(chosen.latency)} an image")
     told = ""
     if chosen.gain is not None:
-        told = f"{ratio(chosen.gain)} the speed of {baseline.recipe}"
+        counted = " by the denoiser's operations, counted and not timed" if chosen.is_counted else ""
+        told = f"{ratio(chosen.gain)} the speed of {baseline.recipe}{counted}"
     if chosen.latency is not None and baseline.latency is not None:
         told += f": {plus_minus(chosen.latency)} an image instead of {plus_minus(baseline.latency)}"
+    published = next(
+        (one for one in answer.ranking if one.num_techniques == 0 and one.batch == chosen.batch), None
+    )
+    if published is not None and published.recipe != baseline.recipe and chosen.gain and published.gain:
+        told += f"; {chosen.gain.point / published.gain.point:.2f}x the speed of the model as published"
     if answer.wanted.goal == "throughput" and chosen.latency is not None:
         told += f", {1 / chosen.latency.point:.3g} images/s"
     if chosen.cost_per_1000 is not None:
@@ -138,26 +146,29 @@ def _memory(chosen: Figures, baseline: Figures, is_cpu: bool) -> str:
 
 def _left_out(answer: Recommendation) -> Iterator[tuple[str, str]]:
     """Tell what was left out: all that is not known to fit, and otherwise what would have been better."""
-    unknown = [one.recipe for one in answer.left_out if one.kind == "memory unknown"]
+    unknown = [one.title for one in answer.left_out if one.kind == "memory unknown"]
     if unknown:
         yield "unknown", f"not known to fit: {_few(unknown)}"
     if answer.chosen is None:
         for kind, label in (("memory", "too large"), ("quality", "left out"), ("no figure", "no figure")):
             if rest := [one for one in answer.left_out if one.kind == kind]:
                 example = rest[-1] if kind == "memory" else rest[0]
-                yield label, f"{len(rest)}, e.g. {example.recipe}: {example.why}"
+                yield label, f"{len(rest)}, e.g. {example.title}: {example.why}"
         return
     best = answer.chosen.score.point
     for kind, label in (("memory", "too large"), ("quality", "quality"), ("hardware", "not here")):
         found = [one for one in answer.left_out if one.kind == kind and (one.score or 0) > best]
         by_reason: dict[str, list[str]] = {}
         for one in found[:_MOST]:
-            by_reason.setdefault(one.why, []).append(one.recipe)
+            by_reason.setdefault(one.why, []).append(one.title)
         told = [f"{', '.join(recipes)}: {why}" for why, recipes in by_reason.items()]
         if len(found) > _MOST:
             told.append(f"and {len(found) - _MOST} more")
         if told:
             yield label if kind != "quality" else "left out", f"better, but {'; '.join(told)}"
+    if rest := [one for one in answer.left_out if one.kind == "no figure"]:
+        more = f"; and {len(rest) - 1} more" if len(rest) > 1 else ""
+        yield "no figure", f"{rest[0].title}: {rest[0].why}{more}"
 
 
 def _other_model(answer: Recommendation) -> str:

@@ -21,6 +21,7 @@ class Weighed:
     Attributes:
         order: of evidence, the best first.
         choice: None if no row is allowed.
+        num_ranked: rows that have the figure that was asked for, allowed or not.
     """
 
     table: Table
@@ -28,12 +29,13 @@ class Weighed:
     order: tuple[int, ...]
     near: Near
     choice: Choice | None
+    num_ranked: int
     left_out: tuple[LeftOut, ...]
 
     @property
     def is_comparison(self) -> bool:
         """Whether it compares recipes, and allows one."""
-        return self.choice is not None and len(self.table.compared) > 1
+        return self.choice is not None and self.num_ranked > 1
 
     @property
     def is_transferred(self) -> bool:
@@ -71,14 +73,16 @@ def weigh(table: Table, kin: Kin, gpu: str | None, judge: Judge) -> Weighed | No
         seen.add((row.recipe, row.batch, row.label))
         found = judge.left_out(row, table, nearness)
         if found is None and id(row) in reasons:
-            found = LeftOut(recipe=row.title, kind="no figure", why=reasons[id(row)])
+            found = LeftOut(recipe=row.recipe, label=row.label, kind="no figure", why=reasons[id(row)])
         if found is None:
             allowed.append(row)
         else:
             out.append(found.model_copy(update={"score": scores.get(id(row))}))
     out.sort(key=lambda one: -(one.score or 0))
     choice = choose([one for one in scored if any(one.row is row for row in allowed)], judge.wanted.goal)
-    return Weighed(table, kin, _order(table, nearness, is_own_model), nearness, choice, tuple(out))
+    return Weighed(
+        table, kin, _order(table, nearness, is_own_model), nearness, choice, len(scored), tuple(out)
+    )
 
 
 def _near(table: Table, gpu: str | None) -> Near:

@@ -105,6 +105,8 @@ def why_lost(answer: Recommendation) -> str:
             simpler += "as simple, and ahead by its figure"
         return f"a tie: the difference is within the noise; {simpler}"
     share = chosen.score.point / other.score.point
+    if chosen.is_counted and answer.wanted.goal != "memory":
+        return f"computes {share:.2f} times as much"
     return {
         "memory": f"needs {share:.2f} times the memory",
         "stability": f"its calls differ more, {share:.3f} times",
@@ -119,6 +121,8 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
     grave, light = [], []
     if basis.model != answer.model:
         grave.append(f"it was measured on {basis.model}, another model of the family")
+    if answer.gpu is None and (elsewhere := _differing(answer)):
+        grave.append(f"on {elsewhere} another recipe is best: give --gpu")
     if basis.near == "other":
         grave.append(f"it was measured on another GPU, {basis.gpu}")
     elif basis.near == "generation":
@@ -151,12 +155,20 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
         and basis.near in ("generation", "other")
         and answer.wanted.max_bytes is None
     ):
-        light.append(
-            f"whether {size(chosen.peak_bytes)} fit {answer.gpu} was not asked: --max-memory says what it has"
-        )
+        light.append(f"whether its {size(chosen.peak_bytes)} fit this GPU was not checked: give --max-memory")
     light += [note for note in (basis.note, chosen.note) if note]
     sure: Sure = "low" if grave else "medium" if light else "high"
     return sure, (*grave, *light)
+
+
+def _differing(answer: Recommendation) -> str:
+    """Return a GPU on which a source as good names another recipe; "" if there is none."""
+    basis = answer.basis
+    for one in answer.elsewhere:
+        is_alike = basis is not None and (one.basis.kind, one.basis.model) == (basis.kind, basis.model)
+        if basis is not None and is_alike and one.basis.gpu != basis.gpu and one.best.recipe != answer.recipe:
+            return one.basis.gpu
+    return ""
 
 
 def next_commands(answer: Recommendation, tried: frozenset[str]) -> tuple[str, ...]:
@@ -173,6 +185,9 @@ def next_commands(answer: Recommendation, tried: frozenset[str]) -> tuple[str, .
             commands.append(f"vivace plan {shlex.quote(model)} --card {wanted.max_bytes / 1e9:.4g}")
         return (*commands, _bench(answer, [BASELINE, "compile"]))
     recipes = [basis.baseline, chosen.recipe]
+    if chosen.recipe == basis.baseline:  # what would be better, were it proven
+        unproven = [one for one in answer.left_out if one.kind == "quality" and (one.score or 0) > 1]
+        recipes += [one.recipe for one in unproven[:2]]
     if answer.runner_up is not None and (answer.runner_up.recipe != basis.baseline):
         recipes.append(answer.runner_up.recipe)
     if basis.kind == "own" and basis.is_direct and basis.model == answer.model:

@@ -114,6 +114,19 @@ def test_what_is_transferred_is_marked_and_never_sure() -> None:
     assert ask(table(seen("compile", 1.5), model="tiny-flux"), model="flux-dev").recipe is None
 
 
+def test_without_a_gpu_the_answer_says_which_it_is_for() -> None:
+    tables = [
+        table(seen("compile", 1.5), kind="published", gpu="A100", place="there"),
+        table(seen("fp8+compile", 1.9), kind="published", gpu="H100", place="there"),
+    ]
+    answer = recommend_from(Wanted(model="flux-dev", gpu=None), tables)
+    if answer.gpu is not None:
+        pytest.skip("this machine has a GPU")
+    assert str(answer).startswith("flux-dev on H100 (no GPU was named)")
+    assert answer.doubts[0] == "on A100 another recipe is best: give --gpu"
+    assert answer.sure == "low"
+
+
 def test_a_recipe_that_the_asked_gpu_cannot_run_is_left_out() -> None:
     rows = seen("fp8_static+compile", 1.9), seen("compile", 1.3)
     answer = ask(table(*rows, kind="committed", gpu="NVIDIA H200"), gpu="A100")
@@ -182,7 +195,7 @@ def test_a_better_table_that_allows_nothing_gives_way_to_the_next() -> None:
     answer = ask(mine, table(seen("int8", 0.9, peak_bytes=10e9), kind="published"), max_bytes=12e9)
     assert answer.basis is not None
     assert (answer.recipe, answer.basis.kind) == ("quantize(int8)", "published")
-    assert any("nearer records" in one for one in answer.missing)
+    assert any("own is nearer, but compares nothing that is allowed" in one for one in answer.missing)
 
 
 def test_recipes_that_change_the_picture_need_proof() -> None:
@@ -435,7 +448,7 @@ def test_disturbed_times_are_not_compared() -> None:
     ]
     found = table_of("own", "here", rows_of(records))
     answer = ask(found, model="tiny-sd", gpu=None)
-    assert answer.recipe == "baseline"
+    assert answer.recipe is None, "nothing is compared"
     (out,) = answer.left_out
     assert (out.recipe, out.kind) == ("compile", "no figure")
     assert "disturbed its times" in out.why

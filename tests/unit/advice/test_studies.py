@@ -71,8 +71,8 @@ def test_000_what_fits_24_gb_on_a_4090(ask) -> None:  # type: ignore[no-untyped-
     assert label(answer) == "Full Opt"
     assert answer.chosen.peak_bytes == pytest.approx(16.18 * 2**30, rel=1e-6)
     # 22.48 GiB are 24.1 GB.
-    assert {one.recipe for one in answer.left_out if one.kind == "memory"} == {"quantize(int8) (Config 5)"}
-    assert "null in the source" in next(one.why for one in answer.left_out if one.recipe == "baseline (Base)")
+    assert {one.title for one in answer.left_out if one.kind == "memory"} == {"quantize(int8) (Config 5)"}
+    assert "null in the source" in next(one.why for one in answer.left_out if one.label == "Base")
     assert "did not time its baseline" in " ".join(answer.doubts)
     assert label(ask("000", "flux-dev", "RTX 4090", max_bytes=24 * 2**30)) == "Full Opt"
 
@@ -133,8 +133,8 @@ def test_003_the_fewest_steps_gain_most(ask) -> None:  # type: ignore[no-untyped
 
 def test_003_a_ruined_row_is_left_out(ask) -> None:  # type: ignore[no-untyped-def]
     """int8 on LCM-SDXL: a CLIP score of 0.1348, where fp16 has 0.2850."""
-    out = {one.recipe: one for one in ask("003", "lcm-sdxl", "RTX PRO 6000", goal="memory").left_out}
-    (ruined,) = [one for name, one in out.items() if name.endswith("(int8)")]
+    out = ask("003", "lcm-sdxl", "RTX PRO 6000", goal="memory").left_out
+    (ruined,) = [one for one in out if one.label == "int8"]
     assert (ruined.kind, "0.1348" in ruined.why) == ("quality", True)
 
 
