@@ -73,7 +73,7 @@ def _of_curves(name: str, device: str, cases: Mapping[str, step_curves.Case]) ->
 
 def _counted(seen: Seen, cases: Mapping[str, step_curves.Case]) -> Seen:
     work = cases[seen.recipe].work
-    unknown = {"latency": None, "spread": None, "verdict": None, "first_call_s": None}
+    unknown = {"latency": None, "spread": None, "verdict": None, "first_call_s": None, "note": ""}
     if seen.latency is None or seen.recipe == BASELINE:
         return seen
     if work is None:

@@ -11,7 +11,7 @@ from vivace.advice.committed import committed_tables
 from vivace.advice.evidence import Table
 from vivace.advice.families import Kin, kin_of
 from vivace.advice.gpus import Near, this_gpu
-from vivace.advice.measured import tables_of_store
+from vivace.advice.measured import DISTURBED, tables_of_store
 from vivace.advice.others import fewer_steps, missing_evidence, other_sources, safe_choice
 from vivace.advice.published import published_tables
 from vivace.advice.ranking import Ranked, pooled
@@ -61,11 +61,14 @@ def recommend(
         raise UsageError(f"no goal '{str(goal)[:60]}' (goals: {', '.join(GOALS)})")
     if goal == "cost" and price_per_hour is None:
         raise UsageError("the goal cost needs the GPU's price; add --price-per-hour 2.5, in any currency")
+    limit = parse_size(max_memory) if isinstance(max_memory, str) else max_memory
+    if limit is not None and not limit > 0:
+        raise UsageError(f"max_memory={max_memory!r} is not a limit; give bytes, or for example '12GB'")
     with Checked():
         wanted = Wanted(
             model=model,
             gpu=gpu,
-            max_bytes=parse_size(max_memory) if isinstance(max_memory, str) else max_memory,
+            max_bytes=limit,
             limits=min_quality,
             goal=goal,
             price_per_hour=price_per_hour,
@@ -99,7 +102,7 @@ def recommend_from(wanted: Wanted, tables: Iterable[Table]) -> Recommendation:
         left_out = [out for one in weighed if not one.is_transferred for out in one.left_out]
         missing = missing_evidence(weighed, kin, gpu, None)
         answer = answer.model_copy(update={"left_out": _each_once(left_out), "missing": missing})
-        return answer.model_copy(update={"next": next_commands(answer, frozenset())})
+        return answer.model_copy(update={"next": next_commands(answer)})
     return _answered(answer, best, weighed, kin, judge)
 
 
@@ -139,7 +142,8 @@ def _answered(
         one for one in weighed if one.table.kind == "own" and one.near is Near.SAME and not one.is_transferred
     ]
     tried = frozenset(row.recipe for one in mine for row in one.table.rows)
-    return answer.model_copy(update={"next": next_commands(answer, tried)})
+    is_disturbed = any(row.reason == DISTURBED for one in mine for row in one.table.rows)
+    return answer.model_copy(update={"next": next_commands(answer, tried, is_disturbed=is_disturbed)})
 
 
 def _each_once(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:

@@ -53,9 +53,7 @@ class Judge:
             if row.peak_bytes > self.wanted.max_bytes:
                 why = f"needs {size(row.peak_bytes)}, more than {size(self.wanted.max_bytes)}"
                 return _out(row, "memory", why)
-        if why := self._quality(row, table):
-            return _out(row, "quality", why)
-        return None
+        return self._quality(row, table)
 
     def judged(self, row: Seen, table: Table) -> Judged | None:
         """Return what is known of a row's images: its own, or those of an embedded model of the kind.
@@ -90,25 +88,25 @@ class Judge:
         mine = changing_part(row.recipe)
         return mine is not None and mine == changing_part(table.baseline)
 
-    def _quality(self, row: Seen, table: Table) -> str:
-        """Return why a row's images rule it out; "" if they do not."""
+    def _quality(self, row: Seen, table: Table) -> LeftOut | None:
+        """Return why a row's images rule it out; None if they do not."""
         if row.recipe == table.baseline:
-            return ""
+            return None
         known, keeps = self.judged(row, table), self.keeps(row, table)
-        unseen = _NO_IMAGES if table.random_weights else "no images of it were judged"
         if known is not None and known.gate is Gate.FAILED:
-            return f"its images fail: {known.reason}"
+            return _out(row, "quality", f"its images fail: {known.reason}")
         if self.wanted.same_picture and not keeps:
-            return "it changes the image"
-        if self.wanted.limits is not None:
-            if known is None:
-                return unseen
-            return "" if known.gate is Gate.PASSED else f"its quality is not proven: {known.reason}"
-        if keeps or table.kind == "published":
-            return ""
-        if known is None:
-            return f"it changes the image; {unseen}"
-        return "" if known.gate is Gate.PASSED else f"its quality is not proven: {known.reason}"
+            return _out(row, "quality", "it changes the image")
+        is_proven = known is not None and known.gate is Gate.PASSED
+        needs_no_proof = self.wanted.limits is None and (keeps or table.kind == "published")
+        if is_proven or needs_no_proof:
+            return None
+        if known is not None:
+            return _out(row, "unproven", f"its quality is not proven: {known.reason}")
+        changes = "" if keeps else "it changes the image; "
+        return _out(
+            row, "unproven", changes + (_NO_IMAGES if table.random_weights else "its images were not judged")
+        )
 
     def _hardware(self, row: Seen, table: Table, near: Near) -> str:
         """Return why a recipe that was measured elsewhere cannot run on the asked GPU; "" if it can, or is unknown."""

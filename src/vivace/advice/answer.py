@@ -10,7 +10,7 @@ from vivace.spec.base import Spec
 from vivace.stats import Interval
 
 Sure = Literal["high", "medium", "low", "none"]
-Reason = Literal["memory", "memory unknown", "quality", "hardware", "not measured", "no figure"]
+Reason = Literal["memory", "memory unknown", "quality", "unproven", "hardware", "not measured", "no figure"]
 
 
 def _titled(text: str, label: str) -> str:

@@ -109,6 +109,7 @@ def seen_of(
     if row.latency is not None and outcome == "measured" and is_disturbed:
         reason = DISTURBED
     is_timed = row.latency is not None and outcome == "measured"
+    doubts = [reason] if is_timed and reason else [CPU_MOVED] if is_timed and row.cpu_differs else []
     return Seen(
         recipe=recipe.text,
         label=record.trial.title,
@@ -126,7 +127,7 @@ def seen_of(
         num_rounds=sum(r.outcome is Outcome.MEASURED for r in record.rounds),
         timed_steps=timed_steps,
         judged=judged(row),
-        note="; ".join((*record.rounds[0].warnings, *([CPU_MOVED] if row.cpu_differs and is_timed else []))),
+        note="; ".join((*record.rounds[0].warnings, *doubts)),
     )
 
 

@@ -107,9 +107,9 @@ def rank(table: Table, rows: Sequence[Seen], goal: Goal) -> tuple[list[Ranked], 
             score = None if row.peak_bytes is None else Interval(base / row.peak_bytes, None, None)
             why = "its peak memory is not known"
         elif goal == "stability":
-            found = spreads.get(id(row))
+            found = None if row.reason else spreads.get(id(row))
             score = None if found is None else Interval(1 / found, None, None)
-            why = f"fewer than {MIN_CALLS} timed calls say nothing about their spread"
+            why = row.reason or f"fewer than {MIN_CALLS} timed calls say nothing about their spread"
         else:
             score, why = gain_of(row, table), row.reason or "it was not timed beside the baseline"
         if score is None:

@@ -14,6 +14,13 @@ from vivace.report.summary import plus_minus, ratio, seconds, size
 WIDTH = 80
 _LABEL = 12
 _MOST = 3
+_LABELS = {
+    "memory": "too large",
+    "quality": "left out",
+    "unproven": "unproven",
+    "hardware": "not here",
+    "no figure": "no figure",
+}
 _SLOW_FIRST = 3  # times a later call
 
 
@@ -100,7 +107,7 @@ def _gain(answer: Recommendation, chosen: Figures, baseline: Figures) -> str:
         counted = " by the denoiser's operations, counted and not timed" if chosen.is_counted else ""
         told = f"{ratio(chosen.gain)} the speed of {baseline.recipe}{counted}"
     if chosen.latency is not None and baseline.latency is not None:
-        told += f": {plus_minus(chosen.latency)} an image instead of {plus_minus(baseline.latency)}"
+        told += f"{': ' if told else ''}{plus_minus(chosen.latency)} an image instead of {plus_minus(baseline.latency)}"
     published = next(
         (one for one in answer.ranking if one.num_techniques == 0 and one.batch == chosen.batch), None
     )
@@ -150,13 +157,13 @@ def _left_out(answer: Recommendation) -> Iterator[tuple[str, str]]:
     if unknown:
         yield "unknown", f"not known to fit: {_few(unknown)}"
     if answer.chosen is None:
-        for kind, label in (("memory", "too large"), ("quality", "left out"), ("no figure", "no figure")):
+        for kind in ("memory", "quality", "unproven", "no figure"):
             if rest := [one for one in answer.left_out if one.kind == kind]:
                 example = rest[-1] if kind == "memory" else rest[0]
-                yield label, f"{len(rest)}, e.g. {example.title}: {example.why}"
+                yield _LABELS[kind], f"{len(rest)}, e.g. {example.title}: {example.why}"
         return
     best = answer.chosen.score.point
-    for kind, label in (("memory", "too large"), ("quality", "quality"), ("hardware", "not here")):
+    for kind in ("memory", "quality", "unproven", "hardware"):
         found = [one for one in answer.left_out if one.kind == kind and (one.score or 0) > best]
         by_reason: dict[str, list[str]] = {}
         for one in found[:_MOST]:
@@ -165,7 +172,7 @@ def _left_out(answer: Recommendation) -> Iterator[tuple[str, str]]:
         if len(found) > _MOST:
             told.append(f"and {len(found) - _MOST} more")
         if told:
-            yield label if kind != "quality" else "left out", f"better, but {'; '.join(told)}"
+            yield _LABELS[kind], f"better, but {'; '.join(told)}"
     if rest := [one for one in answer.left_out if one.kind == "no figure"]:
         more = f"; and {len(rest) - 1} more" if len(rest) > 1 else ""
         yield "no figure", f"{rest[0].title}: {rest[0].why}{more}"

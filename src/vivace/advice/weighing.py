@@ -38,6 +38,11 @@ class Weighed:
         return self.choice is not None and self.num_ranked > 1
 
     @property
+    def has_rivals(self) -> bool:
+        """Whether more than the baseline is allowed."""
+        return self.choice is not None and len(self.choice.ranking) > 1
+
+    @property
     def is_transferred(self) -> bool:
         return self.table.model != self.kin.name
 
@@ -110,7 +115,7 @@ def followed(weighed: Sequence[Weighed]) -> Weighed | None:
     for _, group in groupby(weighed, key=lambda one: one.order):
         usable = [one for one in group if one.is_comparison]
         if usable:
-            return max(usable, key=lambda one: (one.score, one.table.at))
+            return max(usable, key=lambda one: (one.has_rivals, one.score, one.table.at))
     return None
 
 

@@ -171,10 +171,13 @@ def _differing(answer: Recommendation) -> str:
     return ""
 
 
-def next_commands(answer: Recommendation, tried: frozenset[str]) -> tuple[str, ...]:
+def next_commands(
+    answer: Recommendation, tried: frozenset[str] = frozenset(), *, is_disturbed: bool = False
+) -> tuple[str, ...]:
     """Return what to run next, the most useful first.
 
     Args:
+        is_disturbed: some of those records cannot be compared, so they have to be measured again.
         tried: recipes that the user's records on this GPU hold.
     """
     wanted, basis, chosen = answer.wanted, answer.basis, answer.chosen
@@ -183,28 +186,31 @@ def next_commands(answer: Recommendation, tried: frozenset[str]) -> tuple[str, .
         commands = []
         if wanted.max_bytes is not None:
             commands.append(f"vivace plan {shlex.quote(model)} --card {wanted.max_bytes / 1e9:.4g}")
-        return (*commands, _bench(answer, [BASELINE, "compile"]))
+        return (*commands, _bench(answer, [BASELINE]))
     recipes = [basis.baseline, chosen.recipe]
     if chosen.recipe == basis.baseline:  # what would be better, were it proven
-        unproven = [one for one in answer.left_out if one.kind == "quality" and (one.score or 0) > 1]
+        unproven = [one for one in answer.left_out if one.kind == "unproven" and (one.score or 0) > 1]
         recipes += [one.recipe for one in unproven[:2]]
     if answer.runner_up is not None and (answer.runner_up.recipe != basis.baseline):
         recipes.append(answer.runner_up.recipe)
+    again = " --rerun" if is_disturbed else ""
     if basis.kind == "own" and basis.is_direct and basis.model == answer.model:
         untried = [one.best.recipe for one in answer.elsewhere if one.best.recipe not in tried]
         commands = []
         if untried:
-            commands.append(_bench(answer, [basis.baseline, chosen.recipe, *untried[:2]]))
+            commands.append(_bench(answer, [basis.baseline, chosen.recipe, *untried[:2]]) + again)
         if answer.sure != "high" or not untried:
-            commands.append(_bench(answer, recipes) + (" --rounds 4" if answer.ties else ""))
+            commands.append(_bench(answer, recipes) + (" --rounds 4" if answer.ties else "") + again)
         return tuple(dict.fromkeys(commands))
     direct = (one for one in answer.elsewhere if one.basis.model == answer.model and one.basis.is_direct)
-    return (_bench(answer, [*recipes, *(one.best.recipe for one in list(direct)[:1])]),)
+    return (_bench(answer, [*recipes, *(one.best.recipe for one in list(direct)[:1])]) + again,)
 
 
 def _bench(answer: Recommendation, recipes: list[str]) -> str:
     """Return the command that measures recipes on the model, with what the goal and the quality need."""
     model = answer.wanted.model.strip()
+    if len(set(recipes)) == 1:
+        recipes = [*recipes, "compile"]
     parts = ["vivace", "bench", "--model", model]
     for recipe in dict.fromkeys(recipes):
         parts += ["--recipe", recipe]
