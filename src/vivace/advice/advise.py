@@ -89,10 +89,7 @@ def recommend_from(wanted: Wanted, tables: Iterable[Table]) -> Recommendation:
     found = list(tables)
     kin = kin_of(wanted.model, frozenset(table.model for table in found))
     gpu = wanted.gpu if wanted.gpu is not None else this_gpu()
-    if wanted.goal in _POOLED:
-        found = pooled(found)
-    elif wanted.goal == "latency":
-        found = [table for table in found if table.batch == 1]
+    found = pooled(found) if wanted.goal in _POOLED else [table for table in found if table.batch == 1]
     judge = Judge(wanted, kin, gpu)
     weighed = [one for table in found if (one := weigh(table, kin, gpu, judge)) is not None]
     weighed.sort(key=lambda one: one.order)

@@ -132,8 +132,3 @@ class Table(Spec):
     def compared(self) -> list[Seen]:
         """The rows that were timed, or whose gain is known."""
         return [row for row in self.rows if row.is_known]
-
-    def row(self, recipe: str) -> Seen | None:
-        """Return the row of a recipe, with figures if there is one."""
-        found = [row for row in self.rows if row.recipe == recipe]
-        return next((row for row in found if row.is_known), found[0] if found else None)

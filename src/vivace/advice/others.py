@@ -54,7 +54,10 @@ def other_sources(best: Weighed, weighed: Sequence[Weighed], judge: Judge) -> It
     transferred = [one for one in found.values() if one.is_transferred]
     for one in [*direct[:_MOST_ELSEWHERE], *transferred[: max(1, _MOST_ELSEWHERE - len(direct))]]:
         assert one.choice is not None
-        yield Elsewhere(basis=basis_of(one, judge.gpu), best=figures_of(one.choice.chosen, one, judge))
+        figures = figures_of(one.choice.chosen, one, judge)
+        if one.table.gpu != best.table.gpu:
+            figures = figures.model_copy(update={"cost_per_1000": None})  # the price is of one GPU
+        yield Elsewhere(basis=basis_of(one, judge.gpu), best=figures)
 
 
 def fewer_steps(best: Weighed, weighed: Sequence[Weighed]) -> OtherModel | None:

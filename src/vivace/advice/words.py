@@ -29,7 +29,9 @@ def quality_of(answer: Recommendation) -> str:
         )
     if known is not None:
         return f"{_gate_word(known.gate)}: {known.reason}"
-    keeps = "its techniques reorder or round arithmetic, and are declared to keep the picture"
+    keeps = (
+        f"over {basis.baseline} it only reorders or rounds arithmetic, which is declared to keep the picture"
+    )
     if basis.random_weights:
         return f"{keeps}; not judged, since the weights are random"
     if basis.kind == "published":
@@ -142,6 +144,11 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
         and (chosen.judged.of or chosen.judged.gate is not Gate.PASSED)
     ):
         light.append("the quality of its images is not proven on this model")
+    elif basis.kind == "own" and not basis.random_weights and chosen.recipe != basis.baseline:
+        if chosen.judged is None:
+            light.append("its images were not judged")
+        elif chosen.judged.gate is not Gate.PASSED:
+            light.append("the quality of its images is not proven")
     if chosen.num_rounds is not None and chosen.num_rounds < 2:
         light.append(f"one process only: differences under {100 * ONE_ROUND_MARGIN:.0f} % may be drift")
     if chosen.timed_steps is not None:

@@ -98,8 +98,10 @@ def test_evidence_is_ordered() -> None:
 
 
 def test_what_is_transferred_is_marked_and_never_sure() -> None:
-    direct = ask(table(seen("compile", 1.5)))
+    direct = ask(table(seen("compile", 1.5, judged=Judged(gate=Gate.PASSED))))
     assert (direct.sure, direct.doubts) == ("high", ())
+    unseen = ask(table(seen("compile", 1.5)))
+    assert (unseen.sure, unseen.doubts) == ("medium", ("its images were not judged",))
     other = ask(table(seen("compile", 1.5), gpu="NVIDIA A100-SXM4-80GB"))
     assert other.sure == "low"
     assert "another GPU, NVIDIA A100" in other.doubts[0]
