@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Iterator
 
 from vivace.advice.answer import Figures, Recommendation
-from vivace.advice.wanted import GOALS
 from vivace.advice.words import elsewhere_of, figure_of, spread_of, where
 from vivace.report.summary import plus_minus, ratio, seconds, size
 
@@ -57,7 +56,7 @@ def _head(answer: Recommendation) -> Iterator[str]:
     if answer.gpu is None and answer.basis is not None:
         gpu = f" on {answer.basis.gpu} (no GPU was named)"
     limit = "" if answer.wanted.max_bytes is None else f" within {size(answer.wanted.max_bytes)}"
-    yield f"{answer.model}{gpu}{limit}, for {answer.wanted.goal} ({GOALS[answer.wanted.goal]}):"
+    yield f"{answer.model}{gpu}{limit}, for {answer.wanted.goal}:"
     yield ""
     yield f"    {answer.recipe}" if answer.recipe is not None else "    no recipe: no record supports one"
     yield ""
