@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import vivace
+from vivace.advice.answer import Figures
 from vivace.report.latency import Latency
 from vivace.report.profile import Change
 from vivace.report.rows import Row
@@ -39,6 +40,10 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
         ("vivace.spec.profiling.OperatorTime", OperatorTime),
         ("vivace.report.profile.Change", Change),
     ),
+    "Choose a recipe": (
+        *((f"vivace.{name}", getattr(vivace, name)) for name in ("recommend", "Recommendation")),
+        ("vivace.advice.answer.Figures", Figures),
+    ),
     "Recipes, records and errors": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("Recipe", "Record", "VivaceError")
     ),
@@ -55,6 +60,8 @@ print(run)  # tables and verdicts
 best = max(run.rows(), key=lambda row: row.speedup.point if row.speedup else 1)
 run.to_dataframe().to_csv("rows.csv")  # or run.to_dicts(), without pandas
 open("page.html", "w").write(run.page())  # tables, charts and images in one file
+
+print(vivace.recommend("flux-dev", gpu="A100", max_memory="24GB"))  # from records; nothing is measured
 ```
 """
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises")

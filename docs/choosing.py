@@ -88,8 +88,9 @@ def page(note: str, results: Path) -> str:
         "From the records of [every "
         f"technique](techniques-measured.md){', [what skipping saves](skipped-work.md)' if has_skipped else ''} and "
         "[speed-up against fidelity](step-curves.md). Times are measured on an H200 with random weights, image "
-        "quality on the embedded models of the same kinds. For your model and card, compare the candidates with "
-        "`vivace bench`, and let `vivace calibrate cache` find the threshold of a step cache.\n",
+        "quality on the embedded models of the same kinds. [`vivace recommend`](recommend.md) reads these records, and "
+        "yours, for one model and card; compare the candidates with `vivace bench`, and let `vivace "
+        "calibrate cache` find the threshold of a step cache.\n",
     ]
     for one in families(results):
         lines += _family(one, results)

@@ -2,7 +2,8 @@
 
 docs/techniques.md, docs/choosing.md, docs/hardware.md, docs/lint.md, docs/cli.md and docs/api.md; if their records
 exist, docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md,
-docs/composition.md, docs/coverage.md, docs/step-curves.md and its plots; and the README's table.
+docs/composition.md, docs/coverage.md, docs/step-curves.md and its plots; the README's table; and what the records say
+in the package (src/vivace/advice/committed.json).
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -19,8 +20,8 @@ from pathlib import Path
 
 import click
 
+from benchmarks import committed_tables, every_model, every_technique, overhead
 from benchmarks import coverage as simulated
-from benchmarks import every_model, every_technique, overhead
 from benchmarks import several_gpus as measured_gpus
 from benchmarks import skipped_work as skipping
 from benchmarks.step_curves import RESULTS as CURVE_RECORDS
@@ -212,6 +213,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/cli.md": cli_page,
     "docs/lint.md": lint_page,
     "README.md": readme,
+    "src/vivace/advice/committed.json": committed_tables.content,
 }
 if every_model.RECORD.exists():
     PAGES["docs/models-measured.md"] = models_measured_page

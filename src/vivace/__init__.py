@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vivace.advice import Recommendation, recommend
     from vivace.benchmark import Paired, Profiled, Run, Study, Timing, bench, compare, profile
     from vivace.errors import VivaceError
     from vivace.recipes import Recipe
@@ -29,6 +30,7 @@ __all__ = [
     "Paired",
     "Profiled",
     "Recipe",
+    "Recommendation",
     "Record",
     "Run",
     "Session",
@@ -43,6 +45,7 @@ __all__ = [
     "compare",
     "load",
     "profile",
+    "recommend",
     "study",
 ]
 
@@ -51,10 +54,10 @@ def __getattr__(name: str) -> Any:
     """Import public names when they are first used, so that `import vivace` costs nothing."""
     if name not in __all__:
         raise AttributeError(f"module 'vivace' has no attribute {name!r}")
-    from vivace import benchmark, errors, recipes, runtime, spec, studies
+    from vivace import advice, benchmark, errors, recipes, runtime, spec, studies
 
     # `studies` first: `spec` has a module named study.
-    places = (studies, errors, spec, recipes, runtime, benchmark)
+    places = (studies, errors, spec, recipes, runtime, benchmark, advice)
     return next(getattr(place, name) for place in places if hasattr(place, name))
 
 

@@ -22,6 +22,7 @@ from vivace.cli.models import models
 from vivace.cli.plan import plan
 from vivace.cli.profile import profile
 from vivace.cli.quality import quality
+from vivace.cli.recommend import recommend
 from vivace.cli.report import report
 from vivace.cli.study import study
 from vivace.cli.techniques import techniques
@@ -42,6 +43,7 @@ def app() -> None:
 
 
 for command in (
+    recommend,
     plan,
     generate,
     bench,

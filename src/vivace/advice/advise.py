@@ -1,0 +1,147 @@
+"""From records to a recommendation: `vivace.recommend`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from vivace.advice.allowed import Judge
+from vivace.advice.answer import Figures, LeftOut, Recommendation
+from vivace.advice.committed import committed_tables
+from vivace.advice.evidence import Table
+from vivace.advice.families import Kin, kin_of
+from vivace.advice.gpus import Near, this_gpu
+from vivace.advice.measured import DISTURBED, tables_of_store
+from vivace.advice.others import fewer_steps, missing_evidence, other_sources, safe_choice
+from vivace.advice.published import published_tables
+from vivace.advice.ranking import Ranked, pooled
+from vivace.advice.wanted import GOALS, Goal, Wanted, parse_size
+from vivace.advice.weighing import Weighed, basis_of, figures_of, followed, weigh
+from vivace.advice.words import assessed, next_commands, quality_of, why_lost
+from vivace.benchmark.store import DEFAULT_STORE
+from vivace.errors import UsageError
+from vivace.spec.limits import Limits
+from vivace.spec.words import Checked
+from vivace.stats import Interval
+
+_POOLED = ("throughput", "cost")
+
+
+def recommend(
+    model: str,
+    *,
+    gpu: str | None = None,
+    max_memory: float | str | None = None,
+    min_quality: Limits | None = None,
+    goal: Goal = "latency",
+    price_per_hour: float | None = None,
+    same_picture: bool = False,
+    store: str | Path | Sequence[str | Path] | None = None,
+) -> Recommendation:
+    """Return the best recipe by the records at hand: the store's, those that ship with vivace, published numbers.
+
+    Recipes are compared within a source, against its baseline. The model's own records on this GPU come first; what
+    other models of the family or other GPUs say is marked. Nothing is measured, loaded or downloaded.
+
+    Args:
+        model: a name of the catalogue, `synthetic:NAME`, or whatever the store's records call it.
+        gpu: e.g. "A100"; None for this machine's, or any if it has none.
+        max_memory: a hard limit on peak memory: bytes, or "12GB" (1e9 each), or "12GiB".
+        min_quality: limits that a recipe's images must be proven to keep; None: those that fail the gate, and those
+            that change the image without proof of their quality, are left out.
+        goal: "latency", "memory", "throughput", "cost" (with `price_per_hour`) or "stability".
+        price_per_hour: of the GPU, in any currency.
+        same_picture: only recipes that keep the image.
+        store: folder of records, or several, or () for none; None for .vivace if there is one.
+
+    Raises:
+        UsageError, UnknownModel, UnusableModel, StoreError: something that was given is not what it should be.
+    """
+    if goal not in GOALS:
+        raise UsageError(f"no goal '{str(goal)[:60]}' (goals: {', '.join(GOALS)})")
+    if goal == "cost" and price_per_hour is None:
+        raise UsageError("the goal cost needs the GPU's price; add --price-per-hour 2.5, in any currency")
+    limit = parse_size(max_memory) if isinstance(max_memory, str) else max_memory
+    if limit is not None and not limit > 0:
+        raise UsageError(f"max_memory={max_memory!r} is not a limit; give bytes, or for example '12GB'")
+    with Checked():
+        wanted = Wanted(
+            model=model,
+            gpu=gpu,
+            max_bytes=limit,
+            limits=min_quality,
+            goal=goal,
+            price_per_hour=price_per_hour,
+            same_picture=same_picture,
+        )
+    own = [table for folder in _folders(store) for table in tables_of_store(folder, min_quality)]
+    return recommend_from(wanted, [*own, *committed_tables(), *published_tables()])
+
+
+def _folders(store: str | Path | Sequence[str | Path] | None) -> list[Path]:
+    if store is None:
+        return [Path(DEFAULT_STORE)] if Path(DEFAULT_STORE, "records.sqlite").is_file() else []
+    return [Path(store)] if isinstance(store, str | Path) else list(dict.fromkeys(map(Path, store)))
+
+
+def recommend_from(wanted: Wanted, tables: Iterable[Table]) -> Recommendation:
+    """Return the best recipe by the given tables alone; see `recommend`."""
+    found = list(tables)
+    kin = kin_of(wanted.model, frozenset(table.model for table in found))
+    gpu = wanted.gpu if wanted.gpu is not None else this_gpu()
+    found = pooled(found) if wanted.goal in _POOLED else [table for table in found if table.batch == 1]
+    judge = Judge(wanted, kin, gpu)
+    weighed = [one for table in found if (one := weigh(table, kin, gpu, judge)) is not None]
+    weighed.sort(key=lambda one: one.order)
+    answer = Recommendation(wanted=wanted, model=kin.name, gpu=gpu)
+    best = followed(weighed)
+    if best is None:
+        left_out = [out for one in weighed if not one.is_transferred for out in one.left_out]
+        missing = missing_evidence(weighed, kin, gpu, None)
+        answer = answer.model_copy(update={"left_out": _each_once(left_out), "missing": missing})
+        return answer.model_copy(update={"next": next_commands(answer)})
+    return _answered(answer, best, weighed, kin, judge)
+
+
+def _answered(
+    answer: Recommendation, best: Weighed, weighed: Sequence[Weighed], kin: Kin, judge: Judge
+) -> Recommendation:
+    """Return the answer of a table, with what others say."""
+    choice = best.choice
+    assert choice is not None
+
+    def figures(one: Ranked) -> Figures:
+        return figures_of(one, best, judge)
+
+    ranking = {(f.recipe, f.batch, f.label): f for f in map(figures, choice.ranking)}
+    is_timed = answer.wanted.goal in ("latency", "throughput", "cost")
+    answer = answer.model_copy(
+        update={
+            "recipe": choice.chosen.row.recipe,
+            "basis": basis_of(best, judge.gpu),
+            "chosen": figures(choice.chosen),
+            "baseline": figures(Ranked(best.table.rows[0], Interval(1.0, None, None))),
+            "runner_up": None if choice.runner_up is None else figures(choice.runner_up),
+            "is_tie": any(choice.runner_up is one for one in choice.tied),
+            "ties": tuple(figures(one).title for one in choice.tied),
+            "ranking": tuple(ranking.values()),
+            "safe": safe_choice(best, weighed, judge),
+            "left_out": _each_once(best.left_out),
+            "elsewhere": tuple(other_sources(best, weighed, judge)),
+            "other_model": fewer_steps(best, weighed) if is_timed else None,
+            "missing": missing_evidence(weighed, kin, judge.gpu, best),
+        }
+    )
+    answer = answer.model_copy(update={"quality": quality_of(answer), "why": why_lost(answer)})
+    sure, doubts = assessed(answer)
+    answer = answer.model_copy(update={"sure": sure, "doubts": doubts})
+    mine = [
+        one for one in weighed if one.table.kind == "own" and one.near is Near.SAME and not one.is_transferred
+    ]
+    tried = frozenset(row.recipe for one in mine for row in one.table.rows)
+    is_disturbed = any(row.reason == DISTURBED for one in mine for row in one.table.rows)
+    return answer.model_copy(update={"next": next_commands(answer, tried, is_disturbed=is_disturbed)})
+
+
+def _each_once(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    return tuple({(one.recipe, one.kind): one for one in found}.values())

@@ -1,0 +1,175 @@
+"""Which recipes of a table are allowed: what fits, what keeps the quality, what the hardware can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from vivace.advice.answer import LeftOut, Reason
+from vivace.advice.committed import committed_tables
+from vivace.advice.evidence import Judged, Seen, Table
+from vivace.advice.families import Kin, kin_of
+from vivace.advice.gpus import Near, capability_of
+from vivace.advice.wanted import Wanted
+from vivace.contract import Machine, Target
+from vivace.errors import RecipeError
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.report.summary import size
+from vivace.spec.limits import Limits
+from vivace.stats import Gate, gate
+
+_NO_IMAGES = "random weights, so its images were not judged"
+_SCORER = "tiny-clip"  # of all committed images
+
+
+def _out(row: Seen, kind: Reason, why: str) -> LeftOut:
+    return LeftOut(recipe=row.recipe, label=row.label, kind=kind, why=why)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Decides which rows of tables are allowed.
+
+    Attributes:
+        kin: the model that is asked about.
+        gpu: the GPU that is asked about; None for any.
+    """
+
+    wanted: Wanted
+    kin: Kin
+    gpu: str | None
+
+    def left_out(self, row: Seen, table: Table, near: Near) -> LeftOut | None:
+        """Return why a row is not ranked; None if it is."""
+        if not row.is_known:
+            why = row.outcome.replace("_", " ") + (f": {row.reason}" if row.reason else "")
+            return _out(row, "not measured", why)
+        if why := self._hardware(row, table, near):
+            return _out(row, "hardware", why)
+        if self.wanted.max_bytes is not None:
+            if row.peak_bytes is None:
+                return _out(row, "memory unknown", "its peak memory is not known")
+            if row.peak_bytes > self.wanted.max_bytes:
+                why = f"needs {size(row.peak_bytes)}, more than {size(self.wanted.max_bytes)}"
+                return _out(row, "memory", why)
+        return self._quality(row, table)
+
+    def judged(self, row: Seen, table: Table) -> Judged | None:
+        """Return what is known of a row's images: its own, or those of an embedded model of the kind.
+
+        A recipe is one with another if the techniques that change the image are the same.
+        """
+        keeps = self.keeps(row, table)
+        known = row.judged if not table.random_weights or keeps else self._of_kind(row, table)
+        if known is None or self.wanted.limits is None or table.kind == "own":
+            return known  # a store's rows were judged by the limits that are asked for
+        return held_to(known, self.wanted.limits, keeps)
+
+    def _of_kind(self, row: Seen, table: Table) -> Judged | None:
+        """Return what an embedded model of the kind says of a recipe whose weights were random."""
+        changing = changing_part(row.recipe)
+        return next(
+            (
+                judged
+                for small, steps, text, judged in _of_embedded()
+                if text == changing
+                and self.kin.is_kind_of(small)
+                # Fewer steps are another share of another number.
+                and ("steps" not in text or steps == table.steps)
+            ),
+            None,
+        )
+
+    def keeps(self, row: Seen, table: Table) -> bool:
+        """Whether a recipe keeps the image of the table's baseline: it adds nothing that changes it."""
+        if row.same_picture:
+            return True
+        mine = changing_part(row.recipe)
+        return mine is not None and mine == changing_part(table.baseline)
+
+    def _quality(self, row: Seen, table: Table) -> LeftOut | None:
+        """Return why a row's images rule it out; None if they do not."""
+        if row.recipe == table.baseline:
+            return None
+        known, keeps = self.judged(row, table), self.keeps(row, table)
+        if known is not None and known.gate is Gate.FAILED:
+            return _out(row, "quality", f"its images fail: {known.reason}")
+        if self.wanted.same_picture and not keeps:
+            return _out(row, "quality", "it changes the image")
+        is_proven = known is not None and known.gate is Gate.PASSED
+        needs_no_proof = self.wanted.limits is None and (keeps or table.kind == "published")
+        if is_proven or needs_no_proof:
+            return None
+        if known is not None:
+            return _out(row, "unproven", f"its quality is not proven: {known.reason}")
+        changes = "" if keeps else "it changes the image; "
+        return _out(
+            row, "unproven", changes + (_NO_IMAGES if table.random_weights else "its images were not judged")
+        )
+
+    def _hardware(self, row: Seen, table: Table, near: Near) -> str:
+        """Return why a recipe that was measured elsewhere cannot run on the asked GPU; "" if it can, or is unknown."""
+        try:
+            recipe = resolve(row.recipe)
+        except RecipeError as error:
+            return f"this version of vivace cannot read it: {error.problem}"
+        if table.kind != "own" and (number := max((t.num_gpus for t in recipe), default=1)) > 1:
+            return f"it needs {number} GPUs"
+        if self.gpu is None or near is Near.SAME or (capability := capability_of(self.gpu)) is None:
+            return ""
+        machine = Machine("cuda", f"the {self.gpu}", capability, "c++", has_all_packages=True)
+        target = Target.of_machine(machine)
+        return next((why for technique in recipe if (why := technique.unsupported(target))), "")
+
+
+def held_to(known: Judged, limits: Limits, same_picture: bool) -> Judged:
+    """Return the judgement by other limits than those that the images were judged by."""
+    if known.is_lost:
+        return known
+    clip = limits.for_scorer(_SCORER).clip
+    asked = [("CLIP margin kept", 100.0, " %", known.clip, clip if isinstance(clip, float) else None)]
+    if known.witness is not None:
+        asked.append(("second witness's margin kept", 100.0, " %", known.witness, limits.witness))
+    if same_picture:
+        asked += [
+            ("match", 100.0, " %", known.match, limits.match),
+            ("SSIM", 1.0, "", known.ssim, limits.ssim),
+            ("PSNR", 1.0, " dB", known.psnr_db, limits.psnr_db),
+        ]
+    found, said = [], []
+    for name, factor, unit, value, minimum in asked:
+        if minimum is None:
+            continue
+        if value is None or value.low is None or value.high is None:
+            found.append(Gate.UNCLEAR)
+            said.append(f"{name} is not known, {factor * minimum:g}{unit} asked")
+        else:
+            found.append(gate(value, minimum))
+            low, high = factor * value.low, factor * value.high
+            said.append(f"{name} [{low:.4g}, {high:.4g}]{unit}, {factor * minimum:g}{unit} asked")
+    worst = next((one for one in (Gate.FAILED, Gate.UNCLEAR, Gate.PASSED) if one in found), Gate.UNCLEAR)
+    return known.model_copy(update={"gate": worst, "reason": "; ".join(said) or "no limit is set"})
+
+
+@cache
+def changing_part(text: str) -> str | None:
+    """Return the techniques of a recipe that change the image, as a recipe; None if it cannot be read."""
+    try:
+        return Recipe(tuple(t for t in resolve(text) if not t.same_picture)).text
+    except RecipeError:
+        return None
+
+
+@cache
+def _of_embedded() -> tuple[tuple[Kin, int | None, str, Judged], ...]:
+    """Return the judged recipes of the embedded models: model, its steps, what changes the image, the judgement."""
+    found = []
+    for table in committed_tables():
+        kin = kin_of(table.model)
+        for row in table.rows if kin.is_embedded else ():
+            changing = None if row.judged is None else changing_part(row.recipe)
+            if row.judged is not None and changing is not None:
+                judged = row.judged.model_copy(update={"of": table.model})
+                found.append((kin, table.steps, changing, judged))
+    return tuple(found)

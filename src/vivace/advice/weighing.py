@@ -1,0 +1,166 @@
+"""Weigh tables: how near each is to what is asked, what it advises, and which one to follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from vivace.advice.allowed import Judge
+from vivace.advice.answer import Basis, Figures, LeftOut
+from vivace.advice.evidence import Table
+from vivace.advice.families import Kin, kin_of
+from vivace.advice.gpus import Near, near
+from vivace.advice.ranking import Choice, Ranked, choose, gain_of, rank
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A table with how near it is to what is asked, and what it advises.
+
+    Attributes:
+        order: of evidence, the best first.
+        choice: None if no row is allowed.
+        num_ranked: rows that have the figure that was asked for, allowed or not.
+    """
+
+    table: Table
+    kin: Kin
+    order: tuple[int, ...]
+    near: Near
+    choice: Choice | None
+    num_ranked: int
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether it compares recipes, and allows one."""
+        return self.choice is not None and self.num_ranked > 1
+
+    @property
+    def has_rivals(self) -> bool:
+        """Whether more than the baseline is allowed."""
+        return self.choice is not None and len(self.choice.ranking) > 1
+
+    @property
+    def is_transferred(self) -> bool:
+        return self.table.model != self.kin.name
+
+    @property
+    def score(self) -> float:
+        """The chosen row's score over the model as published, where the table has that."""
+        if self.choice is None:
+            return 0.0
+        published = next((one.score.point for one in self.choice.ranking if one.row.num_techniques == 0), 1.0)
+        return self.choice.chosen.score.point / min(1.0, published)
+
+
+def weigh(table: Table, kin: Kin, gpu: str | None, judge: Judge) -> Weighed | None:
+    """Return a table with its advice; None if it is about a model of another kind, or nothing was timed."""
+    is_own_model = table.model == kin.name
+    if not is_own_model and not kin.is_family(kin_of(table.model, frozenset((table.model,)))):
+        return None
+    if not table.compared:
+        return None
+    nearness = _near(table, gpu)
+    if table.device == "cpu" and gpu is not None and gpu.lower() != "cpu":
+        # A process's resident set says nothing about a GPU's memory.
+        rows = tuple(row.model_copy(update={"peak_bytes": None}) for row in table.rows)
+        table = table.model_copy(update={"rows": rows})
+    scored, without = rank(table, table.rows, judge.wanted.goal)
+    scores = {id(one.row): one.score.point for one in scored}
+    reasons = {id(row): why for row, why in without}
+    allowed, out = [], []
+    seen = set()
+    for row in table.rows:
+        if (row.recipe, row.batch, row.label.partition(" #")[0]) in seen:
+            continue  # a recipe that was compared with itself
+        seen.add((row.recipe, row.batch, row.label))
+        found = judge.left_out(row, table, nearness)
+        if found is None and id(row) in reasons:
+            found = LeftOut(recipe=row.recipe, label=row.label, kind="no figure", why=reasons[id(row)])
+        if found is None:
+            allowed.append(row)
+        else:
+            out.append(found.model_copy(update={"score": scores.get(id(row))}))
+    out.sort(key=lambda one: -(one.score or 0))
+    choice = choose([one for one in scored if any(one.row is row for row in allowed)], judge.wanted.goal)
+    return Weighed(
+        table, kin, _order(table, nearness, is_own_model), nearness, choice, len(scored), tuple(out)
+    )
+
+
+def _near(table: Table, gpu: str | None) -> Near:
+    if gpu is None:
+        return Near.SAME
+    if gpu.lower() == "cpu" or table.device == "cpu":
+        return Near.SAME if gpu.lower() == table.device else Near.OTHER
+    return near(gpu, table.gpu)
+
+
+def _order(table: Table, nearness: Near, is_own_model: bool) -> tuple[int, ...]:
+    """Return the place of a table among the evidence.
+
+    The user's own records of the model come first, this GPU's before others'. Then committed and published ones: of the
+    same GPU before those that are transferred from another one. The family's records come last.
+    """
+    kind = {"own": 0, "committed": 1, "published": 2}[table.kind]
+    if not is_own_model:
+        return (2, nearness, kind)
+    return (0, nearness, 0) if kind == 0 else (1, nearness, kind)
+
+
+def followed(weighed: Sequence[Weighed]) -> Weighed | None:
+    """Return the table to follow: of the best evidence that allows a recipe, the one with the largest gain."""
+    for _, group in groupby(weighed, key=lambda one: one.order):
+        usable = [one for one in group if one.is_comparison]
+        if usable:
+            return max(usable, key=lambda one: (one.has_rivals, one.score, one.table.at))
+    return None
+
+
+def figures_of(one: Ranked, of: Weighed, judge: Judge) -> Figures:
+    row, table, wanted = one.row, of.table, judge.wanted
+    cost = None
+    if wanted.price_per_hour is not None and row.latency is not None and of.near is Near.SAME:
+        cost = wanted.price_per_hour / 3600 * row.latency.point * 1000
+    return Figures(
+        recipe=row.recipe,
+        label=row.label,
+        batch=row.batch,
+        num_techniques=row.num_techniques,
+        same_picture=judge.keeps(row, table),
+        score=one.score,
+        gain=gain_of(row, table),
+        latency=row.latency,
+        peak_bytes=row.peak_bytes,
+        first_call_s=row.first_call_s,
+        spread=row.spread,
+        num_rounds=row.num_rounds,
+        is_counted=row.is_counted,
+        timed_steps=row.timed_steps,
+        cost_per_1000=cost,
+        judged=judge.judged(row, table),
+        note=row.note,
+    )
+
+
+def basis_of(one: Weighed, gpu: str | None) -> Basis:
+    table = one.table
+    name = "any" if gpu is None else {Near.SAME: "same", Near.GENERATION: "generation"}.get(one.near, "other")
+    return Basis(
+        kind=table.kind,
+        place=table.place,
+        model=table.model,
+        gpu=table.gpu,
+        near=name,
+        random_weights=table.random_weights,
+        baseline=table.baseline,
+        height=table.height,
+        width=table.width,
+        steps=table.steps,
+        batch=table.batch,
+        device=table.device,
+        at=table.at,
+        note=table.note,
+    )

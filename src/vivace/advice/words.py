@@ -1,0 +1,258 @@
+"""What an answer says: the cost in quality, why the runner-up lost, how sure this is, and what to run next."""
+
+from __future__ import annotations
+
+import shlex
+
+from vivace.advice.answer import Basis, Elsewhere, Figures, Recommendation, Sure
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import SYNTHETIC
+from vivace.report.summary import ratio, seconds, size
+from vivace.spec.recipe import BASELINE
+from vivace.stats import ONE_ROUND_MARGIN, Gate
+
+_FEW_CALLS = 6
+
+
+def quality_of(answer: Recommendation) -> str:
+    """Return what is known of the chosen recipe's images."""
+    chosen, basis = answer.chosen, answer.basis
+    assert chosen is not None
+    assert basis is not None
+    if chosen.recipe == basis.baseline:
+        return "it is the baseline that the others are compared with"
+    known = chosen.judged
+    if known is not None and known.of:
+        return (
+            f"judged on {known.of}, a small model of the same kind, not on {basis.model}: "
+            f"{_gate_word(known.gate)} ({known.reason})"
+        )
+    if known is not None:
+        return f"{_gate_word(known.gate)}: {known.reason}"
+    keeps = (
+        f"over {basis.baseline} it only reorders or rounds arithmetic, which is declared to keep the picture"
+    )
+    if basis.random_weights:
+        return f"{keeps}; not judged, since the weights are random"
+    if basis.kind == "published":
+        told = "unknown: the source publishes no figure of its images"
+        return f"{told}; {keeps}" if chosen.same_picture else f"{told}, and it changes them"
+    return f"{keeps}; no images were judged" if chosen.same_picture else "no images were judged"
+
+
+def _gate_word(found: Gate | None) -> str:
+    return {Gate.PASSED: "passes the quality gate", Gate.FAILED: "fails the quality gate"}.get(
+        found or Gate.UNCLEAR, "not proven"
+    )
+
+
+def figure_of(one: Figures, answer: Recommendation, over: str = "") -> str:
+    """Return a recipe's figure for the goal: "1.83x [1.70, 1.97] over baseline, 2.74 s".
+
+    Args:
+        over: the baseline, where it has to be told.
+    """
+    goal = answer.wanted.goal
+    if goal == "memory":
+        peak = "peak memory unknown" if one.peak_bytes is None else size(one.peak_bytes)
+        return peak + ("" if one.gain is None else f" at {one.gain.point:.2f}x the speed")
+    if goal == "stability":
+        return spread_of(one)
+    is_baseline = (
+        answer.basis is not None and one.recipe == answer.basis.baseline and one.batch == answer.basis.batch
+    )
+    told = "" if one.gain is None or is_baseline else ratio(one.gain) + (f" over {over}" if over else "")
+    if one.latency is not None:
+        rate = f"{1 / one.latency.point:.3g} images/s" if goal == "throughput" else seconds(one.latency.point)
+        told = f"{told}, {rate}" if told else rate
+    if goal == "cost" and one.cost_per_1000 is not None:
+        told += f", {one.cost_per_1000:.3g} per 1,000 images"
+    return told
+
+
+def spread_of(one: Figures) -> str:
+    """Return how much a recipe's calls differ."""
+    found = one.spread
+    if found is None:
+        return "its spread is not known"
+    calls = "" if found.num_calls is None else f" of {found.num_calls} calls"
+    if found.p99_s is not None:
+        told = f"p99 {seconds(found.p99_s)}, {found.p99_s / found.p50_s:.3f} of the median{calls}"
+    elif found.max_s is not None:
+        told = f"longest {found.max_s / found.min_s:.3f} of the shortest{calls}"
+    else:
+        told = "its spread is not known"
+    width = None if one.latency is None else one.latency.half_width
+    return told if width is None else f"{told}, median ±{100 * width:.1f} %"
+
+
+def why_lost(answer: Recommendation) -> str:
+    """Return why the runner-up lost; "" without one."""
+    chosen, other = answer.chosen, answer.runner_up
+    if chosen is None or other is None:
+        return ""
+    if answer.is_tie:
+        simpler = "the chosen one is "
+        if chosen.num_techniques < other.num_techniques:
+            simpler += (
+                f"simpler ({chosen.num_techniques} techniques instead of {other.num_techniques})".replace(
+                    "(1 techniques", "(1 technique"
+                )
+            )
+        elif chosen.same_picture and not other.same_picture:
+            simpler += "the one that keeps the picture"
+        elif answer.wanted.goal in ("memory", "stability"):
+            simpler += "faster"
+        else:
+            simpler += "as simple, and ahead by its figure"
+        return f"a tie: the difference is within the noise; {simpler}"
+    share = chosen.score.point / other.score.point
+    if chosen.is_counted and answer.wanted.goal != "memory":
+        return f"computes {share:.2f} times as much"
+    return {
+        "memory": f"needs {share:.2f} times the memory",
+        "stability": f"its calls differ more, {share:.3f} times",
+    }.get(answer.wanted.goal, f"takes {share:.2f} times as long an image")
+
+
+def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
+    """Return how sure an answer is, with what speaks against it."""
+    basis, chosen = answer.basis, answer.chosen
+    assert basis is not None
+    assert chosen is not None
+    grave, light = [], []
+    if basis.model != answer.model:
+        grave.append(f"it was measured on {basis.model}, another model of the family")
+    if answer.gpu is None and (elsewhere := _differing(answer)):
+        grave.append(f"on {elsewhere} another recipe is best: give --gpu")
+    if basis.near == "other":
+        grave.append(f"it was measured on another GPU, {basis.gpu}")
+    elif basis.near == "generation":
+        light.append(f"it was measured on {basis.gpu}, another GPU of the same generation")
+    if chosen.is_counted:
+        grave.append("its gain is that of the denoiser's operations, counted and not timed")
+    if basis.kind == "published":
+        light.append("the numbers are others', without intervals")
+    if basis.random_weights:
+        light.append("random weights: times and memory hold, images were not judged")
+    is_changed = not chosen.same_picture and chosen.recipe != basis.baseline
+    if is_changed and chosen.judged is None:
+        grave.append("it changes the images, and nothing is known of their quality")
+    elif (
+        is_changed
+        and chosen.judged is not None
+        and (chosen.judged.of or chosen.judged.gate is not Gate.PASSED)
+    ):
+        light.append("the quality of its images is not proven on this model")
+    elif basis.kind == "own" and not basis.random_weights and chosen.recipe != basis.baseline:
+        if chosen.judged is None:
+            light.append("its images were not judged")
+        elif chosen.judged.gate is not Gate.PASSED:
+            light.append("the quality of its images is not proven")
+    if chosen.num_rounds is not None and chosen.num_rounds < 2:
+        light.append(f"one process only: differences under {100 * ONE_ROUND_MARGIN:.0f} % may be drift")
+    if chosen.timed_steps is not None:
+        light.append(f"timed over {chosen.timed_steps} steps, and scaled to {basis.steps}")
+    if answer.is_tie or answer.ties:
+        light.append("others cannot be told from it")
+    if answer.wanted.goal == "stability" and (chosen.spread is None or chosen.spread.p99_s is None):
+        light.append("p99 needs 200 timed calls")
+    if (
+        chosen.peak_bytes is not None
+        and basis.near in ("generation", "other")
+        and answer.wanted.max_bytes is None
+    ):
+        light.append(f"whether its {size(chosen.peak_bytes)} fit this GPU was not checked: give --max-memory")
+    light += [note for note in (basis.note, chosen.note) if note]
+    sure: Sure = "low" if grave else "medium" if light else "high"
+    return sure, (*grave, *light)
+
+
+def _differing(answer: Recommendation) -> str:
+    """Return a GPU on which a source as good names another recipe; "" if there is none."""
+    basis = answer.basis
+    for one in answer.elsewhere:
+        is_alike = basis is not None and (one.basis.kind, one.basis.model) == (basis.kind, basis.model)
+        if basis is not None and is_alike and one.basis.gpu != basis.gpu and one.best.recipe != answer.recipe:
+            return one.basis.gpu
+    return ""
+
+
+def next_commands(
+    answer: Recommendation, tried: frozenset[str] = frozenset(), *, is_disturbed: bool = False
+) -> tuple[str, ...]:
+    """Return what to run next, the most useful first.
+
+    Args:
+        is_disturbed: some of those records cannot be compared, so they have to be measured again.
+        tried: recipes that the user's records on this GPU hold.
+    """
+    wanted, basis, chosen = answer.wanted, answer.basis, answer.chosen
+    model = wanted.model.strip()
+    if basis is None or chosen is None:
+        commands = []
+        if wanted.max_bytes is not None:
+            commands.append(f"vivace plan {shlex.quote(model)} --card {wanted.max_bytes / 1e9:.4g}")
+        return (*commands, _bench(answer, [BASELINE]))
+    recipes = [basis.baseline, chosen.recipe]
+    if chosen.recipe == basis.baseline:  # what would be better, were it proven
+        unproven = [one for one in answer.left_out if one.kind == "unproven" and (one.score or 0) > 1]
+        recipes += [one.recipe for one in unproven[:2]]
+    if answer.runner_up is not None and (answer.runner_up.recipe != basis.baseline):
+        recipes.append(answer.runner_up.recipe)
+    again = " --rerun" if is_disturbed else ""
+    if basis.kind == "own" and basis.is_direct and basis.model == answer.model:
+        untried = [one.best.recipe for one in answer.elsewhere if one.best.recipe not in tried]
+        commands = []
+        if untried:
+            commands.append(_bench(answer, [basis.baseline, chosen.recipe, *untried[:2]]) + again)
+        if answer.sure != "high" or not untried:
+            commands.append(_bench(answer, recipes) + (" --rounds 4" if answer.ties else "") + again)
+        return tuple(dict.fromkeys(commands))
+    direct = (one for one in answer.elsewhere if one.basis.model == answer.model and one.basis.is_direct)
+    return (_bench(answer, [*recipes, *(one.best.recipe for one in list(direct)[:1])]) + again,)
+
+
+def _bench(answer: Recommendation, recipes: list[str]) -> str:
+    """Return the command that measures recipes on the model, with what the goal and the quality need."""
+    model = answer.wanted.model.strip()
+    if len(set(recipes)) == 1:
+        recipes = [*recipes, "compile"]
+    parts = ["vivace", "bench", "--model", model]
+    for recipe in dict.fromkeys(recipes):
+        parts += ["--recipe", recipe]
+    entry = CATALOGUE.get(answer.model)
+    if not model.startswith(SYNTHETIC):
+        parts += ["--prompt-set", entry.prompt_set if entry is not None else "real"]
+    if answer.wanted.goal in ("throughput", "cost"):
+        parts += ["--batch", "1,2,4,max"]
+    if answer.wanted.goal == "stability":
+        parts += ["--repeats", "100"]  # two rounds: p99 needs 200 timed calls
+    return shlex.join(parts)
+
+
+def where(basis: Basis) -> str:
+    """Return the place of a table in words: whose it is, where, on what, and how much was measured."""
+    whose = {
+        "own": f"your records in {basis.place}",
+        "committed": f"vivace's record {basis.place}",
+        "published": f"{basis.place}, published by others",
+    }[basis.kind]
+    parts = [basis.model, basis.gpu]
+    if basis.height and basis.width:
+        parts.append(f"{basis.width}x{basis.height}")
+    if basis.steps:
+        parts.append(f"{basis.steps} steps")
+    if basis.batch != 1:
+        parts.append(f"batch {basis.batch}")
+    if basis.random_weights:
+        parts.append("random weights")
+    return f"{whose}: {', '.join(parts)}"
+
+
+def elsewhere_of(one: Elsewhere, answer: Recommendation) -> str:
+    """Return what another source says, marked where it is about another model or GPU."""
+    differs = {"model": one.basis.model != answer.model, "GPU": not one.basis.is_direct}
+    other = [word for word, is_other in differs.items() if is_other]
+    marked = f"another {' and '.join(other)}; " if other else ""
+    return f"{marked}{where(one.basis)}: {one.best.title} {figure_of(one.best, answer, one.basis.baseline)}"
