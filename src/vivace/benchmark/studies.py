@@ -102,10 +102,10 @@ def run_study(
         opened = stack.enter_context(Store.create(Path(store)))
         if launcher is None:
             launcher = stack.enter_context(start_launcher(study.device))
+        if pool is not None or gpus is not None or ray is not None:
+            check_one_gpu(checked)
         if pool is None and (gpus is not None or ray is not None):
             pool = stack.enter_context(closing(start_pool(study, launcher, gpus, ray)))
-        if pool is not None:
-            check_one_gpu(checked)
         compared: list[Compared] = []
         for comparison, scorer in zip(checked, scorers, strict=True):
             one = _Comparing(study, comparison, scorer, opened, launcher, progress or Silent())

@@ -300,7 +300,7 @@ def test_two_workers_share_the_trials_and_one_is_killed(tmp_path: Path, worker: 
     # What crashed is measured again, and nothing else.
     again = Killing(after=0)
     run = bench(tmp_path / "store", worker, again)
-    check_pairing(run)
+    check_comparisons(run)  # the other place may have taken what crashed
     assert all(record.outcome is Outcome.MEASURED for record in run)
     assert 0 < len(again.ended) <= 2 * TIMING.rounds
     with Store.read_only(tmp_path / "store") as store:
