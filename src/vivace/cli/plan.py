@@ -11,6 +11,7 @@ import click
 from vivace.cli import options
 
 if TYPE_CHECKING:
+    from vivace.advice.speeds import Speeds
     from vivace.memory.fit import Change
     from vivace.memory.predict import Prediction
     from vivace.memory.weightless import Weightless
@@ -76,6 +77,7 @@ def _plan(
     is_read: Callable[[], None],
 ) -> int:
     """Predict, look for changes that fit a card, and print both."""
+    from vivace.advice.speeds import Speeds, known_speeds
     from vivace.errors import NoEffect
     from vivace.memory.fit import changes, fits, use_free_memory
     from vivace.memory.predict import predict
@@ -94,17 +96,19 @@ def _plan(
     is_read()
     card_bytes, card_name = (card * 1e9, f"{card:g} GB") if card is not None else _this_gpu()
     steps: list[Change] = []
+    speeds = Speeds()
     if card_bytes is not None and fits(predicted, card_bytes):
         faster = use_free_memory(found, predicted, card_bytes, _report_attempt)
         steps = [] if faster is None else [faster]
     elif card_bytes is not None:
-        steps = changes(found, resolved, predicted, card_bytes, _report_attempt)
+        speeds = known_speeds(found.name)
+        steps = changes(found, resolved, predicted, card_bytes, _report_attempt, speeds.of)
     if as_json:
         click.echo(json.dumps(_facts(predicted, card_bytes, steps), indent=2))
         return 0
     _print(predicted)
     if card_bytes is not None:
-        _print_card(predicted, card_bytes, card_name, steps)
+        _print_card(predicted, card_bytes, card_name, steps, speeds)
     return 0
 
 
@@ -186,11 +190,19 @@ def _print(predicted: Prediction) -> None:
     )
 
 
+def _speed(step: Change, speeds: Speeds) -> str:
+    """Return what records say of a change's speed, alone; empty for a size, a batch, or if they say nothing."""
+    known = speeds.of(step.what)
+    return "" if known is None else f"; alone {known:.2f}x the baseline's speed on {speeds.gpu}"
+
+
 def _cards(sizes: list[int]) -> str:
     return f"cards of {', '.join(map(str, sizes))} GB" if sizes else "none of the usual cards"
 
 
-def _print_card(predicted: Prediction, card_bytes: float, name: str, steps: list[Change]) -> None:
+def _print_card(
+    predicted: Prediction, card_bytes: float, name: str, steps: list[Change], speeds: Speeds
+) -> None:
     from vivace.memory.fit import fits
     from vivace.report.summary import size
 
@@ -210,6 +222,7 @@ def _print_card(predicted: Prediction, card_bytes: float, name: str, steps: list
             verdict += ", and is faster: it copies fewer weights"
         click.echo(
             f"  {step.what}: peak {size(after.peak_bytes)}, loading {size(after.loading_bytes)}: {verdict}"
+            f"{_speed(step, speeds)}"
         )
     last = steps[-1].prediction if steps else predicted
     if fits(last, card_bytes):

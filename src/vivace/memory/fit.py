@@ -23,6 +23,9 @@ _WORTH_IT = 0.99
 """A change counts only if it lowers the memory to less than this share."""
 _SMALLEST = 256
 """Smallest proposed side, pixels."""
+_FREE, _UNKNOWN = 1.0, 0.9
+"""Assumed speed-up of a change of the VAE alone, and of others that no record knows."""
+SpeedOf = Callable[[str], float | None]
 
 
 @dataclass(frozen=True)
@@ -46,20 +49,26 @@ def fits(prediction: Prediction, card_bytes: float) -> bool:
 
 
 def changes(
-    model: Weightless, recipe: Recipe, now: Prediction, card_bytes: float, on_attempt: Callable[[str], None]
+    model: Weightless,
+    recipe: Recipe,
+    now: Prediction,
+    card_bytes: float,
+    on_attempt: Callable[[str], None],
+    speed_of: SpeedOf = lambda recipe: None,
 ) -> list[Change]:
     """Return changes that lower the memory until it fits: first techniques, then the batch, then the image size.
 
-    Each change is applied after those before it. Techniques that keep the image come first. Changes that do not lower
-    the memory are left out. The result may still not fit. If it fits and a technique can use the free memory to be
-    faster, that is the last change.
+    Each change is applied after those before it. Techniques that keep the image come first, and of those the ones that
+    cost the least time. Changes that do not lower the memory are left out. The result may still not fit. If it fits and
+    a technique can use the free memory to be faster, that is the last change.
 
     Args:
         now: the prediction of `recipe`.
         card_bytes: memory of the GPU.
         on_attempt: called with the name of each change before it is tried, which takes seconds.
+        speed_of: returns how many times as fast a recipe is as the baseline, None if that is not known.
     """
-    found = _saving_changes(model, recipe, now, card_bytes, on_attempt)
+    found = _saving_changes(model, recipe, now, card_bytes, on_attempt, speed_of)
     if not found or not fits(found[-1].prediction, card_bytes):
         return found
     faster = use_free_memory(model, found[-1].prediction, card_bytes, on_attempt)
@@ -89,7 +98,12 @@ def use_free_memory(
 
 
 def _saving_changes(
-    model: Weightless, recipe: Recipe, now: Prediction, card_bytes: float, on_attempt: Callable[[str], None]
+    model: Weightless,
+    recipe: Recipe,
+    now: Prediction,
+    card_bytes: float,
+    on_attempt: Callable[[str], None],
+    speed_of: SpeedOf,
 ) -> list[Change]:
     """Return the changes that lower the memory, until it fits (see `changes`)."""
     found: list[Change] = []
@@ -125,9 +139,11 @@ def _saving_changes(
         found.append(Change("+".join(added) if len(added) > 1 else what, after))
         return after
 
-    for extra in _saving_recipes():
+    for extra in _saving_recipes(speed_of):
         if fits(now, card_bytes):
             return found
+        if _touches_vae_only(extra) and now.peak_stage != "vae":
+            continue
         changed = _replacing(recipe, extra)
         if changed is None or changed == recipe:
             continue
@@ -148,10 +164,28 @@ def _saving_changes(
     return found
 
 
-def _saving_recipes() -> list[str]:
-    """Return the recipes that techniques propose to save memory: first those that keep the image, then by stage."""
+def _saving_recipes(speed_of: SpeedOf) -> list[str]:
+    """Return the recipes that techniques propose to save memory: those that keep the image first, then the faster.
+
+    Where a recipe is known to be faster together with `compile`, it is proposed so.
+    """
+    found = []
     ordered = sorted(TECHNIQUES.values(), key=lambda technique: (not technique.same_picture, technique.stage))
-    return [recipe for technique in ordered for recipe in technique.memory_advice.saving]
+    for technique in ordered:
+        for recipe in technique.memory_advice.saving:
+            speed = speed_of(recipe)
+            together = f"{recipe}+compile"
+            compiled = speed_of(together) if speed is not None else None
+            if speed is not None and compiled is not None and compiled > speed:
+                recipe, speed = together, compiled
+            elif speed is None:
+                speed = _FREE if _touches_vae_only(recipe) else _UNKNOWN
+            found.append((not technique.same_picture, -speed, recipe))
+    return [recipe for *_, recipe in sorted(found, key=lambda one: one[:2])]
+
+
+def _touches_vae_only(recipe: str) -> bool:
+    return all(technique.targets == ("vae",) for technique in resolve(recipe))
 
 
 def _replacing(recipe: Recipe, added: str) -> Recipe | None:

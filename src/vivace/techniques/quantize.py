@@ -81,6 +81,7 @@ class Quantize(Technique):
         saving=(
             "quantize(int8)",
             "quantize(int8)@denoiser,text_encoder_2",
+            "quantize(nf4)@denoiser,text_encoder_2",
         )
     )
 

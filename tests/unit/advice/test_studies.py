@@ -90,7 +90,9 @@ def test_001_the_final_configuration_is_the_fastest(ask) -> None:  # type: ignor
     assert "nothing is known of their quality" in answer.doubts[0]
     assert "unknown" in answer.quality
     kept = ask("001", "sd15", "A100", same_picture=True)
-    assert label(kept) == "Euler, 30 steps", "the waterfall's compiled model, measured again: 0.547 s, not 0.552"
+    assert label(kept) == "Euler, 30 steps", (
+        "the waterfall's compiled model, measured again: 0.547 s, not 0.552"
+    )
     assert answer.safe.best.recipe == kept.recipe
 
 

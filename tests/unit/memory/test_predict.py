@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.make import make_trial
+from vivace.contract import MemoryAdvice
 from vivace.errors import NoEffect, UnknownModel, Unsupported, UnusableModel, WorkloadError
 from vivace.measure.memory import weights_bytes
 from vivace.memory import fit
@@ -22,6 +23,7 @@ from vivace.recipes.resolve import resolve
 from vivace.runtime.session import session_of
 from vivace.techniques import TECHNIQUES, offload
 from vivace.techniques.offload import Offload
+from vivace.techniques.quantize import Quantize
 
 GIB = 2**30
 # One H200, PyTorch 2.11.0+cu130, cuDNN 9.19, diffusers 0.42.1, 2026-11-20: the public stack with random weights, eager,
@@ -210,6 +212,7 @@ def test_what_stands_in_the_way_of_a_change_makes_way() -> None:
 def test_what_is_left_free_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "_STEP", 1e6)
     monkeypatch.setattr(fit, "_WORTH_IT", 1)
+    monkeypatch.setattr(Quantize, "memory_advice", MemoryAdvice())  # four bits would fit without it
     model = find_weightless("tiny-flux")
     recipe = resolve("bf16+int8@denoiser,text_encoder_2+channels_last@vae+offload(model)")
     whole = predict(model, recipe, height=64, width=64)
