@@ -212,7 +212,7 @@ def section_view(
         particulars=" ".join(particulars(rows)),
         best=best,
         standing="" if best is None else standing(best),
-        downloads=table_files(rows, f"vivace-{rows[0].model}-{section.started_at[:10]}", max_table_bytes),
+        downloads=table_files(rows, _file_stem(section), max_table_bytes),
         workload=_workload(rows),
         batch=record.trial.workload.batch,
         command=section.command,
@@ -232,6 +232,13 @@ def section_view(
         grid=grid(rows, read_picture, max_bytes),
         facts=_facts(rows[0]),
     )
+
+
+def _file_stem(section: Section) -> str:
+    """Return the name of the section's files, e.g. "vivace-tiny-sd-batch-2-2026-01-31"."""
+    batch = section.rows[0].record.trial.workload.batch
+    parts = ["vivace", section.rows[0].model, *([f"batch {batch}"] if batch > 1 else [])]
+    return " ".join([*parts, section.started_at[:10]])
 
 
 def _quality_notes(rows: Sequence[Row]) -> tuple[str, ...]:

@@ -147,13 +147,17 @@ def _caveats(rows: Sequence[Row]) -> list[str]:
     if failed:
         verb = "fails" if len(failed) == 1 else "fail"
         caveats.append(f"{_named(failed)} {verb} on quality; the table says why.")
-    unclear = sum(1 for r in rows if r.judgement is not None and r.judgement.gate is Gate.UNCLEAR)
+    unclear = sum(1 for r in rows if r.latency is not None and _is_unclear(r))
     if unclear:
         caveats.append(f"The quality of {unclear} of {len(rows)} recipes is unclear; the table says why.")
     missing = sum(1 for r in rows if r.record.outcome is not Outcome.MEASURED)
     if missing:
         caveats.append(f"{missing} of {len(rows)} recipes could not be measured; the table says why.")
     return caveats
+
+
+def _is_unclear(row: Row) -> bool:
+    return row.judgement is not None and row.judgement.gate is Gate.UNCLEAR
 
 
 def _unended(text: str | None) -> str:

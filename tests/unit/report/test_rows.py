@@ -223,6 +223,22 @@ def test_narrow_terminals_keep_the_figures_that_matter() -> None:
         assert max(map(len, text.splitlines())) <= width
 
 
+def test_no_line_of_a_terminal_tears_a_technique_apart() -> None:
+    """The recipe is longer than a line, in the table and in the note below it."""
+    techniques = ["tiny_vae", "dtype(bf16)", "channels_last", "attention(math)", "steps(12)", "guidance(2.5)"]
+    techniques += ["fuse_qkv", "cfg_cutoff(0.4)", "vae_slicing"]
+    long = make_record("steps(12)", make_round(0, FAST).model_copy(update={"warnings": ("hot " * 20,)}))
+    recipe = long.trial.recipe.model_copy(update={"text": "+".join(techniques)})
+    long = long.model_copy(update={"trial": long.trial.model_copy(update={"recipe": recipe})})
+    assert len(recipe.text) > 80
+    out = io.StringIO()
+    print_table(rows_of([records()[0], long]), Console(file=out, width=80, color_system=None))
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    for technique in techniques:
+        assert text.count(technique) == 2, technique
+
+
 def test_random_weights_are_said_in_every_row() -> None:
     def synthetic(recipe: str, seconds: tuple[float, ...]) -> Record:
         record = make_record(recipe, make_round(0, seconds), make_round(1, seconds))
