@@ -16,12 +16,16 @@ from vivace.spec.limits import DEFAULT_LIMITS, Limits
 
 
 def page_of(
-    folders: Sequence[Path], limits: Limits = DEFAULT_LIMITS, price_per_hour: float | None = None
+    folders: Sequence[Path],
+    limits: Limits = DEFAULT_LIMITS,
+    price_per_hour: float | None = None,
+    title: str | None = None,
 ) -> str:
     """Return the page of all runs in the stores as HTML; the newest command of each store comes first.
 
     Args:
         price_per_hour: of the machine, to show what images cost.
+        title: of the page; None for one that names the model and the device.
 
     Raises:
         StoreError: a folder is not a store, or none has a finished round.
@@ -42,7 +46,7 @@ def page_of(
                     continue
             return None
 
-        return render_page(sections, read_picture)
+        return render_page(sections, read_picture, title)
 
 
 def _sections(store: Store, limits: Limits, price_per_hour: float | None) -> list[Section]:

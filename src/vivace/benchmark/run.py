@@ -66,7 +66,7 @@ class Run:
         return pandas.DataFrame(self.to_dicts(limits))
 
     def page(self, limits: Limits = DEFAULT_LIMITS) -> str:
-        """Return the page of the run's store as HTML: tables, charts and images, without scripts or links."""
+        """Return the page of the run's store as HTML: tables, charts and images in one file that needs no network."""
         return page_of([self.store], limits)
 
     def _repr_markdown_(self) -> str:

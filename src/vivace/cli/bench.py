@@ -314,7 +314,7 @@ def show(
 def _print_tables(tables: list[list[Row]]) -> None:
     """Print tables on standard output, and what must be said about them on standard error."""
     from vivace.cli.progress import title_of
-    from vivace.cli.terminal import console
+    from vivace.cli.terminal import console, say
     from vivace.report.rows import shared_warnings
     from vivace.report.summary import noise_floor, summary
     from vivace.report.table import print_table, render
@@ -330,7 +330,7 @@ def _print_tables(tables: list[list[Row]]) -> None:
         else:
             click.echo(render(table, "table"), nl=False)
         for warning in shared_warnings(table):
-            click.echo(f"note, all rows: {warning}", err=True)
+            say(f"note, all rows: {warning}")
         if floor := noise_floor(table[0]):
-            click.echo(floor, err=True)
-        click.echo(f"\n{summary(table)}", err=True)
+            say(floor)
+        say(f"\n{summary(table)}")

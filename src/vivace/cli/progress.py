@@ -10,10 +10,12 @@ from typing import Any
 
 import click
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from vivace.cli.terminal import console
 from vivace.report.summary import seconds
+from vivace.report.table import whole_words
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
@@ -29,6 +31,9 @@ _PHASE_STARTS = {
     "evidence": 0.97,
 }
 
+_BAR = 24  # characters; half of it on a terminal that is not _WIDE
+_WIDE = 110
+_CLOCK = 36  # characters of the longest clock, and of the gaps between the columns
 _SLOW_LOAD_S = 1.0  # shorter loading times are not printed
 
 
@@ -132,7 +137,7 @@ class TerminalProgress(_RoundCount):
         shown = console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=_BAR if shown.width >= _WIDE else _BAR // 2),
             _Clock(self),
             console=shown,
             transient=True,
@@ -172,8 +177,9 @@ class TerminalProgress(_RoundCount):
         self.done += 1
         self.has_measured = True
         style = "green" if round_.outcome is Outcome.MEASURED else "yellow"
-        line = Text.assemble((f"{self.label}  ", "bold"), (result(round_, self.batch), style))
-        self._bar.console.print(line)
+        shown = self._bar.console
+        label = whole_words(self.label, shown.width)
+        shown.print(Text.assemble((f"{label}  ", "bold"), (result(round_, self.batch), style)))
         self._show("", 0.0)
 
     def end(self) -> None:
@@ -208,7 +214,10 @@ class TerminalProgress(_RoundCount):
         assert self._task is not None
         self._part = part
         self._phase_started = time.monotonic()
-        short = self.label if len(self.label) <= 48 else self.label[:47] + "…"
+        width = self._bar.console.width
+        room = width - len(phase) - _CLOCK - (_BAR if width >= _WIDE else _BAR // 2)
+        most = min(48, max(8, room))
+        short = self.label if len(self.label) <= most else self.label[: most - 1] + "…"
         self._bar.update(self._task, description=f"{short}  {phase}", completed=self.done + part)
 
 
@@ -216,7 +225,7 @@ class _Clock(ProgressColumn):
     """Show the clock of a TerminalProgress. It advances even while a phase, such as compiling, reports nothing."""
 
     def __init__(self, progress: TerminalProgress) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True))
         self._progress = progress
 
     def render(self, task: Task) -> Text:

@@ -25,18 +25,21 @@ if TYPE_CHECKING:
     help="Folder of records; repeat to show several on one page.",
 )
 @options.page("page.html")
+@click.option("--title", metavar="TEXT", help="Title of the page.")
 @options.min_quality
 @options.price
-def report(stores: tuple[Path, ...], output: Path, limits: Limits | None, price: float | None) -> int:
+def report(
+    stores: tuple[Path, ...], output: Path, title: str | None, limits: Limits | None, price: float | None
+) -> int:
     """Write a store's results as one offline HTML page.
 
-    The page has each run's verdict, table, charts and images; the newest run comes first. It needs no network, and
-    writing it needs no torch.
+    The page has each run's verdict, table, charts and images, and the tables as CSV and JSON files to save; the newest
+    run comes first. It needs no network, and writing it needs no torch.
     """
     from vivace.benchmark.page import page_of
     from vivace.spec.limits import DEFAULT_LIMITS
 
     check_writable(output.parent, output)
-    replace(output, page_of(stores, limits or DEFAULT_LIMITS, price).encode())
+    replace(output, page_of(stores, limits or DEFAULT_LIMITS, price, title).encode())
     click.echo(output)
     return 0

@@ -5,16 +5,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+import click
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from vivace.foreign.streams import unchecked
 from vivace.foreign.text import plain
+from vivace.report.table import whole_words
 
 
 def console(*, stderr: bool = False) -> Console:
     """Return a rich console on standard output or error, whose text is cleaned and whose styles are kept."""
     return _PlainConsole(file=unchecked(sys.stderr if stderr else sys.stdout))
+
+
+def say(text: str) -> None:
+    """Print a text on standard error. A terminal's lines end between words, and long recipes after a plus sign."""
+    shown = console(stderr=True)
+    if shown.is_terminal:
+        shown.print(Text(whole_words(text, shown.width)))
+    else:
+        click.echo(text, err=True)
 
 
 class _PlainConsole(Console):

@@ -1,33 +1,47 @@
-"""The report as one self-contained HTML file: no network, no scripts, no other files.
+"""The report as one self-contained HTML file: no network, no other files.
 
 Prompts, recipes, reasons and command lines are untrusted. All text is autoescaped by the template, and a
-content-security policy allows only the page's style sheet (by its hash) and embedded images. Even with a mistake in
-the escaping, the page could not run or fetch anything.
+content-security policy allows only the page's style sheet and script (by their hashes) and embedded images. Even with
+a mistake in the escaping, the page could not run or fetch anything else. The script only sorts tables: without it
+everything is there.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from vivace.report.gate import broken_pictures
+from vivace.report.downloads import MAX_LINK_BYTES, Download, table_files
 from vivace.report.grid import Grid, ReadPicture, grid
-from vivace.report.plots import Breakdown, Scatter, WaterfallBar, breakdowns, scatter, waterfall
-from vivace.report.quality import Fidelity
+from vivace.report.lines import Figures, Line, figures_of, line_of, shared_quality_reasons
+from vivace.report.plots import Breakdown, WaterfallBar, breakdowns, waterfall
+from vivace.report.reproduce import Reproduction, reproduction
 from vivace.report.rows import Row, shared_warnings
-from vivace.report.summary import gpu_in_words, limit_in_words, noise_floor, paid_back, seconds, size, summary
+from vivace.report.samples import Strips, strips
+from vivace.report.scatter import Plot, plots
+from vivace.report.summary import (
+    fastest,
+    gpu_in_words,
+    headline,
+    limit_in_words,
+    noise_floor,
+    paid_back,
+    particulars,
+    seconds,
+    size,
+    standing,
+)
 from vivace.report.text import between_s, breakable, count, date, sentence, shortened
 from vivace.spec.record import Record
-from vivace.stats import Gate, Interval
 
 MAX_PICTURE_BYTES = 12_000_000  # of all embedded images together, so that the file can be mailed
-_SCATTER_SIZES = (("wide", 660, 380), ("narrow", 340, 320))
+MAX_TABLE_BYTES = 6_000_000  # of all tables that can be saved from the page
 
 
 @dataclass(frozen=True)
@@ -40,29 +54,6 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Line:
-    """One row of the table.
-
-    `quality` is the gate's verdict with short evidence; `quality_reason` is the full reason unless it passed.
-    `warnings` and `quality_reason` leave out what several rows share, which is printed once below the table.
-    """
-
-    number: int
-    row: Row
-    quality: tuple[str, str] | None
-    quality_reason: str | None
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Figures:
-    """All figures of the quality pass: column headings, and the cells of each recipe."""
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[Line, tuple[str, ...]], ...]
-
-
-@dataclass(frozen=True)
 class _View:
     """The template's variables for one section."""
 
@@ -71,9 +62,15 @@ class _View:
     device: str
     started_at: str
     started: str
-    verdict: str
+    headline: str
+    particulars: str
+    best: Row | None
+    standing: str
+    downloads: tuple[Download, ...]
     workload: str
+    batch: int
     command: str
+    again: Reproduction
     is_tiny: bool
     is_synthetic: bool
     lines: tuple[Line, ...]
@@ -83,7 +80,8 @@ class _View:
     quality_notes: tuple[str, ...]
     waterfall: tuple[WaterfallBar, ...]
     breakdowns: tuple[Breakdown, ...]
-    scatters: tuple[tuple[str, Scatter], ...]
+    plots: tuple[Plot, ...]
+    strips: Strips | None
     unplotted: tuple[Line, ...]
     grid: Grid
     facts: tuple[tuple[str, str], ...]
@@ -97,35 +95,66 @@ class _View:
         return any(line.row.effects or line.row.record.rounds[0].evidence for line in self.lines)
 
 
-def render_page(sections: Sequence[Section], read_picture: ReadPicture) -> str:
+def render_page(sections: Sequence[Section], read_picture: ReadPicture, title: str | None = None) -> str:
     """Return the whole report as one HTML document.
 
     Args:
         sections: the runs, in the order in which they are shown.
         read_picture: returns the PNG of an image by its sha256, or None if its file is missing.
+        title: of the page; None for one that names the model and the device.
     """
-    style = style_sheet()
+    style, script = style_sheet(), sorting_script()
     filled = [s for s in sections if s.rows]
     max_bytes = MAX_PICTURE_BYTES // max(1, len(filled))
-    views = [section_view(f"run-{i}", s, read_picture, max_bytes) for i, s in enumerate(filled, 1)]
-    # Only two trusted texts are exempt from escaping: the style sheet, whose bytes are hashed, and the policy.
+    max_table_bytes = min(MAX_LINK_BYTES, MAX_TABLE_BYTES // (len(filled) + 1))
+    views = [
+        section_view(f"run-{i}", s, read_picture, max_bytes, max_table_bytes) for i, s in enumerate(filled, 1)
+    ]
+    # Only trusted texts are exempt from escaping: style sheet and script, whose bytes are hashed, and the policy.
     return (
         environment()
         .get_template("page.html")
-        .render(sections=views, style=Markup(style), policy=Markup(policy_for(style)))
+        .render(
+            sections=views,
+            title=title,
+            downloads=_all_tables(filled, max_table_bytes),
+            style=Markup(style),
+            script=Markup(script),
+            policy=Markup(policy_for(style, script)),
+        )
     )
+
+
+def _all_tables(sections: Sequence[Section], max_bytes: int) -> tuple[Download, ...]:
+    """Return the rows of all sections as files; none for a single section, which has its own."""
+    if len(sections) < 2:
+        return ()
+    return table_files([row for s in sections for row in s.rows], "vivace-report", max_bytes)
 
 
 def style_sheet() -> str:
-    return resources.files("vivace.report").joinpath("templates", "style.css").read_text("utf-8")
+    return _template("style.css")
 
 
-def policy_for(style: str) -> str:
-    """Return the content-security policy of a page with this style sheet and embedded images."""
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+def sorting_script() -> str:
+    """Return the page's script, which sorts the tables of results."""
+    return _template("sorting.js")
+
+
+def _template(name: str) -> str:
+    return resources.files("vivace.report").joinpath("templates", name).read_text("utf-8")
+
+
+def policy_for(style: str, script: str) -> str:
+    """Return the content-security policy of a page with this style sheet, this script and embedded images."""
     return (
-        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
     )
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def environment(*packages: str) -> Environment:
@@ -146,6 +175,7 @@ def environment(*packages: str) -> Environment:
         "paid_back": lambda row: sentence(paid_back(row)),
         "gpu": lambda row: sentence(gpu_in_words(row)),
         "limit": lambda row: sentence(limit_in_words(row)),
+        "count": count,
         "spaced": lambda value: value.replace("_", " "),
         "breakable": breakable,
         "shortened": lambda text: breakable(shortened(text)),
@@ -153,137 +183,62 @@ def environment(*packages: str) -> Environment:
     return found
 
 
-def section_view(id_: str, section: Section, read_picture: ReadPicture, max_bytes: int) -> _View:
-    """Return what the template section.html shows of a run."""
+def section_view(
+    id_: str,
+    section: Section,
+    read_picture: ReadPicture,
+    max_bytes: int,
+    max_table_bytes: int = MAX_LINK_BYTES,
+) -> _View:
+    """Return what the template section.html shows of a run.
+
+    Args:
+        max_bytes: limit on all embedded images together.
+        max_table_bytes: limit on each table that can be saved.
+    """
     rows = section.rows
     record = rows[0].record
     shared = tuple(shared_warnings(rows))
-    reasons = _shared_quality_reasons(rows)
-    lines = tuple(_line(i, row, rows[0], shared, reasons) for i, row in enumerate(rows, 1))
-    scatters = [(name, scatter(rows, width, height)) for name, width, height in _SCATTER_SIZES]
+    reasons = shared_quality_reasons(rows)
+    lines = tuple(line_of(i, row, rows[0], shared, reasons) for i, row in enumerate(rows, 1))
+    best = fastest(rows)
     return _View(
         id=id_,
         title=rows[0].model,
         device=record.environment.device_name + _at_place(record),
         started_at=section.started_at,
         started=date(section.started_at),
-        verdict=summary(rows),
+        headline=headline(rows),
+        particulars=" ".join(particulars(rows)),
+        best=best,
+        standing="" if best is None else standing(best),
+        downloads=table_files(rows, _file_stem(section), max_table_bytes),
         workload=_workload(rows),
+        batch=record.trial.workload.batch,
         command=section.command,
+        again=reproduction(rows),
         is_tiny=rows[0].model.startswith("tiny-"),
         is_synthetic=record.trial.model.is_synthetic,
         lines=lines,
-        figures=_figures(lines),
+        figures=figures_of(lines),
         shared_warnings=shared,
         memory_note=_memory_note(rows),
         quality_notes=_quality_notes(rows),
         waterfall=waterfall(rows),
         breakdowns=breakdowns(rows),
-        scatters=tuple((name, found) for name, found in scatters if found is not None),
+        plots=plots(rows),
+        strips=strips(rows),
         unplotted=tuple(line for line in lines if line.row.latency is None),
         grid=grid(rows, read_picture, max_bytes),
         facts=_facts(rows[0]),
     )
 
 
-def _line(
-    number: int, row: Row, baseline: Row, warnings: Sequence[str], shared_reasons: Mapping[str, Sequence[int]]
-) -> Line:
-    judged = row.judgement if row.latency is not None else None
-    reason = None if judged is None or judged.gate is Gate.PASSED else judged.reason
-    return Line(
-        number,
-        row,
-        quality=None if judged is None else (judged.gate.value, _evidence(row, baseline)),
-        quality_reason=None if reason in shared_reasons and not row.failed_quality else reason,
-        warnings=tuple(w for w in row.warnings if w not in warnings),
-    )
-
-
-def _shared_quality_reasons(rows: Sequence[Row]) -> dict[str, list[int]]:
-    """Return the reasons for unclear quality that several rows share, with the numbers of those rows."""
-    found: dict[str, list[int]] = {}
-    for number, row in enumerate(rows, 1):
-        if row.latency is not None and row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
-            found.setdefault(row.judgement.reason, []).append(number)
-    return {reason: numbers for reason, numbers in found.items() if len(numbers) > 1}
-
-
-def _evidence(row: Row, baseline: Row) -> str:
-    """Return short evidence for the verdict on quality: "match 0.994", "CLIP kept 97 % [95, 99]"."""
-    found, limits = row.fidelity, row.limits
-    if broken_pictures(row.record, baseline.record) is not None:
-        return "broken images"
-    if found is None:
-        return ""
-    if found.num_identical == found.num_pictures:
-        return "identical"
-    parts = []
-    if limits.clip is not None:
-        parts.append("no CLIP score" if found.clip_kept is None else f"CLIP kept {_percent(found.clip_kept)}")
-    if found.witness is not None and limits.witness is not None:
-        parts.append(f"second witness {_percent(found.witness.mean)}")
-    if row.record.trial.recipe.same_picture:
-        if found.match is not None and limits.match is not None:
-            parts.append(f"match {found.match.mean.point:.3f}")
-        if found.ssim is not None and limits.ssim is not None:
-            parts.append(f"SSIM {found.ssim.point:.3f}")
-        if found.psnr_db is not None and limits.psnr_db is not None:
-            parts.append(f"PSNR {found.psnr_db.point:.1f} dB")
-    return ", ".join(parts)
-
-
-def _figures(lines: Sequence[Line]) -> Figures | None:
-    """Return the table of figures, without columns that are empty for all recipes; None without a quality pass."""
-    found = [(line, line.row.fidelity) for line in lines if line.row.fidelity is not None]
-    cells = [(line, _figure_cells(fidelity, line.row.is_baseline)) for line, fidelity in found]
-    headings = [h for h in (cells[0][1] if cells else ()) if any(c[h] != "–" for _, c in cells)]
-    if not headings:
-        return None
-    return Figures(
-        tuple(headings), tuple((line, tuple(figures[h] for h in headings)) for line, figures in cells)
-    )
-
-
-def _figure_cells(found: Fidelity, is_baseline: bool) -> dict[str, str]:
-    """Return means by heading; no-reference figures with their change against the baseline."""
-    missing = "–"
-
-    def mean(interval: Interval | None, digits: int) -> str:
-        return missing if is_baseline or interval is None else f"{interval.point:.{digits}f}"
-
-    cells = {
-        "identical": missing if is_baseline else f"{found.num_identical} of {found.num_pictures}",
-        "match": mean(None if found.match is None else found.match.mean, 3),
-        "SSIM": mean(found.ssim, 3),
-        "PSNR, worst": missing
-        if found.psnr_db is None or is_baseline
-        else f"{found.psnr_db.point:.1f}, {found.worst_psnr_db:.1f} dB",
-        "LPIPS": mean(found.lpips, 3),
-        "CLIP kept": missing if found.clip_kept is None or is_baseline else _percent(found.clip_kept),
-        "second witness": missing if found.witness is None or is_baseline else _percent(found.witness.mean),
-        "CLIP similarity": mean(found.clip_similarity, 1),
-    }
-    for name, heading, digits in (
-        ("clip_score", "CLIP score", 1),
-        ("sharpness", "sharpness", 0),
-        ("colourfulness", "colourfulness", 1),
-        ("entropy_bits", "entropy, bits", 2),
-    ):
-        compared = found.alone.get(name)
-        cells[heading] = missing if compared is None else f"{compared.mean:.{digits}f}"
-        if compared is not None and not is_baseline:
-            change = round(compared.difference.point, digits) + 0.0  # no "−0.0"
-            cells[heading] += f" ({change:+.{digits}f})".replace("-", "−")
-    return cells
-
-
-def _percent(interval: Interval) -> str:
-    """Format a share, e.g. "97 % [95, 99]", breakable only before the bracket."""
-    text = f"{100 * interval.point:.0f}\u00a0%"
-    if interval.low is None or interval.high is None:
-        return text
-    return f"{text} [{100 * interval.low:.0f},\u00a0{100 * interval.high:.0f}]"
+def _file_stem(section: Section) -> str:
+    """Return the name of the section's files, e.g. "vivace-tiny-sd-batch-2-2026-01-31"."""
+    batch = section.rows[0].record.trial.workload.batch
+    parts = ["vivace", section.rows[0].model, *([f"batch {batch}"] if batch > 1 else [])]
+    return " ".join([*parts, section.started_at[:10]])
 
 
 def _quality_notes(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -292,7 +247,7 @@ def _quality_notes(rows: Sequence[Row]) -> tuple[str, ...]:
     Empty without a quality pass.
     """
     notes = []
-    for reason, numbers in _shared_quality_reasons(rows).items():
+    for reason, numbers in shared_quality_reasons(rows).items():
         listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
         notes.append(f"The quality of {listed} is unclear: {reason}.")
     if any(row.judgement is not None for row in rows[1:]):

@@ -1,4 +1,4 @@
-"""The result in one sentence, and the formatting of figures for all reports."""
+"""The result in a headline and a few sentences, and the formatting of figures for all reports."""
 
 from __future__ import annotations
 
@@ -13,50 +13,113 @@ _MAX_NAMED = 4
 
 def summary(rows: Sequence[Row]) -> str:
     """Summarise the table in a few sentences that claim no more than its intervals allow."""
+    return " ".join([headline(rows), *particulars(rows)])
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """Return the result in one short sentence: the fastest recipe that passes on quality, and by how much."""
     if not rows:
         return "Nothing has been measured yet."
-    baseline = rows[0]
+    baseline, best = rows[0], fastest(rows)
     if baseline.latency is None:
-        return f"The reference {baseline.recipe} was not measured: {baseline.reason}. Nothing can be compared with it."
-    tail = _caveats(rows)
-    faster = [
-        r for r in rows[1:] if r.verdict is Verdict.FASTER and r.speedup is not None and not r.failed_quality
-    ]
-    trusted = [r for r in faster if r.judgement is not None and r.judgement.gate is Gate.PASSED]
-    if not faster:
-        if len(rows) == 1:
-            return f"{seconds(baseline.latency.median.point)} an image with {baseline.recipe}." + tail
+        return f"The reference {baseline.recipe} was not measured: {_unended(baseline.reason)}."
+    if len(rows) == 1:
+        return f"{seconds(baseline.latency.median.point)} an image with {baseline.recipe}."
+    if best is None:
         only_failed = any(r.failed_quality and r.verdict is Verdict.FASTER for r in rows)
         kind = "recipe that passes on quality" if only_failed else "recipe"
-        return f"No {kind} was faster than {baseline.recipe} beyond the noise of this measurement." + tail
-    candidates = trusted or faster
-    best = max(candidates, key=_gain)
+        return f"No {kind} was faster than {baseline.recipe} beyond the noise of this measurement."
     assert best.speedup is not None
-    assert best.latency is not None
     said = "is the fastest"
-    if best.record.trial.model.is_synthetic:
-        said = "was the fastest"
-    elif not trusted and best.judgement is not None:
+    if _is_doubtful(best) and not best.record.trial.model.is_synthetic:
         said = "was the fastest, but its quality is not proven"
-    if equals := [r for r in candidates if r is not best and _overlap(r, best)]:
-        said = f"{said.replace('is the', 'was the')}, though not beyond the noise of {_named(equals)}"
-    sentence = (
-        f"{best.recipe} {said}: {ratio(best.speedup)} the speed of {baseline.recipe}, "
+    elif best.record.trial.model.is_synthetic or _equals(rows, best):
+        said = "was the fastest"
+    return f"{best.recipe} {said}: {ratio(best.speedup)} the speed of {baseline.recipe}."
+
+
+def particulars(rows: Sequence[Row]) -> list[str]:
+    """Return the sentences after the headline: ties, time and memory, quality, and what is missing or failed."""
+    if not rows:
+        return []
+    baseline, best = rows[0], fastest(rows)
+    if baseline.latency is None:
+        return ["Nothing can be compared with it."]
+    said = (
+        [] if best is None else [*_ties(rows, best), _time_and_memory(best, baseline), *_quality(rows, best)]
+    )
+    return said + _caveats(rows)
+
+
+def fastest(rows: Sequence[Row]) -> Row | None:
+    """Return the fastest recipe that passes on quality; if none is proven to pass, the fastest that does not fail.
+
+    None if no recipe is faster than the baseline beyond the noise.
+    """
+    return max(_candidates(rows), key=_gain, default=None)
+
+
+def standing(row: Row) -> str:
+    """Say what is not known of a fast recipe's quality; empty if it passes."""
+    if row.judgement is None or row.record.trial.model.is_synthetic:
+        return "quality not judged"
+    return "quality not proven" if _is_doubtful(row) else ""
+
+
+def _candidates(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that are faster and pass on quality; if none is proven to pass, those that do not fail."""
+    faster = _faster(rows)
+    return [r for r in faster if r.judgement is not None and r.judgement.gate is Gate.PASSED] or faster
+
+
+def _faster(rows: Sequence[Row]) -> list[Row]:
+    return [
+        r for r in rows[1:] if r.verdict is Verdict.FASTER and r.speedup is not None and not r.failed_quality
+    ]
+
+
+def _equals(rows: Sequence[Row], best: Row) -> list[Row]:
+    return [r for r in _candidates(rows) if r is not best and _overlap(r, best)]
+
+
+def _is_doubtful(row: Row) -> bool:
+    """Whether the quality was judged, and not found to pass."""
+    return row.judgement is not None and row.judgement.gate is not Gate.PASSED
+
+
+def _ties(rows: Sequence[Row], best: Row) -> list[str]:
+    equals = _equals(rows, best)
+    verb = "is" if len(equals) == 1 else "are"
+    return [f"Within the noise {_named(equals)} {verb} as fast."] if equals else []
+
+
+def _time_and_memory(best: Row, baseline: Row) -> str:
+    assert best.latency is not None
+    assert baseline.latency is not None
+    said = (
         f"{seconds(best.latency.median.point)} an image instead of {seconds(baseline.latency.median.point)}"
     )
     if best.memory is not None and baseline.memory is not None:
-        sentence += f", peak memory {size(best.memory.peak_bytes)} ({change(best, baseline)})"
-    if trusted and best.judgement is not None:
-        sentence += f". Its quality passes: {best.judgement.reason}"
-        doubtful = max((r for r in faster if r not in trusted), key=_gain, default=best)
-        if _gain(doubtful) > _gain(best) and doubtful.speedup is not None:
-            more = f"{doubtful.recipe} was faster still, {ratio(doubtful.speedup)}"
-            sentence += f". {more}, but its quality is not proven"
-    elif best.record.trial.model.is_synthetic:
-        sentence += ". Random weights: its effect on image quality is not known"
-    elif best.judgement is not None or not best.record.trial.recipe.same_picture:
-        sentence += ". Compare the images before you trust it"
-    return sentence + "." + tail
+        said += f", peak memory {size(best.memory.peak_bytes)} ({change(best, baseline)})"
+    return said + "."
+
+
+def _quality(rows: Sequence[Row], best: Row) -> list[str]:
+    """Say whether the quality of the fastest recipe passes, and which one was faster without proof of its quality."""
+    if best.record.trial.model.is_synthetic:
+        return ["Random weights: its effect on image quality is not known."]
+    if best.judgement is None:
+        same = best.record.trial.recipe.same_picture
+        return [] if same else ["Compare the images before you trust it."]
+    if _is_doubtful(best):
+        return ["Compare the images before you trust it."]
+    said = [f"Its quality passes: {best.judgement.reason}."]
+    candidates = _candidates(rows)
+    doubtful = max((r for r in _faster(rows) if r not in candidates), key=_gain, default=best)
+    if _gain(doubtful) > _gain(best) and doubtful.speedup is not None:
+        more = f"{doubtful.recipe} was faster still, {ratio(doubtful.speedup)}"
+        said.append(f"{more}, but its quality is not proven.")
+    return said
 
 
 def _gain(row: Row) -> float:
@@ -77,20 +140,29 @@ def _named(rows: Sequence[Row]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _caveats(rows: Sequence[Row]) -> str:
+def _caveats(rows: Sequence[Row]) -> list[str]:
     """Name the recipes that failed on quality; count those that are unclear or not measured."""
-    caveats = ""
+    caveats = []
     failed = [r for r in rows if r.failed_quality]
     if failed:
         verb = "fails" if len(failed) == 1 else "fail"
-        caveats += f" {_named(failed)} {verb} on quality; the table says why."
-    unclear = sum(1 for r in rows if r.judgement is not None and r.judgement.gate is Gate.UNCLEAR)
+        caveats.append(f"{_named(failed)} {verb} on quality; the table says why.")
+    unclear = sum(1 for r in rows if r.latency is not None and _is_unclear(r))
     if unclear:
-        caveats += f" The quality of {unclear} of {len(rows)} recipes is unclear; the table says why."
+        caveats.append(f"The quality of {unclear} of {len(rows)} recipes is unclear; the table says why.")
     missing = sum(1 for r in rows if r.record.outcome is not Outcome.MEASURED)
     if missing:
-        caveats += f" {missing} of {len(rows)} recipes could not be measured; the table says why."
+        caveats.append(f"{missing} of {len(rows)} recipes could not be measured; the table says why.")
     return caveats
+
+
+def _is_unclear(row: Row) -> bool:
+    return row.judgement is not None and row.judgement.gate is Gate.UNCLEAR
+
+
+def _unended(text: str | None) -> str:
+    """Return a reason without its full stop, to be a part of a sentence."""
+    return (text or "no reason was stored").rstrip(".")
 
 
 def noise_floor(baseline: Row) -> str:

@@ -87,7 +87,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     console.print(table)
     for row in rows:
         if note := _note(row, shared):
-            console.print(Text(f"{row.recipe}: {note}"))
+            console.print(Text(whole_words(f"{row.recipe}: {note}", console.width)))
 
 
 def _fitting(cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], int]:
@@ -116,6 +116,12 @@ def broken(recipe: str, width: int) -> list[str]:
             lines.append("")
         lines[-1] += part
     return lines
+
+
+def whole_words(text: str, width: int) -> str:
+    """Break words that are longer than a line after plus signs, so that no technique is torn apart by the terminal."""
+    words = ("\n".join(broken(word, width)) if len(word) > width else word for word in text.split(" "))
+    return " ".join(words)
 
 
 def _cells(row: Row) -> list[str]:
@@ -159,7 +165,7 @@ def _verdict(row: Row) -> str:
 def _note(row: Row, shared: Sequence[str] = ()) -> str:
     """Return the reason, the compile time and the warnings of a row."""
     said = [row.reason] if row.reason else []
-    if row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
+    if row.latency is not None and row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
         said.append(f"quality unclear: {row.judgement.reason}")
     if paid := paid_back(row):
         said.append(paid)

@@ -129,12 +129,23 @@ def log_error(samples: Sequence[float] | NDArray[np.float64]) -> float:
     if n < 2:
         return 0.0
     rank = max(1, round((n + 1) / 2 - math.sqrt(n)))
-    tail = sum(math.comb(n, i) for i in range(rank)) * 0.5 ** (n - 1)
-    z = NormalDist().inv_cdf(1 - tail / 2)
+    z = NormalDist().inv_cdf(1 - _tails(n, rank) / 2)
     ordered = np.sort(logs)
     error = float(ordered[n - rank] - ordered[rank - 1]) / (2 * z)
     correlation = autocorrelation(logs)
     return error * math.sqrt((1 + correlation) / (1 - correlation))
+
+
+def _tails(n: int, rank: int) -> float:
+    """Return the probability that fewer than `rank` of n fair coins show heads, or fewer than `rank` tails.
+
+    In whole numbers: floats end at the binomial coefficients of a thousand samples.
+    """
+    ways, total = 1, 0
+    for i in range(rank):
+        total += ways
+        ways = ways * (n - i) // (i + 1)
+    return total / (1 << (n - 1))
 
 
 def autocorrelation(values: NDArray[np.float64]) -> float:

@@ -12,7 +12,15 @@ from markupsafe import Markup
 
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError
-from vivace.report.page import MAX_PICTURE_BYTES, Section, environment, policy_for, section_view, style_sheet
+from vivace.report.page import (
+    MAX_PICTURE_BYTES,
+    Section,
+    environment,
+    policy_for,
+    section_view,
+    sorting_script,
+    style_sheet,
+)
 from vivace.report.summary import ratio
 from vivace.studies.claims import Claim, Judged
 from vivace.studies.figures import FIGURES
@@ -62,7 +70,7 @@ def page_of(run: StudyRun) -> str:
     style = style_sheet() + resources.files("vivace.studies").joinpath("templates", "study.css").read_text(
         "utf-8"
     )
-    shown = views(run)
+    script, shown = sorting_script(), views(run)
     max_bytes = MAX_PICTURE_BYTES // max(1, len(shown))
     parts = [_part(f"part-{i}", view, run, max_bytes) for i, view in enumerate(shown, 1)]
     return (
@@ -73,7 +81,8 @@ def page_of(run: StudyRun) -> str:
             parts=parts,
             claims=_claims(run.claims()),
             style=Markup(style),
-            policy=Markup(policy_for(style)),
+            script=Markup(script),
+            policy=Markup(policy_for(style, script)),
         )
     )
 

@@ -3,7 +3,9 @@
 import base64
 import hashlib
 import io
+import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,10 @@ import pytest
 from PIL import Image
 
 from tests.make import make_record, make_round
+from vivace.cli.bench import bench
+from vivace.report import render as bench_table
 from vivace.report import rows_of, summary
+from vivace.report.downloads import link_bytes, table_files
 from vivace.report.grid import THUMBNAIL_SIDE
 from vivace.report.page import Section, render_page
 from vivace.report.summary import noise_floor
@@ -72,7 +77,7 @@ class Page(HTMLParser):
             assert self._open.pop().tag == tag, f"</{tag}> closes nothing"
 
     def handle_data(self, data: str) -> None:
-        if self._open[-1].tag != "style":
+        if self._open[-1].tag not in {"style", "script"}:
             for element in self._open:
                 element.text += data
 
@@ -155,22 +160,24 @@ def test_hostile_text_is_shown_as_text() -> None:
         picture=png(),
         command=HOSTILE,
     )
-    assert "<script" not in page.html.lower()
-    assert not page.all("script")
+    assert page.html.lower().count("<script") == 1, "the page's own, which the policy names"
+    assert page.all("script") == [{}]
     assert {i["src"][:22] for i in page.all("img")} == {"data:image/png;base64,"}
     assert all(set(i) == {"class", "src", "width", "height", "alt", "title"} for i in page.all("img"))
     # device, prompt, recipe, warning, reason and command are all there to read
     assert page.text.count(HOSTILE) >= 6
 
 
-def test_the_policy_allows_the_one_style_sheet_and_embedded_pictures_only() -> None:
+def test_the_policy_allows_the_one_style_sheet_the_one_script_and_embedded_pictures_only() -> None:
     page = render(make_record("baseline"), faster(), picture=png())
-    style = re.search(r"<style>(.*?)</style>", page.html, re.DOTALL)
-    assert style is not None
-    digest = base64.b64encode(hashlib.sha256(style.group(1).encode()).digest()).decode()
+    digests = []
+    for tag in ("style", "script"):
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", page.html, re.DOTALL)
+        digests.append(base64.b64encode(hashlib.sha256(content.encode()).digest()).decode())
     assert page.policy.split("; ") == [
         "default-src 'none'",
-        f"style-src 'sha256-{digest}'",
+        f"style-src 'sha256-{digests[0]}'",
+        f"script-src 'sha256-{digests[1]}'",
         "img-src data:",
         "base-uri 'none'",
         "form-action 'none'",
@@ -181,19 +188,24 @@ def test_the_policy_allows_the_one_style_sheet_and_embedded_pictures_only() -> N
 
 def test_nothing_is_fetched_and_nothing_is_styled_inline() -> None:
     page = render(make_record("baseline"), faster(), picture=png())
-    assert not re.search(r"https?:|//[a-z]|@import|url\(", page.html)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r'href="data:[^"]*"', "", page.html))
     for tag, attributes in page.elements:
-        assert tag not in {"script", "link", "iframe", "object", "embed", "form", "base"}
+        assert tag not in {"link", "iframe", "object", "embed", "form", "base"}
+        assert "src" not in attributes or tag == "img"
         assert "style" not in attributes
         assert not [name for name in attributes if name.startswith("on")]
-        assert attributes.get("href", "#").startswith("#")
+        href = attributes.get("href", "#")
+        assert href.startswith("#") or (href.startswith("data:") and "download" in attributes)
 
 
 def test_the_verdict_and_the_command_are_shown() -> None:
     records = [make_record("baseline"), faster()]
     page = render(*records)
-    assert summary(rows_of(records)) in page.text
-    assert "steps(10) is the fastest" in page.text
+    (said,) = page.root.all("p", "verdict")
+    (more,) = page.root.all("p", "particulars")
+    assert said.text.startswith("steps(10) is the fastest: 2.00x [")
+    assert said.text.count(".") < 10, "one sentence"
+    assert f"{said.text} {more.text}" == summary(rows_of(records))
     assert COMMAND in page.text
 
 
@@ -308,7 +320,7 @@ def test_several_runs_are_listed_and_linked() -> None:
     )
     page = Page(html)
     ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
-    targets = [a["href"].removeprefix("#") for a in page.all("a")]
+    targets = [a["href"].removeprefix("#") for a in page.all("a") if "download" not in a]
     assert len(targets) == 2
     assert set(targets) <= ids
 
@@ -606,14 +618,177 @@ def test_the_pictures_of_a_page_share_its_bytes(monkeypatch: pytest.MonkeyPatch)
     assert "The worst 4 of 8" in two.text
 
 
-def test_the_list_of_runs_gives_each_ones_verdict() -> None:
-    sections = [with_quality(), section(make_record("baseline"), faster())]
-    page = Page(render_page(sections, coloured))
+def test_the_list_of_comparisons_gives_the_fastest_recipe_of_each_that_passes() -> None:
+    unjudged, nothing = section(make_record("baseline"), faster()), section(make_record("baseline"))
+    page = Page(render_page([with_quality(), unjudged, nothing], coloured))
     (contents,) = page.root.all("ol", "contents")
-    for item, shown in zip(contents.all("li"), sections, strict=True):
-        assert item.all("p")[0].text == summary(shown.rows)
-    assert "fail on quality" in contents.all("li")[0].text
-    assert "fails on quality" not in contents.all("li")[1].text
+    passed, other, none = contents.all("li")
+    for number, item in enumerate((passed, other, none), 1):
+        (link,) = item.all("a")
+        assert link.attributes["href"] == f"#run-{number}"
+        assert "tiny-sd" in link.text
+    (best,) = passed.all("span", "best")
+    assert best.text == "dtype(bf16)", "as fast as steps(1), which fails"
+    assert "2.00×" in passed.text
+    assert "quality not judged" in other.text
+    assert "1.00 s an image with baseline" in none.text
+
+
+def test_a_page_may_have_a_title_of_its_own() -> None:
+    page = Page(render_page([section(make_record("baseline"))], lambda _: None, title=HOSTILE))
+    (heading,) = page.root.all("h1")
+    assert heading.text == HOSTILE
+    assert page.root.all("title")[0].text == f"{HOSTILE} · vivace"
+    plain = render(make_record("baseline"))
+    assert plain.root.all("h1")[0].text == "vivace report"
+    assert plain.root.all("title")[0].text == "tiny-sd on Test CPU · vivace"
+
+
+def saved(page: Page) -> dict[str, str]:
+    """The files that can be saved from a page, by name; the latest of a name."""
+    links = [a for a in page.all("a") if "download" in a]
+    return {a["download"]: base64.b64decode(a["href"].partition(";base64,")[2]).decode() for a in links}
+
+
+def test_the_tables_that_are_saved_are_those_of_bench() -> None:
+    shown = with_quality()
+    files = saved(Page(render_page([shown], coloured)))
+    assert set(files) == {"vivace-tiny-sd-2026-01-01.csv", "vivace-tiny-sd-2026-01-01.json", "prompts.txt"}
+    for kind in ("csv", "json"):
+        assert files[f"vivace-tiny-sd-2026-01-01.{kind}"] == bench_table(shown.rows, kind)
+    both = [shown, section(make_record("baseline"), faster())]
+    rows = [row for each in both for row in each.rows]
+    files = saved(Page(render_page(both, coloured)))
+    for kind in ("csv", "json"):
+        assert files[f"vivace-report.{kind}"] == bench_table(rows, kind), "two models: all in one file"
+
+
+def test_a_table_that_is_too_large_is_saved_without_line_breaks_or_not_at_all() -> None:
+    rows = with_quality().rows
+    whole = link_bytes(bench_table(rows, "json"))
+    _, dense = table_files(rows, "x", whole - 1)
+    assert dense.uri is not None
+    assert len(dense.uri) < whole
+    content = base64.b64decode(dense.uri.partition(",")[2])
+    assert json.loads(content) == json.loads(bench_table(rows, "json"))
+    table, none = table_files(rows, "x", 7000)
+    assert none.uri is None
+    assert table.uri is not None
+    page = Page(render_page([with_quality()] * 3, coloured))
+    assert all(len(a["href"]) < 2_000_000 for a in page.all("a")), "Chromium's limit"
+
+
+def test_the_page_says_where_a_table_is_that_it_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vivace.report.page.MAX_TABLE_BYTES", 10_000)
+    page = Page(render_page([with_quality()], coloured))
+    assert "JSON is too large for a page" in page.text
+    assert "--format json" in page.text
+    assert [a["download"] for a in page.all("a") if "json" in a.get("download", "")] == []
+
+
+def test_columns_can_be_sorted_and_each_row_has_their_values() -> None:
+    base = drawn("baseline")
+    missing = failed("steps(9)", Outcome.CRASHED, "signal 9")
+    shown = judged((base, figures(base)), (drawn("bf16"), figures(drawn("bf16"), ssim=0.98)), (missing, []))
+    page = Page(render_page([shown], coloured))
+    (table,) = page.root.all("table", "results")
+    headings, *lines = table.all("tr")
+    assert [h.attributes["data-sort"] for h in headings.children] == [
+        "ascending", "ascending", "ascending", "descending", "ascending", "ascending", "ascending", "ascending",
+        "descending",
+    ]  # fmt: skip
+    assert [h.attributes.get("aria-sort") for h in headings.children] == ["ascending"] + [None] * 8
+    assert not table.all("button"), "without a script nothing looks as if it could be clicked"
+    _, fast, lost = lines
+    values = [c.attributes["data-value"] for c in fast.children]
+    row = shown.rows[1]
+    assert row.latency is not None
+    assert row.speedup is not None
+    assert row.memory is not None
+    assert values[:2] == ["2", "dtype(bf16)"]
+    assert [float(v) for v in values[2:4]] == [row.latency.median.point, row.speedup.point]
+    assert [float(v) for v in values[6:]] == [row.memory.peak_bytes, row.first_call_s, row.latency.n]
+    assert "data-value" not in lost.children[2].attributes, "a row without times stays last"
+
+
+def test_verdicts_sort_from_faster_to_failed() -> None:
+    page = Page(render_page([with_quality()], coloured))
+    ranks = {line["verdict"].text: int(line["verdict"].attributes["data-value"]) for line in page.results}
+    assert ranks["faster"] < ranks["baseline"] < ranks["failed quality"]
+    ranks = {
+        line["quality"].text[:6]: int(line["quality"].attributes["data-value"])
+        for line in page.results
+        if line["quality"].text != "–"
+    }
+    assert ranks["passed"] < ranks["unclea"] < ranks["failed"]
+
+
+def test_speed_stands_against_quality_with_the_front_and_its_names() -> None:
+    shown = with_quality()
+    page = Page(render_page([shown], coloured))
+    quality, memory = page.root.all("div", "plot")
+    assert "CLIP margin kept, %" in quality.all("text", "axis-name")[0].text
+    assert "peak memory, MB" in memory.all("text", "axis-name")[0].text
+    for chart in quality.all("svg", "scatter"):
+        assert "limit 95 %" in chart.text
+        assert len(chart.all("line", "limit")) == 1
+        assert len(chart.all("path", "below")) == 1, "steps(1) keeps 30 %: below the axis"
+    (told,) = quality.all("p", "told")
+    assert "4 2.00×, CLIP kept 30.0 %" in told.text.replace("\u00a0", " ").partition("Below the axis:")[2]
+    on_front = told.text.partition("front:")[2].partition("Below")[0]
+    assert "steps(1)" not in on_front, "it failed"
+    assert "tiny_vae" in on_front
+
+
+def test_where_every_recipe_keeps_the_image_ssim_is_plotted() -> None:
+    base, other = drawn("baseline"), drawn("bf16")
+    same = judged((base, figures(base, kept=1.0)), (other, figures(other, ssim=0.98, kept=1.0)))
+    blind = judged((base, figures(base)), (other, figures(other, ssim=0.98)))
+    for shown in (same, blind):
+        quality, _ = Page(render_page([shown], coloured)).root.all("div", "plot")
+        assert "SSIM to the baseline’s images" in quality.text
+        assert [m.all("title")[0].text for m in quality.all("svg")[0].all("path", "mark")] == [
+            "1 baseline: 1.00×, SSIM 1.000",
+            "2 dtype(bf16): 2.00×, SSIM 0.980",
+        ]
+
+
+def test_the_timed_calls_are_drawn_and_told() -> None:
+    page = render(make_record("baseline", make_round(0), make_round(1)), faster())
+    (calls,) = page.root.all("ol", "samples")
+    first, second = calls.all("li")
+    assert "rounds 1.00 s, 1.00 s" in first.text
+    assert first.all("path", "call")[0].attributes["d"].count("M") == 6
+    assert second.all("path", "call")[0].attributes["d"].count("M") == 3
+
+
+def test_a_comparison_can_be_measured_again_from_its_page() -> None:
+    records = [make_record("baseline"), faster(), make_record("dtype(bf16)")]
+    page = render(*records)
+    typed, whole = page.root.all("pre", "command")
+    assert typed.text == COMMAND
+    words = shlex.split(whole.text.replace("\\\n", ""))
+    assert words[:4] == ["vivace", "bench", "--model", "tiny-sd"]
+    given = bench.make_context("bench", words[2:]).params
+    assert given["recipes"] == tuple(r.trial.recipe.text for r in records)
+    workload = records[0].trial.workload
+    assert {name: given[name] for name in ("height", "width", "num_inference_steps", "guidance_scale")} == {
+        "height": workload.height,
+        "width": workload.width,
+        "num_inference_steps": workload.num_inference_steps,
+        "guidance_scale": workload.guidance_scale,
+    }
+    assert saved(page)[str(given["prompts"])].splitlines() == list(workload.prompts)
+    (prompts,) = page.root.all("details", "prompts")
+    assert [p.text for p in prompts.all("li")] == list(workload.prompts)
+
+
+def test_prompts_that_no_file_can_hold_are_shown_all_the_same() -> None:
+    page = render(with_prompt(make_record("baseline"), "two\nlines"), with_prompt(faster(), "two\nlines"))
+    assert len(page.root.all("pre", "command")) == 1
+    assert "prompts.txt" not in saved(page)
+    (prompts,) = page.root.all("details", "prompts")
+    assert [p.text for p in prompts.all("li")] == ["two\nlines"]
 
 
 def test_batches_and_prompts_encoded_beforehand_are_said() -> None:

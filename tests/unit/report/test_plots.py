@@ -1,13 +1,14 @@
 """The charts' geometry says what the rows say."""
 
 import itertools
-import math
 
 import pytest
 
 from tests.make import make_record, make_round
 from vivace.report import Row, rows_of
-from vivace.report.plots import breakdowns, scatter, waterfall
+from vivace.report.plots import breakdowns, waterfall
+from vivace.report.samples import strips
+from vivace.report.scatter import plots
 from vivace.spec.record import Outcome, Picture, Record
 
 
@@ -93,7 +94,7 @@ def test_without_intervals_no_change_is_called_one() -> None:
 def test_a_lone_measurement_has_no_waterfall_and_no_scatter() -> None:
     lone = rows(timed("baseline", 1.0), failed("steps(10)"))
     assert waterfall(lone) == ()
-    assert scatter(lone, 600, 400) is None
+    assert plots(lone) == ()
     assert waterfall([]) == ()
     assert breakdowns([]) == ()
 
@@ -108,31 +109,11 @@ def test_stages_fill_their_share_on_one_scale() -> None:
     assert dict(fast.figures)["steps"] == "0.800 s"
 
 
-def test_the_scatter_puts_faster_left_and_lighter_low() -> None:
-    found = scatter(
-        rows(timed("baseline", 2.0, 900_000_000), failed("tiny_vae"), timed("steps(10)", 1.0, 300_000_000)),
-        600,
-        400,
-    )
-    assert found is not None
-    slow, fast = found.points
-    assert (slow.number, slow.kind) == (1, "baseline")
-    assert (fast.number, fast.kind) == (3, "changed")
-    assert fast.x < slow.x
-    assert fast.y > slow.y  # y grows downwards
-    assert fast.low is not None
-    assert fast.high is not None
-    assert fast.low < fast.x < fast.high
-    assert found.starts_at_zero
-    assert (found.x_unit, found.y_unit) == ("s", "MB")
-
-
 def test_rows_that_fail_on_quality_are_marked_in_every_chart() -> None:
     greedy = black(timed("steps(1)", 0.1))
     found = rows(timed("baseline", 2.0), greedy, timed("tiny_vae", 1.0), black(timed("bf16", 0.5)))
-    points = scatter(found, 600, 400)
-    assert points is not None
-    assert [(p.kind, p.failed) for p in points.points] == [
+    (memory,) = plots(found)
+    assert [(p.kind, p.failed) for p in memory.wide.points] == [
         ("baseline", False),
         ("changed", True),
         ("changed", False),
@@ -140,59 +121,6 @@ def test_rows_that_fail_on_quality_are_marked_in_every_chart() -> None:
     ]
     assert [f.failed for f in waterfall(found)] == [False, True, False, True]
     assert [b.failed for b in breakdowns(found)] == [False, True, False, True]
-
-
-def test_ticks_are_where_their_label_says() -> None:
-    found = scatter(rows(timed("baseline", 0.9, 472_000_000), timed("steps(10)", 0.4, 451_000_000)), 600, 400)
-    assert found is not None
-    assert not found.starts_at_zero  # 451 and 472 MB would be one line on an axis from zero
-    for ticks, point, value in (
-        (found.x_ticks, found.points[1].x, 0.4),
-        (found.y_ticks, found.points[1].y, 451.0),
-    ):
-        assert len(ticks) >= 3
-        first, last = ticks[0], ticks[-1]
-        share = (value - float(first.label)) / (float(last.label) - float(first.label))
-        assert point == pytest.approx(first.at + share * (last.at - first.at), abs=0.6)
-
-
-@pytest.mark.parametrize(("seconds", "peak", "units"), [(0.02, 5e5, ("ms", "kB")), (30.0, 3e10, ("s", "GB"))])
-def test_units_follow_the_size(seconds: float, peak: float, units: tuple[str, str]) -> None:
-    found = scatter(
-        rows(timed("baseline", seconds, int(peak)), timed("steps(10)", seconds, int(peak))), 600, 400
-    )
-    assert found is not None
-    assert (found.x_unit, found.y_unit) == units
-
-
-@pytest.mark.parametrize("width", [340, 660])
-@pytest.mark.parametrize("crowd", ["clustered", "equal", "in a line"])
-def test_twenty_labels_cover_neither_each_other_nor_a_point(width: int, crowd: str) -> None:
-    def place(i: int) -> tuple[float, int]:
-        if crowd == "equal":
-            return 1.0, 450_000_000
-        if crowd == "in a line":
-            return 1.0 - i / 40, 450_000_000
-        return (
-            (1.0 + (i % 5) / 300, 450_000_000 + i % 3 * 100_000)
-            if i % 4
-            else (2.0 + i / 9, 10**9 + i * 10**6)
-        )
-
-    found = scatter(rows(*[timed("baseline", *place(i), spread=0.02) for i in range(20)]), width, 320)
-    assert found is not None
-    boxes = [
-        (
-            p.label_x - 3.4 * len(str(p.number)),
-            p.label_y - 5.5,
-            p.label_x + 3.4 * len(str(p.number)),
-            p.label_y + 5.5,
-        )
-        for p in found.points
-    ]
-    for a, b in itertools.combinations(boxes, 2):
-        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-    for (left, top, right, bottom), p in itertools.product(boxes, found.points):
-        beside = math.hypot(max(left - p.x, 0, p.x - right), max(top - p.y, 0, p.y - bottom))
-        assert beside >= 4
-    assert all(found.left <= b[0] and b[2] <= found.right and found.top <= b[1] for b in boxes)
+    calls = strips(found)
+    assert calls is not None
+    assert [s.failed for s in calls.strips] == [False, True, False, True]

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.make import make_record, make_round
 from vivace.report.rows import rows_of, shared_warnings
-from vivace.report.summary import seconds, size, summary
+from vivace.report.summary import headline, particulars, ratio, seconds, size, summary
 from vivace.report.table import broken, print_table, render
 from vivace.spec.record import Outcome, Record, Round
 from vivace.stats import Verdict
@@ -79,8 +79,9 @@ def test_the_verdict_claims_no_more_than_the_intervals_allow() -> None:
 
 def test_the_fastest_names_those_it_cannot_be_told_from() -> None:
     close = make_record("bf16", make_round(0, (0.49, 0.52, 0.5, 0.51)), make_round(1, FAST))
-    (told, *_) = summary(rows_of([*records()[:2], close])).split(":")
-    assert told == "tiny_vae was the fastest, though not beyond the noise of dtype(bf16)"
+    rows = rows_of([*records()[:2], close])
+    assert headline(rows) == f"tiny_vae was the fastest: {ratio(rows[1].speedup)} the speed of baseline."
+    assert particulars(rows)[0] == "Within the noise dtype(bf16) is as fast."
     far = make_record("bf16", make_round(0, (0.8, 0.81, 0.79, 0.8)), make_round(1, (0.8, 0.81, 0.79, 0.8)))
     assert summary(rows_of([*records()[:2], far])).startswith("tiny_vae is the fastest: ")
 
@@ -220,6 +221,22 @@ def test_narrow_terminals_keep_the_figures_that_matter() -> None:
         for always in ("s/image", "speed-up", "peak memory", "faster", "attention(cudnn): no | kernel, here"):
             assert always in text
         assert max(map(len, text.splitlines())) <= width
+
+
+def test_no_line_of_a_terminal_tears_a_technique_apart() -> None:
+    """The recipe is longer than a line, in the table and in the note below it."""
+    techniques = ["tiny_vae", "dtype(bf16)", "channels_last", "attention(math)", "steps(12)", "guidance(2.5)"]
+    techniques += ["fuse_qkv", "cfg_cutoff(0.4)", "vae_slicing"]
+    long = make_record("steps(12)", make_round(0, FAST).model_copy(update={"warnings": ("hot " * 20,)}))
+    recipe = long.trial.recipe.model_copy(update={"text": "+".join(techniques)})
+    long = long.model_copy(update={"trial": long.trial.model_copy(update={"recipe": recipe})})
+    assert len(recipe.text) > 80
+    out = io.StringIO()
+    print_table(rows_of([records()[0], long]), Console(file=out, width=80, color_system=None))
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    for technique in techniques:
+        assert text.count(technique) == 2, technique
 
 
 def test_random_weights_are_said_in_every_row() -> None:

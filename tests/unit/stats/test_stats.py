@@ -200,3 +200,10 @@ def test_stopping_asks_for_more_samples_of_short_calls() -> None:
 
 def test_half_width_is_relative() -> None:
     assert Interval(2.0, 1.9, 2.1).half_width == pytest.approx(0.05)
+
+
+def test_thousands_of_samples_have_an_interval() -> None:
+    """Binomial coefficients of more than a thousand are no floats any more."""
+    samples = np.random.default_rng(0).lognormal(0, 0.01, 3000)
+    expected = math.sqrt(math.pi / 2) * 0.01 / math.sqrt(3000)  # of the median of normal samples
+    assert log_error(samples) == pytest.approx(expected, rel=0.3)

@@ -100,7 +100,7 @@ def test_the_page_is_offline_and_escapes_what_the_file_says(folder: Path, printe
     assert "&lt;b&gt;half&lt;/b&gt;" in page
     assert "<b>half</b>" not in page
     assert "default-src 'none'" in page
-    assert "<script" not in page
+    assert page.count("<script") == 1, "the sorting of tables"
     assert page.count("data:image/") >= 3  # the measured rows' images
     assert "unsupported" in page
 

@@ -1,0 +1,91 @@
+"""How a comparison is measured again: the command with its whole workload, and the prompts as a file."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vivace.report.downloads import Download, text_file
+from vivace.report.rows import Row
+from vivace.spec.workload import Workload
+
+PROMPTS_FILE = "prompts"
+_MAX_SHOWN = 20_000  # characters of prompts in the page
+_MAX_FILE_BYTES = 300_000
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A comparison's command line, and its prompts.
+
+    Attributes:
+        command: of this comparison alone, with each option of the workload; "" if no command line can say it.
+        prompts: those that are shown; `num_hidden` more are not.
+        file: the prompts, one per line, as --prompts reads them; None if they cannot be written so.
+    """
+
+    command: str
+    prompts: tuple[str, ...]
+    num_hidden: int
+    file: Download | None
+
+
+def reproduction(rows: Sequence[Row]) -> Reproduction:
+    """Return how these rows, the baseline first, are measured again."""
+    workload = rows[0].record.trial.workload
+    file = None
+    if all(_is_line(prompt) for prompt in workload.prompts):
+        file = text_file("".join(f"{p}\n" for p in workload.prompts), "txt", PROMPTS_FILE, _MAX_FILE_BYTES)
+    shown, left = 0, _MAX_SHOWN
+    for prompt in workload.prompts:
+        left -= len(prompt)
+        if left < 0:
+            break
+        shown += 1
+    return Reproduction(
+        command="" if file is None else _command(rows, f"{PROMPTS_FILE}.txt"),
+        prompts=workload.prompts[:shown],
+        num_hidden=len(workload.prompts) - shown,
+        file=file if file is not None and file.uri is not None else None,
+    )
+
+
+def _is_line(prompt: str) -> bool:
+    """Whether a file of prompts can hold the prompt: as one line that keeps its spaces."""
+    return bool(prompt) and prompt == prompt.strip() and len(prompt.splitlines()) == 1
+
+
+def _command(rows: Sequence[Row], prompts_file: str) -> str:
+    """Return the command, an option a line; "" if its seeds do not follow one another."""
+    trial, environment = rows[0].record.trial, rows[0].record.environment
+    options = _workload_options(trial.workload, prompts_file)
+    if options is None:
+        return ""
+    lines = [
+        ["vivace", "bench", "--model", trial.model.name],
+        *(["--recipe", row.record.trial.recipe.text] for row in rows),
+        *options,
+        ["--rounds", str(max(len(row.record.rounds) for row in rows)), "--no-rivals"],
+        ["--device", trial.device, "--threads", str(environment.num_threads)],
+    ]
+    return " \\\n  ".join(shlex.join(line) for line in lines)
+
+
+def _workload_options(workload: Workload, prompts_file: str) -> list[list[str]] | None:
+    first, count = workload.seeds[0], len(workload.seeds)
+    if workload.seeds != tuple(range(first, first + count)):
+        return None
+    options = [
+        ["--prompts", prompts_file, "--seed", str(first), "--seeds", str(count)],
+        ["--height", str(workload.height), "--width", str(workload.width)],
+        [
+            "--num-inference-steps",
+            str(workload.num_inference_steps),
+            "--guidance-scale",
+            repr(workload.guidance_scale).removesuffix(".0"),
+        ],
+    ]
+    extra = ["--batch", str(workload.batch)] if workload.batch > 1 else []
+    extra += ["--text", workload.text] if workload.text != "prompts" else []
+    return [*options, extra] if extra else options

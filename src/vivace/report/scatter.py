@@ -1,0 +1,291 @@
+"""Scatter plots: each recipe's speed-up against its quality, and against its peak memory, with the Pareto front.
+
+All text in a chart is written by the autoescaping template. A plot is laid out for each width at which it is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from vivace.report.axis import Axis, Tick
+from vivace.report.labels import Box, place_labels
+from vivace.report.pareto import front
+from vivace.report.rows import Row
+from vivace.report.summary import size
+from vivace.stats import Interval
+
+SIZES = (("wide", 500, 360), ("narrow", 340, 320))
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 30, 44  # pixels, for tick labels and the names of the axes
+_ARROW = 20  # pixels that the mark of a recipe below the axis leaves for its arrow
+_LEAST_SPAN = 0.05
+"""Quality axes cover at least this much, so that noise does not look like a difference."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A recipe in the plot, in pixels.
+
+    `left`, `right`, `upper` and `lower` are the ends of its intervals; None without one. `kind` sets the mark's shape
+    and colour; the mark of a recipe that `failed` on quality is hollow. `is_below` if it lies below the axis's end.
+    """
+
+    number: int
+    recipe: str
+    kind: Literal["baseline", "same", "changed"]
+    failed: bool
+    doubtful: bool
+    x: float
+    y: float
+    left: float | None
+    right: float | None
+    upper: float | None
+    lower: float | None
+    label_x: float
+    label_y: float
+    has_leader: bool
+    is_below: bool
+    said: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.number} {self.recipe}: {self.said}{'; failed quality' if self.failed else ''}"
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """One plot at one size, in pixels. `front` are the points that no other beats, `steps` the line through them."""
+
+    size: str
+    width: int
+    height: int
+    left: float
+    right: float
+    top: float
+    bottom: float
+    x_name: str
+    y_name: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    points: tuple[Point, ...]
+    front: tuple[Point, ...]
+    steps: str
+    limit: float | None
+    limit_label: str
+    is_log: bool
+    starts_at_zero: bool
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One pair of figures, laid out for each width."""
+
+    title: str
+    better: str
+    about: str
+    scatters: tuple[Scatter, ...]
+
+    @property
+    def wide(self) -> Scatter:
+        return self.scatters[0]
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A row's place in a plot: its speed and the other figure, each with its interval, and how a reader is told."""
+
+    number: int
+    row: Row
+    x: Interval
+    y: Interval
+    said: str
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """The figure on the vertical axis."""
+
+    name: str
+    unit: str
+    larger_is_better: bool
+    limit: float | None = None
+    limit_label: str = ""
+
+
+def plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
+    """Return speed against quality and speed against memory; a plot with fewer than two points is left out."""
+    found = [_quality_plot(rows), _memory_plot(rows)]
+    return tuple(plot for plot in found if plot is not None)
+
+
+def _quality_plot(rows: Sequence[Row]) -> Plot | None:
+    """Plot the share of the CLIP margin that is kept; SSIM if there is none, or if no recipe may change the image."""
+    compared = [r for r in rows[1:] if r.latency is not None and r.fidelity is not None]
+    all_same = all(r.record.trial.recipe.same_picture for r in compared)
+    by_clip = [r for r in compared if r.fidelity is not None and r.fidelity.clip_kept is not None]
+    by_ssim = [r for r in compared if r.fidelity is not None and r.fidelity.ssim is not None]
+    limits = rows[0].limits
+    if rows[0].latency is None:
+        return None
+    if by_clip and not (all_same and by_ssim):
+        limit = limits.clip if isinstance(limits.clip, float) else None
+        label = "" if limit is None else f"limit {100 * limit:g} %"
+        measure = _Measure("CLIP margin kept, %", "%", True, None if limit is None else 100 * limit, label)
+        about = "the baseline’s margin between its own and other prompts is 100 %"
+    elif by_ssim:
+        limit, label = limits.ssim, "" if limits.ssim is None else f"limit {limits.ssim:g}"
+        measure = _Measure("SSIM to the baseline’s images", "", True, limit, label)
+        about = "1 is the baseline’s image, pixel by pixel"
+    else:
+        return None
+    found = [(number, row) for number, row in enumerate(rows, 1) if row.latency is not None]
+    values = []
+    for number, row in found:
+        x, y = _speed(row, rows[0]), _quality(row, percent=measure.unit == "%")
+        if x is not None and y is not None:
+            values.append(_Value(number, row, x, y, f"{x.point:.2f}×, {_quality_said(y, measure.unit)}"))
+    return _plot("Speed and quality", "Upper right is better", about, values, measure)
+
+
+def _memory_plot(rows: Sequence[Row]) -> Plot | None:
+    """Plot peak memory; nothing where no baseline was measured."""
+    found = [
+        (n, r, r.memory) for n, r in enumerate(rows, 1) if r.latency is not None and r.memory is not None
+    ]
+    peak = max((m.peak_bytes for *_, m in found), default=0)
+    unit, factor = next(((u, f) for u, f in (("GB", 1e-9), ("MB", 1e-6)) if peak * f >= 1), ("kB", 1e-3))
+    values = []
+    for number, row, memory in found:
+        x, y = _speed(row, rows[0]), Interval(memory.peak_bytes * factor, None, None)
+        if x is not None:
+            values.append(_Value(number, row, x, y, f"{x.point:.2f}×, {size(memory.peak_bytes)}"))
+    return _plot(
+        "Speed and memory", "Lower right is better", "", values, _Measure(f"peak memory, {unit}", "", False)
+    )
+
+
+def _speed(row: Row, baseline: Row) -> Interval | None:
+    return Interval(1.0, None, None) if row is baseline and row.latency is not None else row.speedup
+
+
+def _quality(row: Row, *, percent: bool) -> Interval | None:
+    """Return the figure of a row; the baseline keeps all of its own quality."""
+    if row.is_baseline:
+        return Interval(100.0 if percent else 1.0, None, None)
+    if row.fidelity is None:
+        return None
+    if not percent:
+        return row.fidelity.ssim
+    kept = row.fidelity.clip_kept
+    if kept is None:
+        return None
+    ends = (None if end is None else 100 * end for end in (kept.low, kept.high))
+    return Interval(100 * kept.point, *ends)
+
+
+def _quality_said(value: Interval, unit: str) -> str:
+    return f"CLIP kept {value.point:.1f} %" if unit else f"SSIM {value.point:.3f}"
+
+
+def _plot(title: str, better: str, about: str, values: Sequence[_Value], measure: _Measure) -> Plot | None:
+    if len(values) < 2:
+        return None
+    scatters = tuple(_scatter(name, width, height, values, measure) for name, width, height in SIZES)
+    return Plot(title, better, about, scatters)
+
+
+def _scatter(name: str, width: int, height: int, values: Sequence[_Value], measure: _Measure) -> Scatter:
+    left, right, top, bottom = _LEFT, width - _RIGHT, _TOP, height - _BOTTOM
+    x_axis = Axis.of_ratios(_ends(v.x for v in values), left, right, num_ticks=max(4, width // 110))
+    y_axis = _y_axis(values, measure, bottom, top)
+    below = [v.y.point < y_axis.low for v in values]
+    drawn = [
+        (x_axis.position(v.x.point), bottom - _ARROW if cut else y_axis.position(v.y.point))
+        for v, cut in zip(values, below, strict=True)
+    ]
+    x_bars = [_bar(x_axis, v.x) for v in values]
+    y_bars = [None if cut else _bar(y_axis, v.y) for v, cut in zip(values, below, strict=True)]
+    taken = [(a[0], y - 1, a[1], y + 1) for a, (_, y) in zip(x_bars, drawn, strict=True) if a]
+    taken += [(x - 1, min(b), x + 1, max(b)) for b, (x, _) in zip(y_bars, drawn, strict=True) if b]
+    inside: Box = (left, top, right, bottom)
+    labels = place_labels([str(v.number) for v in values], drawn, taken, inside)
+    points = tuple(
+        Point(
+            number=v.number,
+            recipe=v.row.recipe,
+            kind=_kind(v.row),
+            failed=v.row.failed_quality,
+            doubtful=v.row.judgement is not None and v.row.judgement.gate == "unclear",
+            x=x,
+            y=y,
+            left=None if x_bar is None else x_bar[0],
+            right=None if x_bar is None else x_bar[1],
+            lower=None if y_bar is None else y_bar[0],
+            upper=None if y_bar is None else y_bar[1],
+            label_x=label[0],
+            label_y=label[1],
+            has_leader=math.hypot(label[0] - x, label[1] - y) > 16,
+            is_below=cut,
+            said=v.said,
+        )
+        for v, (x, y), x_bar, y_bar, cut, label in zip(
+            values, drawn, x_bars, y_bars, below, labels, strict=True
+        )
+    )
+    passing = [i for i, v in enumerate(values) if not v.row.failed_quality]
+    sign = 1 if measure.larger_is_better else -1
+    best = tuple(
+        points[passing[i]] for i in front([(values[j].x.point, sign * values[j].y.point) for j in passing])
+    )
+    limit = measure.limit
+    return Scatter(
+        size=name, width=width, height=height, left=left, right=right, top=top, bottom=bottom,
+        x_name="speed-up", y_name=measure.name, x_ticks=x_axis.ticks, y_ticks=y_axis.ticks, points=points,
+        front=best, steps=_steps(best),
+        limit=y_axis.position(limit) if limit is not None and y_axis.low <= limit <= y_axis.high else None,
+        limit_label=measure.limit_label, is_log=x_axis.is_log, starts_at_zero=y_axis.starts_at_zero,
+    )  # fmt: skip
+
+
+def _kind(row: Row) -> Literal["baseline", "same", "changed"]:
+    if row.is_baseline:
+        return "baseline"
+    return "same" if row.record.trial.recipe.same_picture else "changed"
+
+
+def _ends(intervals: Iterable[Interval]) -> list[float]:
+    return [end for i in intervals for end in (i.low, i.point, i.high) if end is not None]
+
+
+def _y_axis(values: Sequence[_Value], measure: _Measure, bottom: float, top: float) -> Axis:
+    """Return the vertical axis. On a quality axis a recipe that failed by far does not squeeze the others."""
+    if not measure.larger_is_better:
+        return Axis.over(_ends(v.y for v in values), bottom, top, num_ticks=5)
+    unit = 100 if measure.unit else 1
+    kept = _ends(v.y for v in values if not v.row.failed_quality)
+    kept += [] if measure.limit is None else [measure.limit]
+    if sum(not v.row.failed_quality for v in values) < 2:
+        shown = _ends(v.y for v in values)
+    else:
+        span = max(max(kept) - min(kept), _LEAST_SPAN * unit)
+        near = [v.y for v in values if v.row.failed_quality and v.y.point >= min(kept) - span]
+        shown = kept + _ends(near)
+    shown = [*shown, max(shown) - _LEAST_SPAN * unit]
+    return Axis.over(shown, bottom, top, num_ticks=5, may_start_at_zero=False)
+
+
+def _bar(axis: Axis, interval: Interval) -> tuple[float, float] | None:
+    if interval.low is None or interval.high is None:
+        return None
+    return axis.position(interval.low), axis.position(interval.high)
+
+
+def _steps(best: Sequence[Point]) -> str:
+    """Return the points of the line that goes down at each recipe and over to the next, faster one."""
+    corners = [(best[0].x, best[0].y)] if best else []
+    for before, after in pairwise(best):
+        corners += [(before.x, after.y), (after.x, after.y)]
+    return " ".join(f"{x},{y}" for x, y in corners)
