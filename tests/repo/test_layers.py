@@ -31,8 +31,9 @@ LAYERS = {
     "export": 7,
     "benchmark": 8,
     "studies": 9,
-    "cli": 10,
-    "__main__": 11,
+    "tuning": 10,
+    "cli": 11,
+    "__main__": 12,
 }
 SIDEWAYS = {("spec", "errors"), ("stats", "errors"), ("foreign", "errors")}
 # Libraries that import torch; `report` and `spec` must not import them.

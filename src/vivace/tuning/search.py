@@ -1,0 +1,212 @@
+"""The search: screen what is promising, judge the better half, prove the best beside the baseline.
+
+What is measured goes through a `Measurer`, which is the benchmark, or in tests a recorded grid. The history is all that
+the search knows; it comes from the store, so an interrupted search goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from vivace.recipes.recipe import Recipe
+from vivace.stats import Gate
+from vivace.tuning.samplers import Sampler
+from vivace.tuning.seen import Rung, Seen, latest
+from vivace.tuning.space import Space
+from vivace.tuning.wanted import Wanted
+
+FINALISTS = 2
+"""Recipes that are measured in the final beside the baseline: the pick and its runner-up."""
+BATCH = 4
+PROMOTED = 0.5
+_FINALS = 3
+"""Finals at most: a finalist whose quality is not proven makes room for the next one."""
+_REACH = 0.10
+"""A recipe this much slower than the best so far, or two standard errors, is not worth judging."""
+
+
+class Measurer(Protocol):
+    """Measures recipes. Failures are outcomes, never exceptions."""
+
+    def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """Return each recipe's result of a few calls, without quality."""
+        ...
+
+    def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """Return each recipe's result at full steps, with quality by few prompts."""
+        ...
+
+    def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """Return the results of recipes measured interleaved with the baseline, with quality in full."""
+        ...
+
+
+class Budget(Protocol):
+    """How much may still be measured."""
+
+    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+        """Whether only the final still fits, given the number of recipes that have been measured."""
+        ...
+
+    def allows_another_final(self) -> bool: ...
+
+
+@dataclass
+class Trials:
+    """A budget of recipes, the baseline not counted."""
+
+    number: int
+
+    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+        return num_trials >= self.number
+
+    def allows_another_final(self) -> bool:
+        return True
+
+
+class Watcher(Protocol):
+    """Is told what happens, for a terminal."""
+
+    def measured(self, one: Seen, history: Sequence[Seen]) -> None: ...
+    def final(self, finalists: Sequence[Recipe]) -> None: ...
+
+
+class Unwatched:
+    """Nobody watches."""
+
+    def measured(self, one: Seen, history: Sequence[Seen]) -> None: ...
+    def final(self, finalists: Sequence[Recipe]) -> None: ...
+
+
+@dataclass
+class Search:
+    """One search.
+
+    Attributes:
+        judges: whether quality is judged; if not, screening is followed by the final.
+        history: everything that is known; results of an earlier run come first.
+        proven: the rows of the last final.
+    """
+
+    wanted: Wanted
+    space: Space
+    sampler: Sampler
+    measurer: Measurer
+    budget: Budget
+    judges: bool = True
+    watcher: Watcher = field(default_factory=Unwatched)
+    history: list[Seen] = field(default_factory=list)
+    proven: list[Seen] = field(default_factory=list)
+    batch: int = BATCH
+    exhausted: bool = False
+
+    @property
+    def num_trials(self) -> int:
+        """How many recipes have been measured, the baseline not counted."""
+        return len({one.recipe for one in self.history if not one.recipe.is_baseline})
+
+    def run(self) -> Seen | None:
+        """Search until the budget is spent, then prove; return the pick, None if no recipe beats the baseline."""
+        self._judge_promising()  # of an interrupted search
+        while not self.budget.is_over(self.num_trials, self._candidates()[:FINALISTS]):
+            left = getattr(self.budget, "number", math.inf) - self.num_trials
+            recipes = self.sampler.ask(self.history, int(min(self.batch, left)))
+            if not recipes:
+                self.exhausted = True
+                break
+            self._note(self.measurer.screen(recipes))
+            self._leave_out_failed()
+            if self.judges:
+                self._judge_promising(recipes)
+        return self._prove()
+
+    def _note(self, found: Sequence[Seen]) -> None:
+        for one in found:
+            self.history.append(one)
+            if not one.recipe.is_baseline:
+                self.watcher.measured(one, self.history)
+
+    def _leave_out_failed(self) -> None:
+        """Remove the options that failed alone for good from the space."""
+        base = self.space.base()
+        for one in self.history:
+            added = [t for t in one.recipe if t not in base.techniques]
+            if len(added) == 1 and not one.is_measured and one.outcome.is_final:
+                self.space.leave_out(added[0], one.reason or one.outcome.value)
+
+    def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
+        """Judge the better half of the screened recipes, if they can still win."""
+        if not self.judges:
+            return
+        screened = [
+            one
+            for one in latest(self.history).values()
+            if one.rung is Rung.SCREENED
+            and one.keeps(self.wanted)
+            and not one.recipe.is_baseline
+            and (recipes is None or one.recipe in recipes)
+        ]
+        screened.sort(key=_gain, reverse=True)
+        best = max([0.0, *(_gain(one) for one in self._candidates())])
+        promising = [one for one in screened if _gain(one) > best - max(_REACH, 2 * one.error)]
+        number = math.ceil(PROMOTED * len(screened))
+        chosen = [one.recipe for one in promising[:number]]
+        if chosen:
+            self._note(self.measurer.judge(chosen))
+
+    def _candidates(self) -> list[Seen]:
+        """Return what could be proposed, the most promising first: proven, judged, then screened recipes."""
+        found = [
+            one
+            for one in latest(self.history).values()
+            if one.keeps(self.wanted)
+            and not one.recipe.is_baseline
+            and not one.is_ruined
+            and _gain(one) > 0
+            and not (one.rung is Rung.PROVEN and self.judges and one.gate is not Gate.PASSED)
+            and (not self.judges or one.rung > Rung.SCREENED)
+        ]
+        return sorted(found, key=_promise, reverse=True)
+
+    def _prove(self) -> Seen | None:
+        """Measure finalists beside the baseline until the best of them has passed; return it."""
+        tried: set[Recipe] = set()
+        for _ in range(_FINALS):
+            found = self._candidates()
+            finalists = [one.recipe for one in found[:FINALISTS]]
+            if not finalists or set(finalists) <= tried:
+                break
+            tried |= set(finalists)
+            self.watcher.final(finalists)
+            self.proven = self.measurer.prove(finalists)
+            self._note(self.proven)
+            pick = self.pick()
+            if pick is not None or not self.budget.allows_another_final():
+                return pick
+        return self.pick()
+
+    def pick(self) -> Seen | None:
+        """Return the best recipe that has been proven."""
+        good = [
+            one
+            for one in latest(self.history).values()
+            if one.rung is Rung.PROVEN
+            and not one.recipe.is_baseline
+            and one.keeps(self.wanted)
+            and _gain(one) > 0
+            and (not self.judges or one.gate is Gate.PASSED)
+        ]
+        return max(good, key=_gain, default=None)
+
+
+def _gain(one: Seen) -> float:
+    return -math.inf if one.gain is None else one.gain
+
+
+def _promise(one: Seen) -> tuple[bool, float]:
+    """Order candidates: those whose quality is not in doubt first, then by what they gain."""
+    in_doubt = one.slack is not None and one.slack < -0.02
+    return (not in_doubt, _gain(one))
