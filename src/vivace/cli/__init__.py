@@ -22,6 +22,7 @@ from vivace.cli.quality import quality
 from vivace.cli.report import report
 from vivace.cli.study import study
 from vivace.cli.techniques import techniques
+from vivace.cli.tune import tune
 from vivace.foreign.streams import plain_output
 
 
@@ -42,6 +43,7 @@ for command in (
     plan,
     generate,
     bench,
+    tune,
     study,
     report,
     export,

@@ -202,6 +202,16 @@ class Search:
         return max(good, key=_gain, default=None)
 
 
+def best_of(history: Sequence[Seen]) -> Seen | None:
+    """Return the best result so far whose quality has not failed; None if none is better than the baseline."""
+    found = [
+        one
+        for one in latest(history).values()
+        if one.is_measured and not one.is_ruined and _gain(one) > 0 and not one.recipe.is_baseline
+    ]
+    return max(found, key=lambda one: (one.rung > Rung.SCREENED, _gain(one)), default=None)
+
+
 def _gain(one: Seen) -> float:
     return -math.inf if one.gain is None else one.gain
 

@@ -92,11 +92,14 @@ class Space:
     Attributes:
         options: what recipes are made of.
         cut: options that are left out before anything is timed, with the reason, by their text.
+        trusted: recipes whose quality is known to be kept; techniques that change the picture may then be combined only
+            as in one of them. None: no such rule.
     """
 
     wanted: Wanted
     options: list[Technique] = field(default_factory=list)
     cut: dict[str, str] = field(default_factory=dict)
+    trusted: frozenset[Recipe] | None = None
     _why_not: Why = field(default=lambda technique: None, repr=False)
 
     @classmethod
@@ -167,7 +170,12 @@ class Space:
 
     def holds(self, recipe: Recipe) -> bool:
         """Whether a recipe has what is to be kept and nothing that is left out."""
-        return self.wanted.has_kept(recipe) and all(self.allows(technique) for technique in recipe)
+        if not self.wanted.has_kept(recipe) or not all(self.allows(technique) for technique in recipe):
+            return False
+        changing = {technique for technique in recipe if not technique.same_picture}
+        if self.trusted is None or not changing:
+            return True
+        return any(changing <= set(known.techniques) for known in self.trusted)
 
     def _held(self, recipe: Recipe) -> Iterator[Recipe]:
         if self.holds(recipe):
