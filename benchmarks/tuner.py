@@ -1,7 +1,6 @@
 """Replay recorded grids: how many trials each way of searching needs, and how often it proposes a recipe that fails.
 
     python -m benchmarks.tuner            every grid and sampler, five seeds; writes results/tuner-replay.json
-    python -m benchmarks.tuner --seeds 50 --gate-only     50 runs of the model, counting proposals that fail the gate
 
 A simulated machine answers from a record: screening is noisy, judging has a wider interval of quality, the final is the
 record's own verdict. "Trials" are the different recipes that were measured, the baseline not counted.
@@ -25,6 +24,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
+from vivace.studies.file import published_studies, read_study
 from vivace.tuning.priors import effects, known_sources
 from vivace.tuning.samplers import Name, sampler_of
 from vivace.tuning.search import Search, Trials
@@ -118,6 +118,9 @@ class Simulated:
     rng: np.random.Generator
     _offsets: dict[tuple[Recipe, Rung], float] = field(default_factory=dict)
 
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        return []
+
     def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
         return [self._seen(recipe, Rung.SCREENED) for recipe in recipes]
 
@@ -180,26 +183,22 @@ def replay(grid: Grid, sampler: Name, num_trials: int, seed: int, without: Seque
     return search
 
 
-def trials_needed(grid: Grid, sampler: Name, seed: int, without: Sequence[str] = ()) -> int | None:
-    """Return the trials after which the proposal is within 2 % of the best allowed recipe; None: never.
+BUDGETS = (0.05, 0.1, 0.2, 0.4)
+"""Trials of a search, as shares of the grid's recipes."""
 
-    Searches with fewer trials are the beginnings of longer ones, so the smallest budget that does is looked for.
+
+def trials_of(grid: Grid, share: float) -> int:
+    return max(1, math.floor(share * (len(grid.entries) - 1)))
+
+
+def regret(grid: Grid, search: Search) -> float:
+    """Return how much slower the proposal is than the best allowed recipe, 0 if it is the best.
+
+    A proposal that fails the gate counts as the baseline.
     """
-    low, high = 0, len(grid.entries) - 1
-    if not _is_near(grid, replay(grid, sampler, high, seed, without)):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (
-            (low, middle) if _is_near(grid, replay(grid, sampler, middle, seed, without)) else (middle, high)
-        )
-    return high
-
-
-def _is_near(grid: Grid, search: Search) -> bool:
     pick = search.pick()
-    entry = grid.baseline if pick is None else grid.entries[pick.recipe]
-    return entry.median_s <= grid.best.median_s * (1 + NEAR)
+    entry = grid.baseline if pick is None or fails_gate(grid, search) else grid.entries[pick.recipe]
+    return entry.median_s / grid.best.median_s - 1
 
 
 def fails_gate(grid: Grid, search: Search) -> bool:
@@ -239,30 +238,50 @@ def tuner(names: Sequence[str], seeds: int, gate_runs: int, record: Path | None)
 
 
 def evaluate(grid: Grid, seeds: int, gate_runs: int, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what each sampler needs on a grid, as plain data."""
-    tenth = max(1, (len(grid.entries) - 1) // 10)
+    """Return what each sampler reaches on a grid, as plain data."""
     results: dict[str, Any] = {}
     for sampler in SAMPLERS:
-        needed = [trials_needed(grid, sampler, seed, without) for seed in range(seeds)]
-        worst = len(grid.entries)
-        median = sorted(worst if n is None else n for n in needed)[len(needed) // 2]
-        runs = (
-            [replay(grid, sampler, tenth, seed, without) for seed in range(gate_runs)]
-            if sampler == "model"
-            else []
-        )
-        results[sampler] = {
-            "trials": needed,
-            "median": median,
-            "runs": len(runs),
-            "failures": sum(fails_gate(grid, one) for one in runs),
+        by_budget = {
+            trials_of(grid, share): [
+                regret(grid, replay(grid, sampler, trials_of(grid, share), k, without)) for k in range(seeds)
+            ]
+            for share in BUDGETS
         }
+        medians = {number: float(np.median(found)) for number, found in by_budget.items()}
+        results[sampler] = {
+            "regret": {str(number): [round(one, 4) for one in found] for number, found in by_budget.items()},
+            "median_regret": {str(number): round(one, 4) for number, one in medians.items()},
+            "trials_within_2_percent": next((n for n, one in medians.items() if one <= NEAR), None),
+        }
+    tenth = trials_of(grid, 0.1)
+    runs = [replay(grid, "model", tenth, 100 + k, without) for k in range(gate_runs)]
+    ranked = sorted(grid.allowed, key=lambda entry: entry.median_s)
     return {
         "recipes": len(grid.entries) - 1,
-        "tenth": tenth,
+        "allowed": len(ranked) - 1,
+        "within_2_percent": sum(e.median_s <= (1 + NEAR) * ranked[0].median_s for e in ranked),
         "best": grid.best.recipe.text,
         "best_speedup": round(grid.baseline.median_s / grid.best.median_s, 3),
         "samplers": results,
+        "seeds_recipes": _seeds_recipes(grid),
+        "gate": {"runs": len(runs), "trials": tenth, "failures": sum(fails_gate(grid, one) for one in runs)},
+    }
+
+
+def _seeds_recipes(grid: Grid) -> dict[str, float]:
+    """Return the regret of the recipes of the grid that a published study names for this model."""
+    named = {
+        cell.recipe
+        for study in published_studies()
+        for cell in read_study(study).cells
+        if cell.recipe and cell.model in (grid.name, grid.name.removeprefix("synthetic:"))
+    }
+    known = {resolve(text) for text in named}
+    best = grid.best.median_s
+    return {
+        entry.recipe.text: round(entry.median_s / best - 1, 4)
+        for entry in grid.allowed
+        if entry.recipe in known and not entry.recipe.is_baseline
     }
 
 

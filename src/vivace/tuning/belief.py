@@ -40,6 +40,22 @@ class Datum:
     error: float
 
 
+def merged(data: Sequence[Datum]) -> list[Datum]:
+    """Return one figure for each recipe: the mean, weighted by precision, with the least of the errors.
+
+    Sources share models and methods, so that they agree does not make them more precise.
+    """
+    by_recipe: dict[Recipe, list[Datum]] = {}
+    for datum in data:
+        by_recipe.setdefault(datum.recipe, []).append(datum)
+    found = []
+    for recipe, of in by_recipe.items():
+        weights = np.array([1 / datum.error**2 for datum in of])
+        value = float(weights @ np.array([datum.value for datum in of]) / weights.sum())
+        found.append(Datum(recipe, value, min(datum.error for datum in of)))
+    return found
+
+
 @dataclass
 class Belief:
     """What is believed of one figure.
@@ -61,10 +77,17 @@ class Belief:
     _variances: list[float] = field(default_factory=list)
     _rows: dict[Recipe, tuple[int, ...]] = field(default_factory=dict)
     _data: list[Datum] = field(default_factory=list)
+    _inverse: Array | None = None
 
     def learn(self, data: Sequence[Datum]) -> None:
         """Replace what it knows by these figures."""
         self._data = list(data)
+        self._inverse = None
+
+    @property
+    def data(self) -> tuple[Datum, ...]:
+        """What it has learnt from."""
+        return tuple(self._data)
 
     def estimate(self, recipes: Sequence[Recipe]) -> tuple[Array, Array]:
         """Return the mean and the standard deviation of the figure of each recipe."""
@@ -76,11 +99,10 @@ class Belief:
         variance = (asked**2) @ variances + self.own_sd**2
         if not self._data:
             return mean, np.sqrt(variance)
-        covariance = (known * variances) @ known.T + np.diag(self._noise())
         cross = (asked * variances) @ known.T
-        solved = np.linalg.solve(covariance, np.column_stack([self._values() - known @ means, cross.T]))
-        mean = mean + cross @ solved[:, 0]
-        variance = variance - np.einsum("ij,ji->i", cross, solved[:, 1:])
+        weights = cross @ self._inverted(known, variances)
+        mean = mean + weights @ (self._values() - known @ means)
+        variance = variance - np.einsum("ij,ij->i", weights, cross)
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
     def draw(self, recipes: Sequence[Recipe], rng: np.random.Generator) -> Array:
@@ -94,14 +116,21 @@ class Belief:
         if not self._data:
             return drawn
         noise = self._noise()
-        covariance = (known * variances) @ known.T + np.diag(noise)
         missed = self._values() - known @ world - np.sqrt(noise) * rng.standard_normal(len(noise))
-        return drawn + (asked * variances) @ known.T @ np.linalg.solve(covariance, missed)
+        found: Array = drawn + (asked * variances) @ known.T @ (self._inverted(known, variances) @ missed)
+        return found
 
     def effect_of(self, technique: Technique) -> tuple[float, float]:
         """Return the mean and the standard deviation of a technique's effect alone."""
         mean, sd = self.estimate([Recipe((technique,))])
         return float(mean[0]), float(sd[0])
+
+    def _inverted(self, known: Array, variances: Array) -> Array:
+        """Return the inverse of the covariance of the data; it stays the same until other data are learnt."""
+        if self._inverse is None:
+            covariance = (known * variances) @ known.T + np.diag(self._noise())
+            self._inverse = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+        return self._inverse
 
     def _values(self) -> Array:
         return np.array([datum.value for datum in self._data])

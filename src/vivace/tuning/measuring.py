@@ -17,6 +17,7 @@ from vivace.benchmark.run import Compared
 from vivace.benchmark.runner import Progress
 from vivace.benchmark.schedule import comparable
 from vivace.benchmark.store import Store
+from vivace.benchmark.support import ask_support
 from vivace.models.find import Found
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row, rows_of
@@ -106,16 +107,26 @@ class Bench:
         self.baseline = rows[0]
         return seen_of(rows[0], rows[0], Rung.SCREENED, self.wanted)
 
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """Techniques judge the model without its weights; memory is predicted if it is limited."""
+        texts = [recipe.text for recipe in recipes if recipe not in self._supported]
+        reasons = ask_support(self.launcher, self.model, texts, self.device) if texts else {}
+        self._supported |= {recipe for recipe in recipes if recipe.text not in reasons}
+        found = [
+            Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=reasons[recipe.text])
+            for recipe in recipes
+            if recipe.text in reasons
+        ]
+        for recipe in recipes:
+            if recipe.text not in reasons and (why := self._too_large(recipe)) is not None:
+                found.append(Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=why))
+        return found
+
     def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
         """Those that keep the picture do the same in every step, so few steps tell; others are drawn at full length."""
-        small = [recipe for recipe in recipes if self._too_large(recipe) is None]
-        found = [
-            Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=self._too_large(recipe))
-            for recipe in recipes
-            if recipe not in small
-        ]
-        alike = [recipe for recipe in small if recipe.same_picture and self._few_steps is not None]
-        others = [recipe for recipe in small if recipe not in alike]
+        alike = [recipe for recipe in recipes if recipe.same_picture and self._few_steps is not None]
+        others = [recipe for recipe in recipes if recipe not in alike]
+        found: list[Seen] = []
         for group, steps in ((alike, self._few_steps), (others, None)):
             if group:
                 workload = self._workload(Rung.SCREENED, steps)
@@ -292,6 +303,7 @@ class Bench:
             (self._peaks[recipe],) = predict_by_worker([trial], self.environment, self.launcher)
         return self._peaks[recipe]
 
+    _supported: set[Recipe] = field(default_factory=set, repr=False)
     _peaks: dict[Recipe, float | None] = field(default_factory=dict, repr=False)
 
     def is_unclear(self, found: Sequence[Seen]) -> bool:

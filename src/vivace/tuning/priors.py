@@ -103,7 +103,7 @@ def known_sources(
             replays.
     """
     mine = family(device_name)
-    if mine is None or wanted.measures_memory:
+    if wanted.measures_memory:
         return ()
     name = model.removeprefix(SYNTHETIC)
     left_out = set(without)
@@ -116,7 +116,7 @@ def known_sources(
     return tuple(source for source in found if source.data)
 
 
-def _of_records(model: str, mine: str) -> Iterable[Datum]:
+def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
     groups: dict[tuple[str, str, int, int], dict[str, Known]] = defaultdict(dict)
     for (name, recipe, height, width), known in all_known().items():
         for one in known:
@@ -127,10 +127,10 @@ def _of_records(model: str, mine: str) -> Iterable[Datum]:
             continue
         before = base.seconds(base.steps)
         gains = {recipe: math.log(before / one.seconds(base.steps)) for recipe, one in recipes.items()}
-        yield from _data(gains, _error(name == model, family(device) == mine))
+        yield from _data(gains, _error(name == model, mine is not None and family(device) == mine))
 
 
-def _of_study(study: str, model: str, mine: str) -> Iterable[Datum]:
+def _of_study(study: str, model: str, mine: str | None) -> Iterable[Datum]:
     text = resources.files("vivace.studies").joinpath("published", f"{study}.csv").read_text("utf-8")
     groups: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
     for cell in parse_published(text, study):
@@ -139,7 +139,7 @@ def _of_study(study: str, model: str, mine: str) -> Iterable[Datum]:
     for (_, gpu, name), times in groups.items():
         reference = min(times, key=lambda recipe: (recipe != "baseline", recipe.count("+")))
         gains = {recipe: math.log(times[reference] / seconds) for recipe, seconds in times.items()}
-        error = _error(name == model, family(gpu) == mine)
+        error = _error(name == model, mine is not None and family(gpu) == mine)
         yield from _data(gains, error + (0.0 if reference == "baseline" else _NOT_THE_BASELINE))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from vivace.errors import RecipeError, Unsupported
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
-from vivace.tuning.belief import Array, Belief, Datum, Effect
+from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
 from vivace.tuning.priors import Source
 from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space
@@ -24,7 +25,7 @@ _NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
 _SLACK_OF_CHANGES = Effect(-0.02, 0.04)
 _SLACK_OF_SAME = Effect(0.0, 0.01)
 _SLACK_AT_BEST = 0.02
-_SLACK_ERROR = {Rung.SCREENED: 0.05, Rung.JUDGED: 0.02, Rung.PROVEN: 0.005}
+_SLACK_ERROR = {Rung.SCREENED: 0.05, Rung.JUDGED: 0.008, Rung.PROVEN: 0.004}
 _TRIES = 200
 
 
@@ -33,6 +34,10 @@ class Sampler(Protocol):
 
     def ask(self, history: Sequence[Seen], number: int) -> list[Recipe]:
         """Return up to `number` recipes that are not in the history; none if there is nothing left to try."""
+        ...
+
+    def worth(self, results: Sequence[Seen], history: Sequence[Seen]) -> list[float]:
+        """Return how good each measured recipe promises to be: its gain, discounted by the doubts about its quality."""
         ...
 
 
@@ -62,8 +67,22 @@ def sampler_of(
             return ModelSampler(space, rng, tuple(sources), effects or {}, start)
 
 
+class _AsMeasured:
+    """Takes measurements as they are: a recipe promises what it gained, unless its quality is in doubt."""
+
+    def worth(self, results: Sequence[Seen], history: Sequence[Seen]) -> list[float]:
+        return [(one.gain or 0.0) * _chance_of(one) for one in results]
+
+
+def _chance_of(one: Seen) -> float:
+    """Return the probability that the quality of a recipe passes in full, by its own figures alone."""
+    if one.slack is None:
+        return 1.0
+    return float(_normal(np.array([one.slack / _SLACK_ERROR[one.rung]]))[0])
+
+
 @dataclass
-class RandomSampler:
+class RandomSampler(_AsMeasured):
     """Random recipes: as many techniques as a recipe has on average, each option as likely as any other."""
 
     space: Space
@@ -93,7 +112,7 @@ class RandomSampler:
 
 
 @dataclass
-class GreedySampler:
+class GreedySampler(_AsMeasured):
     """One at a time, as people do: every option alone, then the best one with every other, and so on."""
 
     space: Space
@@ -124,6 +143,9 @@ class ModelSampler:
         sources: figures of other runs.
         effects: of the goal, by option; see `priors.effects`.
         start: a recipe to begin with.
+
+    A recipe has at most one option that no measured recipe has had, so techniques come in one at a time, and what fails
+    is known.
     """
 
     space: Space
@@ -140,6 +162,11 @@ class ModelSampler:
             own_sd=0.003,
         )
         self.memory = Belief(usual=Effect(0.0, 0.3), pair_sd=0.05)
+        names = {option.name for option in self.space.options}
+        every = [d for source in self.sources for d in source.data]
+        self._prior_data = merged([d for d in every if {technique.name for technique in d.recipe} <= names])
+        self._blame: dict[frozenset[str], float] = {}
+        self._tested: set[str] = set()
 
     def learn(self, history: Sequence[Seen]) -> None:
         """Take in what has been measured."""
@@ -147,7 +174,7 @@ class ModelSampler:
         measured = [one for one in results if one.gain is not None]
         data = [Datum(one.recipe, float(one.gain or 0), one.error) for one in measured]
         known = {one.recipe for one in measured}
-        data += [d for source in self.sources for d in source.data if d.recipe not in known]
+        data += [datum for datum in self._prior_data if datum.recipe not in known]
         self.gain.learn(data)
         judged = [one for one in measured if one.slack is not None and not one.recipe.is_baseline]
         self.slack.learn(
@@ -174,34 +201,54 @@ class ModelSampler:
         if self.start is not None and self.start not in results and not self.start.is_baseline:
             return [self.start]
         chosen: list[Recipe] = []
-        best = max([0.0, *(_value(one, self.space.wanted) for one in results.values())])
+        proposable = [one for one in results.values() if one.slack is not None or one.recipe.is_baseline]
+        best = max([0.0, *(_value(one, self.space.wanted) for one in proposable)])
         around = sorted(results, key=lambda r: -_value(results[r], self.space.wanted))[:3]
-        blame = _blame(history)
-        pool = self.space.pool(lambda recipes: self._draw(recipes, blame), [self.space.base(), *around])
-        pool += self.space.pool(lambda recipes: self._score(recipes, best, blame), [])
+        self._blame = _blame(history)
+        measured = [one.recipe for one in results.values() if one.is_measured]
+        self._tested = set().union(*map(texts_of, [*measured, self.space.base()]))
+        pool = self.space.pool(self._draw, [self.space.base(), *around])
+        pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
+        pool = [r for r in pool if self._is_known_but_for_one(r)]
         while pool and len(chosen) < number:
-            score = self._score(pool, best, blame)
-            pick = pool.pop(int(np.argmax(score)))
+            pick = pool.pop(int(np.argmax(self._score(pool, best))))
             chosen.append(pick)
             # Until it is measured it counts as what is expected of it, so that the next one is a different bet.
             mean, _ = self.gain.estimate([pick])
-            self.gain.learn([*self.gain._data, Datum(pick, float(mean[0]), 0.05)])
+            self.gain.learn([*self.gain.data, Datum(pick, float(mean[0]), 0.05)])
+            pool = [r for r in pool if not _tries_the_same(r, pick, self._tested)]
         self.learn(history)
         return chosen
 
-    def _draw(self, recipes: list[Recipe], blame: dict[frozenset[str], float]) -> Array:
-        found: Array = self.gain.draw(recipes, self.rng) + np.log(self._chance(recipes, blame))
-        return found
+    def worth(self, results: Sequence[Seen], history: Sequence[Seen]) -> list[float]:
+        """By the model, which has seen all recipes, so that one lucky measurement does not win."""
+        if not results:
+            return []
+        self.learn(history)
+        self._blame = _blame(history)
+        recipes = [one.recipe for one in results]
+        mean, _ = self.gain.estimate(recipes)
+        return [float(value) for value in mean * self._chance(recipes)]
 
-    def _score(self, recipes: list[Recipe], best: float, blame: dict[frozenset[str], float]) -> Array:
+    def _is_known_but_for_one(self, recipe: Recipe) -> bool:
+        return len(texts_of(recipe) - self._tested) <= 1
+
+    def _draw(self, recipes: list[Recipe]) -> Array:
+        found: Array = self.gain.draw(recipes, self.rng) + np.log(self._chance(recipes))
+        return found - 100.0 * self._unknown(recipes)
+
+    def _score(self, recipes: list[Recipe], best: float) -> Array:
         mean, sd = self.gain.estimate(recipes)
-        found: Array = improvement(mean, sd, best) * self._chance(recipes, blame)
-        return found
+        found: Array = improvement(mean, sd, best) * self._chance(recipes)
+        return found - 100.0 * self._unknown(recipes)
 
-    def _chance(self, recipes: list[Recipe], blame: dict[frozenset[str], float]) -> Array:
+    def _unknown(self, recipes: list[Recipe]) -> Array:
+        return np.array([0.0 if self._is_known_but_for_one(recipe) else 1.0 for recipe in recipes])
+
+    def _chance(self, recipes: list[Recipe]) -> Array:
         """Return the probability that each recipe runs and keeps the limits, at least a millionth."""
-        chance = np.array([_runs(recipe, blame) for recipe in recipes])
+        chance = np.array([_runs(recipe, self._blame) for recipe in recipes])
         mean, sd = self.slack.estimate(recipes)
         if not self.space.wanted.same_picture_only:
             chance *= _normal((mean + _SLACK_AT_BEST) / sd)
@@ -212,12 +259,8 @@ class ModelSampler:
         found: Array = np.maximum(chance, 1e-6)
         return found
 
-    def chances(self, recipes: list[Recipe], history: Sequence[Seen]) -> Array:
-        """Return the probability that each recipe runs and keeps the limits."""
-        return self._chance(recipes, _blame(history))
 
-
-class TpeSampler:
+class TpeSampler(_AsMeasured):
     """Optuna's tree-structured Parzen estimator: each technique is a choice between its options and nothing."""
 
     def __init__(self, space: Space, seed: int) -> None:
@@ -295,6 +338,18 @@ def _constraint(one: Seen) -> float:
     return -1.0 if one.slack is None else -one.slack
 
 
+@lru_cache(maxsize=100_000)
+def texts_of(recipe: Recipe) -> frozenset[str]:
+    """Return the texts of a recipe's techniques."""
+    return frozenset(technique.text for technique in recipe)
+
+
+def _tries_the_same(recipe: Recipe, other: Recipe, tested: set[str]) -> bool:
+    """Whether both would be the first to try an option of the same technique: one of them tells about both."""
+    mine = {text.partition("(")[0] for text in texts_of(recipe) - tested}
+    return bool(mine & {text.partition("(")[0] for text in texts_of(other) - tested})
+
+
 def _more(recipe: Recipe, option: Any) -> Recipe | None:
     try:
         return recipe.with_(option)
@@ -345,7 +400,7 @@ def _blame(history: Sequence[Seen]) -> dict[frozenset[str], float]:
 
 
 def _parts(recipe: Recipe) -> set[frozenset[str]]:
-    texts = [technique.text for technique in recipe]
+    texts = texts_of(recipe)
     return {frozenset((a, b)) for a in texts for b in texts}
 
 

@@ -18,18 +18,24 @@ from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space
 from vivace.tuning.wanted import Wanted
 
-FINALISTS = 2
-"""Recipes that are measured in the final beside the baseline: the pick and its runner-up."""
+FINALISTS = 3
+"""Recipes that are measured in the final beside the baseline: the pick and its rivals."""
 BATCH = 4
 PROMOTED = 0.5
-_FINALS = 3
+_FINALS = 4
 """Finals at most: a finalist whose quality is not proven makes room for the next one."""
+_WORTH_A_FINAL = 0.01
+_MOST_REFUSED = 40  # recipes that are refused without being measured, one after the other
 _REACH = 0.10
 """A recipe this much slower than the best so far, or two standard errors, is not worth judging."""
 
 
 class Measurer(Protocol):
     """Measures recipes. Failures are outcomes, never exceptions."""
+
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """Return the recipes that cannot work here, found without measuring."""
+        ...
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
         """Return each recipe's result of a few calls, without quality."""
@@ -102,18 +108,19 @@ class Search:
     proven: list[Seen] = field(default_factory=list)
     batch: int = BATCH
     exhausted: bool = False
+    refused: set[Recipe] = field(default_factory=set)
 
     @property
     def num_trials(self) -> int:
         """How many recipes have been measured, the baseline not counted."""
-        return len({one.recipe for one in self.history if not one.recipe.is_baseline})
+        return len({one.recipe for one in self.history if not one.recipe.is_baseline} - self.refused)
 
     def run(self) -> Seen | None:
         """Search until the budget is spent, then prove; return the pick, None if no recipe beats the baseline."""
         self._judge_promising()  # of an interrupted search
         while not self.budget.is_over(self.num_trials, self._candidates()[:FINALISTS]):
             left = getattr(self.budget, "number", math.inf) - self.num_trials
-            recipes = self.sampler.ask(self.history, int(min(self.batch, left)))
+            recipes = self._ask(int(min(self.batch, left)))
             if not recipes:
                 self.exhausted = True
                 break
@@ -122,6 +129,20 @@ class Search:
             if self.judges:
                 self._judge_promising(recipes)
         return self._prove()
+
+    def _ask(self, number: int) -> list[Recipe]:
+        """Return recipes that may work here; those that do not are noted, and cost no trial."""
+        refused = 0
+        while True:
+            recipes = self.sampler.ask(self.history, number)
+            out = self.measurer.refuse(recipes)
+            self.refused |= {one.recipe for one in out}
+            self.history += out
+            self._leave_out_failed()
+            recipes = [recipe for recipe in recipes if recipe not in self.refused]
+            refused += len(out)
+            if recipes or not out or refused > _MOST_REFUSED:
+                return recipes
 
     def _note(self, found: Sequence[Seen]) -> None:
         for one in found:
@@ -149,13 +170,17 @@ class Search:
             and not one.recipe.is_baseline
             and (recipes is None or one.recipe in recipes)
         ]
-        screened.sort(key=_gain, reverse=True)
-        best = max([0.0, *(_gain(one) for one in self._candidates())])
+        best = max([0.0, *(_gain(one) for one in self._candidates() if one.slack is None or one.slack >= 0)])
         promising = [one for one in screened if _gain(one) > best - max(_REACH, 2 * one.error)]
         number = math.ceil(PROMOTED * len(screened))
-        chosen = [one.recipe for one in promising[:number]]
+        chosen = [one.recipe for one in self._by_worth(promising)[:number]]
         if chosen:
             self._note(self.measurer.judge(chosen))
+
+    def _by_worth(self, found: Sequence[Seen]) -> list[Seen]:
+        worth = self.sampler.worth(found, self.history)
+        order = sorted(range(len(found)), key=lambda k: -worth[k])
+        return [found[k] for k in order]
 
     def _candidates(self) -> list[Seen]:
         """Return what could be proposed, the most promising first: proven, judged, then screened recipes."""
@@ -169,24 +194,44 @@ class Search:
             and not (one.rung is Rung.PROVEN and self.judges and one.gate is not Gate.PASSED)
             and (not self.judges or one.rung > Rung.SCREENED)
         ]
-        return sorted(found, key=_promise, reverse=True)
+        return self._by_worth(found)
 
     def _prove(self) -> Seen | None:
-        """Measure finalists beside the baseline until the best of them has passed; return it."""
+        """Measure finalists beside the baseline until one has passed and no other promises more; return the best.
+
+        Finals after the first that found a pick are extra: they are held only while the budget lasts.
+        """
         tried: set[Recipe] = set()
         for _ in range(_FINALS):
+            pick = self.pick()
             found = self._candidates()
+            if pick is not None:
+                if self.budget.is_over(0, found[:FINALISTS]):
+                    break
+                found = [one for one in self._promising_more(found, pick) if one.recipe not in tried]
             finalists = [one.recipe for one in found[:FINALISTS]]
             if not finalists or set(finalists) <= tried:
+                break
+            if pick is not None:  # what is compared is measured side by side
+                finalists = [pick.recipe, *finalists[: FINALISTS - 1]]
+            elif tried and not self.budget.allows_another_final():
                 break
             tried |= set(finalists)
             self.watcher.final(finalists)
             self.proven = self.measurer.prove(finalists)
             self._note(self.proven)
-            pick = self.pick()
-            if pick is not None or not self.budget.allows_another_final():
-                return pick
         return self.pick()
+
+    def _promising_more(self, found: Sequence[Seen], pick: Seen) -> list[Seen]:
+        """Return the candidates that would win if their quality passed, and probably does."""
+        worth = self.sampler.worth(found, self.history)
+        return [
+            one
+            for one, value in zip(found, worth, strict=True)
+            if one.rung < Rung.PROVEN
+            and _gain(one) > _gain(pick) + _WORTH_A_FINAL
+            and value > 0.3 * _gain(one)
+        ]
 
     def pick(self) -> Seen | None:
         """Return the best recipe that has been proven."""
@@ -214,9 +259,3 @@ def best_of(history: Sequence[Seen]) -> Seen | None:
 
 def _gain(one: Seen) -> float:
     return -math.inf if one.gain is None else one.gain
-
-
-def _promise(one: Seen) -> tuple[bool, float]:
-    """Order candidates: those whose quality is not in doubt first, then by what they gain."""
-    in_doubt = one.slack is not None and one.slack < -0.02
-    return (not in_doubt, _gain(one))

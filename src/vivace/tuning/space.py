@@ -219,10 +219,17 @@ class FixedSpace(Space):
         super().__init__(wanted or Wanted())
         self.recipes = recipes
         self._known = set(recipes)
+        self._held_before: dict[Recipe, bool] = {}
         self.options = list(dict.fromkeys(t for recipe in recipes for t in recipe))
 
     def holds(self, recipe: Recipe) -> bool:
-        return recipe in self._known and super().holds(recipe)
+        if recipe not in self._held_before:
+            self._held_before[recipe] = recipe in self._known and super().holds(recipe)
+        return self._held_before[recipe]
+
+    def leave_out(self, technique: Technique, reason: str) -> None:
+        super().leave_out(technique, reason)
+        self._held_before.clear()
 
     def pool(
         self, value: Callable[[list[Recipe]], Any], around: list[Recipe], width: int = 4

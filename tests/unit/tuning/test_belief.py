@@ -77,7 +77,8 @@ def test_records_of_the_same_model_and_family_count_most() -> None:
     data = [d for s in known_sources("flux-dev", "NVIDIA H100", Wanted()) for d in s.data]
     mine = [d for d in data if d.recipe.text == "quantize(fp8)+compile"]
     assert min(d.error for d in mine) == 0.05
-    assert known_sources("flux-dev", "some CPU", Wanted()) == ()
+    elsewhere = [d for s in known_sources("flux-dev", "some CPU", Wanted()) for d in s.data]
+    assert min(d.error for d in elsewhere) == 0.2
     named = {source.name for source in known_sources("flux-dev", "NVIDIA H200", Wanted(), ("records",))}
     assert "vivace's records" not in named
     assert "study 004" in named
