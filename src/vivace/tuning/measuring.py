@@ -77,6 +77,7 @@ class Bench:
         prompts: all prompts of the final.
         judges: whether images are compared with the baseline's.
         timeout_s: of a round.
+        screen_timeout_s: of a round before the final, so that one recipe cannot take the time of the whole search.
         last: the last comparison of finalists with the baseline.
         round_s: seconds that a round took beyond its images, of each round so far.
     """
@@ -96,6 +97,7 @@ class Bench:
     command: str
     gpus: NumGpus | None = None
     timeout_s: float = 600.0
+    screen_timeout_s: float | None = None
     seeds: int = 1
     last: Compared | None = None
     baseline: Row | None = None
@@ -204,12 +206,14 @@ class Bench:
         return self.asked.of(self.prompts[:number], steps, seeds)
 
     def _timing(self, rung: Rung) -> Timing:
-        rounds, repeats = {Rung.SCREENED: (1, 3), Rung.JUDGED: (1, 4), Rung.PROVEN: (3, 6)}[rung]
+        rounds, repeats = {Rung.SCREENED: (1, 3), Rung.JUDGED: (1, 4), Rung.PROVEN: (2, 6)}[rung]
         return Timing(
             rounds=rounds,
             repeats=repeats,
             max_warmup=_WARM_UP,
-            timeout_s=self.timeout_s,
+            timeout_s=self.timeout_s
+            if rung is Rung.PROVEN or self.screen_timeout_s is None
+            else min(self.timeout_s, self.screen_timeout_s),
             threads=self.threads,
         )
 

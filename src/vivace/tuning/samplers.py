@@ -22,7 +22,7 @@ from vivace.tuning.wanted import Wanted
 
 Name = Literal["model", "tpe", "random", "greedy"]
 _NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
-_SLACK_OF_CHANGES = Effect(-0.02, 0.04)
+_SLACK_OF_CHANGES = Effect(-0.01, 0.03)
 _SLACK_OF_SAME = Effect(0.0, 0.01)
 _SLACK_AT_BEST = 0.02
 _SLACK_ERROR = {Rung.SCREENED: 0.05, Rung.JUDGED: 0.008, Rung.PROVEN: 0.004}
@@ -158,8 +158,8 @@ class ModelSampler:
         self.gain = Belief(self.effects)
         self.slack = Belief(
             {t.text: _SLACK_OF_SAME if t.same_picture else _SLACK_OF_CHANGES for t in self.space.options},
-            pair_sd=0.01,
-            own_sd=0.003,
+            pair_sd=0.03,
+            own_sd=0.03,  # quality adds up less well than time: two techniques may cost more, or less, than each
         )
         self.memory = Belief(usual=Effect(0.0, 0.3), pair_sd=0.05)
         names = {option.name for option in self.space.options}

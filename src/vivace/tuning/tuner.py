@@ -39,6 +39,8 @@ from vivace.tuning.wanted import Goal, Wanted
 DEFAULT_MINUTES = 8.0
 _ROOM = 1.25  # a final may take this much longer than estimated
 _BATCHES = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
+_MOST_OF_THE_TIME = 0.15  # of a search, for one round of a recipe before the final
+_LEAST_TIMEOUT_S = 20.0
 _EXPLAINED = 16
 
 
@@ -180,6 +182,9 @@ def tune(
         base = bench.start()
         _check_baseline(base, bench)
         budget = _budget(minutes, trials, bench, began)
+        if not isinstance(budget, Trials):
+            spare = 60 * (minutes or DEFAULT_MINUTES) * _MOST_OF_THE_TIME
+            bench.screen_timeout_s = max(_LEAST_TIMEOUT_S, spare)
         sources = (stored, *known_sources(model, bench.environment.device_name, wanted))
         assert base is not None
         chosen = sampler_of(
