@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vivace.runtime import Session, apply, load
     from vivace.spec import Record
     from vivace.studies import StudyFile, StudyRun, study
+    from vivace.tuning import Tuned, tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "StudyFile",
     "StudyRun",
     "Timing",
+    "Tuned",
     "VivaceError",
     "__version__",
     "apply",
@@ -47,6 +49,7 @@ __all__ = [
     "profile",
     "recommend",
     "study",
+    "tune",
 ]
 
 
@@ -54,10 +57,10 @@ def __getattr__(name: str) -> Any:
     """Import public names when they are first used, so that `import vivace` costs nothing."""
     if name not in __all__:
         raise AttributeError(f"module 'vivace' has no attribute {name!r}")
-    from vivace import advice, benchmark, errors, recipes, runtime, spec, studies
+    from vivace import advice, benchmark, errors, recipes, runtime, spec, studies, tuning
 
     # `studies` first: `spec` has a module named study.
-    places = (studies, errors, spec, recipes, runtime, benchmark, advice)
+    places = (studies, tuning, errors, spec, recipes, runtime, benchmark, advice)
     return next(getattr(place, name) for place in places if hasattr(place, name))
 
 

@@ -34,6 +34,7 @@ LAYERS = {
     "benchmark": 8,
     "studies": 9,
     "advice": 10,
+    "tuning": 10,
     "cli": 11,
     "__main__": 12,
 }

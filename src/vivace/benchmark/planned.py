@@ -75,6 +75,17 @@ def plan_again(records: Sequence[Record], launcher: Launcher) -> list[Planned]:
     ]
 
 
+def predict_by_worker(
+    trials: Sequence[Trial], environment: Environment, launcher: Launcher
+) -> list[float | None]:
+    """Return the predicted peak of each trial on the GPU of an environment, bytes; None where there is none."""
+    request = PredictionsRequest(trials=tuple(trials), environment=environment)
+    ending = launcher.run(request, _TIMEOUT_S * len(trials))
+    if ending.value is None:
+        return [None] * len(trials)
+    return [answer.get("peak_bytes") for answer in ending.value["predictions"]]
+
+
 def predict_all(trials: Sequence[Trial], environment: Environment) -> list[dict[str, Any]]:
     """Return the predicted fields of a `Planned` for each trial. Runs in the worker."""
     from vivace.memory.predict import predict_trial

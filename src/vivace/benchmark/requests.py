@@ -47,6 +47,15 @@ class RaceRequest(Request):
     recipes: tuple[str, ...]
 
 
+class SupportRequest(Request):
+    """Return why recipes cannot work on a device and a model, by recipe (see `benchmark.support`)."""
+
+    kind: Literal["support"] = "support"
+    device: str
+    model: str
+    recipes: tuple[str, ...]
+
+
 class RoundRequest(Request):
     """Measure one `Round` of a trial. `pictures` is the folder to save its images below; None to save none."""
 
@@ -133,6 +142,7 @@ AnyRequest = (
     EnvironmentRequest
     | GpusRequest
     | RaceRequest
+    | SupportRequest
     | RoundRequest
     | LargestBatchRequest
     | RehearsalRequest

@@ -26,6 +26,7 @@ from vivace.cli.recommend import recommend
 from vivace.cli.report import report
 from vivace.cli.study import study
 from vivace.cli.techniques import techniques
+from vivace.cli.tune import tune
 from vivace.foreign.streams import plain_output
 
 
@@ -47,6 +48,7 @@ for command in (
     plan,
     generate,
     bench,
+    tune,
     study,
     compare,
     profile,

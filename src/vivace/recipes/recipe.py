@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -56,7 +57,10 @@ class Recipe:
         """
         return cls.of(_technique(call, spec.text) for call in spec.techniques)
 
-    @property
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    @cached_property
     def text(self) -> str:
         """The canonical form, which is the recipe's identity."""
         return "+".join(technique.text for technique in self.techniques) or BASELINE

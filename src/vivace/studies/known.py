@@ -39,12 +39,13 @@ class Known:
 
 def known(model: str, recipe: str, height: int, width: int, steps: int) -> Known | None:
     """Return the record whose number of steps is nearest; None if there is none of this recipe and size."""
-    found = _all().get((model, recipe, height, width), ())
+    found = all_known().get((model, recipe, height, width), ())
     return min(found, key=lambda one: abs(one.steps - steps), default=None)
 
 
 @cache
-def _all() -> dict[tuple[str, str, int, int], tuple[Known, ...]]:
+def all_known() -> dict[tuple[str, str, int, int], tuple[Known, ...]]:
+    """Return all records, by model, recipe, height and width."""
     text = resources.files("vivace.studies").joinpath("published", KNOWN).read_text("utf-8")
     found: dict[tuple[str, str, int, int], tuple[Known, ...]] = {}
     for line in csv.DictReader(io.StringIO(text)):

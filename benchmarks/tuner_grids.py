@@ -1,0 +1,176 @@
+"""The exhaustive grids that `benchmarks.tuner` replays: every recipe of a small space, measured once with quality.
+
+    python -m benchmarks.tuner_grids tiny-sd        measure what is missing (tiny-flux likewise), minutes on a CPU
+
+Times are CPU seconds of the process, of one thread, since a shared machine's wall-clock times say who else was there.
+The record holds, for each recipe, its times, its memory and what every image keeps; the baseline comes first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks import every_technique
+from benchmarks.command import run
+from vivace.benchmark import Run, Study, Timing, run_study
+from vivace.cli.progress import for_this_terminal
+from vivace.errors import RecipeError
+from vivace.models.prompts import PROMPT_SETS
+from vivace.recipes.resolve import resolve
+from vivace.report.rows import Row, rows_of
+from vivace.spec.recipe import BASELINE
+
+RESULTS = Path(__file__).parents[1] / "results"
+STEPS = 12
+NUM_PROMPTS = 10
+AXES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "tiny-sd": (
+        ("", "tiny_vae"),
+        ("", "dtype(bf16)", "channels_last"),
+        ("", "deepcache(2)", "deepcache(3)", "faster_cache(2)"),
+        ("", "cfg_cutoff(0.6)", "cfg_cutoff(0.4)"),
+        ("", "steps(8)"),
+    ),
+    "tiny-flux": (
+        ("", "tiny_vae"),
+        ("", "dtype(bf16)", "quantize(int8)"),
+        ("", "first_block_cache(0.1)", "first_block_cache(0.3)", "seacache(0.3)", "taylorseer(2)"),
+        ("", "steps(8)", "scheduler(dpmpp_2m)"),
+        ("", "prune"),
+    ),
+}
+
+
+def recipes(model: str) -> list[str]:
+    """Return every combination of the axes, canonical, the baseline first; those that conflict are left out."""
+    found: dict[str, None] = {BASELINE: None}
+    for chosen in itertools.product(*AXES[model]):
+        text = "+".join(part for part in chosen if part)
+        try:
+            found[resolve(text).text if text else BASELINE] = None
+        except RecipeError:
+            continue
+    return list(found)
+
+
+def grid_file(model: str) -> Path:
+    return RESULTS / f"tuner-grid-{model}.json"
+
+
+def of_records(name: str) -> dict[str, Any]:
+    """Return the committed rows of a GPU as a grid: seconds relative to each row's own baseline, times the first one's.
+
+    Rows of eight steps and of full length are mixed, since each has a baseline beside it.
+    """
+    records = every_technique.read_records(every_technique.record_file(name))
+    baseline = every_technique.baseline(name)
+    found: dict[str, dict[str, Any]] = {}
+    reference_s: float | None = None
+    environment = records[0].environment
+    for record, beside in every_technique.with_baselines(records, baseline):
+        row = rows_of([record] if beside is None else [beside, record])[-1]
+        try:
+            resolve(row.recipe)
+        except RecipeError:  # a technique or backend that vivace had
+            continue
+        if beside is None:
+            if reference_s is None and row.latency is not None:
+                reference_s = row.latency.median.point
+                found[row.recipe] = _row(row)
+            continue
+        cells = _row(row)
+        before = rows_of([beside])[0].latency
+        if "s" in cells and before is not None and reference_s is not None:
+            factor = reference_s / before.median.point
+            cells["s"] = [[round(s * factor, 5) for s in samples] for samples in cells["s"]]
+        if row.recipe not in found or "s" not in found[row.recipe]:
+            found[row.recipe] = cells
+    return {
+        "model": f"synthetic:{name}",
+        "device": environment.device,
+        "device_name": environment.device_name,
+        "cpu": environment.cpu,
+        "judged": False,
+        "time": "seconds per image, relative to the baseline beside it",
+        "rows": list(found.values()),
+    }
+
+
+@click.command()
+@click.argument("model", type=click.Choice([*AXES, "flux-dev"]))
+@click.option("--store", type=click.Path(path_type=Path), default=".vivace", show_default=True)
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Default: below results/.")
+def tuner_grids(model: str, store: Path, record: Path | None) -> int:
+    """Measure every recipe of a model's grid, with quality; resumable. flux-dev: of the committed H200 rows."""
+    if model not in AXES:
+        write_grid(record or grid_file(f"{model}-h200"), of_records(model))
+        return 0
+    study = Study.of(
+        model,
+        recipes(model),
+        prompts=PROMPT_SETS["tinyworld"][:NUM_PROMPTS],
+        num_inference_steps=STEPS,
+        device="cpu",
+        timing=Timing(rounds=1, repeats=4, max_warmup=1, threads=1),
+        rivals=False,
+    )
+    found = run_study(study, store=store, progress=for_this_terminal())
+    write_grid(record or grid_file(model), compact(found))
+    return 0
+
+
+def compact(found: Run) -> dict[str, Any]:
+    """Return a run as the record of a grid."""
+    rows = found.rows()
+    environment = rows[0].record.environment
+    return {
+        "model": rows[0].model,
+        "device": environment.device,
+        "device_name": environment.device_name,
+        "cpu": environment.cpu,
+        "workload": {"steps": STEPS, "prompts": NUM_PROMPTS},
+        "time": "CPU seconds of one thread per image",
+        "rows": [_row(row) for row in rows],
+    }
+
+
+def write_grid(path: Path, grid: dict[str, Any]) -> None:
+    """Write a grid with one line for each recipe."""
+    head = {name: value for name, value in grid.items() if name != "rows"}
+    lines = ",\n".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in grid["rows"])
+    path.write_text(json.dumps(head, ensure_ascii=False)[:-1] + ', "rows": [\n' + lines + "\n]}\n")
+
+
+def _row(row: Row) -> dict[str, Any]:
+    rounds = row.record.rounds
+    batch = row.record.trial.workload.batch
+    quality = None if row.judgement is None else row.judgement
+    found: dict[str, Any] = {"recipe": row.recipe, "outcome": row.record.outcome.value}
+    if row.record.reason:
+        found["reason"] = row.record.reason[:160]
+    if row.latency is None:
+        return found
+    times = "cpu_s" if row.record.environment.device == "cpu" else "total_s"
+    found["s"] = [[round(getattr(s, times) / batch, 5) for s in r.samples] for r in rounds]
+    assert row.memory is not None
+    found["peak"] = row.memory.peak_bytes
+    found["first_call_s"] = None if row.first_call_s is None else round(row.first_call_s, 3)
+    if quality is not None:
+        found["gate"] = quality.gate.value
+    fidelity = row.fidelity
+    for name in ("clip", "match"):
+        kept = None if fidelity is None else getattr(fidelity, name)
+        if kept is not None and kept.bounds.low is not None:
+            found[name] = [
+                round(value, 4) for value in (kept.bounds.low, kept.bounds.point, kept.bounds.high)
+            ]
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(tuner_grids))

@@ -1,0 +1,61 @@
+"""Which techniques cannot work on a machine and a model, asked before anything is loaded or timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vivace.benchmark.launcher import Launcher, ask
+from vivace.benchmark.requests import SupportRequest
+from vivace.contract import ModelFacts, Placement, Request, Target
+from vivace.errors import VivaceError
+from vivace.memory.weightless import Weightless, find_weightless
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import SYNTHETIC
+from vivace.models.lora import distillations
+from vivace.recipes.resolve import resolve
+
+_TIMEOUT_S = 600.0
+
+
+def ask_support(launcher: Launcher, model: str, recipes: Sequence[str], device: str) -> dict[str, str]:
+    """Return why recipes cannot work here, by recipe; those that may work are not in it. A worker answers."""
+    found = ask(launcher, SupportRequest(model=model, recipes=tuple(recipes), device=device), _TIMEOUT_S)
+    return {recipe: str(reason) for recipe, reason in found.items()}
+
+
+def unsupported(model: str, recipes: Sequence[str], device: str) -> dict[str, str]:
+    """Return why recipes cannot work, by recipe. Runs in the worker.
+
+    Techniques judge the machine and a pipeline on the meta device. Of a model that cannot be built without its weights
+    they judge the machine alone.
+    """
+    from vivace.measure.machine import choose_device, this_machine
+
+    placement = Placement(this_machine(choose_device(device)))
+    pipe, facts = _pipeline(model)
+    target = Target(placement, pipe, facts, Request(prompts=("a red circle",)))
+    reasons: dict[str, str] = {}
+    for text in recipes:
+        for technique in resolve(text):
+            reason = technique.unsupported(target)
+            if reason is not None:
+                reasons[text] = reason
+                break
+    return reasons
+
+
+def _pipeline(model: str) -> tuple[object | None, ModelFacts]:
+    """Return the pipeline on the meta device, with what is known of it; no pipeline if it cannot be built."""
+    is_synthetic = model.startswith(SYNTHETIC)
+    try:
+        found: Weightless = find_weightless(model)
+        pipe = found.build()
+    except VivaceError:
+        return None, ModelFacts(has_random_weights=is_synthetic)
+    return pipe, ModelFacts(
+        name=model,
+        defaults=found.defaults,
+        load_tiny_vae=found.build_tiny_vae,
+        distillations=distillations(CATALOGUE.get(found.name.removeprefix(SYNTHETIC))),
+        has_random_weights=is_synthetic,
+    )

@@ -1,0 +1,274 @@
+"""vivace tune"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from vivace.cli import options
+from vivace.cli.bench import parse_gpus
+from vivace.cli.output import check_writable, replace
+
+if TYPE_CHECKING:
+    from vivace.recipes.recipe import Recipe
+    from vivace.spec.limits import Limits
+    from vivace.tuning import Goal
+    from vivace.tuning.samplers import Name
+    from vivace.tuning.seen import Seen
+
+NOTHING_FOUND = 4
+
+
+def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
+    """Return a callback that reads an amount with its unit by a function of `vivace.tuning.wanted`."""
+
+    def read(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+        if value is None:
+            return None
+        from vivace.errors import UsageError
+        from vivace.tuning import wanted
+
+        try:
+            return float(getattr(wanted, parse)(value))
+        except UsageError as error:
+            raise click.BadParameter(f"{error}.") from None
+
+    return read
+
+
+@click.command()
+@click.argument("model", default="tiny-sd")
+@click.option(
+    "--goal",
+    type=click.Choice(["latency", "throughput", "memory", "cost"]),
+    default="latency",
+    show_default=True,
+    help="latency: time of one image; throughput and cost: time per image of four; memory: the peak.",
+)
+@click.option(
+    "--max-memory",
+    "max_memory",
+    callback=_amount("parse_bytes"),
+    metavar="SIZE",
+    help="Limit of the peak memory, e.g. 12GB.",
+)
+@options.min_quality
+@click.option(
+    "--max-first-call",
+    callback=_amount("parse_seconds"),
+    metavar="TIME",
+    help="Limit of the first call, compilation included, e.g. 60s.",
+)
+@click.option(
+    "--minutes",
+    type=options.FiniteFloat(0.1, 10_000),
+    help="Time for the whole search; default: 8, or no limit with --trials.",
+)
+@click.option(
+    "--trials",
+    type=click.IntRange(1, 10_000),
+    help="Recipes to measure; those that the store has count.",
+)
+@click.option(
+    "--gpus",
+    callback=parse_gpus,
+    metavar="N|all",
+    help="Search on so many GPUs of this host; the final runs on one.",
+)
+@click.option("--start", metavar="RECIPE", help="Recipe to begin with.")
+@click.option(
+    "--keep", multiple=True, metavar="TECHNIQUE", help="Technique of every recipe; repeat for more."
+)
+@click.option(
+    "--without", multiple=True, metavar="TECHNIQUE", help="Technique of no recipe; repeat for more."
+)
+@click.option(
+    "--sampler",
+    type=click.Choice(["model", "tpe", "random"]),
+    default="model",
+    show_default=True,
+    help="How recipes are chosen: a model of the techniques' effects, Optuna's TPE, or chance.",
+)
+@click.option(
+    "--trust-quality-of",
+    metavar="NAME",
+    help="For random weights: also search what the store has seen keep the quality of this embedded model.",
+)
+@options.workload
+@click.option("--prompts", type=click.Path(path_type=Path), help="Text file, one prompt per line.")
+@click.option(
+    "--batch", type=click.IntRange(1, 4096), default=1, help="Images per call; default: as the goal says."
+)
+@click.option(
+    "--timeout",
+    type=options.FiniteFloat(0.1, 1_000_000),
+    default=600.0,
+    show_default=True,
+    help="Time limit of a round, in seconds.",
+)
+@options.device
+@options.threads
+@options.store
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the search's choices."
+)
+@click.option("--explain", is_flag=True, help="Also print what is believed of each technique, and why.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write the page of the store.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Format of the answer on standard output.",
+)
+def tune(
+    model: str,
+    goal: Goal,
+    max_memory: float | None,
+    limits: Limits | None,
+    max_first_call: float | None,
+    minutes: float | None,
+    trials: int | None,
+    gpus: int | Literal["all"] | None,
+    start: str | None,
+    keep: Sequence[str],
+    without: Sequence[str],
+    sampler: Name,
+    trust_quality_of: str | None,
+    height: int | None,
+    width: int | None,
+    num_inference_steps: int | None,
+    guidance_scale: float | None,
+    prompts: Path | None,
+    batch: int,
+    timeout: float,
+    device: str,
+    threads: int | None,
+    store: Path,
+    seed: int,
+    explain: bool,
+    output: Path | None,
+    format_: str,
+) -> int:
+    """Find the fastest recipe for MODEL that keeps the pictures and fits the limits, with the proof.
+
+    Measures little: what techniques do is learnt from few trials, from the store and from vivace's own records. The
+    best recipes are measured again, interleaved with the baseline, and their quality is judged in full.
+
+    Everything is kept in the store: interrupted, the same command goes on.
+
+    \b
+        vivace tune tiny-sd --minutes 4
+        vivace tune synthetic:sdxl --max-memory 8GB --max-first-call 60s
+    """
+    from vivace.spec.limits import DEFAULT_LIMITS
+    from vivace.tuning import Asked
+    from vivace.tuning import tune as search
+
+    if output is not None:
+        check_writable(output.parent, output)
+    asked = Asked(
+        prompts=None if prompts is None else tuple(options.read_prompts(prompts)),
+        height=height,
+        width=width,
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+        batch=batch,
+    )
+    shown = Shown(minutes, trials)
+    try:
+        tuned = search(
+            model,
+            goal=goal,
+            max_memory_bytes=max_memory,
+            max_first_call_s=max_first_call,
+            limits=limits or DEFAULT_LIMITS,
+            minutes=minutes,
+            trials=trials,
+            start=start,
+            keep=keep,
+            without=without,
+            sampler=sampler,
+            trust_quality_of=trust_quality_of,
+            asked=asked,
+            store=store,
+            device=device,
+            threads=threads,
+            gpus=gpus,
+            timeout_s=timeout,
+            seed=seed,
+            watcher=shown,
+            command=options.command_line(),
+        )
+    except KeyboardInterrupt:
+        click.echo("\ninterrupted; finished rounds are kept. To go on, run the same command:", err=True)
+        click.echo(f"  {options.command_line()}", err=True)
+        return 130
+    if output is not None:
+        replace(output, tuned.page().encode())
+    if format_ == "json":
+        click.echo(json.dumps(tuned.to_json(), indent=2))
+    else:
+        from dataclasses import replace as changed
+
+        click.echo(str(tuned if explain else changed(tuned, explained=())))
+        where = "" if str(store) == ".vivace" else f" --store {store}"
+        click.echo(f"page with every trial: vivace report{where} -o page.html", err=True)
+    return 0 if tuned.pick is not None else NOTHING_FOUND
+
+
+class Shown:
+    """Prints a line for each result on standard error: the best so far, and what is left."""
+
+    def __init__(self, minutes: float | None, trials: int | None) -> None:
+        self.trials = trials
+        self.minutes = minutes if minutes is not None or trials is not None else 8.0
+        self.started = time.monotonic()
+
+    def measured(self, one: Seen, history: Sequence[Seen]) -> None:
+        from vivace.tuning.search import best_of
+
+        number = len({seen.recipe for seen in history if not seen.recipe.is_baseline})
+        said = one.outcome.value.replace("_", " ")
+        if one.gain is not None:
+            said = f"{math.exp(one.gain):.2f}x"
+            said += "" if one.gate is None else f", quality {one.gate.value}"
+        click.echo(_fit(f"[{number}] {one.recipe.text}", f": {said}"), err=True)
+        best = best_of(history)
+        if best is not None and best.gain is not None:
+            click.echo(
+                _fit(f"    best {math.exp(best.gain):.2f}x {best.recipe.text}", f"; {self._left(number)}"),
+                err=True,
+            )
+
+    def final(self, finalists: Sequence[Recipe]) -> None:
+        click.echo(f"final, interleaved with the baseline ({self._left(None)}):", err=True)
+        for recipe in finalists:
+            click.echo(_fit(f"    {recipe.text}", ""), err=True)
+
+    def _left(self, number: int | None) -> str:
+        parts = []
+        if self.trials is not None and number is not None:
+            parts.append(f"{max(0, self.trials - number)} trials left")
+        if self.minutes is not None:
+            left = max(0.0, 60 * self.minutes - (time.monotonic() - self.started))
+            parts.append(f"{int(left) // 60} min {int(left) % 60:02d} s left")
+        return ", ".join(parts) or "no limit"
+
+
+def _fit(text: str, tail: str, width: int = 80) -> str:
+    """Shorten the text so that it fits a line together with its tail."""
+    room = width - len(tail)
+    return (text if len(text) <= room else text[: room - 1] + "…") + tail

@@ -1,0 +1,247 @@
+"""What a search answers: the pick with its evidence, the front, the pick's neighbours, and what a looser limit buys."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vivace.benchmark.page import page_of
+from vivace.recipes.recipe import Recipe
+from vivace.report.rows import Row
+from vivace.stats import Gate
+from vivace.tuning.seen import Rung, Seen, latest
+from vivace.tuning.wanted import Wanted
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A recipe that differs from the pick by one technique, and why it is not the pick.
+
+    Attributes:
+        change: "without X", "with X" or "X instead of Y".
+        seen: None if it was not measured.
+    """
+
+    change: str
+    recipe: str
+    seen: Seen | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Looser:
+    """What a looser limit would buy: the fastest recipe that only this limit refuses."""
+
+    limit: str
+    seen: Seen
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The answer of `vivace.tune`. `print(tuned)` shows it; `recipe` is the pick's text.
+
+    Attributes:
+        pick: the recipe that won; None if none was shown to be better than the baseline.
+        rows: the final: the baseline, the pick and the runner-up, interleaved.
+        history: every result, the most thorough of each recipe.
+        cut: options that were left out, with the reason.
+        notes: what a reader must know: what quality rests on, which limit could not be met.
+    """
+
+    model: str
+    device_name: str
+    wanted: Wanted
+    pick: Seen | None
+    rows: tuple[Row, ...]
+    history: tuple[Seen, ...]
+    cut: dict[str, str]
+    notes: tuple[str, ...]
+    store: Path
+    judges: bool
+    num_trials: int
+    seconds: float
+    trusted: str | None = None
+    explained: tuple[str, ...] = ()
+
+    @property
+    def recipe(self) -> str:
+        """The recipe to use: the pick's, or "baseline"."""
+        return "baseline" if self.pick is None else self.pick.recipe.text
+
+    @property
+    def row(self) -> Row | None:
+        """The pick's row of the final."""
+        found = [row for row in self.rows if row.recipe == self.recipe and not row.is_baseline]
+        return found[0] if found else None
+
+    @property
+    def front(self) -> list[Seen]:
+        """Measured recipes that no other one beats in time, memory and quality at once, the fastest first."""
+        usable = [one for one in self.history if one.is_measured and one.seconds and not one.is_ruined]
+        found = [one for one in usable if not any(_dominates(other, one) for other in usable)]
+        return sorted(found, key=lambda one: one.seconds or math.inf)
+
+    @property
+    def neighbours(self) -> list[Neighbour]:
+        """The recipes that were measured with one technique less, more or swapped, and those with one less that were
+        not."""
+        return [] if self.pick is None else _neighbours(self.pick, self.history, self.wanted, self.judges)
+
+    @property
+    def looser(self) -> list[Looser]:
+        """What each limit costs, as far as it was measured."""
+        return _looser(self.pick, self.history, self.wanted, self.judges)
+
+    @property
+    def commands(self) -> list[str]:
+        """The lines that run the pick."""
+        quoted = shlex.quote(self.recipe)
+        return [
+            f'vivace generate "a prompt" --model {self.model} --recipe {quoted}',
+            f"vivace export --model {self.model} --recipe {quoted} -o draw.py",
+            f"vivace.load({self.model!r}, {self.recipe!r})",
+        ]
+
+    def page(self) -> str:
+        """Return the page of the store, with every table and image of the search."""
+        return page_of([self.store], self.wanted.limits)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "device": self.device_name,
+            "goal": self.wanted.goal,
+            "limits": {
+                "max_memory_bytes": self.wanted.max_memory_bytes,
+                "max_first_call_s": self.wanted.max_first_call_s,
+                "quality": self.wanted.limits.model_dump(mode="json"),
+            },
+            "recipe": self.recipe,
+            "pick": None if self.pick is None else seen_json(self.pick),
+            "final": [row.to_json() for row in self.rows],
+            "front": [seen_json(one) for one in self.front],
+            "neighbours": [
+                {"change": n.change, "recipe": n.recipe, "measured": n.seen is not None, "reason": n.reason}
+                for n in self.neighbours
+            ],
+            "looser": [{"limit": one.limit, **seen_json(one.seen)} for one in self.looser],
+            "commands": self.commands,
+            "trials": self.num_trials,
+            "seconds": round(self.seconds, 1),
+            "cut": self.cut,
+            "notes": list(self.notes),
+            "trusted": self.trusted,
+            "explained": list(self.explained),
+        }
+
+    def __str__(self) -> str:
+        from vivace.tuning.text import lines
+
+        return "\n".join(lines(self))
+
+
+def seen_json(one: Seen) -> dict[str, Any]:
+    """Return a result as plain data."""
+    return {
+        "recipe": one.recipe.text,
+        "outcome": one.outcome.value,
+        "rung": one.rung.name.lower(),
+        "gain": None if one.gain is None else math.exp(one.gain),
+        "seconds": one.seconds,
+        "peak_bytes": one.peak_bytes,
+        "first_call_s": one.first_call_s,
+        "quality": None if one.gate is None else one.gate.value,
+        "reason": one.reason,
+    }
+
+
+def why_lost(one: Seen, pick: Seen, wanted: Wanted, judges: bool) -> str:
+    """Say why a measured recipe is not the pick."""
+    if not one.is_measured:
+        return f"{one.outcome.value.replace('_', ' ')}: {one.reason}"
+    if one.gate is Gate.FAILED or one.is_ruined:
+        return "its quality fails"
+    memory, first = wanted.max_memory_bytes, wanted.max_first_call_s
+    if memory is not None and (one.peak_bytes or 0) > memory:
+        return "it takes more memory than allowed"
+    if first is not None and (one.first_call_s or 0) > first:
+        return "its first call takes longer than allowed"
+    slower = math.exp((pick.gain or 0.0) - (one.gain or 0.0)) - 1
+    noise = math.hypot(one.error, pick.error)
+    if slower > 2 * noise:
+        return f"{100 * slower:.0f} % {'more memory' if wanted.measures_memory else 'slower'}"
+    if judges and one.gate is not Gate.PASSED:
+        return "as fast within the noise; its quality is not proven"
+    if slower > 0:
+        return f"{100 * slower:.1f} % slower, within the noise"
+    return "as fast within the noise when screened; not in the final"
+
+
+def _dominates(one: Seen, other: Seen) -> bool:
+    pairs = [
+        (one.seconds or math.inf, other.seconds or math.inf),
+        (one.peak_bytes or math.inf, other.peak_bytes or math.inf),
+        (_rank(one), _rank(other)),
+    ]
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+
+def _rank(one: Seen) -> int:
+    """Order quality: the baseline's own and proven, passed by few images, unclear, not judged."""
+    if one.gate is Gate.PASSED:
+        return 0 if one.rung is Rung.PROVEN or one.recipe.is_baseline else 1
+    return 2 if one.gate is Gate.UNCLEAR else 3
+
+
+def _neighbours(pick: Seen, history: Sequence[Seen], wanted: Wanted, judges: bool) -> list[Neighbour]:
+    known = latest(history)
+    mine = set(pick.recipe.techniques)
+    found: dict[Recipe, Neighbour] = {}
+    for technique in pick.recipe:
+        less = pick.recipe.without(technique)
+        one = known.get(less)
+        reason = "not measured" if one is None else why_lost(one, pick, wanted, judges)
+        if less.is_baseline:
+            reason = why_lost(one, pick, wanted, judges) if one else "the baseline"
+        found[less] = Neighbour(f"without {technique.text}", less.text, one, reason)
+    for recipe, one in known.items():
+        theirs = set(recipe.techniques)
+        more, less_ = theirs - mine, mine - theirs
+        if recipe in found or len(more) != 1 or len(less_) > 1:
+            continue
+        (added,) = more
+        change = f"with {added.text}"
+        if less_:
+            (gone,) = less_
+            change = f"{added.text} instead of {gone.text}"
+        found[recipe] = Neighbour(change, recipe.text, one, why_lost(one, pick, wanted, judges))
+    return list(found.values())
+
+
+def _looser(pick: Seen | None, history: Sequence[Seen], wanted: Wanted, judges: bool) -> list[Looser]:
+    """Return, for each limit, the best recipe that breaks it alone and is better than the pick."""
+    least = 0.0 if pick is None or pick.gain is None else pick.gain
+
+    def broken(one: Seen) -> set[str]:
+        found = set()
+        if wanted.max_memory_bytes is not None and (one.peak_bytes or 0) > wanted.max_memory_bytes:
+            found.add("--max-memory")
+        if wanted.max_first_call_s is not None and (one.first_call_s or 0) > wanted.max_first_call_s:
+            found.add("--max-first-call")
+        if judges and not one.recipe.is_baseline and one.gate is not Gate.PASSED and one.rung > Rung.SCREENED:
+            found.add("--min-quality")
+        return found
+
+    best: dict[str, Seen] = {}
+    for one in history:
+        refused = broken(one)
+        if not one.is_measured or len(refused) != 1 or (one.gain or 0.0) <= least + 2 * one.error:
+            continue
+        (limit,) = refused
+        if limit not in best or (one.gain or 0.0) > (best[limit].gain or 0.0):
+            best[limit] = one
+    return [Looser(limit, one) for limit, one in sorted(best.items())]

@@ -1,0 +1,185 @@
+"""A model of what techniques do to a figure of a recipe: Bayesian linear regression over its techniques.
+
+A recipe's figure (the logarithm of its speed-up, of its memory, or its slack at the quality gate) is the sum of an
+effect of each technique, of each of its knobs that differs from the default, and of each pair of techniques. Pairs have
+little weight until measurements say otherwise, so one trial of a technique says something about all its recipes. Before
+the first trial the effects come from records and from the share of the time that a technique can touch (`priors`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivace.contract import Technique
+from vivace.recipes.recipe import Recipe
+
+Array = NDArray[np.float64]
+Feature = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A technique's effect before anything is measured: mean and standard deviation."""
+
+    mean: float = 0.0
+    sd: float = 0.2
+
+
+@dataclass(frozen=True)
+class Datum:
+    """A figure of a recipe with its standard error."""
+
+    recipe: Recipe
+    value: float
+    error: float
+
+
+def merged(data: Sequence[Datum]) -> list[Datum]:
+    """Return one figure for each recipe: the mean, weighted by precision, with the least of the errors.
+
+    Sources share models and methods, so that they agree does not make them more precise.
+    """
+    by_recipe: dict[Recipe, list[Datum]] = {}
+    for datum in data:
+        by_recipe.setdefault(datum.recipe, []).append(datum)
+    found = []
+    for recipe, of in by_recipe.items():
+        weights = np.array([1 / datum.error**2 for datum in of])
+        value = float(weights @ np.array([datum.value for datum in of]) / weights.sum())
+        found.append(Datum(recipe, value, min(datum.error for datum in of)))
+    return found
+
+
+@dataclass
+class Belief:
+    """What is believed of one figure.
+
+    Attributes:
+        effects: of techniques, by name; others have `usual`.
+        knob_share: standard deviation of a knob's effect, in shares of its technique's.
+        pair_sd: of the effect of a pair.
+        own_sd: what single recipes differ from the sum of their effects.
+    """
+
+    effects: Mapping[str, Effect] = field(default_factory=dict)
+    usual: Effect = Effect()
+    knob_share: float = 0.6
+    pair_sd: float = 0.06
+    own_sd: float = 0.01
+    _index: dict[Feature, int] = field(default_factory=dict)
+    _means: list[float] = field(default_factory=list)
+    _variances: list[float] = field(default_factory=list)
+    _rows: dict[Recipe, tuple[int, ...]] = field(default_factory=dict)
+    _data: list[Datum] = field(default_factory=list)
+    _inverse: Array | None = None
+
+    def learn(self, data: Sequence[Datum]) -> None:
+        """Replace what it knows by these figures."""
+        self._data = list(data)
+        self._inverse = None
+
+    @property
+    def data(self) -> tuple[Datum, ...]:
+        """What it has learnt from."""
+        return tuple(self._data)
+
+    def estimate(self, recipes: Sequence[Recipe]) -> tuple[Array, Array]:
+        """Return the mean and the standard deviation of the figure of each recipe."""
+        known = self._matrix([datum.recipe for datum in self._data])
+        asked = self._matrix(recipes)
+        means, variances = self._prior(asked.shape[1])
+        known = _widened(known, asked.shape[1])
+        mean = asked @ means
+        variance = (asked**2) @ variances + self.own_sd**2
+        if not self._data:
+            return mean, np.sqrt(variance)
+        cross = (asked * variances) @ known.T
+        weights = cross @ self._inverted(known, variances)
+        mean = mean + weights @ (self._values() - known @ means)
+        variance = variance - np.einsum("ij,ij->i", weights, cross)
+        return mean, np.sqrt(np.maximum(variance, 1e-12))
+
+    def draw(self, recipes: Sequence[Recipe], rng: np.random.Generator) -> Array:
+        """Return the figures of the recipes in one world that is as likely as what is believed (Matheron's rule)."""
+        known = self._matrix([datum.recipe for datum in self._data])
+        asked = self._matrix(recipes)
+        means, variances = self._prior(asked.shape[1])
+        known = _widened(known, asked.shape[1])
+        world = means + np.sqrt(variances) * rng.standard_normal(len(means))
+        drawn = asked @ world
+        if not self._data:
+            return drawn
+        noise = self._noise()
+        missed = self._values() - known @ world - np.sqrt(noise) * rng.standard_normal(len(noise))
+        found: Array = drawn + (asked * variances) @ known.T @ (self._inverted(known, variances) @ missed)
+        return found
+
+    def effect_of(self, technique: Technique) -> tuple[float, float]:
+        """Return the mean and the standard deviation of a technique's effect alone."""
+        mean, sd = self.estimate([Recipe((technique,))])
+        return float(mean[0]), float(sd[0])
+
+    def _inverted(self, known: Array, variances: Array) -> Array:
+        """Return the inverse of the covariance of the data; it stays the same until other data are learnt."""
+        if self._inverse is None:
+            covariance = (known * variances) @ known.T + np.diag(self._noise())
+            self._inverse = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+        return self._inverse
+
+    def _values(self) -> Array:
+        return np.array([datum.value for datum in self._data])
+
+    def _noise(self) -> Array:
+        return np.array([datum.error**2 + self.own_sd**2 for datum in self._data])
+
+    def _prior(self, width: int) -> tuple[Array, Array]:
+        return np.array(self._means[:width]), np.array(self._variances[:width])
+
+    def _matrix(self, recipes: Sequence[Recipe]) -> Array:
+        rows = [self._row(recipe) for recipe in recipes]
+        found = np.zeros((len(rows), len(self._index)))
+        for k, row in enumerate(rows):
+            found[k, list(row)] = 1.0
+        return found
+
+    def _row(self, recipe: Recipe) -> tuple[int, ...]:
+        if recipe not in self._rows:
+            self._rows[recipe] = tuple(self._number(*one) for one in self._features(recipe))
+        return self._rows[recipe]
+
+    def _features(self, recipe: Recipe) -> list[tuple[Feature, float, float]]:
+        """Return what a recipe is made of, with prior mean and standard deviation."""
+        found: list[tuple[Feature, float, float]] = []
+        for technique in recipe:
+            effect = self.effects.get(technique.text) or self.effects.get(technique.name) or self.usual
+            found.append((("technique", technique.name), 0.0, effect.sd))
+            found.append((("option", technique.text), effect.mean, self.knob_share * effect.sd / 2))
+            for name, value in technique.values.items():
+                if value != technique.knobs()[name].default:
+                    feature = ("knob", technique.name, name, repr(value))
+                    found.append((feature, 0.0, self.knob_share * effect.sd))
+            if technique.targets != technique.default_targets:
+                aimed: Feature = ("targets", technique.name, *technique.targets)
+                found.append((aimed, 0.0, self.knob_share * effect.sd))
+        for a, b in itertools.combinations(recipe.techniques, 2):
+            found.append((("pair", *sorted((a.name, b.name))), 0.0, self.pair_sd))
+        return found
+
+    def _number(self, feature: Feature, mean: float, sd: float) -> int:
+        if feature not in self._index:
+            self._index[feature] = len(self._index)
+            self._means.append(mean)
+            self._variances.append(sd**2)
+        return self._index[feature]
+
+
+def _widened(matrix: Array, width: int) -> Array:
+    """Add columns of zeros for features that were met later."""
+    missing: Any = width - matrix.shape[1]
+    return np.pad(matrix, ((0, 0), (0, missing))) if missing else matrix

@@ -1,0 +1,315 @@
+"""Measure recipes with the benchmark: each rung of the search is a comparison with the baseline, kept in the store."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vivace.benchmark import AskedQuality, AskedWorkload, Study, Timing, run_study
+from vivace.benchmark.comparison import workload_of
+from vivace.benchmark.launcher import Launcher
+from vivace.benchmark.local_pool import NumGpus
+from vivace.benchmark.planned import predict_by_worker
+from vivace.benchmark.run import Compared
+from vivace.benchmark.runner import Progress
+from vivace.benchmark.schedule import comparable
+from vivace.benchmark.store import Store
+from vivace.benchmark.support import ask_support
+from vivace.models.find import Found
+from vivace.recipes.recipe import Recipe
+from vivace.report.rows import Row, rows_of
+from vivace.report.summary import size
+from vivace.spec.environment import Environment
+from vivace.spec.recipe import BASELINE
+from vivace.spec.record import Outcome
+from vivace.spec.trial import Trial
+from vivace.spec.workload import Workload
+from vivace.stats import MIN_GROUPS, Gate
+from vivace.tuning.belief import Datum
+from vivace.tuning.priors import Source
+from vivace.tuning.seen import Rung, Seen, seen_of
+from vivace.tuning.wanted import Wanted
+
+MOST_SEEDS = 3
+_FEWEST_STEPS = 4
+_OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
+"""Standard errors of a stored gain as a prediction of this one."""
+_USUAL_OVERHEAD_S = 2.0
+_WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is drawn. Fields that are None take the model's own values.
+
+    Attributes:
+        prompts: instead of the model's set of thirteen.
+        batch: images per call.
+    """
+
+    prompts: tuple[str, ...] | None = None
+    height: int | None = None
+    width: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    batch: int = 1
+
+    def of(self, prompts: Sequence[str], steps: int | None = None, seeds: int = 1) -> AskedWorkload:
+        return AskedWorkload(
+            prompts=tuple(prompts),
+            num_seeds=seeds,
+            height=self.height,
+            width=self.width,
+            num_inference_steps=steps or self.num_inference_steps,
+            guidance_scale=self.guidance_scale,
+            batches=(self.batch,),
+        )
+
+
+@dataclass
+class Bench:
+    """A `Measurer` on this machine.
+
+    Attributes:
+        prompts: all prompts of the final.
+        judges: whether images are compared with the baseline's.
+        timeout_s: of a round.
+        screen_timeout_s: of a round before the final, so that one recipe cannot take the time of the whole search.
+        last: the last comparison of finalists with the baseline.
+        round_s: seconds that a round took beyond its images, of each round so far.
+    """
+
+    model: str
+    found: Found
+    wanted: Wanted
+    asked: Asked
+    prompts: tuple[str, ...]
+    judges: bool
+    store: Path
+    launcher: Launcher
+    environment: Environment
+    device: str
+    threads: int
+    progress: Progress
+    command: str
+    gpus: NumGpus | None = None
+    timeout_s: float = 600.0
+    screen_timeout_s: float | None = None
+    seeds: int = 1
+    last: Compared | None = None
+    baseline: Row | None = None
+    round_s: list[float] = field(default_factory=list)
+
+    def start(self) -> Seen | None:
+        """Measure the baseline alone; None if it fails. Its stages say what techniques can touch."""
+        rows = self._rows((), self._workload(Rung.SCREENED), self._timing(Rung.SCREENED), judges=False)
+        self.baseline = rows[0]
+        return seen_of(rows[0], rows[0], Rung.SCREENED, self.wanted)
+
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """Techniques judge the model without its weights; memory is predicted if it is limited."""
+        texts = [recipe.text for recipe in recipes if recipe not in self._supported]
+        reasons = ask_support(self.launcher, self.model, texts, self.device) if texts else {}
+        self._supported |= {recipe for recipe in recipes if recipe.text not in reasons}
+        found = [
+            Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=reasons[recipe.text])
+            for recipe in recipes
+            if recipe.text in reasons
+        ]
+        for recipe in recipes:
+            if recipe.text not in reasons and (why := self._too_large(recipe)) is not None:
+                found.append(Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=why))
+        return found
+
+    def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """Those that keep the picture do the same in every step, so few steps tell; others are drawn at full length."""
+        alike = [recipe for recipe in recipes if recipe.same_picture and self._few_steps is not None]
+        others = [recipe for recipe in recipes if recipe not in alike]
+        found: list[Seen] = []
+        for group, steps in ((alike, self._few_steps), (others, None)):
+            if group:
+                workload = self._workload(Rung.SCREENED, steps)
+                found += self._measure(group, workload, Rung.SCREENED, judges=False)
+        return found
+
+    def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        return self._measure(recipes, self._workload(Rung.JUDGED), Rung.JUDGED, judges=True)
+
+    def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        found = self._measure(recipes, self._workload(Rung.PROVEN), Rung.PROVEN, judges=self.judges)
+        return [one for one in found if one.rung is Rung.PROVEN]
+
+    def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
+        """Return an estimate of how long the final takes."""
+        if self.baseline is None or self.baseline.latency is None:
+            return 0.0
+        timing = self._timing(Rung.PROVEN)
+        base_s = self.baseline.latency.median.point
+        calls = timing.rounds * ((timing.repeats or 6) + _WARM_UP)
+        drawn = max(0, len(self.prompts) * self.seeds - (timing.repeats or 6)) if self.judges else 0
+        overhead = statistics.median(self.round_s) if self.round_s else _USUAL_OVERHEAD_S
+        images = [base_s, *((one.seconds or base_s) for one in finalists)]
+        firsts = [(one.first_call_s or 0.0) - (one.seconds or 0.0) for one in finalists]
+        total = sum((calls + drawn) * seconds for seconds in images) + timing.rounds * sum(firsts)
+        return total + timing.rounds * len(images) * overhead + (6 * base_s if self.judges else 0.0)
+
+    def history(self) -> tuple[list[Seen], Source]:
+        """Return what the store knows of this model: results of the same search, and figures of other runs."""
+        results: list[Seen] = []
+        others: list[Datum] = []
+        with Store.create(self.store) as store:
+            for run in store.runs():
+                records = comparable([store.record(key) for key in run.keys], run.rounds)
+                if not records or not records[0].trial.recipe.is_baseline:
+                    continue
+                trial, environment = records[0].trial, records[0].environment
+                if trial.model != self.found.model or trial.device != self.environment.device:
+                    continue
+                rung, steps = self._rung_of(trial.workload, run.rounds)
+                is_here = environment.model_copy(update={"place": None}) == self.environment
+                rows = rows_of(records, store.quality_pass(run), self.wanted.limits)
+                for row in rows:
+                    one = seen_of(row, rows[0], rung or Rung.SCREENED, self.wanted, steps)
+                    if one is None:
+                        continue
+                    if rung is Rung.PROVEN and self.judges and one.is_measured and one.gate is None:
+                        continue  # of a final that was interrupted
+                    if is_here and rung is not None:
+                        results.append(one)
+                    elif one.gain is not None and not one.recipe.is_baseline:
+                        error = _OTHER_WORKLOAD if is_here else _OTHER_MACHINE
+                        others.append(Datum(one.recipe, one.gain, error))
+        return results, Source("this store", tuple(others))
+
+    @property
+    def _steps(self) -> int:
+        return self._full.num_inference_steps
+
+    @property
+    def _full(self) -> Workload:
+        return workload_of(self.found, self._workload(Rung.PROVEN), self.asked.batch)
+
+    @property
+    def _few_steps(self) -> int | None:
+        """The steps of a short call; None if the model has too few to leave any out."""
+        few = max(_FEWEST_STEPS, self._steps // 4)
+        return few if few < self._steps else None
+
+    def _workload(self, rung: Rung, steps: int | None = None) -> AskedWorkload:
+        number = {Rung.SCREENED: 1, Rung.JUDGED: MIN_GROUPS, Rung.PROVEN: len(self.prompts)}[rung]
+        if not self.judges:
+            number = 1
+        seeds = self.seeds if rung is Rung.PROVEN and self.judges else 1
+        return self.asked.of(self.prompts[:number], steps, seeds)
+
+    def _timing(self, rung: Rung) -> Timing:
+        rounds, repeats = {Rung.SCREENED: (1, 3), Rung.JUDGED: (1, 4), Rung.PROVEN: (2, 6)}[rung]
+        return Timing(
+            rounds=rounds,
+            repeats=repeats,
+            max_warmup=_WARM_UP,
+            timeout_s=self.timeout_s
+            if rung is Rung.PROVEN or self.screen_timeout_s is None
+            else min(self.timeout_s, self.screen_timeout_s),
+            threads=self.threads,
+        )
+
+    def _measure(
+        self, recipes: Sequence[Recipe], workload: AskedWorkload, rung: Rung, judges: bool
+    ) -> list[Seen]:
+        rows = self._rows(recipes, workload, self._timing(rung), judges)
+        steps = workload.num_inference_steps
+        left = 0.0 if steps is None or rung > Rung.SCREENED else self._steps / steps - 1
+        found = []
+        baseline = rows[0]
+        for row in rows:
+            if row.is_baseline:
+                baseline = row
+            one = seen_of(row, baseline, rung, self.wanted, left)
+            if one is not None:
+                found.append(one)
+        return found
+
+    def _rows(
+        self, recipes: Sequence[Recipe], workload: AskedWorkload, timing: Timing, judges: bool
+    ) -> list[Row]:
+        """Run a comparison; with several GPUs each has its own baseline, which precedes its rows."""
+        study = Study(
+            models=(self.model,),
+            recipes=(BASELINE, *(recipe.text for recipe in recipes)),
+            workload=workload,
+            timing=timing,
+            quality=AskedQuality(enabled=judges),
+            device=self.device,
+            rivals=False,
+        )
+        started = time.monotonic()
+        spread = self.gpus if timing.rounds == 1 and len(recipes) > 1 else None
+        run = run_study(
+            study,
+            store=self.store,
+            progress=self.progress,
+            command=self.command,
+            launcher=self.launcher,
+            gpus=spread,
+        )
+        rows = [row for compared in run.comparisons for row in compared.rows(self.wanted.limits)]
+        self._note_overhead(rows, time.monotonic() - started)
+        if timing.rounds > 1:
+            self.last = run.comparisons[0]
+        return rows
+
+    def _note_overhead(self, rows: Sequence[Row], seconds: float) -> None:
+        """Note what a round takes beyond its calls: loading, starting, comparing images."""
+        calls = sum(s.total_s for row in rows for r in row.record.rounds for s in r.samples) + sum(
+            sum(r.warmup_s) for row in rows for r in row.record.rounds
+        )
+        rounds = sum(len(row.record.rounds) for row in rows)
+        if seconds > calls:  # else the rounds were stored already
+            self.round_s.append((seconds - calls) / max(1, rounds))
+
+    def _rung_of(self, workload: Workload, rounds: int | None) -> tuple[Rung | None, float]:
+        """Return at which rung a comparison was measured, None for none, and the steps it left out over its own."""
+        number = rounds or 1
+        if number >= self._timing(Rung.PROVEN).rounds:
+            for seeds in (1, MOST_SEEDS):
+                asked = self._workload(Rung.PROVEN).model_copy(update={"num_seeds": seeds})
+                if workload == workload_of(self.found, asked, self.asked.batch):
+                    return Rung.PROVEN, 0.0
+        judged: list[tuple[Rung, int | None]] = [(Rung.JUDGED, None)] if self.judges else []
+        for rung, steps in (*judged, (Rung.SCREENED, None), (Rung.SCREENED, self._few_steps)):
+            if workload == workload_of(self.found, self._workload(rung, steps), self.asked.batch):
+                return rung, 0.0 if steps is None else self._steps / steps - 1
+        return None, 0.0
+
+    def _too_large(self, recipe: Recipe) -> str | None:
+        """Say that the recipe is predicted not to fit into the wanted memory of a GPU; None if it may."""
+        limit = self.wanted.max_memory_bytes
+        if limit is None or self.environment.device != "cuda":
+            return None
+        peak = self.predicted_peak(recipe)
+        if peak is None or peak <= limit:
+            return None
+        return f"`vivace plan` predicts a peak of {size(peak)}, more than {size(limit)}"
+
+    def predicted_peak(self, recipe: Recipe) -> float | None:
+        """Return the peak that `vivace plan` predicts on this GPU, bytes; None if it cannot tell."""
+        if recipe not in self._peaks:
+            trial = Trial(
+                model=self.found.model,
+                recipe=recipe.spec,
+                workload=self._full,
+                device=self.environment.device,
+            )
+            (self._peaks[recipe],) = predict_by_worker([trial], self.environment, self.launcher)
+        return self._peaks[recipe]
+
+    _supported: set[Recipe] = field(default_factory=set, repr=False)
+    _peaks: dict[Recipe, float | None] = field(default_factory=dict, repr=False)
+
+    def is_unclear(self, found: Sequence[Seen]) -> bool:
+        """Whether more images could decide on a finalist."""
+        return self.seeds < MOST_SEEDS and any(one.gate is Gate.UNCLEAR for one in found)

@@ -1,0 +1,159 @@
+"""What is believed of techniques before the first trial: from their declarations, from records, and publications.
+
+A technique can save no more than the time of the components that it works on, so the baseline's stages bound its
+effect. Records of the same model on the same family of GPUs count most; those of other models or families are a hint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+from vivace.contract import Technique
+from vivace.errors import RecipeError
+from vivace.models.find import SYNTHETIC
+from vivace.recipes.resolve import resolve
+from vivace.studies.known import Known, all_known
+from vivace.studies.published import parse_published
+from vivace.tuning.belief import Datum, Effect
+from vivace.tuning.wanted import Wanted
+
+_FAMILIES = {
+    "hopper": ("H100", "H200", "H800", "H20", "GH200"),
+    "ampere": ("A100", "A10", "A40", "A6000", "RTX 30"),
+    "ada": ("L4", "L40", "L40S", "RTX 40"),
+    "blackwell": ("B100", "B200", "GB200", "RTX 50", "RTX PRO 6000"),
+}
+_SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
+"""Standard errors of a recorded gain as a prediction of this model's on this GPU."""
+_NOT_THE_BASELINE = 0.1  # more for a gain over a recipe that is not the baseline
+_TIMES = ("latency", "mean")
+_STAGES = {"denoiser": "steps", "text_encoder": "text", "text_encoder_2": "text", "vae": "vae"}
+_LARGEST_SD = 0.35
+
+
+@dataclass(frozen=True)
+class Source:
+    """Figures of other runs as they enter the model: where they are from, and how many they are."""
+
+    name: str
+    data: tuple[Datum, ...]
+
+
+def family(device_name: str) -> str | None:
+    """Return the family of a GPU by its name: "hopper" of "NVIDIA H200"; None for others and for CPUs."""
+    words = f" {device_name} ".replace("NVIDIA", " ").replace("-", " ")
+    for name, members in _FAMILIES.items():
+        for member in members:
+            # "RTX 40" stands for a series, every other name for one card
+            if f" {member} " in words or (
+                member[-1] == "0" and member.startswith("RTX ") and member in words
+            ):
+                return name
+    return None
+
+
+def effects(
+    techniques: Iterable[Technique], stages_s: Mapping[str, float] | None, wanted: Wanted
+) -> dict[str, Effect]:
+    """Return each option's effect on the goal before anything is known of it, by its text.
+
+    Args:
+        stages_s: the baseline's seconds by stage; None if unknown.
+    """
+    return {technique.text: _effect(technique, stages_s, wanted) for technique in techniques}
+
+
+def _effect(technique: Technique, stages_s: Mapping[str, float] | None, wanted: Wanted) -> Effect:
+    saves_memory = bool(technique.memory_advice.saving)
+    if wanted.measures_memory:
+        return Effect(0.2, 0.3) if saves_memory else Effect(0.0, 0.08)
+    share = touched_share(technique, stages_s)
+    reach = -math.log(1 - min(share, 0.9))
+    # What changes the picture does so to skip work. What saves memory mostly pays with time.
+    mean = 0.25 if not technique.same_picture else -0.15 if saves_memory else 0.0
+    first = next(iter(technique.knobs()), None)
+    if first is not None:
+        extra = technique.knobs()[first].json_schema_extra
+        assert isinstance(extra, dict)
+        tune = extra["tune"]
+        if isinstance(tune, list) and tune and technique.values[first] not in tune:
+            mean -= 0.05  # its author does not think it worth tuning
+    return Effect(mean * min(1.0, reach), max(0.01, min(_LARGEST_SD, 0.5 * reach)))
+
+
+def touched_share(technique: Technique, stages_s: Mapping[str, float] | None) -> float:
+    """Return the share of the baseline's time in the components that a technique works on; 1 if that is unknown."""
+    if not technique.targets or not stages_s:
+        return 1.0
+    stages = {_STAGES[component] for component in technique.targets}
+    return sum(stages_s.get(stage, 0.0) for stage in stages) / max(sum(stages_s.values()), 1e-9)
+
+
+def known_sources(
+    model: str, device_name: str, wanted: Wanted, without: Iterable[str] = ()
+) -> tuple[Source, ...]:
+    """Return the gains that vivace's own records and published studies say of recipes, for a GPU.
+
+    Args:
+        without: sources to leave out: "records", or the number of a study, e.g. "000". A replay leaves out what it
+            replays.
+    """
+    mine = family(device_name)
+    if wanted.measures_memory:
+        return ()
+    name = model.removeprefix(SYNTHETIC)
+    left_out = set(without)
+    found = [] if "records" in left_out else [Source("vivace's records", tuple(_of_records(name, mine)))]
+    found += [
+        Source(f"study {study}", tuple(_of_study(study, name, mine)))
+        for study in ("000", "001", "003", "004")
+        if study not in left_out
+    ]
+    return tuple(source for source in found if source.data)
+
+
+def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
+    groups: dict[tuple[str, str, int, int], dict[str, Known]] = defaultdict(dict)
+    for (name, recipe, height, width), known in all_known().items():
+        for one in known:
+            groups[name, one.device, height, width].setdefault(recipe, one)
+    for (name, device, _, _), recipes in groups.items():
+        base = recipes.get("baseline")
+        if base is None:
+            continue
+        before = base.seconds(base.steps)
+        gains = {recipe: math.log(before / one.seconds(base.steps)) for recipe, one in recipes.items()}
+        yield from _data(gains, _error(name == model, mine is not None and family(device) == mine))
+
+
+def _of_study(study: str, model: str, mine: str | None) -> Iterable[Datum]:
+    text = resources.files("vivace.studies").joinpath("published", f"{study}.csv").read_text("utf-8")
+    groups: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
+    for cell in parse_published(text, study):
+        if cell.metric in _TIMES and cell.recipe and cell.number:
+            groups[cell.table, cell.gpu, cell.model].setdefault(cell.recipe, cell.number)
+    for (_, gpu, name), times in groups.items():
+        reference = min(times, key=lambda recipe: (recipe != "baseline", recipe.count("+")))
+        gains = {recipe: math.log(times[reference] / seconds) for recipe, seconds in times.items()}
+        error = _error(name == model, mine is not None and family(gpu) == mine)
+        yield from _data(gains, error + (0.0 if reference == "baseline" else _NOT_THE_BASELINE))
+
+
+def _error(same_model: bool, same_family: bool) -> float:
+    if same_model:
+        return _SAME if same_family else _OTHER_FAMILY
+    return _OTHER_MODEL if same_family else _BOTH_OTHER
+
+
+def _data(gains: Mapping[str, float], error: float) -> Iterable[Datum]:
+    for text, gain in gains.items():
+        try:
+            recipe = resolve(text)
+        except RecipeError:  # of an older vivace
+            continue
+        if not recipe.is_baseline:
+            yield Datum(recipe, gain, error)

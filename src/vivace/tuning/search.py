@@ -1,0 +1,261 @@
+"""The search: screen what is promising, judge the better half, prove the best beside the baseline.
+
+What is measured goes through a `Measurer`, which is the benchmark, or in tests a recorded grid. The history is all that
+the search knows; it comes from the store, so an interrupted search goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from vivace.recipes.recipe import Recipe
+from vivace.stats import Gate
+from vivace.tuning.samplers import Sampler
+from vivace.tuning.seen import Rung, Seen, latest
+from vivace.tuning.space import Space
+from vivace.tuning.wanted import Wanted
+
+FINALISTS = 3
+"""Recipes that are measured in the final beside the baseline: the pick and its rivals."""
+BATCH = 4
+PROMOTED = 0.5
+_FINALS = 4
+"""Finals at most: a finalist whose quality is not proven makes room for the next one."""
+_WORTH_A_FINAL = 0.01
+_MOST_REFUSED = 40  # recipes that are refused without being measured, one after the other
+_REACH = 0.10
+"""A recipe this much slower than the best so far, or two standard errors, is not worth judging."""
+
+
+class Measurer(Protocol):
+    """Measures recipes. Failures are outcomes, never exceptions."""
+
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """Return the recipes that cannot work here, found without measuring."""
+        ...
+
+    def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """Return each recipe's result of a few calls, without quality."""
+        ...
+
+    def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """Return each recipe's result at full steps, with quality by few prompts."""
+        ...
+
+    def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """Return the results of recipes measured interleaved with the baseline, with quality in full."""
+        ...
+
+
+class Budget(Protocol):
+    """How much may still be measured."""
+
+    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+        """Whether only the final still fits, given the number of recipes that have been measured."""
+        ...
+
+    def allows_another_final(self) -> bool: ...
+
+
+@dataclass
+class Trials:
+    """A budget of recipes, the baseline not counted."""
+
+    number: int
+
+    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+        return num_trials >= self.number
+
+    def allows_another_final(self) -> bool:
+        return True
+
+
+class Watcher(Protocol):
+    """Is told what happens, for a terminal."""
+
+    def measured(self, one: Seen, history: Sequence[Seen]) -> None: ...
+    def final(self, finalists: Sequence[Recipe]) -> None: ...
+
+
+class Unwatched:
+    """Nobody watches."""
+
+    def measured(self, one: Seen, history: Sequence[Seen]) -> None: ...
+    def final(self, finalists: Sequence[Recipe]) -> None: ...
+
+
+@dataclass
+class Search:
+    """One search.
+
+    Attributes:
+        judges: whether quality is judged; if not, screening is followed by the final.
+        history: everything that is known; results of an earlier run come first.
+        proven: the rows of the last final.
+    """
+
+    wanted: Wanted
+    space: Space
+    sampler: Sampler
+    measurer: Measurer
+    budget: Budget
+    judges: bool = True
+    watcher: Watcher = field(default_factory=Unwatched)
+    history: list[Seen] = field(default_factory=list)
+    proven: list[Seen] = field(default_factory=list)
+    batch: int = BATCH
+    exhausted: bool = False
+    refused: set[Recipe] = field(default_factory=set)
+
+    @property
+    def num_trials(self) -> int:
+        """How many recipes have been measured, the baseline not counted."""
+        return len({one.recipe for one in self.history if not one.recipe.is_baseline} - self.refused)
+
+    def run(self) -> Seen | None:
+        """Search until the budget is spent, then prove; return the pick, None if no recipe beats the baseline."""
+        self._judge_promising()  # of an interrupted search
+        while not self.budget.is_over(self.num_trials, self._candidates()[:FINALISTS]):
+            left = getattr(self.budget, "number", math.inf) - self.num_trials
+            recipes = self._ask(int(min(self.batch, left)))
+            if not recipes:
+                self.exhausted = True
+                break
+            self._note(self.measurer.screen(recipes))
+            self._leave_out_failed()
+            if self.judges:
+                self._judge_promising(recipes)
+        return self._prove()
+
+    def _ask(self, number: int) -> list[Recipe]:
+        """Return recipes that may work here; those that do not are noted, and cost no trial."""
+        refused = 0
+        while True:
+            recipes = self.sampler.ask(self.history, number)
+            out = self.measurer.refuse(recipes)
+            self.refused |= {one.recipe for one in out}
+            self.history += out
+            self._leave_out_failed()
+            recipes = [recipe for recipe in recipes if recipe not in self.refused]
+            refused += len(out)
+            if recipes or not out or refused > _MOST_REFUSED:
+                return recipes
+
+    def _note(self, found: Sequence[Seen]) -> None:
+        for one in found:
+            self.history.append(one)
+            if not one.recipe.is_baseline:
+                self.watcher.measured(one, self.history)
+
+    def _leave_out_failed(self) -> None:
+        """Remove the options that failed alone for good from the space."""
+        base = self.space.base()
+        for one in self.history:
+            added = [t for t in one.recipe if t not in base.techniques]
+            if len(added) == 1 and not one.is_measured and one.outcome.is_final:
+                self.space.leave_out(added[0], one.reason or one.outcome.value)
+
+    def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
+        """Judge the better half of the screened recipes, if they can still win."""
+        if not self.judges:
+            return
+        screened = [
+            one
+            for one in latest(self.history).values()
+            if one.rung is Rung.SCREENED
+            and one.keeps(self.wanted)
+            and not one.recipe.is_baseline
+            and (recipes is None or one.recipe in recipes)
+        ]
+        best = max([0.0, *(_gain(one) for one in self._candidates() if one.slack is None or one.slack >= 0)])
+        promising = [one for one in screened if _gain(one) > best - max(_REACH, 2 * one.error)]
+        number = math.ceil(PROMOTED * len(screened))
+        chosen = [one.recipe for one in self._by_worth(promising)[:number]]
+        if chosen:
+            self._note(self.measurer.judge(chosen))
+
+    def _by_worth(self, found: Sequence[Seen]) -> list[Seen]:
+        worth = self.sampler.worth(found, self.history)
+        order = sorted(range(len(found)), key=lambda k: -worth[k])
+        return [found[k] for k in order]
+
+    def _candidates(self) -> list[Seen]:
+        """Return what could be proposed, the most promising first: proven, judged, then screened recipes."""
+        found = [
+            one
+            for one in latest(self.history).values()
+            if one.keeps(self.wanted)
+            and not one.recipe.is_baseline
+            and not one.is_ruined
+            and _gain(one) > 0
+            and not (one.rung is Rung.PROVEN and self.judges and one.gate is not Gate.PASSED)
+            and (not self.judges or one.rung > Rung.SCREENED)
+        ]
+        return self._by_worth(found)
+
+    def _prove(self) -> Seen | None:
+        """Measure finalists beside the baseline until one has passed and no other promises more; return the best.
+
+        Finals after the first that found a pick are extra: they are held only while the budget lasts.
+        """
+        tried: set[Recipe] = set()
+        for _ in range(_FINALS):
+            pick = self.pick()
+            found = self._candidates()
+            if pick is not None:
+                if self.budget.is_over(0, found[:FINALISTS]):
+                    break
+                found = [one for one in self._promising_more(found, pick) if one.recipe not in tried]
+            finalists = [one.recipe for one in found[:FINALISTS]]
+            if not finalists or set(finalists) <= tried:
+                break
+            if pick is not None:  # what is compared is measured side by side
+                finalists = [pick.recipe, *finalists[: FINALISTS - 1]]
+            elif tried and not self.budget.allows_another_final():
+                break
+            tried |= set(finalists)
+            self.watcher.final(finalists)
+            self.proven = self.measurer.prove(finalists)
+            self._note(self.proven)
+        return self.pick()
+
+    def _promising_more(self, found: Sequence[Seen], pick: Seen) -> list[Seen]:
+        """Return the candidates that would win if their quality passed, and probably does."""
+        worth = self.sampler.worth(found, self.history)
+        return [
+            one
+            for one, value in zip(found, worth, strict=True)
+            if one.rung < Rung.PROVEN
+            and _gain(one) > _gain(pick) + _WORTH_A_FINAL
+            and value > 0.3 * _gain(one)
+        ]
+
+    def pick(self) -> Seen | None:
+        """Return the best recipe that has been proven."""
+        good = [
+            one
+            for one in latest(self.history).values()
+            if one.rung is Rung.PROVEN
+            and not one.recipe.is_baseline
+            and one.keeps(self.wanted)
+            and _gain(one) > 0
+            and (not self.judges or one.gate is Gate.PASSED)
+        ]
+        return max(good, key=_gain, default=None)
+
+
+def best_of(history: Sequence[Seen]) -> Seen | None:
+    """Return the best result so far whose quality has not failed; None if none is better than the baseline."""
+    found = [
+        one
+        for one in latest(history).values()
+        if one.is_measured and not one.is_ruined and _gain(one) > 0 and not one.recipe.is_baseline
+    ]
+    return max(found, key=lambda one: (one.rung > Rung.SCREENED, _gain(one)), default=None)
+
+
+def _gain(one: Seen) -> float:
+    return -math.inf if one.gain is None else one.gain

@@ -1,0 +1,159 @@
+"""What is known of recipes: measured here, in an earlier run, or on another machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from vivace.errors import RecipeError
+from vivace.recipes.recipe import Recipe
+from vivace.report.rows import Row
+from vivace.spec.limits import Limits
+from vivace.spec.record import Outcome
+from vivace.stats import Gate
+from vivace.tuning.wanted import Wanted
+
+RUINED = 0.15
+"""A recipe that keeps so much less than the limit on a few images is not measured further."""
+_LEAST_ERROR = 0.01
+_UNKNOWN_ERROR = 0.08  # of one round without an interval
+_DISTURBED_ERROR = 0.10
+
+
+class Rung(IntEnum):
+    """How thoroughly a recipe was measured."""
+
+    SCREENED = 0
+    """A few calls; steps reduced where the technique does the same in each step. No quality."""
+    JUDGED = 1
+    """Full steps, as many prompts as the gate needs at least."""
+    PROVEN = 2
+    """Interleaved with the baseline in several rounds; quality in full."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One recipe's result.
+
+    Attributes:
+        gain: logarithm of the goal's improvement over the baseline beside it: time or memory, more is better.
+        error: its standard error.
+        slack: by how much quality exceeds its limit at the lower bound of its interval; negative: by how much less.
+        seconds, peak_bytes, first_call_s: measured; `seconds` per image.
+        stages_s: seconds per image by stage.
+        reason: why it was not measured, or why quality failed.
+    """
+
+    recipe: Recipe
+    outcome: Outcome
+    rung: Rung
+    gain: float | None = None
+    error: float = _UNKNOWN_ERROR
+    slack: float | None = None
+    gate: Gate | None = None
+    seconds: float | None = None
+    peak_bytes: float | None = None
+    first_call_s: float | None = None
+    stages_s: tuple[tuple[str, float], ...] = ()
+    reason: str | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        return self.outcome is Outcome.MEASURED and self.gain is not None
+
+    @property
+    def is_ruined(self) -> bool:
+        """Whether quality has failed, or will at any number of images."""
+        return self.gate is Gate.FAILED or (self.slack is not None and self.slack < -RUINED)
+
+    def keeps(self, wanted: Wanted) -> bool:
+        """Whether it was measured and keeps the limits of memory and of the first call."""
+        if not self.is_measured:
+            return False
+        memory, first = wanted.max_memory_bytes, wanted.max_first_call_s
+        if memory is not None and (self.peak_bytes is None or self.peak_bytes > memory):
+            return False
+        return not (first is not None and (self.first_call_s is None or self.first_call_s > first))
+
+
+def seen_of(row: Row, baseline: Row, rung: Rung, wanted: Wanted, steps_left: float = 0.0) -> Seen | None:
+    """Return what a row says of its recipe; None for a recipe that this version of vivace cannot read.
+
+    Args:
+        steps_left: the workload's steps over the measured ones, less one: the time of the steps is scaled up by it.
+    """
+    try:
+        recipe = Recipe.from_spec(row.record.trial.recipe)
+    except RecipeError:
+        return None
+    if row.record.outcome is not Outcome.MEASURED or row.latency is None or baseline.latency is None:
+        return Seen(recipe, row.record.outcome, rung, reason=row.record.reason)
+    seconds, before = (_full_s(one, steps_left) for one in (row, baseline))
+    peak = None if row.memory is None else float(row.memory.peak_bytes)
+    gain, error = math.log(before / seconds), _error(row)
+    if wanted.measures_memory:
+        if peak is None or baseline.memory is None:
+            return Seen(recipe, Outcome.UNSUPPORTED, rung, reason="its memory could not be measured")
+        gain, error = math.log(baseline.memory.peak_bytes / peak), _LEAST_ERROR
+    judged = None if row.is_baseline else row.judgement
+    return Seen(
+        recipe=recipe,
+        outcome=Outcome.MEASURED,
+        rung=rung,
+        gain=gain,
+        error=error,
+        slack=None if row.is_baseline else slack_of(row, row.limits),
+        gate=Gate.PASSED if row.is_baseline else None if judged is None else judged.gate,
+        seconds=seconds,
+        peak_bytes=peak,
+        first_call_s=row.first_call_s,
+        stages_s=tuple((row.stages_s or {}).items()),
+        reason=None if judged is None else judged.reason,
+    )
+
+
+def slack_of(row: Row, limits: Limits) -> float | None:
+    """Return by how much a row's figures exceed their limits, the least of them; None without figures."""
+    found = row.fidelity
+    if row.judgement is not None and row.judgement.figure == "broken":
+        return -2 * RUINED
+    if found is None:
+        return None
+    wanted = {"clip": limits.for_scorer(None).clip, "witness": limits.witness}
+    if row.record.trial.recipe.same_picture:
+        wanted["match"] = limits.match
+    slacks = []
+    for name, limit in wanted.items():
+        kept = getattr(found, name)
+        if kept is not None and isinstance(limit, float):
+            reached = kept.bounds.point if kept.bounds.low is None else kept.bounds.low
+            slacks.append(reached - limit)
+    return min(slacks, default=None)
+
+
+def _full_s(row: Row, steps_left: float) -> float:
+    assert row.latency is not None
+    return row.latency.median.point + steps_left * row.stages_s.get("steps", 0.0)
+
+
+def _error(row: Row) -> float:
+    """Return the standard error of the logarithm of a row's speed-up."""
+    ratio = row.speedup
+    if ratio is None or ratio.low is None or ratio.high is None or ratio.low <= 0:
+        error = _UNKNOWN_ERROR
+    else:
+        error = math.log(ratio.high / ratio.low) / (2 * 1.96)
+    if row.cpu_differs or (row.cpu_share is not None and row.cpu_share < 0.9):
+        error = max(error, _DISTURBED_ERROR)
+    return min(max(error, _LEAST_ERROR), 0.3)
+
+
+def latest(history: Sequence[Seen]) -> dict[Recipe, Seen]:
+    """Return what the most thorough measurement of each recipe says; of equals, the last."""
+    found: dict[Recipe, Seen] = {}
+    for one in history:
+        if one.recipe not in found or one.rung >= found[one.recipe].rung:
+            found[one.recipe] = one
+    return found

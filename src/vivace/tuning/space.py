@@ -1,0 +1,245 @@
+"""The recipes that can be searched, from the declarations of the techniques alone.
+
+A technique's options are its default knobs with one of them changed at a time, to each value that it declares as worth
+tuning; the first knob, if it is a choice by name, takes every choice. Further values are reached by changing an option
+of a recipe once more. So a new technique is searched without a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast, get_args
+
+from pydantic import ValidationError
+
+from vivace.contract import Technique
+from vivace.errors import RecipeError
+from vivace.recipes.recipe import Recipe
+from vivace.techniques import TECHNIQUES
+from vivace.tuning.wanted import Wanted
+
+Why = Callable[[Technique], str | None]
+
+
+def tune_values(kind: type[Technique], knob: str) -> list[Any]:
+    """Return the values of a knob that are searched: its default, those worth tuning, then other choices by name."""
+    field_ = kind.knobs()[knob]
+    extra = field_.json_schema_extra
+    assert isinstance(extra, dict)
+    tune = cast("list[Any]", extra["tune"])
+    is_first = knob == next(iter(kind.knobs()))
+    choices = [c for c in get_args(field_.annotation) if isinstance(c, str)] if is_first else []
+    default = [] if field_.is_required() else [field_.default]
+    found: list[Any] = []
+    for value in (*default, *tune, *choices):
+        if not any(value == one and type(value) is type(one) for one in found):
+            found.append(value)
+    return found
+
+
+def options(kind: type[Technique]) -> list[Technique]:
+    """Return a technique's options, the most usual first; none if a required knob has no value worth tuning."""
+    values = {name: tune_values(kind, name) for name in kind.knobs()}
+    if not all(values.values()):
+        return []
+    plain = {name: found[0] for name, found in values.items()}
+    found = [_made(kind, plain)]
+    for name, worth in values.items():
+        found += [_made(kind, plain | {name: value}) for value in worth[1:]]
+    first = next((one for one in found if one is not None), None)
+    if first is not None:
+        found += [_made(kind, dict(first.values), targets) for targets in _target_sets(kind)]
+    return list(dict.fromkeys(one for one in found if one is not None))
+
+
+def variants(technique: Technique) -> Iterator[Technique]:
+    """Yield the technique with one knob or its targets changed."""
+    kind = type(technique)
+    for name in kind.knobs():
+        for value in tune_values(kind, name):
+            changed = _made(kind, technique.values | {name: value}, technique.targets)
+            if changed is not None and changed != technique:
+                yield changed
+    for targets in (kind.default_targets, *_target_sets(kind)):
+        changed = _made(kind, technique.values, targets)
+        if changed is not None and changed != technique:
+            yield changed
+
+
+def _target_sets(kind: type[Technique]) -> list[tuple[Any, ...]]:
+    """Return other targets than the default ones: all of them, and each that is no default alone."""
+    every = kind.targetable
+    found = [every, *((one,) for one in every if one not in kind.default_targets)]
+    return [targets for targets in dict.fromkeys(found) if targets and targets != kind.default_targets]
+
+
+def _made(
+    kind: type[Technique], knobs: Mapping[str, Any], targets: tuple[Any, ...] | None = None
+) -> Technique | None:
+    """Return the technique; None if its knobs do not go together."""
+    try:
+        given = dict(knobs) if targets is None else {**knobs, "targets": targets}
+        return kind(**given)
+    except ValidationError:
+        return None
+
+
+@dataclass
+class Space:
+    """The recipes of a search.
+
+    Attributes:
+        options: what recipes are made of.
+        cut: options that are left out before anything is timed, with the reason, by their text.
+        trusted: recipes whose quality is known to be kept; techniques that change the picture may then be combined only
+            as in one of them. None: no such rule.
+    """
+
+    wanted: Wanted
+    options: list[Technique] = field(default_factory=list)
+    cut: dict[str, str] = field(default_factory=dict)
+    trusted: frozenset[Recipe] | None = None
+    _why_not: Why = field(default=lambda technique: None, repr=False)
+
+    @classmethod
+    def of(cls, wanted: Wanted, why_not: Why = lambda technique: None) -> Space:
+        """Make the space of all techniques.
+
+        Args:
+            why_not: says why a technique cannot work here; None if nothing is known against it.
+        """
+        space = cls(wanted, _why_not=why_not)
+        for kind in TECHNIQUES.values():
+            if kind.name in wanted.without:
+                space.cut[kind.name] = "--without"
+                continue
+            if wanted.same_picture_only and not kind.same_picture:
+                space.cut[kind.name] = "it changes the picture, and quality cannot be judged here"
+                continue
+            for option in (*options(kind), *(one for one in wanted.kept if isinstance(one, kind))):
+                if option not in space.options and space.allows(option):
+                    space.options.append(option)
+        return space
+
+    def allows(self, technique: Technique) -> bool:
+        """Whether a technique may be used; if not, `cut` says why."""
+        if not self.wanted.allows(technique) or technique.text in self.cut:
+            return False
+        if (why := self._why_not(technique)) is not None:
+            self.cut[technique.text] = why
+            return False
+        return True
+
+    def leave_out(self, technique: Technique, reason: str) -> None:
+        """Remove an option, because it failed alone."""
+        self.cut[technique.text] = reason
+        self.options = [one for one in self.options if one != technique]
+
+    def base(self) -> Recipe:
+        """Return the smallest recipe that has what is to be kept, with the first options of techniques kept by name."""
+        recipe = Recipe.of(self.wanted.kept)
+        for name in sorted(self.wanted.kept_names - {t.name for t in recipe}):
+            found = [r for option in self.options if option.name == name if (r := _with(recipe, option))]
+            if found:
+                recipe = found[0]
+        return recipe
+
+    def singles(self) -> list[Recipe]:
+        """Return the recipes of one option on top of what is kept."""
+        base = self.base()
+        found = (_with(base, option) for option in self.options)
+        return [recipe for recipe in dict.fromkeys(found) if recipe is not None and self.holds(recipe)]
+
+    def neighbours(self, recipe: Recipe) -> Iterator[Recipe]:
+        """Yield the recipes with one technique less, one more, or one swapped for another option."""
+        for technique in recipe:
+            yield from self._held(recipe.without(technique))
+        for option in self.options:
+            if option in recipe.techniques:
+                continue
+            try:
+                yield from self._held(recipe.replacing(option))
+            except RecipeError:
+                continue
+        for technique in recipe:
+            for other in variants(technique):
+                changed = _with(recipe.without(technique), other)
+                if changed is not None and self.allows(other):
+                    yield from self._held(changed)
+
+    def holds(self, recipe: Recipe) -> bool:
+        """Whether a recipe has what is to be kept and nothing that is left out."""
+        if not self.wanted.has_kept(recipe) or not all(self.allows(technique) for technique in recipe):
+            return False
+        changing = {technique for technique in recipe if not technique.same_picture}
+        if self.trusted is None or not changing:
+            return True
+        return any(changing <= set(known.techniques) for known in self.trusted)
+
+    def _held(self, recipe: Recipe) -> Iterator[Recipe]:
+        if self.holds(recipe):
+            yield recipe
+
+    def pool(
+        self, value: Callable[[list[Recipe]], Any], around: list[Recipe], width: int = 4
+    ) -> list[Recipe]:
+        """Return promising recipes: the neighbours of `around`, and what repeated improvement by `value` leads to.
+
+        Args:
+            value: returns the estimated value of each recipe, an array of floats.
+            width: recipes that are followed at a time.
+        """
+        found: dict[Recipe, None] = {}
+        for recipe in around:
+            found.update(dict.fromkeys(self.neighbours(recipe)))
+        front = [self.base()]
+        best = float("-inf")
+        for _ in range(_DEPTH):
+            following = list(dict.fromkeys(r for recipe in front for r in self.neighbours(recipe)))
+            if not following:
+                break
+            found.update(dict.fromkeys(following))
+            values = value(following)
+            order = sorted(range(len(following)), key=lambda i: -float(values[i]))[:width]
+            front = [following[i] for i in order]
+            if float(values[order[0]]) <= best:
+                break
+            best = float(values[order[0]])
+        return list(found)
+
+
+_DEPTH = 8  # techniques of a recipe that the search grows to, at most
+
+
+class FixedSpace(Space):
+    """A given list of recipes, as a recorded grid has."""
+
+    def __init__(self, recipes: list[Recipe], wanted: Wanted | None = None) -> None:
+        super().__init__(wanted or Wanted())
+        self.recipes = recipes
+        self._known = set(recipes)
+        self._held_before: dict[Recipe, bool] = {}
+        self.options = list(dict.fromkeys(t for recipe in recipes for t in recipe))
+
+    def holds(self, recipe: Recipe) -> bool:
+        if recipe not in self._held_before:
+            self._held_before[recipe] = recipe in self._known and super().holds(recipe)
+        return self._held_before[recipe]
+
+    def leave_out(self, technique: Technique, reason: str) -> None:
+        super().leave_out(technique, reason)
+        self._held_before.clear()
+
+    def pool(
+        self, value: Callable[[list[Recipe]], Any], around: list[Recipe], width: int = 4
+    ) -> list[Recipe]:
+        return [recipe for recipe in self.recipes if self.holds(recipe)]
+
+
+def _with(recipe: Recipe, technique: Technique) -> Recipe | None:
+    """Return the recipe with one more technique; None if they conflict."""
+    try:
+        return recipe.with_(technique)
+    except RecipeError:
+        return None

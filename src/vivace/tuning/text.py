@@ -1,0 +1,146 @@
+"""The answer as text, 80 columns wide."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from vivace.report.summary import change, ratio, seconds, size
+from vivace.report.table import broken
+from vivace.stats import Gate, Verdict
+from vivace.tuning.answer import Tuned
+from vivace.tuning.seen import Rung, Seen
+
+WIDTH = 80
+_MOST = 8
+_QUALITY = {Gate.PASSED: "passed", Gate.FAILED: "failed", Gate.UNCLEAR: "unclear"}
+
+
+def lines(tuned: Tuned) -> Iterator[str]:
+    """Yield the lines of the answer."""
+    goal = tuned.wanted.goal
+    yield from _wrapped(
+        f"{tuned.model} on {tuned.device_name}, {goal}: {tuned.num_trials} recipes measured in "
+        f"{_clock(tuned.seconds)}"
+    )
+    yield ""
+    yield from _pick(tuned)
+    for note in tuned.notes:
+        yield from _wrapped(f"note: {note}")
+    if tuned.neighbours:
+        yield ""
+        yield "Why not"
+        yield from _neighbours(tuned)
+    if len(tuned.front) > 1:
+        yield ""
+        yield "Nothing else measured is better in time, memory and quality at once than"
+        yield from _front(tuned)
+    if tuned.looser:
+        yield ""
+        yield "A looser limit"
+        for one in tuned.looser:
+            what = f"without {one.limit}: {one.seen.recipe.text}, {_times(one.seen)} the baseline"
+            yield from _wrapped(what, indent="  ")
+    if tuned.explained:
+        yield ""
+        yield "What is believed of each technique, best first (times as fast as without it)"
+        yield from (f"  {line}" for line in tuned.explained)
+    if tuned.pick is not None:
+        yield ""
+        yield "Run it"
+        yield from (f"  {command}" for command in tuned.commands)
+
+
+def _pick(tuned: Tuned) -> Iterator[str]:
+    row, baseline = tuned.row, tuned.rows[0] if tuned.rows else None
+    if tuned.pick is None or row is None or baseline is None or row.latency is None:
+        yield from _wrapped(
+            "No recipe was shown to be better than baseline within the limits. Use baseline, or allow more time."
+        )
+        return
+    yield from broken(f"Use {tuned.recipe}", WIDTH)
+    assert baseline.latency is not None
+    if row.speedup is not None:
+        sure = {Verdict.FASTER: "", Verdict.SAME: " (no faster beyond 1 %)"}.get(
+            row.verdict or Verdict.UNCLEAR, " (not certain: the interval includes no gain, or few rounds)"
+        )
+        yield from _wrapped(
+            f"speed    {ratio(row.speedup)} the baseline's, {seconds(row.latency.median.point)} an image "
+            f"instead of {seconds(baseline.latency.median.point)}{sure}",
+            indent="         ",
+            first="",
+        )
+    if row.memory is not None and baseline.memory is not None:
+        first = "" if row.first_call_s is None else f", first call {seconds(row.first_call_s)}"
+        yield f"memory   peak {size(row.memory.peak_bytes)} ({change(row, baseline)}){first}"
+    if row.judgement is not None:
+        yield from _wrapped(
+            f"quality  {row.judgement.gate.value}: {row.judgement.reason}", indent="         ", first=""
+        )
+    rivals = [one for one in tuned.rows if not one.is_baseline and one is not row and one.speedup is not None]
+    for rival in rivals:
+        assert rival.speedup is not None
+        state = "" if rival.judgement is None else f", quality {rival.judgement.gate.value}"
+        yield from _wrapped(
+            f"next     {rival.recipe}: {ratio(rival.speedup)}{state}", indent="         ", first=""
+        )
+
+
+def _neighbours(tuned: Tuned) -> Iterator[str]:
+    found = tuned.neighbours
+    measured = [one for one in found if one.seen is not None]
+    for one in [*measured[:_MOST], *(n for n in found if n.seen is None)]:
+        gain = "" if one.seen is None or one.seen.gain is None else f" {_times(one.seen)}"
+        yield from _wrapped(
+            f"{one.change}:{gain}, {one.reason}".replace(":,", ":"), indent="    ", first="  "
+        )
+    if len(measured) > _MOST:
+        yield f"  and {len(measured) - _MOST} more (--format json has all)"
+
+
+def _front(tuned: Tuned) -> Iterator[str]:
+    shown: Sequence[Seen] = tuned.front[:_MOST]
+    cells = [
+        (_time(one), "-" if not one.peak_bytes else size(one.peak_bytes), _quality(one)) for one in shown
+    ]
+    widths = [max(len(head), *(len(row[k]) for row in cells)) for k, head in enumerate(("s/image", "peak"))]
+    yield f"  {'s/image':>{widths[0]}}  {'peak':>{widths[1]}}  {'quality':<9}  recipe"
+    indent = 2 + widths[0] + 2 + widths[1] + 2 + 9 + 2
+    for one, row in zip(shown, cells, strict=True):
+        first, *rest = broken(one.recipe.text, max(24, WIDTH - indent))
+        yield f"  {row[0]:>{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<9}  {first}"
+        yield from (" " * indent + part for part in rest)
+
+
+def _quality(one: Seen) -> str:
+    if one.recipe.is_baseline:
+        return "its own"
+    if one.gate is None:
+        return "unjudged"
+    return _QUALITY[one.gate] + ("" if one.rung is Rung.PROVEN else "*")
+
+
+def _time(one: Seen) -> str:
+    return "-" if one.seconds is None else seconds(one.seconds)
+
+
+def _times(one: Seen) -> str:
+    return "-" if one.gain is None else f"{math.exp(one.gain):.2f}x"
+
+
+def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]:
+    start = indent if first is None else first
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _clock(value_s: float) -> str:
+    minutes, secs = divmod(round(value_s), 60)
+    return f"{minutes} min {secs} s" if minutes else f"{secs} s"

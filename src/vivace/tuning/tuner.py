@@ -1,0 +1,455 @@
+"""`vivace.tune`: put a search together, run it, and return its answer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vivace.benchmark.comparison import default_threads, workload_of
+from vivace.benchmark.launcher import Launcher
+from vivace.benchmark.local_pool import NumGpus
+from vivace.benchmark.runner import Progress, Silent, ask_environment
+from vivace.benchmark.store import DEFAULT_STORE, Store
+from vivace.benchmark.studies import start_launcher
+from vivace.benchmark.support import ask_support
+from vivace.contract import Technique
+from vivace.errors import StoreError, Unsupported, UsageError
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import SYNTHETIC, Found, find_model, obtain
+from vivace.models.prompts import PROMPT_SETS
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.report.rows import rows_of
+from vivace.report.summary import seconds, size
+from vivace.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.stats import Gate
+from vivace.tuning.answer import Tuned
+from vivace.tuning.measuring import MOST_SEEDS, Asked, Bench
+from vivace.tuning.priors import Source, effects, known_sources
+from vivace.tuning.samplers import ModelSampler, Name, sampler_of
+from vivace.tuning.search import Budget, Search, Trials, Unwatched, Watcher
+from vivace.tuning.seen import Rung, Seen, latest
+from vivace.tuning.space import Space
+from vivace.tuning.wanted import Goal, Wanted
+
+DEFAULT_MINUTES = 8.0
+_ROOM = 1.25  # a final may take this much longer than estimated
+_BATCHES = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
+_MOST_OF_THE_TIME = 0.15  # of a search, for one round of a recipe before the final
+_LEAST_TIMEOUT_S = 20.0
+_EXPLAINED = 16
+
+
+@dataclass
+class Minutes:
+    """A budget of time that keeps enough for the final."""
+
+    minutes: float
+    bench: Bench
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        return 60 * self.minutes - (time.monotonic() - self.started)
+
+    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+        return self.left_s < _ROOM * self.bench.seconds_of_final(finalists)
+
+    def allows_another_final(self) -> bool:
+        return self.left_s > 0
+
+
+@dataclass
+class Both:
+    """A budget of trials and of time."""
+
+    number: int
+    time: Minutes
+
+    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+        return num_trials >= self.number or self.time.is_over(num_trials, finalists)
+
+    def allows_another_final(self) -> bool:
+        return self.time.allows_another_final()
+
+
+def tune(
+    model: str,
+    *,
+    goal: Goal = "latency",
+    max_memory_bytes: float | None = None,
+    max_first_call_s: float | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    minutes: float | None = None,
+    trials: int | None = None,
+    start: str | None = None,
+    keep: Sequence[str] = (),
+    without: Sequence[str] = (),
+    sampler: Name = "model",
+    trust_quality_of: str | None = None,
+    asked: Asked | None = None,
+    store: str | Path = DEFAULT_STORE,
+    device: str = "auto",
+    threads: int | None = None,
+    gpus: NumGpus | None = None,
+    timeout_s: float = 600.0,
+    seed: int = 0,
+    watcher: Watcher | None = None,
+    progress: Progress | None = None,
+    launcher: Launcher | None = None,
+    command: str | None = None,
+) -> Tuned:
+    """Find the best recipe for a model on this machine, within limits, by measuring little.
+
+    What has been measured is kept in the store: the same call goes on where an interrupted one stopped, and a second
+    one starts from all that is known.
+
+    Args:
+        model: what `vivace.load` takes.
+        goal: see `Wanted`.
+        max_memory_bytes, max_first_call_s: limits on the peak memory and on the first call.
+        limits: of the quality gate.
+        minutes: the search stops in time for its final; default: 8, or no limit if `trials` is given.
+        trials: recipes to measure, stored ones of the same search included.
+        start: a recipe to begin with.
+        keep, without: techniques that every recipe has, or none.
+        sampler: "model" (the default), "tpe" (Optuna's) or "random".
+        trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the picture are
+            searched where the store has seen them keep that model's quality.
+        asked: size, steps and prompts; None for the model's own.
+        gpus: screen and judge on so many GPUs of this host; the final runs on one.
+        seed: of the search's own randomness.
+        watcher, progress: are told what happens.
+        launcher: a running launcher; None to start one.
+
+    Raises:
+        UsageError: options that contradict each other; the message names the limit and what is nearest.
+        UnknownModel, StoreError, Unsupported: before anything is measured.
+    """
+    began = time.monotonic()
+    found = find_model(model)
+    is_synthetic = found.model.is_synthetic
+    if trust_quality_of is not None and not is_synthetic:
+        raise UsageError(
+            f"--trust-quality-of {trust_quality_of}: the quality of {model} is judged itself; leave it out"
+        )
+    wanted = Wanted(
+        goal,
+        max_memory_bytes,
+        max_first_call_s,
+        limits,
+        tuple(keep),
+        tuple(without),
+        same_picture_only=is_synthetic and trust_quality_of is None,
+    )
+    first = _start(start, wanted)
+    trusted = None if trust_quality_of is None else _trusted(trust_quality_of, found, Path(store), limits)
+    asked = asked or Asked()
+    if asked.batch == 1:
+        asked = replace(asked, batch=_BATCHES[goal])
+    prompts = asked.prompts or PROMPT_SETS[found.entry.prompt_set if found.entry else "real"]
+    workload_of(found, asked.of(prompts), asked.batch)  # reports sizes that the model cannot draw
+    obtained = obtain(found)
+    with ExitStack() as stack:
+        stack.enter_context(Store.create(Path(store))).close()
+        if launcher is None:
+            launcher = stack.enter_context(start_launcher(device))
+        number = threads or default_threads(obtained)
+        bench = Bench(
+            model=model,
+            found=obtained,
+            wanted=wanted,
+            asked=asked,
+            prompts=tuple(prompts),
+            judges=not is_synthetic,
+            store=Path(store),
+            launcher=launcher,
+            environment=ask_environment(launcher, device, number),
+            device=device,
+            threads=number,
+            progress=progress or Silent(),
+            command=command or f"vivace tune {model}",
+            gpus=gpus,
+            timeout_s=timeout_s,
+        )
+        space = _space(wanted, bench, trusted)
+        _check_memory(wanted, bench)
+        history, stored = bench.history()
+        base = bench.start()
+        _check_baseline(base, bench)
+        budget = _budget(minutes, trials, bench, began)
+        if not isinstance(budget, Trials):
+            spare = 60 * (minutes or DEFAULT_MINUTES) * _MOST_OF_THE_TIME
+            bench.screen_timeout_s = max(_LEAST_TIMEOUT_S, spare)
+        sources = (stored, *known_sources(model, bench.environment.device_name, wanted))
+        assert base is not None
+        chosen = sampler_of(
+            sampler,
+            space,
+            sources=[source for source in sources if source.data],
+            effects=effects(space.options, dict(base.stages_s), wanted),
+            start=first,
+            seed=seed,
+        )
+        search = Search(
+            wanted,
+            space,
+            chosen,
+            bench,
+            budget,
+            judges=bench.judges,
+            watcher=watcher or Unwatched(),
+            history=[*history, base],
+        )
+        pick = search.run()
+        pick = _with_more_images(search, bench, pick)
+        return _answer(search, bench, pick, chosen, sources, time.monotonic() - began, trust_quality_of)
+
+
+def _start(text: str | None, wanted: Wanted) -> Recipe | None:
+    """Return the recipe to begin with.
+
+    Raises:
+        UsageError: it lacks what is to be kept, or has what is not allowed.
+    """
+    if text is None:
+        return None
+    recipe = resolve(text)
+    for technique in recipe:
+        if technique.name in wanted.without:
+            raise UsageError(f"--start {text} has {technique.name}, which --without {technique.name} forbids")
+        if not wanted.allows(technique):
+            raise UsageError(
+                f"--start {text}: {technique.text} changes the picture, and with random weights quality cannot be "
+                "judged; add --trust-quality-of NAME, or leave it out"
+            )
+    if not wanted.has_kept(recipe):
+        raise UsageError(
+            f"--start {text} lacks {', '.join(wanted.keep)}, which --keep wants; add it to --start"
+        )
+    return recipe
+
+
+def _space(wanted: Wanted, bench: Bench, trusted: frozenset[Recipe] | None) -> Space:
+    """Return the space without what this machine or model does not support.
+
+    Raises:
+        Unsupported: that includes a technique that is to be kept.
+    """
+    every = [option.text for option in Space.of(wanted).options]
+    reasons = ask_support(bench.launcher, bench.model, every, bench.device)
+
+    def why_not(technique: Technique) -> str | None:
+        is_known = technique.same_picture or trusted is None
+        if not is_known and not any(technique in recipe.techniques for recipe in trusted or ()):
+            return "the trusted model was not seen to keep its quality with it"
+        return reasons.get(technique.text)
+
+    space = Space.of(wanted, why_not)
+    space.trusted = trusted
+    for technique in wanted.kept:
+        if (why := space.cut.get(technique.text)) is not None:
+            raise Unsupported(f"--keep {technique.text}: {why}")
+    for name in wanted.kept_names:
+        if not any(option.name == name for option in space.options):
+            why = next((why for text, why in space.cut.items() if text.startswith(name)), "it has no option")
+            raise Unsupported(f"--keep {name}: {why}")
+    return space
+
+
+def _trusted(name: str, found: Found, store: Path, limits: Limits) -> frozenset[Recipe]:
+    """Return the recipes that kept the quality of an embedded model, as the store has seen.
+
+    Raises:
+        UsageError: it is not of the same kind, or nothing is known of it.
+    """
+    entry = CATALOGUE.get(name)
+    mine = CATALOGUE.get(found.model.name.removeprefix(SYNTHETIC))
+    if entry is None or name.startswith(SYNTHETIC):
+        raise UsageError(f"--trust-quality-of {name}: give an embedded model, e.g. tiny-flux")
+    if mine is not None and entry.pipeline != mine.pipeline:
+        same = [e.name for e in CATALOGUE.values() if e.pipeline == mine.pipeline and e.scorer is not None]
+        instead = f"; of the same kind {'is' if len(same) == 1 else 'are'} {', '.join(same)}" if same else ""
+        raise UsageError(
+            f"--trust-quality-of {name}: it is a {entry.pipeline}, and {found.model.name} a {mine.pipeline}{instead}"
+        )
+    passed: set[Recipe] = set()
+    try:
+        with Store.read_only(store) as opened:
+            for run in opened.runs():
+                records = [record for key in run.keys if (record := opened.record(key)) is not None]
+                if not records or records[0].trial.model.name != name:
+                    continue
+                for row in rows_of(records, opened.quality_pass(run), limits):
+                    if row.judgement is not None and row.judgement.gate is Gate.PASSED:
+                        passed.add(Recipe.from_spec(row.record.trial.recipe))
+    except StoreError:
+        pass
+    if not passed:
+        raise UsageError(
+            f"--trust-quality-of {name}: the store {store} has not seen any recipe keep its quality; run "
+            f"`vivace tune {name}` first"
+        )
+    return frozenset(passed)
+
+
+def _check_memory(wanted: Wanted, bench: Bench) -> None:
+    """Refuse a limit of memory that no recipe which saves memory is predicted to keep.
+
+    Raises:
+        UsageError: naming the least that is predicted.
+    """
+    limit = wanted.max_memory_bytes
+    if limit is None or bench.environment.device != "cuda":
+        return
+    space = Space.of(wanted)
+    saving = [text for option in space.options for text in option.memory_advice.saving]
+    recipes = [Recipe(), *(resolve(text) for text in dict.fromkeys(saving))]
+    peaks = {recipe: peak for recipe in recipes if (peak := bench.predicted_peak(recipe)) is not None}
+    if peaks and min(peaks.values()) > limit:
+        least = min(peaks, key=lambda recipe: peaks[recipe])
+        raise UsageError(
+            f"--max-memory {size(limit)} cannot be met: the least that `vivace plan` predicts is "
+            f"{size(peaks[least])}, with {least.text}; give --max-memory {math.ceil(peaks[least] / 1e8) / 10:g}GB"
+        )
+
+
+def _check_baseline(base: Seen | None, bench: Bench) -> None:
+    """Raises:
+    Unsupported: the baseline was not measured, so nothing can be compared with it.
+    """
+    if base is None or not base.is_measured:
+        reason = "it could not be measured" if base is None else f"{base.outcome.value}: {base.reason}"
+        raise Unsupported(
+            f"the baseline of {bench.model} failed here, and recipes are compared with it: {reason}"
+        )
+
+
+def _budget(minutes: float | None, trials: int | None, bench: Bench, began: float) -> Budget:
+    """Return the budget.
+
+    Raises:
+        UsageError: the time does not suffice for the final alone.
+    """
+    if minutes is None and trials is not None:
+        return Trials(trials)
+    clock = Minutes(DEFAULT_MINUTES if minutes is None else minutes, bench, began)
+    spent = time.monotonic() - began
+    assert bench.baseline is not None
+    needed = spent + _ROOM * bench.seconds_of_final([])
+    if minutes is not None and needed > 60 * minutes:
+        raise UsageError(
+            f"--minutes {minutes:g} cannot be met: starting and comparing one recipe with the baseline takes about "
+            f"{seconds(needed)}; give --minutes {math.ceil(needed / 30) / 2 + 0.5:g}"
+        )
+    return clock if trials is None else Both(trials, clock)
+
+
+def _with_more_images(search: Search, bench: Bench, pick: Seen | None) -> Seen | None:
+    """Draw three times as many images of the finalists if too few were why none passed."""
+    if pick is not None or not bench.is_unclear(search.proven) or not search.budget.allows_another_final():
+        return pick
+    unclear = [one.recipe for one in search.proven if one.gate is Gate.UNCLEAR]
+    bench.seeds = MOST_SEEDS
+    search.watcher.final(unclear)
+    search.proven = bench.prove(unclear)
+    search.history += search.proven
+    return search.pick()
+
+
+def _answer(
+    search: Search,
+    bench: Bench,
+    pick: Seen | None,
+    sampler: object,
+    sources: Sequence[Source],
+    spent_s: float,
+    trusted: str | None,
+) -> Tuned:
+    wanted = search.wanted
+    rows = () if bench.last is None else tuple(bench.last.rows(wanted.limits))
+    return Tuned(
+        model=bench.model,
+        device_name=bench.environment.device_name,
+        wanted=wanted,
+        pick=pick,
+        rows=rows,
+        history=tuple(latest(search.history).values()),
+        cut=dict(search.space.cut),
+        notes=tuple(_notes(search, bench, pick, trusted)),
+        store=bench.store,
+        judges=bench.judges,
+        num_trials=search.num_trials,
+        seconds=spent_s,
+        trusted=trusted,
+        explained=tuple(_explained(sampler, search, sources)),
+    )
+
+
+def _notes(search: Search, bench: Bench, pick: Seen | None, trusted: str | None) -> list[str]:
+    found = []
+    if trusted is not None:
+        found.append(f"random weights: quality is taken from {trusted}, a small model of the same kind")
+    elif not bench.judges:
+        found.append(
+            "random weights: quality cannot be judged, so only techniques that keep the picture were searched"
+        )
+    if search.exhausted:
+        found.append("every recipe that promised a gain has been measured")
+    if pick is None:
+        found += _unmet(search)
+    return found
+
+
+def _unmet(search: Search) -> list[str]:
+    """Say which limit no measured recipe kept, and what is nearest."""
+    wanted, found = search.wanted, []
+    measured = [one for one in latest(search.history).values() if one.is_measured]
+    limit, first = wanted.max_memory_bytes, wanted.max_first_call_s
+    peaks = [one for one in measured if one.peak_bytes is not None]
+    if limit is not None and peaks and all((one.peak_bytes or 0) > limit for one in peaks):
+        least = min(peaks, key=lambda one: one.peak_bytes or 0)
+        found.append(
+            f"--max-memory {size(limit)} was not met; nearest is {size(least.peak_bytes or 0)} with {least.recipe.text}"
+        )
+    calls = [one for one in measured if one.first_call_s is not None]
+    if first is not None and calls and all((one.first_call_s or 0) > first for one in calls):
+        quick = min(calls, key=lambda one: one.first_call_s or 0)
+        found.append(
+            f"--max-first-call {seconds(first)} was not met; nearest is {seconds(quick.first_call_s or 0)} with "
+            f"{quick.recipe.text}"
+        )
+    doubtful = [one for one in measured if one.rung is Rung.PROVEN and one.gate is Gate.UNCLEAR]
+    if doubtful:
+        best = max(doubtful, key=lambda one: one.gain or 0.0)
+        found.append(
+            f"{best.recipe.text} was {math.exp(best.gain or 0.0):.2f} times as fast, but its quality is not proven: "
+            f"{best.reason}"
+        )
+    return found
+
+
+def _explained(sampler: object, search: Search, sources: Sequence[Source]) -> list[str]:
+    """Return a line for each technique with what is believed of it, and where that comes from."""
+    if not isinstance(sampler, ModelSampler):
+        return []
+    sampler.learn(search.history)
+    tried = [technique for one in search.history if one.is_measured for technique in one.recipe]
+    options = list(dict.fromkeys([*tried, *search.space.options]))
+    effect = {option: sampler.gain.effect_of(option) for option in options}
+    best = sorted(options, key=lambda option: -effect[option][0])[:_EXPLAINED]
+    width = max(len(option.text) for option in best) if best else 0
+    lines = [
+        f"{option.text:<{width}}  {math.exp(effect[option][0]):.2f}x "
+        f"[{math.exp(effect[option][0] - 1.96 * effect[option][1]):.2f}, "
+        f"{math.exp(effect[option][0] + 1.96 * effect[option][1]):.2f}]"
+        f"{'' if option in tried else '  not tried'}"
+        for option in best
+    ]
+    lines += [f"from {source.name}: {len(source.data)} figures" for source in sources if source.data]
+    reasons = len(search.space.cut)
+    return [*lines, f"{reasons} options were left out before timing (--format json says why)"]

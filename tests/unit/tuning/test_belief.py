@@ -1,0 +1,84 @@
+"""The model of effects learns from few trials, and says how unsure it is."""
+
+import math
+
+import numpy as np
+import pytest
+
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.tuning.belief import Belief, Datum, Effect
+from vivace.tuning.priors import effects, family, known_sources, touched_share
+from vivace.tuning.samplers import improvement
+from vivace.tuning.wanted import Wanted
+
+
+def recipes(*texts: str) -> list[Recipe]:
+    return [resolve(text) for text in texts]
+
+
+def test_effects_add_up() -> None:
+    belief = Belief()
+    belief.learn([Datum(resolve("tiny_vae"), 0.3, 0.01), Datum(resolve("steps(8)"), 0.5, 0.01)])
+    mean, sd = belief.estimate(recipes("tiny_vae+steps(8)", "tiny_vae", "channels_last"))
+    assert mean[0] == pytest.approx(0.8, abs=0.05)
+    assert mean[1] == pytest.approx(0.3, abs=0.01)
+    assert sd[1] < sd[0] < sd[2]  # measured, made of what was measured, unknown
+
+
+def test_a_pair_is_learnt_only_from_recipes_that_have_it() -> None:
+    belief = Belief()
+    singles = [Datum(resolve("tiny_vae"), 0.3, 0.005), Datum(resolve("steps(8)"), 0.5, 0.005)]
+    belief.learn([*singles, Datum(resolve("tiny_vae+steps(8)"), 0.6, 0.005)])
+    mean, _ = belief.estimate(recipes("tiny_vae+steps(8)", "tiny_vae", "tiny_vae+steps(8)+channels_last"))
+    assert mean[0] == pytest.approx(0.6, abs=0.02)
+    assert mean[1] == pytest.approx(0.3, abs=0.03)
+    assert mean[2] == pytest.approx(0.6, abs=0.05)  # the pair's loss is expected of larger recipes
+
+
+def test_another_value_of_a_knob_is_expected_to_be_alike() -> None:
+    belief = Belief()
+    belief.learn([Datum(resolve("deepcache(3)"), 0.6, 0.01)])
+    mean, sd = belief.estimate(recipes("deepcache(5)", "channels_last"))
+    assert 0.1 < mean[0] < 0.6
+    assert sd[0] < sd[1]
+
+
+def test_draws_have_the_mean_and_the_spread_of_the_estimate() -> None:
+    belief = Belief(usual=Effect(0.1, 0.2))
+    belief.learn([Datum(resolve("tiny_vae"), 0.4, 0.1)])
+    asked = recipes("tiny_vae", "tiny_vae+steps(8)")
+    rng = np.random.default_rng(0)
+    drawn = np.array([belief.draw(asked, rng) for _ in range(3000)])
+    mean, sd = belief.estimate(asked)
+    assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
+    assert drawn.std(axis=0) == pytest.approx(sd, rel=0.06)
+
+
+def test_expected_improvement() -> None:
+    found = improvement(np.array([0.0, 0.5, 0.0]), np.array([0.1, 0.1, 0.5]), 0.2)
+    assert found[1] == pytest.approx(0.3, abs=0.001)
+    assert found[0] < found[2] < found[1]
+
+
+def test_what_a_technique_touches_bounds_its_effect() -> None:
+    stages = {"text": 0.1, "steps": 0.8, "vae": 0.1, "other": 0.0}
+    (vae,), (compiled,) = resolve("compile@vae"), resolve("compile")
+    assert touched_share(vae, stages) == pytest.approx(0.1)
+    assert touched_share(compiled, stages) == pytest.approx(0.8)
+    found = effects([vae, compiled], stages, Wanted())
+    assert found["compile@vae"].sd < -math.log(0.9) < found["compile"].sd
+
+
+def test_records_of_the_same_model_and_family_count_most() -> None:
+    assert family("NVIDIA H100 80GB HBM3") == family("NVIDIA H200") == "hopper"
+    assert family("NVIDIA GeForce RTX 4090") == "ada"
+    assert family("AMD EPYC 9B14") is None
+    data = [d for s in known_sources("flux-dev", "NVIDIA H100", Wanted()) for d in s.data]
+    mine = [d for d in data if d.recipe.text == "quantize(fp8)+compile"]
+    assert min(d.error for d in mine) == 0.05
+    elsewhere = [d for s in known_sources("flux-dev", "some CPU", Wanted()) for d in s.data]
+    assert min(d.error for d in elsewhere) == 0.2
+    named = {source.name for source in known_sources("flux-dev", "NVIDIA H200", Wanted(), ("records",))}
+    assert "vivace's records" not in named
+    assert "study 004" in named

@@ -1,0 +1,141 @@
+"""Searches by replay: recorded grids answer in the place of a machine, with noise."""
+
+import dataclasses
+
+import pytest
+
+from benchmarks.tuner import RESULTS, Grid, Simulated, fails_gate, read_grid, regret, replay, trials_of
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.spec.record import Outcome
+from vivace.stats import Gate
+from vivace.tuning.answer import Tuned, why_lost
+from vivace.tuning.samplers import sampler_of
+from vivace.tuning.search import Search, Trials
+from vivace.tuning.seen import Rung, Seen
+from vivace.tuning.space import FixedSpace
+from vivace.tuning.wanted import Wanted
+
+GRIDS = ("tiny-sd", "tiny-flux", "flux-dev-h200")
+
+
+def grid(name: str) -> Grid:
+    return read_grid(RESULTS / f"tuner-grid-{name}.json")
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_what_is_proposed_passes_the_gate(name: str) -> None:
+    found = grid(name)
+    without = ("records",) if "h200" in name else ()
+    searches = [replay(found, "model", trials_of(found, 0.1), seed, without) for seed in range(2)]
+    assert any(search.pick() is not None for search in searches)
+    for search in searches:
+        assert not fails_gate(found, search)
+        assert search.num_trials <= trials_of(found, 0.1)
+
+
+def test_the_h200_grid_is_solved_in_a_tenth_of_its_trials() -> None:
+    """Without the records that the grid is made of: from published studies and the first trials."""
+    found = grid("flux-dev-h200")
+    regrets = sorted(
+        regret(found, replay(found, "model", trials_of(found, 0.1), seed, ("records",))) for seed in range(5)
+    )
+    assert regrets[2] <= 0.02
+
+
+def made(recipes: list[str], **fields: object) -> Search:
+    """Return a search on the grid of tiny-flux in which only some recipes exist."""
+    found = grid("tiny-flux")
+    entries = {resolve(text): found.entries[resolve(text)] for text in ["baseline", *recipes]}
+    small = dataclasses.replace(found, entries=entries)
+    wanted = Wanted(**fields)  # type: ignore[arg-type]
+    space = FixedSpace([resolve(text) for text in recipes], wanted)
+    import numpy as np
+
+    simulated = Simulated(small, np.random.default_rng(0))
+    return Search(wanted, space, sampler_of("model", space), simulated, Trials(9))
+
+
+def test_a_recipe_that_fails_is_never_proposed() -> None:
+    search = made(["prune", "first_block_cache(0.3)"])
+    pick = search.run()
+    assert pick is not None
+    assert pick.recipe.text == "first_block_cache(0.3)"
+    assert {one.recipe.text for one in search.history} >= {"prune", "first_block_cache(0.3)"}
+
+
+def test_limits_of_memory_are_kept_and_a_looser_one_is_named() -> None:
+    search = made(["first_block_cache(0.3)", "tiny_vae"], max_memory_bytes=1.0)
+    assert search.run() is None
+
+
+def test_an_interrupted_search_goes_on_from_its_history() -> None:
+    first = made(["first_block_cache(0.3)", "tiny_vae", "seacache"])
+    first.budget = Trials(2)
+    first.run()
+    second = made(["first_block_cache(0.3)", "tiny_vae", "seacache"])
+    second.history = list(first.history)
+    measured: list[str] = []
+    screen = second.measurer.screen
+    second.measurer.screen = lambda recipes: (measured.extend(r.text for r in recipes), screen(recipes))[1]  # type: ignore[method-assign, func-returns-value]
+    second.run()
+    assert len(measured) == 1
+    assert measured[0] not in {one.recipe.text for one in first.history}
+
+
+def test_an_option_that_fails_alone_leaves_the_space() -> None:
+    search = made(["first_block_cache(0.3)", "tiny_vae"])
+    (option,) = resolve("tiny_vae")
+    search.history = [Seen(resolve("tiny_vae"), Outcome.UNSUPPORTED, Rung.SCREENED, reason="no such VAE")]
+    search._leave_out_failed()
+    assert search.space.cut == {"tiny_vae": "no such VAE"}
+    assert option not in search.space.options
+
+
+def result(text: str, gain: float, **fields: object) -> Seen:
+    seen = Seen(resolve(text), Outcome.MEASURED, Rung.PROVEN, gain, 0.01, 0.01, Gate.PASSED, 1.0, 1e9, 1.0)
+    return dataclasses.replace(seen, **fields)  # type: ignore[arg-type]
+
+
+def answer(pick: Seen, *others: Seen, wanted: Wanted | None = None) -> Tuned:
+    from pathlib import Path
+
+    everything = (pick, *others)
+    return Tuned(
+        "tiny-sd", "a CPU", wanted or Wanted(), pick, (), everything, {}, (), Path(".vivace"), True, 3, 60.0
+    )
+
+
+def test_neighbours_say_why_they_lost() -> None:
+    pick = result("tiny_vae+steps(8)", 0.5)
+    slow = result("tiny_vae", 0.1)
+    ruined = result("tiny_vae+steps(12)", 0.6, gate=Gate.FAILED)
+    found = {n.change: n.reason for n in answer(pick, slow, ruined).neighbours}
+    assert found["without steps(8)"] == "49 % slower"
+    assert found["without tiny_vae"] == "not measured"
+    assert found["steps(12) instead of steps(8)"] == "its quality fails"
+
+
+def test_a_looser_limit_is_named_with_what_it_buys() -> None:
+    wanted = Wanted(max_memory_bytes=2e9)
+    pick, large = result("tiny_vae", 0.1), result("steps(8)", 0.9, peak_bytes=3e9)
+    assert [(one.limit, one.seen.recipe.text) for one in answer(pick, large, wanted=wanted).looser] == [
+        ("--max-memory", "steps(8)")
+    ]
+    assert why_lost(large, pick, wanted, True) == "it takes more memory than allowed"
+
+
+def test_the_front_has_no_recipe_that_another_beats() -> None:
+    pick = result("tiny_vae", 0.5, seconds=0.5)
+    beaten = result("channels_last", 0.1, seconds=0.9)
+    small = result("steps(8)", 0.2, seconds=0.8, peak_bytes=1e8)
+    assert [one.recipe.text for one in answer(pick, beaten, small).front] == ["tiny_vae", "steps(8)"]
+
+
+def test_the_answer_fits_a_terminal() -> None:
+    long = "dtype(bf16)+deepcache(interval=5, branch=2)+compile@denoiser,vae+scheduler(dpmpp_2m)+steps(12)"
+    pick = result(Recipe(tuple(resolve(long))).text, 0.5)
+    text = str(answer(pick, result("tiny_vae", 0.1, seconds=0.4)))
+    above_commands = text.partition("Run it")[0].splitlines()
+    assert max(map(len, above_commands)) <= 80
+    assert f"vivace.load('tiny-sd', {pick.recipe.text!r})" in text

@@ -1,0 +1,118 @@
+"""The space of recipes comes from the techniques' declarations."""
+
+from typing import ClassVar
+
+import pytest
+
+from vivace.contract import Effect, Stage, Target, Technique, knob
+from vivace.errors import RecipeError, UsageError
+from vivace.recipes.resolve import resolve
+from vivace.techniques import TECHNIQUES
+from vivace.tuning.space import FixedSpace, Space, options
+from vivace.tuning.wanted import Wanted, parse_bytes, parse_seconds
+
+
+class Halving(Technique):
+    name: ClassVar[str] = "halving"
+    summary: ClassVar[str] = "a technique of tomorrow"
+    stage: ClassVar[Stage] = Stage.SCHEDULE
+    owns: ClassVar[str] = "halving"
+    same_picture: ClassVar[bool] = True
+
+    share: float = knob(0.5, gt=0, le=1, tune=[0.25, 0.75])
+
+    def unsupported(self, target: Target) -> str | None:
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        return Effect(changed={"share": self.share})
+
+
+def texts(space: Space) -> set[str]:
+    return {option.text for option in space.options}
+
+
+def test_options_are_the_declared_values() -> None:
+    assert [one.text for one in options(TECHNIQUES["steps"])] == ["steps(8)", "steps(12)", "steps(20)"]
+    found = {one.text for one in options(TECHNIQUES["quantize"])}
+    assert {"quantize(int8)", "quantize(fp8)", "quantize(int8)@vae"} <= found
+    assert {one.text for one in options(TECHNIQUES["first_block_cache"])} >= {
+        "first_block_cache",
+        "first_block_cache(0.3)",
+        "first_block_cache(hits=0.5)",
+    }
+
+
+def test_a_new_technique_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TECHNIQUES, "halving", Halving)
+    space = Space.of(Wanted())
+    assert {"halving", "halving(0.25)", "halving(0.75)"} <= texts(space)
+    around = {recipe.text for recipe in space.neighbours(resolve("tiny_vae"))}
+    assert "tiny_vae+halving(0.25)" in around
+
+
+def test_neighbours_never_conflict_and_swap_what_owns_the_slot() -> None:
+    space = Space.of(Wanted())
+    start = resolve("fp16+first_block_cache(0.1)+steps(8)")
+    found = {recipe.text: recipe for recipe in space.neighbours(start)}
+    assert "dtype(fp16)+first_block_cache(0.1)" in found  # one less
+    assert "dtype(bf16)+first_block_cache(0.1)+steps(8)" in found  # one swapped
+    assert "tiny_vae+dtype(fp16)+first_block_cache(0.1)+steps(8)" in found  # one more
+    for recipe in found.values():
+        assert resolve(recipe.text) == recipe  # raises for a conflict
+        assert sum(t.name in ("first_block_cache", "teacache") for t in recipe) <= 1
+
+
+def test_what_cannot_work_is_cut_with_its_reason() -> None:
+    space = Space.of(Wanted(), lambda one: "no CUDA device" if one.name == "cuda_graph" else None)
+    assert space.cut["cuda_graph"] == "no CUDA device"
+    assert "cuda_graph" not in texts(space)
+
+
+def test_same_picture_only() -> None:
+    space = Space.of(Wanted(same_picture_only=True))
+    assert all(option.same_picture for option in space.options)
+    assert "quality" in space.cut["steps"]
+
+
+def test_keep_and_without() -> None:
+    space = Space.of(Wanted(keep=("bf16", "tiny_vae"), without=("steps",)))
+    assert space.base().text == "tiny_vae+dtype(bf16)"
+    around = list(space.neighbours(space.base()))
+    assert around
+    for recipe in [*around, *space.singles()]:
+        assert {"tiny_vae", "dtype"} <= {t.name for t in recipe}
+        assert resolve("bf16").techniques[0] in recipe.techniques
+        assert "steps" not in {t.name for t in recipe}
+
+
+def test_keep_and_without_contradict() -> None:
+    with pytest.raises(UsageError, match="--keep steps and --without steps"):
+        Wanted(keep=("steps(8)",), without=("steps",))
+    with pytest.raises(UsageError, match="--keep tiny_vea: no such technique; did you mean 'tiny_vae'"):
+        Wanted(keep=("tiny_vea",))
+    with pytest.raises(RecipeError, match="keep one"):
+        Wanted(keep=("bf16", "fp16"))
+
+
+def test_a_fixed_space_holds_its_recipes_only() -> None:
+    space = FixedSpace([resolve("tiny_vae"), resolve("tiny_vae+steps(8)")])
+    assert [r.text for r in space.pool(lambda recipes: [0.0] * len(recipes), [])] == [
+        "tiny_vae",
+        "tiny_vae+steps(8)",
+    ]
+    assert not space.holds(resolve("steps(8)"))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("12GB", 12e9), ("8", 8e9), ("1.5 GiB", 1.5 * 2**30), ("900mb", 9e8)]
+)
+def test_amounts_of_memory(text: str, wanted: float) -> None:
+    assert parse_bytes(text) == wanted
+
+
+def test_amounts_that_are_none() -> None:
+    assert parse_seconds("2min") == 120
+    for text in ("", "12 apples", "-3GB", "0", "1e9"):
+        with pytest.raises(UsageError, match="is not"):
+            parse_bytes(text)
