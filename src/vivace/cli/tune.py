@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from vivace.cli import options
-from vivace.cli.bench import parse_gpus
 from vivace.cli.output import check_writable, replace
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
 )
 @click.option(
     "--gpus",
-    callback=parse_gpus,
+    callback=options.parse_gpus,
     metavar="N|all",
     help="Search on so many GPUs of this host; the final runs on one.",
 )
