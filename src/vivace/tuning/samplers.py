@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol
@@ -17,7 +17,7 @@ from vivace.stats import Gate
 from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
 from vivace.tuning.priors import Source
 from vivace.tuning.seen import Rung, Seen, latest
-from vivace.tuning.space import Space
+from vivace.tuning.space import Space, is_usual
 from vivace.tuning.wanted import Wanted
 
 Name = Literal["model", "tpe", "random", "greedy"]
@@ -26,6 +26,7 @@ _SLACK_OF_CHANGES = Effect(-0.01, 0.03)
 _SLACK_OF_SAME = Effect(0.0, 0.01)
 _SLACK_AT_BEST = 0.02
 _SLACK_ERROR = {Rung.SCREENED: 0.05, Rung.JUDGED: 0.008, Rung.PROVEN: 0.004}
+_NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
 _TRIES = 200
 
 
@@ -48,6 +49,7 @@ def sampler_of(
     sources: Sequence[Source] = (),
     effects: dict[str, Effect] | None = None,
     start: Recipe | None = None,
+    seconds_of: Callable[[Recipe], float] | None = None,
     seed: int = 0,
 ) -> Sampler:
     """Return the sampler of that name.
@@ -64,7 +66,7 @@ def sampler_of(
         case "tpe":
             return TpeSampler(space, seed)
         case "model":
-            return ModelSampler(space, rng, tuple(sources), effects or {}, start)
+            return ModelSampler(space, rng, tuple(sources), effects or {}, start, seconds_of)
 
 
 class _AsMeasured:
@@ -143,9 +145,10 @@ class ModelSampler:
         sources: figures of other runs.
         effects: of the goal, by option; see `priors.effects`.
         start: a recipe to begin with.
+        seconds_of: what a trial of a recipe takes, about; improvement is then sought per second.
 
     A recipe has at most one option that no measured recipe has had, so techniques come in one at a time, and what fails
-    is known.
+    is known, and a technique comes in aimed as usual, or as is reported of this model.
     """
 
     space: Space
@@ -153,6 +156,7 @@ class ModelSampler:
     sources: tuple[Source, ...] = ()
     effects: dict[str, Effect] = field(default_factory=dict)
     start: Recipe | None = None
+    seconds_of: Callable[[Recipe], float] | None = None
 
     def __post_init__(self) -> None:
         self.gain = Belief(self.effects)
@@ -165,8 +169,11 @@ class ModelSampler:
         names = {option.name for option in self.space.options}
         every = [d for source in self.sources for d in source.data]
         self._prior_data = merged([d for d in every if {technique.name for technique in d.recipe} <= names])
+        near = [datum.recipe for datum in self._prior_data if datum.error <= _NEAR]
+        self._reported = set().union(*map(texts_of, near))
         self._blame: dict[frozenset[str], float] = {}
         self._tested: set[str] = set()
+        self._tested_names: set[str] = set()
 
     def learn(self, history: Sequence[Seen]) -> None:
         """Take in what has been measured."""
@@ -207,6 +214,7 @@ class ModelSampler:
         self._blame = _blame(history)
         measured = [one.recipe for one in results.values() if one.is_measured]
         self._tested = set().union(*map(texts_of, [*measured, self.space.base()]))
+        self._tested_names = {technique.name for recipe in measured for technique in recipe}
         pool = self.space.pool(self._draw, [self.space.base(), *around])
         pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
@@ -232,7 +240,15 @@ class ModelSampler:
         return [float(value) for value in mean * self._chance(recipes)]
 
     def _is_known_but_for_one(self, recipe: Recipe) -> bool:
-        return len(texts_of(recipe) - self._tested) <= 1
+        if len(texts_of(recipe) - self._tested) > 1:
+            return False
+        return all(
+            technique.name in self._tested_names
+            or technique.text in self._tested
+            or technique.text in self._reported
+            or is_usual(technique)
+            for technique in recipe
+        )
 
     def _draw(self, recipes: list[Recipe]) -> Array:
         found: Array = self.gain.draw(recipes, self.rng) + np.log(self._chance(recipes))
@@ -241,6 +257,8 @@ class ModelSampler:
     def _score(self, recipes: list[Recipe], best: float) -> Array:
         mean, sd = self.gain.estimate(recipes)
         found: Array = improvement(mean, sd, best) * self._chance(recipes)
+        if self.seconds_of is not None:
+            found = found / np.array([self.seconds_of(recipe) for recipe in recipes])
         return found - 100.0 * self._unknown(recipes)
 
     def _unknown(self, recipes: list[Recipe]) -> Array:
@@ -346,8 +364,8 @@ def texts_of(recipe: Recipe) -> frozenset[str]:
 
 def _tries_the_same(recipe: Recipe, other: Recipe, tested: set[str]) -> bool:
     """Whether both would be the first to try an option of the same technique: one of them tells about both."""
-    mine = {text.partition("(")[0] for text in texts_of(recipe) - tested}
-    return bool(mine & {text.partition("(")[0] for text in texts_of(other) - tested})
+    mine = {technique.name for technique in recipe if technique.text not in tested}
+    return any(technique.name in mine for technique in other if technique.text not in tested)
 
 
 def _more(recipe: Recipe, option: Any) -> Recipe | None:

@@ -178,6 +178,8 @@ def tune(
         )
         space = _space(wanted, bench, trusted)
         _check_memory(wanted, bench)
+        told = watcher or Unwatched()
+        told.note(f"{len(space.options)} options, {len(space.cut)} left out; measuring the baseline")
         history, stored = bench.history()
         base = bench.start()
         _check_baseline(base, bench)
@@ -193,6 +195,7 @@ def tune(
             sources=[source for source in sources if source.data],
             effects=effects(space.options, dict(base.stages_s), wanted),
             start=first,
+            seconds_of=None if isinstance(budget, Trials) else bench.seconds_of_trial,
             seed=seed,
         )
         search = Search(
@@ -202,7 +205,7 @@ def tune(
             bench,
             budget,
             judges=bench.judges,
-            watcher=watcher or Unwatched(),
+            watcher=told,
             history=[*history, base],
         )
         pick = search.run()
