@@ -229,9 +229,8 @@ def tuner(names: Sequence[str], seeds: int, gate_runs: int, record: Path | None)
         found[name] = evaluate(grid, seeds, gate_runs, without)
         click.echo(f"{name}: {len(grid.entries)} recipes, best {grid.best.recipe.text}")
         for sampler, result in found[name]["samplers"].items():
-            click.echo(
-                f"  {sampler:8} {result['trials']} median {result['median']}; gate failures {result['failures']}"
-            )
+            click.echo(f"  {sampler:8} median regret by trials {result['median_regret']}")
+        click.echo(f"  gate: {found[name]['gate']}; published recipes: {found[name]['seeds_recipes']}")
     path = record or RESULTS / "tuner-replay.json"
     path.write_text(json.dumps(found, indent=1) + "\n")
     return 0

@@ -236,6 +236,9 @@ class Shown:
         self.minutes = minutes if minutes is not None or trials is not None else 8.0
         self.started = time.monotonic()
 
+    def note(self, text: str) -> None:
+        click.echo(_fit(text, ""), err=True)
+
     def measured(self, one: Seen, history: Sequence[Seen]) -> None:
         from vivace.tuning.search import best_of
 

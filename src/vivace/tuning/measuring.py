@@ -18,6 +18,7 @@ from vivace.benchmark.runner import Progress
 from vivace.benchmark.schedule import comparable
 from vivace.benchmark.store import Store
 from vivace.benchmark.support import ask_support
+from vivace.contract import Trait
 from vivace.models.find import Found
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row, rows_of
@@ -39,6 +40,7 @@ _OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
 """Standard errors of a stored gain as a prediction of this one."""
 _USUAL_OVERHEAD_S = 2.0
 _WARM_UP = 2
+_COMPILING_S = 30.0  # a usual time, on GPUs and for small models on CPUs
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,17 @@ class Bench:
     def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
         found = self._measure(recipes, self._workload(Rung.PROVEN), Rung.PROVEN, judges=self.judges)
         return [one for one in found if one.rung is Rung.PROVEN]
+
+    def seconds_of_trial(self, recipe: Recipe) -> float:
+        """Return about how long a screening takes; compiling counts."""
+        compiled = any(Trait.COMPILED in technique.provides for technique in recipe)
+        base_s = (
+            1.0
+            if self.baseline is None or self.baseline.latency is None
+            else self.baseline.latency.median.point
+        )
+        overhead = statistics.median(self.round_s) if self.round_s else _USUAL_OVERHEAD_S
+        return overhead + 5 * base_s + (_COMPILING_S if compiled else 0.0)
 
     def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
         """Return an estimate of how long the final takes."""

@@ -81,7 +81,7 @@ def _effect(technique: Technique, stages_s: Mapping[str, float] | None, wanted: 
         assert isinstance(extra, dict)
         tune = extra["tune"]
         if isinstance(tune, list) and tune and technique.values[first] not in tune:
-            mean -= 0.05  # its author does not think it worth tuning
+            mean -= 0.08  # its author does not think it worth tuning
     return Effect(mean * min(1.0, reach), max(0.01, min(_LARGEST_SD, 0.5 * reach)))
 
 

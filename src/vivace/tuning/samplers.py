@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from vivace.errors import RecipeError, Unsupported
+from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
 from vivace.tuning.priors import Source
 from vivace.tuning.seen import Rung, Seen, latest
-from vivace.tuning.space import Space
+from vivace.tuning.space import Space, is_usual
 from vivace.tuning.wanted import Wanted
 
 Name = Literal["model", "tpe", "random", "greedy"]
@@ -26,7 +26,8 @@ _SLACK_OF_CHANGES = Effect(-0.01, 0.03)
 _SLACK_OF_SAME = Effect(0.0, 0.01)
 _SLACK_AT_BEST = 0.02
 _SLACK_ERROR = {Rung.SCREENED: 0.05, Rung.JUDGED: 0.008, Rung.PROVEN: 0.004}
-_TRIES = 200
+_NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
+TRIES = 200
 
 
 class Sampler(Protocol):
@@ -48,6 +49,7 @@ def sampler_of(
     sources: Sequence[Source] = (),
     effects: dict[str, Effect] | None = None,
     start: Recipe | None = None,
+    seconds_of: Callable[[Recipe], float] | None = None,
     seed: int = 0,
 ) -> Sampler:
     """Return the sampler of that name.
@@ -62,12 +64,14 @@ def sampler_of(
         case "greedy":
             return GreedySampler(space, rng)
         case "tpe":
+            from vivace.tuning.tpe import TpeSampler
+
             return TpeSampler(space, seed)
         case "model":
-            return ModelSampler(space, rng, tuple(sources), effects or {}, start)
+            return ModelSampler(space, rng, tuple(sources), effects or {}, start, seconds_of)
 
 
-class _AsMeasured:
+class AsMeasured:
     """Takes measurements as they are: a recipe promises what it gained, unless its quality is in doubt."""
 
     def worth(self, results: Sequence[Seen], history: Sequence[Seen]) -> list[float]:
@@ -82,7 +86,7 @@ def _chance_of(one: Seen) -> float:
 
 
 @dataclass
-class RandomSampler(_AsMeasured):
+class RandomSampler(AsMeasured):
     """Random recipes: as many techniques as a recipe has on average, each option as likely as any other."""
 
     space: Space
@@ -96,7 +100,7 @@ class RandomSampler(_AsMeasured):
             left = [recipe for recipe in fixed if recipe not in known and self.space.holds(recipe)]
             order = self.rng.permutation(len(left))[:number]
             return [left[int(i)] for i in order]
-        for _ in range(_TRIES * number):
+        for _ in range(TRIES * number):
             recipe = self.space.base()
             for _ in range(int(self.rng.integers(1, 5))):
                 option = self.space.options[int(self.rng.integers(len(self.space.options)))]
@@ -112,7 +116,7 @@ class RandomSampler(_AsMeasured):
 
 
 @dataclass
-class GreedySampler(_AsMeasured):
+class GreedySampler(AsMeasured):
     """One at a time, as people do: every option alone, then the best one with every other, and so on."""
 
     space: Space
@@ -123,16 +127,16 @@ class GreedySampler(_AsMeasured):
         current = self.space.base()
         best = 0.0
         while True:
-            above = [r for o in self.space.options if (r := _more(current, o)) and self.space.holds(r)]
+            above = [r for o in self.space.options if (r := with_option(current, o)) and self.space.holds(r)]
             left = [recipe for recipe in above if recipe not in results]
             if left:
                 order = self.rng.permutation(len(left))[:number]
                 return [left[int(i)] for i in order]
-            good = [r for r in above if _value(results[r], self.space.wanted) > best]
+            good = [r for r in above if value_of(results[r], self.space.wanted) > best]
             if not good:
                 return []
-            current = max(good, key=lambda r: _value(results[r], self.space.wanted))
-            best = _value(results[current], self.space.wanted)
+            current = max(good, key=lambda r: value_of(results[r], self.space.wanted))
+            best = value_of(results[current], self.space.wanted)
 
 
 @dataclass
@@ -143,9 +147,10 @@ class ModelSampler:
         sources: figures of other runs.
         effects: of the goal, by option; see `priors.effects`.
         start: a recipe to begin with.
+        seconds_of: what a trial of a recipe takes, about; improvement is then sought per second.
 
     A recipe has at most one option that no measured recipe has had, so techniques come in one at a time, and what fails
-    is known.
+    is known, and a technique comes in aimed as usual, or as is reported of this model.
     """
 
     space: Space
@@ -153,6 +158,7 @@ class ModelSampler:
     sources: tuple[Source, ...] = ()
     effects: dict[str, Effect] = field(default_factory=dict)
     start: Recipe | None = None
+    seconds_of: Callable[[Recipe], float] | None = None
 
     def __post_init__(self) -> None:
         self.gain = Belief(self.effects)
@@ -165,8 +171,11 @@ class ModelSampler:
         names = {option.name for option in self.space.options}
         every = [d for source in self.sources for d in source.data]
         self._prior_data = merged([d for d in every if {technique.name for technique in d.recipe} <= names])
+        near = [datum.recipe for datum in self._prior_data if datum.error <= _NEAR]
+        self._reported = set().union(*map(texts_of, near))
         self._blame: dict[frozenset[str], float] = {}
         self._tested: set[str] = set()
+        self._tested_names: set[str] = set()
 
     def learn(self, history: Sequence[Seen]) -> None:
         """Take in what has been measured."""
@@ -202,11 +211,12 @@ class ModelSampler:
             return [self.start]
         chosen: list[Recipe] = []
         proposable = [one for one in results.values() if one.slack is not None or one.recipe.is_baseline]
-        best = max([0.0, *(_value(one, self.space.wanted) for one in proposable)])
-        around = sorted(results, key=lambda r: -_value(results[r], self.space.wanted))[:3]
+        best = max([0.0, *(value_of(one, self.space.wanted) for one in proposable)])
+        around = sorted(results, key=lambda r: -value_of(results[r], self.space.wanted))[:3]
         self._blame = _blame(history)
         measured = [one.recipe for one in results.values() if one.is_measured]
         self._tested = set().union(*map(texts_of, [*measured, self.space.base()]))
+        self._tested_names = {technique.name for recipe in measured for technique in recipe}
         pool = self.space.pool(self._draw, [self.space.base(), *around])
         pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
@@ -232,7 +242,15 @@ class ModelSampler:
         return [float(value) for value in mean * self._chance(recipes)]
 
     def _is_known_but_for_one(self, recipe: Recipe) -> bool:
-        return len(texts_of(recipe) - self._tested) <= 1
+        if len(texts_of(recipe) - self._tested) > 1:
+            return False
+        return all(
+            technique.name in self._tested_names
+            or technique.text in self._tested
+            or technique.text in self._reported
+            or is_usual(technique)
+            for technique in recipe
+        )
 
     def _draw(self, recipes: list[Recipe]) -> Array:
         found: Array = self.gain.draw(recipes, self.rng) + np.log(self._chance(recipes))
@@ -241,6 +259,8 @@ class ModelSampler:
     def _score(self, recipes: list[Recipe], best: float) -> Array:
         mean, sd = self.gain.estimate(recipes)
         found: Array = improvement(mean, sd, best) * self._chance(recipes)
+        if self.seconds_of is not None:
+            found = found / np.array([self.seconds_of(recipe) for recipe in recipes])
         return found - 100.0 * self._unknown(recipes)
 
     def _unknown(self, recipes: list[Recipe]) -> Array:
@@ -260,78 +280,7 @@ class ModelSampler:
         return found
 
 
-class TpeSampler(_AsMeasured):
-    """Optuna's tree-structured Parzen estimator: each technique is a choice between its options and nothing."""
-
-    def __init__(self, space: Space, seed: int) -> None:
-        try:
-            import optuna
-        except ImportError:
-            raise Unsupported("--sampler tpe needs Optuna: pip install 'vivace[tpe]'") from None
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.space = space
-        self._optuna = optuna
-        import warnings
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # multivariate, group and constraints are marked experimental
-            sampler = optuna.samplers.TPESampler(
-                multivariate=True, group=True, constraints_func=_constraints, seed=seed
-            )
-        self._study = optuna.create_study(sampler=sampler, direction="maximize")
-        self._asked: dict[Recipe, Any] = {}
-        self._told: set[Recipe] = set()
-
-    def ask(self, history: Sequence[Seen], number: int) -> list[Recipe]:
-        results = latest(history)
-        self._tell(results)
-        found: list[Recipe] = []
-        for _ in range(_TRIES):
-            trial = self._study.ask()
-            recipe = self._recipe(trial)
-            if recipe is not None and recipe in results:
-                trial.set_user_attr("slack", _constraint(results[recipe]))
-                self._study.tell(trial, _value(results[recipe], self.space.wanted, failed=-1.0))
-                continue
-            if recipe is None or recipe in self._asked or recipe.is_baseline or not self.space.holds(recipe):
-                self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-                continue
-            self._asked[recipe] = trial
-            found.append(recipe)
-            if len(found) == number:
-                break
-        return found
-
-    def _tell(self, results: dict[Recipe, Seen]) -> None:
-        for recipe, one in results.items():
-            if recipe in self._told or recipe not in self._asked:
-                continue
-            self._told.add(recipe)
-            trial = self._asked[recipe]
-            trial.set_user_attr("slack", _constraint(one))
-            self._study.tell(trial, _value(one, self.space.wanted, failed=-1.0))
-
-    def _recipe(self, trial: Any) -> Recipe | None:
-        recipe = Recipe(self.space.wanted.kept)
-        by_name: dict[str, list[Any]] = {}
-        for option in self.space.options:
-            by_name.setdefault(option.name, []).append(option)
-        for name, found in by_name.items():
-            texts = [option.text for option in found]
-            chosen = trial.suggest_categorical(name, ["", *texts])
-            if chosen:
-                more = _more(recipe, found[texts.index(chosen)])
-                if more is None:
-                    return None
-                recipe = more
-        return recipe
-
-
-def _constraints(trial: Any) -> tuple[float, ...]:
-    return (float(trial.user_attrs.get("slack", 0.0)),)
-
-
-def _constraint(one: Seen) -> float:
+def constraint_of(one: Seen) -> float:
     """Return what Optuna calls feasible if it is not above zero."""
     if not one.is_measured:
         return 1.0
@@ -346,11 +295,11 @@ def texts_of(recipe: Recipe) -> frozenset[str]:
 
 def _tries_the_same(recipe: Recipe, other: Recipe, tested: set[str]) -> bool:
     """Whether both would be the first to try an option of the same technique: one of them tells about both."""
-    mine = {text.partition("(")[0] for text in texts_of(recipe) - tested}
-    return bool(mine & {text.partition("(")[0] for text in texts_of(other) - tested})
+    mine = {technique.name for technique in recipe if technique.text not in tested}
+    return any(technique.name in mine for technique in other if technique.text not in tested)
 
 
-def _more(recipe: Recipe, option: Any) -> Recipe | None:
+def with_option(recipe: Recipe, option: Any) -> Recipe | None:
     try:
         return recipe.with_(option)
     except RecipeError:
@@ -373,7 +322,7 @@ def _clipped(slack: float) -> float:
     return min(max(slack, -0.3), _SLACK_AT_BEST)
 
 
-def _value(one: Seen, wanted: Wanted, failed: float = -math.inf) -> float:
+def value_of(one: Seen, wanted: Wanted, failed: float = -math.inf) -> float:
     """Return the gain of a recipe that may be proposed; `failed` for others."""
     if one.gain is None or not one.keeps(wanted) or one.gate is Gate.FAILED or one.is_ruined:
         return failed

@@ -76,6 +76,7 @@ class Trials:
 class Watcher(Protocol):
     """Is told what happens, for a terminal."""
 
+    def note(self, text: str) -> None: ...
     def measured(self, one: Seen, history: Sequence[Seen]) -> None: ...
     def final(self, finalists: Sequence[Recipe]) -> None: ...
 
@@ -83,6 +84,7 @@ class Watcher(Protocol):
 class Unwatched:
     """Nobody watches."""
 
+    def note(self, text: str) -> None: ...
     def measured(self, one: Seen, history: Sequence[Seen]) -> None: ...
     def final(self, finalists: Sequence[Recipe]) -> None: ...
 
@@ -124,6 +126,7 @@ class Search:
             if not recipes:
                 self.exhausted = True
                 break
+            self.watcher.note(f"screening {len(recipes)}: {', '.join(recipe.text for recipe in recipes)}")
             self._note(self.measurer.screen(recipes))
             self._leave_out_failed()
             if self.judges:
@@ -175,6 +178,7 @@ class Search:
         number = math.ceil(PROMOTED * len(screened))
         chosen = [one.recipe for one in self._by_worth(promising)[:number]]
         if chosen:
+            self.watcher.note(f"judging the quality of {len(chosen)}")
             self._note(self.measurer.judge(chosen))
 
     def _by_worth(self, found: Sequence[Seen]) -> list[Seen]:

@@ -53,6 +53,11 @@ def options(kind: type[Technique]) -> list[Technique]:
     return list(dict.fromkeys(one for one in found if one is not None))
 
 
+def is_usual(technique: Technique) -> bool:
+    """Whether it is aimed as usual."""
+    return technique.targets == type(technique).default_targets
+
+
 def variants(technique: Technique) -> Iterator[Technique]:
     """Yield the technique with one knob or its targets changed."""
     kind = type(technique)

@@ -8,7 +8,7 @@ from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.errors import RecipeError, UsageError
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
-from vivace.tuning.space import FixedSpace, Space, options
+from vivace.tuning.space import FixedSpace, Space, is_usual, options
 from vivace.tuning.wanted import Wanted, parse_bytes, parse_seconds
 
 
@@ -41,6 +41,12 @@ def test_options_are_the_declared_values() -> None:
         "first_block_cache(0.3)",
         "first_block_cache(hits=0.5)",
     }
+
+
+def test_a_technique_comes_in_with_a_usual_option() -> None:
+    usual = {one.text for one in options(TECHNIQUES["compile"]) if is_usual(one)}
+    assert "compile" in usual
+    assert not any("@" in text for text in usual)
 
 
 def test_a_new_technique_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:

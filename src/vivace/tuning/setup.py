@@ -1,0 +1,202 @@
+"""What a search starts with: its space, its budget, and the checks of what was asked."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vivace.benchmark.store import Store
+from vivace.benchmark.support import ask_support
+from vivace.contract import Technique
+from vivace.errors import StoreError, Unsupported, UsageError
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import SYNTHETIC, Found
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.report.rows import rows_of
+from vivace.report.summary import seconds, size
+from vivace.spec.limits import Limits
+from vivace.stats import Gate
+from vivace.tuning.measuring import Bench
+from vivace.tuning.search import Budget, Trials
+from vivace.tuning.seen import Seen
+from vivace.tuning.space import Space
+from vivace.tuning.wanted import Wanted
+
+DEFAULT_MINUTES = 8.0
+_ROOM = 1.25  # a final may take this much longer than estimated
+
+
+@dataclass
+class Minutes:
+    """A budget of time that keeps enough for the final."""
+
+    minutes: float
+    bench: Bench
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        return 60 * self.minutes - (time.monotonic() - self.started)
+
+    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+        return self.left_s < _ROOM * self.bench.seconds_of_final(finalists)
+
+    def allows_another_final(self) -> bool:
+        return self.left_s > 0
+
+
+@dataclass
+class Both:
+    """A budget of trials and of time."""
+
+    number: int
+    time: Minutes
+
+    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+        return num_trials >= self.number or self.time.is_over(num_trials, finalists)
+
+    def allows_another_final(self) -> bool:
+        return self.time.allows_another_final()
+
+
+def start_of(text: str | None, wanted: Wanted) -> Recipe | None:
+    """Return the recipe to begin with.
+
+    Raises:
+        UsageError: it lacks what is to be kept, or has what is not allowed.
+    """
+    if text is None:
+        return None
+    recipe = resolve(text)
+    for technique in recipe:
+        if technique.name in wanted.without:
+            raise UsageError(f"--start {text} has {technique.name}, which --without {technique.name} forbids")
+        if not wanted.allows(technique):
+            raise UsageError(
+                f"--start {text}: {technique.text} changes the picture, and with random weights quality cannot be "
+                "judged; add --trust-quality-of NAME, or leave it out"
+            )
+    if not wanted.has_kept(recipe):
+        raise UsageError(
+            f"--start {text} lacks {', '.join(wanted.keep)}, which --keep wants; add it to --start"
+        )
+    return recipe
+
+
+def space_of(wanted: Wanted, bench: Bench, trusted: frozenset[Recipe] | None) -> Space:
+    """Return the space without what this machine or model does not support.
+
+    Raises:
+        Unsupported: that includes a technique that is to be kept.
+    """
+    every = [option.text for option in Space.of(wanted).options]
+    reasons = ask_support(bench.launcher, bench.model, every, bench.device)
+
+    def why_not(technique: Technique) -> str | None:
+        is_known = technique.same_picture or trusted is None
+        if not is_known and not any(technique in recipe.techniques for recipe in trusted or ()):
+            return "the trusted model was not seen to keep its quality with it"
+        return reasons.get(technique.text)
+
+    space = Space.of(wanted, why_not)
+    space.trusted = trusted
+    for technique in wanted.kept:
+        if (why := space.cut.get(technique.text)) is not None:
+            raise Unsupported(f"--keep {technique.text}: {why}")
+    for name in wanted.kept_names:
+        if not any(option.name == name for option in space.options):
+            why = next((why for text, why in space.cut.items() if text.startswith(name)), "it has no option")
+            raise Unsupported(f"--keep {name}: {why}")
+    return space
+
+
+def trusted_recipes(name: str, found: Found, store: Path, limits: Limits) -> frozenset[Recipe]:
+    """Return the recipes that kept the quality of an embedded model, as the store has seen.
+
+    Raises:
+        UsageError: it is not of the same kind, or nothing is known of it.
+    """
+    entry = CATALOGUE.get(name)
+    mine = CATALOGUE.get(found.model.name.removeprefix(SYNTHETIC))
+    if entry is None or name.startswith(SYNTHETIC):
+        raise UsageError(f"--trust-quality-of {name}: give an embedded model, e.g. tiny-flux")
+    if mine is not None and entry.pipeline != mine.pipeline:
+        same = [e.name for e in CATALOGUE.values() if e.pipeline == mine.pipeline and e.scorer is not None]
+        instead = f"; of the same kind {'is' if len(same) == 1 else 'are'} {', '.join(same)}" if same else ""
+        raise UsageError(
+            f"--trust-quality-of {name}: it is a {entry.pipeline}, and {found.model.name} a {mine.pipeline}{instead}"
+        )
+    passed: set[Recipe] = set()
+    try:
+        with Store.read_only(store) as opened:
+            for run in opened.runs():
+                records = [record for key in run.keys if (record := opened.record(key)) is not None]
+                if not records or records[0].trial.model.name != name:
+                    continue
+                for row in rows_of(records, opened.quality_pass(run), limits):
+                    if row.judgement is not None and row.judgement.gate is Gate.PASSED:
+                        passed.add(Recipe.from_spec(row.record.trial.recipe))
+    except StoreError:
+        pass
+    if not passed:
+        raise UsageError(
+            f"--trust-quality-of {name}: the store {store} has not seen any recipe keep its quality; run "
+            f"`vivace tune {name}` first"
+        )
+    return frozenset(passed)
+
+
+def check_memory(wanted: Wanted, bench: Bench) -> None:
+    """Refuse a limit of memory that no recipe which saves memory is predicted to keep.
+
+    Raises:
+        UsageError: naming the least that is predicted.
+    """
+    limit = wanted.max_memory_bytes
+    if limit is None or bench.environment.device != "cuda":
+        return
+    space = Space.of(wanted)
+    saving = [text for option in space.options for text in option.memory_advice.saving]
+    recipes = [Recipe(), *(resolve(text) for text in dict.fromkeys(saving))]
+    peaks = {recipe: peak for recipe in recipes if (peak := bench.predicted_peak(recipe)) is not None}
+    if peaks and min(peaks.values()) > limit:
+        least = min(peaks, key=lambda recipe: peaks[recipe])
+        raise UsageError(
+            f"--max-memory {size(limit)} cannot be met: the least that `vivace plan` predicts is "
+            f"{size(peaks[least])}, with {least.text}; give --max-memory {math.ceil(peaks[least] / 1e8) / 10:g}GB"
+        )
+
+
+def check_baseline(base: Seen | None, bench: Bench) -> None:
+    """Raises:
+    Unsupported: the baseline was not measured, so nothing can be compared with it.
+    """
+    if base is None or not base.is_measured:
+        reason = "it could not be measured" if base is None else f"{base.outcome.value}: {base.reason}"
+        raise Unsupported(
+            f"the baseline of {bench.model} failed here, and recipes are compared with it: {reason}"
+        )
+
+
+def budget_of(minutes: float | None, trials: int | None, bench: Bench, began: float) -> Budget:
+    """Return the budget.
+
+    Raises:
+        UsageError: the time does not suffice for the final alone.
+    """
+    if minutes is None and trials is not None:
+        return Trials(trials)
+    clock = Minutes(DEFAULT_MINUTES if minutes is None else minutes, bench, began)
+    spent = time.monotonic() - began
+    assert bench.baseline is not None
+    needed = spent + _ROOM * bench.seconds_of_final([])
+    if minutes is not None and needed > 60 * minutes:
+        raise UsageError(
+            f"--minutes {minutes:g} cannot be met: starting and comparing one recipe with the baseline takes about "
+            f"{seconds(needed)}; give --minutes {math.ceil(needed / 30) / 2 + 0.5:g}"
+        )
+    return clock if trials is None else Both(trials, clock)
