@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import vivace
-from docs import generate
+from docs import generate, page_image
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = ROOT / "src" / "vivace" / "models" / "weights"
@@ -94,6 +94,11 @@ def test_issue_forms_are_valid(form: Path) -> None:
     fields = [field for field in content["body"] if field["type"] != "markdown"]
     assert len({field["id"] for field in fields}) == len(fields)
     assert all(field["attributes"]["label"] for field in fields)
+
+
+def test_the_picture_of_the_readme_shows_its_record() -> None:
+    """`python -m docs.page_image` compares the page's speed-ups and verdicts with the record's."""
+    assert "was the fastest" in page_image.page()
 
 
 def test_the_record_of_the_readme_is_consistent() -> None:

@@ -1,13 +1,17 @@
 """Commands as a user types them, in a separate process where the process itself is under test."""
 
+import base64
 import csv
 import io
 import json
 import os
+import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -152,11 +156,23 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
     )
     assert [row["fidelity"] for row in json.loads(plain.stdout)] == [None, None]
 
-    page = vivace(tmp_path, "report", "-o", "page.html").stdout.strip()
+    page = vivace(tmp_path, "report", "-o", "page.html", "--title", "Of one's own").stdout.strip()
     html = (tmp_path / page).read_text()
+    assert "<title>Of one&#39;s own · vivace</title>" in html
     assert "attention(cudnn)" in html
     assert "data:image/png;base64," in html
     assert "http://" not in html.replace("http://www.w3.org", "")
+    files = dict(re.findall(r'download="([^"]*)" href="data:[^,"]*,([^"]*)"', html))
+    files = {Path(name).suffix: base64.b64decode(content).decode() for name, content in files.items()}
+    assert files[".csv"] == again.stdout
+    assert files[".json"] == done.stdout
+
+    (tmp_path / "prompts.txt").write_text(files[".txt"])
+    _, whole = re.findall(r'<pre class="command"><code>(.*?)</code>', html, re.DOTALL)
+    words = shlex.split(unescape(whole).replace("\\\n", ""))
+    same = vivace(tmp_path, *words[1:], "--repeats", "1", "--format", "json", code=4)
+    assert "tiny-sd: 3 rounds, 3 already measured" in same.stderr, "the page's command is this comparison's"
+    assert same.stdout == done.stdout
 
 
 def test_an_interrupted_bench_keeps_its_rounds(tmp_path: Path) -> None:
