@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from vivace.contract import DENOISERS
+from vivace.contract import DENOISERS, Stage
 from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import Weightless
@@ -24,7 +24,7 @@ _WORTH_IT = 0.99
 _SMALLEST = 256
 """Smallest proposed side, pixels."""
 _FREE, _UNKNOWN = 1.0, 0.9
-"""Assumed speed-up of a change of the VAE alone, and of others that no record knows."""
+"""Assumed speed-up of a change of the precision or of the VAE alone, and of others that no record knows."""
 SpeedOf = Callable[[str], float | None]
 
 
@@ -179,13 +179,16 @@ def _saving_recipes(speed_of: SpeedOf) -> list[str]:
             if speed is not None and compiled is not None and compiled > speed:
                 recipe, speed = together, compiled
             elif speed is None:
-                speed = _FREE if _touches_vae_only(recipe) else _UNKNOWN
+                speed = _FREE if _costs_no_time(recipe) else _UNKNOWN
             found.append((not technique.same_picture, -speed, recipe))
     return [recipe for *_, recipe in sorted(found, key=lambda one: one[:2])]
 
 
-def _touches_vae_only(recipe: str) -> bool:
-    return all(technique.targets == ("vae",) for technique in resolve(recipe))
+def _costs_no_time(recipe: str) -> bool:
+    """Whether it lowers the precision, or changes the VAE alone, which runs once per image."""
+    return all(
+        technique.stage is Stage.PRECISION or technique.targets == ("vae",) for technique in resolve(recipe)
+    )
 
 
 def _replacing(recipe: Recipe, added: str) -> Recipe | None:
