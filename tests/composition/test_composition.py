@@ -32,7 +32,7 @@ from vivace.techniques import TECHNIQUES
 from vivace.techniques.compile import Compile
 
 PAIRS, RANDOM = 25, 15
-NUM_QUICK = 4
+NUM_QUICK = 2
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,7 @@ def test_the_sample_has_every_technique_and_both_models() -> None:
     assert {case.model for case in cases} == set(MODELS)
 
 
+@pytest.mark.long
 def test_random_recipes_are_legal_different_and_the_same_each_time() -> None:
     recipes = random_recipes()
     assert recipes == random_recipes()

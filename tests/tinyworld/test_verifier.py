@@ -38,6 +38,7 @@ def ruined(kind, pictures):
 
 
 @pytest.mark.parametrize("kind", ["noise", "black", "gray", "red", "clouds"])
+@pytest.mark.long
 def test_ruined_pictures_score_nothing(true_scenes, kind):
     pictures, said, _ = true_scenes
     result = accuracy(ruined(kind, pictures[:60]), said[:60])
@@ -48,6 +49,7 @@ def test_ruined_pictures_score_nothing(true_scenes, kind):
         assert result[attribute] == 0, result
 
 
+@pytest.mark.long
 def test_pictures_of_other_captions_score_as_chance(true_scenes):
     pictures, said, _ = true_scenes
     result = accuracy(pictures[:300], said[300:600])
@@ -57,6 +59,7 @@ def test_pictures_of_other_captions_score_as_chance(true_scenes):
     assert result["everything"] < 0.05
 
 
+@pytest.mark.long
 def test_a_blurred_picture_loses_its_shapes_first(true_scenes):
     pictures, said, _ = true_scenes
     result = accuracy(ndimage.gaussian_filter(pictures[:100], (0, 4, 4, 0)), said[:100])
@@ -74,6 +77,7 @@ def test_jpeg_loses_nothing_to_the_eye_and_to_the_verifier(true_scenes, subsampl
         assert verifier.verify(np.asarray(Image.open(file)), caption).right, caption
 
 
+@pytest.mark.long
 def test_an_object_is_painted_over(true_scenes):
     pictures, said, described = true_scenes
     for picture, caption, full in zip(pictures[:40], said[:40], described[:40], strict=True):
@@ -85,6 +89,7 @@ def test_an_object_is_painted_over(true_scenes):
         assert not verifier.verify(verifier.without(picture, found[-1][1]), caption).right
 
 
+@pytest.mark.long
 def test_each_kind_of_mistake_is_seen(true_scenes):
     pictures, _, described = true_scenes
     seen = 0

@@ -49,6 +49,7 @@ class Tuned:
         rows: the final: the baseline, the pick and the runner-up, interleaved.
         history: every result, the most thorough of each recipe.
         cut: options that were left out, with the reason.
+        size: steps, guidance, height and width that are not the model's own, as options of `vivace generate`.
         notes: what a reader must know: what quality rests on, which limit could not be met.
     """
 
@@ -65,6 +66,7 @@ class Tuned:
     num_trials: int
     seconds: float
     trusted: str | None = None
+    size: tuple[tuple[str, int | float], ...] = ()
     explained: tuple[str, ...] = ()
 
     @property
@@ -100,9 +102,10 @@ class Tuned:
     def commands(self) -> list[str]:
         """The lines that run the pick."""
         quoted = shlex.quote(self.recipe)
+        own = "".join(f" --{name.replace('_', '-')} {value:g}" for name, value in self.size)
         return [
-            f'vivace generate "a prompt" --model {self.model} --recipe {quoted}',
-            f"vivace export --model {self.model} --recipe {quoted} -o draw.py",
+            f'vivace generate "a prompt" --model {self.model} --recipe {quoted}{own}',
+            f"vivace export --model {self.model} --recipe {quoted}{own} -o draw.py",
             f"vivace.load({self.model!r}, {self.recipe!r})",
         ]
 

@@ -239,7 +239,12 @@ class ModelSampler:
         self._blame = _blame(history)
         recipes = [one.recipe for one in results]
         mean, _ = self.gain.estimate(recipes)
-        return [float(value) for value in mean * self._chance(recipes)]
+        chance = self._chance(recipes)
+        # Of quality a recipe's own images say more than those of recipes like it.
+        own = [
+            _chance_of(one) if one.slack is not None else float(chance[k]) for k, one in enumerate(results)
+        ]
+        return [float(gain) * probability for gain, probability in zip(mean, own, strict=True)]
 
     def _is_known_but_for_one(self, recipe: Recipe) -> bool:
         if len(texts_of(recipe) - self._tested) > 1:

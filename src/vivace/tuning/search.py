@@ -25,6 +25,8 @@ PROMOTED = 0.5
 _FINALS = 4
 """Finals at most: a finalist whose quality is not proven makes room for the next one."""
 _WORTH_A_FINAL = 0.01
+_CARE = 3
+"""The power of the probability to pass, beyond what a recipe is worth, by which the careful finalist is chosen."""
 _MOST_REFUSED = 40  # recipes that are refused without being measured, one after the other
 _REACH = 0.10
 """A recipe this much slower than the best so far, or two standard errors, is not worth judging."""
@@ -213,7 +215,7 @@ class Search:
                 if self.budget.is_over(0, found[:FINALISTS]):
                     break
                 found = [one for one in self._promising_more(found, pick) if one.recipe not in tried]
-            finalists = [one.recipe for one in found[:FINALISTS]]
+            finalists = [one.recipe for one in self._finalists(found)]
             if not finalists or set(finalists) <= tried:
                 break
             if pick is not None:  # what is compared is measured side by side
@@ -225,6 +227,20 @@ class Search:
             self.proven = self.measurer.prove(finalists)
             self._note(self.proven)
         return self.pick()
+
+    def _finalists(self, found: Sequence[Seen]) -> list[Seen]:
+        """Return the most promising candidates; one of them is likely to pass, so that a final ends with an answer."""
+        chosen = list(found[:FINALISTS])
+        if len(found) > FINALISTS:
+            worth = self.sampler.worth(found, self.history)
+            careful = [
+                value * (max(value, 0.0) / _gain(one)) ** _CARE
+                for one, value in zip(found, worth, strict=True)
+            ]
+            surest = found[careful.index(max(careful))]
+            if surest not in chosen:
+                chosen[-1] = surest
+        return chosen
 
     def _promising_more(self, found: Sequence[Seen], pick: Seen) -> list[Seen]:
         """Return the candidates that would win if their quality passed, and probably does."""

@@ -63,7 +63,7 @@ def _pick(tuned: Tuned) -> Iterator[str]:
     assert baseline.latency is not None
     if row.speedup is not None:
         sure = {Verdict.FASTER: "", Verdict.SAME: " (no faster beyond 1 %)"}.get(
-            row.verdict or Verdict.UNCLEAR, " (not certain: the interval includes no gain, or few rounds)"
+            row.verdict or Verdict.UNCLEAR, " (unclear: too noisy to be certain)"
         )
         yield from _wrapped(
             f"speed    {ratio(row.speedup)} the baseline's, {seconds(row.latency.median.point)} an image "

@@ -61,6 +61,7 @@ def pictures(record: Record, store: Path) -> list[np.ndarray]:
     return [np.asarray(Image.open(io.BytesIO(path.read_bytes())), dtype=int) for path in paths]
 
 
+@pytest.mark.long
 def test_a_batch_generates_the_same_images_and_times_are_per_image(tmp_path: Path) -> None:
     alone, together = bench(tmp_path), bench(tmp_path, batch=2)
     assert [p.prompt for p in together.rounds[0].pictures] == PROMPTS

@@ -80,6 +80,7 @@ def test_the_noise_floor_is_generated_once(tmp_path: Path, monkeypatch: pytest.M
     assert (floor.recipe, floor.reason, len(floor.pictures)) == ("attention(math)", None, 6)
 
 
+@pytest.mark.long
 def test_a_baseline_with_its_own_attention_gets_another_noise_floor(tmp_path: Path) -> None:
     records = vivace.bench(
         "tiny-sd", ["attention(math)"], num_inference_steps=1, timing=TIMING, store=tmp_path, device="cpu"
@@ -111,6 +112,7 @@ def test_a_wrong_scorer_is_reported_before_measuring(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.long
 def test_two_models_in_one_command_have_two_tables_and_one_page(tmp_path: Path) -> None:
     folder = Path(vivace.__file__).parent / "models/weights/tiny-sd"
     models = ["--model", "tiny-sd", "--model", str(folder)]

@@ -103,6 +103,7 @@ def test_predictions_use_the_gpu_of_the_record() -> None:
     assert (machine.device, machine.device_name, machine.capability) == ("cuda", "a test GPU", (9, 0))
 
 
+@pytest.mark.long
 def test_bench_prints_predictions_after_measuring_unless_declined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

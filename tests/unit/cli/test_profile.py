@@ -19,6 +19,7 @@ from vivace.spec.profiling import MemoryTimeline, Profile
 SHORT = ("--steps", "2", "--warmup", "2", "--calls", "2", "--device", "cpu")
 
 
+@pytest.mark.long
 def test_two_recipes_side_by_side_with_traces(tmp_path: Path) -> None:
     done = said(
         tmp_path, "profile", *SHORT, "--recipe", "tiny_vae", "--against", "baseline", "--trace", "t.json.gz",

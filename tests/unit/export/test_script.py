@@ -390,6 +390,7 @@ def test_the_docs_show_what_is_really_written() -> None:
     assert re.sub(r"Written by .*?\n\"", 'Written by\n"', shown, flags=re.DOTALL) == text
 
 
+@pytest.mark.long
 def test_what_adapts_to_prompts_is_given_the_scripts_own(scripts: Path) -> None:
     written = write("tiny-sd", "quantize(fp8_static, pictures=1)+steps(2)")
     assert f'prompts=["{PROMPT}"]' in written.text

@@ -152,6 +152,7 @@ def test_a_trial_is_predicted_as_it_would_be_measured() -> None:
     assert predict_trial(trial) == of("tiny-sd", "tiny_vae")
 
 
+@pytest.mark.long
 def test_what_the_other_gpus_of_a_shared_picture_hold() -> None:
     alone, shared = (
         of("synthetic:flux-dev", "int8"),
@@ -195,6 +196,7 @@ def _each_prediction_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "predict", once)
 
 
+@pytest.mark.long
 def test_what_stands_in_the_way_of_a_change_makes_way() -> None:
     """Compiled whole, a denoiser would have to be on the GPU whole."""
     model, recipe = (

@@ -104,7 +104,7 @@ def test_groups_are_not_split_off_one_that_is_bound_to_a_gpu() -> None:
         dist.destroy_process_group()
 
 
-# Whole processes, whose peers are started as a user's are. Each imports for seconds, so they start together.
+# Whole processes, whose peers are started as a user's are.
 
 _DRAWS_UNTIL_KILLED = """
 import vivace
@@ -138,23 +138,20 @@ def _start(command: list[str]) -> Any:
     )
 
 
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    generate = [sys.executable, "-m", "vivace", "generate", "a red circle", "--model", "tiny-sd"]
-    generate += ["--recipe", "parallel(cfg)+steps(1000)", "--num-images", "50", "--out"]
-    folder = tmp_path_factory.mktemp("out")
-    processes = {
-        "script": _start([sys.executable, "-c", _DRAWS_UNTIL_KILLED]),
-        "terminal": _start([*generate, str(folder / "terminal")]),
-        "first": _start([*generate, str(folder / "first")]),
-    }
+@pytest.fixture
+def started(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """A process that draws with a peer until it is ended: a script, or `vivace generate` where that is the parameter."""
+    command = [sys.executable, "-c", _DRAWS_UNTIL_KILLED]
+    if getattr(request, "param", "script") == "generate":
+        command = [sys.executable, "-m", "vivace", "generate", "a red circle", "--model", "tiny-sd"]
+        command += ["--recipe", "parallel(cfg)+steps(1000)", "--num-images", "50", "--out", str(tmp_path)]
+    process = _start(command)
     try:
-        yield processes
+        yield process
     finally:
-        for process in processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def _with_peer(process: Any) -> list[int]:
@@ -169,23 +166,21 @@ def _with_peer(process: Any) -> list[int]:
 
 
 @pytest.mark.long
-def test_nothing_outlives_the_primary_process(started: dict[str, Any]) -> None:
-    primary = started["script"]
-    found = _with_peer(primary)
+def test_nothing_outlives_the_primary_process(started: Any) -> None:
+    found = _with_peer(started)
     assert len(found) == 2
-    primary.kill()
-    primary.wait()
+    started.kill()
+    started.wait()
     assert all(ends(pid) for pid in found)
 
 
+@pytest.mark.parametrize("started", ["generate"], indirect=True)
 @pytest.mark.parametrize("to_all", [True, False], ids=["as a terminal does", "to the first process alone"])
-def test_generate_interrupted_leaves_no_process_and_no_traceback(
-    started: dict[str, Any], to_all: bool
-) -> None:
-    process = started["terminal" if to_all else "first"]
-    _with_peer(process)
-    (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
+@pytest.mark.quick("*as a terminal does*")
+def test_generate_interrupted_leaves_no_process_and_no_traceback(started: Any, to_all: bool) -> None:
+    _with_peer(started)
+    (os.killpg if to_all else os.kill)(started.pid, signal.SIGINT)
+    said, _ = started.communicate(timeout=60)
+    assert started.returncode == 130
     assert "Traceback" not in said
-    assert _of_session(process.pid) == {}
+    assert _of_session(started.pid) == {}

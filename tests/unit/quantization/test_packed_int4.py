@@ -70,6 +70,7 @@ def test_the_kernel_is_not_called_while_a_compiler_traces(monkeypatch: pytest.Mo
     assert not takes_kernel(seen)
 
 
+@pytest.mark.long
 def test_another_process_gets_the_same_weights() -> None:
     made = pack(torch.randn(4, 64))
     program = "import sys, pickle; print(pickle.load(sys.stdin.buffer).dequantize().sum().item())"

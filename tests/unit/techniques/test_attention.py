@@ -102,6 +102,7 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.long
 def test_flex_draws_the_same_picture_and_is_named() -> None:
     made = session("flux", "attention(flex)@denoiser,vae")
     call = {"num_inference_steps": 1}

@@ -168,6 +168,7 @@ def test_what_is_measured() -> None:
     assert not pipe.transformer.norm_out._forward_pre_hooks
 
 
+@pytest.mark.long
 def test_calibrating_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     with pytest.raises(
         Unsupported, match=r"measure one, once: vivace calibrate magcache --model tiny-flux; or give"

@@ -148,6 +148,7 @@ def of_even_flux(recipe: str = "baseline", **call: Any) -> np.ndarray:
 _EXPECTED: dict[str, np.ndarray] = {}
 
 
+@pytest.mark.long
 def test_even_heads_compile_and_uneven_tokens_are_refused() -> None:
     expected = of_even_flux()
     with vivace.apply(even_flux(), "parallel(ulysses)+compile(backend=eager)") as sharded:
@@ -298,6 +299,7 @@ cuda_graph.cuda_capturer = lambda: record
 """
 
 
+@pytest.mark.long
 def test_all_capture_and_replay_at_the_same_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a recorder that runs on a CPU, here and in the peer."""
     monkeypatch.setattr(cuda_graph, "cuda_capturer", cuda_graph.cuda_capturer)

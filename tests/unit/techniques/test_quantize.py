@@ -405,6 +405,7 @@ def test_a_pipeline_without_weights_takes_as_much(scheme: str) -> None:
     assert predicted == pytest.approx(held, rel=0.001)
 
 
+@pytest.mark.long
 def test_int4_on_a_gpu_is_two_weights_a_byte() -> None:
     for before, after in (("steps(1)", "steps(1)+int4"), ("bf16", "bf16+int4")):
         parts = ({c.name: c for c in of("sd15", recipe).components} for recipe in (before, after))

@@ -80,6 +80,7 @@ def test_scales_are_the_largest_inputs_seen(cache: Path) -> None:
         (f"fuse_qkv+{RECIPE}", PROMPTS),
     ],
 )
+@pytest.mark.long
 def test_other_questions_have_other_scales(cache: Path, recipe: str, prompts: list[str]) -> None:
     opened()
     if "skip" in recipe:
@@ -111,6 +112,7 @@ def test_a_cache_that_cannot_be_written_to_costs_the_file_alone(tmp_path: Path, 
     assert made.effects["quantize@denoiser"]["scales_file"] == "not kept"
 
 
+@pytest.mark.long
 def test_a_pipeline_of_the_users_own(cache: Path) -> None:
     with pytest.raises(Unsupported, match=r"there are no prompts; give some: vivace.apply\(pipe"):
         session("sd", RECIPE)
@@ -133,6 +135,7 @@ def test_layers_that_were_never_called_are_left_alone(cache: Path) -> None:
     assert again.evidence() == made.evidence()
 
 
+@pytest.mark.long
 def test_a_prompt_of_zeros(cache: Path) -> None:
     made = vivace.apply(build("sdxl"), "quantize(fp8_static, pictures=1)", prompts=["a star"])
     assert psnr(draw(made), drawn("sdxl")) > 25

@@ -29,6 +29,7 @@ CALL: dict[str, dict[str, Any]] = {
     ("family", "sampler"), [*(("sd", name) for name in SD), *(("flux", name) for name in FLUX)]
 )
 @pytest.mark.quick("sd-dpmpp_2m", "flux-flow_lcm")
+@pytest.mark.long
 def test_it_draws_what_the_prompt_says_and_the_seed_alone_decides(family: str, sampler: str) -> None:
     if sampler == "dpmpp_sde":
         pytest.importorskip("torchsde")

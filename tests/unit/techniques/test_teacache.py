@@ -169,6 +169,7 @@ def test_batches() -> None:
 
 @pytest.mark.parametrize(("recipe", "graphs"), [("teacache(hits=0.5)", 2), ("teacache(0.3)", 3)])
 @pytest.mark.quick("teacache(0.3)-3")
+@pytest.mark.long
 def test_compiled_it_has_no_break(recipe: str, graphs: int, cache: Path) -> None:
     alone = draw(with_fit(recipe), **CALL)
     made = with_fit(f"{recipe}+compile(backend=eager)")
@@ -307,6 +308,7 @@ def test_what_is_watched_is_what_changes() -> None:
     assert not transformer.transformer_blocks[0].norm1._forward_hooks
 
 
+@pytest.mark.long
 def test_calibrating_by_hand(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:

@@ -24,7 +24,8 @@ def grid(name: str) -> Grid:
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_what_is_proposed_passes_the_gate(name: str) -> None:
+def test_only_what_passed_its_final_is_proposed(name: str) -> None:
+    """Of the search's logic alone: the simulated final is the record's own verdict."""
     found = grid(name)
     without = ("records",) if "h200" in name else ()
     searches = [replay(found, "model", trials_of(found, 0.1), seed, without) for seed in range(2)]
