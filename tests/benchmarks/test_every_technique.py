@@ -221,7 +221,9 @@ def test_what_compiles_is_compiled_beside_each_other_into_a_record_of_its_own(
     assert capfd.readouterr().out == "all compiled already\n"
     first_calls_file(tmp_path / "record.json").unlink()
     make_all_small(monkeypatch)
-    monkeypatch.setattr(every_technique, "has_moved", lambda *_: None)  # on a busy machine a row would stay open
+    monkeypatch.setattr(
+        every_technique, "has_moved", lambda *_: None
+    )  # on a busy machine a row would stay open
     assert run(command, [MODEL, *_paths(tmp_path), *QUICK, *_only(recipes[1:])]) == 0
     capfd.readouterr()
     assert run(command, asked) == 0

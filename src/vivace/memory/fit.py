@@ -186,9 +186,11 @@ def _saving_recipes(speed_of: SpeedOf) -> list[str]:
 
 def _costs_no_time(recipe: str) -> bool:
     """Whether it lowers the precision, or changes the VAE alone, which runs once per image."""
-    return all(
-        technique.stage is Stage.PRECISION or technique.targets == ("vae",) for technique in resolve(recipe)
-    )
+    return _touches_vae_only(recipe) or all(t.stage is Stage.PRECISION for t in resolve(recipe))
+
+
+def _touches_vae_only(recipe: str) -> bool:
+    return all(technique.targets == ("vae",) for technique in resolve(recipe))
 
 
 def _replacing(recipe: Recipe, added: str) -> Recipe | None:

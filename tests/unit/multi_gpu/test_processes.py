@@ -140,7 +140,7 @@ def _start(command: list[str]) -> Any:
 
 @pytest.fixture
 def started(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    """A process that draws with a peer until it is ended: a script, or `vivace generate` where that is the parameter."""
+    """A process that draws with a peer until it is ended: a script, or `vivace generate` (by parameter)."""
     command = [sys.executable, "-c", _DRAWS_UNTIL_KILLED]
     if getattr(request, "param", "script") == "generate":
         command = [sys.executable, "-m", "vivace", "generate", "a red circle", "--model", "tiny-sd"]
