@@ -25,6 +25,9 @@ MACHINES: dict[str, Machine] = {
         f"{name} ({major}.{minor})": Machine("cuda", "the GPU", (major, minor), "c++", has_all_packages=True)
         for name, (major, minor) in _GPUS
     },
+    "AMD, ROCm": Machine("cuda", "the GPU", None, "c++", has_all_packages=True, is_rocm=True),
+    "Intel, XPU": Machine("xpu", "the GPU", None, "c++", has_all_packages=True),
+    "Apple, MPS": Machine("mps", "the GPU", None, "c++", has_all_packages=True),
 }
 
 
@@ -41,6 +44,11 @@ def page(note: str) -> str:
         "and the weights are dequantised before each matmul. *As before* means the recipe's own precision: fp16 or "
         "bf16 on a GPU. [Techniques](techniques.md) says why each helps and what it costs; a "
         "[decision](adr/0005-no-tensorrt.md) says what to use instead of TensorRT's int8 convolutions.\n",
+        "**What has been run**: x86 CPUs (every test), and NVIDIA's H100 and H200, from which all GPU records are. On "
+        "NVIDIA's other GPUs the rules follow what NVIDIA, PyTorch and the packages document. On AMD's (ROCm), Intel's "
+        "(XPU) and Apple's (MPS) GPUs nothing has been run: PyTorch's own device functions are used there, what is "
+        "known not to work is refused in words, and tests check the rules with such machines faked. If you have one, "
+        "the output of `vivace doctor` and a record are welcome.\n",
         f"| recipe | weights | matmuls | {' | '.join(MACHINES)} |",
         "| --- | --- | --- |" + " :-: |" * len(MACHINES),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.contract import Arithmetic, Component, Machine
+from vivace.contract import Arithmetic, Backend, Component, Machine
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,7 @@ class Kernel:
     """Where a kernel runs and what it supports.
 
     on_cpu: PyTorch has it for CPUs, where neither dtype nor head size is limited.
+    elsewhere: other makers' GPUs for which PyTorch has it.
     least: the lowest compute capability; majors: the only supported major versions, if not all from there on.
     half: supports only fp16 and bf16.
     max_head, heads: the largest head size on a GPU, or the supported head sizes.
@@ -21,6 +22,7 @@ class Kernel:
     """
 
     on_cpu: bool = False
+    elsewhere: tuple[Backend, ...] = ()
     least: tuple[int, int] | None = None
     majors: tuple[int, ...] = ()
     half: bool = False
@@ -42,11 +44,11 @@ class Kernel:
 
 
 KERNELS: dict[str, Kernel] = {
-    "math": Kernel(on_cpu=True),
-    "efficient": Kernel(),
-    "flash": Kernel(on_cpu=True, least=(8, 0), half=True, max_head=256),
+    "math": Kernel(on_cpu=True, elsewhere=("rocm", "xpu", "mps")),
+    "efficient": Kernel(elsewhere=("rocm",)),
+    "flash": Kernel(on_cpu=True, elsewhere=("rocm",), least=(8, 0), half=True, max_head=256),
     "cudnn": Kernel(least=(8, 0), half=True, max_head=256),
-    "flex": Kernel(on_cpu=True, least=(7, 5), max_head=256),
+    "flex": Kernel(on_cpu=True, elsewhere=("rocm",), least=(7, 5), max_head=256),
     "flash3": Kernel(
         majors=(9,),
         half=True,
@@ -84,6 +86,14 @@ OF_PYTORCH = {
 def unsupported_on(backend: str, machine: Machine) -> str | None:
     """Return why the machine or its packages do not support a kernel, or None."""
     kernel = KERNELS[backend]
+    if machine.is_gpu and not machine.is_cuda:
+        if machine.backend in kernel.elsewhere:
+            return None
+        others = [name for name, other in KERNELS.items() if machine.backend in other.elsewhere]
+        return (
+            f"{backend} attention is not known to run on {machine.maker}'s GPUs; take {' or '.join(others)}, or leave "
+            "attention to PyTorch"
+        )
     if not machine.is_cuda:
         if not kernel.on_cpu:
             return f"there is no {backend} attention kernel for CPUs; use flash, math or flex"

@@ -112,12 +112,14 @@ def gpu_works_in_a_child() -> bool:
     """Whether a forked child of this process can use the GPU; True if there is no GPU."""
     import torch
 
+    from vivace.measure.accelerator import available_gpu
+
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            if torch.cuda.is_available():
-                torch.zeros(1, device="cuda").item()
+            if (device := available_gpu()) is not None:
+                torch.zeros(1, device=device).item()
             status = 0
         finally:
             os._exit(status)

@@ -48,10 +48,10 @@ def model_or(default: str) -> Callable[[F], F]:
 model = model_or("tiny-sd")
 device = click.option(
     "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
+    type=click.Choice(["auto", "cpu", "cuda", "xpu", "mps"]),
     default="auto",
     show_default=True,
-    help="Where to run; auto takes a GPU if there is one.",
+    help="Where to run; auto: a GPU if there is one. cuda: NVIDIA or AMD, xpu: Intel, mps: Apple.",
 )
 threads = click.option(
     "--threads", type=click.IntRange(1, 1024), help="CPU threads; the last bits of an image depend on them."

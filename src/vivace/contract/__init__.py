@@ -10,7 +10,7 @@ from vivace.contract.anatomy import (
     working_part,
 )
 from vivace.contract.effect import CallContext, Effect
-from vivace.contract.machine import Machine
+from vivace.contract.machine import Backend, Machine
 from vivace.contract.script import Script
 from vivace.contract.stage import Stage
 from vivace.contract.target import Distillation, ModelFacts, Placement, Request, Target
@@ -21,6 +21,7 @@ __all__ = [
     "COMPONENTS",
     "DENOISERS",
     "Arithmetic",
+    "Backend",
     "CallContext",
     "Component",
     "Distillation",

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Backend = Literal["cpu", "cuda", "rocm", "xpu", "mps"]
+"""What PyTorch computes with: a CPU, NVIDIA's CUDA, AMD's ROCm, Intel's XPU, Apple's MPS."""
+MAKERS: dict[Backend, str] = {"cuda": "NVIDIA", "rocm": "AMD", "xpu": "Intel", "mps": "Apple"}
 
 
 @dataclass(frozen=True)
@@ -10,11 +15,12 @@ class Machine:
     """What a technique may ask about the hardware and the installation without importing torch.
 
     Attributes:
-        device: "cuda" or "cpu".
-        capability: CUDA's compute capability, None if unknown.
+        device: torch's type of device: "cpu", "cuda" (AMD's GPUs too, under ROCm), "xpu" or "mps".
+        capability: CUDA's compute capability; None if unknown, and on all but NVIDIA's GPUs.
         compiler: path of the C++ compiler, None if there is none.
         has_all_packages: pretend that every optional package is installed, to ask what the hardware alone allows.
         num_gpus: GPUs visible to this process, None if unknown.
+        is_rocm: PyTorch was built for AMD's GPUs.
     """
 
     device: str
@@ -23,10 +29,35 @@ class Machine:
     compiler: str | None
     has_all_packages: bool = False
     num_gpus: int | None = None
+    is_rocm: bool = False
+
+    @property
+    def backend(self) -> Backend:
+        match self.device:
+            case "cuda":
+                return "rocm" if self.is_rocm else "cuda"
+            case "xpu" | "mps":
+                return self.device
+        return "cpu"
+
+    @property
+    def maker(self) -> str:
+        """Who made the GPU; "" on a CPU."""
+        return MAKERS.get(self.backend, "")
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.backend != "cpu"
 
     @property
     def is_cuda(self) -> bool:
-        return self.device == "cuda"
+        """An NVIDIA GPU. Its device is "cuda", but so is an AMD GPU's."""
+        return self.backend == "cuda"
+
+    @property
+    def captures_graphs(self) -> bool:
+        """PyTorch can capture graphs: CUDA's, or HIP's through the same functions."""
+        return self.backend in ("cuda", "rocm")
 
     def has_package(self, name: str) -> bool:
         """Whether a package can be imported. It is not imported; the parent of "parent.child" is."""

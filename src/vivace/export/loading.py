@@ -33,7 +33,7 @@ def loading(found: Found, device: str) -> Script:
 
     Args:
         found: a model whose weights are available locally.
-        device: "cpu" or "cuda", where it will run; this sets the precision.
+        device: torch's type of device, where it will run; this sets the precision.
     """
     import diffusers
 

@@ -80,7 +80,7 @@ def write_script(
 
     Args:
         found: a model whose weights are on this machine.
-        device: "cpu" or "cuda", where the script is to run.
+        device: torch's type of device, where the script is to run.
         prompt, seed: of the image that it generates.
         call: size, steps and guidance that differ from the model's own; the recipe's take precedence.
         threads: CPU threads that the script sets; None for torch's default.
@@ -163,8 +163,9 @@ def _technique_blocks(steps: list[Step], inside: list[Step], device: str, prompt
     if shrinks:
         on_host = shrinking[-1] + 1
     blocks = [_block(step, inside) for step in steps[:on_host]]
-    if device == "cuda" and not stays:
-        blocks.append(list(_REST_TO_GPU) if shrinks else ['pipe.to("cuda")'])
+    if device != "cpu" and not stays:
+        rest = [line.replace("cuda", device) for line in _REST_TO_GPU]
+        blocks.append(rest if shrinks else [f'pipe.to("{device}")'])
     for step in steps[on_host:]:
         block = _block(step, inside)
         if block and step.script is not None and step.script.places_weights and not stays:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from vivace.measure.accelerator import synchronise
+
 _REPEATS = 7
 _SLOW = 1.3  # a dtype that takes more than this many times fp32's time counts as slow
 
@@ -60,12 +62,8 @@ def slow_dtypes(times_ms: dict[str, float]) -> dict[str, float]:
 
 
 def _time(work: Callable[[], None], device: str) -> float:
-    import torch
-
-    if device == "cuda":
-        torch.cuda.synchronize()
+    synchronise(device)
     start = time.perf_counter()
     work()
-    if device == "cuda":
-        torch.cuda.synchronize()
+    synchronise(device)
     return time.perf_counter() - start

@@ -42,7 +42,7 @@ _IGNORED_VARIABLES = (
 
 
 def environment(device: str) -> Environment:
-    """Return the environment of this process for `device` ("cpu" or "cuda"), with the current thread count."""
+    """Return the environment of this process for torch's type of device, with the current thread count."""
     import psutil
     import torch
 
@@ -147,6 +147,8 @@ def _libraries() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     found["torch"] = torch.__version__
+    if torch.version.hip:
+        found["rocm"] = torch.version.hip
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
         found["cudnn"] = str(torch.backends.cudnn.version())

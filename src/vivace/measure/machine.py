@@ -6,20 +6,26 @@ import shutil
 
 from vivace.contract import Machine
 from vivace.errors import Unsupported
+from vivace.measure.accelerator import GPUS, available_gpu, is_available
 from vivace.measure.nvml import gpu_index
 from vivace.spec.environment import Place
 
 
 def choose_device(wanted: str) -> str:
-    """Resolve "auto", "cpu" or "cuda" to "cpu" or "cuda".
+    """Resolve "auto" to the GPU if there is one, else "cpu"; "cpu", "cuda", "xpu" and "mps" are returned as they are.
 
     Raises:
-        Unsupported: CUDA was asked for and there is none.
+        Unsupported: a GPU was asked for and there is none.
     """
     import torch
 
     if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return available_gpu() or "cpu"
+    if wanted in ("xpu", "mps") and not is_available(wanted):
+        maker = {"xpu": "Intel", "mps": "Apple"}[wanted]
+        raise Unsupported(
+            f"--device {wanted}: PyTorch {torch.__version__} sees no {maker} GPU here; use --device auto"
+        )
     if wanted == "cuda" and not torch.cuda.is_available():
         built = (
             f"PyTorch {torch.__version__} was built without CUDA"
@@ -33,19 +39,33 @@ def choose_device(wanted: str) -> str:
 
 
 def this_machine(device: str) -> Machine:
-    """Return the machine as techniques see it; `device` is "cpu" or "cuda"."""
+    """Return the machine as techniques see it; `device` is torch's type of device."""
     import torch
 
     compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
     if device == "cuda":
+        is_rocm = torch.version.hip is not None
         return Machine(
             device=device,
             device_name=torch.cuda.get_device_name(),
-            capability=torch.cuda.get_device_capability(),
+            # Under ROCm these are numbers of another kind: (9, 4) is an MI300.
+            capability=None if is_rocm else torch.cuda.get_device_capability(),
             compiler=compiler,
             num_gpus=torch.cuda.device_count(),
+            is_rocm=is_rocm,
         )
+    if device == "xpu":
+        name, number = torch.xpu.get_device_name(), torch.xpu.device_count()
+        return Machine(device, name, None, compiler, num_gpus=number)
+    if device == "mps":
+        return Machine(device, f"{cpu_name()} GPU", None, compiler, num_gpus=1)
     return Machine(device=device, device_name=cpu_name(), capability=None, compiler=compiler)
+
+
+def torch_type(device: object) -> str:
+    """Return the type of a torch device, or of its name: "cuda" of "cuda:1"; "cpu" of one that vivace does not know."""
+    name = str(device).partition(":")[0]
+    return name if name in GPUS else "cpu"
 
 
 def visible_gpus() -> list[Place]:

@@ -1,8 +1,8 @@
 """Memory of the model and of the call, in bytes.
 
-On CUDA it is the allocator's exact count, after loading and at the peak of the measured calls. On CPUs there is no such
-count, so it is the process's resident set, including Python and its libraries; `before_bytes` is its size before the
-model was loaded.
+On GPUs it is the allocator's exact count, after loading and at the peak of the measured calls. MPS knows no peak, so
+there it is what the driver has given the process. On CPUs there is no such count, so it is the process's resident set,
+including Python and its libraries; `before_bytes` is its size before the model was loaded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.contract import COMPONENTS, component_of
+from vivace.measure.accelerator import allocated_bytes, has_peak, peak_bytes, reset_peak
 from vivace.spec.record import Memory
 
 
@@ -19,7 +20,7 @@ class MemoryMeter:
     """Create it before the model is loaded, call `loaded` after the recipe is applied, and `read` at the end."""
 
     def __init__(self, device: str) -> None:
-        self._is_cuda = device == "cuda"
+        self._device = device
         self._before = self._now()
         self._model = 0
         self._weights = 0
@@ -30,10 +31,8 @@ class MemoryMeter:
 
     def start_peak(self) -> None:
         """Reset the peak, so that it does not include loading and compiling."""
-        if self._is_cuda:
-            import torch
-
-            torch.cuda.reset_peak_memory_stats()
+        if self._device != "cpu":
+            reset_peak(self._device)
         else:
             # On Linux, "5" resets the peak resident set. Without permission, the peak includes loading.
             with contextlib.suppress(OSError):
@@ -41,27 +40,28 @@ class MemoryMeter:
 
     def read(self) -> Memory:
         return Memory(
-            kind="device memory allocated" if self._is_cuda else "process resident set",
+            kind=self._kind(),
             before_bytes=self._before,
             model_bytes=self._model,
             peak_bytes=max(self._peak(), self._model),
             weights_bytes=self._weights,
         )
 
-    def _now(self) -> int:
-        if self._is_cuda:
-            import torch
+    def _kind(self) -> str:
+        if self._device == "cpu":
+            return "process resident set"
+        return "device memory allocated" if has_peak(self._device) else "device memory given by the driver"
 
-            return int(torch.cuda.memory_allocated())
+    def _now(self) -> int:
+        if self._device != "cpu":
+            return allocated_bytes(self._device)
         import psutil
 
         return int(psutil.Process().memory_info().rss)
 
     def _peak(self) -> int:
-        if self._is_cuda:
-            import torch
-
-            return int(torch.cuda.max_memory_allocated())
+        if self._device != "cpu":
+            return peak_bytes(self._device)
         try:
             for line in Path("/proc/self/status").read_text().splitlines():
                 if line.startswith("VmHWM:"):

@@ -1,7 +1,7 @@
 """Time a whole pipeline call and its stages.
 
 The total is the wall-clock time of the call, with the device synchronised before and after. Marks inside it are set at
-the start and end of text encoding, denoising and decoding: host clock on CPUs, device events on CUDA, so that marking
+the start and end of text encoding, denoising and decoding: host clock on CPUs, device events on GPUs, so that marking
 never waits for the GPU.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vivace.contract import component_of
+from vivace.measure.accelerator import recorded_event, synchronise
 from vivace.spec.record import Sample
 
 STAGES = ("text", "steps", "vae", "other")
@@ -21,7 +22,7 @@ class PipelineTimer:
     """Times calls made through `time_call`. It is attached once to a pipeline instance, never to its class."""
 
     def __init__(self, pipe: Any, device: str) -> None:
-        self._is_cuda = device == "cuda"
+        self._device = device
         self._marks: dict[str, Any] = {}
         self._num_denoiser_calls = 0
         if hasattr(pipe, "encode_prompt"):
@@ -42,11 +43,11 @@ class PipelineTimer:
         """Run `call` (one pipeline call) and return its result and the timed sample of image `picture`."""
         self._marks = {}
         self._num_denoiser_calls = 0
-        self._synchronise()
+        synchronise(self._device)
         cpu_start = time.process_time()
         start = time.perf_counter()
         result = call()
-        self._synchronise()
+        synchronise(self._device)
         total = time.perf_counter() - start
         cpu = time.process_time() - cpu_start
         return result, Sample(
@@ -68,17 +69,10 @@ class PipelineTimer:
         if first not in self._marks or last not in self._marks:
             return 0.0
         a, b = self._marks[first], self._marks[last]
-        return float(a.elapsed_time(b)) / 1000 if self._is_cuda else float(b - a)
+        return float(a.elapsed_time(b)) / 1000 if self._device != "cpu" else float(b - a)
 
     def _mark(self, name: str) -> None:
-        if self._is_cuda:
-            import torch
-
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks[name] = event
-        else:
-            self._marks[name] = time.perf_counter()
+        self._marks[name] = time.perf_counter() if self._device == "cpu" else recorded_event(self._device)
 
     def _marking(self, function: Callable[..., Any], start: str, end: str) -> Callable[..., Any]:
         def marked(*args: Any, **kwargs: Any) -> Any:
@@ -96,9 +90,3 @@ class PipelineTimer:
 
     def _end_step(self, module: Any, args: Any, output: Any) -> None:
         self._mark("steps_end")
-
-    def _synchronise(self) -> None:
-        if self._is_cuda:
-            import torch
-
-            torch.cuda.synchronize()

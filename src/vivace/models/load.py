@@ -27,7 +27,7 @@ os.environ.setdefault("DIFFUSERS_DISABLE_REMOTE_CODE", "1")
 
 
 def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False) -> Any:
-    """Load the diffusers pipeline as published, on `device` ("cpu" or "cuda"), in evaluation mode.
+    """Load the diffusers pipeline as published, on `device` (torch's type of device), in evaluation mode.
 
     CPUs run fp32, whatever the weights are stored in. A GPU runs the catalogue's precision or, for other models, the
     precision of the stored weights.
@@ -190,7 +190,7 @@ def _reading(found: Found, problem: str = "does not load") -> contextlib.Abstrac
 
 def precision(found: Found, device: str) -> str:
     """Return the precision in which the model is loaded: "fp32", "fp16" or "bf16"."""
-    if device != "cuda":
+    if device == "cpu":
         return "fp32"
     if found.entry is not None:
         return found.entry.cuda_dtype

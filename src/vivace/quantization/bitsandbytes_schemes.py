@@ -85,6 +85,12 @@ def _nf4_on_meta(layer: torch.nn.Module, settings: Settings) -> torch.nn.Module:
     return meta_layer(layer, weight, levels, ((blocks,), torch.uint8), *second)
 
 
+def _unsupported(settings: Settings) -> str | None:
+    if settings.machine.backend == "mps":
+        return "bitsandbytes has no kernels for Apple's GPUs; torchao's int8 and nf4 are PyTorch's own operations"
+    return None
+
+
 BITSANDBYTES: dict[str, Scheme] = {
     "int8": Scheme(
         _PACKAGE,
@@ -92,6 +98,7 @@ BITSANDBYTES: dict[str, Scheme] = {
         "in int8, inputs scaled in each call, outliers among them in fp16 (LLM.int8())",
         _int8,
         _int8_on_meta,
+        unsupported=_unsupported,
     ),
     "nf4": Scheme(
         _PACKAGE,
@@ -99,6 +106,7 @@ BITSANDBYTES: dict[str, Scheme] = {
         "as before",
         _nf4,
         _nf4_on_meta,
+        unsupported=_unsupported,
         has_single_scales=True,
         reports_storage_dtype=True,
     ),

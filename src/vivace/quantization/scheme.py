@@ -34,6 +34,13 @@ def _takes_all(layer: torch.nn.Module, name: str, settings: Settings) -> None:
     return None
 
 
+def no_fp8_on_apple(settings: Settings) -> str | None:
+    """Why weights cannot be stored in fp8, or None."""
+    if settings.machine.backend == "mps":
+        return "PyTorch has no fp8 on Apple's GPUs; int8 stores weights in eight bits too"
+    return None
+
+
 @dataclass(frozen=True)
 class Scheme:
     """One way to store the weights of a layer in fewer bits.

@@ -64,7 +64,7 @@ def script_of(
     if layer_script is _INT8 and target.machine.is_cuda and any(_has_bfloat16(modules[c]) for c in choices):
         # Compiled, torchao's own matmul becomes one for a few rows; see `int8_weight_tensor`.
         layer_script = replace(layer_script, unless_stage=Stage.COMPILE)
-    is_offloaded = target.machine.is_cuda and target.where.home == "cpu"
+    is_offloaded = target.machine.is_gpu and target.where.home == "cpu"
     if layer_script is None or (is_offloaded and not layer_script.on_host):
         return None
     moves_layers = target.where.on_host and not is_offloaded
@@ -72,14 +72,15 @@ def script_of(
         component: _skipped_patterns(choice, modules[component]) for component, choice in choices.items()
     }
     if layer_script.config and not any(skipped.values()):
-        device = {"device": '"cuda"'} if moves_layers else {}
+        device = {"device": literal(target.machine.device)} if moves_layers else {}
         calls = [written_call("quantize_", target.path(c), layer_script.config, **device) for c in choices]
         lines = [line for call in calls for line in call.splitlines()]
         imports = {_QUANTIZE, *layer_script.imports}
     else:
         function = f"quantize_to_{scheme[1]}"
         has_skipped = any(skipped.values())
-        lines = [*_function(function, layer_script, has_skipped, moves_layers), "", ""]
+        moved_to = target.machine.device if moves_layers else None
+        lines = [*_function(function, layer_script, has_skipped, moved_to), "", ""]
         for component in choices:
             names = f"{{{', '.join(map(literal, skipped[component]))}}}" if skipped[component] else "set()"
             lines += _call(function, target.path(component), skipped[component], names if has_skipped else "")
@@ -93,7 +94,7 @@ def script_of(
     )
 
 
-def _function(name: str, layer_script: _LayerScript, has_skipped: bool, moves_layers: bool) -> list[str]:
+def _function(name: str, layer_script: _LayerScript, has_skipped: bool, moved_to: str | None) -> list[str]:
     lines = [
         f"def {name}(model{', skipped' if has_skipped else ''}):",
         "    for name, layer in list(model.named_modules()):",
@@ -106,8 +107,8 @@ def _function(name: str, layer_script: _LayerScript, has_skipped: bool, moves_la
         ]
         condition += " and not names & skipped"
     body = (f"quantize_(layer, {layer_script.config})",) if layer_script.config else layer_script.lines
-    if moves_layers:
-        body = ('layer.to("cuda")', *body)
+    if moved_to is not None:
+        body = (f"layer.to({literal(moved_to)})", *body)
     if not any("name" in line for line in body) and not has_skipped:
         lines[1] = "    for layer in list(model.modules()):"
     return [*lines, f"        if {condition}:", *(f"{_INDENT}{line}" for line in body)]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vivace.quantization.meta_weights import TensorSpec, meta_layer
-from vivace.quantization.scheme import Scheme, Settings
+from vivace.quantization.scheme import Scheme, Settings, no_fp8_on_apple
 
 if TYPE_CHECKING:
     import torch
@@ -89,6 +89,7 @@ SDNQ: dict[str, Scheme] = {
         _convert("float8_e4m3fn"),
         _describe("float8_e4m3fn"),
         _skips,
+        unsupported=no_fp8_on_apple,
         takes_convolutions=True,
         cannot_be_cast=True,
     ),

@@ -32,8 +32,8 @@ def _nf4_skips(layer: torch.nn.Module, name: str, settings: Settings) -> str | N
 
 
 def is_packed(settings: Settings) -> bool:
-    """Whether int4 is packed two weights to a byte: on GPUs, by vivace."""
-    return settings.machine.is_cuda
+    """Whether int4 is packed two weights to a byte: on NVIDIA and AMD GPUs, by vivace."""
+    return settings.machine.backend in ("cuda", "rocm")
 
 
 def _int4(layer: torch.nn.Module, settings: Settings) -> torch.nn.Module:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vivace.quantization.layers import matches
-from vivace.quantization.scheme import Scheme, Settings
+from vivace.quantization.scheme import Scheme, Settings, no_fp8_on_apple
 from vivace.quantization.torchao_four_bits import FOUR_BITS
 from vivace.quantization.torchao_tensors import (
     PACKAGE,
@@ -171,8 +171,19 @@ def _is_one_block(layer: torch.nn.Module) -> str | None:
     return "its 128x128 weights are one block to torchao" if tuple(layer.weight.shape) == (128, 128) else None
 
 
+def _int8_dynamic_unsupported(settings: Settings) -> str | None:
+    if settings.machine.backend == "mps":
+        return "PyTorch has no int8 matmul on Apple's GPUs; int8 stores in int8 and computes as before"
+    return None
+
+
 def _fp8_unsupported(settings: Settings) -> str | None:
     machine = settings.machine
+    if machine.is_gpu and not machine.is_cuda:
+        return (
+            f"matmuls in fp8 are set up for NVIDIA's GPUs; {machine.maker}'s have other formats of fp8, or none; "
+            "int8 stores weights in eight bits and computes as before"
+        )
     if machine.capability is not None and machine.capability < (8, 9):
         return (
             "matmuls in fp8 need compute capability 8.9 (Ada, Hopper or later), "
@@ -196,12 +207,14 @@ TORCHAO: dict[str, Scheme] = {
         "in int8, inputs scaled in each call",
         _int8_dynamic,
         skips=_int8_dynamic_skips,
+        unsupported=_int8_dynamic_unsupported,
     ),
     "fp8_weight": Scheme(
         PACKAGE,
         "in fp8 (e4m3)",
         "as before",
         _fp8_weight,
+        unsupported=no_fp8_on_apple,
         has_tensor_scales=True,
         cannot_be_cast=True,
     ),

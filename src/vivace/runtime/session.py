@@ -25,7 +25,7 @@ from vivace.contract import (
 )
 from vivace.contract.traits import give, traits_of
 from vivace.errors import NoEffect, Unsupported
-from vivace.measure.machine import choose_device, this_machine
+from vivace.measure.machine import choose_device, this_machine, torch_type
 from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
 from vivace.models.lora import distillations
@@ -50,7 +50,7 @@ def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session
         model: e.g. "tiny-sd", "sdxl", "synthetic:sdxl" (its architecture with random weights), "org/repo@revision" on
             the Hugging Face hub, the path of a folder that holds a model_index.json, or of a .safetensors file.
         recipe: e.g. "bf16+cfg_cutoff(0.4)"; "baseline" is the model as published.
-        device: "auto" (a GPU if there is one), "cpu" or "cuda".
+        device: "auto" (a GPU if there is one), "cpu", "cuda" (AMD's GPUs too), "xpu" or "mps".
 
     Raises:
         UnknownModel, UnusableModel, RecipeError, Unsupported, NoEffect: see `vivace.errors`.
@@ -84,7 +84,7 @@ def session_of(
     """Apply a recipe to a pipeline that was loaded from `found`. It draws the same noise in every dtype.
 
     Args:
-        device: "cpu" or "cuda".
+        device: torch's type of device.
         defaults: arguments of the pipeline's call that replace the model's own.
         prompts: the prompts of later calls, for techniques that adapt to them; empty for the catalogue's.
         on_technique: called for each technique, to write a script of the recipe.
@@ -96,7 +96,7 @@ def session_of(
     target = Target(
         where=Placement(
             machine=this_machine(device),
-            on_host=recipe.loads_from_host and device == "cuda" and pipe.device.type == "cpu",
+            on_host=recipe.loads_from_host and device != "cpu" and pipe.device.type == "cpu",
         ),
         pipe=pipe,
         model=ModelFacts(
@@ -131,7 +131,7 @@ def apply(pipe: DiffusionPipeline, recipe: str = BASELINE, *, prompts: Sequence[
             techniques before the refused one have been applied.
     """
     resolved = resolve(recipe)
-    device = "cuda" if str(getattr(pipe, "device", "cpu")).startswith("cuda") else "cpu"
+    device = torch_type(getattr(pipe, "device", "cpu"))
     target = Target(
         Placement(this_machine(device)),
         pipe,

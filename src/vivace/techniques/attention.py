@@ -92,7 +92,7 @@ class Attention(Technique):
             reason = unsupported_for(self.backend, component, module, target.machine)
             if (
                 reason is None
-                and target.machine.is_cuda
+                and target.machine.is_gpu
                 and target.model.has_weights
                 and self.backend in OF_PYTORCH
             ):

@@ -88,17 +88,17 @@ class Compile(Technique):
         if self.backend != "inductor" and self.mode != "default":
             return f"mode {self.mode} belongs to the inductor backend, not to {self.backend}"
         if self.backend == "inductor":
-            if not machine.is_cuda and machine.compiler is None:
+            if not machine.is_gpu and machine.compiler is None:
                 return "compiling for a CPU needs a C++ compiler, and none was found (install g++ or clang++)"
-            if not machine.is_cuda and self.mode == "reduce-overhead":
-                return "reduce-overhead captures CUDA graphs, and there is no CUDA device"
+            if not machine.captures_graphs and self.mode == "reduce-overhead":
+                return "reduce-overhead captures CUDA graphs, and there is no NVIDIA or AMD GPU"
             if machine.is_cuda and machine.capability is not None and machine.capability < _MIN_CAPABILITY:
                 return (
                     f"compiling needs Triton, which needs compute capability {_MIN_CAPABILITY[0]}."
                     f"{_MIN_CAPABILITY[1]}; {machine.device_name} has {machine.capability[0]}.{machine.capability[1]}"
                 )
         if self.blocks == "repeated":
-            if self._captures_graphs and machine.is_cuda:
+            if self._captures_graphs and machine.captures_graphs:
                 return (
                     f"{self.mode} would capture a CUDA graph for every single block; compile whole, or take mode "
                     "default or max-autotune-no-cudagraphs with repeated blocks"
@@ -118,7 +118,7 @@ class Compile(Technique):
             keep_compiled_code()
             options |= {} if self.mode == "default" else {"mode": self.mode}
         options |= {"dynamic": True} if self.dynamic else {}
-        captures_graphs = self._captures_graphs and target.machine.is_cuda
+        captures_graphs = self._captures_graphs and target.machine.captures_graphs
         for component, module in target.modules(self.targets).items():
             if self.blocks == "repeated":
                 module.compile_repeated_blocks(**options)
@@ -155,7 +155,7 @@ class Compile(Technique):
         return changed
 
     def script(self, target: Target) -> Script | None:
-        graphs = self._captures_graphs and target.machine.is_cuda
+        graphs = self._captures_graphs and target.machine.captures_graphs
         if graphs and self.targets != ("denoiser",):
             return None  # others do not return a plain tuple of tensors
         if self.dynamic:

@@ -65,8 +65,8 @@ class CudaGraph(Technique):
         )
 
     def unsupported(self, target: Target) -> str | None:
-        if not target.machine.is_cuda:
-            return "CUDA graphs are captured on a CUDA device, and there is none"
+        if not target.machine.captures_graphs:
+            return "graphs are captured on NVIDIA GPUs, and on AMD's as HIP graphs; there is none here"
         if target.pipe is None:
             return None
         denoiser = target.module("denoiser")

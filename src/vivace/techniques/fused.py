@@ -91,6 +91,8 @@ class Fused(Technique):
                 return "attention=fp8 goes with fused(fp8), whose next matmul takes its output as it is"
             if (reason := unsupported_on(machine, runs_here)) is not None:
                 return reason
+        if machine.is_gpu and not machine.is_cuda:
+            return f"the fused kernels are written for NVIDIA's GPUs, and this one is {machine.maker}'s; take compile"
         if machine.is_cuda:
             least, have = _MIN_CAPABILITY[self.precision], machine.capability
             if have is not None and have < least:

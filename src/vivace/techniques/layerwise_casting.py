@@ -41,6 +41,8 @@ class LayerwiseCasting(Technique):
         return frozenset({Trait.HOOKED})
 
     def unsupported(self, target: Target) -> str | None:
+        if target.machine.backend == "mps":
+            return "PyTorch has no fp8 on Apple's GPUs; quantize(int8) stores weights in eight bits too"
         if target.pipe is None:
             return None
         for component, module in target.modules(self.targets).items():

@@ -47,6 +47,7 @@ from vivace.contract import (
 )
 from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect, Unsupported
+from vivace.measure.accelerator import empty_cache
 from vivace.offloading.components import ComponentOffloader
 from vivace.offloading.layers import LayerOffloader
 from vivace.offloading.prefetch import PREFETCH_BYTES
@@ -133,8 +134,12 @@ class Offload(Technique):
         return True
 
     def unsupported(self, target: Target) -> str | None:
-        if not target.machine.is_cuda:
+        if not target.machine.is_gpu:
             return "on a CPU the weights are in host memory already, and there is no GPU to keep free"
+        if target.machine.backend == "mps":
+            return "Apple's GPUs share the CPU's memory, so there is nowhere to offload to"
+        if self.stream and target.machine.backend == "xpu":
+            return "prefetching on a stream was written for CUDA and ROCm; leave stream=True out"
         if target.pipe is None:
             return None
         if self.mode == "model" and getattr(target.pipe, "model_cpu_offload_seq", None) is None:
@@ -169,7 +174,7 @@ class Offload(Technique):
                 changed["rest_not_page_locked"] = offloader.memory.refused
 
         def on_gpu() -> int:
-            return sum(_bytes(module, "cuda") for module in components.values())
+            return sum(_bytes(module, target.machine.device) for module in components.values())
 
         def evidence() -> dict[str, int | float | str]:
             found: dict[str, int | float | str] = {"weights_on_gpu_after_run_bytes": on_gpu()}
@@ -281,15 +286,14 @@ def _enable(pipe: Any, technique: Offload, device: Any) -> ComponentOffloader | 
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     offloader = None
-    pin = device.type == "cuda"
+    pin = device.type in ("cuda", "xpu")
     if technique.mode == "model":
         offloader = ComponentOffloader(pipe, device, pin=pin)
     elif technique.mode == "sequential":
         pipe.enable_sequential_cpu_offload(device=device)
     else:
         offloader = LayerOffloader(pipe, device, pin=pin, prefetch=technique.stream, keep=technique.keep * GB)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    empty_cache(device.type)
     return offloader
 
 

@@ -113,7 +113,11 @@ class Parallel(Technique):
         machine = target.machine
         if not torch.distributed.is_available():
             return "this PyTorch was built without torch.distributed, which connects the GPUs"
-        if machine.is_cuda and machine.num_gpus is not None and machine.num_gpus < self.gpus:
+        if machine.backend in ("xpu", "mps"):
+            return (
+                f"the collectives are NCCL's (RCCL's on AMD GPUs), which {machine.maker}'s GPUs do not have"
+            )
+        if machine.is_gpu and machine.num_gpus is not None and machine.num_gpus < self.gpus:
             seen = "1 GPU" if machine.num_gpus == 1 else f"{machine.num_gpus} GPUs"
             return f"asked for {self.gpus} GPUs, and this process sees {seen} (CUDA_VISIBLE_DEVICES hides others)"
         if target.pipe is None:
@@ -121,7 +125,7 @@ class Parallel(Technique):
         denoiser = target.module("denoiser")
         if (
             target.model.has_weights
-            and machine.is_cuda
+            and machine.is_gpu
             and not target.where.on_host
             and str(denoiser.device) not in _FIRST
         ):

@@ -59,8 +59,9 @@ class PromptCache(Technique):
         return frozenset({Trait.MOVED}) if self.free_encoders else frozenset()
 
     def unsupported(self, target: Target) -> str | None:
-        if self.free_encoders and not target.machine.is_cuda:
-            return "on a CPU the text encoders are in host memory already; leave free_encoders out"
+        if self.free_encoders and target.machine.backend in ("cpu", "mps"):
+            where = "Apple's GPUs share host memory, so" if target.machine.is_gpu else "on a CPU"
+            return f"{where} the text encoders are in host memory already; leave free_encoders out"
         if target.pipe is None:
             return None
         name = type(target.pipe).__name__

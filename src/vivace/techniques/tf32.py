@@ -51,7 +51,8 @@ class Tf32(Technique):
     def unsupported(self, target: Target) -> str | None:
         machine = target.machine
         if not machine.is_cuda:
-            return "TF32 is a mode of NVIDIA's tensor cores, which a CPU does not have"
+            has_none = f"{machine.maker}'s GPUs do not have" if machine.is_gpu else "a CPU does not have"
+            return f"TF32 is a mode of NVIDIA's tensor cores, which {has_none}"
         if machine.capability is not None and machine.capability < (8, 0):
             return f"TF32 needs an NVIDIA GPU of compute capability 8.0; {machine.device_name} has less"
         return None

@@ -1,0 +1,188 @@
+"""GPUs of other makers: PyTorch's own functions are called, and what they cannot do is refused. No such GPU is here."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from tests.targets import target_of
+from vivace.cli.doctor import doctor
+from vivace.contract import Machine
+from vivace.errors import Unsupported
+from vivace.measure import accelerator
+from vivace.measure.environment import environment
+from vivace.measure.machine import choose_device, this_machine, torch_type
+from vivace.measure.memory import MemoryMeter
+from vivace.measure.timer import PipelineTimer
+from vivace.recipes.resolve import resolve
+
+ROCM = Machine("cuda", "AMD Instinct MI300X", None, "c++", has_all_packages=True, is_rocm=True)
+XPU = Machine("xpu", "Intel Arc B580", None, "c++", has_all_packages=True)
+MPS = Machine("mps", "Apple M4 GPU", None, "c++", has_all_packages=True)
+
+
+class Event:
+    """Marks a time, in milliseconds, as the fake GPU counts it."""
+
+    clock = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = Event.clock
+
+    def elapsed_time(self, other: "Event") -> float:
+        return other.at - self.at
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An Intel and an Apple GPU that count calls; returns the calls."""
+    found: list[str] = []
+
+    def told(name: str, result: Any = None) -> Any:
+        def call(*_: Any) -> Any:
+            found.append(name)
+            return result
+
+        return call
+
+    names = {"synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None, "is_available": True}
+    sizes = {"memory_allocated": 5, "max_memory_allocated": 9, "device_count": 2}
+    xpu = {name: told(f"xpu.{name}", result) for name, result in (names | sizes).items()}
+    monkeypatch.setattr(
+        torch, "xpu", SimpleNamespace(Event=Event, get_device_name=lambda: "Intel Arc B580", **xpu)
+    )
+    sizes = {"current_allocated_memory": 5, "driver_allocated_memory": 12}
+    mps = {name: told(f"mps.{name}", result) for name, result in (names | sizes).items()}
+    monkeypatch.setattr(torch, "mps", SimpleNamespace(event=SimpleNamespace(Event=Event), **mps))
+    return found
+
+
+def test_auto_takes_the_gpu_that_is_there(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == "xpu"
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert choose_device("auto") == "mps"
+    with pytest.raises(Unsupported, match="sees no Intel GPU"):
+        choose_device("xpu")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert accelerator.available_gpu() is None
+    with pytest.raises(Unsupported, match="sees no Apple GPU"):
+        choose_device("mps")
+
+
+def test_what_the_machine_says_of_itself(calls: list[str]) -> None:
+    machine = this_machine("xpu")
+    assert (machine.backend, machine.device_name, machine.num_gpus) == ("xpu", "Intel Arc B580", 2)
+    assert machine.capability is None
+    assert this_machine("mps").backend == "mps"
+    assert environment("mps").device_capability is None
+    assert [torch_type(name) for name in ("cuda:1", "xpu", torch.device("cpu"), "meta")] == [
+        "cuda", "xpu", "cpu", "cpu",
+    ]  # fmt: skip
+
+
+def test_under_rocm_a_capability_is_not_cudas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "AMD Instinct MI300X")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 4))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    machine = this_machine("cuda")
+    assert (machine.backend, machine.maker, machine.capability) == ("rocm", "AMD", None)
+    assert machine.is_gpu
+    assert not machine.is_cuda
+    assert machine.captures_graphs
+
+
+def pipeline() -> Any:
+    def decode(latents: Any) -> Any:
+        Event.clock += 20
+        return latents
+
+    return SimpleNamespace(unet=torch.nn.Linear(2, 2), vae=SimpleNamespace(decode=decode))
+
+
+@pytest.mark.parametrize("device", ["xpu", "mps"])
+def test_calls_are_timed_by_the_gpus_own_events(calls: list[str], device: str) -> None:
+    pipe = pipeline()
+    timer = PipelineTimer(pipe, device)
+
+    def call() -> Any:
+        for _ in range(3):
+            Event.clock += 10
+            pipe.unet(torch.zeros(1, 2))
+        Event.clock += 5
+        return pipe.vae.decode(torch.zeros(1))
+
+    _, sample = timer.time_call(call, picture=0)
+    assert calls == [f"{device}.synchronize"] * 2, "before and after, and never inside"
+    assert sample.stages_s["steps"] == pytest.approx(0.025), "from the first step to the decoder"
+    assert sample.stages_s["vae"] == pytest.approx(0.020)
+    assert sample.num_denoiser_calls == 3
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "peak"),
+    [("xpu", "device memory allocated", 9), ("mps", "device memory given by the driver", 12)],
+)
+def test_memory_is_the_allocators(calls: list[str], device: str, kind: str, peak: int) -> None:
+    meter = MemoryMeter(device)
+    meter.start_peak()
+    memory = meter.read()
+    assert (memory.kind, memory.before_bytes, memory.peak_bytes) == (kind, 5, peak)
+    assert (f"{device}.reset_peak_memory_stats" in calls) == (device == "xpu"), "MPS knows no peak"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "machine", "said"),
+    [
+        ("cuda_graph", ROCM, None),
+        ("cuda_graph", MPS, "NVIDIA GPUs"),
+        ("compile(reduce-overhead)", XPU, "no NVIDIA or AMD GPU"),
+        ("compile", XPU, None),
+        ("tf32", ROCM, "AMD's GPUs do not have"),
+        ("quantize(fp8)", ROCM, "AMD's have other formats"),
+        ("quantize(fp8_weight)", MPS, "no fp8 on Apple's"),
+        ("quantize(int8)", MPS, None),
+        ("quantize(nf4, backend=bitsandbytes)", MPS, "no kernels for Apple's"),
+        ("layerwise_casting", MPS, "no fp8 on Apple's"),
+        ("offload(model)", MPS, "share the CPU's memory"),
+        ("offload(model)", XPU, None),
+        ("parallel(cfg)", ROCM, None),
+        ("parallel(cfg)", XPU, "collectives"),
+        ("attention(flash)", ROCM, None),
+        ("attention(sage)", ROCM, "not known to run on AMD's"),
+        ("attention(flash)", MPS, "take math"),
+        ("attention(math)", MPS, None),
+        ("fused(fp8)", ROCM, "written for NVIDIA's"),
+        ("prompt_cache(free_encoders=True)", MPS, "share host memory"),
+        ("bf16", XPU, None),
+    ],
+)
+def test_what_runs_on_whose_gpu(recipe: str, machine: Machine, said: str | None) -> None:
+    (technique,) = resolve(recipe)
+    reason = technique.unsupported(target_of(machine))
+    if said is None:
+        assert reason is None
+    else:
+        assert said in str(reason)
+
+
+def test_doctor_describes_another_makers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vivace.measure.dtypes.probe_dtypes", lambda device: {"fp32": 1.0, "fp16": 0.5})
+    monkeypatch.setattr("vivace.measure.machine.choose_device", lambda wanted: wanted)
+    for module in ("machine", "environment"):
+        monkeypatch.setattr(f"vivace.measure.{module}.this_machine", lambda device: XPU)
+    done = CliRunner().invoke(doctor, ["--device", "xpu", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["environment"]["device_name"] == "Intel Arc B580"
+    reasons = {one["recipe"]: one["unsupported"] for one in found["techniques"]}
+    assert reasons["quantize(int8)"] is None
+    assert "NVIDIA" in reasons["tf32"]
