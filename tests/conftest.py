@@ -19,7 +19,8 @@ os.environ.setdefault(
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as `long` the cases that `diagonal`, `quick` and `slow` leave out of `make test`."""
+    """Mark as `long` the cases that `diagonal`, `quick` and `slow` leave out of `make test`, and as `soak` those that
+    `exhaustive` leaves to `make soak`."""
     functions: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
@@ -28,13 +29,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for name, cases in functions.items():
         ids = [case.callspec.id for case in cases]
         for marker in cases[0].iter_markers():
-            patterns = marker.args if marker.name in ("quick", "slow") and is_whole else ()
+            patterns = marker.args if marker.name in ("quick", "slow", "exhaustive") and is_whole else ()
             stale = [pattern for pattern in patterns if not any(fnmatchcase(id_, pattern) for id_ in ids)]
             if stale:
                 raise pytest.UsageError(f"{name}: {marker.name} names no case with {stale}; there are {ids}")
         for case in cases:
             if any(_leaves_out(marker, case) for marker in case.iter_markers()):
                 case.add_marker(pytest.mark.long)
+            for marker in case.iter_markers("exhaustive"):
+                if any(fnmatchcase(case.callspec.id, pattern) for pattern in marker.args):
+                    case.add_marker(pytest.mark.soak)
 
 
 def _leaves_out(marker: pytest.Mark, case: pytest.Function) -> bool:

@@ -32,7 +32,7 @@ from vivace.techniques import TECHNIQUES
 from vivace.techniques.compile import Compile
 
 PAIRS, RANDOM = 25, 15
-NUM_QUICK = 2
+NUM_QUICK, NUM_LONG = 2, 16
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,14 @@ def test_named_recipes_are_ten_and_compile_with_inductor() -> None:
 
 
 # One test for all, so that members shared by recipes are generated only once.
-@pytest.mark.parametrize("number", [NUM_QUICK, pytest.param(PAIRS + RANDOM, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "number",
+    [
+        NUM_QUICK,
+        pytest.param(NUM_LONG, marks=pytest.mark.long),
+        pytest.param(PAIRS + RANDOM, marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.timeout(900)
 def test_recipes_compose_or_give_a_reason(drawer: Drawer, number: int) -> None:
     rows = [drawer.draw(case) for case in with_members(sample(PAIRS, RANDOM)[:number])]

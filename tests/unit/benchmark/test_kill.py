@@ -1,6 +1,6 @@
 """SIGKILL at random moments: no finished round is lost or duplicated, and a rerun continues.
 
-`make test` runs 6 kills of workers, CI 20 and 10 of the whole bench; `make soak` 200 and 100.
+CI runs 10 kills of workers and 5 of the whole bench; `make soak` 200 and 100.
 """
 
 import contextlib
@@ -172,7 +172,7 @@ def _rows(store: Path) -> dict[tuple[str, int], str]:
 
 @pytest.mark.long
 def test_killed_workers(tmp_path: Path) -> None:
-    assert kill_workers(tmp_path / "s", kills=20, seed=1) >= 5, "the kills must hit a process"
+    assert kill_workers(tmp_path / "s", kills=10, seed=1) >= 3, "the kills must hit a process"
 
 
 def test_a_worker_whose_parent_died_first_ends() -> None:
@@ -188,7 +188,7 @@ def test_a_worker_whose_parent_died_first_ends() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.long
 def test_killed_benches(tmp_path: Path) -> None:
-    assert kill_benches(tmp_path, kills=10, seed=2) >= 3, "the kills must hit a process"
+    assert kill_benches(tmp_path, kills=5, seed=2) >= 2, "the kills must hit a process"
 
 
 @pytest.mark.soak

@@ -175,6 +175,7 @@ def test_even_heads_compile_and_uneven_tokens_are_refused() -> None:
     ],
 )
 @pytest.mark.slow("*gpus=4*", "fuse_qkv*", "quantize*")
+@pytest.mark.exhaustive("quantize(fp8_weight)*")
 def test_flux_draws_the_very_same_picture(recipe: str, call: dict[str, Any]) -> None:
     alone = "+".join(part for part in recipe.split("+") if part.startswith(("quantize", "fuse")))
     expected = of_even_flux(alone or "baseline", **call)
