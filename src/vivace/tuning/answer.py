@@ -175,6 +175,8 @@ def why_lost(one: Seen, pick: Seen, wanted: Wanted, judges: bool) -> str:
         return "its first call takes longer than allowed"
     slower = math.exp((pick.gain or 0.0) - (one.gain or 0.0)) - 1
     noise = math.hypot(one.error, pick.error)
+    if slower > max(1.0, 2 * noise):
+        return f"{1 + slower:.1f} times the {'memory' if wanted.measures_memory else 'time'}"
     if slower > 2 * noise:
         return f"{100 * slower:.0f} % {'more memory' if wanted.measures_memory else 'slower'}"
     if judges and one.gate is not Gate.PASSED:
