@@ -27,6 +27,7 @@ from vivace.cli.report import report
 from vivace.cli.study import study
 from vivace.cli.techniques import techniques
 from vivace.cli.tune import tune
+from vivace.cli.warm import warm
 from vivace.foreign.streams import plain_output
 
 
@@ -54,6 +55,7 @@ for command in (
     profile,
     report,
     export,
+    warm,
     quality,
     lint,
     calibrate,

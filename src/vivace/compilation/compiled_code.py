@@ -15,6 +15,7 @@ from pathlib import Path
 from vivace.contract.cache_folder import cache_folder
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+TRITON_VARIABLE = "TRITON_CACHE_DIR"
 
 
 def code_folder() -> Path:
@@ -40,6 +41,8 @@ def keep_compiled_code() -> None:
         return
     if os.access(folder, os.W_OK):
         os.environ[VARIABLE] = str(folder)
+        # Of kernels written in Triton; inductor puts those that it generates there too.
+        os.environ.setdefault(TRITON_VARIABLE, str(folder / "triton"))
 
 
 def counting_graphs() -> Callable[[], dict[str, int | float | str]]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from vivace.compilation.compiled_code import keep_compiled_code
 from vivace.contract import Arithmetic, Effect, Rule, Stage, Target, Technique, Trait, knob
 from vivace.contract.anatomy import Component
 from vivace.errors import NoEffect
@@ -122,6 +123,8 @@ class Fused(Technique):
         from vivace.fused.flux_weights import fused_flux
         from vivace.fused.modulations import Hoisting
 
+        if target.machine.is_cuda:
+            keep_compiled_code()
         transformer = target.module("denoiser")
         if hasattr(transformer, _ATTRIBUTE):
             raise NoEffect("its blocks are fused already", already_so=True)

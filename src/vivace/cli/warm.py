@@ -1,0 +1,125 @@
+"""vivace warm"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vivace.cli import options
+from vivace.cli.guarded import guarded
+from vivace.cli.output import check_writable, replace
+from vivace.errors import OutputError
+
+if TYPE_CHECKING:
+    from vivace.benchmark.comparison import Comparison
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--recipe", metavar="R", help="Recipe to compile; default: compile.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the compiled code to FILE, for machines like this one.",
+)
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Compile nothing: take the code of FILE, which contains programs, so take only files of your own.",
+)
+@click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
+@options.workload
+@options.device
+@options.threads
+def warm(
+    model: str | None,
+    recipe: str | None,
+    output: Path | None,
+    force: bool,
+    source: Path | None,
+    batch: int,
+    height: int | None,
+    width: int | None,
+    num_inference_steps: int | None,
+    guidance_scale: float | None,
+    device: str,
+    threads: int | None,
+) -> int:
+    """Compile the code of MODEL's recipe ahead of its use, so that the first image does not wait for it.
+
+    The code is kept in the cache folder (`vivace doctor` names it), where every later process finds it. With -o it is
+    also written to a file, which another machine with the same GPU and libraries takes with --from: to build it into
+    an image of a container, or to give it to a fleet.
+
+    \b
+        vivace warm flux-dev --recipe bf16+compile -o flux.code
+        vivace warm --from flux.code
+    """
+    if source is not None:
+        if model is not None or recipe is not None or output is not None:
+            raise click.UsageError("--from takes the code as it is; leave out MODEL, --recipe and -o.")
+        from vivace.runtime.warming import bring
+
+        number = bring(source, device)
+        click.echo(f"{number} new files in the cache" if number else "the cache had all of it")
+        return 0
+    if output is not None:
+        if output.exists() and not force:
+            raise OutputError(f"{output} exists; give another name, or --force")
+        check_writable(output.parent, output)
+    from vivace.benchmark.comparison import comparison_of, default_threads
+
+    prepared = comparison_of(
+        model or "tiny-sd",
+        recipe or "compile",
+        batch=batch,
+        height=height,
+        width=width,
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+    )
+    chosen = threads if threads is not None else default_threads(prepared.found)
+    return guarded(prepared.found, lambda is_read: _compile(prepared, device, chosen, output, is_read))
+
+
+def _compile(
+    prepared: Comparison, device: str, threads: int, output: Path | None, is_read: Callable[[], None]
+) -> int:
+    import torch
+
+    from vivace.models.load import explained
+    from vivace.report.summary import seconds, size
+    from vivace.runtime.warming import warm as compile_ahead
+
+    torch.set_num_threads(threads)
+    found, recipe = prepared.found, prepared.recipes[0]
+    click.echo(f"loading {found.model.name}", err=True)
+
+    def loaded() -> None:
+        is_read()
+        click.echo(f"compiling {recipe.text}; this can take minutes", err=True)
+
+    with explained(found):
+        done = compile_ahead(
+            found, recipe, prepared.workload, device, packed=output is not None, on_loaded=loaded
+        )
+    if not done.graphs and output is None:
+        click.echo("note: this recipe compiles nothing with torch.compile", err=True)
+    click.echo(
+        f"first call {seconds(done.first_call_s)}, second {seconds(done.second_call_s)}; "
+        f"{done.graphs} graph{'s' * (done.graphs != 1)}, {done.from_cache} from the cache"
+    )
+    if output is not None and done.artifact is not None:
+        replace(output, done.artifact)
+        digest = hashlib.sha256(done.artifact).hexdigest()
+        click.echo(f"{output}: {size(len(done.artifact))}, SHA-256 {digest}")
+    return 0

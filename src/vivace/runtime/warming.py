@@ -1,0 +1,168 @@
+"""Compile a recipe's code ahead of its use, and bring code that another machine compiled."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import vivace
+from vivace.compilation.artifact import CompiledFor, Manifest, pack, unpack
+from vivace.compilation.compiled_code import TRITON_VARIABLE, VARIABLE, code_folder, counting_graphs
+from vivace.measure.accelerator import synchronise
+from vivace.measure.machine import choose_device, this_machine
+from vivace.models.find import Found
+from vivace.recipes.recipe import Recipe
+from vivace.runtime.session import open_session
+
+if TYPE_CHECKING:
+    from vivace.spec.workload import Workload
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What warming did.
+
+    Attributes:
+        first_call_s: of the first call, compilation included.
+        second_call_s: of the next one, for comparison.
+        graphs: how many graphs were compiled; 0 if the recipe compiles nothing.
+        from_cache: how many of them the cache had already.
+        artifact: the file's content; None if none was asked for.
+    """
+
+    first_call_s: float
+    second_call_s: float
+    graphs: int
+    from_cache: int
+    artifact: bytes | None = None
+
+
+def compiled_for(device: str) -> CompiledFor:
+    """Return what code that is compiled here depends on.
+
+    Args:
+        device: torch's type of device.
+    """
+    import torch
+
+    machine = this_machine(device)
+    libraries = {"torch": torch.__version__}
+    if machine.is_gpu:
+        import importlib.metadata
+
+        for name in ("triton", "pytorch-triton-rocm", "pytorch-triton-xpu"):
+            try:
+                libraries["triton"] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return CompiledFor(
+        platform=(
+            f"{platform.system()} {platform.machine()}, Python {sys.version_info.major}.{sys.version_info.minor}"
+        ),
+        device=machine.device_name,
+        libraries=libraries,
+        folder="" if machine.is_gpu else str(Path(torch.__file__).parent),
+    )
+
+
+def warm(
+    found: Found,
+    recipe: Recipe,
+    workload: Workload,
+    device: str,
+    *,
+    packed: bool = False,
+    on_loaded: Callable[[], None] = lambda: None,
+) -> Warmed:
+    """Load a model, apply a recipe and draw twice, so that the code of this workload is in the cache.
+
+    Args:
+        device: "auto" or torch's type of device.
+        packed: compile into an empty folder, and return its content as an artifact; the cache gets it too.
+        on_loaded: called before the first call.
+
+    Raises:
+        Unsupported: the recipe does not work here, or `packed` and nothing was compiled.
+    """
+    chosen = choose_device(device)
+    with _folder(packed) as folder:
+        drawn = _draw_twice(found, recipe, workload, chosen, on_loaded)
+        if folder is None:
+            return drawn
+        manifest = Manifest(
+            format=1,
+            vivace=vivace.__version__,
+            model=found.model.name,
+            recipe=recipe.text,
+            workload=(
+                f"{workload.width}x{workload.height}, batch {workload.batch}, "
+                f"{workload.num_inference_steps} steps, guidance {workload.guidance_scale:g}"
+            ),
+            compiled_for=compiled_for(chosen),
+            first_call_s=round(drawn.first_call_s, 3),
+            files={},
+        )
+        artifact = pack(folder, manifest)
+    with tempfile.TemporaryDirectory(prefix="vivace-") as scratch:
+        path = Path(scratch) / "artifact"
+        path.write_bytes(artifact)
+        unpack(path, code_folder(), manifest.compiled_for)
+    return Warmed(drawn.first_call_s, drawn.second_call_s, drawn.graphs, drawn.from_cache, artifact)
+
+
+def bring(path: Path, device: str) -> int:
+    """Put an artifact's code into this machine's cache; return the number of new files.
+
+    Raises:
+        UnusableModel, Unsupported, OutputError: see `vivace.compilation.artifact.unpack`.
+    """
+    return unpack(path, code_folder(), compiled_for(choose_device(device)))
+
+
+def _draw_twice(
+    found: Found, recipe: Recipe, workload: Workload, device: str, on_loaded: Callable[[], None]
+) -> Warmed:
+    import torch
+
+    counted = counting_graphs()
+    defaults = workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
+    session = open_session(found, recipe, device, defaults, workload.prompts)
+    on_loaded()
+    call = workload.calls()[0]
+    seconds = []
+    for _ in range(2):
+        generators = [torch.Generator("cpu").manual_seed(seed) for _, _, seed in call]
+        start = time.perf_counter()
+        session([prompt for _, prompt, _ in call], generator=generators)
+        synchronise(device)
+        seconds.append(time.perf_counter() - start)
+    graphs: dict[str, Any] = counted()
+    first, second = seconds
+    return Warmed(first, second, graphs["compiled_graphs"], graphs.get("graphs_from_cache", 0))
+
+
+@contextmanager
+def _folder(is_new: bool) -> Iterator[Path | None]:
+    """Let compilers write into a new, empty folder; None: into the usual one."""
+    if not is_new:
+        yield None
+        return
+    before = {name: os.environ.get(name) for name in (VARIABLE, TRITON_VARIABLE)}
+    with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
+        os.environ |= {VARIABLE: folder, TRITON_VARIABLE: str(Path(folder) / "triton")}
+        try:
+            yield Path(folder)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
