@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vivace.kernels import reference as ref
-from vivace.kernels.reference import Modulation, Tokens
+from vivace.kernels.reference import Bounds, Branch, Modulation, Tokens
 
 EIGHT_BITS = 0.04
 """Relative error of rounding to e4m3: at most 1/16 an element, about 0.026 of a whole."""
@@ -77,9 +77,8 @@ def check_residual_norm(
     scale = poisoned(rows, 1, dtype=torch.float32, device=device) if quantize else None
     bound = torch.zeros(1, device=device)
     row_scales = poisoned(rows, 1, dtype=torch.float32, device=device)
-    residual_norm(
-        x, y, bias, gate if adds else None, modulations, norm, tokens, out, scale, limits, bound, row_scales
-    )
+    branch = Branch(y, gate, bias) if y is not None else None
+    residual_norm(x, branch, modulations, norm, tokens, out, scale, Bounds(limits, bound, row_scales))
     assert error(x, wanted_x) < SIXTEEN_BITS
     found = out.double() if scale is None else out.double() * scale.double()
     assert error(found, wanted) < allowed(quantize, device)

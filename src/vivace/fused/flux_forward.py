@@ -19,7 +19,7 @@ from vivace.fused.rope import tables
 if TYPE_CHECKING:
     import torch
 
-    from vivace.kernels.reference import Modulation, Tokens
+    from vivace.kernels.reference import Bounds, Branch, Modulation, Tokens
 
 Attention = Literal["bf16", "fp8"]
 
@@ -29,9 +29,7 @@ class _Pending:
     """A branch's output that is not yet added to the stream, and the layout of its rows."""
 
     tokens: Tokens
-    y: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    gate: Modulation | None = None
+    branch: Branch | None = None
 
 
 @dataclass
@@ -150,27 +148,31 @@ class FluxForward:
     def _double(self, block: Any, step: _Step, bound: torch.Tensor, pending: _Pending, at: int) -> _Pending:
         import torch
 
+        from vivace.kernels.reference import Branch
+
         quantize = block.qkv.scale is not None
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self._of_double(at)
-        rows = self._norm(step, pending, (shift, scale), quantize, block.limits, bound)
+        rows = self._norm(step, pending, (shift, scale), quantize, _bounds(block.limits, bound))
         qkv = block.qkv(rows, step.tokens)
         attended = self._attend(qkv, block.qkv.left_bias, block.norms, step, bound, quantize)
-        pending = _Pending(step.tokens, block.out(attended, step.tokens), block.out.left_bias, gate)
+        branch = Branch(block.out(attended, step.tokens), gate, block.out.left_bias)
         scales = step.x.new_empty((len(step.x), 1), dtype=torch.float32) if quantize else None
-        rows = self._norm(
-            step, pending, (mlp_shift, mlp_scale), quantize, block.mlp_limits, row_scales=scales
-        )
+        bounds = _bounds(block.mlp_limits, row_scales=scales)
+        rows = self._norm(step, _Pending(step.tokens, branch), (mlp_shift, mlp_scale), quantize, bounds)
         hidden = block.up(rows, step.tokens)
         onto = Rows(torch.empty_like(hidden, dtype=torch.float8_e4m3fn), scales) if quantize else None
         active = operations.activate(hidden, block.up.left_bias, step.tokens, onto)
-        return _Pending(step.tokens, block.down(active, step.tokens), block.down.left_bias, mlp_gate)
+        branch = Branch(block.down(active, step.tokens), mlp_gate, block.down.left_bias)
+        return _Pending(step.tokens, branch)
 
     def _single(self, block: Any, step: _Step, bound: torch.Tensor, pending: _Pending, at: int) -> _Pending:
         import torch
 
+        from vivace.kernels.reference import Branch
+
         quantize = block.entry.scale is not None
         shift, scale, gate = self._of_single(at)
-        rows = self._norm(step, pending, (shift, scale), quantize, block.limits, bound)
+        rows = self._norm(step, pending, (shift, scale), quantize, _bounds(block.limits, bound))
         both = block.entry(rows, step.tokens)
         bias, tokens = block.entry.left_bias, step.tokens
         hidden = both[:, 3 * self._channels :]
@@ -178,7 +180,7 @@ class FluxForward:
             attended = self._attend(both, bias, block.norms, step, bound, quantize)
             active = operations.activate(hidden, bias, tokens)
             out = block.out(attended, tokens)
-            return _Pending(tokens, block.down(active, tokens, onto=out), None, gate)
+            return _Pending(tokens, Branch(block.down(active, tokens, onto=out), gate))
         # Attention and MLP share a scale, so that their outputs, side by side, are the input of one product.
         shape = (len(both), self._channels + hidden.shape[1])
         joined = Rows(
@@ -190,7 +192,7 @@ class FluxForward:
         operations.activate(hidden, mlp_bias, tokens, right, bound)
         left = Rows(joined.values[:, : self._channels], joined.scale)
         self._attend(both, bias, block.norms, step, bound, quantize, onto=left)
-        return _Pending(tokens, block.out(joined, tokens), block.out.left_bias, gate)
+        return _Pending(tokens, Branch(block.out(joined, tokens), gate, block.out.left_bias))
 
     def _norm(
         self,
@@ -198,22 +200,11 @@ class FluxForward:
         pending: _Pending,
         norm: tuple[Modulation, Modulation] | None,
         quantize: bool,
-        limits: torch.Tensor | None = None,
-        bound: torch.Tensor | None = None,
-        row_scales: torch.Tensor | None = None,
+        bounds: Bounds | None = None,
     ) -> Rows:
+        # One picture's rows are in the same order in either layout.
         return operations.add_and_norm(
-            step.x,
-            pending.y,
-            pending.bias,
-            pending.gate,
-            step.modulations,
-            norm,
-            pending.tokens,  # one picture's rows are in the same order in either layout
-            quantize,
-            limits,
-            bound if limits is not None else None,
-            row_scales,
+            step.x, pending.branch, step.modulations, norm, pending.tokens, quantize, bounds
         )
 
     def _attend(
@@ -270,6 +261,15 @@ class FluxForward:
         from vivace.kernels.reference import Modulation
 
         return [Modulation(at + k * self._channels, at + k * self._channels) for k in range(OF_SINGLE)]
+
+
+def _bounds(
+    limits: torch.Tensor | None, largest: torch.Tensor | None = None, row_scales: torch.Tensor | None = None
+) -> Bounds | None:
+    """Return the bounds to compute; None where the weights have no limits, in bf16."""
+    from vivace.kernels.reference import Bounds
+
+    return None if limits is None else Bounds(limits, largest, row_scales)
 
 
 def _as_rows(joint: torch.Tensor, tokens: Tokens) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from vivace.kernels.reference import Modulation, Tokens
+    from vivace.kernels.reference import Bounds, Branch, Modulation, Tokens
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,12 @@ def has_triton() -> bool:
 
 def add_and_norm(
     x: torch.Tensor,
-    y: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    gate: Modulation | None,
+    branch: Branch | None,
     modulations: torch.Tensor,
     norm: tuple[Modulation, Modulation] | None,
     tokens: Tokens,
     quantize: bool,
-    limits: torch.Tensor | None = None,
-    bound: torch.Tensor | None = None,
-    row_scales: torch.Tensor | None = None,
+    bounds: Bounds | None = None,
 ) -> Rows:
     """Add a gated branch to the stream, and return its norm, modulated: see `vivace.kernels.norm_modulate`."""
     import torch
@@ -71,20 +67,19 @@ def add_and_norm(
         if not x.is_meta:
             from vivace.kernels.norm_modulate import residual_norm
 
-            residual_norm(x, y, bias, gate, modulations, norm, tokens, out, scale, limits, bound, row_scales)
+            residual_norm(x, branch, modulations, norm, tokens, out, scale, bounds)
         return Rows(x if out is None else out, scale)
-    if y is not None:
-        assert gate is not None
-        x.copy_(reference.add_gated(x, y, bias, modulations, gate, tokens))
+    if branch is not None:
+        x.copy_(reference.add_gated(x, branch.values, branch.bias, modulations, branch.gate, tokens))
     if norm is None:
         return Rows(x)
     normed = reference.norm_modulate(x, modulations, *norm, tokens)
-    if limits is not None:
-        bounds = reference.product_bounds(normed, limits, tokens)
-        if bound is not None:
-            bound.copy_(torch.maximum(bound, bounds.amax()))
-        if row_scales is not None:
-            row_scales.copy_(reference.scale_of(bounds))
+    if bounds is not None:
+        of_rows = reference.product_bounds(normed, bounds.limits, tokens)
+        if bounds.largest is not None:
+            bounds.largest.copy_(torch.maximum(bounds.largest, of_rows.amax()))
+        if bounds.row_scales is not None:
+            bounds.row_scales.copy_(reference.scale_of(of_rows))
     return Rows(*reference.quantize_rows(normed)) if quantize else Rows(normed.to(x.dtype))
 
 

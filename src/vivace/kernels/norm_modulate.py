@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vivace.kernels.reference import GROWTH, Modulation, Tokens
+from vivace.kernels.reference import GROWTH, Bounds, Branch, Modulation, Tokens
 
 _ROWS, _WARPS = 2, 4
 
@@ -100,45 +100,42 @@ def _residual_norm(  # type: ignore[no-untyped-def]
 
 def residual_norm(
     x: torch.Tensor,
-    y: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    gate: Modulation | None,
+    branch: Branch | None,
     modulations: torch.Tensor,
     norm: tuple[Modulation, Modulation] | None,
     tokens: Tokens,
     out: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    limits: torch.Tensor | None = None,
-    bound: torch.Tensor | None = None,
-    row_scales: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    bounds: Bounds | None = None,
     eps: float = 1e-6,
 ) -> None:
-    """Add gate * (y + bias) to `x` in place, and write its norm, modulated, to `out`.
+    """Add the branch to `x` in place, and write its norm, modulated, to `out`.
 
     Args:
         x: (rows, channels), the residual stream.
-        y: like x; None: nothing is added.
-        bias: (1 or 2, channels): of all rows, or of the text's and the image's.
-        modulations: (batch, all modulations); `gate` and `norm` (shift, scale) say where theirs start.
+        branch: None: nothing is added.
+        modulations: (batch, all modulations); the branch's gate and `norm` (shift, scale) say where theirs start.
         out: (rows, channels); e4m3 if `scale` is given, else x's dtype. None with `norm`: nothing is normalised.
         scale: (rows, 1), fp32: one for each row of an e4m3 `out`.
-        limits: of the product that reads `out`; see `vivace.kernels.reference.product_bounds`.
-        bound: (1,), fp32, becomes at least the largest of these bounds.
-        row_scales: (rows, 1), fp32, written: the scale of e4m3 values that do not exceed the row's bound.
+        bounds: of the product that reads `out`.
     """
     rows, channels = x.shape
     shift_at, scale_at = norm if norm is not None else (Modulation(0, 0), Modulation(0, 0))
-    gate = gate if gate is not None else Modulation(0, 0)
+    gate = branch.gate if branch is not None else Modulation(0, 0)
+    bias = branch.bias if branch is not None else None
+    limits, largest, row_scales = (
+        (bounds.limits, bounds.largest, bounds.row_scales) if bounds is not None else (None, None, None)
+    )
     together = next(k for k in (_ROWS, 2, 1) if not (tokens.text % k or tokens.image % k) and k <= _ROWS)
     _residual_norm[(rows // together,)](
         x,
-        y if y is not None else x,
+        branch.values if branch is not None else x,
         bias if bias is not None else x,
         modulations,
         limits if limits is not None else x,
         out if out is not None else x,
         scale if scale is not None else x,
-        bound if bound is not None else x,
+        largest if largest is not None else x,
         row_scales if row_scales is not None else x,
         tokens.num_text_rows,
         tokens.text,
@@ -157,9 +154,9 @@ def residual_norm(
         GROWTH,
         ROWS=together,
         BLOCK=triton.next_power_of_2(channels),
-        HAS_Y=y is not None,
+        HAS_Y=branch is not None,
         HAS_BIAS=bias is not None,
-        HAS_BOUND=bound is not None,
+        HAS_BOUND=largest is not None,
         HAS_ROW_SCALES=row_scales is not None,
         QUANTIZE=scale is not None,
         NORM=norm is not None,

@@ -53,6 +53,37 @@ class Modulation:
     image: int
 
 
+@dataclass(frozen=True)
+class Branch:
+    """What is added to the residual stream: gate * (values + bias).
+
+    Attributes:
+        values: (rows, channels).
+        gate: where its vectors start.
+        bias: (1 or 2, channels): of all rows, or of the text's and the image's; None: nothing.
+    """
+
+    values: torch.Tensor
+    gate: Modulation
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the product that reads normalised rows can reach, for the scale of its output in e4m3.
+
+    Attributes:
+        limits: of the product's weights; see `product_bounds`.
+        largest: (1,), fp32, becomes at least the largest bound; None: not wanted.
+        row_scales: (rows, 1), fp32, written: the scale of e4m3 values that do not exceed the row's bound; None: not
+            wanted.
+    """
+
+    limits: torch.Tensor
+    largest: torch.Tensor | None = None
+    row_scales: torch.Tensor | None = None
+
+
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return e4m3 values (rows, channels) and scales (rows, 1) in fp32; their product is about `x`."""
     wide = _wide(x)
