@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-long check soak docs site wheel format clean
+.PHONY: demo test test-long test-kernels check soak docs site wheel format clean
 
 demo: $(READY)
 	$(BIN)/vivace demo
@@ -15,6 +15,11 @@ test: $(READY)
 # Matrices and slow compilers: what `make test` leaves out, and `.ci/run` runs.
 test-long: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'long and not gpu and not soak'
+
+# Our kernels under Triton's interpreter. Triton is in a folder of its own, since PyTorch's packages for CPUs come without
+# it, and behave differently with it.
+test-kernels: .venv/.triton
+	PYTHONPATH=.venv/triton $(BIN)/python -m pytest -m long tests/unit/kernels
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -51,6 +56,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) torch==2.13.0
 	$(PIP) -c constraints.txt -e ".[dev]"
 	touch $(READY)
+
+.venv/.triton: $(READY)
+	$(PIP) --no-deps --target .venv/triton triton==3.6.0
+	touch .venv/.triton
 
 .venv/.docs: $(READY)
 	$(PIP) -c constraints.txt -e ".[docs]"
