@@ -3,6 +3,7 @@
 from vivace.contract.anatomy import (
     COMPONENTS,
     DENOISERS,
+    TEXT_ENCODERS,
     Component,
     attribute_of,
     component_of,
@@ -20,6 +21,7 @@ from vivace.contract.traits import Rule, Trait
 __all__ = [
     "COMPONENTS",
     "DENOISERS",
+    "TEXT_ENCODERS",
     "Arithmetic",
     "CallContext",
     "Component",

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 if TYPE_CHECKING:
     import torch
 
-Component = Literal["denoiser", "text_encoder", "text_encoder_2", "vae"]
+Component = Literal["denoiser", "text_encoder", "text_encoder_2", "text_encoder_3", "vae"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
+TEXT_ENCODERS: tuple[Component, ...] = ("text_encoder", "text_encoder_2", "text_encoder_3")
 DENOISERS = ("unet", "transformer")
 """Names that pipelines give their denoiser. A recipe may use them as targets too."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -253,13 +253,19 @@ class Session:
     @property
     def arguments(self) -> dict[str, Any]:
         """The defaults that the pipeline's call accepts."""
-        accepted = inspect.signature(self.pipe.__call__).parameters
+        accepted = set(self._parameters)
+        if _ignores_guidance(self.pipe):
+            accepted.discard("guidance_scale")
         return {k: v for k, v in self._defaults.items() if k in accepted}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate images. Arguments and result are those of the wrapped pipeline."""
+        """Generate images. Arguments and result are those of the wrapped pipeline; prompts may always come first."""
+        if len(args) == 1 and _is_text(args[0]) and next(iter(self._parameters)) != "prompt":
+            # FLUX.2's pipelines take the image to edit first.
+            kwargs = {"prompt": args[0]} | kwargs
+            args = ()
         # Positional arguments must not be passed by name as well.
-        by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
+        by_position = set(list(self._parameters)[: len(args)])
         call = _with_negative_prompts(
             {k: v for k, v in self.arguments.items() if k not in by_position}, args, kwargs
         )
@@ -274,6 +280,11 @@ class Session:
             if vae is not None and vae.dtype != dtype:
                 vae.to(dtype)
             raise
+
+    @property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        """Of the pipeline's call."""
+        return inspect.signature(self.pipe.__call__).parameters
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
@@ -341,6 +352,17 @@ class Session:
         for component, contexts in by_component.items():
             part = working_part(component, component_of(self.pipe, component))
             part.forward = _in_contexts(part.forward, contexts)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and bool(value) and isinstance(value[0], str))
+
+
+def _ignores_guidance(pipe: DiffusionPipeline) -> bool:
+    """Return whether the pipeline would only warn of a guidance scale: it is an input that its transformer lacks."""
+    scale = inspect.signature(pipe.__call__).parameters.get("guidance_scale")
+    config = getattr(getattr(pipe, "transformer", None), "config", {})
+    return scale is not None and scale.default is None and config.get("guidance_embeds") is False
 
 
 def _exclusion(technique: Technique, target: Target) -> str | None:
