@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.contract import Machine, ModelFacts, Placement, Target, component_of
 from vivace.errors import Unsupported, VivaceError, WorkloadError
+from vivace.families import family_of
 from vivace.foreign.reading import reading, reason
 from vivace.measure.memory import plain_tensors
 from vivace.memory.footprint import Footprint
@@ -297,7 +298,9 @@ def _component(footprint: Footprint, name: str, module: torch.nn.Module) -> Comp
 
 def _check_size(name: str, pipe: DiffusionPipeline, defaults: dict[str, Any]) -> None:
     # FluxPipeline packs 2x2 latents into one token.
-    packed = 2 if hasattr(pipe, "_pack_latents") else 1
+    denoiser = component_of(pipe, "denoiser")
+    family = family_of(denoiser)
+    packed = family.cells(denoiser) if family is not None else 2 if hasattr(pipe, "_pack_latents") else 1
     multiple = int(getattr(pipe, "vae_scale_factor", 8)) * packed
     for side in ("height", "width"):
         size = defaults[side]

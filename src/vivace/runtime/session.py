@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from vivace.models.prompts import PROMPT_SETS
 from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.runtime.arguments import accepted_by, as_the_pipeline_takes, for_its_steps, with_negative_prompts
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE
 
@@ -253,38 +254,27 @@ class Session:
     @property
     def arguments(self) -> dict[str, Any]:
         """The defaults that the pipeline's call accepts."""
-        accepted = set(self._parameters)
-        if _ignores_guidance(self.pipe):
-            accepted.discard("guidance_scale")
+        accepted = accepted_by(self.pipe)
         return {k: v for k, v in self._defaults.items() if k in accepted}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Generate images. Arguments and result are those of the wrapped pipeline; prompts may always come first."""
-        if len(args) == 1 and _is_text(args[0]) and next(iter(self._parameters)) != "prompt":
-            # FLUX.2's pipelines take the image to edit first.
-            kwargs = {"prompt": args[0]} | kwargs
-            args = ()
-        # Positional arguments must not be passed by name as well.
-        by_position = set(list(self._parameters)[: len(args)])
-        call = _with_negative_prompts(
+        args, kwargs = as_the_pipeline_takes(self.pipe, args, kwargs)
+        by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
+        call = with_negative_prompts(
             {k: v for k, v in self.arguments.items() if k not in by_position}, args, kwargs
         )
         vae = getattr(self.pipe, "vae", None)
         dtype = getattr(vae, "dtype", None)
         try:
             with self.surroundings():
-                return self.pipe(*args, **self._add_step_end(call))
+                return self.pipe(*args, **self._add_step_end(for_its_steps(self.pipe, call)))
         except BaseException:
             # SDXL's pipeline decodes in fp32 and casts its VAE back afterwards, but not if decoding fails. After an
             # out-of-memory error, later calls would mix weights and latents of two dtypes.
             if vae is not None and vae.dtype != dtype:
                 vae.to(dtype)
             raise
-
-    @property
-    def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        """Of the pipeline's call."""
-        return inspect.signature(self.pipe.__call__).parameters
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
@@ -354,17 +344,6 @@ class Session:
             part.forward = _in_contexts(part.forward, contexts)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and bool(value) and isinstance(value[0], str))
-
-
-def _ignores_guidance(pipe: DiffusionPipeline) -> bool:
-    """Return whether the pipeline would only warn of a guidance scale: it is an input that its transformer lacks."""
-    scale = inspect.signature(pipe.__call__).parameters.get("guidance_scale")
-    config = getattr(getattr(pipe, "transformer", None), "config", {})
-    return scale is not None and scale.default is None and config.get("guidance_embeds") is False
-
-
 def _exclusion(technique: Technique, target: Target) -> str | None:
     """Return why the technique cannot work with the traits that the pipeline's modules have; None if it can."""
     if target.pipe is None:
@@ -376,26 +355,6 @@ def _exclusion(technique: Technique, target: Target) -> str | None:
             if applies and rule.trait in traits and rule.unless not in traits:
                 return f"the {component} is {rule.trait}: {rule.because}"
     return None
-
-
-def _with_negative_prompts(
-    defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Return a call's arguments, with the default negative prompt repeated for each prompt.
-
-    FLUX's pipeline encodes a single text as one row, however many prompts there are. If negative embeddings are passed,
-    the default negative prompt is left out, since pipelines do not accept both.
-    """
-    if kwargs.get("negative_prompt_embeds") is not None:
-        defaults = {name: value for name, value in defaults.items() if name != "negative_prompt"}
-    call = defaults | kwargs
-    prompts = kwargs.get("prompt", args[0] if args else None)
-    if prompts is None:
-        prompts = kwargs.get("prompt_embeds")
-    negative = defaults.get("negative_prompt")
-    if "negative_prompt" not in kwargs and negative is not None and not isinstance(prompts, str | None):
-        call["negative_prompt"] = [negative] * len(prompts)
-    return call
 
 
 def _in_contexts(forward: Callable[..., Any], contexts: list[CallContext]) -> Callable[..., Any]:

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, ClassVar
 from vivace.contract import Target, Trait, knob
 from vivace.errors import Unsupported
 from vivace.step_caching import model_fits
+from vivace.step_caching.block_residual import residual_forwards, unknown_blocks
 from vivace.step_caching.cache_state import CacheState, IsHit
 from vivace.step_caching.cached_denoiser import CachedDenoiser
-from vivace.step_caching.flux_residual import not_flux, residual_forwards
 from vivace.step_caching.magcache_ratios import Ratios, kept_ratios
 from vivace.step_caching.technique import Attached, Decision, StepCache
 
@@ -63,7 +63,7 @@ class Magcache(StepCache):
     )
 
     def unsupported_denoiser(self, target: Target) -> str | None:
-        return not_flux(target.module("denoiser"))
+        return unknown_blocks(target.module("denoiser"))
 
     def unsupported_weights(self, target: Target) -> str | None:
         if find_ratios(target.module("denoiser"), target.model.name) is not None:

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, ClassVar
 from vivace.contract import Target, Trait, knob
 from vivace.errors import Unsupported
 from vivace.step_caching import model_fits
+from vivace.step_caching.block_residual import residual_forwards, unknown_blocks
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change
 from vivace.step_caching.cached_denoiser import CachedDenoiser
-from vivace.step_caching.flux_residual import not_flux, residual_forwards
 from vivace.step_caching.teacache_fit import Fit, kept_fit
 from vivace.step_caching.technique import Attached, Decision, StepCache
 
@@ -61,7 +61,7 @@ class Teacache(StepCache):
     )
 
     def unsupported_denoiser(self, target: Target) -> str | None:
-        return not_flux(target.module("denoiser"))
+        return unknown_blocks(target.module("denoiser"))
 
     def unsupported_weights(self, target: Target) -> str | None:
         if (reason := super().unsupported_weights(target)) is not None:

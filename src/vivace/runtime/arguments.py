@@ -1,0 +1,79 @@
+"""What a pipeline's call is given: arguments that it accepts, prompts as it takes them, negative prompts."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+def accepted_by(pipe: DiffusionPipeline) -> set[str]:
+    """Return the names of the arguments that the pipeline's call has a use for."""
+    accepted = set(inspect.signature(pipe.__call__).parameters)
+    return accepted - {"guidance_scale"} if _ignores_guidance(pipe) else accepted
+
+
+def as_the_pipeline_takes(
+    pipe: DiffusionPipeline, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a call's arguments with prompts by name where the pipeline takes another argument first.
+
+    Lists of prompts are copied: ZImagePipeline writes into the one that it is given.
+    """
+    first = next(iter(inspect.signature(pipe.__call__).parameters))
+    only = args[0] if len(args) == 1 else None
+    if _is_text(only) and first != "prompt":
+        # FLUX.2's pipelines take the image to edit first.
+        args, kwargs = (), {"prompt": only} | kwargs
+    copied = {name: list(value) for name, value in kwargs.items() if _is_list_of_text(value)}
+    return tuple(list(v) if _is_list_of_text(v) else v for v in args), kwargs | copied
+
+
+def for_its_steps(pipe: DiffusionPipeline, call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments so that they fit its number of steps.
+
+    Sana-Sprint's pipeline has a default for the timestep in the middle of two, and refuses it for any other number.
+    """
+    name = "intermediate_timesteps"
+    parameters = inspect.signature(pipe.__call__).parameters
+    if name not in parameters or name in call:
+        return call
+    steps = call.get("num_inference_steps", parameters["num_inference_steps"].default)
+    return call if steps == 2 else call | {name: None}
+
+
+def _is_list_of_text(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], str)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or _is_list_of_text(value)
+
+
+def _ignores_guidance(pipe: DiffusionPipeline) -> bool:
+    """Return whether the pipeline would only warn of a guidance scale: it is an input that its transformer lacks."""
+    scale = inspect.signature(pipe.__call__).parameters.get("guidance_scale")
+    config = getattr(getattr(pipe, "transformer", None), "config", {})
+    return scale is not None and scale.default is None and config.get("guidance_embeds") is False
+
+
+def with_negative_prompts(
+    defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a call's arguments, with the default negative prompt repeated for each prompt.
+
+    FLUX's pipeline encodes a single text as one row, however many prompts there are. If negative embeddings are passed,
+    the default negative prompt is left out, since pipelines do not accept both.
+    """
+    if kwargs.get("negative_prompt_embeds") is not None:
+        defaults = {name: value for name, value in defaults.items() if name != "negative_prompt"}
+    call = defaults | kwargs
+    prompts = kwargs.get("prompt", args[0] if args else None)
+    if prompts is None:
+        prompts = kwargs.get("prompt_embeds")
+    negative = defaults.get("negative_prompt")
+    if "negative_prompt" not in kwargs and negative is not None and not isinstance(prompts, str | None):
+        call["negative_prompt"] = [negative] * len(prompts)
+    return call
