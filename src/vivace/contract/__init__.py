@@ -7,6 +7,7 @@ from vivace.contract.anatomy import (
     Component,
     attribute_of,
     component_of,
+    ignores_guidance_scale,
     is_cast_in_call,
     working_part,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Trait",
     "attribute_of",
     "component_of",
+    "ignores_guidance_scale",
     "is_cast_in_call",
     "knob",
     "working_part",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
@@ -29,6 +30,14 @@ def component_of(pipe: Any, component: Component) -> Any:
 def working_part(component: Component, module: torch.nn.Module) -> Any:
     """The module that a text-to-image pipeline calls: a VAE's decoder (`decode`, never `forward`), else the whole."""
     return module.decoder if component == "vae" else module
+
+
+def ignores_guidance_scale(pipe: Any) -> bool:
+    """Whether a guidance scale changes nothing: its transformer lacks the input, or it was distilled without one."""
+    scale = inspect.signature(type(pipe).__call__).parameters.get("guidance_scale")
+    config = getattr(getattr(pipe, "transformer", None), "config", {})
+    lacks_input = scale is not None and scale.default is None and config.get("guidance_embeds") is False
+    return lacks_input or bool(getattr(pipe, "config", {}).get("is_distilled"))
 
 
 def is_cast_in_call(pipe: Any) -> bool:

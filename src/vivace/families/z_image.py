@@ -40,4 +40,5 @@ Z_IMAGE = Family(
         outside="the refining blocks",
     ),
     doubled=Doubled(tensors=(), off=0.0),
+    rows_in_lists=True,
 )

@@ -5,14 +5,19 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from vivace.contract import ignores_guidance_scale
+
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 
 def accepted_by(pipe: DiffusionPipeline) -> set[str]:
     """Return the names of the arguments that the pipeline's call has a use for."""
-    accepted = set(inspect.signature(pipe.__call__).parameters)
-    return accepted - {"guidance_scale"} if _ignores_guidance(pipe) else accepted
+    parameters = inspect.signature(pipe.__call__).parameters
+    scale = parameters.get("guidance_scale")
+    # QwenImagePipeline warns of any scale, Flux2KleinPipeline of its own default.
+    without = scale is not None and scale.default is None and ignores_guidance_scale(pipe)
+    return set(parameters) - ({"guidance_scale"} if without else set())
 
 
 def as_the_pipeline_takes(
@@ -31,17 +36,24 @@ def as_the_pipeline_takes(
     return tuple(list(v) if _is_list_of_text(v) else v for v in args), kwargs | copied
 
 
-def for_its_steps(pipe: DiffusionPipeline, call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments so that they fit its number of steps.
+def without_clashes(pipe: DiffusionPipeline, call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments, with None for those whose default the pipeline would refuse beside them.
 
-    Sana-Sprint's pipeline has a default for the timestep in the middle of two, and refuses it for any other number.
+    Sana-Sprint's timestep in the middle of two for any other number of steps; Sana's negative prompt beside negative
+    embeddings.
     """
-    name = "intermediate_timesteps"
     parameters = inspect.signature(pipe.__call__).parameters
-    if name not in parameters or name in call:
-        return call
     steps = call.get("num_inference_steps", parameters["num_inference_steps"].default)
-    return call if steps == 2 else call | {name: None}
+    clashing = {
+        "intermediate_timesteps": steps != 2,
+        "negative_prompt": call.get("negative_prompt_embeds") is not None,
+    }
+    absent = [
+        name
+        for name, clashes in clashing.items()
+        if clashes and name in parameters and name not in call and parameters[name].default is not None
+    ]
+    return call | dict.fromkeys(absent)
 
 
 def _is_list_of_text(value: Any) -> bool:
@@ -50,13 +62,6 @@ def _is_list_of_text(value: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) or _is_list_of_text(value)
-
-
-def _ignores_guidance(pipe: DiffusionPipeline) -> bool:
-    """Return whether the pipeline would only warn of a guidance scale: it is an input that its transformer lacks."""
-    scale = inspect.signature(pipe.__call__).parameters.get("guidance_scale")
-    config = getattr(getattr(pipe, "transformer", None), "config", {})
-    return scale is not None and scale.default is None and config.get("guidance_embeds") is False
 
 
 def with_negative_prompts(

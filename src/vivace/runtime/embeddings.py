@@ -28,6 +28,10 @@ _NAMES = {
 }
 
 
+_INSTRUCTION = "complex_human_instruction"
+"""Sana's argument for what its language model is told to do with a prompt."""
+
+
 def _names(pipeline: str, found: Any) -> tuple[str | None, ...] | None:
     if not isinstance(found, tuple):
         return None
@@ -59,6 +63,9 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
         "do_classifier_free_guidance": float(defaults.get("guidance_scale", 0)) > off,
         "max_sequence_length": defaults.get("max_sequence_length"),
     }
+    for_call = inspect.signature(type(pipe).__call__).parameters
+    if _INSTRUCTION in for_call:  # put in front of each prompt, by the call alone
+        arguments[_INSTRUCTION] = session.arguments.get(_INSTRUCTION, for_call[_INSTRUCTION].default)
     # The class's method: on the instance it may be wrapped by a timer.
     accepted = inspect.signature(type(pipe).encode_prompt).parameters
     given = {

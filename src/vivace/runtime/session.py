@@ -33,7 +33,12 @@ from vivace.models.prompts import PROMPT_SETS
 from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.runtime.arguments import accepted_by, as_the_pipeline_takes, for_its_steps, with_negative_prompts
+from vivace.runtime.arguments import (
+    accepted_by,
+    as_the_pipeline_takes,
+    with_negative_prompts,
+    without_clashes,
+)
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE
 
@@ -268,7 +273,7 @@ class Session:
         dtype = getattr(vae, "dtype", None)
         try:
             with self.surroundings():
-                return self.pipe(*args, **self._add_step_end(for_its_steps(self.pipe, call)))
+                return self.pipe(*args, **self._add_step_end(without_clashes(self.pipe, call)))
         except BaseException:
             # SDXL's pipeline decodes in fp32 and casts its VAE back afterwards, but not if decoding fails. After an
             # out-of-memory error, later calls would mix weights and latents of two dtypes.

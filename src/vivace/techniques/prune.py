@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from vivace.contract import Component, Effect, Stage, Target, Technique, knob
 from vivace.errors import NoEffect
 
-_LISTS = ("transformer_blocks", "single_transformer_blocks")
+_LISTS = ("transformer_blocks", "single_transformer_blocks", "layers")
 
 
 class Prune(Technique):
