@@ -20,6 +20,11 @@ def accepted_by(pipe: DiffusionPipeline) -> set[str]:
     return set(parameters) - ({"guidance_scale"} if without else set())
 
 
+def takes_prompts_first(pipe: DiffusionPipeline) -> bool:
+    """Return whether prompts are the first argument of the pipeline's call. FLUX.2's take the image to edit first."""
+    return next(iter(inspect.signature(pipe.__call__).parameters)) == "prompt"
+
+
 def as_the_pipeline_takes(
     pipe: DiffusionPipeline, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -27,10 +32,8 @@ def as_the_pipeline_takes(
 
     Lists of prompts are copied: ZImagePipeline writes into the one that it is given.
     """
-    first = next(iter(inspect.signature(pipe.__call__).parameters))
     only = args[0] if len(args) == 1 else None
-    if _is_text(only) and first != "prompt":
-        # FLUX.2's pipelines take the image to edit first.
+    if _is_text(only) and not takes_prompts_first(pipe):
         args, kwargs = (), {"prompt": only} | kwargs
     copied = {name: list(value) for name, value in kwargs.items() if _is_list_of_text(value)}
     return tuple(list(v) if _is_list_of_text(v) else v for v in args), kwargs | copied

@@ -6,6 +6,7 @@ import torch
 
 from tests.flow_models import MODELS, PROMPT, STEPS, draw, reference, session
 from tests.narrow import SIDE
+from vivace.export.script import _call_block
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
@@ -59,6 +60,18 @@ def test_qwen_image_s_template_is_as_long_as_what_its_pipeline_drops() -> None:
     rows = tokenizer([PROMPT, "a"], padding=True, return_tensors="pt")
     assert rows.input_ids.shape == rows.attention_mask.shape == (2, 7)
     assert rows["attention_mask"].sum(dim=1).tolist() == [7, 1]
+
+
+def test_scripts_call_each_pipeline_as_it_takes_it() -> None:
+    def call_of(model: str, **defaults: object) -> str:
+        return " ".join("".join(_call_block(session(model, **defaults), "pipe", "a star", 7, [])).split())
+
+    assert 'pipe( prompt="a star",' in call_of("flux2-klein-4b"), "its first argument is an image"
+    assert 'pipe( "a star",' in call_of("z-image-turbo")
+    assert "guidance_scale" not in call_of("qwen-image")
+    assert 'true_cfg_scale=4.0, negative_prompt=" "' in call_of("qwen-image")
+    assert "intermediate_timesteps=None" in call_of("sana-sprint-1600m", num_inference_steps=4)
+    assert "intermediate_timesteps" not in call_of("sana-sprint-1600m", num_inference_steps=2)
 
 
 @pytest.mark.parametrize(
