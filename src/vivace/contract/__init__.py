@@ -9,6 +9,7 @@ from vivace.contract.anatomy import (
     component_of,
     ignores_guidance_scale,
     is_cast_in_call,
+    without_clashes,
     working_part,
 )
 from vivace.contract.effect import CallContext, Effect
@@ -44,5 +45,6 @@ __all__ = [
     "ignores_guidance_scale",
     "is_cast_in_call",
     "knob",
+    "without_clashes",
     "working_part",
 ]

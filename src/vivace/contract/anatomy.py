@@ -40,6 +40,26 @@ def ignores_guidance_scale(pipe: Any) -> bool:
     return lacks_input or bool(getattr(pipe, "config", {}).get("is_distilled"))
 
 
+def without_clashes(pipe: Any, call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments, with None for those whose default the pipeline would refuse beside them.
+
+    Sana-Sprint's timestep in the middle of two for any other number of steps; Sana's negative prompt beside negative
+    embeddings.
+    """
+    parameters = inspect.signature(pipe.__call__).parameters
+    steps = call.get("num_inference_steps", parameters["num_inference_steps"].default)
+    clashing = {
+        "intermediate_timesteps": steps != 2,
+        "negative_prompt": call.get("negative_prompt_embeds") is not None,
+    }
+    absent = [
+        name
+        for name, clashes in clashing.items()
+        if clashes and name in parameters and name not in call and parameters[name].default is not None
+    ]
+    return call | dict.fromkeys(absent)
+
+
 def is_cast_in_call(pipe: Any) -> bool:
     """Whether each call casts the VAE to fp32 and back, as SDXL's pipelines do with one that overflows in fp16."""
     import torch

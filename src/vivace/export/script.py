@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract import Stage, Technique
+from vivace.contract import Stage, Technique, without_clashes
 from vivace.contract.script import WIDTH, Script, literal, written_call
 from vivace.export.layout import docstring, imports_of, spaced
 from vivace.export.loading import check_loadable, loading
 from vivace.models.find import Found
 from vivace.models.load import load_pipeline
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.arguments import takes_prompts_first, without_clashes
+from vivace.runtime.arguments import takes_prompts_first
 from vivace.runtime.session import Session, session_of
 
 if TYPE_CHECKING:

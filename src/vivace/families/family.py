@@ -81,6 +81,7 @@ class Family:
         doubled: how guidance doubles the batch; None if it does not.
         is_transformer: whether the denoiser is one; otherwise it is a UNet.
         not_by_diffusers: why diffusers' own caches of blocks do not fit; "" if they do, or the denoiser has no chain.
+        text_of_any_length: whether the text is not padded to a fixed number of tokens, so that GPUs may not share it.
         rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
         cells: latent cells on a side of a token, by the denoiser.
     """
@@ -94,6 +95,7 @@ class Family:
     is_transformer: bool = True
     not_by_diffusers: str = ""
     rows_in_lists: bool = False
+    text_of_any_length: bool = False
     cells: Callable[[Any], int] = lambda _: 2
 
 

@@ -35,4 +35,5 @@ QWEN_IMAGE = Family(
         grid=_grid,
         added_between=("controlnet_block_samples",),
     ),
+    text_of_any_length=True,
 )

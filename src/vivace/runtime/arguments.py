@@ -39,26 +39,6 @@ def as_the_pipeline_takes(
     return tuple(list(v) if _is_list_of_text(v) else v for v in args), kwargs | copied
 
 
-def without_clashes(pipe: DiffusionPipeline, call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments, with None for those whose default the pipeline would refuse beside them.
-
-    Sana-Sprint's timestep in the middle of two for any other number of steps; Sana's negative prompt beside negative
-    embeddings.
-    """
-    parameters = inspect.signature(pipe.__call__).parameters
-    steps = call.get("num_inference_steps", parameters["num_inference_steps"].default)
-    clashing = {
-        "intermediate_timesteps": steps != 2,
-        "negative_prompt": call.get("negative_prompt_embeds") is not None,
-    }
-    absent = [
-        name
-        for name, clashes in clashing.items()
-        if clashes and name in parameters and name not in call and parameters[name].default is not None
-    ]
-    return call | dict.fromkeys(absent)
-
-
 def _is_list_of_text(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], str)
 

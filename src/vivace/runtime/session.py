@@ -21,6 +21,7 @@ from vivace.contract import (
     Target,
     Technique,
     component_of,
+    without_clashes,
     working_part,
 )
 from vivace.contract.traits import give, traits_of
@@ -33,12 +34,7 @@ from vivace.models.prompts import PROMPT_SETS
 from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.runtime.arguments import (
-    accepted_by,
-    as_the_pipeline_takes,
-    with_negative_prompts,
-    without_clashes,
-)
+from vivace.runtime.arguments import accepted_by, as_the_pipeline_takes, with_negative_prompts
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE
 

@@ -137,6 +137,9 @@ class Parallel(Technique):
 
     def _tokens_unsupported(self, target: Target, denoiser: torch.nn.Module) -> str | None:
         kind = type(denoiser).__name__
+        family = family_of(denoiser)
+        if family is not None and family.text_of_any_length:
+            return f"{kind} does not pad its text, and diffusers divides only numbers of tokens that the GPUs divide"
         if not getattr(denoiser, "_cp_plan", None):
             return (
                 f"diffusers has no context-parallel plan (_cp_plan) for {kind}, so its tokens cannot be sharded; take "

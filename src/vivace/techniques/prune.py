@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract import Component, Effect, Stage, Target, Technique, knob
+from vivace.contract import Component, Effect, Stage, Target, Technique, knob, without_clashes
 from vivace.errors import NoEffect
 
 _LISTS = ("transformer_blocks", "single_transformer_blocks", "layers")
@@ -158,7 +158,11 @@ def _influence(target: Target, blocks: Sequence[_Block], prompts: Sequence[str])
     call = {k: v for k, v in target.model.defaults.items() if k in accepted}
     with _watching(blocks, seen):
         for number, prompt in enumerate(prompts):
-            target.pipe(prompt=prompt, generator=torch.Generator("cpu").manual_seed(number), **call)
+            target.pipe(
+                prompt=prompt,
+                generator=torch.Generator("cpu").manual_seed(number),
+                **without_clashes(target.pipe, call),
+            )
     found = {
         name: float(torch.stack(ratios).mean()) if ratios else float("inf") for name, ratios in seen.items()
     }

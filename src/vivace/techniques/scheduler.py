@@ -134,6 +134,11 @@ class Scheduler(Technique):
             if config.get("shift_terminal") or config.get("time_shift_type", "exponential") != "exponential":
                 return f"{class_name} cannot shift its noise levels as this model's {own} does"
             passed -= {"sigmas"} if "use_flow_sigmas" in inspect.getsource(type(pipe).__call__) else set()
+            code = inspect.getsource(type(pipe).__call__)
+            if "sigmas" in passed and "np.linspace" not in code:
+                return f"{name} passes its noise levels as a list, which {class_name} does not take"
+            # SD 3's pipeline passes a shift where the scheduler shifts dynamically, which this one is told to.
+            passed |= {"mu"} if 'scheduler_kwargs["mu"] = mu' in code else set()
         missing = sorted(passed - set(accepted))
         if missing:
             return (
@@ -262,8 +267,12 @@ def _levels(class_name: str, current: Any, overrides: dict[str, Any]) -> tuple[l
 
 
 def _merged(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Merge configurations, keeping settings that the class does not know but the pipeline reads."""
-    return {**config, **overrides}
+    """Merge configurations, keeping settings that the class does not know but the pipeline reads.
+
+    diffusers notes which settings were not given, and sets these to the class's defaults again.
+    """
+    not_given = [name for name in config.get("_use_default_values", ()) if name not in overrides]
+    return {**config, **overrides, "_use_default_values": not_given}
 
 
 def _give_noise(pipe: Any) -> None:
