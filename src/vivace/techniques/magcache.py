@@ -1,14 +1,15 @@
-"""Skip a FLUX transformer's blocks by a table of how much their residual grows in each step.
+"""Skip a transformer's blocks by a table of how much their residual grows in each step.
 
 Why: the residual of all blocks keeps its direction over neighbouring steps, and the ratio of its magnitude to that of
     the step before is nearly the same for every prompt. It is measured once; while the product of the skipped steps'
-    ratios stays near 1, the last residual is added again. A hit computes none of FLUX's 57 blocks, and nothing is read
-    back from the GPU.
+    ratios stays near 1, the last residual is added again. A hit computes no block (FLUX.1 has 57; of
+    Z-Image it computes the refining ones), and nothing is read back from the GPU.
 Costs: the image drifts with every hit. One residual is kept (FLUX at 1024 px: 25 MB per image in bf16). The rival is
     always fewer plain steps: bench both.
-Needs: FLUX, and a table. That of FLUX.1 [dev] comes with diffusers, and is used for all models of its architecture. For
-    others `vivace calibrate magcache --model M` measures one, keeps it in $VIVACE_CACHE (else ~/.cache/vivace) and
-    reports how much it differs between images; it is then preferred to the published one. A fixed schedule needs none.
+Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image or Qwen-Image, and a table. That of FLUX.1 [dev] comes with diffusers,
+    and is used for all models of its architecture. For others `vivace calibrate magcache --model M` measures one,
+    keeps it in $VIVACE_CACHE (else ~/.cache/vivace) and reports how much it differs between images; it is then
+    preferred to the published one. A fixed schedule needs none.
 Source: Ma et al., MagCache: Fast Video Generation with Magnitude-Aware Cache, arXiv 2506.09045; FLUX's ratios as in
     diffusers' FLUX_MAG_RATIOS.
 

@@ -5,7 +5,7 @@ Why: every block adds something to its input, and some add next to nothing. A re
 Costs: another image, and with a larger share a worse one: published pruned models were retrained afterwards, which
     vivace does not do. On both embedded models it is further from the baseline than fewer steps of the same work
     (docs/step-curves.md): measure both. To choose the blocks, `pictures` of the workload's prompts are generated first.
-Needs: a diffusers UNet, or a transformer with lists of blocks (FLUX, SD3, PixArt).
+Needs: a diffusers UNet, or a transformer with lists of blocks (FLUX, SD 3.5, Z-Image, Qwen-Image, PixArt).
 Source: Men et al., "ShortGPT", arXiv 2403.03853 (a block's influence); Kim et al., "BK-SDM", arXiv 2305.15798 (which
     parts of a UNet can be removed).
 

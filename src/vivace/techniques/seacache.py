@@ -1,15 +1,16 @@
-"""Skip a FLUX transformer's blocks while its input, with the noise filtered out, changes little.
+"""Skip a transformer's blocks while its input, with the noise filtered out, changes little.
 
 Why: early steps settle coarse structure, late ones detail, and until then a frequency holds mostly noise. A filter lets
     through what belongs to the image at that step's noise level. It is applied to the first block's input, modulated by
     the timestep, and the relative changes of what is left add up over skipped steps. They are comparable across steps
-    as they are: no polynomial is fitted, nothing calibrated. A hit computes none of FLUX's 57 blocks.
+    as they are: no polynomial is fitted, nothing calibrated. A hit computes no block.
 Costs: the image drifts with every hit. Each step takes a 2-D FFT of the image's tokens and reads a number back from the
     GPU, and a batch is decided as one. A residual is kept (FLUX at 1024 px: 25 MB per image in bf16; two with order 1),
     and between steps the filtered input in fp32 (50 MB). The rival is always fewer plain steps: bench both. On
     tiny-flux it stays closer to the baseline than the other caches between 1.4x and 2.4x, from 2.5x on it does not
     (docs/step-curves.md).
-Needs: FLUX with trained weights; a fixed schedule takes random ones too.
+Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image or Qwen-Image, with trained weights; a fixed schedule takes random ones
+    too. Sana-Sprint's timesteps are angles, not noise levels: only a fixed schedule fits.
 Source: Chung et al., SeaCache: Spectral-Evolution-Aware Cache for Accelerating Diffusion Models, CVPR 2026, arXiv
     2602.18993; diffusers' SeaCacheConfig, which is for video and leaves FLUX as it is.
 
@@ -66,6 +67,11 @@ class Seacache(StepCache):
     power: float = knob(2.0, gt=0, le=10, tune=[2.0], about="by which an image's power falls with frequency")
 
     def unsupported_denoiser(self, target: Target) -> str | None:
+        if self.hits is None and type(target.pipe.scheduler).__name__ == "SCMScheduler":
+            return (
+                "the timesteps of its SCMScheduler are angles, and tell no noise level to filter; give a fixed "
+                "schedule, seacache(hits=0.5)"
+            )
         return unknown_blocks(target.module("denoiser"))
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
