@@ -14,9 +14,12 @@ from vivace.benchmark import studies
 from vivace.models.architectures import ARCHITECTURES, Architecture
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry
+from vivace.models.flow_architectures import FLOW_ARCHITECTURES
 
 SIDE = 128
 COMMAND = (sys.executable, __file__)
+FLOW = [architecture.name for architecture in FLOW_ARCHITECTURES]
+"""Names of the transformers after FLUX.1."""
 _CLIP: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 256,
@@ -27,9 +30,96 @@ _CLIP: dict[str, Any] = {
 _VAE: dict[str, Any] = {"block_out_channels": [32, 32, 64, 64]}
 
 
+_LANGUAGE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 1000,
+}
+_FLUX2: dict[str, Any] = {"attention_head_dim": 32, "axes_dims_rope": [8, 8, 8, 8], "num_attention_heads": 2}
+_T5: dict[str, Any] = {"d_model": 128, "d_kv": 16, "d_ff": 320, "num_heads": 8, "vocab_size": 1000}
+_DC: dict[str, Any] = {
+    f"{part}_block_out_channels": [16, 16, 32, 32, 64, 64] for part in ("encoder", "decoder")
+} | {"attention_head_dim": 16}
+_SANA: dict[str, dict[str, Any]] = {
+    "transformer": {
+        "num_attention_heads": 4,
+        "attention_head_dim": 16,
+        "num_cross_attention_heads": 4,
+        "cross_attention_head_dim": 16,
+        "cross_attention_dim": 64,
+        "caption_channels": 64,
+        "sample_size": 16,
+    },
+    "vae": _DC,
+    "text_encoder": _LANGUAGE,
+}
+
+
+def _with_text(name: str, **changed: Any) -> dict[str, Any]:
+    """Return a multimodal model's config with another language model and a vision tower of one layer."""
+    config = ARCHITECTURES[name].components["text_encoder"].config
+    vision = {"num_hidden_layers": 1, "depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 4}
+    known = {"num_attention_heads": 4} | vision | {"out_hidden_size": 64}
+    return {
+        "text_config": config["text_config"] | changed,
+        "vision_config": config["vision_config"] | known,
+    }
+
+
+def _flow(name: str) -> dict[str, dict[str, Any]]:
+    """Return the changed configs of a transformer after FLUX.1: at most a tenth of the channels, as many blocks."""
+    pipeline = ARCHITECTURES[name].pipeline
+    if pipeline == "StableDiffusion3Pipeline":
+        return {
+            "transformer": {
+                "attention_head_dim": 16,
+                "num_attention_heads": 4,
+                "caption_projection_dim": 64,
+                "joint_attention_dim": 128,
+                "pooled_projection_dim": 128,
+                "pos_embed_max_size": 32,
+                "sample_size": 16,
+            },
+            "vae": _VAE,
+            "text_encoder": _CLIP,
+            "text_encoder_2": _CLIP,
+            "text_encoder_3": _T5,
+        }
+    if pipeline in ("SanaPipeline", "SanaSprintPipeline"):
+        return _SANA
+    if pipeline == "ZImagePipeline":
+        transformer = {"dim": 64, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 64, "axes_dims": [8, 12, 12]}
+        return {"transformer": transformer, "vae": _VAE, "text_encoder": _LANGUAGE}
+    if pipeline == "QwenImagePipeline":
+        rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
+        text = {name: value for name, value in _LANGUAGE.items() if name != "head_dim"}
+        return {
+            "transformer": {
+                "attention_head_dim": 32,
+                "num_attention_heads": 2,
+                "joint_attention_dim": 64,
+                "axes_dims_rope": [8, 12, 12],
+            },
+            "vae": {"base_dim": 16},
+            "text_encoder": _with_text(name, **text, rope_parameters=rope),
+        }
+    if pipeline == "Flux2KleinPipeline":
+        return {"transformer": _FLUX2 | {"joint_attention_dim": 192}, "vae": _VAE, "text_encoder": _LANGUAGE}
+    return {
+        "transformer": _FLUX2 | {"joint_attention_dim": 192},
+        "vae": _VAE,
+        "text_encoder": _with_text(name, **_LANGUAGE),
+    }
+
+
 def narrow(name: str) -> Architecture:
     """Return an architecture with the same blocks and at most a tenth of the channels."""
     architecture = ARCHITECTURES[name]
+    if name in FLOW:
+        return architecture.changed(**_flow(name))
     configs: dict[str, Any] = {"vae": _VAE, "text_encoder": _CLIP}
     if architecture.pipeline == "StableDiffusionPipeline":
         configs["unet"] = {"block_out_channels": [64, 64, 128, 128], "cross_attention_dim": 64}
@@ -43,13 +133,7 @@ def narrow(name: str) -> Architecture:
             "projection_class_embeddings_input_dim": 64 + 6 * 32,
         }
     else:
-        configs["text_encoder_2"] = {
-            "d_model": 128,
-            "d_kv": 16,
-            "d_ff": 320,
-            "num_heads": 8,
-            "vocab_size": 1000,
-        }
+        configs["text_encoder_2"] = _T5
         configs["transformer"] = {
             "attention_head_dim": 32,
             "num_attention_heads": 4,
@@ -64,6 +148,8 @@ def small(name: str) -> Architecture:
     """Return a narrow architecture with as few blocks as its kind allows."""
     architecture = narrow(name)
     text = {"num_hidden_layers": 1}
+    if name in FLOW:
+        return architecture.changed(**_few_blocks(name))
     if architecture.pipeline == "FluxPipeline":
         return architecture.changed(
             transformer={"num_layers": 1, "num_single_layers": 2},
@@ -81,6 +167,43 @@ def small(name: str) -> Architecture:
         text_encoder=text,
         text_encoder_2=text,
     )
+
+
+def _few_blocks(name: str) -> dict[str, dict[str, Any]]:
+    """Return the configs with which a transformer after FLUX.1 has two blocks of each kind, or one."""
+    one_layer = {"layers_per_block": 1}
+    pipeline = ARCHITECTURES[name].pipeline
+    if pipeline == "StableDiffusion3Pipeline":
+        few: dict[str, Any] = {"num_layers": 2}
+        if "dual_attention_layers" in ARCHITECTURES[name].components["transformer"].config:
+            few["dual_attention_layers"] = [0]
+        text: dict[str, Any] = {"num_hidden_layers": 2}
+        return {
+            "transformer": few,
+            "vae": one_layer,
+            "text_encoder": text,
+            "text_encoder_2": text,
+            "text_encoder_3": {"num_layers": 1},
+        }
+    if pipeline in ("SanaPipeline", "SanaSprintPipeline"):
+        layers = {f"{part}_layers_per_block": [1] * 6 for part in ("encoder", "decoder")}
+        return {"transformer": {"num_layers": 2}, "vae": layers, "text_encoder": {"num_hidden_layers": 1}}
+    if pipeline == "ZImagePipeline":
+        return {
+            "transformer": {"n_layers": 2, "n_refiner_layers": 1},
+            "vae": one_layer,
+            "text_encoder": {"num_hidden_layers": 2},
+        }
+    if pipeline == "QwenImagePipeline":
+        config = narrow(name).components["text_encoder"].config
+        shallow_text = {"text_config": config["text_config"] | {"num_hidden_layers": 1}}
+        return {
+            "transformer": {"num_layers": 2},
+            "vae": {"num_res_blocks": 1},
+            "text_encoder": shallow_text,
+        }
+    # FLUX.2 reads the hidden states of three fixed layers of its language model, the last of them the 27th or 30th.
+    return {"transformer": {"num_layers": 1, "num_single_layers": 2}, "vae": one_layer}
 
 
 def shallow(name: str) -> Architecture:

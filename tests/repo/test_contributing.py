@@ -94,3 +94,7 @@ def test_the_contract_holds_for_it(source: Path) -> None:
                "--rootdir", str(ROOT), "-p", "no:cacheprovider", str(suite))  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
     assert "8 passed" in done.stdout
+
+
+def test_the_family_that_it_shows_is_the_one_in_the_package() -> None:
+    assert block("py") == (PACKAGE / "families" / "flux2.py").read_text()

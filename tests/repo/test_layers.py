@@ -13,6 +13,7 @@ LAYERS = {
     "spec": 0,
     "stats": 0,
     "contract": 1,
+    "families": 1,
     "lint": 1,
     "report": 1,
     "kernels": 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
+from vivace.families import family_of_pipeline
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
 from vivace.models.find import SYNTHETIC, find_model
@@ -43,9 +44,13 @@ class Kin:
         """Whether an embedded model is of this model's kind: a UNet or a transformer, of many steps or few."""
         if not small.is_embedded or self.is_embedded or self.steps is None or small.steps is None:
             return False
-        return ("Flux" in self.pipeline) == ("Flux" in small.pipeline) and (self.steps < FEW) == (
-            small.steps < FEW
-        )
+        few = (self.steps < FEW) == (small.steps < FEW)
+        return few and _is_transformer(self.pipeline) == _is_transformer(small.pipeline)
+
+
+def _is_transformer(pipeline: str) -> bool:
+    family = family_of_pipeline(pipeline)
+    return family.is_transformer if family is not None else "Flux" in pipeline
 
 
 def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:

@@ -28,8 +28,9 @@ from vivace.contract.anatomy import DENOISERS
 from vivace.errors import Unsupported, VivaceError, WorkerError
 from vivace.measure.ceilings import known_ceilings
 from vivace.measure.flops import Calls, count_calls
-from vivace.memory.predict import keep_timesteps_on_cpu, predict_trial
+from vivace.memory.predict import predict_trial
 from vivace.memory.weightless import find_weightless
+from vivace.memory.without_values import run_without_values
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.lora import distillations
 from vivace.models.quiet import quiet
@@ -188,7 +189,7 @@ def _session(
     )
     session = Session(pipe, recipe, Target(Placement(machine_of(environment)), pipe, facts))
     draw_noise_in_fp32(pipe)
-    keep_timesteps_on_cpu(pipe)
+    run_without_values(pipe, trial.workload.height, trial.workload.width)
     return session
 
 

@@ -3,10 +3,13 @@
 from vivace.contract.anatomy import (
     COMPONENTS,
     DENOISERS,
+    TEXT_ENCODERS,
     Component,
     attribute_of,
     component_of,
+    ignores_guidance_scale,
     is_cast_in_call,
+    without_clashes,
     working_part,
 )
 from vivace.contract.effect import CallContext, Effect
@@ -20,6 +23,7 @@ from vivace.contract.traits import Rule, Trait
 __all__ = [
     "COMPONENTS",
     "DENOISERS",
+    "TEXT_ENCODERS",
     "Arithmetic",
     "Backend",
     "CallContext",
@@ -39,7 +43,9 @@ __all__ = [
     "Trait",
     "attribute_of",
     "component_of",
+    "ignores_guidance_scale",
     "is_cast_in_call",
     "knob",
+    "without_clashes",
     "working_part",
 ]

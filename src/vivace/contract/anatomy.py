@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     import torch
 
-Component = Literal["denoiser", "text_encoder", "text_encoder_2", "vae"]
+Component = Literal["denoiser", "text_encoder", "text_encoder_2", "text_encoder_3", "vae"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
+TEXT_ENCODERS: tuple[Component, ...] = ("text_encoder", "text_encoder_2", "text_encoder_3")
 DENOISERS = ("unet", "transformer")
 """Names that pipelines give their denoiser. A recipe may use them as targets too."""
 
@@ -28,6 +30,34 @@ def component_of(pipe: Any, component: Component) -> Any:
 def working_part(component: Component, module: torch.nn.Module) -> Any:
     """The module that a text-to-image pipeline calls: a VAE's decoder (`decode`, never `forward`), else the whole."""
     return module.decoder if component == "vae" else module
+
+
+def ignores_guidance_scale(pipe: Any) -> bool:
+    """Whether a guidance scale changes nothing: its transformer lacks the input, or it was distilled without one."""
+    scale = inspect.signature(type(pipe).__call__).parameters.get("guidance_scale")
+    config = getattr(getattr(pipe, "transformer", None), "config", {})
+    lacks_input = scale is not None and scale.default is None and config.get("guidance_embeds") is False
+    return lacks_input or bool(getattr(pipe, "config", {}).get("is_distilled"))
+
+
+def without_clashes(pipe: Any, call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments, with None for those whose default the pipeline would refuse beside them.
+
+    Sana-Sprint's timestep in the middle of two for any other number of steps; Sana's negative prompt beside negative
+    embeddings.
+    """
+    parameters = inspect.signature(pipe.__call__).parameters
+    steps = call.get("num_inference_steps", parameters["num_inference_steps"].default)
+    clashing = {
+        "intermediate_timesteps": steps != 2,
+        "negative_prompt": call.get("negative_prompt_embeds") is not None,
+    }
+    absent = [
+        name
+        for name, clashes in clashing.items()
+        if clashes and name in parameters and name not in call and parameters[name].default is not None
+    ]
+    return call | dict.fromkeys(absent)
 
 
 def is_cast_in_call(pipe: Any) -> bool:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract import Stage, Technique
+from vivace.contract import Stage, Technique, without_clashes
 from vivace.contract.script import WIDTH, Script, literal, written_call
 from vivace.export.layout import docstring, imports_of, spaced
 from vivace.export.loading import check_loadable, loading
 from vivace.models.find import Found
 from vivace.models.load import load_pipeline
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.arguments import takes_prompts_first
 from vivace.runtime.session import Session, session_of
 
 if TYPE_CHECKING:
@@ -279,10 +280,15 @@ def _noise_in_fp32(pipe: DiffusionPipeline) -> Script:
 def _call_block(
     session: Session, function: str, prompt: str, seed: int, call_contexts: list[str]
 ) -> list[str]:
-    arguments = {name: literal(value) for name, value in session.arguments.items()}
+    given = without_clashes(session.pipe, session.arguments)
+    arguments = {name: literal(value) for name, value in given.items()}
     # On the CPU, so that a seed gives the same noise on every device.
     arguments["generator"] = f'torch.Generator("cpu").manual_seed({seed})'
-    call = written_call(f"image = {function}", literal(prompt), end=").images[0]", **arguments)
+    if takes_prompts_first(session.pipe):
+        call = written_call(f"image = {function}", literal(prompt), end=").images[0]", **arguments)
+    else:
+        arguments = {"prompt": literal(prompt)} | arguments
+        call = written_call(f"image = {function}", end=").images[0]", **arguments)
     lines = call.splitlines()
     if call_contexts:
         lines = [f"with {', '.join(call_contexts)}:", *(f"    {line}" for line in lines)]

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.contract import Machine, ModelFacts, Placement, Target, component_of
 from vivace.errors import Unsupported, VivaceError, WorkloadError
+from vivace.families import family_of
 from vivace.foreign.reading import reading, reason
 from vivace.measure.memory import plain_tensors
 from vivace.memory.footprint import Footprint
 from vivace.memory.weightless import Weightless, find_weightless
+from vivace.memory.without_values import run_without_values
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.lora import distillations
@@ -177,7 +179,7 @@ def _predict(
         temporary = min(loading - loaded, _COPIES * largest)
         loading = model_bytes + largest + temporary
     components = tuple(_component(footprint, *item) for item in _networks(pipe).items())
-    keep_timesteps_on_cpu(pipe)
+    run_without_values(pipe, int(defaults["height"]), int(defaults["width"]))
     _track_stages(pipe, footprint)
     _run_call(session, footprint, ["a red circle"] * batch, text)
     peak, stage = footprint.peak
@@ -249,34 +251,6 @@ def _run_call(session: Session, footprint: Footprint, prompts: list[str], text: 
         ) from error
 
 
-def keep_timesteps_on_cpu(pipe: DiffusionPipeline) -> None:
-    """Patch a pipeline on the meta device so that its call runs.
-
-    The pipeline reads the values of the timesteps, so they stay on the CPU. Only the denoiser's arguments are moved to
-    the meta device. The scheduler and the denoiser are patched as instances.
-    """
-    scheduler = pipe.scheduler
-    set_timesteps = scheduler.set_timesteps
-
-    @functools.wraps(set_timesteps)
-    def set_on_cpu(*args: Any, **kwargs: Any) -> Any:
-        return set_timesteps(*args, **(kwargs | {"device": "cpu"} if "device" in kwargs else kwargs))
-
-    scheduler.set_timesteps = set_on_cpu
-    denoiser = component_of(pipe, "denoiser")
-    denoiser.register_forward_pre_hook(_move_to_meta, with_kwargs=True)
-    if getattr(pipe, "safety_checker", None) is not None:
-        pipe.safety_checker = None  # it reads the image's values; its weights have been counted
-
-
-def _move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    moved = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
-    return moved[0], moved[1]
-
-
 def _track_stages(pipe: DiffusionPipeline, footprint: Footprint) -> None:
     """Patch the components, as instances, so that the footprint knows the stage of the call."""
 
@@ -324,7 +298,9 @@ def _component(footprint: Footprint, name: str, module: torch.nn.Module) -> Comp
 
 def _check_size(name: str, pipe: DiffusionPipeline, defaults: dict[str, Any]) -> None:
     # FluxPipeline packs 2x2 latents into one token.
-    packed = 2 if hasattr(pipe, "_pack_latents") else 1
+    denoiser = component_of(pipe, "denoiser")
+    family = family_of(denoiser)
+    packed = family.cells(denoiser) if family is not None else 2 if hasattr(pipe, "_pack_latents") else 1
     multiple = int(getattr(pipe, "vae_scale_factor", 8)) * packed
     for side in ("height", "width"):
         size = defaults[side]

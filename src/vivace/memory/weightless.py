@@ -15,7 +15,8 @@ from typing import Any, cast
 from vivace.errors import UnknownModel, Unsupported, nearest
 from vivace.foreign.files import read_object, user_path
 from vivace.foreign.reading import reading
-from vivace.models.architectures import ARCHITECTURES, Architecture, Component, Library
+from vivace.models.architecture import Architecture, Component, Library
+from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, Found, find_model
 from vivace.models.gguf_file import SUFFIX
@@ -72,20 +73,19 @@ def find_weightless(name: str) -> Weightless:
 
 def _of_architecture(name: str, architecture: Architecture) -> Weightless:
     entry = CATALOGUE.get(architecture.name)
-    dtype = "bf16" if architecture.pipeline == "FluxPipeline" else "fp16"
+    dtype = "fp16" if architecture.denoiser == "unet" else "bf16"
     defaults: dict[str, Any] = {"height": architecture.height, "width": architecture.width}
     if entry is not None:
         dtype = entry.cuda_dtype
         defaults |= {"num_inference_steps": entry.num_inference_steps, "guidance_scale": entry.guidance_scale}
-    if architecture.pipeline == "FluxPipeline":
-        defaults["max_sequence_length"] = architecture.text_lengths["text_encoder_2"]
+        defaults |= entry.call
 
     def build() -> Any:
         import diffusers
 
         parts: dict[str, Any] = {}
         for part, component in architecture.components.items():
-            parts[part] = _in_dtype(on_meta(component), dtype)
+            parts[part] = _in_dtype(on_meta(component, with_buffers=False), dtype)
             if part in architecture.text_lengths:
                 length = architecture.text_lengths[part]
                 parts[part.replace("text_encoder", "tokenizer")] = tokenizer_for(parts[part].config, length)
@@ -94,8 +94,8 @@ def _of_architecture(name: str, architecture: Architecture) -> Weightless:
         return _without_bars(kind(scheduler=scheduler, **parts, **architecture.arguments))
 
     # The family's tiny VAE does not support latents with a mean and standard deviation.
-    has_tiny = "latents_mean" not in architecture.components["vae"].config
-    tiny = (lambda: _in_dtype(on_meta(architecture.tiny_vae), "fp32")) if has_tiny else None
+    small = architecture.tiny_vae if "latents_mean" not in architecture.components["vae"].config else None
+    tiny = (lambda: _in_dtype(on_meta(small), "fp32")) if small is not None else None
     return Weightless(name, dtype, defaults, build, tiny)
 
 

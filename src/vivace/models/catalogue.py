@@ -14,6 +14,7 @@ so not part of a baseline.
 from __future__ import annotations
 
 from vivace.models.entry import Embedded, Entry, FewSteps, Hub, Part, Sampler
+from vivace.models.flow_catalogue import FLOW_ENTRIES, TAEF1
 from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS
 
 _VAE_FILES = ("config.json", "diffusion_pytorch_model.safetensors")
@@ -21,7 +22,6 @@ _TAESD = Part(repo="madebyollin/taesd", revision="614f76814bbe30edbe2e627ace1c22
 _TAESDXL = Part(
     repo="madebyollin/taesdxl", revision="b20258aaef75ef61e659c1e0f14f251cf0ad153e", files=_VAE_FILES
 )
-_TAEF1 = Part(repo="madebyollin/taef1", revision="b1b2d00e9e440cfbf3dedb34266864da86016ceb", files=_VAE_FILES)
 
 _RAIL = "CreativeML Open RAIL++-M"
 _LIGHTNING = "c9a24f48e1c025556787b0c58dd67a091ece2e44"  # of ByteDance/SDXL-Lightning
@@ -187,7 +187,7 @@ def _few_steps_of_flux_dev() -> tuple[FewSteps, ...]:
 
 def _flux(name: str, summary: str, repo: str, revision: str, **own: object) -> Entry:
     common = {
-        "origin": Hub(repo=repo, revision=revision, tiny_vae=_TAEF1, download_bytes=33_740_000_000),
+        "origin": Hub(repo=repo, revision=revision, tiny_vae=TAEF1, download_bytes=33_740_000_000),
         "pipeline": "FluxPipeline",
         "height": 1024,
         "width": 1024,
@@ -371,5 +371,6 @@ CATALOGUE: dict[str, Entry] = {
             guidance_scale=0.0,
             max_sequence_length=256,
         ),
+        *FLOW_ENTRIES,
     )
 }

@@ -84,7 +84,8 @@ class Entry(Spec):
     scheduler: replaces the repository's scheduler; None keeps it.
     clip_skip: number of CLIP layers to skip, as diffusers counts them: 0 is the pipeline's default layer, which for
         SDXL is the last but one.
-    max_sequence_length: prompt length in tokens for a FluxPipeline, which pads to 512 by default.
+    max_sequence_length: prompt length in tokens for pipelines that pad to one.
+    arguments: further arguments of the pipeline's call.
     threads: number of CPU threads. Images depend on it in their last bits, so it is fixed; None: all cores.
     prompts: the default prompts.
     prompt_set: the key in `vivace.models.prompts` of prompts that this model understands.
@@ -110,6 +111,14 @@ class Entry(Spec):
     scheduler: Sampler | None = None
     clip_skip: int | None = None
     max_sequence_length: int | None = None
+    arguments: dict[str, bool | int | float | str] = Field(default={})
     threads: int | None = None
     few_steps: tuple[FewSteps, ...] = ()
     scorer: str | None = None
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """Arguments of the pipeline's call besides size, steps and guidance."""
+        keys = ("max_sequence_length", "clip_skip")
+        own = {key: value for key in keys if (value := getattr(self, key)) is not None}
+        return own | self.arguments

@@ -101,12 +101,11 @@ class Found:
 
     @property
     def call(self) -> dict[str, Any]:
-        """Arguments that the call needs in addition to a workload's: max_sequence_length, clip_skip, or none."""
+        """Arguments that the call needs in addition to a workload's: max_sequence_length, clip_skip, ..., or none."""
         if self.entry is None:
             assert self.folder is not None
             return call_of(self.folder, self.pipeline)
-        given = {key: getattr(self.entry, key) for key in ("max_sequence_length", "clip_skip")}
-        return {key: value for key, value in given.items() if value is not None}
+        return self.entry.call
 
 
 def find_model(name: str, *, download: bool = True) -> Found:

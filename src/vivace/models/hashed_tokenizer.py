@@ -11,6 +11,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from vivace.models.hashed_chat_tokenizer import HashedChatTokenizer, chat_tokenizer_for
+
 _TOKENS = re.compile(r"[^\W\d_]{1,6}|\d|[^\w\s]|_")
 """Up to six letters, a digit or a sign make one token. This gives about as many tokens as byte-pair encoding."""
 
@@ -93,12 +95,15 @@ class HashedTokenizer:
         return [*start, *words, self.end]
 
 
-def tokenizer_for(config: Any, length: int) -> HashedTokenizer:
-    """Return the tokenizer for a text encoder's config (CLIPTextConfig or T5Config of transformers).
+def tokenizer_for(config: Any, length: int) -> HashedTokenizer | HashedChatTokenizer:
+    """Return the tokenizer for a text encoder's config of transformers: CLIP's, T5's or a language model's.
 
     Args:
         length: number of tokens per prompt.
     """
+    chat = chat_tokenizer_for(config, length)
+    if chat is not None:
+        return chat
     if config.model_type == "t5":
         # 0 to 2 are padding, end, unknown; the last 128 are sentinels of T5's training, or unused.
         last = config.vocab_size - 129 if config.vocab_size > 1000 else config.vocab_size - 1

@@ -20,16 +20,21 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from vivace.models.random_flow_weights import (
+    GELU,
+    MODULATED,
+    MODULATION,
+    NORMS,
+    RELU,
+    RULES,
+    SILU,
+    SINUSOID,
+    Rules,
+    count,
+)
+
 _BIAS = 0.02
 _NORM_SPREAD = 0.1
-# Gains that compensate for an activation function: 1 / sqrt of the second moment of f(z), z ~ N(0, 1).
-_SILU, _GELU, _RELU = 0.3558**-0.5, 0.4252**-0.5, 0.5**-0.5
-_SINUSOID = 0.5**-0.5
-"""A timestep embedding consists of sines and cosines: second moment 1/2."""
-_MODULATION = 0.5
-"""Standard deviation of adaLN's shift, scale and gate; those of a trained FLUX are of that order."""
-_MODULATED = (1 + _MODULATION**2) + _MODULATION**2
-"""Second moment of norm(x) * (1 + scale) + shift."""
 _SIGMA_MAX = 14.6
 """Noise at the first step of Stable Diffusion's schedule, in standard deviations of its latents."""
 _CARRIED = 1 - 1 / _SIGMA_MAX
@@ -37,28 +42,28 @@ _CARRIED = 1 - 1 / _SIGMA_MAX
 _OWN_OUTPUT = 0.1
 """Scale of the remaining output of a UNet, which a single step from sigma_max multiplies by sigma_max."""
 
-Rules = list[tuple[str, float]]
-
 
 def fill(module: Any, generator: Any) -> None:
     """Fill every parameter of a component in place, in the order of `named_parameters`.
 
     Args:
-        module: UNet2DConditionModel, FluxTransformer2DModel, AutoencoderKL, AutoencoderTiny, CLIPTextModel (with or
-            without projection) or T5EncoderModel.
+        module: of one of the classes that the tables of gains name.
         generator: a torch.Generator on the module's device.
     """
     kind = type(module).__name__
-    gains = [(re.compile(pattern), gain) for pattern, gain in _RULES[kind](module)]
-    embeddings = {id(child.weight) for child in module.modules() if type(child).__name__ == "Embedding"}
+    gains = _compiled(_RULES[kind](module))
+    norms = _compiled(NORMS[kind](module)) if kind in NORMS else []
+    import torch
+
+    embeddings = {id(child.weight) for child in module.modules() if isinstance(child, torch.nn.Embedding)}
     for name, parameter in module.named_parameters():
-        if parameter.dim() == 1:
+        if parameter.dim() == 1 or name.endswith("gamma"):
             is_bias = name.endswith("bias")
-            parameter.normal_(
-                0.0 if is_bias else 1.0, _BIAS if is_bias else _NORM_SPREAD, generator=generator
-            )
+            mean = 0.0 if is_bias else _first(norms, name)
+            spread = _BIAS if is_bias else _NORM_SPREAD * min(1.0, abs(mean) or 1.0)
+            parameter.normal_(mean, spread, generator=generator)
             continue
-        gain = next((gain for pattern, gain in gains if pattern.search(name)), 1.0)
+        gain = _first(gains, name)
         fan_in = 1 if id(parameter) in embeddings else parameter[0].numel()
         parameter.normal_(0.0, gain / math.sqrt(fan_in), generator=generator)
     if kind == "UNet2DConditionModel":
@@ -67,23 +72,31 @@ def fill(module: Any, generator: Any) -> None:
         module.decoder.layers[-1].bias += 0.5  # the grey between black and white
 
 
+def _compiled(rules: Rules) -> list[tuple[re.Pattern[str], float]]:
+    return [(re.compile(pattern), gain) for pattern, gain in rules]
+
+
+def _first(rules: list[tuple[re.Pattern[str], float]], name: str) -> float:
+    return next((gain for pattern, gain in rules if pattern.search(name)), 1.0)
+
+
 def _unet(unet: Any) -> Rules:
     config = unet.config
     layers = config.transformer_layers_per_block
     inner = 3 * (layers if isinstance(layers, int) else max(layers))  # self-attention, cross-attention, MLP
-    branches = _count(unet, "ResnetBlock2D") + _count(unet, "Transformer2DModel")
+    branches = count(unet, "ResnetBlock2D") + count(unet, "Transformer2DModel")
     embedded = 2 if config.addition_embed_type is not None else 1  # summed: time, and text with sizes
     return [
-        (r"(time|add)_embedding\.linear_1", _SINUSOID),
-        (r"(time|add)_embedding\.linear_2", _SILU / math.sqrt(embedded)),
-        (r"time_emb_proj", _SILU),
-        (r"conv1\.", _SILU),
-        (r"conv2\.", _SILU / math.sqrt(branches)),
+        (r"(time|add)_embedding\.linear_1", SINUSOID),
+        (r"(time|add)_embedding\.linear_2", SILU / math.sqrt(embedded)),
+        (r"time_emb_proj", SILU),
+        (r"conv1\.", SILU),
+        (r"conv2\.", SILU / math.sqrt(branches)),
         # The variance of the inner stream has doubled here.
         (r"attentions\.\d+\.proj_out", math.sqrt(0.5 / branches)),
         (r"to_out\.0", 1 / math.sqrt(inner)),
-        (r"ff\.net\.2", _GELU / math.sqrt(inner)),
-        (r"^conv_out", _OWN_OUTPUT * _SILU),
+        (r"ff\.net\.2", GELU / math.sqrt(inner)),
+        (r"^conv_out", _OWN_OUTPUT * SILU),
     ]
 
 
@@ -117,49 +130,50 @@ def _flux(transformer: Any) -> Rules:
     config = transformer.config
     branches = 2 * config.num_layers + config.num_single_layers
     # Each branch is multiplied by its gate.
-    last = 1 / (_MODULATION * math.sqrt(branches))
+    last = 1 / (MODULATION * math.sqrt(branches))
     embedded = 3 if config.guidance_embeds else 2  # summed: time, guidance, pooled text
     return [
-        (r"(timestep|guidance)_embedder\.linear_1", _SINUSOID),
-        (r"_embedder\.linear_2", _SILU / math.sqrt(embedded)),
-        (r"norm(1|1_context|_out)?\.linear", _MODULATION * _SILU),
-        (r"ff(_context)?\.net\.2", _GELU * last),
+        (r"(timestep|guidance)_embedder\.linear_1", SINUSOID),
+        (r"_embedder\.linear_2", SILU / math.sqrt(embedded)),
+        (r"norm(1|1_context|_out)?\.linear", MODULATION * SILU),
+        (r"ff(_context)?\.net\.2", GELU * last),
         (r"to_out\.0|to_add_out", last),
         # Four fifths of its input come from the MLP; the attention part is far smaller.
-        (r"single_transformer_blocks\.\d+\.proj_out", math.sqrt(5 / 4) * _GELU * last),
-        (r"to_[qkv]\.|add_[qkv]_proj|ff(_context)?\.net\.0|proj_mlp|^proj_out", _MODULATED**-0.5),
+        (r"single_transformer_blocks\.\d+\.proj_out", math.sqrt(5 / 4) * GELU * last),
+        (r"to_[qkv]\.|add_[qkv]_proj|ff(_context)?\.net\.0|proj_mlp|^proj_out", MODULATED**-0.5),
     ]
 
 
 def _vae(vae: Any) -> Rules:
     config = vae.config
-    branches = {part: _count(getattr(vae, part), "ResnetBlock2D") + 1 for part in ("encoder", "decoder")}
-    if config.latents_std is not None:
+    branches = {part: count(getattr(vae, part), "ResnetBlock2D") + 1 for part in ("encoder", "decoder")}
+    if config.get("latents_std") is not None:
         squares = [s**2 + m**2 for s, m in zip(config.latents_std, config.latents_mean, strict=True)]
         latents = math.sqrt(sum(squares) / len(squares))
     else:
-        latents = 1 / config.scaling_factor
+        # FLUX.2's latents have running statistics instead, which are 0 and 1.
+        latents = 1 / config.get("scaling_factor", 1.0)
     first = r"post_quant_conv" if config.use_post_quant_conv else r"decoder\.conv_in"
     return [
         (first, 1 / latents),
-        (r"conv1\.", _SILU),
+        (r"conv1\.", SILU),
         *(
-            (rf"{part}.*(conv2\.|to_out\.0)", _SILU / math.sqrt(branches[part]))
+            (rf"{part}.*(conv2\.|to_out\.0)", SILU / math.sqrt(branches[part]))
             for part in ("encoder", "decoder")
         ),
-        (r"encoder\.conv_out", _SILU),
-        (r"decoder\.conv_out", 0.5 * _SILU),  # images are in -1 .. 1
+        (r"encoder\.conv_out", SILU),
+        (r"decoder\.conv_out", 0.5 * SILU),  # images are in -1 .. 1
     ]
 
 
 def _tiny_vae(vae: Any) -> Rules:
-    branches = max(_count(part, "AutoencoderTinyBlock") for part in (vae.encoder, vae.decoder))
+    branches = max(count(part, "AutoencoderTinyBlock") for part in (vae.encoder, vae.decoder))
     last = len(vae.decoder.layers) - 1
     return [
         # No norms: ReLU halves the second moment that a gain of sqrt(2) doubles, except at the end of a branch.
         (r"conv\.4\.", 1 / math.sqrt(branches)),
         (rf"decoder\.layers\.{last}\.", 0.2),  # images are in 0 .. 1
-        (r"", _RELU),
+        (r"", RELU),
     ]
 
 
@@ -168,7 +182,7 @@ def _clip(encoder: Any) -> Rules:
     return [
         (r"(token|position)_embedding", math.sqrt(0.5)),  # their sum has unit variance
         (r"out_proj", 1 / math.sqrt(branches)),
-        (r"fc2", _GELU / math.sqrt(branches)),
+        (r"fc2", GELU / math.sqrt(branches)),
     ]
 
 
@@ -177,20 +191,18 @@ def _t5(encoder: Any) -> Rules:
     return [
         (r"SelfAttention\.q\.", encoder.config.d_kv**-0.5),  # T5 does not divide its logits by sqrt(d_kv)
         (r"SelfAttention\.o\.", 1 / math.sqrt(branches)),
-        (r"\.wo\.", _GELU / math.sqrt(branches)),
+        (r"\.wo\.", GELU / math.sqrt(branches)),
     ]
-
-
-def _count(module: Any, class_name: str) -> int:
-    return sum(type(child).__name__ == class_name for child in module.modules())
 
 
 _RULES: dict[str, Callable[[Any], Rules]] = {
     "UNet2DConditionModel": _unet,
     "FluxTransformer2DModel": _flux,
     "AutoencoderKL": _vae,
+    "AutoencoderKLFlux2": _vae,
     "AutoencoderTiny": _tiny_vae,
     "CLIPTextModel": _clip,
     "CLIPTextModelWithProjection": _clip,
     "T5EncoderModel": _t5,
+    **RULES,
 }

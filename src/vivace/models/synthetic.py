@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.errors import UnknownModel, nearest
-from vivace.models.architectures import ARCHITECTURES, Architecture, Component
+from vivace.models.architecture import Architecture, Component
+from vivace.models.architectures import ARCHITECTURES
 from vivace.models.hashed_tokenizer import tokenizer_for
 from vivace.models.quiet import quiet
 from vivace.models.random_weights import fill
@@ -72,14 +73,20 @@ def build_component(
     return module
 
 
-def on_meta(component: Component) -> Any:
+def on_meta(component: Component, *, with_buffers: bool = True) -> Any:
     """Return the module with its parameters on the meta device in fp32, to count parameters and FLOPs.
 
-    It takes no memory. Its buffers are real, on the CPU.
+    Its parameters take no memory.
+
+    Args:
+        with_buffers: whether its buffers are real, on the CPU, or on the meta device too: SD 3.5's positions take
+            seconds to compute.
     """
+    import torch
     from accelerate import init_empty_weights
 
-    with init_empty_weights(include_buffers=False), _rng_state_restored():
+    where = contextlib.nullcontext() if with_buffers else torch.device("meta")
+    with init_empty_weights(include_buffers=False), _rng_state_restored(), where:
         module = _construct(component)
     if hasattr(module, "tie_weights"):
         # init_empty_weights has replaced a shared tensor separately in each module.
@@ -89,7 +96,7 @@ def on_meta(component: Component) -> Any:
 
 def num_parameters(component: Component) -> int:
     """Count the parameters of a component, shared ones once."""
-    return sum(parameter.numel() for parameter in on_meta(component).parameters())
+    return sum(p.numel() for p in on_meta(component, with_buffers=False).parameters())
 
 
 def _named(name: str) -> Architecture:
@@ -125,7 +132,9 @@ def _allocate(module: Any, device: str, dtype: Any) -> None:
                 allocated[id(parameter)] = (parameter, torch.nn.Parameter(empty, requires_grad=False))
             setattr(child, name, allocated[id(parameter)][1])
         for name, buffer in child.named_buffers(recurse=False):
-            kind = dtype if buffer.is_floating_point() else buffer.dtype
+            # Frequencies of rotary embeddings stay in fp32 when a model is loaded, too.
+            is_cast = buffer.is_floating_point() and not name.endswith("inv_freq")
+            kind = dtype if is_cast else buffer.dtype
             setattr(child, name, buffer.to(device, kind))
 
 

@@ -36,7 +36,7 @@ from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAt
 from torch import nn
 
 from vivace.multi_gpu.collectives import collective, collective_beside_linear, start_all_gather, wait
-from vivace.step_caching.flux_residual import WHOLE_TOKENS
+from vivace.step_caching.block_residual import WHOLE_TOKENS
 
 _TOKENS = -2
 """The dimension of tokens in each of `_SHARDED`: (batch, tokens, channels), or (tokens, 3) for ids."""

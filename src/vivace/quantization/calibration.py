@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract import COMPONENTS, Target
+from vivace.contract import COMPONENTS, Target, without_clashes
 from vivace.contract.cache_folder import cache_folder
 
 if TYPE_CHECKING:
@@ -115,7 +115,11 @@ def _generate(target: Target, prompt: str, seed: int) -> None:
 
     accepted = inspect.signature(target.pipe.__call__).parameters
     call = {k: v for k, v in target.model.defaults.items() if k in accepted}
-    target.pipe(prompt=prompt, generator=torch.Generator("cpu").manual_seed(seed), **call)
+    target.pipe(
+        prompt=prompt,
+        generator=torch.Generator("cpu").manual_seed(seed),
+        **without_clashes(target.pipe, call),
+    )
 
 
 def _source(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str:

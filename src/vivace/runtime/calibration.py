@@ -12,7 +12,7 @@ from vivace.models.find import Found
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, open_session
 from vivace.step_caching import magcache_ratios, teacache_fit
-from vivace.step_caching.flux_residual import not_flux, watching_residuals
+from vivace.step_caching.block_residual import unknown_blocks, watching_residuals
 from vivace.step_caching.magcache_ratios import Ratios
 from vivace.step_caching.teacache_fit import Fit, watching_changes
 
@@ -43,7 +43,7 @@ def calibrate_teacache(
         The fit, and the file that it is saved in.
 
     Raises:
-        Unsupported: the model is not a FLUX, or has random weights.
+        Unsupported: the model's blocks are not known, or it has random weights.
         UsageError: too few steps or images for the degree.
         OutputError: the file cannot be written.
     """
@@ -95,7 +95,7 @@ def _open(
             f"give a fixed schedule, {technique}(hits=0.5)"
         )
     session = open_session(found, resolve("baseline"), device, call, prompts)
-    if (reason := not_flux(component_of(session.pipe, "denoiser"))) is not None:
+    if (reason := unknown_blocks(component_of(session.pipe, "denoiser"))) is not None:
         raise Unsupported(f"{technique}: {reason}")
     return session
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from vivace.errors import Unsupported
+from vivace.families import family_of_pipeline
 from vivace.runtime.session import Session
 
-# Names of the call's arguments for the values that `encode_prompt` returns, by the number of values.
+# Names of the call's arguments for the values that `encode_prompt` returns, by the number of values: of pipelines of no
+# known family.
 _NAMES = {
     2: ("prompt_embeds", "negative_prompt_embeds"),
     3: (
@@ -26,6 +28,18 @@ _NAMES = {
 }
 
 
+_INSTRUCTION = "complex_human_instruction"
+"""Sana's argument for what its language model is told to do with a prompt."""
+
+
+def _names(pipeline: str, found: Any) -> tuple[str | None, ...] | None:
+    if not isinstance(found, tuple):
+        return None
+    family = family_of_pipeline(pipeline)
+    names = family.embeddings.get(pipeline) if family is not None else _NAMES.get(len(found))
+    return names if names is not None and len(names) == len(found) else None
+
+
 def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
     """Return the prompts' embeddings as keyword arguments for `session(...)`, on the pipeline's device.
 
@@ -36,16 +50,22 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
 
     pipe, defaults = session.pipe, session.defaults
     name = type(pipe).__name__
+    family = family_of_pipeline(name)
+    off = 1.0 if family is None or family.doubled is None else family.doubled.off
     if not hasattr(pipe, "encode_prompt"):
         raise Unsupported(f"{name} takes no embeddings: it has no encode_prompt; measure with --text prompts")
     arguments = {
         "prompt": list(prompts),
         "prompt_2": None,
+        "prompt_3": None,
         "device": pipe._execution_device,
         "num_images_per_prompt": 1,
-        "do_classifier_free_guidance": float(defaults.get("guidance_scale", 0)) > 1,
+        "do_classifier_free_guidance": float(defaults.get("guidance_scale", 0)) > off,
         "max_sequence_length": defaults.get("max_sequence_length"),
     }
+    for_call = inspect.signature(type(pipe).__call__).parameters
+    if _INSTRUCTION in for_call:  # put in front of each prompt, by the call alone
+        arguments[_INSTRUCTION] = session.arguments.get(_INSTRUCTION, for_call[_INSTRUCTION].default)
     # The class's method: on the instance it may be wrapped by a timer.
     accepted = inspect.signature(type(pipe).encode_prompt).parameters
     given = {
@@ -53,7 +73,7 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
     }
     with torch.no_grad(), session.surroundings():
         found = pipe.encode_prompt(**given)
-        names = _NAMES.get(len(found)) if isinstance(found, tuple) else None
+        names = _names(name, found)
         if names is None:
             raise Unsupported(f"{name} returns embeddings in an unknown format; measure with --text prompts")
         embeddings = {

@@ -21,6 +21,7 @@ from vivace.contract import (
     Target,
     Technique,
     component_of,
+    without_clashes,
     working_part,
 )
 from vivace.contract.traits import give, traits_of
@@ -33,6 +34,7 @@ from vivace.models.prompts import PROMPT_SETS
 from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.runtime.arguments import accepted_by, as_the_pipeline_takes, with_negative_prompts
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE
 
@@ -253,21 +255,21 @@ class Session:
     @property
     def arguments(self) -> dict[str, Any]:
         """The defaults that the pipeline's call accepts."""
-        accepted = inspect.signature(self.pipe.__call__).parameters
+        accepted = accepted_by(self.pipe)
         return {k: v for k, v in self._defaults.items() if k in accepted}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate images. Arguments and result are those of the wrapped pipeline."""
-        # Positional arguments must not be passed by name as well.
+        """Generate images. Arguments and result are those of the wrapped pipeline; prompts may always come first."""
+        args, kwargs = as_the_pipeline_takes(self.pipe, args, kwargs)
         by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
-        call = _with_negative_prompts(
+        call = with_negative_prompts(
             {k: v for k, v in self.arguments.items() if k not in by_position}, args, kwargs
         )
         vae = getattr(self.pipe, "vae", None)
         dtype = getattr(vae, "dtype", None)
         try:
             with self.surroundings():
-                return self.pipe(*args, **self._add_step_end(call))
+                return self.pipe(*args, **self._add_step_end(without_clashes(self.pipe, call)))
         except BaseException:
             # SDXL's pipeline decodes in fp32 and casts its VAE back afterwards, but not if decoding fails. After an
             # out-of-memory error, later calls would mix weights and latents of two dtypes.
@@ -354,26 +356,6 @@ def _exclusion(technique: Technique, target: Target) -> str | None:
             if applies and rule.trait in traits and rule.unless not in traits:
                 return f"the {component} is {rule.trait}: {rule.because}"
     return None
-
-
-def _with_negative_prompts(
-    defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Return a call's arguments, with the default negative prompt repeated for each prompt.
-
-    FLUX's pipeline encodes a single text as one row, however many prompts there are. If negative embeddings are passed,
-    the default negative prompt is left out, since pipelines do not accept both.
-    """
-    if kwargs.get("negative_prompt_embeds") is not None:
-        defaults = {name: value for name, value in defaults.items() if name != "negative_prompt"}
-    call = defaults | kwargs
-    prompts = kwargs.get("prompt", args[0] if args else None)
-    if prompts is None:
-        prompts = kwargs.get("prompt_embeds")
-    negative = defaults.get("negative_prompt")
-    if "negative_prompt" not in kwargs and negative is not None and not isinstance(prompts, str | None):
-        call["negative_prompt"] = [negative] * len(prompts)
-    return call
 
 
 def _in_contexts(forward: Callable[..., Any], contexts: list[CallContext]) -> Callable[..., Any]:

@@ -255,7 +255,7 @@ def _parse_targets(text: str, lo: int, hi: int) -> tuple[tuple[str, int], ...]:
         start, end = _strip(text, *part)
         if _NAME.fullmatch(text, start, end) is None:
             raise RecipeError(
-                "expected a target: denoiser, text_encoder, text_encoder_2 or vae",
+                "expected a target: denoiser, text_encoder, text_encoder_2, text_encoder_3 or vae",
                 text,
                 min(start, len(text) - 1),
                 max(1, end - start),

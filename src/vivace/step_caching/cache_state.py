@@ -21,7 +21,7 @@ class CacheState:
         kept: tensors that a hit can reuse.
         previous: what was kept before, while a step is computed, for a `keep` that builds on it.
         shape: of the input that `kept` was computed for.
-        inputs: the denoiser's keyword arguments, while the step is being decided.
+        args, inputs: the denoiser's arguments, by position and by name, while the step is being decided.
         notes: whatever the technique wants to remember.
     """
 
@@ -29,6 +29,7 @@ class CacheState:
     kept: tuple[torch.Tensor, ...] = ()
     previous: tuple[torch.Tensor, ...] = ()
     shape: Hashable = None
+    args: tuple[Any, ...] = ()
     inputs: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 

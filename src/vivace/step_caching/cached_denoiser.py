@@ -100,9 +100,9 @@ class CachedDenoiser:
         def look() -> Any:
             return module.forward(*args, **kwargs, **{MODE: "look"})
 
-        state.inputs = kwargs
+        state.args, state.inputs = args, kwargs
         is_hit = self._is_hit(state, look) and bool(state.kept)
-        state.inputs = {}
+        state.args, state.inputs = (), {}
         self.counter.count(is_hit)
         if is_hit:
             reused = self._extrapolate(state) if self._extrapolate is not None else state.kept
@@ -134,15 +134,21 @@ def _by_mode(forwards: StepForwards) -> Callable[..., Any]:
     return forward
 
 
-def latents_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Return the noisy latents among a denoiser's arguments: the first, or by either name."""
-    return args[0] if args else kwargs["sample" if "sample" in kwargs else "hidden_states"]
+def latents_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the noisy latents among a denoiser's arguments: the first, or by either name.
+
+    Of Z-Image it is a list of them, one for each row.
+    """
+    return (
+        args[0] if args else next(kwargs[name] for name in ("sample", "hidden_states", "x") if name in kwargs)
+    )
 
 
 def _kind_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     """Shape, dtype and device of the noisy latents."""
     latents = latents_of(args, kwargs)
-    return tuple(latents.shape), latents.dtype, latents.device
+    rows = latents if isinstance(latents, list) else [latents]
+    return tuple((tuple(row.shape), row.dtype, row.device) for row in rows)
 
 
 def _output_class_of(denoiser: Any) -> Any:

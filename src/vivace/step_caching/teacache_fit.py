@@ -1,4 +1,4 @@
-"""TeaCache's polynomials: how far FLUX's output changes with its modulated first input. Fitted here, and kept."""
+"""TeaCache's polynomials: how far the output changes with the modulated first input. Fitted here, and kept."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.step_caching import model_fits
+from vivace.step_caching.block_residual import watching_modulated
 from vivace.step_caching.cache_state import relative_change
 
 _KIND = "teacache"
@@ -69,27 +70,28 @@ def watching_changes(transformer: Any) -> Iterator[tuple[list[tuple[float, float
     """
     changes: list[tuple[float, float]] = []
     last: list[tuple[Any, Any]] = []
-    modulated: list[Any] = []
 
-    def modulates(_: Any, __: Any, output: Any) -> None:
-        modulated.append(output[0].detach())
+    with watching_modulated(transformer) as modulated:
 
-    def finishes(_: Any, __: Any, output: Any) -> None:
-        now = modulated.pop(), (output[0] if isinstance(output, tuple) else output.sample).detach()
-        if last:
-            before = last.pop()
-            changes.append((relative_change(now[0], before[0]), relative_change(now[1], before[1])))
-        last.append(now)
+        def finishes(_: Any, __: Any, output: Any) -> None:
+            now = modulated.pop(), _one(output[0] if isinstance(output, tuple) else output.sample).detach()
+            if last:
+                before = last.pop()
+                changes.append((relative_change(now[0], before[0]), relative_change(now[1], before[1])))
+            last.append(now)
 
-    hooks = [
-        transformer.transformer_blocks[0].norm1.register_forward_hook(modulates),
-        transformer.register_forward_hook(finishes),
-    ]
-    try:
-        yield changes, last.clear
-    finally:
-        for hook in hooks:
+        hook = transformer.register_forward_hook(finishes)
+        try:
+            yield changes, last.clear
+        finally:
             hook.remove()
+
+
+def _one(output: Any) -> Any:
+    """The output as one tensor; Z-Image's is a list of one for each row."""
+    import torch
+
+    return torch.stack(output) if isinstance(output, list) else output
 
 
 def fit_polynomial(changes: Sequence[tuple[float, float]], degree: int, model: str, num_steps: int) -> Fit:

@@ -4,9 +4,10 @@ Why: guidance runs the denoiser on two branches, but late steps only add detail 
     half of the work remains: on an H200 an SDXL step takes about 60 % of the time then (docs/skipped-work.md).
 Costs: another image; with an early cutoff it follows the prompt less. If the two branches are one doubled batch (SD,
     SDXL), the denoiser gets a second batch size, so `compile` compiles twice (both in the warm-up).
-Needs: a pipeline that runs guidance as a doubled batch, or as two calls with cache contexts, the conditional one first:
-    FLUX's true CFG, `guidance(3.5, true_cfg=4)` or `true_cfg_scale` and a negative prompt in the call. Distilled
-    guidance, as in FLUX, is an input of a single call, so nothing can be cut.
+Needs: a pipeline that runs guidance as a doubled batch (SD, SDXL, SD 3.5, Sana, Z-Image), or as two calls with cache
+    contexts, the conditional one first: Qwen-Image, FLUX.2 [klein]'s base models, and FLUX's true CFG,
+    `guidance(3.5, true_cfg=4)` or `true_cfg_scale` and a negative prompt in the call. Distilled guidance, as in FLUX,
+    is an input of a single call, so nothing can be cut.
 Source: Kynkaanniemi et al., Applying Guidance in a Limited Interval, arXiv 2404.07724; the idea of cutting late
     guidance for speed is common in the field.
 
@@ -19,14 +20,13 @@ and of step caches, which keep counting the calls that are made.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from vivace.contract import Effect, Stage, Target, Technique, knob
+from vivace.contract import Effect, Stage, Target, Technique, component_of, knob
+from vivace.families import Doubled, family_of
 
-# Tensors that SD and SDXL pipelines store as [unconditional half, conditional half] while guidance is on.
-_DOUBLED = ("prompt_embeds", "add_text_embeds", "add_time_ids")
 # Names of the cache contexts in which pipelines make the two calls.
 _CONDITIONAL, _UNCONDITIONAL = "cond", "uncond"
 
@@ -45,7 +45,8 @@ class CfgCutoff(Technique):
             return None
         pipeline = type(target.pipe)
         inputs = getattr(target.pipe, "_callback_tensor_inputs", ())
-        if "prompt_embeds" not in inputs or not hasattr(pipeline, "do_classifier_free_guidance"):
+        doubled = _doubled(target.pipe)
+        if not {*doubled.tensors[:1]} <= {*inputs} or not hasattr(pipeline, "do_classifier_free_guidance"):
             return (
                 f"{pipeline.__name__} runs guidance neither as a doubled batch nor as two denoiser calls in cache "
                 "contexts (cond, then uncond), so nothing can be cut"
@@ -61,7 +62,11 @@ class CfgCutoff(Technique):
         return step + 1 >= max(1, round(self.fraction * int(pipe.num_timesteps)))
 
     def _doubled_batch(self, target: Target) -> Effect:
-        doubled = tuple(name for name in _DOUBLED if name in target.pipe._callback_tensor_inputs)
+        known = _doubled(target.pipe)
+        doubled = tuple(name for name in known.tensors if name in target.pipe._callback_tensor_inputs)
+        if known.masks:
+            denoiser = target.module("denoiser")
+            denoiser.register_forward_pre_hook(_halve_masks(known.masks), with_kwargs=True)
         seen = {"guided_steps": 0, "unguided_steps": 0}
 
         def step_end(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +76,7 @@ class CfgCutoff(Technique):
             seen["guided_steps" if guided else "unguided_steps"] += 1
             if not guided or not self._last_guided(pipe, step):
                 return {}
-            pipe._guidance_scale = 1.0  # the pipeline reads it at each step, and resets it in each call
+            pipe._guidance_scale = known.off  # the pipeline reads it at each step, and resets it in each call
             return {name: tensors[name].chunk(2)[1] for name in doubled}
 
         return Effect(
@@ -79,7 +84,9 @@ class CfgCutoff(Technique):
             step_end=step_end,
             step_end_inputs=doubled,
             evidence=lambda: dict(seen),
-            refuted=lambda evidence: _refuted(seen | evidence, "guidance was off (scale 1 or less)"),
+            refuted=lambda evidence: _refuted(
+                seen | evidence, f"guidance was off (scale {known.off:g} or less)"
+            ),
         )
 
     def _second_calls(self, target: Target) -> Effect:
@@ -101,10 +108,38 @@ class CfgCutoff(Technique):
             evidence=lambda: dict(seen),
             refuted=lambda evidence: _refuted(
                 seen | evidence,
-                f"{type(target.pipe).__name__} made no unconditional calls: true CFG needs a scale above 1 and a "
-                "negative prompt, as set by guidance(3.5, true_cfg=4)",
+                f"{type(target.pipe).__name__} made no unconditional calls: {_how_to_guide(target.pipe)}",
             ),
         )
+
+
+def _doubled(pipe: Any) -> Doubled:
+    """How the pipeline doubles its batch; one of no known family is taken for one of Stable Diffusion's."""
+    family = family_of(component_of(pipe, "denoiser"))
+    if family is not None and family.doubled is not None:
+        return family.doubled
+    return Doubled(tensors=("prompt_embeds", "add_text_embeds", "add_time_ids", "pooled_prompt_embeds"))
+
+
+def _halve_masks(names: tuple[str, ...]) -> Callable[..., Any]:
+    """A hook that keeps the conditional half of arguments that stay doubled when the batch is single again."""
+
+    def halve(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rows = len(args[0] if args else kwargs["hidden_states"])
+        halves = {
+            name: kwargs[name][rows:]
+            for name in names
+            if kwargs.get(name) is not None and len(kwargs[name]) == 2 * rows
+        }
+        return args, kwargs | halves
+
+    return halve
+
+
+def _how_to_guide(pipe: Any) -> str:
+    if "true_cfg_scale" in inspect.signature(type(pipe).__call__).parameters:
+        return "true CFG needs a scale above 1 and a negative prompt, as set by guidance(3.5, true_cfg=4)"
+    return "it guides where the scale is above 1 and the model is not distilled"
 
 
 class _UnconditionalCalls:

@@ -32,6 +32,9 @@ class ChannelsLast(Technique):
         return Arithmetic(weights="as before, in NHWC order")
 
     def unsupported(self, target: Target) -> str | None:
+        for component, module in target.modules(self.targets).items() if target.pipe is not None else ():
+            if any(p.dim() == 5 for p in module.parameters()):
+                return f"the {component} has 3-D convolutions, and NHWC is the order of 2-D ones; leave it out with @"
         return None
 
     def apply(self, target: Target) -> Effect:

@@ -4,7 +4,7 @@ Why: consecutive denoising steps resemble each other. If the first block's resid
     computed step, the sum of all further blocks' residuals is reused: a hit costs one block of FLUX's 57.
 Costs: the image drifts with every hit. The decision reads one number back from the GPU in every step. The rival is
     always fewer plain steps: bench both.
-Needs: a transformer that diffusers can cache (FLUX and its like); UNets have no such blocks.
+Needs: a transformer that diffusers can cache: FLUX.1, Qwen-Image. UNets have no such blocks.
 Source: ParaAttention's First Block Cache (github.com/chengzeyi/ParaAttention), as in diffusers; after TeaCache,
     arXiv 2411.19108.
 
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vivace.contract import CallContext, Component, Target, Trait, knob
 from vivace.contract.script import Script, literal
 from vivace.errors import NoEffect
+from vivace.families import family_of
 from vivace.step_caching.cache_state import CacheState, IsHit
 from vivace.step_caching.schedule import StepCounter
 from vivace.step_caching.technique import Attached, Decision, StepCache, names_its_context
@@ -46,7 +47,10 @@ class FirstBlockCache(StepCache):
     )
 
     def unsupported_denoiser(self, target: Target) -> str | None:
-        kind = type(target.module("denoiser"))
+        denoiser = target.module("denoiser")
+        kind, family = type(denoiser), family_of(denoiser)
+        if family is not None and family.not_by_diffusers:
+            return f"diffusers does not cache the blocks of {family.name}: {family.not_by_diffusers}"
         if not hasattr(kind, "enable_cache"):
             return f"{kind.__name__} has no chain of transformer blocks that could be cached"
         return None

@@ -57,6 +57,11 @@ class FuseQkv(Technique):
                         f"the {component}'s attention is computed by {kind}, which has no fused form in diffusers; "
                         "remove adapters first, or target another component with @"
                     )
+                if kind == "JointAttnProcessor2_0" and attention.norm_q is not None:
+                    return (
+                        f"diffusers' fused attention leaves out the norms of query and key that this {component} has, "
+                        "and would draw another image; target another component with @"
+                    )
                 if any(is_quantised(layer) for layer in _separate(attention)):
                     return (
                         f"the {component}'s projections are quantised, and quantised weights cannot be fused"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-from vivace.contract import Effect, Stage, Target, Technique, knob
+from vivace.contract import Effect, Stage, Target, Technique, ignores_guidance_scale, knob
 from vivace.contract.script import Script
 from vivace.errors import NoEffect
 
@@ -33,9 +33,20 @@ class Guidance(Technique):
     )
 
     def unsupported(self, target: Target) -> str | None:
-        if target.pipe is None or self.true_cfg is None:
+        if target.pipe is None:
             return None
         pipeline = type(target.pipe)
+        if self.true_cfg is None:
+            if not ignores_guidance_scale(target.pipe):
+                return None
+            return (
+                f"this {pipeline.__name__} ignores a guidance scale: its model has neither the input nor guidance"
+                + (
+                    "; give a true one, guidance(1, true_cfg=4)"
+                    if "true_cfg_scale" in inspect.signature(pipeline.__call__).parameters
+                    else ""
+                )
+            )
         if "true_cfg_scale" not in inspect.signature(pipeline.__call__).parameters:
             return (
                 f"{pipeline.__name__} takes no true_cfg_scale; models without distilled guidance need only "

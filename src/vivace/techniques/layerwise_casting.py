@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import Arithmetic, Component, Effect, Stage, Target, Technique, Trait
+from vivace.contract import TEXT_ENCODERS, Arithmetic, Component, Effect, Stage, Target, Technique, Trait
 from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect
 from vivace.quantization.layers import is_quantised, layers_of
@@ -29,7 +29,7 @@ class LayerwiseCasting(Technique):
     stage: ClassVar[Stage] = Stage.QUANTIZE
     owns: ClassVar[str] = "weights"
     same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "text_encoder", "text_encoder_2")
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", *TEXT_ENCODERS)
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     @property

@@ -1,14 +1,15 @@
-"""Skip a FLUX transformer's blocks by a table of how much their residual grows in each step.
+"""Skip a transformer's blocks by a table of how much their residual grows in each step.
 
 Why: the residual of all blocks keeps its direction over neighbouring steps, and the ratio of its magnitude to that of
     the step before is nearly the same for every prompt. It is measured once; while the product of the skipped steps'
-    ratios stays near 1, the last residual is added again. A hit computes none of FLUX's 57 blocks, and nothing is read
-    back from the GPU.
+    ratios stays near 1, the last residual is added again. A hit computes no block (FLUX.1 has 57; of
+    Z-Image it computes the refining ones), and nothing is read back from the GPU.
 Costs: the image drifts with every hit. One residual is kept (FLUX at 1024 px: 25 MB per image in bf16). The rival is
     always fewer plain steps: bench both.
-Needs: FLUX, and a table. That of FLUX.1 [dev] comes with diffusers, and is used for all models of its architecture. For
-    others `vivace calibrate magcache --model M` measures one, keeps it in $VIVACE_CACHE (else ~/.cache/vivace) and
-    reports how much it differs between images; it is then preferred to the published one. A fixed schedule needs none.
+Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image or Qwen-Image, and a table. That of FLUX.1 [dev] comes with diffusers,
+    and is used for all models of its architecture. For others `vivace calibrate magcache --model M` measures one,
+    keeps it in $VIVACE_CACHE (else ~/.cache/vivace) and reports how much it differs between images; it is then
+    preferred to the published one. A fixed schedule needs none.
 Source: Ma et al., MagCache: Fast Video Generation with Magnitude-Aware Cache, arXiv 2506.09045; FLUX's ratios as in
     diffusers' FLUX_MAG_RATIOS.
 
@@ -28,9 +29,9 @@ from typing import TYPE_CHECKING, ClassVar
 from vivace.contract import Target, Trait, knob
 from vivace.errors import Unsupported
 from vivace.step_caching import model_fits
+from vivace.step_caching.block_residual import residual_forwards, unknown_blocks
 from vivace.step_caching.cache_state import CacheState, IsHit
 from vivace.step_caching.cached_denoiser import CachedDenoiser
-from vivace.step_caching.flux_residual import not_flux, residual_forwards
 from vivace.step_caching.magcache_ratios import Ratios, kept_ratios
 from vivace.step_caching.technique import Attached, Decision, StepCache
 
@@ -63,7 +64,7 @@ class Magcache(StepCache):
     )
 
     def unsupported_denoiser(self, target: Target) -> str | None:
-        return not_flux(target.module("denoiser"))
+        return unknown_blocks(target.module("denoiser"))
 
     def unsupported_weights(self, target: Target) -> str | None:
         if find_ratios(target.module("denoiser"), target.model.name) is not None:

@@ -32,6 +32,7 @@ from pydantic import model_validator
 
 from vivace.contract import (
     COMPONENTS,
+    TEXT_ENCODERS,
     Arithmetic,
     Component,
     Effect,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 GB = 1e9
 _STEP = 0.5 * GB  # in which `vivace plan` proposes what to keep
 
-_BY_LAYER: tuple[Component, ...] = ("denoiser", "text_encoder", "text_encoder_2")
+_BY_LAYER: tuple[Component, ...] = ("denoiser", *TEXT_ENCODERS)
 """The VAE is onloaded as a whole in every mode but sequential."""
 
 _REBUILT_BY_ACCELERATE = {"Parameter", "Int8Params", "Params4bit"}

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import field_validator
 
 from vivace.contract import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.families import family_of
 from vivace.multi_gpu.sharded_denoiser import ShardedDenoiser
 from vivace.multi_gpu.split_tokens import attention_processors, can_pad_heads, needs_diffusers, num_heads
 from vivace.spec.recipe import BASELINE
@@ -123,6 +124,9 @@ class Parallel(Technique):
         if target.pipe is None:
             return None
         denoiser = target.module("denoiser")
+        family = family_of(denoiser)
+        if family is not None and family.rows_in_lists:
+            return f"{type(denoiser).__name__} takes its rows in lists, which are not divided among GPUs"
         if (
             target.model.has_weights
             and machine.is_gpu
@@ -137,6 +141,9 @@ class Parallel(Technique):
 
     def _tokens_unsupported(self, target: Target, denoiser: torch.nn.Module) -> str | None:
         kind = type(denoiser).__name__
+        family = family_of(denoiser)
+        if family is not None and family.text_of_any_length:
+            return f"{kind} does not pad its text, and diffusers divides only numbers of tokens that the GPUs divide"
         if not getattr(denoiser, "_cp_plan", None):
             return (
                 f"diffusers has no context-parallel plan (_cp_plan) for {kind}, so its tokens cannot be sharded; take "

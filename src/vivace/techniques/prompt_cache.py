@@ -23,13 +23,12 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
-from vivace.contract import Component, Effect, Stage, Target, Technique, Trait, component_of, knob
+from vivace.contract import TEXT_ENCODERS, Effect, Stage, Target, Technique, Trait, component_of, knob
 from vivace.errors import NoEffect
 
 if TYPE_CHECKING:
     import torch
 
-_ENCODERS: tuple[Component, ...] = ("text_encoder", "text_encoder_2")
 _CACHING: WeakSet[Any] = WeakSet()
 """Pipelines that cache their prompts."""
 
@@ -183,12 +182,12 @@ def _state(pipe: Any) -> Hashable:
         (id(encoder), encoder.dtype, encoder.training, tuple(getattr(encoder, "peft_config", ())))
         for encoder in _encoders(pipe)
     )
-    tokenizers = [getattr(pipe, name, None) for name in ("tokenizer", "tokenizer_2")]
+    tokenizers = [getattr(pipe, name, None) for name in ("tokenizer", "tokenizer_2", "tokenizer_3")]
     return encoders, tuple(len(words) if words is not None else 0 for words in tokenizers)
 
 
 def _encoders(pipe: Any) -> list[Any]:
-    return [encoder for name in _ENCODERS if (encoder := component_of(pipe, name)) is not None]
+    return [encoder for name in TEXT_ENCODERS if (encoder := component_of(pipe, name)) is not None]
 
 
 def _copied(result: Any) -> Any:

@@ -5,7 +5,7 @@ Why: every block adds something to its input, and some add next to nothing. A re
 Costs: another image, and with a larger share a worse one: published pruned models were retrained afterwards, which
     vivace does not do. On both embedded models it is further from the baseline than fewer steps of the same work
     (docs/step-curves.md): measure both. To choose the blocks, `pictures` of the workload's prompts are generated first.
-Needs: a diffusers UNet, or a transformer with lists of blocks (FLUX, SD3, PixArt).
+Needs: a diffusers UNet, or a transformer with lists of blocks (FLUX, SD 3.5, Z-Image, Qwen-Image, PixArt).
 Source: Men et al., "ShortGPT", arXiv 2403.03853 (a block's influence); Kim et al., "BK-SDM", arXiv 2305.15798 (which
     parts of a UNet can be removed).
 
@@ -22,10 +22,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract import Component, Effect, Stage, Target, Technique, knob
+from vivace.contract import Component, Effect, Stage, Target, Technique, knob, without_clashes
 from vivace.errors import NoEffect
 
-_LISTS = ("transformer_blocks", "single_transformer_blocks")
+_LISTS = ("transformer_blocks", "single_transformer_blocks", "layers")
 
 
 class Prune(Technique):
@@ -158,7 +158,11 @@ def _influence(target: Target, blocks: Sequence[_Block], prompts: Sequence[str])
     call = {k: v for k, v in target.model.defaults.items() if k in accepted}
     with _watching(blocks, seen):
         for number, prompt in enumerate(prompts):
-            target.pipe(prompt=prompt, generator=torch.Generator("cpu").manual_seed(number), **call)
+            target.pipe(
+                prompt=prompt,
+                generator=torch.Generator("cpu").manual_seed(number),
+                **without_clashes(target.pipe, call),
+            )
     found = {
         name: float(torch.stack(ratios).mean()) if ratios else float("inf") for name, ratios in seen.items()
     }

@@ -134,6 +134,11 @@ class Scheduler(Technique):
             if config.get("shift_terminal") or config.get("time_shift_type", "exponential") != "exponential":
                 return f"{class_name} cannot shift its noise levels as this model's {own} does"
             passed -= {"sigmas"} if "use_flow_sigmas" in inspect.getsource(type(pipe).__call__) else set()
+            code = inspect.getsource(type(pipe).__call__)
+            if "sigmas" in passed and "np.linspace" not in code:
+                return f"{name} passes its noise levels as a list, which {class_name} does not take"
+            # SD 3's pipeline passes a shift where the scheduler shifts dynamically, which this one is told to.
+            passed |= {"mu"} if 'scheduler_kwargs["mu"] = mu' in code else set()
         missing = sorted(passed - set(accepted))
         if missing:
             return (
@@ -207,10 +212,10 @@ class Scheduler(Technique):
             overrides["clip_sample"] = False
         if self._has_flow_sigmas(before):
             overrides |= {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
-            if not before.config.get("use_dynamic_shifting"):
+            if not before.config.get("use_dynamic_shifting") and "flow_shift" not in before.config:
                 # Pipelines that pass a shift for their image size pass it to all solvers, which accept it only with
                 # dynamic shifting. With equal bounds it is the model's own shift at any size.
-                shift = math.log(before.config.get("shift", before.config.get("flow_shift", 1.0)))
+                shift = math.log(before.config.get("shift", 1.0))
                 overrides |= {"use_dynamic_shifting": True, "base_shift": shift, "max_shift": shift}
         return class_name, overrides
 
@@ -246,8 +251,9 @@ def _is_flow(scheduler: Any) -> bool:
 def _passed_to_set_timesteps(pipe: Any) -> set[str]:
     """Return what the pipeline passes to `set_timesteps` besides the number of steps."""
     code = inspect.getsource(type(pipe).__call__)
-    found = {"sigmas"} if "np.linspace(1.0, 1 / num_inference_steps" in code else set()
-    return found | ({"mu"} if "mu=mu" in code else set())
+    # With sigmas of their own where the call has none.
+    found = {"sigmas"} if "sigmas is None" in code else set()
+    return found | ({"mu"} if "mu=mu" in code or '{"mu": mu}' in code else set())
 
 
 def _levels(class_name: str, current: Any, overrides: dict[str, Any]) -> tuple[list[float], list[float]]:
@@ -261,8 +267,12 @@ def _levels(class_name: str, current: Any, overrides: dict[str, Any]) -> tuple[l
 
 
 def _merged(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Merge configurations, keeping settings that the class does not know but the pipeline reads."""
-    return {**config, **overrides}
+    """Merge configurations, keeping settings that the class does not know but the pipeline reads.
+
+    diffusers notes which settings were not given, and sets these to the class's defaults again.
+    """
+    not_given = [name for name in config.get("_use_default_values", ()) if name not in overrides]
+    return {**config, **overrides, "_use_default_values": not_given}
 
 
 def _give_noise(pipe: Any) -> None:

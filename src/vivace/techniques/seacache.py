@@ -1,15 +1,16 @@
-"""Skip a FLUX transformer's blocks while its input, with the noise filtered out, changes little.
+"""Skip a transformer's blocks while its input, with the noise filtered out, changes little.
 
 Why: early steps settle coarse structure, late ones detail, and until then a frequency holds mostly noise. A filter lets
     through what belongs to the image at that step's noise level. It is applied to the first block's input, modulated by
     the timestep, and the relative changes of what is left add up over skipped steps. They are comparable across steps
-    as they are: no polynomial is fitted, nothing calibrated. A hit computes none of FLUX's 57 blocks.
+    as they are: no polynomial is fitted, nothing calibrated. A hit computes no block.
 Costs: the image drifts with every hit. Each step takes a 2-D FFT of the image's tokens and reads a number back from the
     GPU, and a batch is decided as one. A residual is kept (FLUX at 1024 px: 25 MB per image in bf16; two with order 1),
     and between steps the filtered input in fp32 (50 MB). The rival is always fewer plain steps: bench both. On
     tiny-flux it stays closer to the baseline than the other caches between 1.4x and 2.4x, from 2.5x on it does not
     (docs/step-curves.md).
-Needs: FLUX with trained weights; a fixed schedule takes random ones too.
+Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image or Qwen-Image, with trained weights; a fixed schedule takes random ones
+    too. Sana-Sprint's timesteps are angles, not noise levels: only a fixed schedule fits.
 Source: Chung et al., SeaCache: Spectral-Evolution-Aware Cache for Accelerating Diffusion Models, CVPR 2026, arXiv
     2602.18993; diffusers' SeaCacheConfig, which is for video and leaves FLUX as it is.
 
@@ -32,11 +33,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import Target, Trait, knob
+from vivace.contract import Target, Trait, component_of, knob
 from vivace.errors import UsageError
+from vivace.step_caching.block_residual import blocks_of, residual_forwards, unknown_blocks
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change, timestep_of
 from vivace.step_caching.cached_denoiser import CachedDenoiser
-from vivace.step_caching.flux_residual import not_flux, residual_forwards
 from vivace.step_caching.technique import Attached, Decision, StepCache
 
 if TYPE_CHECKING:
@@ -66,7 +67,12 @@ class Seacache(StepCache):
     power: float = knob(2.0, gt=0, le=10, tune=[2.0], about="by which an image's power falls with frequency")
 
     def unsupported_denoiser(self, target: Target) -> str | None:
-        return not_flux(target.module("denoiser"))
+        if self.hits is None and type(target.pipe.scheduler).__name__ == "SCMScheduler":
+            return (
+                "the timesteps of its SCMScheduler are angles, and tell no noise level to filter; give a fixed "
+                "schedule, seacache(hits=0.5)"
+            )
+        return unknown_blocks(target.module("denoiser"))
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
         denoiser = target.module("denoiser")
@@ -92,7 +98,7 @@ class Seacache(StepCache):
             notes.clear()  # or it would take memory while the VAE decodes
             return False
         if "grid" not in notes:
-            notes["grid"] = grid_of(state.inputs["img_ids"])
+            notes["grid"] = _grid_of(state, component_of(pipe, "denoiser"))
         sigma = timestep_of(pipe, state) / pipe.scheduler.config.num_train_timesteps
         filtered, previous = sea_filtered(look(), notes["grid"], sigma, self.power), notes.get("filtered")
         notes["filtered"] = filtered
@@ -106,27 +112,18 @@ class Seacache(StepCache):
         return is_hit
 
 
-def grid_of(img_ids: torch.Tensor) -> tuple[int, int]:
-    """Return the rows and columns of the generated image from its tokens' ids (tokens, 3): image, row, column.
-
-    Tokens of other images, which FLUX Kontext is given to edit, come after its own.
+def _grid_of(state: CacheState, denoiser: Any) -> tuple[int, int]:
+    """Return the rows and columns of the generated image.
 
     Raises:
-        UsageError: the ids are not those of a whole image, row by row.
+        UsageError: its tokens are not those of a whole image, row by row.
     """
-    import torch
-
-    ids = (img_ids[0] if img_ids.ndim == 3 else img_ids).detach().cpu().long()
-    own = ids[ids[:, 0] == 0]
-    rows, columns = (int(own[:, axis].max()) + 1 if len(own) else 0 for axis in (1, 2))
-    count = rows * columns
-    cells = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
-    if not 0 < count == len(own) or not torch.equal(ids[:count], torch.nn.functional.pad(cells, (1, 0))):
+    try:
+        return blocks_of(denoiser).grid(denoiser, (state.args, state.inputs))
+    except ValueError as error:
         raise UsageError(
-            f"seacache: the ids of the {len(ids)} image tokens are not those of an image, row by row, so there is "
-            "nothing to filter; give a fixed schedule, seacache(hits=0.5)"
-        )
-    return rows, columns
+            f"seacache: {error}, so there is nothing to filter; give a fixed schedule, seacache(hits=0.5)"
+        ) from None
 
 
 def sea_filtered(tokens: torch.Tensor, grid: tuple[int, int], sigma: float, power: float) -> torch.Tensor:

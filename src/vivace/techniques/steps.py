@@ -24,6 +24,9 @@ class Steps(Technique):
     steps: int = knob(ge=1, le=1000, tune=[8, 12, 20], about="denoising steps")
 
     def unsupported(self, target: Target) -> str | None:
+        config = target.pipe.scheduler.config if target.pipe is not None else {}
+        if self.steps == 1 and config.get("shift_terminal"):
+            return "this model's scheduler stretches noise levels between the first step and the last: take 2 or more"
         return None
 
     def apply(self, target: Target) -> Effect:

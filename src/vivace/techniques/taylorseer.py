@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vivace.contract import Target, Trait, knob
 from vivace.contract.script import Script, literal, written_call
 from vivace.step_caching.cache_state import CacheState, IsHit, Look
-from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards
+from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
 from vivace.step_caching.technique import Attached, Decision, StepCache, names_its_context
 
 if TYPE_CHECKING:
@@ -53,15 +53,18 @@ class Taylorseer(StepCache):
         return None
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
+        import torch
+
         denoiser = target.module("denoiser")
         whole = denoiser.forward
 
         def compute(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
             output = whole(*args, **kwargs)[0]
-            return output, (output,)
+            # Z-Image's is a list of one tensor for each row.
+            return output, (torch.stack(output) if isinstance(output, list) else output,)
 
-        def reuse(kept: tuple[Any, ...], *_: Any, **__: Any) -> Any:
-            return kept[0]
+        def reuse(kept: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+            return list(kept[0].unbind()) if isinstance(latents_of(args, kwargs), list) else kept[0]
 
         cached = CachedDenoiser(
             denoiser, StepForwards(compute, reuse), is_hit, keep=self._factors, extrapolate=_extrapolated

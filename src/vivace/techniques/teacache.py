@@ -1,14 +1,16 @@
-"""Skip a FLUX transformer's blocks while its input, as the step modulates it, changes little.
+"""Skip a transformer's blocks while its input, as the step modulates it, changes little.
 
 Why: the first block's input, modulated by the timestep embedding, shows before any block is computed how much a step's
     output will differ from the last one: a polynomial turns the relative change of the one into that of the other. The
-    changes of skipped steps add up, so that a slow drift is noticed too. A hit computes none of FLUX's 57 blocks.
+    changes of skipped steps add up, so that a slow drift is noticed too. A hit computes no block (FLUX.1 has 57);
+    of Z-Image it computes the refining ones.
 Costs: the image drifts with every hit. The change is read back from the GPU in every step, and a batch is decided as
     one. One residual is kept (FLUX at 1024 px: 25 MB per image in bf16). The rival is always fewer plain steps: bench
     both.
-Needs: FLUX, and a polynomial. That of FLUX.1 [dev] is published, and used for all models of its architecture. For
-    others `vivace calibrate teacache --model M` fits one, keeps it in $VIVACE_CACHE (else ~/.cache/vivace) and reports
-    how well it fits; it is then preferred to the published one. A fixed schedule needs none.
+Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image or Qwen-Image, and a polynomial. That of FLUX.1 [dev] is published, and
+    used for all models of its architecture. For others `vivace calibrate teacache --model M` fits one, keeps it in
+    $VIVACE_CACHE (else ~/.cache/vivace) and reports how well it fits; it is then preferred to the published one. A
+    fixed schedule needs none.
 Source: Liu et al., Timestep Embedding Tells: It's Time to Cache for Video Diffusion Model, CVPR 2025, arXiv 2411.19108;
     FLUX's coefficients: github.com/ali-vilab/TeaCache, TeaCache4FLUX.
 
@@ -28,9 +30,9 @@ from typing import TYPE_CHECKING, ClassVar
 from vivace.contract import Target, Trait, knob
 from vivace.errors import Unsupported
 from vivace.step_caching import model_fits
+from vivace.step_caching.block_residual import residual_forwards, unknown_blocks
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change
 from vivace.step_caching.cached_denoiser import CachedDenoiser
-from vivace.step_caching.flux_residual import not_flux, residual_forwards
 from vivace.step_caching.teacache_fit import Fit, kept_fit
 from vivace.step_caching.technique import Attached, Decision, StepCache
 
@@ -61,7 +63,7 @@ class Teacache(StepCache):
     )
 
     def unsupported_denoiser(self, target: Target) -> str | None:
-        return not_flux(target.module("denoiser"))
+        return unknown_blocks(target.module("denoiser"))
 
     def unsupported_weights(self, target: Target) -> str | None:
         if (reason := super().unsupported_weights(target)) is not None:

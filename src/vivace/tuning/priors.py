@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from vivace.contract import Technique
+from vivace.contract import TEXT_ENCODERS, Technique
 from vivace.errors import RecipeError
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
@@ -31,7 +31,7 @@ _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction of this model's on this GPU."""
 _NOT_THE_BASELINE = 0.1  # more for a gain over a recipe that is not the baseline
 _TIMES = ("latency", "mean")
-_STAGES = {"denoiser": "steps", "text_encoder": "text", "text_encoder_2": "text", "vae": "vae"}
+_STAGES = {"denoiser": "steps", "vae": "vae"} | dict.fromkeys(TEXT_ENCODERS, "text")
 _LARGEST_SD = 0.35
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import vivace
-from tests.narrow import SIDE, make_all_small
+from tests.flow_models import MODELS
+from tests.narrow import FLOW, SIDE, make_all_small
 from tests.typed import typed
 from vivace.benchmark import Store, Timing
 from vivace.benchmark.comparison import comparison_of
@@ -53,13 +54,23 @@ def test_every_model_is_run_as_its_catalogue_entry_says(name: str) -> None:
         "num_inference_steps": entry.num_inference_steps,
         "guidance_scale": entry.guidance_scale,
     }
-    assert found.call.get("max_sequence_length") == {"flux-dev": 512, "flux-schnell": 256}.get(name)
+    assert found.call == entry.call
+    lengths = {
+        "flux-dev": 512,
+        "flux-schnell": 256,
+        "sd35-large": 256,
+        "z-image-turbo": 512,
+        "flux2-dev": 512,
+    }
+    if name in lengths or name not in FLOW:
+        assert found.call.get("max_sequence_length") == lengths.get(name)
     assert found.pipeline == ARCHITECTURES[name].pipeline == entry.pipeline
     scheduler = ARCHITECTURES[name].scheduler
     if entry.scheduler is not None:
         assert scheduler.class_name == entry.scheduler.class_name
         assert entry.scheduler.overrides.items() <= scheduler.config.items()
-    assert (found.tiny_vae is None) == (name == "playground"), "its latents have different statistics"
+    without = name == "playground" or name.startswith(("sana", "qwen", "flux2"))
+    assert (found.tiny_vae is None) == without, "latents that no AutoencoderTiny decodes"
     workload = comparison_of(f"synthetic:{name}", "baseline").workload
     assert (workload.height, workload.num_inference_steps) == (entry.height, entry.num_inference_steps)
 
@@ -186,6 +197,26 @@ def test_bench_mentions_random_weights_in_every_output(
     assert "Random weights: times and memory are the architecture’s" in page
     assert "<img" not in page
     assert not list((tmp_path / ".vivace" / "pictures").rglob("*.png"))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.quick("z-image-turbo")
+def test_each_pipeline_is_measured(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipes = ["--recipe", "baseline", "--recipe", "bf16", "--recipe", "taylorseer(hits=0.5)"]
+    command = ["bench", "--model", f"synthetic:{name}", "--num-inference-steps", "3", *recipes, *QUICK]
+    assert run(monkeypatch, *command) == 0, capfd.readouterr().err
+    out, err = capfd.readouterr()
+    assert "ignored" not in out + err, "nothing is passed that its pipeline has no use for"
+    with Store.read_only(tmp_path / ".vivace") as store:
+        records = [store.record(key) for key in store.runs()[0].keys]
+    assert [record.outcome for record in records if record is not None] == [Outcome.MEASURED] * 3
+    generate = ["generate", PROMPT, "--model", f"synthetic:{name}", "--device", "cpu", "--num-images", "2"]
+    assert run(monkeypatch, *generate) == 0
+    assert len(capfd.readouterr().out.split()) == 2
 
 
 @pytest.mark.usefixtures("small")

@@ -3,6 +3,7 @@
 import diffusers
 import pytest
 
+from tests.narrow import FLOW
 from vivace.models.architectures import (
     ARCHITECTURES,
     CLIP_L,
@@ -21,6 +22,21 @@ from vivace.models.architectures import (
     Architecture,
     Component,
 )
+from vivace.models.flow_architectures import (
+    FLUX2_DEV,
+    FLUX2_KLEIN_4B,
+    FLUX2_KLEIN_9B,
+    FLUX2_VAE,
+    GEMMA2_2B,
+    MISTRAL_SMALL_24B,
+    QWEN3_8B,
+    QWEN25_VL_7B,
+    QWEN_IMAGE,
+    SANA_1600M,
+    SD35_LARGE,
+    SD35_MEDIUM,
+    Z_IMAGE,
+)
 from vivace.models.synthetic import num_parameters, on_meta
 
 
@@ -37,6 +53,7 @@ def test_every_model_of_the_studies_has_an_architecture() -> None:
         "playground",
         "flux-dev",
         "flux-schnell",
+        *FLOW,
     }
 
 
@@ -51,6 +68,21 @@ def test_every_model_of_the_studies_has_an_architecture() -> None:
         (CLIP_L, 123.1),
         (OPEN_CLIP_BIGG, 694.7),
         (T5_XXL, 4762.3),
+        # As their publishers count them: 8.1 B, 2.2 B, 1.6 B, 6 B, 20 B, 4 B, 9 B and 32 B; the language models to the
+        # last digit.
+        (SD35_LARGE, 8056.6),
+        (SD35_MEDIUM, 2243.2),
+        (SANA_1600M, 1604.5),
+        (Z_IMAGE, 6154.9),
+        (QWEN_IMAGE, 20430.4),
+        (FLUX2_KLEIN_4B, 3875.5),
+        (FLUX2_KLEIN_9B, 9078.6),
+        (FLUX2_DEV, 32223.3),
+        (FLUX2_VAE, 84.046115),
+        (QWEN3_8B, 8190.73536),
+        (QWEN25_VL_7B, 8292.166656),
+        (MISTRAL_SMALL_24B, 24011.36128),
+        (GEMMA2_2B, 2614.341888),
     ],
     ids=lambda value: value.class_name if isinstance(value, Component) else None,
 )
@@ -75,7 +107,7 @@ def test_the_guidance_embeddings_are_where_they_were_published() -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=lambda a: a.name)
 def test_configs_name_only_what_their_classes_know(architecture: Architecture) -> None:
     for component in [architecture.scheduler, architecture.tiny_vae, *architecture.components.values()]:
-        if component.library == "diffusers":
+        if component is not None and component.library == "diffusers":
             # Unknown arguments would be swallowed by the config and change nothing.
             known = getattr(diffusers, component.class_name)._get_init_keys(
                 getattr(diffusers, component.class_name)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import vivace
 from tests import shrunken
 from tests.hub_server import Hub, Repository
+from tests.narrow import FLOW
 from tinyworld import flux
 from vivace.benchmark.comparison import comparison_of, default_threads
 from vivace.errors import Unsupported
@@ -25,7 +26,12 @@ from vivace.models.entry import Part
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import open_session
 
-NAMES = [entry.name for entry in CATALOGUE.values() if isinstance(entry.origin, Origin)]
+NAMES = [
+    entry.name
+    for entry in CATALOGUE.values()
+    # Language models' tokenizers have no miniature: test_flow_models builds those models without files.
+    if isinstance(entry.origin, Origin) and entry.name not in FLOW
+]
 LAYER = "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"
 
 

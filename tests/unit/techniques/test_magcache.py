@@ -21,7 +21,7 @@ from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calibration import calibrate_magcache
-from vivace.step_caching.flux_residual import watching_residuals
+from vivace.step_caching.block_residual import watching_residuals
 from vivace.step_caching.magcache_ratios import Ratios, keep, mean_of, ratios_of
 from vivace.techniques.magcache import Magcache, find_ratios
 
@@ -194,7 +194,7 @@ def test_calibrating_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     assert 0.1 < float(made.evidence()["cache_hit_rate"]) < 0.8
     assert psnr(picture, drawn("flux", **CALL)) > 20
     assert typed(monkeypatch, *command[:2], "--model", "tiny-sd") == 3
-    assert "UNet2DConditionModel is no FLUX transformer" in capsys.readouterr().err
+    assert "UNet2DConditionModel has no chain of blocks" in capsys.readouterr().err
     with pytest.raises(UsageError, match="an image of one step has nothing that could be skipped"):
         calibrate_magcache(
             find_model("tiny-flux"), "cpu", ["a star"], num_pictures=1, call={"num_inference_steps": 1}

@@ -12,15 +12,16 @@ from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.contract import Machine
-from vivace.errors import RecipeError, Unsupported, UsageError
+from vivace.errors import RecipeError, Unsupported
+from vivace.families.family import grid_of_ids
 from vivace.measure.flops import count_denoiser
 from vivace.measure.timer import PipelineTimer
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.step_caching.block_residual import watching_residuals
 from vivace.step_caching.cache_state import relative_change
-from vivace.step_caching.flux_residual import watching_residuals
-from vivace.techniques.seacache import Seacache, grid_of, sea_filtered, sea_gain
+from vivace.techniques.seacache import Seacache, sea_filtered, sea_gain
 
 CALL = {"num_inference_steps": 12}
 
@@ -107,6 +108,10 @@ def test_noise_that_changes_counts_for_less_than_the_picture_does() -> None:
     assert ratios[1] < 0.6 * ratios[0]
 
 
+def grid_of(ids: torch.Tensor) -> tuple[int, int]:
+    return grid_of_ids(None, ((), {"img_ids": ids}))
+
+
 def test_the_grid_is_read_from_the_tokens_places() -> None:
     assert grid_of(ids_of(3, 5)) == (3, 5)
     assert grid_of(ids_of(3, 5)[None]) == (3, 5), "with a batch's dimension, as older pipelines give them"
@@ -114,7 +119,7 @@ def test_the_grid_is_read_from_the_tokens_places() -> None:
     both = torch.cat([ids_of(4, 6), ids_of(8, 8, picture=1)])
     assert grid_of(both) == (4, 6), "what is drawn, and not the picture that is edited"
     for broken in (torch.zeros(16, 3), ids_of(3, 5)[:-1], ids_of(3, 5).flip(0), ids_of(3, 5, picture=1)):
-        with pytest.raises(UsageError, match=r"give a fixed schedule, seacache\(hits=0.5\)"):
+        with pytest.raises(ValueError, match="are not those of an image, row by row"):
             grid_of(broken)
 
 
@@ -279,7 +284,7 @@ def test_a_look_is_no_step_of_its_own() -> None:
 
 
 def test_what_cannot_be_is_said_in_words() -> None:
-    with pytest.raises(Unsupported, match="UNet2DConditionModel is no FLUX transformer"):
+    with pytest.raises(Unsupported, match="UNet2DConditionModel has no chain of blocks"):
         session("sd", "seacache(hits=0.5)")
     for knobs in ("0.1, hits=0.5", "max_skip=2, hits=0.5", "power=3, hits=0.5"):
         with pytest.raises(

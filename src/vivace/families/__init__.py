@@ -1,0 +1,25 @@
+"""Families of models: what vivace knows of an architecture, as data. One file each."""
+
+from vivace.families.family import Blocks, Doubled, Family
+from vivace.families.flux import FLUX
+from vivace.families.flux2 import FLUX2
+from vivace.families.qwen_image import QWEN_IMAGE
+from vivace.families.sana import SANA
+from vivace.families.sd3 import SD3
+from vivace.families.stable_diffusion import STABLE_DIFFUSION
+from vivace.families.z_image import Z_IMAGE
+
+__all__ = ["FAMILIES", "Blocks", "Doubled", "Family", "family_of", "family_of_pipeline"]
+
+FAMILIES: tuple[Family, ...] = (STABLE_DIFFUSION, FLUX, SD3, SANA, Z_IMAGE, QWEN_IMAGE, FLUX2)
+
+
+def family_of(denoiser: object) -> Family | None:
+    """Return the family of a denoiser, or None if it is of another architecture."""
+    kind = type(denoiser).__name__
+    return next((family for family in FAMILIES if family.denoiser == kind), None)
+
+
+def family_of_pipeline(class_name: str) -> Family | None:
+    """Return the family that a pipeline's class is of, or None."""
+    return next((family for family in FAMILIES if class_name in family.pipelines), None)

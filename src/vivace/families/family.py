@@ -1,0 +1,182 @@
+"""Schema of a family: where the blocks of its denoiser are, how its tokens are laid out, how it is guided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Of a call: by position, and by name."""
+
+
+class Handle(Protocol):
+    """Ends a watch."""
+
+    def remove(self) -> None: ...
+
+
+Note = Callable[[Any], None]
+Watch = Callable[[Any, Note], Handle]
+"""Calls `note` with a tensor of the transformer's forward, in each forward, until its handle is removed."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The chain of blocks of a transformer, as one residual: what it adds to the image's tokens.
+
+    Attributes:
+        chains: attributes that hold lists of blocks, in the order in which tokens pass them.
+        entering, leaving: watch the tokens (batch, tokens, channels) in front of the first block and behind the last.
+            They watch other modules than blocks: where one compiled code serves all blocks, it does not tell their
+            hooks apart.
+        modulated: of the first block, its image tokens and the other arguments of its call: the tokens as its first
+            attention gets them, normed and modulated by the timestep.
+        grid: rows and columns of the image's tokens, which come first, from the transformer and the arguments of its
+            call.
+        with_text: whether blocks take the text's tokens by name, `encoder_hidden_states`, and return them first.
+        added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
+        outside: what a step computes besides embeddings even if the blocks are skipped.
+    """
+
+    chains: tuple[str, ...]
+    entering: Watch
+    leaving: Watch
+    modulated: Callable[[Any, Any, Arguments], torch.Tensor]
+    grid: Callable[[Any, Arguments], tuple[int, int]]
+    with_text: bool = True
+    added_between: tuple[str, ...] = ()
+    outside: str = ""
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """Guidance as one call of a doubled batch.
+
+    Attributes:
+        tensors: those that a callback at a step's end can replace, stored as [unconditional half, conditional half].
+        masks: names of the denoiser's arguments that are doubled too, and that no callback can replace.
+        off: the guidance scale from which on, downwards, the pipeline makes single batches.
+    """
+
+    tensors: tuple[str, ...]
+    masks: tuple[str, ...] = ()
+    off: float = 1.0
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is known of an architecture.
+
+    Attributes:
+        name: as its publishers write it.
+        denoiser: the denoiser's class in diffusers.
+        pipelines: the text-to-image pipelines that have it.
+        embeddings: for each pipeline, names of the call's arguments for the values that `encode_prompt` returns; None
+            for a value that the pipeline computes again.
+        blocks: None where steps cannot skip them: a UNet's are no chain.
+        doubled: how guidance doubles the batch; None if it does not.
+        is_transformer: whether the denoiser is one; otherwise it is a UNet.
+        not_by_diffusers: why diffusers' own caches of blocks do not fit; "" if they do, or the denoiser has no chain.
+        text_of_any_length: whether the text is not padded to a fixed number of tokens, so that GPUs may not share it.
+        rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
+        cells: latent cells on a side of a token, by the denoiser.
+    """
+
+    name: str
+    denoiser: str
+    pipelines: tuple[str, ...]
+    embeddings: dict[str, tuple[str | None, ...]]
+    blocks: Blocks | None = None
+    doubled: Doubled | None = None
+    is_transformer: bool = True
+    not_by_diffusers: str = ""
+    rows_in_lists: bool = False
+    text_of_any_length: bool = False
+    cells: Callable[[Any], int] = lambda _: 2
+
+
+def output_of(path: str) -> Watch:
+    """Watch what a module returns."""
+
+    def watch(transformer: Any, note: Note) -> Handle:
+        handle: Handle = transformer.get_submodule(path).register_forward_hook(
+            lambda _, __, output: note(output)
+        )
+        return handle
+
+    return watch
+
+
+def input_of(path: str) -> Watch:
+    """Watch a module's first argument."""
+
+    def watch(transformer: Any, note: Note) -> Handle:
+        handle: Handle = transformer.get_submodule(path).register_forward_pre_hook(
+            lambda _, args: note(args[0])
+        )
+        return handle
+
+    return watch
+
+
+def returned_by(method: str) -> Watch:
+    """Watch the first of the values that a method returns, which is replaced on the instance."""
+
+    def watch(transformer: Any, note: Note) -> Handle:
+        whole = getattr(transformer, method)
+
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            returned = whole(*args, **kwargs)
+            note(returned[0])
+            return returned
+
+        setattr(transformer, method, noting)
+        return _Restored(transformer, method)
+
+    return watch
+
+
+@dataclass(frozen=True)
+class _Restored:
+    owner: Any
+    method: str
+
+    def remove(self) -> None:
+        vars(self.owner).pop(self.method, None)
+
+
+def grid_of_latents(patch: Callable[[Any], int]) -> Callable[[Any, Arguments], tuple[int, int]]:
+    """The grid of a transformer that takes latents (batch, channels, height, width) and cuts them into patches."""
+
+    def grid(transformer: Any, call: Arguments) -> tuple[int, int]:
+        args, kwargs = call
+        latents = args[0] if args else kwargs["hidden_states"]
+        size = patch(transformer)
+        return latents.shape[-2] // size, latents.shape[-1] // size
+
+    return grid
+
+
+def grid_of_ids(_: Any, call: Arguments) -> tuple[int, int]:
+    """The grid of a transformer that takes the positions of the image's tokens (tokens, 3 or 4): image, row, column.
+
+    Tokens of other images, which are given to be edited, come after its own.
+
+    Raises:
+        ValueError: the ids are not those of a whole image, row by row.
+    """
+    import torch
+
+    given = call[1]["img_ids"]
+    ids = (given[0] if given.ndim == 3 else given)[:, :3].detach().cpu().long()
+    own = ids[ids[:, 0] == 0]
+    rows, columns = (int(own[:, axis].max()) + 1 if len(own) else 0 for axis in (1, 2))
+    count = rows * columns
+    cells = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+    if not 0 < count == len(own) or not torch.equal(ids[:count], torch.nn.functional.pad(cells, (1, 0))):
+        raise ValueError(f"the ids of the {len(ids)} image tokens are not those of an image, row by row")
+    return rows, columns

@@ -1,0 +1,39 @@
+"""Qwen-Image: blocks of text and image apart. Guidance is a second call, with a negative prompt.
+
+Source: diffusers, QwenImageTransformer2DModel, QwenImagePipeline.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vivace.families.family import Arguments, Blocks, Family, input_of, output_of
+
+
+def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+    kwargs = call[1]
+    first, _ = block.img_mod(kwargs["temb"]).chunk(2, dim=-1)
+    return block._modulate(block.img_norm1(image), first, kwargs.get("modulate_index"))[0]
+
+
+def _grid(_: Any, call: Arguments) -> tuple[int, int]:
+    """Images to be edited come after the generated one."""
+    _, rows, columns = call[1]["img_shapes"][0][0]
+    return rows, columns
+
+
+QWEN_IMAGE = Family(
+    name="Qwen-Image",
+    denoiser="QwenImageTransformer2DModel",
+    pipelines=("QwenImagePipeline",),
+    embeddings={"QwenImagePipeline": ("prompt_embeds", "prompt_embeds_mask")},
+    blocks=Blocks(
+        chains=("transformer_blocks",),
+        entering=output_of("img_in"),
+        leaving=input_of("norm_out"),
+        modulated=_modulated,
+        grid=_grid,
+        added_between=("controlnet_block_samples",),
+    ),
+    text_of_any_length=True,
+)

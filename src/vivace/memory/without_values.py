@@ -1,0 +1,127 @@
+"""What pipelines read of their tensors' values, for pipelines on the meta device, whose tensors have none.
+
+Timesteps stay on the CPU. Where a pipeline reads masks or positions, the same is known from the prompts' tokens or the
+image's size. All patches are on the instance.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from vivace.contract import TEXT_ENCODERS, component_of
+
+if TYPE_CHECKING:
+    import torch
+    from diffusers import DiffusionPipeline
+
+
+def run_without_values(pipe: DiffusionPipeline, height: int, width: int) -> None:
+    """Patch a pipeline on the meta device so that its call runs.
+
+    Args:
+        height, width: pixels of the image that the call will draw.
+    """
+    keep_timesteps_on_cpu(pipe)
+    for encoder in (component_of(pipe, component) for component in TEXT_ENCODERS):
+        if encoder is not None:
+            encoder.register_forward_pre_hook(_without_mask, with_kwargs=True)
+    name = type(pipe).__name__
+    if name == "ZImagePipeline":
+        pipe._encode_prompt = functools.partial(_z_image_embeddings, pipe)
+    elif name == "QwenImagePipeline":
+        pipe._get_qwen_prompt_embeds = functools.partial(_qwen_embeddings, pipe)
+    elif name == "Flux2Pipeline":
+        # It reads the size of the latents from their positions.
+        side = 2 * int(pipe.vae_scale_factor)
+
+        def unpack(tokens: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            return tokens.transpose(1, 2).unflatten(2, (height // side, width // side)).contiguous()
+
+        pipe._unpack_latents_with_ids = unpack
+
+
+def keep_timesteps_on_cpu(pipe: DiffusionPipeline) -> None:
+    """Patch a pipeline on the meta device so that it can read the values of the timesteps.
+
+    Only the denoiser's arguments are moved to the meta device. The scheduler and the denoiser are patched as instances.
+    """
+    scheduler = pipe.scheduler
+    if (
+        type(scheduler).__name__ != "SCMScheduler"
+    ):  # whose pipeline reads none, and computes with their tensors
+        set_timesteps = scheduler.set_timesteps
+
+        @functools.wraps(set_timesteps)
+        def set_on_cpu(*args: Any, **kwargs: Any) -> Any:
+            return set_timesteps(*args, **(kwargs | {"device": "cpu"} if "device" in kwargs else kwargs))
+
+        scheduler.set_timesteps = set_on_cpu
+    denoiser = component_of(pipe, "denoiser")
+    denoiser.register_forward_pre_hook(_move_to_meta, with_kwargs=True)
+    if getattr(pipe, "safety_checker", None) is not None:
+        pipe.safety_checker = None  # it reads the image's values; its weights have been counted
+
+
+def _move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    moved = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+    return moved[0], moved[1]
+
+
+def _without_mask(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Language models look whether the mask masks anything; without a cache of keys, whether there is none."""
+    mask = kwargs.get("attention_mask")
+    if mask is None:
+        return args, kwargs
+    if kwargs.get("use_cache", True):
+        return args, kwargs | {"attention_mask": None}
+    rows, length = mask.shape
+    return args, kwargs | {"attention_mask": mask.new_ones(rows, 1, length, length, dtype=mask.dtype).bool()}
+
+
+def _z_image_embeddings(
+    pipe: Any,
+    prompt: str | list[str],
+    device: Any = None,
+    prompt_embeds: Any = None,
+    max_sequence_length: int = 512,
+) -> Any:
+    """ZImagePipeline._encode_prompt: a row per prompt of as many embeddings as the prompt has tokens."""
+    if prompt_embeds is not None:
+        return prompt_embeds
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    said = [
+        pipe.tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=True,
+        )
+        for text in prompts
+    ]
+    tokens = pipe.tokenizer(
+        said, padding="max_length", max_length=max_sequence_length, truncation=True, return_tensors="pt"
+    )
+    ids = tokens.input_ids.to("meta")
+    hidden = pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-2]
+    lengths = tokens.attention_mask.sum(dim=1).tolist()
+    return [hidden[row][:length].clone() for row, length in enumerate(lengths)]
+
+
+def _qwen_embeddings(pipe: Any, prompt: Any = None, device: Any = None, dtype: Any = None) -> Any:
+    """QwenImagePipeline._get_qwen_prompt_embeds, without a mask, as where prompts have one length."""
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    dropped = pipe.prompt_template_encode_start_idx
+    tokens = pipe.tokenizer(
+        [pipe.prompt_template_encode.format(text) for text in prompts],
+        max_length=pipe.tokenizer_max_length + dropped,
+        padding=True,
+        truncation=True,
+        return_tensors="pt",
+    )
+    ids = tokens.input_ids.to("meta")
+    hidden = pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-1]
+    return hidden[:, dropped:].to(dtype or pipe.text_encoder.dtype, copy=True), None

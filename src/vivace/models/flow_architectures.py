@@ -1,0 +1,274 @@
+"""The published architectures of flow-matching transformers after FLUX.1; see `vivace.models.architectures`.
+
+The repositories' own config.json files were not at hand. Sources: the defaults of diffusers 0.42.1 and transformers,
+which are those of the published models, diffusers' conversion scripts (convert_flux2_to_diffusers.py,
+convert_sana_to_diffusers.py, convert_dcae_to_diffusers.py), and configurations that public repositories quote from the
+hub. The number of parameters of every denoiser and language model was compared with the published one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vivace.models.architecture import Architecture, Component, of_diffusers, of_transformers, replaced
+from vivace.models.shared_parts import CLIP_L, FLUX_VAE, KL, OPEN_CLIP_BIGG, T5_XXL, TAEF1
+
+# --- text encoders --------------------------------------------------------------------------------------------------
+
+# Of SD 3.5, which reads the projected vector.
+CLIP_L_PROJECTED = replaced(CLIP_L).model_copy(update={"class_name": "CLIPTextModelWithProjection"})
+
+
+def _rope(theta: float) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+_QWEN3: dict[str, Any] = {
+    "vocab_size": 151936,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_parameters": _rope(1_000_000.0),
+}
+_QWEN3_4B: dict[str, Any] = _QWEN3 | {
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "tie_word_embeddings": True,
+}
+# Qwen/Qwen3-4B without its head, as text_encoder of Z-Image.
+QWEN3_4B_BODY = of_transformers("Qwen3Model", **_QWEN3_4B)
+# Qwen/Qwen3-4B and Qwen3-8B, as text_encoder of FLUX.2 [klein] 4B and 9B.
+QWEN3_4B = of_transformers("Qwen3ForCausalLM", **_QWEN3_4B)
+QWEN3_8B = of_transformers("Qwen3ForCausalLM", **_QWEN3, hidden_size=4096, intermediate_size=12288)
+# Qwen/Qwen2.5-VL-7B-Instruct, as text_encoder of Qwen-Image, which loads its vision tower and does not call it.
+QWEN25_VL_7B = of_transformers(
+    "Qwen2_5_VLForConditionalGeneration",
+    text_config={
+        "model_type": "qwen2_5_vl_text",
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 128000,
+        "rms_norm_eps": 1e-6,
+        "max_window_layers": 28,
+        "rope_parameters": _rope(1_000_000.0) | {"mrope_section": [16, 24, 24]},
+    },
+    vision_config={"model_type": "qwen2_5_vl", "hidden_size": 1280, "out_hidden_size": 3584},
+)
+# mistralai/Mistral-Small-3.2-24B-Instruct-2506, as text_encoder of FLUX.2 [dev]; its vision tower is not called.
+MISTRAL_SMALL_24B = of_transformers(
+    "Mistral3ForConditionalGeneration",
+    text_config={
+        "model_type": "mistral",
+        "vocab_size": 131072,
+        "hidden_size": 5120,
+        "intermediate_size": 32768,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "rope_parameters": _rope(1_000_000_000.0),
+    },
+    vision_config={"model_type": "pixtral", "image_size": 1540, "patch_size": 14},
+    tie_word_embeddings=False,
+)
+# google/gemma-2-2b-it without its head, as text_encoder of Sana. Its configuration is the class's default.
+GEMMA2_2B = of_transformers("Gemma2Model", vocab_size=256000, hidden_size=2304, num_hidden_layers=26)
+
+# --- VAEs -----------------------------------------------------------------------------------------------------------
+
+# stabilityai/stable-diffusion-3.5-large, -medium
+SD3_VAE = of_diffusers(
+    "AutoencoderKL",
+    **KL,
+    sample_size=1024,
+    latent_channels=16,
+    scaling_factor=1.5305,
+    shift_factor=0.0609,
+    force_upcast=True,
+    use_quant_conv=False,
+    use_post_quant_conv=False,
+)
+# mit-han-lab/dc-ae-f32c32-sana-1.1-diffusers: one latent cell for 32 x 32 pixels.
+SANA_VAE = of_diffusers(
+    "AutoencoderDC",
+    latent_channels=32,
+    **{
+        f"{part}_block_types": ["ResBlock"] * 3 + ["EfficientViTBlock"] * 3 for part in ("encoder", "decoder")
+    },
+    **{f"{part}_block_out_channels": [128, 256, 512, 512, 1024, 1024] for part in ("encoder", "decoder")},
+    **{f"{part}_qkv_multiscales": [[], [], [], [5], [5], [5]] for part in ("encoder", "decoder")},
+    encoder_layers_per_block=[2, 2, 2, 3, 3, 3],
+    decoder_layers_per_block=[3, 3, 3, 3, 3, 3],
+    downsample_block_type="conv",
+    upsample_block_type="interpolate",
+    scaling_factor=0.41407,
+)
+# Qwen/Qwen-Image: a video VAE, called with one frame. Its configuration is the class's default.
+QWEN_IMAGE_VAE = of_diffusers("AutoencoderKLQwenImage", base_dim=96, z_dim=16)
+# black-forest-labs/FLUX.2-dev: 32 channels, normalised by running statistics where others have a scaling factor.
+FLUX2_VAE = of_diffusers("AutoencoderKLFlux2", **KL, sample_size=1024, latent_channels=32)
+
+# --- denoisers ------------------------------------------------------------------------------------------------------
+
+_SD3: dict[str, Any] = {
+    "sample_size": 128,
+    "attention_head_dim": 64,
+    "joint_attention_dim": 4096,
+    "pooled_projection_dim": 2048,
+    "qk_norm": "rms_norm",
+}
+SD35_LARGE = of_diffusers(
+    "SD3Transformer2DModel",
+    **_SD3,
+    num_layers=38,
+    num_attention_heads=38,
+    caption_projection_dim=2432,
+    pos_embed_max_size=192,
+)
+# Its first 13 blocks have a second attention, over the image alone.
+SD35_MEDIUM = of_diffusers(
+    "SD3Transformer2DModel",
+    **_SD3,
+    num_layers=24,
+    num_attention_heads=24,
+    caption_projection_dim=1536,
+    pos_embed_max_size=384,
+    dual_attention_layers=list(range(13)),
+)
+# Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers: the class's default.
+SANA_1600M = of_diffusers("SanaTransformer2DModel", num_layers=20, sample_size=32)
+# Efficient-Large-Model/Sana_Sprint_1.6B_1024px_diffusers: guidance is an embedded input.
+SANA_SPRINT_1600M = replaced(SANA_1600M, guidance_embeds=True, qk_norm="rms_norm_across_heads")
+# Tongyi-MAI/Z-Image-Turbo
+Z_IMAGE = of_diffusers(
+    "ZImageTransformer2DModel", dim=3840, n_layers=30, n_heads=30, n_kv_heads=30, axes_lens=[1536, 512, 512]
+)
+# Qwen/Qwen-Image: the class's default.
+QWEN_IMAGE = of_diffusers("QwenImageTransformer2DModel", num_layers=60, out_channels=16)
+# black-forest-labs/FLUX.2-dev: the class's default.
+FLUX2_DEV = of_diffusers("Flux2Transformer2DModel", num_layers=8, num_single_layers=48, guidance_embeds=True)
+# black-forest-labs/FLUX.2-klein-4B and -9B: neither has a guidance input.
+FLUX2_KLEIN_4B = of_diffusers(
+    "Flux2Transformer2DModel",
+    num_layers=5,
+    num_single_layers=20,
+    num_attention_heads=24,
+    joint_attention_dim=7680,
+    guidance_embeds=False,
+)
+FLUX2_KLEIN_9B = of_diffusers(
+    "Flux2Transformer2DModel",
+    num_layers=8,
+    num_single_layers=24,
+    num_attention_heads=32,
+    joint_attention_dim=12288,
+    guidance_embeds=False,
+)
+
+# --- schedulers -----------------------------------------------------------------------------------------------------
+
+_FLOW = "FlowMatchEulerDiscreteScheduler"
+_SHIFTED = of_diffusers(_FLOW, shift=3.0)
+# Its pipelines compute the shift themselves, from the number of tokens and of steps.
+_FLUX2_FLOW = of_diffusers(_FLOW, shift=3.0, use_dynamic_shifting=True)
+_QWEN_FLOW = of_diffusers(
+    _FLOW, use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
+)
+_SANA_FLOW = of_diffusers(
+    "DPMSolverMultistepScheduler", prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+)
+_SCM = of_diffusers("SCMScheduler")
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def _model(
+    name: str,
+    pipeline: str,
+    parts: dict[str, Component],
+    scheduler: Component,
+    text_lengths: dict[str, int],
+    tiny_vae: Component | None = None,
+    **arguments: Any,
+) -> Architecture:
+    return Architecture(
+        name=name,
+        pipeline=pipeline,
+        components=parts,
+        text_lengths=text_lengths,
+        scheduler=scheduler,
+        tiny_vae=tiny_vae,
+        height=1024,
+        width=1024,
+        arguments=arguments,
+    )
+
+
+def _sd35(name: str, transformer: Component) -> Architecture:
+    parts = {
+        "transformer": transformer,
+        "vae": SD3_VAE,
+        "text_encoder": CLIP_L_PROJECTED,
+        "text_encoder_2": OPEN_CLIP_BIGG,
+        "text_encoder_3": T5_XXL,
+    }
+    lengths = {"text_encoder": 77, "text_encoder_2": 77, "text_encoder_3": 256}
+    return _model(name, "StableDiffusion3Pipeline", parts, _SHIFTED, lengths, TAEF1)
+
+
+def _klein(name: str, transformer: Component, text_encoder: Component) -> Architecture:
+    parts = {"transformer": transformer, "vae": FLUX2_VAE, "text_encoder": text_encoder}
+    return _model(name, "Flux2KleinPipeline", parts, _FLUX2_FLOW, {"text_encoder": 512}, is_distilled=True)
+
+
+FLOW_ARCHITECTURES: tuple[Architecture, ...] = (
+    _sd35("sd35-large", SD35_LARGE),
+    _sd35("sd35-medium", SD35_MEDIUM),
+    _model(
+        "sana-1600m",
+        "SanaPipeline",
+        {"transformer": SANA_1600M, "vae": SANA_VAE, "text_encoder": GEMMA2_2B},
+        _SANA_FLOW,
+        {"text_encoder": 300},
+    ),
+    _model(
+        "sana-sprint-1600m",
+        "SanaSprintPipeline",
+        {"transformer": SANA_SPRINT_1600M, "vae": SANA_VAE, "text_encoder": GEMMA2_2B},
+        _SCM,
+        {"text_encoder": 300},
+    ),
+    _model(
+        "z-image-turbo",
+        "ZImagePipeline",
+        {"transformer": Z_IMAGE, "vae": FLUX_VAE, "text_encoder": QWEN3_4B_BODY},
+        _SHIFTED,
+        {"text_encoder": 512},
+        TAEF1,
+    ),
+    _model(
+        "qwen-image",
+        "QwenImagePipeline",
+        {"transformer": QWEN_IMAGE, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B},
+        _QWEN_FLOW,
+        {"text_encoder": 1024},
+    ),
+    _klein("flux2-klein-4b", FLUX2_KLEIN_4B, QWEN3_4B),
+    _klein("flux2-klein-9b", FLUX2_KLEIN_9B, QWEN3_8B),
+    _model(
+        "flux2-dev",
+        "Flux2Pipeline",
+        {"transformer": FLUX2_DEV, "vae": FLUX2_VAE, "text_encoder": MISTRAL_SMALL_24B},
+        _FLUX2_FLOW,
+        {"text_encoder": 512},
+    ),
+)

@@ -1,0 +1,53 @@
+"""Every technique on a small model of each transformer after FLUX.1: it works, or says in words why not."""
+
+import numpy as np
+import pytest
+
+from tests.contract.test_technique_contract import LEAST_DB, PROMPTS, RECIPES, psnr
+from tests.flow_models import MODELS, draw, reference, session
+from vivace.errors import NoEffect, Unsupported
+from vivace.techniques import TECHNIQUES
+
+EVERY = 4 * len(MODELS)
+"""One recipe in so many is tried on a model in `make test`, another one on each model; `make test-long` tries all."""
+CASES = [
+    pytest.param(
+        model,
+        name,
+        recipe,
+        id=f"{recipe}-{model}",
+        marks=() if number % EVERY == 4 * position else pytest.mark.long,
+    )
+    for position, model in enumerate(MODELS)
+    for number, (name, recipe) in enumerate(RECIPES)
+]
+IDLE = ("never hit", "no forward had two rows", "no unconditional", "guidance was off", "repeated a prompt")
+"""What may be said of a technique that had nothing to do in one image of few steps."""
+
+
+@pytest.mark.parametrize(("model", "name", "recipe"), CASES)
+def test_it_works_or_has_a_reason(model: str, name: str, recipe: str) -> None:
+    try:
+        opened = session(model, recipe)
+    except Unsupported as error:
+        assert str(error).startswith(f"{name}: ")
+        assert len(str(error)) > len(name) + 20
+        return
+    except NoEffect as error:
+        assert error.already_so or "no " in str(error)
+        return
+    with opened:
+        assert next(iter(opened.effects.values())), "a technique reports what it changed"
+        picture = draw(opened, PROMPTS.get(name, "a red circle above a blue square"))[:1]
+        reason = opened.refuted({})
+        if reason is not None:
+            assert any(why in reason for why in IDLE), reason
+            assert np.array_equal(picture, reference(model))
+            return
+        assert np.isfinite(picture).all()
+        assert picture.std() > 0.005, "not flat"
+        if TECHNIQUES[name].same_picture:
+            # Random weights spread rounding more than trained ones do.
+            assert psnr(picture, reference(model)) > min(25, LEAST_DB.get(recipe, 25))
+        elif name not in ("tiny_vae", "guidance", "steps"):
+            assert not np.array_equal(picture, reference(model)), "it declares that it changes the image"

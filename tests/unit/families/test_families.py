@@ -1,0 +1,159 @@
+"""What is said of each family is so: where its blocks are, what enters them, how its tokens lie, how it is guided."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.flow_models import MODELS, draw, pipeline, session
+from tests.narrow import SIDE
+from vivace.families import FAMILIES, family_of, family_of_pipeline
+from vivace.models.catalogue import CATALOGUE
+from vivace.step_caching.block_residual import (
+    blocks_of,
+    residual_forwards,
+    watching_modulated,
+    watching_residuals,
+)
+
+ATTENTION = {
+    "SD3Transformer2DModel": "attn",
+    "SanaTransformer2DModel": "attn1",
+    "ZImageTransformer2DModel": "attention",
+}
+TOKENS = {"sana-1600m": 4 * 4, "sana-sprint-1600m": 4 * 4}
+"""Of an image of SIDE pixels; the others have one for 16 pixels."""
+
+
+class _Enough(Exception):
+    pass
+
+
+def one_call(model: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return a transformer, and the arguments of the first call that its pipeline makes."""
+    opened = session(model)
+    transformer = opened.pipe.transformer
+    found: list[Any] = []
+
+    def keep(_: Any, args: Any, kwargs: Any) -> None:
+        found.extend((args, kwargs))
+        raise _Enough
+
+    hook = transformer.register_forward_pre_hook(keep, with_kwargs=True)
+    with pytest.raises(_Enough):
+        draw(opened, num_inference_steps=2)
+    hook.remove()
+    return transformer, found[0], found[1]
+
+
+def tensor(output: Any) -> torch.Tensor:
+    return torch.stack(output) if isinstance(output, list) else output
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_its_blocks_are_one_residual(model: str) -> None:
+    transformer, args, kwargs = one_call(model)
+    kwargs["return_dict"] = False
+    blocks = blocks_of(transformer)
+    first = getattr(transformer, blocks.chains[0])[0]
+    attended: list[torch.Tensor] = []
+    attention = getattr(first, ATTENTION.get(type(transformer).__name__, "attn"))
+
+    def attends(_: Any, args: Any, kwargs: Any) -> None:
+        attended.append(args[0] if args else kwargs["hidden_states"])
+
+    hook = attention.register_forward_pre_hook(attends, with_kwargs=True)
+    forwards = residual_forwards(transformer)
+    with torch.no_grad(), watching_residuals(transformer) as watched:
+        output, (residual,) = forwards.compute(*args, **kwargs)
+        (theirs,) = watched
+    with torch.no_grad():
+        plain = tensor(output)
+        reused = tensor(forwards.reuse((residual,), *args, **kwargs))
+        without = tensor(forwards.reuse((torch.zeros_like(residual),), *args, **kwargs))
+        assert forwards.look is not None
+        looked = forwards.look(*args, **kwargs)
+    hook.remove()
+    assert torch.equal(theirs, residual)
+    assert torch.allclose(reused, plain, atol=1e-5), "with what the blocks added, they need not be computed"
+    assert not torch.allclose(without, plain, atol=1e-2), "and they add something"
+    assert torch.equal(looked, attended[0]), "what the first attention gets"
+    rows, columns = blocks.grid(transformer, (args, kwargs))
+    assert rows * columns == TOKENS.get(model, (SIDE // 16) ** 2)
+    assert residual.shape[1] >= rows * columns
+    family = family_of(transformer)
+    assert family is not None
+    assert rows * family.cells(transformer) * vae_cell(model) == SIDE
+
+
+def vae_cell(model: str) -> int:
+    return 32 if model.startswith("sana") else 8
+
+
+@pytest.mark.parametrize("model", ["z-image-turbo", "sana-1600m"])
+def test_a_calibration_sees_what_a_cache_looks_at(model: str) -> None:
+    transformer, args, kwargs = one_call(model)
+    with torch.no_grad(), watching_modulated(transformer) as seen:
+        transformer(*args, **kwargs)
+    assert not transformer.training
+    look = residual_forwards(transformer).look
+    assert look is not None
+    with torch.no_grad():
+        assert torch.equal(seen[0], look(*args, **kwargs | {"return_dict": False}))
+
+
+def test_watches_end() -> None:
+    transformer = pipeline("z-image-turbo").transformer
+    with watching_residuals(transformer):
+        assert "_build_unified_sequence" in vars(transformer)
+    assert "_build_unified_sequence" not in vars(transformer)
+
+
+@pytest.mark.parametrize(
+    ("model", "off"), [("sd35-medium", 1.0), ("sana-1600m", 1.0), ("z-image-turbo", 0.0)]
+)
+def test_guidance_is_cut(model: str, off: float) -> None:
+    cut = session(model, "cfg_cutoff(0.5)", guidance_scale=4.0)
+    rows: list[int] = []
+    cut.pipe.transformer.register_forward_pre_hook(
+        lambda _, args, kwargs: rows.append(len(args[0] if args else kwargs["hidden_states"])),
+        with_kwargs=True,
+    )
+    picture = draw(cut)
+    assert rows == [2, 2, 1, 1]
+    assert cut.refuted(cut.evidence()) is None
+    assert not np.array_equal(picture, draw(session(model, guidance_scale=4.0)))
+    unguided = session(model, "cfg_cutoff(0.5)", guidance_scale=off)
+    draw(unguided)
+    assert f"guidance was off (scale {off:g} or less)" in str(unguided.refuted(unguided.evidence()))
+
+
+def test_qwen_image_s_second_calls_are_cut() -> None:
+    cut = session("qwen-image", "cfg_cutoff(0.5)")
+    calls: list[int] = []
+    cut.pipe.transformer.img_in.register_forward_pre_hook(lambda _, __: calls.append(1))
+    draw(cut)
+    assert len(calls) == 2 + 2 + 1 + 1
+    assert cut.refuted(cut.evidence()) is None
+
+
+def test_every_catalogue_model_is_of_a_family() -> None:
+    for entry in CATALOGUE.values():
+        family = family_of_pipeline(entry.pipeline)
+        assert family is not None, entry.name
+    assert len({family.denoiser for family in FAMILIES}) == len(FAMILIES)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_its_prompts_are_encoded_ahead(model: str) -> None:
+    from vivace.runtime.embeddings import encode
+
+    opened = session(model)
+    prompts = ["a red circle", "a blue square"]
+    given = encode(opened, prompts)
+    torch.set_num_threads(1)
+    generators = [torch.Generator().manual_seed(k) for k in range(2)]
+    ahead = opened(**given, generator=generators, output_type="np", num_inference_steps=2).images
+    plain = draw(session(model), prompts, num_inference_steps=2)
+    assert np.allclose(ahead, plain, atol=1e-5)

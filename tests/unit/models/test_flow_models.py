@@ -1,0 +1,95 @@
+"""The transformers after FLUX.1 with random weights: they draw, and what they take is predicted without them."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.flow_models import MODELS, PROMPT, STEPS, draw, reference, session
+from tests.narrow import SIDE
+from vivace.export.script import _call_block
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.models.architectures import ARCHITECTURES
+from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.synthetic import on_meta
+from vivace.recipes.resolve import resolve
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_it_draws_something(model: str) -> None:
+    picture = reference(model)
+    assert picture.shape == (1, SIDE, SIDE, 3)
+    assert np.isfinite(picture).all()
+    assert picture.std() > 0.05
+    assert ((picture == 0) | (picture == 1)).mean() < 0.2, "hardly any pixel is clipped"
+    other = draw(session(model), "a yellow star")
+    assert not np.array_equal(other, picture), "it hears the prompt"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_latents_stay_in_range(model: str) -> None:
+    spreads: list[float] = []
+
+    def keep(_: object, __: int, ___: object, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        spreads.append(float(tensors["latents"].std()))
+        return {}
+
+    draw(session(model), callback_on_step_end=keep)
+    assert len(spreads) == STEPS
+    assert all(0.3 < spread < 3 for spread in spreads), spreads
+
+
+def test_sana_sprint_takes_any_number_of_steps() -> None:
+    for steps in (1, 2, 3):
+        assert np.isfinite(draw(session("sana-sprint-1600m"), num_inference_steps=steps)).all()
+
+
+def test_prompts_are_left_as_they_were() -> None:
+    prompts = ["a red circle"]
+    first = draw(session("z-image-turbo"), prompts)
+    assert prompts == ["a red circle"], "ZImagePipeline writes its template into the list"
+    assert np.array_equal(first, draw(session("z-image-turbo"), prompts))
+
+
+def test_qwen_image_s_template_is_as_long_as_what_its_pipeline_drops() -> None:
+    config = on_meta(ARCHITECTURES["qwen-image"].components["text_encoder"], with_buffers=False).config
+    tokenizer = tokenizer_for(config, 1024)
+    opened = session("qwen-image")
+    before, _, _ = opened.pipe.prompt_template_encode.partition("{}")
+    assert len(tokenizer.tokenize(before)) == opened.pipe.prompt_template_encode_start_idx
+    rows = tokenizer([PROMPT, "a"], padding=True, return_tensors="pt")
+    assert rows.input_ids.shape == rows.attention_mask.shape == (2, 7)
+    assert rows["attention_mask"].sum(dim=1).tolist() == [7, 1]
+
+
+def test_scripts_call_each_pipeline_as_it_takes_it() -> None:
+    def call_of(model: str, **defaults: object) -> str:
+        return " ".join("".join(_call_block(session(model, **defaults), "pipe", "a star", 7, [])).split())
+
+    assert 'pipe( prompt="a star",' in call_of("flux2-klein-4b"), "its first argument is an image"
+    assert 'pipe( "a star",' in call_of("z-image-turbo")
+    assert "guidance_scale" not in call_of("qwen-image")
+    assert 'true_cfg_scale=4.0, negative_prompt=" "' in call_of("qwen-image")
+    assert "intermediate_timesteps=None" in call_of("sana-sprint-1600m", num_inference_steps=4)
+    assert "intermediate_timesteps" not in call_of("sana-sprint-1600m", num_inference_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "model_gb", "peak_gb"),
+    [
+        ("sd35-medium", 16.32, 18.91),
+        ("sana-1600m", 9.15, 10.93),
+        ("sana-sprint-1600m", 9.16, 10.94),
+        ("z-image-turbo", 20.69, 23.28),
+        ("qwen-image", 57.75, 61.42),
+        ("flux2-klein-4b", 16.03, 18.62),
+        ("flux2-dev", 112.65, 115.25),
+    ],
+)
+@pytest.mark.slow("qwen*", "sana-1600m*", "flux2-klein*")
+def test_its_memory_is_predicted(model: str, model_gb: float, peak_gb: float) -> None:
+    """At full size. The model's bytes follow from the number of parameters; the peak was not measured yet."""
+    predicted = predict(find_weightless(model), resolve("baseline"))
+    assert predicted.model_bytes / 1e9 == pytest.approx(model_gb, abs=0.02)
+    assert predicted.peak_bytes / 1e9 == pytest.approx(peak_gb, abs=0.1)
+    assert {"text encoders", "denoiser", "vae"} <= set(predicted.stages)
