@@ -242,8 +242,7 @@ def _value(text: str, lo: int, hi: int) -> object:
     except (ValueError, TypeError, SyntaxError, Warning, MemoryError, RecursionError):
         pass
     if _WORD.fullmatch(source):
-        word = source.lower()
-        return {"true": True, "false": False, "none": None}.get(word, word)
+        return {"true": True, "false": False, "none": None}.get(source.lower(), source)
     raise RecipeError(
         "expected a number, True, False, None, a quoted text or a plain word", text, lo, hi - lo
     )
