@@ -13,8 +13,8 @@ Source: Hu et al., LoRA, arXiv 2106.09685; diffusers, "LoRA".
 PATH is a file, a folder with one, or on the Hugging Face hub `'org/repo'` or `'org/repo/FILE.safetensors'`, each also
 with `@REVISION`. Quote it unless it is a plain word; a quote or backslash in it is escaped as in Python. A recipe may
 have several: what they add is summed in fp32, whatever their order in the text, and rounded once. `sha256` is the first
-digits of the file's. vivace adds it to the recipes that it stores, so that a changed file is another recipe, and refuses
-a file that differs.
+digits of the file's. vivace adds it to the recipes that it stores, so that a changed file is another recipe; a file
+that differs is refused.
 
 Text encoders' parts are merged too, unless @denoiser leaves them out; a hot LoRA must not have them. `max_rank` and
 `layers` of a hot LoRA reserve what `set_lora` loads later: a larger rank, and layers that this file leaves alone. After
