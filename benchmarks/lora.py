@@ -6,7 +6,9 @@
 For each model and recipe there are three sessions: without a LoRA (`plain`), with one merged, and with one beside the
 weights (`hot=True`). They generate the same latents in turn, and every turn gives one ratio to `plain`. Then another
 file is exchanged into the hot session, and its scale changed; the record counts the graphs that were compiled or
-captured before and after. The LoRAs are random, of `--rank`, on every attention projection, in fp16, as trainers write them;
+captured before and after.
+
+The LoRAs are random, of `--rank`, on every attention projection, in fp16, as trainers write them;
 `--reserve` is the rank that is announced. Text is encoded beforehand, and nothing is decoded.
 
 On a GPU three sessions need memory for three pipelines (FLUX.1-dev: 105 GB). On a CPU the times are the process's CPU

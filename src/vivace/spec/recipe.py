@@ -268,11 +268,20 @@ def _parse_targets(text: str, lo: int, hi: int) -> tuple[tuple[str, int], ...]:
     return tuple(targets)
 
 
+def unpinned(text: str) -> str:
+    """Return a recipe without the identities of its files, as it was written before it was stored."""
+    return _without_identities(text, by_name=False)
+
+
 def short_form(text: str) -> str:
     """Return a recipe as tables show it: a file by its name and the first digits of its sha256, without its folders.
 
     It need not parse; text that is no recipe comes back as it is.
     """
+    return _without_identities(text, by_name=True)
+
+
+def _without_identities(text: str, *, by_name: bool) -> str:
     try:
         techniques = parse_recipe(text)
     except RecipeError:
@@ -283,9 +292,13 @@ def short_form(text: str) -> str:
             end = argument.start + argument.length
             if argument is known:
                 comma = text.rfind(",", technique.start, argument.start)
-                start = argument.start if comma < 0 else comma
-                text = text[:start] + text[end:]
-            elif argument.name is None and isinstance(argument.value, str) and _is_file(argument.value):
+                text = text[: argument.start if comma < 0 else comma] + text[end:]
+            elif (
+                by_name
+                and argument.name is None
+                and isinstance(argument.value, str)
+                and _is_file(argument.value)
+            ):
                 digits = f"@{str(known.value)[:_SHOWN_DIGITS]}" if known is not None else ""
                 text = text[: argument.start] + _stem(argument.value) + digits + text[end:]
     return text

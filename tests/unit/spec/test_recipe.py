@@ -5,7 +5,7 @@ import pytest
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import MAX_LENGTH, RecipeSpec, TechniqueCall, short_form
+from vivace.spec.recipe import MAX_LENGTH, RecipeSpec, TechniqueCall, short_form, unpinned
 from vivace.techniques.steps import Steps
 
 
@@ -193,3 +193,10 @@ def test_length_is_limited() -> None:
 )  # fmt: skip
 def test_tables_show_files_by_name(text: str, shown: str) -> None:
     assert short_form(text) == shown
+
+
+def test_a_stored_recipe_is_found_by_what_was_written() -> None:
+    written = "lora('/a, b/x.safetensors', scale=0.5, hot=True)+compile"
+    assert unpinned(written.replace(")+", ", sha256='1234567890123456')+")) == written
+    assert unpinned("lora(x, sha256=ab12)@denoiser+dtype(bf16)") == "lora(x)@denoiser+dtype(bf16)"
+    assert unpinned(written) == written
