@@ -188,7 +188,7 @@ def main() -> None:
         "seconds": round(training.elapsed_s, 1),
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
     }
-    if not all(math.isfinite(float(layer.up.abs().max())) for layer in layers.values()):
+    if not all(math.isfinite(float(layer.up.detach().abs().max())) for layer in layers.values()):
         raise FloatingPointError(f"{args.model}: the LoRA is not finite")
     save(args.out / f"{args.model}-{STYLE}.safetensors", component, layers, facts)
 
