@@ -1,6 +1,6 @@
 """LoRAs beside layers, exchanged in place: y = W x + B A x, whatever W is stored in.
 
-A layer gets two matrices as buffers, A (rank, ...) and B (out, rank), and a hook that adds B A x to its output. B
+A layer gets two matrices as buffers, A (rank, ...) and B (out, rank), and a class that adds B A x to its output. B
 includes the scale and alpha / rank, multiplied in fp32 and rounded once, so that a call does nothing more for them. The
 ranks are those announced, and rows beyond a LoRA's own are zero. An exchange copies into these buffers: compiled code
 has no other shapes to compile for, and CUDA graphs read the same addresses. Several LoRAs share a layer's two matrices,
@@ -11,6 +11,7 @@ Source: Hu et al., LoRA, arXiv 2106.09685.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -220,6 +221,8 @@ def why_not_hot(pipe: Any, path: str, layers: LoraLayers) -> str | None:
 def _can_have_one(module: torch.nn.Module) -> bool:
     import torch
 
+    if "forward" in vars(module):  # replaced on the instance, which then never calls its class's
+        return False
     if isinstance(module, torch.nn.Conv2d):
         return bool(module.groups == 1 and module.padding_mode == "zeros")
     return hasattr(module, "in_features") and hasattr(module, "out_features") and hasattr(module, "weight")
@@ -241,7 +244,8 @@ def _reserve(denoiser: torch.nn.Module, layer: torch.nn.Module, rank: int) -> in
         first = len(before[0])
         down, up = torch.cat([before[0], down]), torch.cat([before[1], up], dim=1)
     else:
-        layer.register_forward_hook(_add_convolution if is_convolution else _add_linear)
+        kind: Any = type(layer)
+        layer.__class__ = _with_lora(kind)
     layer.register_buffer(DOWN, down, persistent=False)
     layer.register_buffer(UP, up.contiguous(), persistent=False)
     return first
@@ -276,19 +280,35 @@ def _fill(rows: torch.Tensor, values: torch.Tensor | None) -> None:
     rows[used:].zero_()
 
 
-def _add_linear(layer: Any, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+@functools.cache
+def _with_lora(kind: Any) -> Any:
+    """Return a class of layers like `kind` that add B A x to their output.
+
+    A class of its own, and no hook: torch.compile checks the classes of modules before it uses compiled code again, but
+    not their hooks, and would run code of the same model without a LoRA.
+    """
     import torch
 
-    down, up = getattr(layer, DOWN), getattr(layer, UP)
-    inner = torch.nn.functional.linear(args[0].to(down.dtype), down)
-    return output + torch.nn.functional.linear(inner, up).to(output.dtype)
+    add = _convolution if issubclass(kind, torch.nn.Conv2d) else _linear
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        output = kind.forward(self, *args, **kwargs)
+        return output + add(self, *args, **kwargs).to(output.dtype)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
-def _add_convolution(layer: Any, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+def _linear(layer: Any, input: torch.Tensor) -> torch.Tensor:
     import torch
 
-    down, up = getattr(layer, DOWN), getattr(layer, UP)
-    inner = torch.nn.functional.conv2d(
-        args[0].to(down.dtype), down, None, layer.stride, layer.padding, layer.dilation
-    )
-    return output + torch.nn.functional.conv2d(inner, up[:, :, None, None]).to(output.dtype)
+    down, up = _buffers(layer)
+    return torch.nn.functional.linear(torch.nn.functional.linear(input.to(down.dtype), down), up)
+
+
+def _convolution(layer: Any, input: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    down, up = _buffers(layer)
+    conv2d = torch.nn.functional.conv2d
+    inner = conv2d(input.to(down.dtype), down, None, layer.stride, layer.padding, layer.dilation)
+    return conv2d(inner, up[:, :, None, None])
