@@ -1,4 +1,4 @@
-"""A LoRA beside the weights against none and a merged one: each turn gives ratios, exchanges are counted, cases resume."""
+"""A LoRA beside the weights against none and a merged one: turns give ratios, exchanges are counted, cases resume."""
 
 from pathlib import Path
 
