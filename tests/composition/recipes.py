@@ -54,13 +54,18 @@ _SUITED: dict[tuple[str, str], list[Any]] = {
     ("dtype", "dtype"): ["bf16", "fp16"],
     ("parallel", "mode"): ["cfg"],
     ("attention", "backend"): ["math", "flash"],  # flash is a CPU's default, so it changes nothing
+    ("lora", "path"): ["tinyworld/loras/tiny-sd-outlines.safetensors"],  # from the repository's root
+    ("lora", "hot"): [False, True],
 }
 _OF_FLOW_MODELS: dict[tuple[str, str], list[Any]] = {
     ("scheduler", "sampler"): ["flow_euler"],  # a sampler of the same family; solvers have no other spacing
     ("scheduler", "karras"): [True],
     ("guidance", "true_cfg"): [3.0],  # so that there is guidance to cut
     ("parallel", "mode"): ["all_gather", "ulysses"],  # the forward for one image has one row
+    ("lora", "path"): ["tinyworld/loras/tiny-flux-outlines.safetensors"],
 }
+_PAIRED_ONLY = frozenset({"lora"})
+"""Techniques that random recipes lack: they act on the same weights and layers wherever they are, as pairs show."""
 _MACHINE = Machine("cpu", "CPU", None, "c++")
 
 Kind = Literal["single", "pair", "random", "named"]
@@ -181,7 +186,7 @@ def random_recipes(count: int = NUM_RANDOM, seed: int = SEED) -> list[Case]:
     found: dict[tuple[str, str], Case] = {}
     while len(found) < count:
         model = MODELS[len(found) % len(MODELS)]
-        names = rng.sample(sorted(TECHNIQUES), rng.randint(3, 6))
+        names = rng.sample(sorted(TECHNIQUES.keys() - _PAIRED_ONLY), rng.randint(3, 6))
         parts = [_random_call(name, model, rng) for name in names]
         if None in parts or not is_legal(recipe := "+".join(part for part in parts if part)):
             continue

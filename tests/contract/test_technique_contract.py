@@ -4,6 +4,7 @@ import functools
 import inspect
 import re
 import sys
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -24,6 +25,7 @@ STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # enough for an image
 PROMPT = "a red circle above a blue square"
 ALL = sorted(TECHNIQUES)
 
+LORAS = (Path(__file__).parents[2] / "tinyworld" / "loras").as_posix()
 
 # For knobs whose values worth tuning do not apply to a small model.
 SUITED = {
@@ -34,6 +36,11 @@ SUITED = {
     ],  # a threshold needs a fit, which tiny models do not have
     "magcache": ["magcache(hits=0.3)", "magcache(hits=0.5)"],
     "seacache": ["seacache(1.0)", "seacache(hits=0.5)"],  # with few steps, each changes a lot
+    "lora": [
+        f"lora('{LORAS}/{model}-outlines.safetensors'{hot})"
+        for model in ("tiny-sd", "tiny-flux")
+        for hot in ("", ", hot=True")
+    ],
 }
 LEAST_DB = {
     "quantize(int4)": 20,  # sixteen values a weight

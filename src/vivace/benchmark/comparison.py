@@ -52,7 +52,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
         raise UsageError(
             "no recipe given; the first --recipe is the baseline that the others are compared with"
         )
-    recipes = [resolve(text) for text in study.recipes]
+    recipes = [resolve(text).pinned() for text in study.recipes]
     checked = []
     for name in dict.fromkeys(study.models):
         found = find_model(name)

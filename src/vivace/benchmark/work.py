@@ -48,6 +48,7 @@ _CHANGES_WORK = {
     Stage.SWAP,
     Stage.PRUNE,
     Stage.PRECISION,
+    Stage.ADAPT,
     Stage.SPLIT,
     Stage.THIN,
     Stage.CACHE,
@@ -127,7 +128,7 @@ def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_
     recipe = Recipe.from_spec(trial.recipe)
     if any(technique.num_gpus > 1 for technique in recipe):
         raise Unsupported("one image on several GPUs has no limit of one GPU")
-    twin = recipe.without(*[t.name for t in recipe if t.stage not in _CHANGES_WORK])
+    twin = recipe.without(*[t for t in recipe if t.place not in _CHANGES_WORK])
     workload = trial.workload
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # diffusers warns about its own code

@@ -11,6 +11,8 @@ class Stage(IntEnum):
 
     SWAP = 10
     """A component is replaced: a tiny VAE."""
+    MERGE = 12
+    """What adds to weights: before blocks are removed, which renumbers the others, and before weights are rounded."""
     PRUNE = 15
     """Blocks are removed, before anything is done to those that stay."""
     PRECISION = 20
@@ -19,6 +21,8 @@ class Stage(IntEnum):
     """Layers are merged; before quantisation, because quantised weights cannot be merged."""
     QUANTIZE = 30
     """Weights are replaced by quantised ones."""
+    ADAPT = 35
+    """Layers beside layers; after quantisation, which may replace the layers that they are beside."""
     LAYOUT = 40
     """Memory formats; after quantisation, which may create new weights."""
     SHARD = 42

@@ -113,9 +113,32 @@ class Technique(BaseModel, ABC):
         return TechniqueCall(name=self.name, knobs=self.values, targets=self.targets)
 
     @property
+    def slot(self) -> str:
+        """What it owns. A technique that a recipe may repeat adds what it must not repeat: `lora`, the file."""
+        return self.owns
+
+    @property
     def slots(self) -> frozenset[tuple[str, str]]:
         """What it owns, of each of its targets."""
-        return frozenset((self.owns, target) for target in self.targets or ("the call",))
+        return frozenset((self.slot, target) for target in self.targets or ("the call",))
+
+    @property
+    def label(self) -> str:
+        """What a Record calls it: name and targets, different for each technique of a recipe."""
+        return self.name + (f"@{','.join(self.targets)}" if self.targets else "")
+
+    @property
+    def place(self) -> Stage:
+        """Its place in the order: its stage, unless a knob chooses another."""
+        return self.stage
+
+    def pinned(self) -> Technique:
+        """The same, with what identifies the files that it reads, so that a changed file is another recipe.
+
+        Raises:
+            UnusableModel, Unsupported: a file cannot be read or found.
+        """
+        return self
 
     @property
     def provides(self) -> frozenset[Trait]:

@@ -67,7 +67,7 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
         return {technique.name: {}}
     first, *others = technique.knobs()
     field = technique.knobs()[first]
-    firsts: list[Any] = list(_choices(field)) or [_tune(field)[0] if field.is_required() else field.default]
+    firsts: list[Any] = list(_choices(field)) or [_typical(first, field)]
     found: dict[str, dict[str, Any]] = {}
     for value in firsts:
         knobs = {first: value} | _completion(technique, {first: value}, others)
@@ -127,6 +127,13 @@ def _knob(name: str, field: Any) -> dict[str, Any]:
         "limits": "".join(f", {limit}" for limit in limits),
         "tune": _tune(field),
     }
+
+
+def _typical(name: str, field: Any) -> Any:
+    """The default, a value worth tuning, or for a text that only the user knows its name: PATH."""
+    if not field.is_required():
+        return field.default
+    return next(iter(_tune(field)), name.upper())
 
 
 def _tune(field: Any) -> list[Any]:

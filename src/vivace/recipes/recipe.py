@@ -93,6 +93,15 @@ class Recipe:
             t.needs_prompts for t in self.techniques
         )
 
+    def pinned(self) -> Recipe:
+        """The same, with the identity of every file that a technique reads (see `Technique.pinned`).
+
+        Raises:
+            UnusableModel, Unsupported: a file cannot be read or found.
+        """
+        techniques = in_order(technique.pinned() for technique in self.techniques)
+        return self if techniques == self.techniques else Recipe(techniques)
+
     def __iter__(self) -> Iterator[Technique]:
         return iter(self.techniques)
 
@@ -122,8 +131,8 @@ class Recipe:
 
 
 def in_order(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
-    """Sorted by stage, then target, then name."""
-    return tuple(sorted(techniques, key=lambda t: (t.stage, t.targets, t.name)))
+    """Sorted by place, then target, then name; techniques that differ only in knobs by their text."""
+    return tuple(sorted(techniques, key=lambda t: (t.place, t.targets, t.name, t.text)))
 
 
 def conflicts(techniques: tuple[Technique, ...]) -> Iterator[Conflict]:
@@ -145,7 +154,7 @@ def conflicts(techniques: tuple[Technique, ...]) -> Iterator[Conflict]:
 
 
 def _breaks(rule: Rule, technique: Technique, other: Technique, all_: tuple[Technique, ...]) -> bool:
-    if rule.trait not in other.provides or (rule.earlier_only and other.stage >= technique.stage):
+    if rule.trait not in other.provides or (rule.earlier_only and other.place >= technique.place):
         return False
     shared = set(_where(technique)) & set(_where(other))
     if rule.components:

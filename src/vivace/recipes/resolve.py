@@ -96,6 +96,8 @@ def _instance(
     places: dict[str, tuple[int, int]],
 ) -> Technique:
     for key, value in knobs.items():
+        if isinstance(value, str) and _choices(technique.model_fields[key]):
+            knobs[key] = value = value.lower()
         # pydantic would take True for 1 and "20" for 20; a recipe says what it means.
         kinds = _kinds(technique.model_fields[key])
         number = bool(kinds & {int, float})
@@ -147,7 +149,7 @@ def _wanted(key: str, technique: type[Technique]) -> str:
     choices = _choices(field)
     if choices:
         return f"{key} must be one of {', '.join(choices)}"
-    names = {int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}
+    names = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
     kind = " or ".join(word for wanted, word in names.items() if wanted in _kinds(field)) or "a value"
     words = {"Ge": "at least", "Gt": "more than", "Le": "at most", "Lt": "less than"}
     limits = []

@@ -38,6 +38,7 @@ from vivace.report.summary import (
     standing,
 )
 from vivace.report.text import between_s, breakable, count, date, sentence, shortened
+from vivace.spec.recipe import short_form
 from vivace.spec.record import Record
 
 MAX_PICTURE_BYTES = 12_000_000  # of all embedded images together, so that the file can be mailed
@@ -178,7 +179,7 @@ def environment(*packages: str) -> Environment:
         "count": count,
         "spaced": lambda value: value.replace("_", " "),
         "breakable": breakable,
-        "shortened": lambda text: breakable(shortened(text)),
+        "shortened": lambda text: breakable(shortened(short_form(text))),
     }
     return found
 

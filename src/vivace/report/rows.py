@@ -16,6 +16,7 @@ from vivace.report.limit import Limit, limit_of
 from vivace.report.quality import Fidelity, fidelity, paired_figures
 from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.spec.recipe import short_form
 from vivace.spec.record import Memory, Outcome, Record
 from vivace.stats import (
     ONE_ROUND_MARGIN,
@@ -82,6 +83,12 @@ class Row:
     @property
     def model(self) -> str:
         return self.record.trial.model.name
+
+    @property
+    def name(self) -> str:
+        """The recipe as tables show it (see `vivace.spec.recipe.short_form`)."""
+        trial = self.record.trial
+        return short_form(trial.recipe.text) + trial.title.removeprefix(trial.recipe.text)
 
     @property
     def recipe(self) -> str:

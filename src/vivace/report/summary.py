@@ -22,20 +22,20 @@ def headline(rows: Sequence[Row]) -> str:
         return "Nothing has been measured yet."
     baseline, best = rows[0], fastest(rows)
     if baseline.latency is None:
-        return f"The reference {baseline.recipe} was not measured: {_unended(baseline.reason)}."
+        return f"The reference {baseline.name} was not measured: {_unended(baseline.reason)}."
     if len(rows) == 1:
-        return f"{seconds(baseline.latency.median.point)} an image with {baseline.recipe}."
+        return f"{seconds(baseline.latency.median.point)} an image with {baseline.name}."
     if best is None:
         only_failed = any(r.failed_quality and r.verdict is Verdict.FASTER for r in rows)
         kind = "recipe that passes on quality" if only_failed else "recipe"
-        return f"No {kind} was faster than {baseline.recipe} beyond the noise of this measurement."
+        return f"No {kind} was faster than {baseline.name} beyond the noise of this measurement."
     assert best.speedup is not None
     said = "is the fastest"
     if _is_doubtful(best) and not best.record.trial.model.is_synthetic:
         said = "was the fastest, but its quality is not proven"
     elif best.record.trial.model.is_synthetic or _equals(rows, best):
         said = "was the fastest"
-    return f"{best.recipe} {said}: {ratio(best.speedup)} the speed of {baseline.recipe}."
+    return f"{best.name} {said}: {ratio(best.speedup)} the speed of {baseline.name}."
 
 
 def particulars(rows: Sequence[Row]) -> list[str]:
@@ -117,7 +117,7 @@ def _quality(rows: Sequence[Row], best: Row) -> list[str]:
     candidates = _candidates(rows)
     doubtful = max((r for r in _faster(rows) if r not in candidates), key=_gain, default=best)
     if _gain(doubtful) > _gain(best) and doubtful.speedup is not None:
-        more = f"{doubtful.recipe} was faster still, {ratio(doubtful.speedup)}"
+        more = f"{doubtful.name} was faster still, {ratio(doubtful.speedup)}"
         said.append(f"{more}, but its quality is not proven.")
     return said
 
@@ -134,7 +134,7 @@ def _overlap(row: Row, best: Row) -> bool:
 
 
 def _named(rows: Sequence[Row]) -> str:
-    names = [row.recipe for row in rows[:_MAX_NAMED]]
+    names = [row.name for row in rows[:_MAX_NAMED]]
     if len(rows) > _MAX_NAMED:
         names.append(f"{len(rows) - _MAX_NAMED} more")
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

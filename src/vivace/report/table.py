@@ -87,7 +87,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     console.print(table)
     for row in rows:
         if note := _note(row, shared):
-            console.print(Text(whole_words(f"{row.recipe}: {note}", console.width)))
+            console.print(Text(whole_words(f"{row.name}: {note}", console.width)))
 
 
 def _fitting(cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], int]:
@@ -126,10 +126,10 @@ def whole_words(text: str, width: int) -> str:
 
 def _cells(row: Row) -> list[str]:
     if row.latency is None:
-        return [row.recipe, "-", "-", row.outcome.value, *["-"] * (len(_COLUMNS) - 4)]
+        return [row.name, "-", "-", row.outcome.value, *["-"] * (len(_COLUMNS) - 4)]
     found = row.fidelity
     return [
-        row.recipe,
+        row.name,
         plus_minus(row.latency.median),
         "1" if row.is_baseline else ratio(row.speedup) if row.speedup else "-",
         _verdict(row),

@@ -35,6 +35,7 @@ from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.arguments import accepted_by, as_the_pipeline_takes, with_negative_prompts
+from vivace.runtime.loras import set_lora
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE
 
@@ -164,7 +165,7 @@ class Session:
         self, pipe: DiffusionPipeline, recipe: Recipe, target: Target, on_technique: OnTechnique | None = None
     ) -> None:
         self.pipe = pipe
-        self.recipe = recipe
+        self.recipe = recipe = recipe.pinned()
         self.effects: dict[str, dict[str, int | float | str]] = {}
         self.warnings: list[str] = []
         self._applied: list[tuple[str, Effect]] = []
@@ -190,9 +191,8 @@ class Session:
                 technique, current, on_technique, alone=len(recipe.techniques) == 1
             )
             if effect is not None:
-                label = technique.name + (f"@{','.join(technique.targets)}" if technique.targets else "")
-                self._applied.append((label, effect))
-                self.effects[label] = dict(effect.changed)
+                self._applied.append((technique.label, effect))
+                self.effects[technique.label] = dict(effect.changed)
                 self._defaults |= effect.call
         if recipe.techniques and not self._applied:
             raise NoEffect("; ".join(self.warnings), already_so=True)
@@ -230,6 +230,8 @@ class Session:
         if on_technique is not None:
             on_technique(technique, script, None)
         return effect
+
+    set_lora = set_lora
 
     def close(self) -> None:
         """End the processes on other GPUs that techniques started, if there are any.

@@ -28,6 +28,10 @@ KnobValue = bool | int | float | str | None
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
+_IDENTITY = "sha256"
+_SHOWN_DIGITS = 4
+_SUFFIX = ".safetensors"
+_USUAL_STEM = "pytorch_lora_weights"
 
 
 @dataclass(frozen=True)
@@ -242,10 +246,10 @@ def _value(text: str, lo: int, hi: int) -> object:
     except (ValueError, TypeError, SyntaxError, Warning, MemoryError, RecursionError):
         pass
     if _WORD.fullmatch(source):
-        word = source.lower()
-        return {"true": True, "false": False, "none": None}.get(word, word)
+        return {"true": True, "false": False, "none": None}.get(source.lower(), source)
+    quoted = f"; if it is a path, quote it: {source!r}" if "/" in source or "\\" in source else ""
     raise RecipeError(
-        "expected a number, True, False, None, a quoted text or a plain word", text, lo, hi - lo
+        f"expected a number, True, False, None, a quoted text or a plain word{quoted}", text, lo, hi - lo
     )
 
 
@@ -262,6 +266,52 @@ def _parse_targets(text: str, lo: int, hi: int) -> tuple[tuple[str, int], ...]:
             )
         targets.append((text[start:end].lower(), start))
     return tuple(targets)
+
+
+def unpinned(text: str) -> str:
+    """Return a recipe without the identities of its files, as it was written before it was stored."""
+    return _without_identities(text, by_name=False)
+
+
+def short_form(text: str) -> str:
+    """Return a recipe as tables show it: a file by its name and the first digits of its sha256, without its folders.
+
+    It need not parse; text that is no recipe comes back as it is.
+    """
+    return _without_identities(text, by_name=True)
+
+
+def _without_identities(text: str, *, by_name: bool) -> str:
+    try:
+        techniques = parse_recipe(text)
+    except RecipeError:
+        return text
+    for technique in reversed(techniques):
+        known = next((a for a in technique.arguments if a.name == _IDENTITY), None)
+        for argument in reversed(technique.arguments):
+            end = argument.start + argument.length
+            if argument is known:
+                comma = text.rfind(",", technique.start, argument.start)
+                text = text[: argument.start if comma < 0 else comma] + text[end:]
+            elif (
+                by_name
+                and argument.name is None
+                and isinstance(argument.value, str)
+                and _is_file(argument.value)
+            ):
+                digits = f"@{str(known.value)[:_SHOWN_DIGITS]}" if known is not None else ""
+                text = text[: argument.start] + _stem(argument.value) + digits + text[end:]
+    return text
+
+
+def _is_file(value: str) -> bool:
+    return "/" in value or "\\" in value or value.endswith(_SUFFIX)
+
+
+def _stem(path: str) -> str:
+    parts = [part for part in re.split(r"[/\\]", path.partition("@")[0]) if part]
+    last = parts[-1].removesuffix(_SUFFIX) if parts else path
+    return parts[-2] if last == _USUAL_STEM and len(parts) > 1 else last
 
 
 def print_value(value: KnobValue) -> str:

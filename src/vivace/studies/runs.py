@@ -16,6 +16,7 @@ from vivace.benchmark.runner import Progress
 from vivace.benchmark.spread import Pool
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.report.rows import Row
+from vivace.spec.recipe import unpinned
 from vivace.spec.record import Outcome, Record
 from vivace.studies.claims import Claim, Judged
 from vivace.studies.expand import ModelPart, expand
@@ -42,11 +43,11 @@ class MeasuredPart:
     def rows(self) -> dict[str, Row]:
         by_recipe: dict[str, Row] = {}
         for compared in self.compared:
-            by_recipe = {row.record.trial.recipe.text: row for row in compared.rows()} | by_recipe
+            by_recipe = {unpinned(row.record.trial.recipe.text): row for row in compared.rows()} | by_recipe
         return {
-            c.label: by_recipe[c.recipe]
+            c.label: by_recipe[unpinned(c.recipe)]
             for c in self.planned.cases
-            if c.recipe in by_recipe and not c.refused
+            if unpinned(c.recipe) in by_recipe and not c.refused
         }
 
     @property

@@ -18,6 +18,7 @@ from vivace.techniques.fused import Fused
 from vivace.techniques.guidance import Guidance
 from vivace.techniques.inference_mode import InferenceMode
 from vivace.techniques.layerwise_casting import LayerwiseCasting
+from vivace.techniques.lora import Lora
 from vivace.techniques.magcache import Magcache
 from vivace.techniques.offload import Offload
 from vivace.techniques.parallel import Parallel
@@ -41,6 +42,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
     for technique in (
         Distilled,
         TinyVae,
+        Lora,
         Prune,
         Dtype,
         FuseQkv,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from vivace.contract import Arithmetic, Component, Effect, Stage, Target, Technique
+from vivace.contract import Arithmetic, Component, Effect, Stage, Target, Technique, Trait
 from vivace.contract.script import Script
 from vivace.errors import NoEffect
 from vivace.quantization.layers import is_quantised
@@ -43,6 +43,10 @@ class FuseQkv(Technique):
         return Arithmetic(
             weights="as before, three fused into one", products="as before, one instead of three"
         )
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.PROJECTIONS_FUSED})
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract import Component, Effect, Stage, Target, Technique, knob, without_clashes
+from vivace.contract import Component, Effect, Stage, Target, Technique, Trait, knob, without_clashes
 from vivace.errors import NoEffect
 
 _LISTS = ("transformer_blocks", "single_transformer_blocks", "layers")
@@ -41,6 +41,10 @@ class Prune(Technique):
         0.1, gt=0, le=0.9, tune=[0.1, 0.2], about="share of the removable blocks, at least one block"
     )
     pictures: int = knob(2, ge=1, le=64, tune=[2], about="number of prompts to choose the blocks with")
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.PRUNED})
 
     @property
     def needs_prompts(self) -> bool:

@@ -71,7 +71,7 @@ def start_of(text: str | None, wanted: Wanted) -> Recipe | None:
     """
     if text is None:
         return None
-    recipe = resolve(text)
+    recipe = resolve(text).pinned()
     for technique in recipe:
         if technique.name in wanted.without:
             raise UsageError(f"--start {text} has {technique.name}, which --without {technique.name} forbids")

@@ -49,7 +49,7 @@ class Wanted:
         for text in self.keep:
             name = _name_of(text, "--keep")
             if name is None:
-                found = tuple(resolve(text))
+                found = tuple(resolve(text).pinned())
                 kept += found
                 names |= {technique.name for technique in found}
             else:

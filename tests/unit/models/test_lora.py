@@ -1,5 +1,6 @@
 """LoRAs merged into a denoiser's weights, in each layout in which they are published."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from tests import shrunken
-from vivace.errors import UnusableModel
-from vivace.models.lora import merge
+from tests.families import build
+from vivace.errors import Unsupported, UnusableModel
+from vivace.models.lora import merge, mismatch, read_lora
+from vivace.models.lora_files import digest, locate_lora, short_name
 
 RANK, ALPHA = 4, 2.0
 BLOCK = "down_blocks.1.attentions.0"
@@ -77,15 +80,161 @@ def test_what_is_no_lora_of_this_denoiser(pipe: Any, tmp_path: Path) -> None:
             {f"unet.{BLOCK}.strange.lora_A.weight": weight, f"unet.{BLOCK}.strange.lora_B.weight": weight},
             "strange",
         ),
-        ({f"unet.{LAYERS[1]}.lora_A.weight": weight}, "is not a LoRA for this unet"),
-        (
-            {
-                "text_encoder.encoder.layers.0.self_attn.q_proj.lora_A.weight": weight,
-                "text_encoder.encoder.layers.0.self_attn.q_proj.lora_B.weight": weight,
-            },
-            "changes more than the unet",
-        ),
+        ({f"unet.{LAYERS[1]}.lora_A.weight": weight}, "not two matrices"),
     ):
         save_file({key: value.clone() for key, value in state.items()}, path)
         with pytest.raises(UnusableModel, match=says):
             merge(pipe, path)
+
+
+@pytest.mark.parametrize("layout", ["kohya", "peft", "diffusers"])
+def test_text_encoders_parts_are_merged_too(pipe: Any, tmp_path: Path, layout: str) -> None:
+    path = tmp_path / "lora.safetensors"
+    torch.manual_seed(1)
+    state: dict[str, torch.Tensor] = {}
+    for number, attribute in enumerate(("text_encoder", "text_encoder_2")):
+        for projection in ("q_proj", "out_proj"):
+            layer = f"text_model.encoder.layers.1.self_attn.{projection}"
+            width = getattr(pipe, attribute).config.hidden_size
+            down, up = torch.randn(2, width), torch.randn(width, 2)
+            if layout == "kohya":
+                name = f"lora_te{number + 1}_{layer.replace('.', '_')}"
+                state |= {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up}
+                state[f"{name}.alpha"] = torch.tensor(1.0)
+            else:
+                roles = (
+                    ("lora_A", "lora_B")
+                    if layout == "peft"
+                    else ("lora_linear_layer.down", "lora_linear_layer.up")
+                )
+                state |= {
+                    f"{attribute}.{layer}.{roles[0]}.weight": down,
+                    f"{attribute}.{layer}.{roles[1]}.weight": up,
+                }
+    if layout == "kohya":  # a file of both, as trainers write it
+        state |= {"lora_unet_mid_block_attentions_0_proj_in.lora_down.weight": torch.zeros(2, _inner(pipe))}
+        state |= {"lora_unet_mid_block_attentions_0_proj_in.lora_up.weight": torch.zeros(_inner(pipe), 2)}
+    save_file(state, path)
+    modules = {name: getattr(pipe, name) for name in ("text_encoder", "text_encoder_2")}
+    before = {
+        name: {k: v.clone() for k, v in module.state_dict().items()} for name, module in modules.items()
+    }
+    assert merge(pipe, path) == (5 if layout == "kohya" else 4)
+    first = next(iter(state))
+    for name, module in modules.items():
+        changed = {k for k, v in module.state_dict().items() if not torch.equal(v, before[name][k])}
+        assert {key.partition("encoder.")[2] for key in changed} == {
+            "layers.1.self_attn.q_proj.weight", "layers.1.self_attn.out_proj.weight"
+        }  # fmt: skip
+        if first.startswith((f"{name}.", "lora_te1_")) and name == "text_encoder":
+            key = next(k for k in changed if "q_proj" in k)
+            down, up = (state[k] for k in list(state)[:2])
+            scale = 0.5 if layout == "kohya" else 1.0
+            assert torch.allclose(module.state_dict()[key], before[name][key] + scale * up @ down, atol=1e-5)
+
+
+def _inner(pipe: Any) -> int:
+    return int(pipe.unet.mid_block.attentions[0].proj_in.weight.shape[0])
+
+
+def test_alphas_and_ranks_in_the_header_count(pipe: Any, tmp_path: Path) -> None:
+    """diffusers writes PEFT's configuration there, and no alphas among the tensors."""
+    path = tmp_path / "lora.safetensors"
+    down, up = torch.ones(RANK, _inner(pipe)), torch.ones(_inner(pipe), RANK)
+    layer = "mid_block.attentions.0.proj_in"
+    state = {f"unet.{layer}.lora_A.weight": down, f"unet.{layer}.lora_B.weight": up}
+    for settings, scale in (
+        ({"r": RANK, "lora_alpha": 2}, 2 / RANK),
+        ({"r": RANK, "lora_alpha": 2, "use_rslora": True}, 2 / RANK**0.5),
+        ({"r": RANK, "lora_alpha": 2, "alpha_pattern": {"attentions.0.proj_in": 6}}, 6 / RANK),
+    ):
+        metadata = {f"unet.{key}": value for key, value in settings.items()}
+        save_file(state, path, {"lora_adapter_metadata": json.dumps(metadata)})
+        assert read_lora(pipe, path)["denoiser"][layer].scale == pytest.approx(scale)
+
+
+def test_fluxs_alphas_are_not_dropped(tmp_path: Path) -> None:
+    pipe = build("flux")
+    layer = "transformer_blocks.0.attn.to_q"
+    width = pipe.transformer.get_submodule(layer).in_features
+    for prefix, roles, alpha in (
+        (f"transformer.{layer}", ("lora_A", "lora_B"), f"transformer.{layer}.alpha"),
+        (
+            "lora_unet_double_blocks_0_img_attn_proj",
+            ("lora_down", "lora_up"),
+            "lora_unet_double_blocks_0_img_attn_proj.alpha",
+        ),
+    ):
+        path = tmp_path / "lora.safetensors"
+        torch.manual_seed(2)
+        down, up = torch.randn(RANK, width), torch.randn(width, RANK)
+        save_file(
+            {
+                f"{prefix}.{roles[0]}.weight": down,
+                f"{prefix}.{roles[1]}.weight": up,
+                alpha: torch.tensor(ALPHA),
+            },
+            path,
+        )
+        ((_, found),) = read_lora(pipe, path)["denoiser"].items()
+        assert torch.allclose(found.scale * found.up @ found.down, ALPHA / RANK * up @ down, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("dora_scale", "DoRA"),
+        ("lora_magnitude_vector", "DoRA"),
+        ("hada_w1_a", "LoHa"),
+        ("lokr_w1", "LoKr"),
+        ("lora_B.bias", "biases"),
+    ],
+)
+def test_what_is_more_than_two_matrices_is_refused(pipe: Any, tmp_path: Path, key: str, says: str) -> None:
+    path = tmp_path / "lora.safetensors"
+    write(pipe, path, "peft")
+    stored = torch.zeros(4)
+    save_file({f"unet.{LAYERS[0]}.{key}": stored, f"unet.{LAYERS[0]}.lora_A.weight": torch.zeros(4, 4)}, path)
+    with pytest.raises(UnusableModel, match=says):
+        read_lora(pipe, path)
+
+
+def test_damaged_values_and_sizes_are_refused(pipe: Any, tmp_path: Path) -> None:
+    path = tmp_path / "lora.safetensors"
+    name = f"unet.{LAYERS[1]}"
+    save_file(
+        {f"{name}.lora_A.weight": torch.full((2, 8), torch.nan), f"{name}.lora_B.weight": torch.zeros(8, 2)},
+        path,
+    )
+    with pytest.raises(UnusableModel, match="not finite"):
+        read_lora(pipe, path)
+    save_file({f"{name}.lora_A.weight": torch.zeros(2, 8), f"{name}.lora_B.weight": torch.zeros(8, 3)}, path)
+    with pytest.raises(UnusableModel, match="do not go together"):
+        read_lora(pipe, path)
+    save_file({f"{name}.lora_A.weight": torch.zeros(2, 7), f"{name}.lora_B.weight": torch.zeros(9, 2)}, path)
+    assert "matrices are 2x7 and 9x2" in str(mismatch(pipe, path, read_lora(pipe, path)))
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(UnusableModel, match="truncated"):
+        read_lora(pipe, path)
+
+
+def test_files_folders_and_pickles(tmp_path: Path) -> None:
+    for name in ("a.bin", "a.pt", "a.ckpt"):
+        (tmp_path / name).write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+        with pytest.raises(UnusableModel, match="is a pickle, which can run code"):
+            locate_lora(str(tmp_path / name))
+    with pytest.raises(UnusableModel, match=r"has no \.safetensors file"):
+        locate_lora(str(tmp_path))
+    save_file({"a": torch.zeros(1)}, tmp_path / "x.safetensors")
+    assert locate_lora(str(tmp_path)) == tmp_path / "x.safetensors"
+    save_file({"a": torch.ones(1)}, tmp_path / "y.safetensors")
+    with pytest.raises(UnusableModel, match="has 2 files"):
+        locate_lora(str(tmp_path))
+    assert digest(tmp_path / "x.safetensors") != digest(tmp_path / "y.safetensors")
+    with pytest.raises(Unsupported, match="there is no LoRA"):
+        locate_lora("nowhere.safetensors")
+    (tmp_path / "z.txt").write_text("x")
+    with pytest.raises(UnusableModel, match=r"not a \.safetensors file"):
+        locate_lora(str(tmp_path / "z.txt"))
+    assert short_name("/a/ink/pytorch_lora_weights.safetensors") == "ink"
+    assert short_name("org/repo/x.y.safetensors@main") == "x.y"

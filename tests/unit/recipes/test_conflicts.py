@@ -30,6 +30,12 @@ REFUSED = [
     ("parallel(ulysses)+compile(reduce-overhead)", "take compile in its default mode and cuda_graph"),
     ("parallel(cfg)+fbcache(hits=0.5)", "both branches of guidance"),
     ("parallel(ring)+attention(flash)", "take ulysses"),
+    ("lora(a, hot=True)+fuse_qkv", "to_q, to_k and to_v are one layer"),
+    ("lora(a, hot=True)+prune", "other numbers than the LoRA's"),
+    ("lora(a, hot=True)+fused", "no layers for a LoRA"),
+    ("lora(a, hot=True)+parallel(cfg)", "one GPU only"),
+    ("lora(a, hot=True)+layerwise_casting", "in 8 bits too"),
+    ("lora(a, hot=True)+offload(model)", "copies nothing back"),
 ]
 COMPATIBLE = [
     "cuda_graph+compile",
@@ -43,6 +49,9 @@ COMPATIBLE = [
     "parallel(cfg)+compile(reduce-overhead)",
     "parallel(ulysses)+teacache(hits=0.5)+compile+cuda_graph",
     "parallel(ulysses)+quantize(fp8)",
+    "lora(a)+lora(b, hot=True)+lora(c, hot=True)",
+    "lora(a)+fuse_qkv+prune+layerwise_casting+offload(group)",
+    "lora(a, hot=True)+quantize(fp8)+compile+cuda_graph",
 ]
 
 
@@ -74,17 +83,22 @@ def test_every_rule_can_be_broken() -> None:
 
 
 def variants(kind: Any) -> list[Any]:
-    values = {
-        name: [*_choices(field), *((field.json_schema_extra or {}).get("tune") or [field.default])]
-        for name, field in kind.knobs().items()
-    }
+    values = {name: [*_choices(field), *_worth_trying(name, field)] for name, field in kind.knobs().items()}
     found = []
-    for chosen in itertools.islice(itertools.product(*values.values()), 400):
+    for chosen in itertools.islice(itertools.product(*values.values()), 1000):
         try:
             found.append(kind(**dict(zip(values, chosen, strict=True))))
         except ValueError:
             continue  # knobs that do not go together
     return found
+
+
+def _worth_trying(name: str, field: Any) -> list[Any]:
+    if field.annotation is bool:
+        return [field.default, not field.default]
+    if field.is_required() and field.annotation is str:
+        return [name]
+    return list((field.json_schema_extra or {}).get("tune") or [field.default])
 
 
 def _choices(field: Any) -> list[Any]:

@@ -5,7 +5,7 @@ import pytest
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import MAX_LENGTH, RecipeSpec, TechniqueCall
+from vivace.spec.recipe import MAX_LENGTH, RecipeSpec, TechniqueCall, short_form, unpinned
 from vivace.techniques.steps import Steps
 
 
@@ -38,6 +38,18 @@ from vivace.techniques.steps import Steps
         ("fbcache", "first_block_cache"),
         ("fbcache(hits=0.5)", "first_block_cache(hits=0.5)"),
         ("first_block_cache(0.05, hits=none)", "first_block_cache"),
+        ("lora(Style.safetensors)", "lora('Style.safetensors')"),
+        ("lora:style.safetensors", "lora(style.safetensors)"),
+        (
+            r"lora('a b/it\'s (1), \"x\" + @.safetensors', 0.5)",
+            r"""lora('a b/it\'s (1), "x" + @.safetensors', scale=0.5)""",
+        ),
+        ("lora(path='a/b', scale=1, hot=true)", "lora('a/b', hot=True)"),
+        ("lora('x/b')+bf16+lora('a/b')@unet", "lora('a/b')@denoiser+lora('x/b')+dtype(bf16)"),
+        (
+            "lora(b, 2)+compile+lora(a, hot=True)+lora(c)",
+            "lora(b, scale=2)+lora(c)+lora(a, hot=True)+compile",
+        ),
         (
             "cfg_cutoff(0.4)+steps(20)+compile+int8+tiny_vae+channels_last+bf16",
             "tiny_vae+dtype(bf16)+quantize(int8)+channels_last+compile+cfg_cutoff(0.4)+steps(20)",
@@ -165,3 +177,26 @@ def test_a_long_recipe_keeps_its_caret_on_the_screen() -> None:
 def test_length_is_limited() -> None:
     with pytest.raises(RecipeError, match="at most"):
         resolve("a" * (MAX_LENGTH + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("lora('/a/b c/style (1), x.safetensors', scale=0.5, sha256=86e19e4dfa9fe84e)+compile",
+         "lora(style (1), x@86e1, scale=0.5)+compile"),
+        ("lora('org/repo/x.safetensors@main')@denoiser+bf16", "lora(x)@denoiser+bf16"),
+        (r"lora('C:\\loras\\ink.safetensors', sha256='1234567890123456')", "lora(ink@1234)"),
+        ("lora('/a/ink/pytorch_lora_weights.safetensors')+lora('/b')", "lora(ink)+lora(b)"),
+        ("dtype(bf16)+quantize(int8, skip='a/b')", "dtype(bf16)+quantize(int8, skip='a/b')"),
+        ("no recipe ((", "no recipe (("),
+    ],
+)  # fmt: skip
+def test_tables_show_files_by_name(text: str, shown: str) -> None:
+    assert short_form(text) == shown
+
+
+def test_a_stored_recipe_is_found_by_what_was_written() -> None:
+    written = "lora('/a, b/x.safetensors', scale=0.5, hot=True)+compile"
+    assert unpinned(written.replace(")+", ", sha256='1234567890123456')+")) == written
+    assert unpinned("lora(x, sha256=ab12)@denoiser+dtype(bf16)") == "lora(x)@denoiser+dtype(bf16)"
+    assert unpinned(written) == written

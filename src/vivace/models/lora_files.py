@@ -1,0 +1,132 @@
+"""Where a LoRA is: a local file, a folder, or a file of a Hugging Face hub repository; and its identity.
+
+In a recipe it is one text: a path, or `org/repo`, `org/repo/FILE.safetensors` or either with `@REVISION` for the hub.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from vivace.errors import Unsupported, UnusableModel
+from vivace.foreign.files import open_plain, user_path
+from vivace.foreign.reading import reading
+from vivace.models import hub
+
+SUFFIX = ".safetensors"
+USUAL = "pytorch_lora_weights.safetensors"
+"""The name that diffusers gives a LoRA in a folder."""
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_DIGITS = 16
+_BLOCK = 1 << 22  # bytes
+_ON_HUB = re.compile(
+    r"(?P<repo>\w[\w.-]*/\w[\w.-]*?)(?P<file>(?:/[\w .()+-]+)+\.safetensors)?(?:@(?P<revision>\w[\w./-]*))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class OnHub:
+    """A file of a hub repository; `file` is "" if the repository is to have a single one."""
+
+    repo: str
+    file: str
+    revision: str | None
+
+
+def on_hub(path: str) -> OnHub | None:
+    """Return the hub's repository and file that a text names; None if it can only be a local path."""
+    found = _ON_HUB.fullmatch(path)
+    if found is None or ".." in path:
+        return None
+    return OnHub(found["repo"], (found["file"] or "").lstrip("/"), found["revision"])
+
+
+def short_name(path: str) -> str:
+    """Return the name of a LoRA in tables: its file's without the suffix, or its folder's or repository's."""
+    last = Path(path.partition("@")[0].replace("\\", "/"))
+    return last.parent.name if last.name == USUAL and last.parent.name else last.name.removesuffix(SUFFIX)
+
+
+def locate_lora(path: str) -> Path:
+    """Return the local file, downloaded if it is on the hub.
+
+    Raises:
+        UnusableModel: a pickle, no safetensors file, or a folder or repository with several.
+        Unsupported: there is no such file, and it cannot be downloaded.
+    """
+    file = user_path(path)
+    if file.suffix.lower() in _PICKLES:
+        raise UnusableModel(
+            f"{path} is a pickle, which can run code when it is loaded; vivace loads {SUFFIX} only. Convert it where "
+            "you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), NEW)"
+        )
+    try:
+        is_folder, is_there = file.is_dir(), file.exists()
+    except (OSError, ValueError):  # too long, or a NUL byte
+        is_folder = is_there = False
+    if is_folder:
+        return file / _single([entry.name for entry in file.iterdir()], path)
+    if is_there:
+        if file.suffix.lower() != SUFFIX:
+            raise UnusableModel(f"{path} is not a {SUFFIX} file; give a LoRA in that format")
+        return file
+    remote = on_hub(path)
+    if remote is None:
+        raise Unsupported(
+            f"there is no LoRA '{path[:200]}'; give the path of a {SUFFIX} file, in quotes if it is not a plain word, "
+            "or 'org/repo/FILE.safetensors' of the Hugging Face hub"
+        )
+    return _downloaded(remote, path)
+
+
+def digest(file: Path) -> str:
+    """Return the first digits of the sha256 of a file's content, by which a LoRA is known.
+
+    Raises:
+        UnusableModel: it cannot be read.
+    """
+    with reading(file):
+        status = file.stat()
+        return _digest(str(file.resolve()), status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(file: str, changed_ns: int, size: int) -> str:
+    found = hashlib.sha256()
+    with open_plain(Path(file)) as content:
+        while block := content.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()[:_DIGITS]
+
+
+def _downloaded(remote: OnHub, path: str) -> Path:
+    files = [remote.file] if remote.file else ["*" + SUFFIX]
+    if remote.file:
+        folder = hub.cached(remote.repo, remote.revision, files)
+        if folder is not None and (folder / remote.file).is_file():
+            return folder / remote.file
+    else:
+        listing = hub.fetch(remote.repo, remote.revision, ["README.md"])
+        files = [_single(hub.names(remote.repo, listing), path)]
+    folder = hub.fetch(remote.repo, remote.revision, files, bars=True)
+    if not (folder / files[0]).is_file():
+        raise Unsupported(
+            f"{remote.repo} has no {files[0]}; give one of its {SUFFIX} files: 'org/repo/FILE{SUFFIX}'"
+        )
+    return folder / files[0]
+
+
+def _single(names: list[str] | tuple[str, ...], path: str) -> str:
+    """Return the one LoRA among the names of a folder's or repository's files."""
+    found = sorted(name for name in names if name.endswith(SUFFIX))
+    if USUAL in found:
+        return USUAL
+    if len(found) == 1:
+        return found[0]
+    shown = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
+    what = f"has {len(found)} files in {SUFFIX} format ({shown})" if found else f"has no {SUFFIX} file"
+    raise UnusableModel(f"{path} {what}; give one file")

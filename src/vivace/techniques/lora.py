@@ -1,0 +1,253 @@
+"""Your own LoRA: merged into the weights, or kept beside them and exchanged between calls.
+
+Why: a style or a subject that the model does not know, in a file of a few MB. Merged, it adds no cost per step, and the
+    result is quantised, fused, compiled or captured as any model. With `hot=True` it stays apart, y = W x + B A x: it
+    rides on compiled, captured and quantised layers, and `session.set_lora(...)` exchanges or rescales it between calls
+    without compiling, capturing or quantising anything again.
+Costs: another image, as wanted. Merged: nothing, and no way back. Hot: two small matmuls beside every changed layer in
+    each step, which matter most where layers are small, and the memory of its matrices.
+Needs: a .safetensors file in a layout that diffusers reads (its own, kohya's, PEFT's, FLUX trainers'). Pickles are
+    refused, and so are DoRA, LoHa and LoKr, which are no sum of two matrices.
+Source: Hu et al., LoRA, arXiv 2106.09685; diffusers, "LoRA".
+
+PATH is a file, a folder with one, or on the Hugging Face hub `'org/repo'` or `'org/repo/FILE.safetensors'`, each also
+with `@REVISION`. Quote it unless it is a plain word; a quote or backslash in it is escaped as in Python. A recipe may
+have several: what they add is summed in fp32, whatever their order in the text, and rounded once. `sha256` is the first
+digits of the file's. vivace adds it to the recipes that it stores, so that a changed file is another recipe; a file
+that differs is refused.
+
+Text encoders' parts are merged too, unless @denoiser leaves them out; a hot LoRA must not have them. `max_rank` and
+`layers` of a hot LoRA reserve what `set_lora` loads later: a larger rank, and layers that this file leaves alone. After
+`distilled`, the weights are rounded a second time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, cast
+
+from pydantic import field_validator, model_validator
+
+from vivace.adapters.hot import HotLora, attach, chosen, why_not_hot
+from vivace.contract import Component, Effect, Rule, Stage, Target, Technique, Trait, attribute_of, knob
+from vivace.contract.script import Script, literal, written_call
+from vivace.errors import NoEffect, UnusableModel
+from vivace.models.lora import LoraLayers, merge_all, mismatch, read_lora
+from vivace.models.lora_files import digest, locate_lora, on_hub, short_name
+from vivace.quantization.layers import is_quantised
+
+_READ = "_vivace_loras_read"
+
+
+class Lora(Technique):
+    name: ClassVar[str] = "lora"
+    summary: ClassVar[str] = "a LoRA of yours, merged or exchangeable"
+    stage: ClassVar[Stage] = Stage.MERGE
+    owns: ClassVar[str] = "LoRA"
+    same_picture: ClassVar[bool] = False
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "text_encoder", "text_encoder_2")
+    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser", "text_encoder", "text_encoder_2")
+
+    path: str = knob(
+        about="a .safetensors file, a folder, or a file on the hub, e.g. 'org/repo/FILE.safetensors'"
+    )
+    scale: float = knob(1.0, ge=-100, le=100, about="factor of what it adds")
+    hot: bool = knob(False, about="keep it beside the weights, to exchange and rescale it between calls")
+    max_rank: int = knob(0, ge=0, le=4096, about="hot: the largest rank of a later LoRA; 0: this one's")
+    layers: Literal["file", "all"] = knob(
+        "file", about="hot: the layers of a later LoRA: this file's, or any"
+    )
+    sha256: str = knob("", about="the first digits of the file's sha256; vivace adds them to what it stores")
+
+    @field_validator("path")
+    @classmethod
+    def _path_is_given(cls, path: str) -> str:
+        if not path.strip():
+            raise ValueError("path must not be empty")
+        return path
+
+    @model_validator(mode="after")
+    def _knobs_go_together(self) -> Self:
+        if not self.hot and (self.max_rank or self.layers != "file"):
+            raise ValueError("max_rank and layers are for hot=True; a merged LoRA is not exchanged")
+        return self
+
+    @property
+    def slot(self) -> str:
+        return f"{self.owns} {self.path}"
+
+    @property
+    def label(self) -> str:
+        aimed = "" if self.targets == self.default_targets else f"@{','.join(self.targets)}"
+        return f"{self.name}({short_name(self.path)}){aimed}"
+
+    @property
+    def place(self) -> Stage:
+        return Stage.ADAPT if self.hot else Stage.MERGE
+
+    @property
+    def excludes(self) -> tuple[Rule, ...]:
+        if not self.hot:
+            return ()
+        merge = "; merge the LoRA (without hot)"
+        return (
+            Rule(Trait.PROJECTIONS_FUSED, "the LoRA's layers to_q, to_k and to_v are one layer there" + merge),
+            Rule(Trait.PRUNED, "the blocks that stay have other numbers than the LoRA's" + merge),
+            Rule(Trait.FUSED, "fused kernels have no layers for a LoRA to be beside" + merge),
+            Rule(Trait.SHARDED, "an exchange would reach one GPU only" + merge),
+            Rule(Trait.HOOKED, "the layers' hooks would store its matrices in 8 bits too" + merge, earlier_only=True),
+            Rule(Trait.OFFLOADED, "an exchange would be lost: offloading copies nothing back" + merge),
+        )  # fmt: skip
+
+    def pinned(self) -> Technique:
+        return self if self.sha256 else self.model_copy(update={"sha256": digest(locate_lora(self.path))})
+
+    def unsupported(self, target: Target) -> str | None:
+        if target.pipe is None:
+            return None
+        kind = type(target.pipe)
+        if not hasattr(kind, "lora_state_dict"):
+            return f"diffusers reads no LoRAs for {kind.__name__}"
+        read = self._read(target.pipe)
+        layers = chosen(read, self.targets)
+        if not layers:
+            return (
+                f"{self.path} changes the {' and the '.join(read)}, not the {' or the '.join(self.targets)}"
+            )
+        if (reason := mismatch(target.pipe, Path(self.path), layers)) is not None:
+            return reason
+        if self.hot:
+            return why_not_hot(target.pipe, self.path, layers)
+        for component, changed in layers.items():
+            for name in changed:
+                if is_quantised(target.module(component).get_submodule(name)):
+                    return (
+                        f"the {component}'s weights are quantised already ({name}), and nothing can be added to them; "
+                        "keep the LoRA beside them: hot=True"
+                    )
+        return None
+
+    def apply(self, target: Target) -> Effect:
+        layers = self._taken(target.pipe)
+        if self.hot:
+            return self._beside(target, layers)
+        effect = self._merged(layers)
+        # The last of them merges all, so that their sum is rounded once.
+        if not any(_is_merged(technique) for technique in target.asked.later):
+            others = [cast("Lora", technique) for technique in target.asked.earlier if _is_merged(technique)]
+            merge_all(
+                target.pipe, [(one._taken(target.pipe), one.scale) for one in others] + [(layers, self.scale)]
+            )
+            target.pipe.__dict__.pop(_READ, None)
+        return effect
+
+    def predict(self, target: Target) -> Effect:
+        """Merged, a LoRA takes no memory; hot, its matrices do."""
+        layers = self._taken(target.pipe)
+        return self._beside(target, layers) if self.hot else self._merged(layers)
+
+    def _merged(self, layers: LoraLayers) -> Effect:
+        """Raises:
+        NoEffect: the scale is 0.
+        """
+        if not self.scale:
+            raise NoEffect(f"scale=0 adds nothing of {self.path}; leave it out", already_so=True)
+        changed: dict[str, int | float | str] = {
+            f"{component}.merged_layers": len(part) for component, part in layers.items()
+        }
+        return Effect(changed=self._identity() | changed)
+
+    def _beside(self, target: Target, layers: LoraLayers) -> Effect:
+        everywhere = self.layers == "all"
+        lora: HotLora = attach(
+            target.pipe,
+            self.path,
+            self.sha256,
+            layers,
+            self.scale,
+            self.targets,
+            self.max_rank,
+            everywhere=everywhere,
+        )
+        changed: dict[str, int | float | str] = {
+            "denoiser.layers_beside": len(lora.rows),
+            "reserved_rank": lora.max_rank,
+        }
+        return Effect(changed=self._identity() | changed, evidence=lora.facts)
+
+    def _identity(self) -> dict[str, int | float | str]:
+        return {"lora": self.path, "sha256": self.sha256, "scale": self.scale}
+
+    def _taken(self, pipe: Any) -> LoraLayers:
+        """Return the file's parts for the targets."""
+        return chosen(self._read(pipe), self.targets)
+
+    def _read(self, pipe: Any) -> LoraLayers:
+        """Return the file's layers, read once for a pipeline until they are merged.
+
+        Raises:
+            UnusableModel: the file is damaged, no LoRA, or not the one that the recipe was stored with.
+        """
+        known: dict[str, LoraLayers] = pipe.__dict__.setdefault(_READ, {})
+        key = f"{self.path} {self.sha256}"
+        if key not in known:
+            file = locate_lora(self.path)
+            found = digest(file)
+            if self.sha256 and not found.startswith(self.sha256) and not self.sha256.startswith(found):
+                raise UnusableModel(
+                    f"{self.path} is not the file of this recipe: its sha256 begins with {found}, not {self.sha256}; "
+                    "restore that file, or leave out sha256= to take this one"
+                )
+            known[key] = read_lora(pipe, file)
+        return known[key]
+
+    def script(self, target: Target) -> Script:
+        pipe, name = target.pipe, "".join(c if c.isalnum() else "_" for c in short_name(self.path))
+        load = written_call(
+            "pipe.load_lora_weights", *self._arguments(), adapter_name=literal(name)
+        ).splitlines()
+        if self.hot:
+            earlier = [t for t in target.asked.earlier if isinstance(t, Lora) and t.hot]
+            names = [
+                "".join(c if c.isalnum() else "_" for c in short_name(one.path)) for one in (*earlier, self)
+            ]
+            weights = [one.scale for one in (*earlier, self)]
+            swap = [] if earlier else [f"pipe.enable_lora_hotswap(target_rank={self._reserved(pipe)})"]
+            lines = [
+                "# Needs peft. Another LoRA is loaded over this one with hotswap=True.",
+                *swap,
+                *load,
+                f"pipe.set_adapters({literal(names)}, adapter_weights={literal(weights)})",
+            ]
+            return Script(lines=tuple(lines), unless_stage=Stage.QUANTIZE)
+        given = {} if self.scale == 1 else {"lora_scale": f"{self.scale:g}"}
+        read = self._read(pipe)
+        if set(read) - set(self.targets):
+            given["components"] = literal(
+                [attribute_of(pipe, component) for component in read if component in self.targets]
+            )
+        return Script(
+            lines=(
+                "# Needs peft. The LoRA is merged into the weights, so that it adds no cost per step;",
+                "# vivace sums in fp32 and rounds once, so the last bits may differ.",
+                *load,
+                *written_call("pipe.fuse_lora", **given).splitlines(),
+                "pipe.unload_lora_weights()",
+            )
+        )
+
+    def _reserved(self, pipe: Any) -> int:
+        ranks = [layer.rank for part in self._taken(pipe).values() for layer in part.values()]
+        return self.max_rank or max(ranks)
+
+    def _arguments(self) -> list[str]:
+        """What `pipe.load_lora_weights` takes to load the file."""
+        file, remote = locate_lora(self.path), on_hub(self.path)
+        if Path(self.path).expanduser().exists() or remote is None:
+            return [literal(str(file.resolve()))]
+        revision = [] if remote.revision is None else [f"revision={literal(remote.revision)}"]
+        return [literal(remote.repo), f"weight_name={literal(remote.file or file.name)}", *revision]
+
+
+def _is_merged(technique: Technique) -> bool:
+    return isinstance(technique, Lora) and not technique.hot
