@@ -252,7 +252,9 @@ class Measurement:
         if found.model.revision != trial.model.revision:
             raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
         recipe = Recipe.from_spec(trial.recipe)
-        pipe = load_pipeline(found, trial.device, keep_on_host=recipe.loads_from_host)
+        pipe = load_pipeline(
+            found, trial.device, keep_on_host=recipe.loads_from_host, task=trial.workload.task
+        )
         self.results["load_s"] = time.perf_counter() - start
         self._report({"event": "phase", "phase": "apply"})
         start = time.perf_counter()
@@ -262,12 +264,7 @@ class Measurement:
             found,
             recipe,
             trial.device,
-            {
-                "height": workload.height,
-                "width": workload.width,
-                "num_inference_steps": workload.num_inference_steps,
-                "guidance_scale": workload.guidance_scale,
-            },
+            workload.call,
             workload.prompts,
         )
         self.results["apply_s"] = time.perf_counter() - start

@@ -34,7 +34,9 @@ from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.noise import draw_noise_in_fp32
+from vivace.runtime.sources import why_no_steps, with_size_of_picture
 from vivace.spec.recipe import BASELINE
+from vivace.spec.workload import Task
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -43,7 +45,7 @@ OnTechnique = Callable[[Technique, "Script | None", "str | None"], None]
 """Called for each technique in order with its script (see `Technique.script`), or with why it was left out."""
 
 
-def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session:
+def load(model: str, recipe: str = BASELINE, *, device: str = "auto", task: Task | None = None) -> Session:
     """Load a model, apply a recipe and return the session.
 
     Args:
@@ -51,13 +53,15 @@ def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session
             the Hugging Face hub, the path of a folder that holds a model_index.json, or of a .safetensors file.
         recipe: e.g. "bf16+cfg_cutoff(0.4)"; "baseline" is the model as published.
         device: "auto" (a GPU if there is one), "cpu" or "cuda".
+        task: "image", "inpaint", "control" or "edit" for a session that is called with pictures: `image`,
+            `mask_image`, `strength`, ... of the diffusers pipeline; None for what the model is published for.
 
     Raises:
         UnknownModel, UnusableModel, RecipeError, Unsupported, NoEffect: see `vivace.errors`.
     """
     resolved = resolve(recipe)
     found = find_model(model)
-    return open_session(found, resolved, choose_device(device))
+    return open_session(found, resolved, choose_device(device), task=task)
 
 
 def open_session(
@@ -66,9 +70,10 @@ def open_session(
     device: str,
     defaults: dict[str, Any] | None = None,
     prompts: Sequence[str] = (),
+    task: Task | None = None,
 ) -> Session:
-    """Load a resolved model and apply a resolved recipe. For the arguments see `session_of`."""
-    pipe = load_pipeline(found, device, keep_on_host=recipe.loads_from_host)
+    """Load a resolved model for a task and apply a resolved recipe. For the other arguments see `session_of`."""
+    pipe = load_pipeline(found, device, keep_on_host=recipe.loads_from_host, task=task)
     return session_of(pipe, found, recipe, device, defaults, prompts)
 
 
@@ -261,8 +266,12 @@ class Session:
         # Positional arguments must not be passed by name as well.
         by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
         call = _with_negative_prompts(
-            {k: v for k, v in self.arguments.items() if k not in by_position}, args, kwargs
+            with_size_of_picture({k: v for k, v in self.arguments.items() if k not in by_position}, kwargs),
+            args,
+            kwargs,
         )
+        if (reason := why_no_steps(self.pipe, call)) is not None:
+            raise Unsupported(f"{self.recipe.text}: {reason}")
         vae = getattr(self.pipe, "vae", None)
         dtype = getattr(vae, "dtype", None)
         try:
