@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.benchmark.launcher import Launcher, ask, last_line
 from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.requests import FiguresRequest, PicturesRequest, Scorer
+from vivace.benchmark.runner import sources_folder
 from vivace.benchmark.store import Store
 from vivace.errors import RecipeError
 from vivace.models.prompts import PROMPT_SETS
@@ -138,6 +139,7 @@ def draw_noise_floor(
             pictures=_pictures_folder(store),
             number=_MAX_FLOOR_PICTURES,
             threads=threads,
+            sources=sources_folder(store),
         )
 
         def on_event(event: dict[str, Any]) -> None:
@@ -158,13 +160,21 @@ def draw_noise_floor(
 
 
 def draw_pictures(
-    trial: Trial, number: int, pictures: Path, report: Callable[[dict[str, Any]], None]
+    trial: Trial,
+    number: int,
+    pictures: Path,
+    report: Callable[[dict[str, Any]], None],
+    sources: Path | None = None,
 ) -> dict[str, Any]:
-    """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker."""
+    """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker.
+
+    Args:
+        sources: folder of the pictures that the trial starts from.
+    """
     from vivace.benchmark.round import draw_untimed, explain
 
     try:
-        drawn = draw_untimed(trial, number, pictures, report)
+        drawn = draw_untimed(trial, number, pictures, report, sources)
     except Exception as error:  # noqa: BLE001  the process boundary
         outcome, reason = explain(error)
         return {"pictures": [], "reason": f"{outcome.value.replace('_', ' ')}: {reason}"}

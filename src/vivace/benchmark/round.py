@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.benchmark.pictures import save_picture
+from vivace.benchmark.pictures import read_sources, save_picture
 from vivace.contract import Component, component_of, working_part
 from vivace.errors import NoEffect, Unsupported, VivaceError
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
@@ -22,6 +22,7 @@ from vivace.measure.quality import faults, pixels
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
+from vivace.models.sources import picture_arguments
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session, session_of
@@ -46,16 +47,24 @@ _MAX_RECOMPILES = 3
 PromptArguments = Callable[[Call], dict[str, Any]]
 
 
-def measure_round(trial: Trial, index: int, timing: Timing, pictures: Path | None, report: Report) -> Round:
+def measure_round(
+    trial: Trial,
+    index: int,
+    timing: Timing,
+    pictures: Path | None,
+    report: Report,
+    sources: Path | None = None,
+) -> Round:
     """Run one round and return its results. Failures of the trial are outcomes, not exceptions.
 
     Args:
         index: number of the round.
         pictures: folder to save the images below; None to save none. Random weights have no images.
         report: called with progress events.
+        sources: folder of the pictures that the trial starts from.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    measurement = Measurement(trial, timing, report)
+    measurement = Measurement(trial, timing, report, sources)
     try:
         measurement.run(None if trial.model.is_synthetic else pictures)
         outcome, reason = Outcome.MEASURED, measurement.refuted()
@@ -68,18 +77,23 @@ def measure_round(trial: Trial, index: int, timing: Timing, pictures: Path | Non
 
 
 def draw_untimed(
-    trial: Trial, number: int, pictures: Path, report: Report = lambda event: None
+    trial: Trial,
+    number: int,
+    pictures: Path,
+    report: Report = lambda event: None,
+    sources: Path | None = None,
 ) -> tuple[Picture, ...]:
     """Generate the first images of a trial, untimed, and save them below the folder `pictures`.
 
     Args:
         number: of images; rounded up to whole batches.
         report: called with progress events.
+        sources: folder of the pictures that the trial starts from.
 
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
-    measurement = Measurement(trial, Timing(), report)
+    measurement = Measurement(trial, Timing(), report, sources)
     session = measurement.load_and_apply(MemoryMeter(trial.device))
     calls = trial.workload.calls()
     measurement.keep_pictures(session, calls[: -(-number // trial.workload.batch)], pictures)
@@ -93,27 +107,39 @@ def open_trial(trial: Trial) -> Session:
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
-    return Measurement(trial, Timing(), lambda event: None).load_and_apply(MemoryMeter(trial.device))
+    return OpenTrial(trial).session
 
 
-def try_call(session: Session, call: Call, text: str) -> None:
-    """Run one step and the decoding.
+class OpenTrial:
+    """A trial's model with its recipe applied, for calls that are not measured.
 
     Args:
-        text: "prompts" or "embeddings", as in a Workload.
+        sources: folder of the pictures that the trial starts from.
+
+    Raises:
+        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
-    prompt_arguments = (
-        as_prompts(call) if text == "prompts" else encode(session, [prompt for _, prompt, _ in call])
-    )
-    draw(session, call, prompt_arguments, num_inference_steps=1)
+
+    def __init__(self, trial: Trial, sources: Path | None = None) -> None:
+        self._steps = trial.workload.asked_steps(1)
+        self._measurement = Measurement(trial, Timing(), lambda event: None, sources)
+        self.session = self._measurement.load_and_apply(MemoryMeter(trial.device))
+
+    def try_call(self, call: Call) -> None:
+        """Run one step and the decoding."""
+        given = self._measurement.prompt_arguments(self.session)(call)
+        draw(self.session, call, given, num_inference_steps=self._steps)
 
 
-def rehearse(trial: Trial, timing: Timing) -> str | None:
+def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str | None:
     """Allocate the memory that `measure_round` would, in a fraction of its time.
 
     It runs the same calls in the same order and the trace, but at most REHEARSED_CALLS calls of REHEARSED_STEPS steps.
     By then the allocator has seen every kind of step (computed, skipped by a cache, without guidance) more than once,
     and its state repeats.
+
+    Args:
+        sources: folder of the pictures that the trial starts from.
 
     Returns:
         Why the round does not fit; None if it does.
@@ -123,7 +149,7 @@ def rehearse(trial: Trial, timing: Timing) -> str | None:
         Exception: any other failure than running out of memory.
     """
     try:
-        Measurement(trial, timing, lambda event: None).rehearse()
+        Measurement(trial, timing, lambda event: None, sources).rehearse()
     except Exception as error:
         outcome, reason = explain(error)
         if outcome is not Outcome.OUT_OF_MEMORY:
@@ -158,8 +184,10 @@ class Measurement:
         results: fields of the Round, filled as they become known, so that a failed round keeps them.
     """
 
-    def __init__(self, trial: Trial, timing: Timing, report: Report) -> None:
+    def __init__(self, trial: Trial, timing: Timing, report: Report, sources: Path | None = None) -> None:
         self._trial = trial
+        self._folder = sources
+        self._sources: dict[str, Any] = {}
         self._timing = timing
         self._report = report
         self._images: dict[int, Image] = {}
@@ -203,7 +231,8 @@ class Measurement:
         """Run a shortened round (see the function `rehearse`)."""
         session = self.load_and_apply(MemoryMeter(self._trial.device))
         prompt_arguments = self.prompt_arguments(session)
-        steps = min(int(session.defaults["num_inference_steps"]), REHEARSED_STEPS)
+        wanted = self._trial.workload.asked_steps(REHEARSED_STEPS)
+        steps = min(int(session.defaults["num_inference_steps"]), wanted)
         timed = self.timed(session, prompt_arguments, num_inference_steps=steps)
         num_calls = self._timing.max_warmup + (self._timing.repeats or MIN_SAMPLES)
         for k in range(min(num_calls, REHEARSED_CALLS)):
@@ -233,9 +262,10 @@ class Measurement:
     def _trace(self, session: Session, prompt_arguments: PromptArguments) -> list[str]:
         """Return the names of the attention kernels of a short call."""
         call = self._trial.workload.calls()[0]
+        steps = self._trial.workload.asked_steps(_TRACE_STEPS)
         return attention_kernels(
             _parts_with_attention(session.pipe),
-            lambda: draw(session, call, prompt_arguments(call), num_inference_steps=_TRACE_STEPS),
+            lambda: draw(session, call, prompt_arguments(call), num_inference_steps=steps),
         )
 
     def load_and_apply(self, meter: MemoryMeter) -> Session:
@@ -251,6 +281,10 @@ class Measurement:
         found = find_model(trial.model.name)
         if found.model.revision != trial.model.revision:
             raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
+        self._pipeline = found.pipeline
+        if trial.workload.sources:
+            assert self._folder is not None
+            self._sources = read_sources(self._folder, trial.workload)
         recipe = Recipe.from_spec(trial.recipe)
         pipe = load_pipeline(
             found, trial.device, keep_on_host=recipe.loads_from_host, task=trial.workload.task
@@ -346,18 +380,23 @@ class Measurement:
             self._images.setdefault(index, image)
 
     def prompt_arguments(self, session: Session) -> PromptArguments:
-        """Return a function from a call to its prompt arguments: texts, or embeddings encoded once."""
+        """Return a function from a call to its prompts, or embeddings encoded once, and its pictures."""
         if self._trial.workload.text == "prompts":
-            return as_prompts
+            return lambda call: as_prompts(call) | self._pictures_of(call)
         known: dict[tuple[int, ...], dict[str, Any]] = {}
 
         def encoded(call: Call) -> dict[str, Any]:
             key = tuple(index for index, _, _ in call)
             if key not in known:
                 known[key] = encode(session, [prompt for _, prompt, _ in call])
-            return known[key]
+            return known[key] | self._pictures_of(call)
 
         return encoded
+
+    def _pictures_of(self, call: Call) -> dict[str, Any]:
+        """Return the pictures that a call starts from, as its arguments."""
+        indices = [index for index, _, _ in call]
+        return picture_arguments(self._pipeline, self._trial.workload, indices, self._sources)
 
 
 def _parts_with_attention(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:

@@ -178,7 +178,7 @@ def _source_facts(workload: Workload) -> dict[str, str]:
     """Return what a picture was made from, by content: names of files are the user's own."""
     if workload.task == "text":
         return {}
-    found = {"task": workload.task}
+    found: dict[str, str] = {"task": workload.task}
     if workload.strength is not None:
         found["strength"] = f"{workload.strength:g}"
     source = workload.source_of(0)

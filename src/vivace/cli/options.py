@@ -162,8 +162,8 @@ def pictures(*, several: bool = False) -> Callable[[F], F]:
             "--strength",
             type=FiniteFloat(0, 1, min_open=True),
             metavar="FLOAT",
-            help="Share of the steps that are run on --image, from 0 (unchanged) to 1 (forgotten); default: 0.6, "
-            "inpainting 1.",
+            help="Share of the steps that are run on --image, from 0 (unchanged) to 1 (forgotten); default: 0.8, "
+            "inpainting 0.9.",
         )
     )
     found.append(

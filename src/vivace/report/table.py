@@ -184,8 +184,8 @@ def _markdown(rows: Sequence[Row]) -> str:
 
 
 _CSV_FIELDS = (
-    "model", "source", "recipe", "batch", "height", "width", "num_inference_steps", "guidance_scale", "text",
-    "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s", "max_s", "p90_s", "p99_s", "n",
+    "model", "source", "recipe", "batch", "height", "width", "num_inference_steps", "guidance_scale", "text", "task",
+    "strength", "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s", "max_s", "p90_s", "p99_s", "n",
     "rounds", "speedup", "speedup_low", "speedup_high", "verdict", "quality", "quality_reason", "num_pictures",
     "num_identical", "psnr_db", "worst_psnr_db", "ssim", "match", "clip_score", "clip_kept", "clip_kept_low",
     "clip_kept_high", "witness_kept", "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits",
@@ -214,7 +214,7 @@ def csv_row(row: Row) -> dict[str, object]:
 
 def _csv_fields(row: Row) -> dict[str, object]:
     environment, workload = row.record.environment, row.record.trial.workload
-    sizes = ("batch", "height", "width", "num_inference_steps", "guidance_scale", "text")
+    sizes = ("batch", "height", "width", "num_inference_steps", "guidance_scale", "text", "task", "strength")
     found: dict[str, object] = {
         **{name: getattr(workload, name) for name in sizes},
         "model": row.model,

@@ -24,7 +24,7 @@ def with_size_of_picture(defaults: dict[str, Any], given: dict[str, Any]) -> dic
     if "height" not in defaults or "height" in given or "width" in given:
         return defaults
     for name in _PICTURES:
-        picture = given.get(name)
+        picture: Any = given.get(name)
         picture = picture[0] if isinstance(picture, list) and picture else picture
         if hasattr(picture, "convert"):  # PIL
             return defaults | {"width": picture.size[0], "height": picture.size[1]}

@@ -18,7 +18,7 @@ from vivace.spec.base import Spec
 
 Task = Literal["text", "image", "inpaint", "control", "edit"]
 TASKS: tuple[Task, ...] = get_args(Task)
-STRENGTHS: dict[Task, float] = {"image": 0.6, "inpaint": 1.0}
+STRENGTHS: dict[Task, float] = {"image": 0.8, "inpaint": 0.9}
 """The default strength of the tasks that have one."""
 
 MAX_PIXEL_STEPS = 10**11
@@ -134,6 +134,11 @@ class Workload(Spec):
             for prompt in self.prompts:
                 yield index, prompt, seed
                 index += 1
+
+    @property
+    def task_in_words(self) -> str:
+        """E.g. "inpaint, strength 0.9"."""
+        return self.task + (f", strength {self.strength:g}" if self.strength is not None else "")
 
     def source_of(self, index: int) -> Source | None:
         """Return what the image of an index starts from; None for text."""

@@ -25,8 +25,9 @@ from typing import Any, ClassVar
 
 from vivace.contract import Effect, Stage, Target, Technique, knob
 
-# Tensors that SD and SDXL pipelines store as [unconditional half, conditional half] while guidance is on.
-_DOUBLED = ("prompt_embeds", "add_text_embeds", "add_time_ids")
+# Tensors that SD and SDXL pipelines store as [unconditional half, conditional half] while guidance is on: of the text,
+# of inpainting, and the picture that a ControlNet follows.
+_DOUBLED = ("prompt_embeds", "add_text_embeds", "add_time_ids", "mask", "masked_image_latents", "image")
 # Names of the cache contexts in which pipelines make the two calls.
 _CONDITIONAL, _UNCONDITIONAL = "cond", "uncond"
 
@@ -72,7 +73,9 @@ class CfgCutoff(Technique):
             if not guided or not self._last_guided(pipe, step):
                 return {}
             pipe._guidance_scale = 1.0  # the pipeline reads it at each step, and resets it in each call
-            return {name: tensors[name].chunk(2)[1] for name in doubled}
+            rows = tensors["prompt_embeds"].shape[0]
+            # ControlNet's guess mode does not double the picture.
+            return {name: tensors[name].chunk(2)[1] for name in doubled if tensors[name].shape[0] == rows}
 
         return Effect(
             changed={"guided_share": self.fraction},
