@@ -17,7 +17,7 @@ from vivace.errors import WorkloadError
 from vivace.foreign.files import user_path
 from vivace.foreign.pictures import open_picture
 from vivace.models.prompts import PROMPT_SETS
-from vivace.models.tasks import names_of
+from vivace.models.tasks import names_of, task_of
 from vivace.spec.workload import Source, Task, Workload
 
 if TYPE_CHECKING:
@@ -224,6 +224,24 @@ def picture_arguments(
             found = [by_sha[getattr(source, kind)] for source in sources]
             given[name] = found[0] if len(found) == 1 else found
     return given
+
+
+def example_pictures(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first of the pictures that ship with vivace as arguments of a call, for calls that calibrate.
+
+    Args:
+        kind: the pipeline's class; that of a text-to-image pipeline takes none.
+        size: has the height and width, pixels.
+    """
+    task = task_of(kind)
+    if task == "text":
+        return {}
+    names = names_of(kind, task)
+    return {
+        name: fit(each.pictures[0], size["height"], size["width"])
+        for each in _default(task)
+        if (name := getattr(names, each.kind))
+    }
 
 
 def _given(task: Task, files: Files) -> Iterator[_Found]:

@@ -94,14 +94,19 @@ def rounds_up(pipeline: str) -> bool:
     return pipeline not in _CUTS_OFF
 
 
+def task_of(kind: str) -> Task:
+    """Return what a pipeline class does with a model's weights."""
+    return next((task for own in PIPELINES.values() for task, name in own.items() if name == kind), "text")
+
+
 def names_of(pipeline: str, task: Task) -> Names:
     """Return what the pictures are called in the call of a task's pipeline.
 
     Args:
-        pipeline: that the model is published for.
+        pipeline: that class, or the one that the model is published for.
     """
     if task == "control":
-        return Names(control="control_image" if pipeline == "FluxPipeline" else "image")
+        return Names(control="control_image" if "Flux" in pipeline else "image")
     return Names(image="image", mask="mask_image" if task == "inpaint" else "")
 
 

@@ -30,6 +30,7 @@ from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
 from vivace.models.lora import distillations
 from vivace.models.prompts import PROMPT_SETS
+from vivace.models.sources import example_pictures
 from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
@@ -113,7 +114,8 @@ def session_of(
             has_random_weights=found.model.is_synthetic,
         ),
         asked=Request(
-            prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts)
+            prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts),
+            given=example_pictures(type(pipe).__name__, found.defaults | (defaults or {})),
         ),
     )
     session = Session(pipe, recipe, target, on_technique)
