@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.round import Measurement, Report, draw, explain, num_graphs
+from vivace.benchmark.calls import draw, num_graphs
+from vivace.benchmark.round import Measurement, Report, explain
 from vivace.errors import Unsupported
 from vivace.measure.memory import MemoryMeter
 from vivace.profiling import breakdown

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.benchmark.pictures import read_sources, save_picture
+from vivace.benchmark.calls import Arguments, Call, PromptArguments, draw, num_graphs
+from vivace.benchmark.pictures import save_picture
 from vivace.contract import Component, component_of, working_part
 from vivace.errors import NoEffect, Unsupported, VivaceError
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
@@ -22,9 +23,7 @@ from vivace.measure.quality import faults, pixels
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
-from vivace.models.sources import picture_arguments
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session, session_of
 from vivace.spec.record import Outcome, Picture, Round, Sample
 from vivace.spec.timing import Timing
@@ -38,13 +37,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Report = Callable[[dict[str, Any]], None]
-Call = Sequence[tuple[int, str, int]]
-"""Index, prompt and seed of each image of one call."""
 _TRACE_STEPS = 2
 REHEARSED_CALLS = 4
 REHEARSED_STEPS = 4
 _MAX_RECOMPILES = 3
-PromptArguments = Callable[[Call], dict[str, Any]]
 
 
 def measure_round(
@@ -186,8 +182,7 @@ class Measurement:
 
     def __init__(self, trial: Trial, timing: Timing, report: Report, sources: Path | None = None) -> None:
         self._trial = trial
-        self._folder = sources
-        self._sources: dict[str, Any] = {}
+        self._sources = sources
         self._timing = timing
         self._report = report
         self._images: dict[int, Image] = {}
@@ -281,10 +276,7 @@ class Measurement:
         found = find_model(trial.model.name)
         if found.model.revision != trial.model.revision:
             raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
-        self._pipeline = found.pipeline
-        if trial.workload.sources:
-            assert self._folder is not None
-            self._sources = read_sources(self._folder, trial.workload)
+        self._given = Arguments(trial.workload, found.pipeline, self._sources)
         recipe = Recipe.from_spec(trial.recipe)
         pipe = load_pipeline(
             found, trial.device, keep_on_host=recipe.loads_from_host, task=trial.workload.task
@@ -306,6 +298,10 @@ class Measurement:
         self.results["warnings"] = tuple(session.warnings)
         meter.loaded(session.pipe)
         return session
+
+    def prompt_arguments(self, session: Session) -> PromptArguments:
+        """Return a function from a call to its arguments besides the session's defaults."""
+        return self._given.of(session)
 
     def warm_up(self, timed: Callable[[int], Sample]) -> None:
         """Repeat the call until the times are steady or a limit is reached; `steady` says which."""
@@ -379,56 +375,8 @@ class Measurement:
         for (index, _, _), image in zip(call, output.images, strict=True):
             self._images.setdefault(index, image)
 
-    def prompt_arguments(self, session: Session) -> PromptArguments:
-        """Return a function from a call to its prompts, or embeddings encoded once, and its pictures."""
-        if self._trial.workload.text == "prompts":
-            return lambda call: as_prompts(call) | self._pictures_of(call)
-        known: dict[tuple[int, ...], dict[str, Any]] = {}
-
-        def encoded(call: Call) -> dict[str, Any]:
-            key = tuple(index for index, _, _ in call)
-            if key not in known:
-                known[key] = encode(session, [prompt for _, prompt, _ in call])
-            return known[key] | self._pictures_of(call)
-
-        return encoded
-
-    def _pictures_of(self, call: Call) -> dict[str, Any]:
-        """Return the pictures that a call starts from, as its arguments."""
-        indices = [index for index, _, _ in call]
-        return picture_arguments(self._pipeline, self._trial.workload, indices, self._sources)
-
 
 def _parts_with_attention(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
     """Return the denoiser and the VAE's decoder, by component."""
     parts: tuple[Component, ...] = ("denoiser", "vae")
     return {c: working_part(c, module) for c in parts if (module := component_of(pipe, c)) is not None}
-
-
-def as_prompts(call: Call) -> dict[str, Any]:
-    """Return a call's prompts as the pipeline's `prompt` argument: one text, or a list of several."""
-    return {"prompt": call[0][1] if len(call) == 1 else [prompt for _, prompt, _ in call]}
-
-
-def draw(session: Session, call: Call, prompt_arguments: dict[str, Any], **overrides: Any) -> Any:
-    """Generate a call's images, each with its own generator; return the pipeline's output.
-
-    The noise is drawn on the CPU, so that it is the same on every device.
-
-    Args:
-        prompt_arguments: the prompts or embeddings, as keyword arguments.
-        overrides: other arguments of the pipeline's call.
-    """
-    import torch
-
-    generators = [torch.Generator("cpu").manual_seed(seed) for _, _, seed in call]
-    return session(**prompt_arguments, generator=generators[0] if len(call) == 1 else generators, **overrides)
-
-
-def num_graphs() -> int:
-    """Return the number of graphs that torch.compile has made in this process."""
-    import sys
-
-    if "torch._dynamo.utils" not in sys.modules:
-        return 0
-    return int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"])

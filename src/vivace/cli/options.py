@@ -140,6 +140,13 @@ def workload(function: F) -> F:
     return function
 
 
+task = click.option(
+    "--task",
+    type=click.Choice(TASKS),
+    help="What is generated from; default: what the files say. Without files: pictures that ship with vivace.",
+)
+
+
 def pictures(*, several: bool = False) -> Callable[[F], F]:
     """Return a decorator that adds the options for the pictures to start from.
 
@@ -174,15 +181,7 @@ def pictures(*, several: bool = False) -> Callable[[F], F]:
         )
     )
     if several:
-        found.insert(
-            0,
-            click.option(
-                "--task",
-                type=click.Choice(TASKS),
-                help="What is generated from; default: what the files say. Without files: pictures that ship with "
-                "vivace.",
-            ),
-        )
+        found.insert(0, task)
 
     def add(function: F) -> F:
         for option in reversed(found):

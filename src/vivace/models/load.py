@@ -52,7 +52,8 @@ def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False, task
         torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[precision(found, device)]
     )
     if found.architecture is not None:
-        return for_task(_built(found.model.name, found.architecture, device, dtype), kind)
+        built = _built(found.model.name, found.architecture, device, dtype)
+        return built if kind == found.pipeline else for_task(built, kind)
     with quiet(), _reading(found):
         pipe = _from_files(found, dtype)
         if found.entry is not None and found.entry.scheduler is not None:
@@ -69,7 +70,7 @@ def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False, task
         with quiet(), _reading(found):
             merge(pipe, found.lora)
     pipe.set_progress_bar_config(disable=True)
-    return for_task(pipe, kind)
+    return pipe if kind == found.pipeline else for_task(pipe, kind)
 
 
 def load_tiny_vae(source: Path | Part | Component) -> Any:

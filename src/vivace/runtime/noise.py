@@ -33,7 +33,13 @@ def draw_noise_in_fp32(pipe: DiffusionPipeline) -> None:
             bound = signature.bind(*args, **kwargs)
             dtype = bound.arguments["dtype"]
             bound.arguments["dtype"] = torch.float32
-            return _cast(prepare(*bound.args, **bound.kwargs), dtype)
+            vae = getattr(pipe, "vae", None)
+            own = getattr(vae, "dtype", None)
+            made = _cast(prepare(*bound.args, **bound.kwargs), dtype)
+            if vae is not None and vae.dtype != own:
+                # SDXL's pipelines encode pictures in fp32, and then cast the VAE to the dtype that they were given.
+                vae.to(dtype=own)
+            return made
 
         pipe.prepare_latents = prepare_in_fp32
     step = pipe.scheduler.step

@@ -34,8 +34,13 @@ from vivace.models.sources import example_pictures
 from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.runtime.calls import (
+    signature_defaults,
+    why_no_steps,
+    with_negative_prompts,
+    with_size_of_picture,
+)
 from vivace.runtime.noise import draw_noise_in_fp32
-from vivace.runtime.sources import why_no_steps, with_size_of_picture
 from vivace.spec.recipe import BASELINE
 from vivace.spec.workload import Task
 
@@ -107,7 +112,7 @@ def session_of(
         pipe=pipe,
         model=ModelFacts(
             name=f"{found.model.name}@{found.model.revision}",
-            defaults=_signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
+            defaults=signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
             load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
             tiny_vae_arguments=tiny_vae_arguments(found),
             distillations=distillations(found.entry),
@@ -142,7 +147,7 @@ def apply(pipe: DiffusionPipeline, recipe: str = BASELINE, *, prompts: Sequence[
     target = Target(
         Placement(this_machine(device)),
         pipe,
-        ModelFacts(defaults=_signature_defaults(pipe)),
+        ModelFacts(defaults=signature_defaults(pipe)),
         Request(prompts=tuple(prompts)),
     )
     return Session(pipe, resolved, target)
@@ -267,7 +272,7 @@ class Session:
         """Generate images. Arguments and result are those of the wrapped pipeline."""
         # Positional arguments must not be passed by name as well.
         by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
-        call = _with_negative_prompts(
+        call = with_negative_prompts(
             with_size_of_picture({k: v for k, v in self.arguments.items() if k not in by_position}, kwargs),
             args,
             kwargs,
@@ -367,26 +372,6 @@ def _exclusion(technique: Technique, target: Target) -> str | None:
     return None
 
 
-def _with_negative_prompts(
-    defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Return a call's arguments, with the default negative prompt repeated for each prompt.
-
-    FLUX's pipeline encodes a single text as one row, however many prompts there are. If negative embeddings are passed,
-    the default negative prompt is left out, since pipelines do not accept both.
-    """
-    if kwargs.get("negative_prompt_embeds") is not None:
-        defaults = {name: value for name, value in defaults.items() if name != "negative_prompt"}
-    call = defaults | kwargs
-    prompts = kwargs.get("prompt", args[0] if args else None)
-    if prompts is None:
-        prompts = kwargs.get("prompt_embeds")
-    negative = defaults.get("negative_prompt")
-    if "negative_prompt" not in kwargs and negative is not None and not isinstance(prompts, str | None):
-        call["negative_prompt"] = [negative] * len(prompts)
-    return call
-
-
 def _in_contexts(forward: Callable[..., Any], contexts: list[CallContext]) -> Callable[..., Any]:
     """Return a forward that runs inside the contexts."""
 
@@ -397,13 +382,3 @@ def _in_contexts(forward: Callable[..., Any], contexts: list[CallContext]) -> Ca
             return forward(*args, **kwargs)
 
     return forward_in_contexts
-
-
-def _signature_defaults(pipe: DiffusionPipeline) -> dict[str, Any]:
-    """Return the defaults of steps and guidance in the pipeline's `__call__`."""
-    parameters = inspect.signature(pipe.__call__).parameters
-    return {
-        name: parameters[name].default
-        for name in ("num_inference_steps", "guidance_scale")
-        if name in parameters and parameters[name].default is not inspect.Parameter.empty
-    }

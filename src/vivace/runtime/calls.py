@@ -1,4 +1,4 @@
-"""Calls that start from a picture: the size that they draw, and how many steps they run."""
+"""What a call of a pipeline is given: defaults, negative prompts, the size of its picture; and if steps are left."""
 
 from __future__ import annotations
 
@@ -48,3 +48,33 @@ def _rounds_up(pipe: DiffusionPipeline) -> bool:
     """Whether the pipeline rounds the share of the steps up. Flow-matching pipelines do; see `spec.workload`."""
     timesteps = getattr(type(pipe), "get_timesteps", None)
     return timesteps is not None and "int(num_inference_steps * strength)" not in inspect.getsource(timesteps)
+
+
+def with_negative_prompts(
+    defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a call's arguments, with the default negative prompt repeated for each prompt.
+
+    FLUX's pipeline encodes a single text as one row, however many prompts there are. If negative embeddings are passed,
+    the default negative prompt is left out, since pipelines do not accept both.
+    """
+    if kwargs.get("negative_prompt_embeds") is not None:
+        defaults = {name: value for name, value in defaults.items() if name != "negative_prompt"}
+    call = defaults | kwargs
+    prompts = kwargs.get("prompt", args[0] if args else None)
+    if prompts is None:
+        prompts = kwargs.get("prompt_embeds")
+    negative = defaults.get("negative_prompt")
+    if "negative_prompt" not in kwargs and negative is not None and not isinstance(prompts, str | None):
+        call["negative_prompt"] = [negative] * len(prompts)
+    return call
+
+
+def signature_defaults(pipe: DiffusionPipeline) -> dict[str, Any]:
+    """Return the defaults of steps and guidance in the pipeline's `__call__`."""
+    parameters = inspect.signature(pipe.__call__).parameters
+    return {
+        name: parameters[name].default
+        for name in ("num_inference_steps", "guidance_scale")
+        if name in parameters and parameters[name].default is not inspect.Parameter.empty
+    }
