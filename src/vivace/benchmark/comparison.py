@@ -10,6 +10,7 @@ from typing import Any
 from vivace.benchmark.rivals import owners, with_rivals
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.measure.lpips import check as check_lpips
+from vivace.models.controlnet import RANDOM, find_controlnet
 from vivace.models.find import Found, find_model, obtain
 from vivace.models.prompts import NUM_DEFAULT, NUM_SEEDS, PROMPT_SETS
 from vivace.models.sources import Files, Pictures, check_files, pictures_of
@@ -71,7 +72,9 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
                     tuple(wanted),
                     workload,
                     largest_batch=batch == "max",
-                    judged=study.quality.enabled and not found.model.is_synthetic,
+                    judged=study.quality.enabled
+                    and not found.model.is_synthetic
+                    and workload.controlnet != RANDOM,
                     pictures=pictures,
                     rival_of=owners(recipes, wanted, steps) if study.rivals else {},
                 )
@@ -139,6 +142,10 @@ def _workload_and_pictures(
     files = Files(asked.images, asked.masks, asked.controls)
     task = _task_of(found, asked.task, files, asked.strength)
     pipeline_of(found.pipeline, task, found.model.name)
+    if asked.controlnet is not None and task != "control":
+        raise WorkloadError(
+            f"--controlnet: the task '{task}' takes none; give --control FILE, or leave it out"
+        )
     pictures = None
     if task != "text":
         pictures = pictures_of(task, files, len(prompts), (asked.height, asked.width), _limits(found))
@@ -151,6 +158,7 @@ def _workload_and_pictures(
                 "batch": 1 if batch == "max" else batch,
                 "text": asked.text,
                 "task": task,
+                "controlnet": find_controlnet(asked.controlnet) if task == "control" else None,
                 "strength": asked.strength or STRENGTHS.get(task),
                 "sources": () if pictures is None else pictures.sources,
                 **numbers,

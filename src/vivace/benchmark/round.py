@@ -279,7 +279,11 @@ class Measurement:
         self._given = Arguments(trial.workload, found.pipeline, self._sources)
         recipe = Recipe.from_spec(trial.recipe)
         pipe = load_pipeline(
-            found, trial.device, keep_on_host=recipe.loads_from_host, task=trial.workload.task
+            found,
+            trial.device,
+            keep_on_host=recipe.loads_from_host,
+            task=trial.workload.task,
+            controlnet=trial.workload.controlnet,
         )
         self.results["load_s"] = time.perf_counter() - start
         self._report({"event": "phase", "phase": "apply"})

@@ -34,6 +34,7 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.lora import distillations
 from vivace.models.quiet import quiet
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.calls import follow_denoiser
 from vivace.runtime.embeddings import encode
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.session import Session
@@ -193,6 +194,7 @@ def _session(
         hits=None if hits is None else min(0.999, hits * calls / max(1, calls - 1)),
     )
     session = Session(pipe, recipe, Target(Placement(machine_of(environment)), pipe, facts))
+    follow_denoiser(pipe, "meta")
     draw_noise_in_fp32(pipe)
     keep_timesteps_on_cpu(pipe)
     return session

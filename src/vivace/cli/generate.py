@@ -124,6 +124,7 @@ def _draw(
     import torch
 
     from vivace.measure.machine import choose_device
+    from vivace.models.controlnet import RANDOM
     from vivace.models.load import explained
     from vivace.models.sources import picture_arguments
     from vivace.runtime.session import open_session
@@ -141,6 +142,7 @@ def _draw(
             workload.call,
             workload.prompts,
             workload.task,
+            workload.controlnet,
         )
         notes = truncation(session.pipe, prompt)
     is_read()
@@ -149,6 +151,10 @@ def _draw(
         click.echo(f"note: {warning}", err=True)
     if prepared.found.model.is_synthetic:
         click.echo(f"note: {prepared.found.model.name} has random weights: its images show nothing", err=True)
+    if workload.controlnet == RANDOM:
+        click.echo(
+            "note: the ControlNet has random weights: it disturbs the images and follows nothing", err=True
+        )
     known = {} if prepared.pictures is None else prepared.pictures.by_sha
     silence_diffusers()  # it prints every token that it truncates
     for index, text, picture_seed in workload.pictures():

@@ -177,7 +177,7 @@ def pictures(*, several: bool = False) -> Callable[[F], F]:
         click.option(
             "--controlnet",
             metavar="NAME",
-            help="ControlNet for --control: a folder or org/name on the hub, in diffusers' format.",
+            help="Folder of a ControlNet in diffusers' format; default: random weights, for time and memory alone.",
         )
     )
     if several:

@@ -27,6 +27,7 @@ from vivace.models.quiet import quiet
 from vivace.models.sources import example_pictures
 from vivace.models.tasks import for_task, own_task, pipeline_of, task_of
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.calls import follow_denoiser
 from vivace.runtime.embeddings import encode
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.session import Session
@@ -178,6 +179,7 @@ def _predict(
         gc.collect()  # replaced modules may be in reference cycles
     finally:
         gc.unfreeze()
+    follow_denoiser(pipe, "meta")
     draw_noise_in_fp32(pipe)
     loading = max(loaded, footprint.peak[0], footprint.held)
     model_bytes = footprint.held
@@ -300,6 +302,8 @@ def keep_timesteps_on_cpu(pipe: DiffusionPipeline) -> None:
     scheduler.set_timesteps = set_on_cpu
     denoiser = component_of(pipe, "denoiser")
     denoiser.register_forward_pre_hook(_move_to_meta, with_kwargs=True)
+    if getattr(pipe, "controlnet", None) is not None:
+        pipe.controlnet.register_forward_pre_hook(_move_to_meta, with_kwargs=True)
     if getattr(pipe, "safety_checker", None) is not None:
         pipe.safety_checker = None  # it reads the image's values; its weights have been counted
 

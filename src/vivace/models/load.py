@@ -28,7 +28,14 @@ from vivace.spec.workload import Task
 os.environ.setdefault("DIFFUSERS_DISABLE_REMOTE_CODE", "1")
 
 
-def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False, task: Task | None = None) -> Any:
+def load_pipeline(
+    found: Found,
+    device: str,
+    *,
+    keep_on_host: bool = False,
+    task: Task | None = None,
+    controlnet: str | None = None,
+) -> Any:
     """Load the diffusers pipeline as published, on `device` ("cpu" or "cuda"), in evaluation mode.
 
     CPUs run fp32, whatever the weights are stored in. A GPU runs the catalogue's precision or, for other models, the
@@ -38,6 +45,7 @@ def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False, task
         keep_on_host: leave the pipeline in host memory, in the device's precision, for techniques that onload it
             themselves. Random weights are always created on the device.
         task: what the pipeline is to do with the model's weights; None for what they are published for.
+        controlnet: for the task "control", as `find_controlnet` returns it; None for random weights.
 
     Raises:
         UnusableModel: the files cannot be read as a pipeline.
@@ -53,7 +61,7 @@ def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False, task
     )
     if found.architecture is not None:
         built = _built(found.model.name, found.architecture, device, dtype)
-        return built if kind == found.pipeline else for_task(built, kind)
+        return built if kind == found.pipeline else for_task(built, kind, controlnet)
     with quiet(), _reading(found):
         pipe = _from_files(found, dtype)
         if found.entry is not None and found.entry.scheduler is not None:
@@ -70,7 +78,7 @@ def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False, task
         with quiet(), _reading(found):
             merge(pipe, found.lora)
     pipe.set_progress_bar_config(disable=True)
-    return pipe if kind == found.pipeline else for_task(pipe, kind)
+    return pipe if kind == found.pipeline else for_task(pipe, kind, controlnet)
 
 
 def load_tiny_vae(source: Path | Part | Component) -> Any:

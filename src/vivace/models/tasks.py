@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Unsupported
+from vivace.models.controlnet import RANDOM, controlnet_for
 from vivace.spec.workload import TASKS, Task
 
 if TYPE_CHECKING:
-    import torch
     from diffusers import DiffusionPipeline
 
 PIPELINES: dict[str, dict[Task, str]] = {
@@ -110,12 +110,12 @@ def names_of(pipeline: str, task: Task) -> Names:
     return Names(image="image", mask="mask_image" if task == "inpaint" else "")
 
 
-def for_task(pipe: DiffusionPipeline, kind: str, controlnet: torch.nn.Module | None = None) -> Any:
+def for_task(pipe: DiffusionPipeline, kind: str, controlnet: str | None = None) -> Any:
     """Return a pipeline of another class with the same components; the old one shares them, and is not to be used.
 
     Args:
         kind: the name of a pipeline class of diffusers.
-        controlnet: the ControlNet of a pipeline that takes one.
+        controlnet: for a pipeline that takes one, as `find_controlnet` returns it; None for random weights.
     """
     import diffusers
 
@@ -125,8 +125,8 @@ def for_task(pipe: DiffusionPipeline, kind: str, controlnet: torch.nn.Module | N
     accepted = inspect.signature(chosen.__init__).parameters
     given: dict[str, Any] = {name: part for name, part in pipe.components.items() if name in accepted}
     given |= {name: value for name, value in _settings(pipe).items() if name in accepted}
-    if controlnet is not None:
-        given["controlnet"] = controlnet
+    if "controlnet" in accepted:
+        given["controlnet"] = controlnet_for(pipe, controlnet or RANDOM)
     made = chosen(**given)
     if getattr(made, "watermark", None) is not None:
         made.watermark = None  # as `load_pipeline` does

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,25 @@ if TYPE_CHECKING:
 _PICTURES = ("image", "control_image")
 
 
-def with_size_of_picture(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def with_size_of_picture(
+    pipe: DiffusionPipeline, defaults: dict[str, Any], given: dict[str, Any]
+) -> dict[str, Any]:
     """Return a call's defaults with the size of the picture that it is given, unless it is given a size too.
 
-    diffusers would stretch the picture to the default size. The pipeline rounds the size itself.
+    diffusers would stretch the picture to the default size. The pipeline rounds the size itself, and FLUX.1 Kontext's
+    would draw 1024x1024 pixels whatever the size.
 
     Args:
         given: the arguments of the call.
     """
+    found = _of_its_picture(defaults, given)
+    height, width = ((found | given).get(name) for name in ("height", "width"))
+    if "max_area" in inspect.signature(type(pipe).__call__).parameters and height and width:
+        found = {"max_area": height * width, "_auto_resize": False} | found
+    return found
+
+
+def _of_its_picture(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     if "height" not in defaults or "height" in given or "width" in given:
         return defaults
     for name in _PICTURES:
@@ -42,6 +54,37 @@ def why_no_steps(pipe: DiffusionPipeline, call: dict[str, Any]) -> str | None:
         f"strength {strength:g} of {steps} steps runs none of them; give a strength of {1 / steps:.2g} or more, or "
         f"{steps_for(1, strength)} steps"
     )
+
+
+def follow_denoiser(pipe: DiffusionPipeline, device: str) -> None:
+    """Move a pipeline's ControlNet to the device, and cast what passes through it: it takes the denoiser's inputs.
+
+    Techniques change the denoiser alone. The ControlNet is patched as an instance.
+    """
+    from torch.utils._pytree import tree_map_only
+
+    controlnet = getattr(pipe, "controlnet", None)
+    if controlnet is None:
+        return
+    import torch
+
+    if controlnet.device.type != "meta":
+        controlnet.to(device)
+    forward, own = controlnet.forward, controlnet.dtype
+
+    def cast(values: Any, dtype: torch.dtype) -> Any:
+        # Timesteps, which are scalars or rows of numbers, are cast where they are embedded.
+        return tree_map_only(
+            torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() and t.dim() > 1 else t, values
+        )
+
+    @functools.wraps(forward)
+    def cast_forward(*args: Any, **kwargs: Any) -> Any:
+        latents = args[0] if args else kwargs.get("sample", kwargs.get("hidden_states"))
+        assert latents is not None
+        return cast(forward(*cast(args, own), **cast(kwargs, own)), latents.dtype)
+
+    controlnet.forward = cast_forward
 
 
 def _rounds_up(pipe: DiffusionPipeline) -> bool:

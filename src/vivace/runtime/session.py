@@ -35,6 +35,7 @@ from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import (
+    follow_denoiser,
     signature_defaults,
     why_no_steps,
     with_negative_prompts,
@@ -77,9 +78,11 @@ def open_session(
     defaults: dict[str, Any] | None = None,
     prompts: Sequence[str] = (),
     task: Task | None = None,
+    controlnet: str | None = None,
 ) -> Session:
     """Load a resolved model for a task and apply a resolved recipe. For the other arguments see `session_of`."""
-    pipe = load_pipeline(found, device, keep_on_host=recipe.loads_from_host, task=task)
+    keeps = recipe.loads_from_host
+    pipe = load_pipeline(found, device, keep_on_host=keeps, task=task, controlnet=controlnet)
     return session_of(pipe, found, recipe, device, defaults, prompts)
 
 
@@ -124,6 +127,7 @@ def session_of(
         ),
     )
     session = Session(pipe, recipe, target, on_technique)
+    follow_denoiser(pipe, device)
     draw_noise_in_fp32(pipe)
     return session
 
@@ -273,7 +277,9 @@ class Session:
         # Positional arguments must not be passed by name as well.
         by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
         call = with_negative_prompts(
-            with_size_of_picture({k: v for k, v in self.arguments.items() if k not in by_position}, kwargs),
+            with_size_of_picture(
+                self.pipe, {k: v for k, v in self.arguments.items() if k not in by_position}, kwargs
+            ),
             args,
             kwargs,
         )

@@ -33,7 +33,7 @@ class AskedWorkload(Spec):
         images, masks, controls: files of the pictures to start from: one for all prompts, or one for each. Without
             files, a task takes pictures that ship with vivace.
         strength: how much of an image is noise at the start; None for the task's default.
-        controlnet: of the task "control": a folder or hub repository; None for one with random weights.
+        controlnet: of the task "control": a folder in diffusers' format; None for random weights.
     """
 
     prompts: tuple[str, ...] | None = None

@@ -59,7 +59,7 @@ class Workload(Spec):
             mask, a picture that a ControlNet follows ("control"), or an image that the prompt tells how to "edit".
         strength: how much of an image is noise at the start, 0 to 1: that share of the steps is run.
         sources: one for all prompts, or one for each prompt.
-        controlnet: of the task "control": NAME@REVISION of the ControlNet's weights.
+        controlnet: of the task "control": FOLDER@FINGERPRINT of the ControlNet's weights, or "random".
         seeds: each prompt is generated at each seed, with a separate generator for each image.
         height, width: pixels.
         num_inference_steps, guidance_scale: the baseline's; a recipe may change them.
