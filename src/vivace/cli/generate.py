@@ -94,9 +94,9 @@ def generate(
         width=width,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
-        images=_one(images),
-        masks=_one(masks),
-        controls=_one(controls),
+        images=options.one(images),
+        masks=options.one(masks),
+        controls=options.one(controls),
         strength=strength,
         controlnet=controlnet,
     )
@@ -105,10 +105,6 @@ def generate(
     check_writable(out)
     chosen = device, threads if threads is not None else default_threads(prepared.found)
     return guarded(prepared.found, lambda is_read: _draw(prepared, prompt, num_images, out, *chosen, is_read))
-
-
-def _one(file: str | None) -> tuple[str, ...]:
-    return () if file is None else (file,)
 
 
 def _draw(

@@ -147,6 +147,11 @@ task = click.option(
 )
 
 
+def one(file: str | None) -> tuple[str, ...]:
+    """Return a file that was given, or none, as the files of a workload."""
+    return () if file is None else (file,)
+
+
 def pictures(*, several: bool = False) -> Callable[[F], F]:
     """Return a decorator that adds the options for the pictures to start from.
 

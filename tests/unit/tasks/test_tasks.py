@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ import torch
 from PIL import Image
 
 import vivace
+from tests.exported import check, run
+from vivace.benchmark import Timing
 from vivace.benchmark.comparison import comparison_of
-from vivace.errors import Unsupported, WorkloadError
+from vivace.benchmark.pictures import picture_path, read_sources
+from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
+from vivace.export.pictures import source_files
+from vivace.export.script import write_script
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.export import export
@@ -23,8 +29,13 @@ from vivace.models.load import load_pipeline
 from vivace.models.sources import FOLDER, example_pictures, sha_of
 from vivace.models.tasks import PIPELINES, for_task, names_of, rounds_up
 from vivace.recipes.resolve import resolve
+from vivace.report.gate import judge_figures
+from vivace.report.quality import Fidelity, Kept, Worst
 from vivace.runtime.session import Session, session_of
+from vivace.spec.limits import Limits
+from vivace.spec.study import AskedWorkload
 from vivace.spec.workload import Source, Task, Workload, steps_for, steps_run
+from vivace.stats import Gate, Interval
 
 PROMPT = "a red circle above a blue square"
 IMAGE, MASK = str(FOLDER / "00.png"), str(FOLDER / "00-mask.png")
@@ -163,7 +174,7 @@ def test_outside_of_the_mask_the_source_stays(model: str) -> None:
 
 
 def test_a_small_strength_changes_little() -> None:
-    session = vivace.load("tiny-sd", task="image")
+    session = vivace.load("tiny-flux", task="image")
     source = Image.open(IMAGE).convert("RGB")
     drawn = [
         np.asarray(
@@ -175,7 +186,7 @@ def test_a_small_strength_changes_little() -> None:
         for s in (0.1, 0.8)
     ]
     distances = [np.abs(picture - np.asarray(source, dtype=float)).mean() for picture in drawn]
-    assert distances[0] < 3 < distances[1]
+    assert distances[0] < 1 < 3 < distances[1]
 
 
 def test_the_picture_sets_the_size() -> None:
@@ -331,3 +342,89 @@ def test_sdxl_casts_its_vae_back_after_encoding() -> None:
         picture, times, 1, 1, torch.float16, "cpu", torch.Generator().manual_seed(0)
     )
     assert latents.dtype == pipe.vae.dtype == torch.float16
+
+
+@pytest.mark.parametrize(("recipe", "own"), [("baseline", []), ("bf16+cfg_cutoff(0.5)", ["cfg_cutoff(0.5)"])])
+def test_a_script_draws_the_same(recipe: str, own: list[str], tmp_path: Path) -> None:
+    asked = AskedWorkload(images=(IMAGE,), masks=(MASK,), prompts=(PROMPT,), num_inference_steps=STEPS)
+    prepared = comparison_of("tiny-sd", recipe, **asked.model_dump(exclude_unset=True))
+    found, workload = prepared.found, prepared.workload
+    written = write_script(
+        found,
+        prepared.recipes[0],
+        "cpu",
+        prompt=PROMPT,
+        call=workload.call,
+        threads=1,
+        workload=workload,
+        sources=source_files(found, workload, asked),
+    )
+    assert written.own == own
+    drawn = run(written.text, tmp_path).astype(float)
+    session = open_session("tiny-sd", "inpaint", recipe, strength=0.9)
+    assert np.abs(drawn - (draw(session)[0] * 255).round()).max() <= 1
+    check(tmp_path)
+
+
+def test_a_script_needs_a_file() -> None:
+    prepared = comparison_of("tiny-sd", "baseline", task="image")
+    with pytest.raises(UsageError, match="a script needs a file to open; give --image FILE"):
+        source_files(prepared.found, prepared.workload, AskedWorkload(task="image"))
+
+
+def test_bench_keeps_sources_and_judges_against_them(tmp_path: Path) -> None:
+    run = vivace.bench(
+        "tiny-flux",
+        ["baseline", "taylorseer(hits=0.5)"],
+        task="inpaint",
+        num_inference_steps=6,
+        prompts=[PROMPT],
+        masks=(MASK,),
+        images=(IMAGE,),
+        text="embeddings",
+        rivals=False,
+        timing=Timing(rounds=1, repeats=1, max_warmup=1),
+        store=tmp_path / "store",
+    )
+    baseline, cached = run.rows()
+    assert baseline.num_denoiser_calls == cached.num_denoiser_calls == 6, "0.9 of 6, rounded up"
+    for row in (baseline, cached):
+        assert row.fidelity is not None
+        assert row.fidelity.outside_psnr_db is not None
+        assert row.fidelity.outside_psnr_db.point > 30
+        assert row.fidelity.source_similarity is not None
+    (source,) = baseline.record.trial.workload.sources
+    kept = read_sources(tmp_path / "store" / "sources", baseline.record.trial.workload)
+    assert set(kept) == {source.image, source.mask}
+    assert "outside_psnr_db" in run.to_dicts()[0]
+    damaged = picture_path(tmp_path / "store" / "sources", str(source.image))
+    Image.new("RGB", (128, 128)).save(damaged)
+    with pytest.raises(VivaceError, match="was changed"):
+        read_sources(tmp_path / "store" / "sources", baseline.record.trial.workload)
+
+
+def outside(share: float) -> Fidelity:
+    interval = Interval(share, share - 0.01, share + 0.01)
+    kept = Kept(interval, interval, Worst(PROMPT, share, 1), share)
+    return Fidelity(
+        num_pictures=6,
+        num_identical=0,
+        num_prompts=6,
+        psnr_db=None,
+        worst_psnr_db=None,
+        ssim=None,
+        outside=kept,
+        outside_of_baseline=Interval(0.97, 0.96, 0.98),
+    )
+
+
+def test_the_gate_holds_the_picture_outside_of_the_mask() -> None:
+    limits = Limits(clip=None, witness=None)
+    assert judge_figures(outside(0.95), None, limits, same_picture=False).gate is Gate.PASSED
+    failed = judge_figures(outside(0.7), None, limits, same_picture=False)
+    assert (failed.gate, failed.figure) == (Gate.FAILED, "outside")
+    assert "match outside the mask 70.0 %" in failed.reason
+    poor = replace(outside(0.83), outside_of_baseline=Interval(0.81, 0.8, 0.82))
+    assert judge_figures(poor, None, limits, same_picture=False).gate is Gate.PASSED, (
+        "no worse than the baseline"
+    )
