@@ -27,7 +27,8 @@ from typing import Any
 import click
 
 from benchmarks.command import run
-from vivace.benchmark.round import draw, open_trial
+from vivace.benchmark.calls import draw
+from vivace.benchmark.round import open_trial
 from vivace.benchmark.worker import import_all
 from vivace.errors import StoreError, UnknownModel, nearest
 from vivace.measure.environment import environment, python_ms

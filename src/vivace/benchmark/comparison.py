@@ -10,13 +10,17 @@ from typing import Any
 from vivace.benchmark.rivals import owners, with_rivals
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.measure.lpips import check as check_lpips
+from vivace.models.controlnet import RANDOM, find_controlnet
 from vivace.models.find import Found, find_model, obtain
 from vivace.models.prompts import NUM_DEFAULT, NUM_SEEDS, PROMPT_SETS
+from vivace.models.sources import Files, Pictures, check_files, pictures_of
+from vivace.models.sources import Limits as SizeLimits
+from vivace.models.tasks import own_task, pipeline_of, rounds_up
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.study import AskedWorkload, Batch, Study
 from vivace.spec.words import Checked
-from vivace.spec.workload import MAX_PIXEL_STEPS, Workload
+from vivace.spec.workload import MAX_PIXEL_STEPS, STRENGTHS, Task, Workload, steps_for, steps_run
 
 # For models without prompts in the catalogue.
 DEFAULT_PROMPTS = PROMPT_SETS["real"][:NUM_DEFAULT]
@@ -30,6 +34,7 @@ class Comparison:
 
     Attributes:
         largest_batch: find the largest batch that fits the GPU with the baseline, and use it for all recipes.
+        pictures: that the workload starts from; None for text.
         judged: whether the images are compared with the baseline's.
         rival_of: by the index of a recipe that was added as a rival, those of the step caches' recipes.
     """
@@ -39,6 +44,7 @@ class Comparison:
     workload: Workload
     largest_batch: bool = False
     judged: bool = True
+    pictures: Pictures | None = None
     rival_of: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -57,7 +63,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     for name in dict.fromkeys(study.models):
         found = find_model(name)
         for batch in study.workload.batches:
-            workload = workload_of(found, study.workload, batch)
+            workload, pictures = _workload_and_pictures(found, study.workload, batch)
             steps = workload.num_inference_steps
             wanted = with_rivals(recipes, steps) if study.rivals else recipes
             checked.append(
@@ -66,7 +72,10 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
                     tuple(wanted),
                     workload,
                     largest_batch=batch == "max",
-                    judged=study.quality.enabled and not found.model.is_synthetic,
+                    judged=study.quality.enabled
+                    and not found.model.is_synthetic
+                    and workload.controlnet != RANDOM,
+                    pictures=pictures,
                     rival_of=owners(recipes, wanted, steps) if study.rivals else {},
                 )
             )
@@ -107,7 +116,15 @@ def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workloa
 
     Raises:
         UsageError, WorkloadError: a value is invalid, or the model cannot generate it.
+        Unsupported: the model has no pipeline for the task.
     """
+    return _workload_and_pictures(found, asked, batch)[0]
+
+
+def _workload_and_pictures(
+    found: Found, asked: AskedWorkload, batch: Batch
+) -> tuple[Workload, Pictures | None]:
+    """Return the workload for one model, and the pictures that it starts from."""
     prompts: Sequence[str] | None = asked.prompts
     if asked.prompt_set is not None:
         prompts = _prompts_from_set(asked.prompt_set, prompts)
@@ -122,6 +139,17 @@ def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workloa
         raise WorkloadError(f"--seeds {num_seeds}: give at least one seed per prompt")
     given = asked.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
     numbers = found.defaults | {name: value for name, value in given.items() if value is not None}
+    files = Files(asked.images, asked.masks, asked.controls)
+    task = _task_of(found, asked.task, files, asked.strength)
+    pipeline_of(found.pipeline, task, found.model.name)
+    if asked.controlnet is not None and task != "control":
+        raise WorkloadError(
+            f"--controlnet: the task '{task}' takes none; give --control FILE, or leave it out"
+        )
+    pictures = None
+    if task != "text":
+        pictures = pictures_of(task, files, len(prompts), (asked.height, asked.width), _limits(found))
+        numbers |= {"height": pictures.height, "width": pictures.width}
     with Checked(WorkloadError):
         workload = Workload.model_validate(
             {
@@ -129,11 +157,37 @@ def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workloa
                 "seeds": tuple(range(asked.seed, asked.seed + num_seeds)),
                 "batch": 1 if batch == "max" else batch,
                 "text": asked.text,
+                "task": task,
+                "controlnet": find_controlnet(asked.controlnet) if task == "control" else None,
+                "strength": asked.strength or STRENGTHS.get(task),
+                "sources": () if pictures is None else pictures.sources,
                 **numbers,
             }
         )
     check_size(found, workload)
-    return workload
+    check_strength(found, workload)
+    return workload, pictures
+
+
+def _task_of(found: Found, asked: Task | None, files: Files, strength: float | None) -> Task:
+    """Return the task that was asked for, that the files mean, or that the model is published for."""
+    own = own_task(found.pipeline)
+    return check_files(asked or (own if own != "text" else None), files, strength)
+
+
+def check_strength(found: Found, workload: Workload) -> None:
+    """Refuse a strength at which no step is run.
+
+    Raises:
+        WorkloadError: names the numbers that would run one.
+    """
+    strength, steps = workload.strength, workload.num_inference_steps
+    if strength is None or steps_run(steps, strength, rounds_up=rounds_up(found.pipeline)) > 0:
+        return
+    raise WorkloadError(
+        f"--strength {strength:g} of {steps} steps runs none of them, so the picture would not change; give at least "
+        f"--strength {1 / steps:.2g}, or --num-inference-steps {steps_for(1, strength)}"
+    )
 
 
 def _prompts_from_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ...]:
@@ -160,6 +214,17 @@ def check_judged(found: Found, *flags: str) -> None:
             f"{flags[0]}: {found.model.name} has random weights, so its images have no quality to measure; "
             f"leave out {flags[0]}, or measure {found.entry.name}"
         )
+
+
+def _limits(found: Found) -> SizeLimits:
+    """Return the sizes that pictures are fitted to; those of an unknown model are multiples that any takes."""
+    entry, own = found.entry, found.defaults
+    return SizeLimits(
+        multiple=entry.size_multiple if entry else 32,
+        largest=entry.max_size if entry else 8192,
+        height=own["height"],
+        width=own["width"],
+    )
 
 
 def check_size(found: Found, workload: Workload) -> None:

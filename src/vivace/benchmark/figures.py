@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from vivace.benchmark.launcher import Launcher, ask, last_line
 from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.requests import FiguresRequest, PicturesRequest, Scorer
+from vivace.benchmark.runner import sources_folder
 from vivace.benchmark.store import Store
 from vivace.errors import RecipeError
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import FoundScorer
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.figures import SAME_PIXELS, FiguresKey, NoiseFloor, PictureFigures
+from vivace.spec.figures import SAME_PIXELS, FiguresKey, NoiseFloor, PictureFigures, key_of
 from vivace.spec.record import Record
 from vivace.spec.trial import Trial
 
@@ -47,10 +48,9 @@ def keys_of(records: Sequence[Record], floor: NoiseFloor | None, scorer: str | N
     references = {(p.prompt, p.seed): p.sha256 for p in records[0].rounds[0].pictures}
     drawn = [p for record in records for p in record.rounds[0].pictures]
     drawn += floor.pictures if floor is not None else ()
+    workload = records[0].trial.workload
     found = {
-        FiguresKey(
-            sha256=p.sha256, reference=references[p.prompt, p.seed], prompt=p.prompt, scorer=scorer
-        ): None
+        key_of(p, references[p.prompt, p.seed], workload, scorer): None
         for p in drawn
         if (p.prompt, p.seed) in references
     }
@@ -86,6 +86,7 @@ def add_figures(
             device=device,
             lpips=lpips,
             threads=threads,
+            sources=sources_folder(store),
         )
 
         def on_event(event: dict[str, Any], done: int = start) -> None:
@@ -138,6 +139,7 @@ def draw_noise_floor(
             pictures=_pictures_folder(store),
             number=_MAX_FLOOR_PICTURES,
             threads=threads,
+            sources=sources_folder(store),
         )
 
         def on_event(event: dict[str, Any]) -> None:
@@ -158,13 +160,21 @@ def draw_noise_floor(
 
 
 def draw_pictures(
-    trial: Trial, number: int, pictures: Path, report: Callable[[dict[str, Any]], None]
+    trial: Trial,
+    number: int,
+    pictures: Path,
+    report: Callable[[dict[str, Any]], None],
+    sources: Path | None = None,
 ) -> dict[str, Any]:
-    """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker."""
+    """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker.
+
+    Args:
+        sources: folder of the pictures that the trial starts from.
+    """
     from vivace.benchmark.round import draw_untimed, explain
 
     try:
-        drawn = draw_untimed(trial, number, pictures, report)
+        drawn = draw_untimed(trial, number, pictures, report, sources)
     except Exception as error:  # noqa: BLE001  the process boundary
         outcome, reason = explain(error)
         return {"pictures": [], "reason": f"{outcome.value.replace('_', ' ')}: {reason}"}
@@ -178,6 +188,7 @@ def compute_figures(
     device: str,
     lpips: bool = False,
     report: Callable[[dict[str, Any]], None] = lambda event: None,
+    sources: Path | None = None,
 ) -> list[PictureFigures]:
     """Return the metrics of stored images; missing images are left out. Runs in the worker.
 
@@ -187,20 +198,24 @@ def compute_figures(
         device: where the scorer runs.
         lpips: also compute LPIPS.
         report: called with progress events.
+        sources: folder of the pictures that images were made from.
     """
     from PIL import Image
 
     from vivace.measure.quality import pixels
 
-    found = []
+    found: list[PictureFigures] = []
     for done, key in enumerate(keys):
         report({"event": "phase", "phase": "comparing images", "done": done})
         paths = [picture_path(pictures, sha) for sha in (key.sha256, key.reference)]
         if all(path.exists() for path in paths):
-            found.append(_pixel_figures(key, *(pixels(Image.open(path)) for path in paths)))
+            picture, original = (pixels(Image.open(path)) for path in paths)
+            row = _pixel_figures(key, picture, original)
+            row.alone.update(_against_source(key, picture, sources))
+            found.append(row)
     if scorer is not None:
         report({"event": "phase", "phase": "scoring images", "done": 0})
-        _add_scores(found, pictures, Path(scorer.folder), PROMPT_SETS[scorer.others], device)
+        _add_scores(found, pictures, Path(scorer.folder), PROMPT_SETS[scorer.others], device, sources)
         if scorer.witness is not None:
             _add_witness(found, pictures, Path(scorer.witness), PROMPT_SETS[scorer.others], device)
     if lpips:
@@ -224,8 +239,27 @@ def _pixel_figures(key: FiguresKey, picture: np.ndarray, original: np.ndarray) -
     return PictureFigures(**key.model_dump(), alone=picture_metrics(picture), against=against, reason=reason)
 
 
+def _against_source(key: FiguresKey, picture: np.ndarray, sources: Path | None) -> dict[str, float]:
+    """Return how an image compares with the picture that it was made from; empty for text."""
+    from PIL import Image
+
+    from vivace.measure.quality import match, outside_metrics, pixels
+
+    if key.source is None or sources is None:
+        return {}
+    source = pixels(Image.open(picture_path(sources, key.source)))
+    if key.mask is None:
+        return {"source_match": match(picture, source)}
+    return outside_metrics(picture, source, pixels(Image.open(picture_path(sources, key.mask))))
+
+
 def _add_scores(
-    rows: list[PictureFigures], pictures: Path, folder: Path, others: Sequence[str], device: str
+    rows: list[PictureFigures],
+    pictures: Path,
+    folder: Path,
+    others: Sequence[str],
+    device: str,
+    sources: Path | None,
 ) -> None:
     """Add CLIP scores and similarities to the rows, in place."""
     import numpy as np
@@ -251,6 +285,32 @@ def _add_scores(
             row.alone["clip_score_of_others"] = 100 * float(np.mean(other_scores))
         elif not row.is_identical:
             row.against["clip_similarity"] = 100 * float(seen @ image_embeddings[row.reference])
+    _add_similarities(
+        rows, clip, lambda row: image_embeddings[row.key if row.key in moved else row.sha256], sources
+    )
+
+
+def _add_similarities(
+    rows: list[PictureFigures], clip: ClipScorer, seen: Callable[[PictureFigures], Any], sources: Path | None
+) -> None:
+    """Add the similarity of images to the pictures that they were made from, in place.
+
+    Args:
+        seen: the embedding of a row's image.
+    """
+    import numpy as np
+
+    shas = list(dict.fromkeys(row.source for row in rows if row.source is not None))
+    if sources is None or not shas:
+        return
+    known = dict(zip(shas, _embedded(clip, [picture_path(sources, sha) for sha in shas]), strict=True))
+    for row in rows:
+        if row.source is None:
+            continue
+        row.alone["source_similarity"] = 100 * float(seen(row) @ known[row.source])
+        strangers = [float(seen(row) @ known[sha]) for sha in shas if sha != row.source]
+        if row.is_reference and strangers:
+            row.alone["source_similarity_of_others"] = 100 * float(np.mean(strangers))
 
 
 def _embedded(clip: ClipScorer, images: Sequence[Any]) -> Iterator[Any]:

@@ -10,6 +10,7 @@ process (see `vivace.benchmark.runner.ask_largest_batch`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from vivace.spec.trial import Trial
@@ -66,7 +67,7 @@ def reduce_until(batch: int, holds: Callable[[int], bool]) -> int:
     return batch
 
 
-def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None]) -> int:
+def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None], sources: Path | None = None) -> int:
     """Return the largest batch of a trial that fits in this process, 0 if not even one image does.
 
     Runs in the worker, on a GPU. It loads the model and the recipe once and tries calls of one step plus decoding,
@@ -75,15 +76,16 @@ def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None]) -> int
     Args:
         trial: its own batch is ignored.
         report: called with progress events.
+        sources: folder of the pictures that the trial starts from.
     """
     import gc
 
     import torch
 
-    from vivace.benchmark.round import explain, open_trial, try_call
+    from vivace.benchmark.round import OpenTrial, explain
     from vivace.spec.record import Outcome
 
-    session = open_trial(trial)
+    opened = OpenTrial(trial, sources)
     peaks: dict[int, int] = {}
 
     def fits(batch: int) -> bool:
@@ -92,7 +94,7 @@ def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None]) -> int
         torch.cuda.reset_peak_memory_stats()
         call = trial.workload.model_copy(update={"batch": batch}).calls()[0]
         try:
-            try_call(session, call, trial.workload.text)
+            opened.try_call(call)
         except Exception as error:
             # Libraries with their own allocators raise other exceptions for it.
             if explain(error)[0] is not Outcome.OUT_OF_MEMORY:

@@ -27,6 +27,7 @@ class Job(Spec):
         trials: the first is the baseline.
         rounds: as (trial, index), in the order in which they run.
         pictures: the folder to save images below; None to save none.
+        sources: the folder of the pictures that trials start from; None if none does.
         drawn: of each trial, whether its images are stored already.
         rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
         largest_batch: the batch was found by `--batch max` for the first trial; a round that runs out of memory says so
@@ -40,6 +41,7 @@ class Job(Spec):
     drawn: tuple[bool, ...]
     rival_of: dict[int, tuple[int, ...]] = Field(default={})
     largest_batch: bool = False
+    sources: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def rounds_of(
             continue
         start(trial, index)
         pictures = None if drawn[trial] else job.pictures
-        round_, log = _run_round(job.trials[trial], index, job.timing, launcher, event, pictures)
+        round_, log = _run_round(job, trial, index, launcher, event, pictures)
         drawn[trial] |= bool(round_.pictures)
         if job.largest_batch and round_.outcome is Outcome.OUT_OF_MEMORY:
             why = _why_not_largest(job.trials[trial], None if trial == 0 else job.trials[0])
@@ -81,21 +83,23 @@ def rounds_of(
 
 
 def _run_round(
-    trial: Trial,
+    job: Job,
+    trial: int,
     round_index: int,
-    timing: Timing,
     launcher: Launcher,
     event: Callable[[dict[str, Any]], None],
     pictures: str | None,
 ) -> tuple[Round, str]:
-    """Return a round, and the end of its log."""
+    """Return a round of the job's trial with that index, and the end of its log."""
+    timing = job.timing
     started = datetime.now(UTC).isoformat(timespec="seconds")
     request = RoundRequest(
-        trial=trial,
+        trial=job.trials[trial],
         round=round_index,
         timing=timing,
         pictures=pictures,
         threads=timing.threads,
+        sources=job.sources,
     )
     kills_before = _kernel_oom_kills()
     ending = launcher.run(request, timing.timeout_s, event)

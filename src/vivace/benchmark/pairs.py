@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from vivace.benchmark.comparison import comparisons, default_threads
 from vivace.benchmark.launcher import Launcher
+from vivace.benchmark.pictures import save_sources
 from vivace.benchmark.runner import Progress, Silent, ask_environment, run_trials
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.studies import start_launcher
@@ -119,6 +120,8 @@ def compare(
         timing = timing.model_copy(update={"threads": default_threads(comparison.found)})
     with ExitStack() as stack:
         opened = stack.enter_context(Store.create(Path(store)))
+        if comparison.pictures is not None:
+            save_sources(opened.folder / "sources", comparison.pictures.by_sha)
         if launcher is None:
             launcher = stack.enter_context(start_launcher(study.device))
         environment = ask_environment(launcher, study.device, timing.threads)

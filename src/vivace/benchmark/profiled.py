@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.round import Measurement, Report, draw, explain, num_graphs
+from vivace.benchmark.calls import draw, num_graphs
+from vivace.benchmark.round import Measurement, Report, explain
 from vivace.errors import Unsupported
 from vivace.measure.memory import MemoryMeter
 from vivace.profiling import breakdown
@@ -27,7 +28,13 @@ _WAIT_STEPS = 4
 
 
 def profiled(
-    trial: Trial, timing: Timing, num_calls: int, environment: Environment, file: Path, report: Report
+    trial: Trial,
+    timing: Timing,
+    num_calls: int,
+    environment: Environment,
+    file: Path,
+    report: Report,
+    sources: Path | None = None,
 ) -> Profile:
     """Profile one whole call after the warm-up, and write its Chrome trace.
 
@@ -36,12 +43,15 @@ def profiled(
     Args:
         num_calls: to profile; the figures are those of the call of median length.
         file: of its trace; compressed if its name ends in .gz.
+        sources: folder of the pictures that the trial starts from.
 
     Raises:
         Unsupported: the trial cannot be measured here, or kept compiling; the message says why.
     """
     try:
-        return _profiled(trial, timing, num_calls, environment, file, report)
+        return _profiled(
+            Measurement(trial, timing, report, sources), trial, num_calls, environment, file, report
+        )
     except Exception as error:
         outcome, reason = explain(error)
         if outcome is Outcome.CRASHED:
@@ -50,9 +60,13 @@ def profiled(
 
 
 def _profiled(
-    trial: Trial, timing: Timing, num_calls: int, environment: Environment, file: Path, report: Report
+    measurement: Measurement,
+    trial: Trial,
+    num_calls: int,
+    environment: Environment,
+    file: Path,
+    report: Report,
 ) -> Profile:
-    measurement = Measurement(trial, timing, report)
     with measurement.load_and_apply(MemoryMeter(trial.device)) as session:
         prompt_arguments = measurement.prompt_arguments(session)
         timed = measurement.timed(session, prompt_arguments)
@@ -76,7 +90,7 @@ def _profiled(
         steps = int(session.defaults["num_inference_steps"])
         shorter: dict[str, Any] = {}
         if len(trace.host) > _MAX_EVENTS and steps > _WAIT_STEPS:
-            shorter = {"num_inference_steps": _WAIT_STEPS}
+            shorter = {"num_inference_steps": trial.workload.asked_steps(_WAIT_STEPS)}
         waits = host_waits(session.pipe, lambda: draw(session, call, given, **shorter))
         gaps = breakdown.gaps(trace)
         return Profile(

@@ -11,6 +11,7 @@ from typing import Any
 
 from vivace.benchmark.comparison import comparison_of, default_threads
 from vivace.benchmark.launcher import Launcher, ask
+from vivace.benchmark.pictures import save_sources
 from vivace.benchmark.requests import ProfileRequest
 from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.studies import start_launcher
@@ -88,6 +89,9 @@ def profile(
             workload=comparison.workload,
             device=environment.device,
         )
+        sources = None
+        if comparison.pictures is not None:
+            sources = save_sources(folder / "sources", comparison.pictures.by_sha)
         is_compressed = trace is not None and str(trace).endswith(".gz")
         file = folder / ("trace.json.gz" if is_compressed else "trace.json")
         request = ProfileRequest(
@@ -97,6 +101,7 @@ def profile(
             environment=environment,
             trace=str(file),
             threads=timing.threads,
+            sources=sources,
         )
         found = Profile.model_validate(ask(launcher, request, timing.timeout_s))
         if trace is not None:

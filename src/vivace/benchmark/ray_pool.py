@@ -49,10 +49,19 @@ class RayPlace:
     def environment(self) -> str:
         return self._environment.model_dump_json()
 
-    def measure(self, job: str) -> Iterator[tuple[str, dict[str, bytes]]]:
-        """Run a job's rounds and yield each, with its new images by sha256."""
+    def measure(self, job: str, sources: dict[str, bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
+        """Run a job's rounds and yield each, with its new images by sha256.
+
+        Args:
+            sources: the pictures that its trials start from, PNG files by the sha256 of their pixels.
+        """
         with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
-            here = Job.model_validate_json(job).model_copy(update={"pictures": folder})
+            own = Path(folder) / "sources"
+            for sha256, png in sources.items():
+                path = picture_path(own, sha256)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(png)
+            here = Job.model_validate_json(job).model_copy(update={"pictures": folder, "sources": str(own)})
             for done in rounds_of(here, self._launcher):
                 images = {
                     p.sha256: picture_path(Path(folder), p.sha256).read_bytes() for p in done.round.pictures
@@ -157,7 +166,7 @@ class RayPool:
                             self._ray.kill(actor)
                             continue
                         stream = actor.measure.options(num_returns="streaming").remote(
-                            ticket.job.model_dump_json()
+                            ticket.job.model_dump_json(), _sources_of(ticket.job)
                         )
                         measuring[stream] = (actor, ticket)
                         continue
@@ -190,6 +199,14 @@ class RayPool:
         resource = {"num_gpus": 1} if self._device == "cuda" else {"num_cpus": 1}
         kind = self._ray.remote(**resource, max_restarts=0, max_task_retries=0)(RayPlace)
         return kind.options(**options).remote(self._device, self._threads, self._worker)
+
+
+def _sources_of(job: Job) -> dict[str, bytes]:
+    """Return the files of the pictures that a job's trials start from, by the sha256 of their pixels."""
+    if job.sources is None:
+        return {}
+    wanted = {sha for trial in job.trials for source in trial.workload.sources for sha in source.pictures}
+    return {sha: picture_path(Path(job.sources), sha).read_bytes() for sha in sorted(wanted)}
 
 
 def _done(text: str) -> Done:

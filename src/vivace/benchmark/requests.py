@@ -19,9 +19,11 @@ class Request(Spec):
     Attributes:
         threads: number of CPU threads; None for torch's default.
         log: file for the worker's standard output and error; set by the launcher.
+        sources: folder of the pictures that trials start from; None if none does.
     """
 
     threads: int | None = None
+    sources: str | None = None
     log: str | None = None
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace.benchmark.calls import Arguments, Call, PromptArguments, draw, num_graphs
 from vivace.benchmark.pictures import save_picture
 from vivace.contract import Component, component_of, working_part
 from vivace.errors import NoEffect, Unsupported, VivaceError
@@ -23,7 +24,6 @@ from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session, session_of
 from vivace.spec.record import Outcome, Picture, Round, Sample
 from vivace.spec.timing import Timing
@@ -37,25 +37,30 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Report = Callable[[dict[str, Any]], None]
-Call = Sequence[tuple[int, str, int]]
-"""Index, prompt and seed of each image of one call."""
 _TRACE_STEPS = 2
 REHEARSED_CALLS = 4
 REHEARSED_STEPS = 4
 _MAX_RECOMPILES = 3
-PromptArguments = Callable[[Call], dict[str, Any]]
 
 
-def measure_round(trial: Trial, index: int, timing: Timing, pictures: Path | None, report: Report) -> Round:
+def measure_round(
+    trial: Trial,
+    index: int,
+    timing: Timing,
+    pictures: Path | None,
+    report: Report,
+    sources: Path | None = None,
+) -> Round:
     """Run one round and return its results. Failures of the trial are outcomes, not exceptions.
 
     Args:
         index: number of the round.
         pictures: folder to save the images below; None to save none. Random weights have no images.
         report: called with progress events.
+        sources: folder of the pictures that the trial starts from.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    measurement = Measurement(trial, timing, report)
+    measurement = Measurement(trial, timing, report, sources)
     try:
         measurement.run(None if trial.model.is_synthetic else pictures)
         outcome, reason = Outcome.MEASURED, measurement.refuted()
@@ -68,18 +73,23 @@ def measure_round(trial: Trial, index: int, timing: Timing, pictures: Path | Non
 
 
 def draw_untimed(
-    trial: Trial, number: int, pictures: Path, report: Report = lambda event: None
+    trial: Trial,
+    number: int,
+    pictures: Path,
+    report: Report = lambda event: None,
+    sources: Path | None = None,
 ) -> tuple[Picture, ...]:
     """Generate the first images of a trial, untimed, and save them below the folder `pictures`.
 
     Args:
         number: of images; rounded up to whole batches.
         report: called with progress events.
+        sources: folder of the pictures that the trial starts from.
 
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
-    measurement = Measurement(trial, Timing(), report)
+    measurement = Measurement(trial, Timing(), report, sources)
     session = measurement.load_and_apply(MemoryMeter(trial.device))
     calls = trial.workload.calls()
     measurement.keep_pictures(session, calls[: -(-number // trial.workload.batch)], pictures)
@@ -93,27 +103,39 @@ def open_trial(trial: Trial) -> Session:
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
-    return Measurement(trial, Timing(), lambda event: None).load_and_apply(MemoryMeter(trial.device))
+    return OpenTrial(trial).session
 
 
-def try_call(session: Session, call: Call, text: str) -> None:
-    """Run one step and the decoding.
+class OpenTrial:
+    """A trial's model with its recipe applied, for calls that are not measured.
 
     Args:
-        text: "prompts" or "embeddings", as in a Workload.
+        sources: folder of the pictures that the trial starts from.
+
+    Raises:
+        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
-    prompt_arguments = (
-        as_prompts(call) if text == "prompts" else encode(session, [prompt for _, prompt, _ in call])
-    )
-    draw(session, call, prompt_arguments, num_inference_steps=1)
+
+    def __init__(self, trial: Trial, sources: Path | None = None) -> None:
+        self._steps = trial.workload.asked_steps(1)
+        self._measurement = Measurement(trial, Timing(), lambda event: None, sources)
+        self.session = self._measurement.load_and_apply(MemoryMeter(trial.device))
+
+    def try_call(self, call: Call) -> None:
+        """Run one step and the decoding."""
+        given = self._measurement.prompt_arguments(self.session)(call)
+        draw(self.session, call, given, num_inference_steps=self._steps)
 
 
-def rehearse(trial: Trial, timing: Timing) -> str | None:
+def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str | None:
     """Allocate the memory that `measure_round` would, in a fraction of its time.
 
     It runs the same calls in the same order and the trace, but at most REHEARSED_CALLS calls of REHEARSED_STEPS steps.
     By then the allocator has seen every kind of step (computed, skipped by a cache, without guidance) more than once,
     and its state repeats.
+
+    Args:
+        sources: folder of the pictures that the trial starts from.
 
     Returns:
         Why the round does not fit; None if it does.
@@ -123,7 +145,7 @@ def rehearse(trial: Trial, timing: Timing) -> str | None:
         Exception: any other failure than running out of memory.
     """
     try:
-        Measurement(trial, timing, lambda event: None).rehearse()
+        Measurement(trial, timing, lambda event: None, sources).rehearse()
     except Exception as error:
         outcome, reason = explain(error)
         if outcome is not Outcome.OUT_OF_MEMORY:
@@ -158,8 +180,9 @@ class Measurement:
         results: fields of the Round, filled as they become known, so that a failed round keeps them.
     """
 
-    def __init__(self, trial: Trial, timing: Timing, report: Report) -> None:
+    def __init__(self, trial: Trial, timing: Timing, report: Report, sources: Path | None = None) -> None:
         self._trial = trial
+        self._sources = sources
         self._timing = timing
         self._report = report
         self._images: dict[int, Image] = {}
@@ -203,7 +226,8 @@ class Measurement:
         """Run a shortened round (see the function `rehearse`)."""
         session = self.load_and_apply(MemoryMeter(self._trial.device))
         prompt_arguments = self.prompt_arguments(session)
-        steps = min(int(session.defaults["num_inference_steps"]), REHEARSED_STEPS)
+        wanted = self._trial.workload.asked_steps(REHEARSED_STEPS)
+        steps = min(int(session.defaults["num_inference_steps"]), wanted)
         timed = self.timed(session, prompt_arguments, num_inference_steps=steps)
         num_calls = self._timing.max_warmup + (self._timing.repeats or MIN_SAMPLES)
         for k in range(min(num_calls, REHEARSED_CALLS)):
@@ -233,9 +257,10 @@ class Measurement:
     def _trace(self, session: Session, prompt_arguments: PromptArguments) -> list[str]:
         """Return the names of the attention kernels of a short call."""
         call = self._trial.workload.calls()[0]
+        steps = self._trial.workload.asked_steps(_TRACE_STEPS)
         return attention_kernels(
             _parts_with_attention(session.pipe),
-            lambda: draw(session, call, prompt_arguments(call), num_inference_steps=_TRACE_STEPS),
+            lambda: draw(session, call, prompt_arguments(call), num_inference_steps=steps),
         )
 
     def load_and_apply(self, meter: MemoryMeter) -> Session:
@@ -251,8 +276,15 @@ class Measurement:
         found = find_model(trial.model.name)
         if found.model.revision != trial.model.revision:
             raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
+        self._given = Arguments(trial.workload, found.pipeline, self._sources)
         recipe = Recipe.from_spec(trial.recipe)
-        pipe = load_pipeline(found, trial.device, keep_on_host=recipe.loads_from_host)
+        pipe = load_pipeline(
+            found,
+            trial.device,
+            keep_on_host=recipe.loads_from_host,
+            task=trial.workload.task,
+            controlnet=trial.workload.controlnet,
+        )
         self.results["load_s"] = time.perf_counter() - start
         self._report({"event": "phase", "phase": "apply"})
         start = time.perf_counter()
@@ -262,12 +294,7 @@ class Measurement:
             found,
             recipe,
             trial.device,
-            {
-                "height": workload.height,
-                "width": workload.width,
-                "num_inference_steps": workload.num_inference_steps,
-                "guidance_scale": workload.guidance_scale,
-            },
+            workload.call,
             workload.prompts,
         )
         self.results["apply_s"] = time.perf_counter() - start
@@ -275,6 +302,10 @@ class Measurement:
         self.results["warnings"] = tuple(session.warnings)
         meter.loaded(session.pipe)
         return session
+
+    def prompt_arguments(self, session: Session) -> PromptArguments:
+        """Return a function from a call to its arguments besides the session's defaults."""
+        return self._given.of(session)
 
     def warm_up(self, timed: Callable[[int], Sample]) -> None:
         """Repeat the call until the times are steady or a limit is reached; `steady` says which."""
@@ -348,51 +379,8 @@ class Measurement:
         for (index, _, _), image in zip(call, output.images, strict=True):
             self._images.setdefault(index, image)
 
-    def prompt_arguments(self, session: Session) -> PromptArguments:
-        """Return a function from a call to its prompt arguments: texts, or embeddings encoded once."""
-        if self._trial.workload.text == "prompts":
-            return as_prompts
-        known: dict[tuple[int, ...], dict[str, Any]] = {}
-
-        def encoded(call: Call) -> dict[str, Any]:
-            key = tuple(index for index, _, _ in call)
-            if key not in known:
-                known[key] = encode(session, [prompt for _, prompt, _ in call])
-            return known[key]
-
-        return encoded
-
 
 def _parts_with_attention(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
     """Return the denoiser and the VAE's decoder, by component."""
     parts: tuple[Component, ...] = ("denoiser", "vae")
     return {c: working_part(c, module) for c in parts if (module := component_of(pipe, c)) is not None}
-
-
-def as_prompts(call: Call) -> dict[str, Any]:
-    """Return a call's prompts as the pipeline's `prompt` argument: one text, or a list of several."""
-    return {"prompt": call[0][1] if len(call) == 1 else [prompt for _, prompt, _ in call]}
-
-
-def draw(session: Session, call: Call, prompt_arguments: dict[str, Any], **overrides: Any) -> Any:
-    """Generate a call's images, each with its own generator; return the pipeline's output.
-
-    The noise is drawn on the CPU, so that it is the same on every device.
-
-    Args:
-        prompt_arguments: the prompts or embeddings, as keyword arguments.
-        overrides: other arguments of the pipeline's call.
-    """
-    import torch
-
-    generators = [torch.Generator("cpu").manual_seed(seed) for _, _, seed in call]
-    return session(**prompt_arguments, generator=generators[0] if len(call) == 1 else generators, **overrides)
-
-
-def num_graphs() -> int:
-    """Return the number of graphs that torch.compile has made in this process."""
-    import sys
-
-    if "torch._dynamo.utils" not in sys.modules:
-        return 0
-    return int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"])

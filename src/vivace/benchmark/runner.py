@@ -68,11 +68,14 @@ def ask_race(
     return {name: float(value) for name, value in ask(launcher, request, _ASK_TIMEOUT_S).items()}
 
 
-def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing) -> int:
+def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing, sources: str | None = None) -> int:
     """Return the largest batch of the trial's recipe that fits the GPU.
 
     It is found by trying in one process, then reduced by a sixteenth at a time until a rehearsal of a round completes
     in a fresh process.
+
+    Args:
+        sources: folder of the pictures that the trial starts from.
 
     Raises:
         Unsupported: the device is a CPU, or not even one image fits.
@@ -82,11 +85,13 @@ def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing) -> int:
         raise Unsupported(
             "--batch max needs a GPU: a CPU's memory has no hard limit, and batches do not make it faster; give numbers"
         )
-    request = LargestBatchRequest(trial=trial, threads=timing.threads)
+    request = LargestBatchRequest(trial=trial, threads=timing.threads, sources=sources)
     found = int(ask(launcher, request, _ASK_TIMEOUT_S)["batch"])
 
     def holds(batch: int) -> bool:
-        rehearsal = RehearsalRequest(trial=with_batch(trial, batch), timing=timing, threads=timing.threads)
+        rehearsal = RehearsalRequest(
+            trial=with_batch(trial, batch), timing=timing, threads=timing.threads, sources=sources
+        )
         return ask(launcher, rehearsal, timing.timeout_s)["why_not"] is None
 
     found = reduce_until(found, holds)
@@ -138,6 +143,7 @@ def run_trials(
         drawn=tuple(not rerun and any(r.pictures for r in of.values()) for of in stored),
         rival_of=dict(rival_of or {}),
         largest_batch=largest_batch,
+        sources=sources_folder(store),
     )
     try:
         for done in rounds_of(job, launcher, progress.start_round, progress.event):
@@ -158,6 +164,11 @@ def keep(done: Done, trial: Trial, key: str, store: Store) -> None:
 def pictures_folder(store: Store) -> str:
     """Return the absolute path of the store's images, for a worker."""
     return str((store.folder / "pictures").absolute())
+
+
+def sources_folder(store: Store) -> str:
+    """Return the absolute path of the pictures that trials start from, for a worker."""
+    return str((store.folder / "sources").absolute())
 
 
 def _keep_log(store: Store, trial: Trial, log: str) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from vivace.benchmark.jobs import Done, Job
 from vivace.benchmark.pictures import save_picture
-from vivace.benchmark.runner import Progress, keep, pictures_folder
+from vivace.benchmark.runner import Progress, keep, pictures_folder, sources_folder
 from vivace.benchmark.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Invocation, Store
 from vivace.errors import WorkerError
@@ -235,6 +235,7 @@ class Spread:
             timing=self._timing,
             pictures=pictures_folder(self._store),
             drawn=tuple(not self._rerun and any(r.pictures for r in of.values()) for of in stored),
+            sources=sources_folder(self._store),
         )
         return Ticket(job, environment, tuple(members), keys)
 

@@ -14,6 +14,7 @@ from vivace.benchmark.comparison import Comparison, comparisons, default_threads
 from vivace.benchmark.figures import add_figures, draw_noise_floor
 from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.local_pool import NumGpus, gpu_pool, gpus_of_this_host
+from vivace.benchmark.pictures import save_sources
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import (
     Progress,
@@ -21,6 +22,7 @@ from vivace.benchmark.runner import (
     ask_environment,
     ask_largest_batch,
     run_trials,
+    sources_folder,
     with_batch,
 )
 from vivace.benchmark.spread import Pool, Spread
@@ -108,6 +110,8 @@ def run_study(
             pool = stack.enter_context(closing(start_pool(study, launcher, gpus, ray)))
         compared: list[Compared] = []
         for comparison, scorer in zip(checked, scorers, strict=True):
+            if comparison.pictures is not None:
+                save_sources(opened.folder / "sources", comparison.pictures.by_sha)
             one = _Comparing(study, comparison, scorer, opened, launcher, progress or Silent())
             named = command or _bench_command(comparison)
             if pool is None:
@@ -134,7 +138,7 @@ class _Comparing:
         environment = ask_environment(self.launcher, self.study.device, timing.threads)
         trials = self._trials(environment.device)
         if self.comparison.largest_batch:
-            batch = ask_largest_batch(self.launcher, trials[0], timing)
+            batch = ask_largest_batch(self.launcher, trials[0], timing, sources_folder(self.store))
             trials = [with_batch(trial, batch) for trial in trials]
         run = self.store.start_run(command, trials, environment, self._scorer_id(), timing.rounds)
         records = run_trials(
@@ -319,8 +323,10 @@ def _find_scorers(study: Study, comparison: Comparison) -> FoundScorer | None:
 
 
 def _bench_command(comparison: Comparison) -> str:
-    """Return the `vivace bench` command line of a comparison's model and recipes."""
+    """Return the `vivace bench` command line of a comparison's model, task and recipes."""
     parts = ["vivace", "bench", "--model", comparison.found.model.name]
+    if comparison.workload.task != "text":
+        parts += ["--task", comparison.workload.task]
     for recipe in comparison.recipes:
         parts += ["--recipe", recipe.text]
     return shlex.join(parts)

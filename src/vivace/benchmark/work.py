@@ -28,13 +28,14 @@ from vivace.contract.anatomy import DENOISERS
 from vivace.errors import Unsupported, VivaceError, WorkerError
 from vivace.measure.ceilings import known_ceilings
 from vivace.measure.flops import Calls, count_calls
-from vivace.memory.predict import predict_trial
+from vivace.memory.predict import built_for, pictures_for, predict_trial
 from vivace.memory.weightless import find_weightless
 from vivace.memory.without_values import run_without_values
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.lora import distillations
 from vivace.models.quiet import quiet
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.calls import follow_denoiser
 from vivace.runtime.embeddings import encode
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.session import Session
@@ -56,6 +57,8 @@ _CHANGES_WORK = {
 }
 _CHANGES_WEIGHTS = {Stage.FUSE, Stage.QUANTIZE}
 _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+VAE_ENCODER = "vae_encoder"
+"""What encodes the pictures that a call starts from. Techniques know the VAE as one component."""
 _TOLERATED_HITS = 0.05
 """A schedule of whole steps cannot reach every measured share of hits."""
 
@@ -138,9 +141,14 @@ def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_
         arguments: dict[str, Any] = {"prompt": prompts if len(prompts) > 1 else prompts[0]}
         if workload.text == "embeddings":
             arguments = encode(session, prompts)
+        arguments |= pictures_for(pipe, workload.call, len(prompts))
         modules = ((c, component_of(pipe, c)) for c in COMPONENTS)
         parts: dict[str, Any] = {c: working_part(c, m) for c, m in modules if m is not None}
-        session(**arguments, num_inference_steps=1, output_type="pt")  # timed calls are not the first either
+        if workload.task != "text":
+            parts[VAE_ENCODER] = pipe.vae.encoder
+        session(
+            **arguments, num_inference_steps=workload.asked_steps(1), output_type="pt"
+        )  # timed calls are not the first either
         before = _hits(session)
         keeps_state = any(technique.stage is Stage.CACHE for technique in twin)
         counted = count_calls(
@@ -173,15 +181,14 @@ def _session(
     import torch
 
     model = find_weightless(trial.model.name)
-    pipe = model.build()
+    pipe = built_for(model, trial.workload.task)
     if environment.device == "cpu":  # where every baseline is in fp32
         for part in pipe.components.values():
             if isinstance(part, torch.nn.Module):
                 torch.nn.Module.to(part, torch.float32)
     workload = trial.workload
-    given = {n: getattr(workload, n) for n in ("height", "width", "num_inference_steps", "guidance_scale")}
     facts = ModelFacts(
-        defaults=model.defaults | given,
+        defaults=model.defaults | workload.call,
         load_tiny_vae=model.build_tiny_vae,
         distillations=distillations(CATALOGUE.get(model.name)),
         has_weights=False,
@@ -189,6 +196,7 @@ def _session(
         hits=None if hits is None else min(0.999, hits * calls / max(1, calls - 1)),
     )
     session = Session(pipe, recipe, Target(Placement(machine_of(environment)), pipe, facts))
+    follow_denoiser(pipe, "meta")
     draw_noise_in_fp32(pipe)
     run_without_values(pipe, trial.workload.height, trial.workload.width)
     return session
@@ -216,7 +224,8 @@ def _component(
     if dtype == "fp32" and environment.device == "cuda":
         conv = "tf32"  # PyTorch's default for convolutions, not for matmuls
     for technique in recipe:
-        if technique.stage is Stage.PRECISION or (technique.targets and name not in technique.targets):
+        part = "vae" if name == VAE_ENCODER else name
+        if technique.stage is Stage.PRECISION or (technique.targets and part not in technique.targets):
             continue
         precision = technique.arithmetic.precision
         if precision == "tf32":

@@ -175,29 +175,31 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
     Raises:
         VivaceError: the request cannot be answered here. Failures of a round are outcomes, not errors.
     """
+    sources = None if request.sources is None else Path(request.sources)
     match request:
         case RoundRequest(trial=trial, round=index, timing=timing, pictures=pictures):
             from vivace.benchmark.round import measure_round
 
             folder = None if pictures is None else Path(pictures)
-            return measure_round(trial, index, timing, folder, report).model_dump(mode="json")
+            round_ = measure_round(trial, index, timing, folder, report, sources)
+            return round_.model_dump(mode="json")
         case FiguresRequest(pictures=pictures, keys=keys, scorer=scorer, device=device, lpips=lpips):
             from vivace.benchmark.figures import compute_figures
 
-            rows = compute_figures(Path(pictures), keys, scorer, device, lpips, report)
+            rows = compute_figures(Path(pictures), keys, scorer, device, lpips, report, sources)
             return {"figures": [row.model_dump(mode="json") for row in rows]}
         case PicturesRequest(trial=trial, number=number, pictures=pictures):
             from vivace.benchmark.figures import draw_pictures
 
-            return draw_pictures(trial, number, Path(pictures), report)
+            return draw_pictures(trial, number, Path(pictures), report, sources)
         case LargestBatchRequest(trial=trial):
             from vivace.benchmark.fitting import largest_batch
 
-            return {"batch": largest_batch(trial, report)}
+            return {"batch": largest_batch(trial, report, sources)}
         case RehearsalRequest(trial=trial, timing=timing):
             from vivace.benchmark.round import rehearse
 
-            return {"why_not": rehearse(trial, timing)}
+            return {"why_not": rehearse(trial, timing, sources)}
         case PredictionsRequest(trials=trials, environment=measured_on):
             from vivace.benchmark.planned import predict_all
 
@@ -209,7 +211,8 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
         case ProfileRequest(trial=trial, timing=timing, calls=calls, environment=measured_on, trace=trace):
             from vivace.benchmark.profiled import profiled
 
-            return profiled(trial, timing, calls, measured_on, Path(trace), report).model_dump(mode="json")
+            found = profiled(trial, timing, calls, measured_on, Path(trace), report, sources)
+            return found.model_dump(mode="json")
         case EnvironmentRequest(device=device):
             from vivace.measure.environment import environment
             from vivace.measure.machine import choose_device

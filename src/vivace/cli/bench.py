@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vivace.benchmark import Run
     from vivace.report.rows import Row
     from vivace.spec.limits import Limits
+    from vivace.spec.workload import Task
 
 GATE_FAILED = 1
 SOME_NOT_MEASURED = 4
@@ -79,6 +80,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     help="Seeds per prompt; default: 1, or 3 with --prompt-set.",
 )
 @options.workload
+@options.pictures(several=True)
 @click.option(
     "--batch",
     "batches",
@@ -183,6 +185,12 @@ def bench(
     width: int | None,
     num_inference_steps: int | None,
     guidance_scale: float | None,
+    task: Task | None,
+    images: tuple[str, ...],
+    masks: tuple[str, ...],
+    controls: tuple[str, ...],
+    strength: float | None,
+    controlnet: str | None,
     batches: tuple[Batch, ...],
     text: str,
     repeats: int | None,
@@ -219,6 +227,7 @@ def bench(
     \b
         vivace bench --recipe baseline --recipe tiny_vae --recipe tiny_vae+steps:20
         vivace bench --recipe baseline --recipe steps:8 --prompt-set tinyworld --min-quality clip=0.98
+        vivace bench --task inpaint --recipe baseline --recipe tiny_vae
         vivace bench --model synthetic:flux-dev --recipe baseline --recipe compile --text embeddings
     """
     from vivace.benchmark import AskedQuality, AskedWorkload, Study, Timing, run_study
@@ -244,6 +253,12 @@ def bench(
                 guidance_scale=guidance_scale,
                 batches=batches,
                 text=text,
+                task=task,
+                images=images,
+                masks=masks,
+                controls=controls,
+                strength=strength,
+                controlnet=controlnet,
             ),
             timing=Timing(
                 rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads
@@ -323,7 +338,8 @@ def _print_tables(tables: list[list[Row]]) -> None:
     for index, table in enumerate(tables):
         if index > 0:
             click.echo()
-        if len(tables) > 1 or table[0].record.trial.model.is_synthetic:
+        trial = table[0].record.trial
+        if len(tables) > 1 or trial.model.is_synthetic or trial.workload.task != "text":
             click.echo(title_of(table[0].record))
         if shown.is_terminal:
             print_table(table, shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -41,6 +41,7 @@ _LIBRARIES = ("torch", "diffusers", "transformers", "torchao")
     help="Seed of the script.",
 )
 @options.workload
+@options.pictures()
 @options.device
 @options.threads
 def export(
@@ -54,6 +55,11 @@ def export(
     width: int | None,
     num_inference_steps: int | None,
     guidance_scale: float | None,
+    images: str | None,
+    masks: str | None,
+    controls: str | None,
+    strength: float | None,
+    controlnet: str | None,
     device: str,
     threads: int | None,
 ) -> int:
@@ -72,6 +78,13 @@ def export(
         if not force:
             _check_is_new(output)
         check_writable(output.parent, output)
+    pictures: dict[str, Any] = {
+        "images": options.one(images),
+        "masks": options.one(masks),
+        "controls": options.one(controls),
+        "strength": strength,
+        "controlnet": controlnet,
+    }
     prepared = comparison_of(
         model,
         recipe,
@@ -81,6 +94,7 @@ def export(
         width=width,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
+        **pictures,
     )
     found = prepared.found
 
@@ -90,11 +104,14 @@ def export(
     check_loadable(found)
     chosen = choose_device(device)
     click.echo(f"loading {found.model.name}", err=True)
-    return guarded(found, lambda is_read: _write(prepared, chosen, threads, seed, output, force, is_read))
+    return guarded(
+        found, lambda is_read: _write(prepared, pictures, chosen, threads, seed, output, force, is_read)
+    )
 
 
 def _write(
     prepared: Comparison,
+    pictures: dict[str, Any],
     chosen: str,
     threads: int | None,
     seed: int,
@@ -104,7 +121,9 @@ def _write(
 ) -> int:
     """Load the model, apply the recipe, and write or print the script."""
     from vivace.benchmark.comparison import default_threads
+    from vivace.export.pictures import source_files
     from vivace.export.script import write_script
+    from vivace.spec.study import AskedWorkload
 
     found, workload = prepared.found, prepared.workload
     written = write_script(
@@ -113,7 +132,9 @@ def _write(
         chosen,
         prompt=workload.prompts[0],
         seed=seed,
-        call=workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
+        call=workload.call,
+        workload=workload,
+        sources=source_files(found, workload, AskedWorkload(**pictures)),
         threads=(threads or default_threads(found)) if chosen == "cpu" else threads,
         about=[f"Written by vivace {__version__} for {chosen}, {_versions()}."],
     )

@@ -19,6 +19,7 @@ from vivace.errors import OutputError
 
 if TYPE_CHECKING:
     from vivace.benchmark.comparison import Comparison
+    from vivace.spec.workload import Workload
 
 
 @click.command()
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     help="Folder for the PNGs.",
 )
 @options.workload
+@options.pictures()
 @options.device
 @options.threads
 def generate(
@@ -60,6 +62,11 @@ def generate(
     width: int | None,
     num_inference_steps: int | None,
     guidance_scale: float | None,
+    images: str | None,
+    masks: str | None,
+    controls: str | None,
+    strength: float | None,
+    controlnet: str | None,
     device: str,
     threads: int | None,
 ) -> int:
@@ -68,8 +75,12 @@ def generate(
     Each PNG contains its model, recipe, prompt and seed as text. The same command on the same machine writes the same
     bytes. An existing file is never overwritten: a different image gets a number.
 
+    With --image a picture is changed: it has its size, if the model can draw it, and --strength says how much may
+    change. With --mask only what is white there is repainted.
+
     \b
         vivace generate "a red circle above a blue square" --recipe tiny_vae --num-images 4
+        vivace generate "a red circle above a blue square" --image old.png --mask hole.png
     """
     from vivace.benchmark.comparison import comparison_of, default_threads
 
@@ -83,6 +94,11 @@ def generate(
         width=width,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
+        images=options.one(images),
+        masks=options.one(masks),
+        controls=options.one(controls),
+        strength=strength,
+        controlnet=controlnet,
     )
     if out.exists() and not out.is_dir():
         raise OutputError(f"--out {out} is a file; give a folder")
@@ -104,7 +120,9 @@ def _draw(
     import torch
 
     from vivace.measure.machine import choose_device
+    from vivace.models.controlnet import RANDOM
     from vivace.models.load import explained
+    from vivace.models.sources import picture_arguments
     from vivace.runtime.session import open_session
 
     # The last bits of an image depend on the number of threads, so it is set and recorded.
@@ -117,19 +135,29 @@ def _draw(
             prepared.found,
             prepared.recipes[0],
             chosen,
-            workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
+            workload.call,
             workload.prompts,
+            workload.task,
+            workload.controlnet,
         )
         notes = truncation(session.pipe, prompt)
     is_read()
+    notes += [] if prepared.pictures is None else prepared.pictures.notes
     for warning in [*session.warnings, *notes]:
         click.echo(f"note: {warning}", err=True)
     if prepared.found.model.is_synthetic:
         click.echo(f"note: {prepared.found.model.name} has random weights: its images show nothing", err=True)
+    if workload.controlnet == RANDOM:
+        click.echo(
+            "note: the ControlNet has random weights: it disturbs the images and follows nothing", err=True
+        )
+    known = {} if prepared.pictures is None else prepared.pictures.by_sha
     silence_diffusers()  # it prints every token that it truncates
     for index, text, picture_seed in workload.pictures():
         with explained(prepared.found, "does not run"):
-            picture = session(text, generator=torch.Generator("cpu").manual_seed(picture_seed)).images[0]
+            given = picture_arguments(prepared.found.pipeline, workload, [index], known)
+            generator = torch.Generator("cpu").manual_seed(picture_seed)
+            picture = session(prompt=text, generator=generator, **given).images[0]
         facts = {
             "software": f"vivace {__version__}",
             "model": prepared.found.model.name,
@@ -140,11 +168,25 @@ def _draw(
             "guidance_scale": f"{session.defaults['guidance_scale']:g}",
             "size": f"{workload.width}x{workload.height}",
             "num_threads": str(torch.get_num_threads()),
+            **_source_facts(workload),
         }
         click.echo(save(picture, facts, out, f"{slug(text)}-{picture_seed}"))
         if num_images > 1:
             click.echo(f"[{index + 1}/{num_images}]", err=True)
     return 0
+
+
+def _source_facts(workload: Workload) -> dict[str, str]:
+    """Return what a picture was made from, by content: names of files are the user's own."""
+    if workload.task == "text":
+        return {}
+    found: dict[str, str] = {"task": workload.task}
+    if workload.strength is not None:
+        found["strength"] = f"{workload.strength:g}"
+    source = workload.source_of(0)
+    assert source is not None
+    given = {name: getattr(source, name) for name in ("image", "mask", "control")}
+    return found | {f"{name}_sha256": sha for name, sha in given.items() if sha is not None}
 
 
 def truncation(pipe: Any, prompt: str) -> list[str]:

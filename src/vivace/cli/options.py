@@ -14,6 +14,7 @@ import click
 from vivace.errors import WorkloadError
 from vivace.foreign.files import read_text
 from vivace.foreign.reading import reading
+from vivace.spec.workload import TASKS
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
@@ -137,6 +138,62 @@ def workload(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+task = click.option(
+    "--task",
+    type=click.Choice(TASKS),
+    help="What is generated from; default: what the files say. Without files: pictures that ship with vivace.",
+)
+
+
+def one(file: str | None) -> tuple[str, ...]:
+    """Return a file that was given, or none, as the files of a workload."""
+    return () if file is None else (file,)
+
+
+def pictures(*, several: bool = False) -> Callable[[F], F]:
+    """Return a decorator that adds the options for the pictures to start from.
+
+    Args:
+        several: each file option may be repeated, one for each prompt, and there is an option for the task.
+    """
+    more = " Repeat for one for each prompt." if several else ""
+    names = {"--image": "images", "--mask": "masks", "--control": "controls"}
+    helps = {
+        "--image": "Picture to start from: image-to-image; with --mask, inpainting; edited by models for that.",
+        "--mask": "Mask of --image, of the same size: white is repainted, black stays.",
+        "--control": "Picture that a ControlNet follows: edges, depth, ... as the ControlNet was trained.",
+    }
+    found = [
+        click.option(flag, names[flag], multiple=several, metavar="FILE", help=helps[flag] + more)
+        for flag in names
+    ]
+    found.append(
+        click.option(
+            "--strength",
+            type=FiniteFloat(0, 1, min_open=True),
+            metavar="FLOAT",
+            help="Share of the steps that are run on --image, from 0 (unchanged) to 1 (forgotten); default: 0.8, "
+            "inpainting 0.9.",
+        )
+    )
+    found.append(
+        click.option(
+            "--controlnet",
+            metavar="NAME",
+            help="Folder of a ControlNet in diffusers' format; default: random weights, for time and memory alone.",
+        )
+    )
+    if several:
+        found.insert(0, task)
+
+    def add(function: F) -> F:
+        for option in reversed(found):
+            function = option(function)
+        return function
+
+    return add
 
 
 def min_quality(function: F) -> F:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vivace.memory.predict import Prediction
     from vivace.memory.weightless import Weightless
     from vivace.recipes.recipe import Recipe
+    from vivace.spec.workload import Task
 
 
 @click.command()
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="embeddings: encode the prompts before the call.",
 )
+@options.task
 @click.option(
     "--card",
     type=options.FiniteFloat(0.1, 10_000),
@@ -45,6 +47,7 @@ def plan(
     width: int | None,
     batch: int,
     text: Literal["prompts", "embeddings"],
+    task: Task | None,
     card: float | None,
     as_json: bool,
 ) -> int:
@@ -64,7 +67,7 @@ def plan(
     from vivace.memory.weightless import find_weightless
 
     found = find_weightless(model)
-    asked: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text}
+    asked: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text, "task": task}
     return guarded(found.found, lambda is_read: _plan(found, resolved, asked, card, as_json, is_read))
 
 

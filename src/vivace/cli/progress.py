@@ -38,9 +38,10 @@ _SLOW_LOAD_S = 1.0  # shorter loading times are not printed
 
 
 def title(trial: Trial) -> str:
-    """Return what the trials of a comparison have in common: the model, and the batch if it is not 1."""
-    batch = trial.workload.batch
-    return trial.model.name + (f", batch {batch}" if batch > 1 else "")
+    """Return what the trials of a comparison have in common: the model, a task other than text, a batch above 1."""
+    workload = trial.workload
+    task = f", {workload.task_in_words}" if workload.task != "text" else ""
+    return trial.model.name + task + (f", batch {workload.batch}" if workload.batch > 1 else "")
 
 
 def title_of(record: Record) -> str:

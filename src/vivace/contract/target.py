@@ -86,11 +86,14 @@ class Request:
     Attributes:
         prompts: what will be drawn, or similar prompts, for techniques that adapt to them.
         earlier, later: the recipe's techniques before and after this one.
+        given: what a call of the pipeline takes besides a prompt: pictures to start from, for techniques that make
+            calls to adapt to.
     """
 
     prompts: tuple[str, ...] = ()
     earlier: tuple[Technique, ...] = ()
     later: tuple[Technique, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

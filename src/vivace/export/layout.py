@@ -44,7 +44,7 @@ def imports_of(names: Iterable[str]) -> str:
     sections = []
     for is_standard in (True, False):
         lines = [f"import {module}" for module in sorted(modules) if _is_standard(module) is is_standard]
-        for module in sorted(members):
+        for module in sorted(members, key=str.lower):
             if _is_standard(module) is is_standard:
                 lines.append(f"from {module} import {', '.join(sorted(members[module], key=_member_order))}")
         if lines:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,13 @@ from vivace.contract import Stage, Technique, without_clashes
 from vivace.contract.script import WIDTH, Script, literal, written_call
 from vivace.export.layout import docstring, imports_of, spaced
 from vivace.export.loading import check_loadable, loading
+from vivace.export.pictures import SourceFile, conversion, opening
 from vivace.models.find import Found
 from vivace.models.load import load_pipeline
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.arguments import takes_prompts_first
+from vivace.runtime.calls import takes_prompts_first
 from vivace.runtime.session import Session, session_of
+from vivace.spec.workload import Workload
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -76,6 +78,8 @@ def write_script(
     call: dict[str, Any] | None = None,
     threads: int | None = None,
     about: Iterable[str] = (),
+    workload: Workload | None = None,
+    sources: Sequence[SourceFile] = (),
 ) -> Written:
     """Load the model, apply the recipe and return a script that does the same.
 
@@ -86,6 +90,8 @@ def write_script(
         call: size, steps and guidance that differ from the model's own; the recipe's take precedence.
         threads: CPU threads that the script sets; None for torch's default.
         about: further lines of the script's docstring.
+        workload: whose task it does; None for text.
+        sources: the pictures that it opens.
 
     Raises:
         UsageError: a model with random weights.
@@ -94,7 +100,13 @@ def write_script(
     check_loadable(found)
     steps: list[Step] = []
     session = session_of(
-        load_pipeline(found, device, keep_on_host=recipe.loads_from_host),
+        load_pipeline(
+            found,
+            device,
+            keep_on_host=recipe.loads_from_host,
+            task=None if workload is None else workload.task,
+            controlnet=None if workload is None else workload.controlnet,
+        ),
         found,
         recipe,
         device,
@@ -109,16 +121,26 @@ def write_script(
     plain = [step for step in steps if step.script is not None and step not in inside]
     call_contexts = [call_context for step in plain if (call_context := _script(step).around)]
     load = loading(found, device)
-    imports = {"torch", *load.imports, *(name for step in plain for name in _script(step).imports)}
+    made = Script() if workload is None else conversion(found, workload)
+    opened = Script() if workload is None else opening(sources, workload.width, workload.height)
+    imports = {
+        "torch",
+        *load.imports,
+        *made.imports,
+        *opened.imports,
+        *(name for step in plain for name in _script(step).imports),
+    }
     imports |= {"vivace"} if inside else set()
     blocks = [[f"torch.set_num_threads({threads})  # the image's last bits depend on it"]] if threads else []
-    blocks.append(list(load.lines))
+    blocks += [list(load.lines), list(made.lines)]
     blocks += _technique_blocks(steps, inside, device, prompt)
     if _computes_below_fp32(session.pipe):
-        noise = _noise_in_fp32(session.pipe)
+        noise = _noise_in_fp32(session.pipe, encodes=bool(sources))
         imports |= set(noise.imports)
         blocks.append(list(noise.lines))
-    blocks.append(_call_block(session, "draw" if inside else "pipe", prompt, seed, call_contexts))
+    blocks.append(list(opened.lines))
+    given = [each.name for each in sources]
+    blocks.append(_call_block(session, "draw" if inside else "pipe", prompt, seed, call_contexts, given))
     needs = [f"Needs vivace: there are no public calls for {', '.join(own)}."] if own else []
     session.close()
     header = docstring(
@@ -261,8 +283,34 @@ pipe.scheduler.step = step_in_fp32
 """
 
 
-def _noise_in_fp32(pipe: DiffusionPipeline) -> Script:
-    """Return the lines that make the pipeline draw noise in fp32."""
+_ENCODE = """
+encode = pipe.vae.encode
+
+
+@functools.wraps(encode)
+def encode_in_fp32(x, *args, **kwargs):
+    output = encode(x.to(next(pipe.vae.encoder.parameters()).dtype), *args, **kwargs)
+    found = getattr(output, "latent_dist", None)
+    if found is not None:  # a distribution, which is sampled
+        output.latent_dist = type(found)(found.parameters.float())
+    return output
+
+
+pipe.vae.encode = encode_in_fp32
+"""
+
+
+_CAST_BACK = """    if pipe.vae.dtype != own:
+        pipe.vae.to(own)  # SDXL's pipeline casts it to the dtype that it was given
+"""
+
+
+def _noise_in_fp32(pipe: DiffusionPipeline, *, encodes: bool = False) -> Script:
+    """Return the lines that make the pipeline draw noise in fp32.
+
+    Args:
+        encodes: whether it also encodes pictures, whose latents are sampled.
+    """
     prepare = getattr(type(pipe), "prepare_latents", None)
     takes_dtype = prepare is not None and "dtype" in inspect.signature(prepare).parameters
     comment = (
@@ -270,26 +318,36 @@ def _noise_in_fp32(pipe: DiffusionPipeline) -> Script:
         "# and rounded. The scheduler may draw more noise, so it computes in fp32 too.",
     )
     step = _STEP.strip().splitlines()
+    prepare = _PREPARE
+    if encodes:
+        made = "    made = prepare_latents(*given.args, **given.kwargs)\n"
+        prepare = prepare.replace(made, f"    own = pipe.vae.dtype\n{made}{_CAST_BACK}")
+        step = [*_ENCODE.strip().splitlines(), "", *step]
     if not takes_dtype:
         return Script(imports=("functools",), lines=(*comment, *step))
     return Script(
-        imports=("functools", "inspect"), lines=(*comment, *_PREPARE.strip().splitlines(), "", *step)
+        imports=("functools", "inspect"), lines=(*comment, *prepare.strip().splitlines(), "", *step)
     )
 
 
 def _call_block(
-    session: Session, function: str, prompt: str, seed: int, call_contexts: list[str]
+    session: Session, function: str, prompt: str, seed: int, call_contexts: list[str], given: list[str]
 ) -> list[str]:
-    given = without_clashes(session.pipe, session.arguments)
-    arguments = {name: literal(value) for name, value in given.items()}
+    plain = without_clashes(session.pipe, session.arguments)
+    arguments = {name: literal(value) for name, value in plain.items()}
+    if "max_area" in inspect.signature(type(session.pipe).__call__).parameters:
+        height, width = session.arguments["height"], session.arguments["width"]
+        arguments |= {"max_area": literal(height * width), "_auto_resize": "False"}
+    arguments |= {name: name for name in given}
     # On the CPU, so that a seed gives the same noise on every device.
     arguments["generator"] = f'torch.Generator("cpu").manual_seed({seed})'
-    if takes_prompts_first(session.pipe):
-        call = written_call(f"image = {function}", literal(prompt), end=").images[0]", **arguments)
-    else:
+    result = "drawn" if given else "image"
+    if given or not takes_prompts_first(session.pipe):
         arguments = {"prompt": literal(prompt)} | arguments
-        call = written_call(f"image = {function}", end=").images[0]", **arguments)
+        call = written_call(f"{result} = {function}", end=").images[0]", **arguments)
+    else:
+        call = written_call(f"{result} = {function}", literal(prompt), end=").images[0]", **arguments)
     lines = call.splitlines()
     if call_contexts:
         lines = [f"with {', '.join(call_contexts)}:", *(f"    {line}" for line in lines)]
-    return [*lines, 'image.save("picture.png")']
+    return [*lines, f'{"drawn" if given else "image"}.save("picture.png")']

@@ -15,7 +15,17 @@ STABLE_DIFFUSION = Family(
             "negative_pooled_prompt_embeds",
         ),
     },
-    doubled=Doubled(tensors=("prompt_embeds", "add_text_embeds", "add_time_ids")),
+    # The text's; of inpainting; the picture that a ControlNet follows.
+    doubled=Doubled(
+        tensors=(
+            "prompt_embeds",
+            "add_text_embeds",
+            "add_time_ids",
+            "mask",
+            "masked_image_latents",
+            "image",
+        )
+    ),
     is_transformer=False,
     cells=lambda _: 1,
 )

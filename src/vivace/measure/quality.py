@@ -19,6 +19,8 @@ noise, not finite.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -150,6 +152,42 @@ def aligned(picture: Pixels, reference: Pixels) -> Pixels:
     height, width = picture.shape[:2]
     top, left = _MAX_SHIFT - y, _MAX_SHIFT - x
     return padded[top : top + height, left : left + width]
+
+
+def outside_metrics(picture: Pixels, source: Pixels, mask: Pixels) -> dict[str, float]:
+    """Return how much of the source is unchanged outside of the mask: `outside_match` and `outside_psnr_db`.
+
+    The mask is taken `OUTSIDE` pixels larger, since diffusers masks latents, of 8 pixels each, and the VAE blurs them.
+    Empty if nothing is left.
+
+    Args:
+        mask: any image of that size; white where the source was repainted.
+    """
+    kept = ~_grown(mask[..., 0] >= 128, OUTSIDE)
+    if not kept.any():
+        return {}
+    original, drawn = source[kept], picture[kept]
+    error = float(((drawn - original) ** 2).mean())
+    contrast = float(((original - original.mean(axis=0)) ** 2).mean())
+    return {
+        "outside_match": max(-1.0, 1 - error / max(contrast, _MIN_CONTRAST**2)),
+        "outside_psnr_db": 10 * math.log10(255.0**2 / max(error, _LEAST_ERROR)),
+    }
+
+
+OUTSIDE = 16
+"""Pixels around a mask that may change."""
+_LEAST_ERROR = 255.0**2 / 1e10  # 100 dB, for equal pixels
+
+
+def _grown(white: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
+    """Return a mask that is larger by so many pixels on each side."""
+    found = white
+    for axis in (0, 1):
+        padded = np.pad(found, [(by, by) if a == axis else (0, 0) for a in (0, 1)])
+        windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * by + 1, axis=axis)
+        found = np.asarray(windows.any(axis=-1))
+    return found
 
 
 def _best_shift(picture: Pixels, reference: Pixels) -> tuple[float, int, int]:

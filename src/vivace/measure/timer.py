@@ -1,8 +1,8 @@
 """Time a whole pipeline call and its stages.
 
-The total is the wall-clock time of the call, with the device synchronised before and after. Marks inside it are set at
-the start and end of text encoding, denoising and decoding: host clock on CPUs, device events on GPUs, so that marking
-never waits for the GPU.
+The total is the wall-clock time of the call, with the device synchronised before and after. Marks inside it are set
+at the start and end of text encoding, the encoding of pictures, denoising and decoding: host clock on CPUs, device
+events on GPUs, so that marking never waits for the GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from vivace.contract import component_of
 from vivace.measure.accelerator import recorded_event, synchronise
 from vivace.spec.record import Sample
 
-STAGES = ("text", "steps", "vae", "other")
+STAGES = ("text", "encode", "steps", "vae", "other")
+"""`encode` only of calls that start from a picture."""
 
 
 class PipelineTimer:
@@ -24,6 +25,7 @@ class PipelineTimer:
     def __init__(self, pipe: Any, device: str) -> None:
         self._device = device
         self._marks: dict[str, Any] = {}
+        self._encodings: list[tuple[Any, Any]] = []
         self._num_denoiser_calls = 0
         if hasattr(pipe, "encode_prompt"):
             pipe.encode_prompt = self._marking(pipe.encode_prompt, "text_start", "text_end")
@@ -38,10 +40,12 @@ class PipelineTimer:
         vae = getattr(self._pipe, "vae", None)
         if vae is not None:
             vae.decode = self._marking(vae.decode, "vae_start", "vae_end")
+            vae.encode = self._marking_each(vae.encode)
 
     def time_call(self, call: Callable[[], Any], picture: int) -> tuple[Any, Sample]:
         """Run `call` (one pipeline call) and return its result and the timed sample of image `picture`."""
         self._marks = {}
+        self._encodings = []
         self._num_denoiser_calls = 0
         synchronise(self._device)
         cpu_start = time.process_time()
@@ -62,17 +66,40 @@ class PipelineTimer:
         text = self._between("text_start", "text_end")
         steps = self._between("steps_start", "vae_start" if "vae_start" in self._marks else "steps_end")
         vae = self._between("vae_start", "vae_end")
+        encode = sum(self._seconds(start, end) for start, end in self._encodings)
         # Device events can end slightly after the host's measurement; "other" must not be negative.
-        return {"text": text, "steps": steps, "vae": vae, "other": max(0.0, total - text - steps - vae)}
+        found = {
+            "text": text,
+            "steps": steps,
+            "vae": vae,
+            "other": max(0.0, total - text - encode - steps - vae),
+        }
+        return found | ({"encode": encode} if self._encodings else {})
 
     def _between(self, first: str, last: str) -> float:
         if first not in self._marks or last not in self._marks:
             return 0.0
-        a, b = self._marks[first], self._marks[last]
-        return float(a.elapsed_time(b)) / 1000 if self._device != "cpu" else float(b - a)
+        return self._seconds(self._marks[first], self._marks[last])
+
+    def _seconds(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) / 1000 if self._device != "cpu" else float(end - start)
 
     def _mark(self, name: str) -> None:
-        self._marks[name] = time.perf_counter() if self._device == "cpu" else recorded_event(self._device)
+        self._marks[name] = self._now()
+
+    def _now(self) -> Any:
+        return time.perf_counter() if self._device == "cpu" else recorded_event(self._device)
+
+    def _marking_each(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Mark the start and the end of every call: a picture and its masked version are encoded apart."""
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            start = self._now()
+            result = function(*args, **kwargs)
+            self._encodings.append((start, self._now()))
+            return result
+
+        return marked
 
     def _marking(self, function: Callable[..., Any], start: str, end: str) -> Callable[..., Any]:
         def marked(*args: Any, **kwargs: Any) -> Any:

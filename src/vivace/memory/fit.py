@@ -91,7 +91,9 @@ def use_free_memory(
             continue
         on_attempt(variant.text)
         changed = recipe.without(technique).with_(variant)
-        after = predict(model, changed, height=now.height, width=now.width, batch=now.batch, text=now.text)
+        after = predict(
+            model, changed, height=now.height, width=now.width, batch=now.batch, text=now.text, task=now.task
+        )
         if fits(after, card_bytes):
             return Change(variant.text, after, fills=True)
     return None
@@ -124,6 +126,7 @@ def _saving_changes(
                 width=width or now.width,
                 batch=batch or now.batch,
                 text=now.text,
+                task=now.task,
             )
         except Unsupported:
             other = _fallback(changed)

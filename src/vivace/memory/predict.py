@@ -26,12 +26,16 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.lora import distillations
 from vivace.models.quiet import quiet
+from vivace.models.sources import example_pictures
+from vivace.models.tasks import for_task, own_task, pipeline_of, task_of
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.calls import follow_denoiser
 from vivace.runtime.embeddings import encode
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.session import Session
 from vivace.spec.base import Spec
 from vivace.spec.trial import Trial
+from vivace.spec.workload import STRENGTHS, Task, steps_for
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +91,7 @@ class Prediction(Spec):
     width: int
     batch: int
     text: Literal["prompts", "embeddings"]
+    task: Task = "text"
     components: tuple[ComponentBytes, ...]
     model_bytes: int
     peak_bytes: int
@@ -111,6 +116,7 @@ def predict(
     width: int | None = None,
     batch: int = 1,
     text: Literal["prompts", "embeddings"] = "prompts",
+    task: Task | None = None,
     call: dict[str, Any] | None = None,
     machine: Machine = ANY_GPU,
 ) -> Prediction:
@@ -120,6 +126,7 @@ def predict(
         height, width: pixels; None for the model's own.
         batch: images per call.
         text: "embeddings" keeps the text encoders loaded but leaves them out of the call.
+        task: what the call starts from; None for what the model is published for.
         call: other defaults of the call, e.g. {"guidance_scale": 1.0}; the recipe's take precedence.
         machine: the GPU, as techniques see it.
 
@@ -131,7 +138,7 @@ def predict(
     unexplained = model.found is None or model.found.model.source == "embedded"
     about = nullcontext() if unexplained else reading(model.name, problem="cannot be planned")
     with quiet(), about:
-        return _predict(model, recipe, height, width, batch, text, call or {}, machine)
+        return _predict(model, recipe, height, width, batch, text, task, call or {}, machine)
 
 
 def _predict(
@@ -141,10 +148,14 @@ def _predict(
     width: int | None,
     batch: int,
     text: Literal["prompts", "embeddings"],
+    task: Task | None,
     call: dict[str, Any],
     machine: Machine,
 ) -> Prediction:
-    pipe = model.build()
+    pipe = built_for(model, task)
+    chosen = task or task_of(type(pipe).__name__)
+    if chosen in STRENGTHS:
+        call = {"strength": STRENGTHS[chosen]} | call
     given = {"height": height, "width": width}
     defaults = model.defaults | call | {k: v for k, v in given.items() if v is not None}
     _check_size(model.name, pipe, defaults)
@@ -170,6 +181,7 @@ def _predict(
         gc.collect()  # replaced modules may be in reference cycles
     finally:
         gc.unfreeze()
+    follow_denoiser(pipe, "meta")
     draw_noise_in_fp32(pipe)
     loading = max(loaded, footprint.peak[0], footprint.held)
     model_bytes = footprint.held
@@ -181,7 +193,7 @@ def _predict(
     components = tuple(_component(footprint, *item) for item in _networks(pipe).items())
     run_without_values(pipe, int(defaults["height"]), int(defaults["width"]))
     _track_stages(pipe, footprint)
-    _run_call(session, footprint, ["a red circle"] * batch, text)
+    _run_call(session, footprint, ["a red circle"] * batch, text, defaults)
     peak, stage = footprint.peak
     other_gpus = max((technique.num_gpus for technique in recipe), default=1) - 1
     copied = footprint.bytes_of(_tensors(component_of(pipe, "denoiser"))) if other_gpus else 0
@@ -193,6 +205,7 @@ def _predict(
         width=int(defaults["width"]),
         batch=batch,
         text=text,
+        task=chosen,
         components=components,
         model_bytes=model_bytes,
         peak_bytes=max(peak, model_bytes),
@@ -221,16 +234,37 @@ def predict_trial(trial: Trial, machine: Machine = ANY_GPU) -> Prediction:
         width=workload.width,
         batch=workload.batch,
         text=workload.text,
-        call={
-            "num_inference_steps": workload.num_inference_steps,
-            "guidance_scale": workload.guidance_scale,
-        },
+        task=workload.task,
+        call={name: value for name, value in workload.call.items() if name not in ("height", "width")},
         machine=machine,
     )
 
 
-def _run_call(session: Session, footprint: Footprint, prompts: list[str], text: str) -> None:
+def built_for(model: Weightless, task: Task | None) -> Any:
+    """Return the model's pipeline for a task, without weights; None for what it is published for.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    pipe = model.build()
+    published = type(pipe).__name__
+    kind = pipeline_of(published, task or own_task(published), model.name)
+    return pipe if kind == published else for_task(pipe, kind)
+
+
+def pictures_for(pipe: DiffusionPipeline, defaults: dict[str, Any], batch: int) -> dict[str, Any]:
+    """Return pictures for a call of the pipeline, of the size in its defaults; empty for text-to-image."""
+    found = example_pictures(type(pipe).__name__, defaults)
+    return found if batch == 1 else {name: [picture] * batch for name, picture in found.items()}
+
+
+def _run_call(
+    session: Session, footprint: Footprint, prompts: list[str], text: str, defaults: dict[str, Any]
+) -> None:
     """Run the pipeline's call and count its memory by stage.
+
+    Args:
+        defaults: of the call; they have its size.
 
     Raises:
         Unsupported: the call reads tensor values, or fails in another way.
@@ -240,9 +274,12 @@ def _run_call(session: Session, footprint: Footprint, prompts: list[str], text: 
         with warnings.catch_warnings(), footprint.following():
             warnings.simplefilter("ignore", FutureWarning)  # diffusers warns about its own code
             arguments = encode(session, prompts) if text == "embeddings" else {"prompt": prompts}
+            arguments |= pictures_for(pipe, defaults, len(prompts))
+            strength = session.arguments.get("strength")
+            steps = _STEPS if strength is None else steps_for(_STEPS, strength)
             footprint.stage = "between"
             footprint.start_peak()
-            session(**arguments, num_inference_steps=_STEPS, output_type="pt")
+            session(**arguments, num_inference_steps=steps, output_type="pt")
     except VivaceError:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
@@ -266,6 +303,7 @@ def _track_stages(pipe: DiffusionPipeline, footprint: Footprint) -> None:
     denoiser.forward = named(denoiser.forward, "denoiser")
     if component_of(pipe, "vae") is not None:
         pipe.vae.decode = named(pipe.vae.decode, "vae")
+        pipe.vae.encode = named(pipe.vae.encode, "vae encoder")
     if hasattr(pipe, "encode_prompt"):
         pipe.encode_prompt = named(pipe.encode_prompt, "text encoders")
 

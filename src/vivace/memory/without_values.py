@@ -59,6 +59,8 @@ def keep_timesteps_on_cpu(pipe: DiffusionPipeline) -> None:
         scheduler.set_timesteps = set_on_cpu
     denoiser = component_of(pipe, "denoiser")
     denoiser.register_forward_pre_hook(_move_to_meta, with_kwargs=True)
+    if getattr(pipe, "controlnet", None) is not None:
+        pipe.controlnet.register_forward_pre_hook(_move_to_meta, with_kwargs=True)
     if getattr(pipe, "safety_checker", None) is not None:
         pipe.safety_checker = None  # it reads the image's values; its weights have been counted
 

@@ -21,12 +21,21 @@ from vivace.models.pipelines import read_config
 from vivace.models.quiet import quiet
 from vivace.models.remote import fetch_part
 from vivace.models.repository import INDEX, components_of
+from vivace.models.tasks import for_task, own_task, pipeline_of
+from vivace.spec.workload import Task
 
 # diffusers reads this when it is imported; it disables the loading of custom pipelines everywhere.
 os.environ.setdefault("DIFFUSERS_DISABLE_REMOTE_CODE", "1")
 
 
-def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False) -> Any:
+def load_pipeline(
+    found: Found,
+    device: str,
+    *,
+    keep_on_host: bool = False,
+    task: Task | None = None,
+    controlnet: str | None = None,
+) -> Any:
     """Load the diffusers pipeline as published, on `device` (torch's type of device), in evaluation mode.
 
     CPUs run fp32, whatever the weights are stored in. A GPU runs the catalogue's precision or, for other models, the
@@ -35,19 +44,24 @@ def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False) -> A
     Args:
         keep_on_host: leave the pipeline in host memory, in the device's precision, for techniques that onload it
             themselves. Random weights are always created on the device.
+        task: what the pipeline is to do with the model's weights; None for what they are published for.
+        controlnet: for the task "control", as `find_controlnet` returns it; None for random weights.
 
     Raises:
         UnusableModel: the files cannot be read as a pipeline.
-        Unsupported: missing files cannot be downloaded; random weights do not fit in the CPU's memory.
+        Unsupported: missing files cannot be downloaded; random weights do not fit in the CPU's memory; there is no
+            pipeline for the task.
     """
     import torch
 
+    kind = pipeline_of(found.pipeline, task or own_task(found.pipeline), found.model.name)
     found = obtain(found)
     dtype = getattr(
         torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[precision(found, device)]
     )
     if found.architecture is not None:
-        return _built(found.model.name, found.architecture, device, dtype)
+        built = _built(found.model.name, found.architecture, device, dtype)
+        return built if kind == found.pipeline else for_task(built, kind, controlnet)
     with quiet(), _reading(found):
         pipe = _from_files(found, dtype)
         if found.entry is not None and found.entry.scheduler is not None:
@@ -64,7 +78,7 @@ def load_pipeline(found: Found, device: str, *, keep_on_host: bool = False) -> A
         with quiet(), _reading(found):
             merge(pipe, found.lora)
     pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return pipe if kind == found.pipeline else for_task(pipe, kind, controlnet)
 
 
 def load_tiny_vae(source: Path | Part | Component) -> Any:

@@ -65,6 +65,11 @@ TEXT_TO_IMAGE: dict[str, tuple[int, float | None]] = {
     "WuerstchenCombinedPipeline": (12, None),
     "ZImagePipeline": (50, 5.0),
 }
+# Pipelines whose weights are trained to edit a picture, likewise.
+EDITING: dict[str, tuple[int, float | None]] = {
+    "FluxKontextPipeline": (28, 3.5),
+    "QwenImageEditPipeline": (50, None),
+}
 _FLUX_SEQUENCE_LENGTH = 512  # FluxPipeline's own max_sequence_length
 _NATIVE_CELLS = 128  # latent cells per side of transformers without a configured size
 # Trained at another size than their configuration says.
@@ -76,7 +81,7 @@ def defaults_of(folder: Path, class_name: str) -> dict[str, Any]:
 
     The size comes from its configuration; steps and guidance are the defaults of its class.
     """
-    steps, guidance = TEXT_TO_IMAGE[class_name]
+    steps, guidance = (TEXT_TO_IMAGE | EDITING)[class_name]
     side = _SIDES.get(class_name) or _side(folder)
     return {
         "height": side,
@@ -87,8 +92,8 @@ def defaults_of(folder: Path, class_name: str) -> dict[str, Any]:
 
 
 def call_of(folder: Path, class_name: str) -> dict[str, Any]:
-    """Return extra call arguments: a FluxPipeline pads to 512 tokens, unless its T5 tokenizer asks for fewer."""
-    if class_name != "FluxPipeline":
+    """Return extra call arguments: FLUX's pipelines pad to 512 tokens, unless the T5 tokenizer asks for fewer."""
+    if class_name not in ("FluxPipeline", "FluxKontextPipeline"):
         return {}
     length = read_config(folder / "tokenizer_2" / "tokenizer_config.json").get("model_max_length")
     if not isinstance(length, int) or length >= _FLUX_SEQUENCE_LENGTH:

@@ -16,7 +16,7 @@ from vivace.errors import UnusableModel
 from vivace.foreign.files import read_object
 from vivace.foreign.reading import reading
 from vivace.models.bounds import check_numbers
-from vivace.models.pipelines import TEXT_TO_IMAGE
+from vivace.models.pipelines import EDITING, TEXT_TO_IMAGE
 
 INDEX = "model_index.json"
 # model.safetensors, model.fp16.safetensors, model-00001-of-00002.safetensors, model.fp16-00001-of-00002.safetensors,
@@ -64,10 +64,10 @@ def read_index(folder: Path, label: str) -> dict[str, Any]:
     if not isinstance(class_name, str):
         # A list names a Python file to import from the folder.
         raise UnusableModel(f"{label} needs its own code ({class_name}); vivace runs no code from models")
-    if class_name not in TEXT_TO_IMAGE:
+    if class_name not in TEXT_TO_IMAGE | EDITING:
         raise UnusableModel(
-            f"{label} is a {class_name}, which is not a text-to-image pipeline in this version of diffusers; give one "
-            "that is"
+            f"{label} is a {class_name}, which is not a text-to-image pipeline in this version of diffusers, nor one "
+            "that edits pictures; give one that is"
         )
     for name in content:
         if not name.isidentifier():

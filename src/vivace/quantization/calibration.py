@@ -114,7 +114,7 @@ def _generate(target: Target, prompt: str, seed: int) -> None:
     import torch
 
     accepted = inspect.signature(target.pipe.__call__).parameters
-    call = {k: v for k, v in target.model.defaults.items() if k in accepted}
+    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.asked.given)
     target.pipe(
         prompt=prompt,
         generator=torch.Generator("cpu").manual_seed(seed),
@@ -130,7 +130,7 @@ def _source(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str
         {
             "version": _VERSION,
             "model": target.identity,
-            "call": call,
+            "call": call | dict.fromkeys(sorted(target.asked.given), "given"),
             "prompts": list(prompts),
             "dtypes": dtypes,
             "layers": list(names),

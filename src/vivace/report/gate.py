@@ -20,7 +20,7 @@ MAX_FLAT_SHARE = 0.05
 class Judgement:
     """The gate's verdict on a recipe with its reason, and the deciding figure.
 
-    That is `clip`, `witness`, `match`, `ssim`, `psnr_db` or `broken`.
+    That is `clip`, `witness`, `match`, `ssim`, `psnr_db`, `outside`, `source` or `broken`.
     """
 
     gate: Gate
@@ -40,11 +40,17 @@ def judge(
         return Judgement(Gate.FAILED, said, "broken")
     if found is None:
         return None
-    return judge_figures(found, floor, limits, same_picture=record.trial.recipe.same_picture)
+    return judge_figures(
+        found,
+        floor,
+        limits,
+        same_picture=record.trial.recipe.same_picture,
+        edits=record.trial.workload.task == "edit",
+    )
 
 
 def judge_figures(
-    found: Fidelity, floor: Fidelity | None, limits: Limits, *, same_picture: bool
+    found: Fidelity, floor: Fidelity | None, limits: Limits, *, same_picture: bool, edits: bool = False
 ) -> Judgement:
     """Return the gate's verdict on images that are not broken.
 
@@ -55,6 +61,7 @@ def judge_figures(
         floor: the baseline against itself; None if unknown.
         limits: of the scorer, see `Limits.for_scorer`.
         same_picture: whether the images should be the same as the baseline's.
+        edits: whether the images should be like the pictures that they were made from.
     """
     if found.num_identical == found.num_pictures:
         return Judgement(Gate.PASSED, "all images are identical to the baseline's")
@@ -64,6 +71,10 @@ def judge_figures(
         judgements.append(_judge_margin(found, "clip", clip))
     if found.witness is not None and limits.witness is not None:
         judgements.append(_judge_margin(found, "witness", limits.witness))
+    if found.outside is not None and limits.outside is not None:
+        judgements.append(_judge_outside(found, found.outside, limits.outside))
+    if edits and found.source is not None and limits.source is not None:
+        judgements.append(_judge_margin(found, "source", limits.source))
     if same_picture:
         judgements += _judge_fidelity(found, floor, limits)
     return _worst(judgements, "no limit on quality is set")
@@ -121,10 +132,23 @@ def _judge_fidelity(found: Fidelity, floor: Fidelity | None, limits: Limits) -> 
 _OF_ITSELF = ", which is what the baseline reaches against itself"
 
 
+def _judge_outside(found: Fidelity, kept: Kept, limit: float) -> Judgement:
+    """Judge what is left of the sources outside of their masks, but ask for no more than the baseline leaves."""
+    minimum, relaxed = limit, ""
+    reached = None if found.outside_of_baseline is None else found.outside_of_baseline.low
+    if reached is not None and reached < minimum:
+        minimum, relaxed = reached, ", which is what the baseline leaves"
+    return _judge_kept(found, "outside", "match outside the mask", kept, minimum, relaxed)
+
+
 def _judge_margin(found: Fidelity, name: str, minimum: float) -> Judgement:
-    """Judge what is kept of the margin of the CLIP model, or of the second witness."""
+    """Judge what is kept of the margin of the CLIP model, for prompts or for sources, or of the second witness."""
     kept: Kept | None = getattr(found, name)
-    label = {"clip": "CLIP margin kept", "witness": "second witness's margin kept"}[name]
+    label = {
+        "clip": "CLIP margin kept",
+        "witness": "second witness's margin kept",
+        "source": "likeness to the source kept",
+    }[name]
     if kept is None:
         reason = (
             "no CLIP model scored the images"

@@ -289,6 +289,8 @@ def _workload(rows: Sequence[Row]) -> str:
         f"guidance {workload.guidance_scale:g}",
         count(max(len(r.record.rounds) for r in rows), "round"),
     ]
+    if workload.task != "text":
+        parts.insert(0, workload.task_in_words)
     if workload.batch > 1:
         parts.append(f"{workload.batch} images per call")
     if workload.text == "embeddings":

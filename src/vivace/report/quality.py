@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vivace.spec.figures import FiguresKey, PictureFigures, QualityPass
+from vivace.spec.figures import PictureFigures, QualityPass, key_of
 from vivace.spec.record import Picture, Record
 from vivace.stats import Interval, mean_interval
 
@@ -63,6 +63,10 @@ class Fidelity:
     share of the baseline's CLIP margin that is kept (see spec.limits), paired by prompt and seed; None without scores.
     `witness` is the same by a second model, and `match` the share of the baseline's contrast (see measure.quality);
     None if an image has no `match`. `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
+
+    Of images that were made from others: `outside` is the share of a source's contrast that is kept outside of the
+    mask, `source` the share of the baseline's likeness to the sources that is kept, as `clip` for prompts; both None
+    where there is nothing to compare with.
     """
 
     num_pictures: int
@@ -78,6 +82,11 @@ class Fidelity:
     clip_similarity: Interval | None = None
     lpips: Interval | None = None
     alone: Mapping[str, Compared] = field(default_factory=dict)
+    outside: Kept | None = None
+    outside_of_baseline: Interval | None = None
+    outside_psnr_db: Interval | None = None
+    source: Kept | None = None
+    source_similarity: Interval | None = None
 
     @property
     def clip_kept(self) -> Interval | None:
@@ -90,7 +99,10 @@ class Fidelity:
         found["worst_psnr_db"] = self.worst_psnr_db
         for name in ("psnr_db", "ssim", "clip_score", "clip_similarity", "lpips"):
             found[name] = interval_json(getattr(self, name))
-        for name in ("clip", "witness", "match"):
+        for name in ("outside_psnr_db", "source_similarity"):
+            if getattr(self, name) is not None:
+                found[name] = interval_json(getattr(self, name))
+        for name in ("clip", "witness", "match", *(n for n in ("outside", "source") if getattr(self, n))):
             kept: Kept | None = getattr(self, name)
             found[f"{name}_kept"] = None if kept is None else interval_json(kept.mean)
             found[f"{name}_bounds"] = None if kept is None else interval_json(kept.bounds, "ci90")
@@ -120,8 +132,10 @@ def paired_figures(pictures: Sequence[Picture], baseline: Record, found: Quality
         sha = references.get((picture.prompt, picture.seed))
         if sha is None:
             continue
-        row = _lookup(found.figures, picture.sha256, sha, picture.prompt, found.scorer)
-        original = _lookup(found.figures, sha, sha, picture.prompt, found.scorer)
+        workload = baseline.trial.workload
+        row = found.figures.get(key_of(picture, sha, workload, found.scorer))
+        as_drawn = picture.model_copy(update={"sha256": sha})
+        original = found.figures.get(key_of(as_drawn, sha, workload, found.scorer))
         if row is not None and original is not None:
             rows.append(row)
             originals.append(original)
@@ -149,8 +163,18 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
         clip_score=_mean_alone(rows, "clip_score"),
         clip_similarity=_mean(rows, "clip_similarity", identical=100.0),
         lpips=_mean(rows, "lpips", identical=0.0),
+        outside=_outside(rows),
+        outside_of_baseline=None if (of := _outside(pairs.references)) is None else of.bounds,
+        outside_psnr_db=_mean_alone(rows, "outside_psnr_db"),
+        source=_margin_kept(pairs, "source_similarity"),
+        source_similarity=_mean_alone(rows, "source_similarity"),
         alone={name: found for name in ALONE if (found := _compared(pairs, name)) is not None},
     )
+
+
+def _outside(rows: Sequence[PictureFigures]) -> Kept | None:
+    found = [(f.alone["outside_match"], f.prompt) for f in rows if "outside_match" in f.alone]
+    return _kept([share for share, _ in found], [prompt for _, prompt in found]) if found else None
 
 
 def _compared(pairs: PairedFigures, name: str) -> Compared | None:
@@ -194,12 +218,6 @@ def _kept(shares: Sequence[float], prompts: Sequence[str]) -> Kept:
         Worst(prompt, max(of_prompt), len(of_prompt)),
         min(shares),
     )
-
-
-def _lookup(
-    figures: Mapping[FiguresKey, PictureFigures], sha256: str, reference: str, prompt: str, scorer: str | None
-) -> PictureFigures | None:
-    return figures.get(FiguresKey(sha256=sha256, reference=reference, prompt=prompt, scorer=scorer))
 
 
 def _mean(rows: Sequence[PictureFigures], name: str, *, identical: float) -> Interval | None:

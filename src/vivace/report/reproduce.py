@@ -88,4 +88,6 @@ def _workload_options(workload: Workload, prompts_file: str) -> list[list[str]] 
     ]
     extra = ["--batch", str(workload.batch)] if workload.batch > 1 else []
     extra += ["--text", workload.text] if workload.text != "prompts" else []
+    extra += ["--task", workload.task] if workload.task != "text" else []
+    extra += [] if workload.strength is None else ["--strength", f"{workload.strength:g}"]
     return [*options, extra] if extra else options

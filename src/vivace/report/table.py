@@ -29,6 +29,7 @@ from vivace.stats import Gate
 
 FORMATS = ("table", "json", "csv", "md")
 _COST = "cost of 1,000"
+_OUTSIDE, _LIKE = "outside mask", "like source"
 _COLUMNS = (
     # heading, rank: where the width does not allow all, those of the highest rank are left out first
     ("recipe", 0),
@@ -40,6 +41,8 @@ _COLUMNS = (
     ("SSIM", 5),
     ("PSNR dB, worst", 4),
     ("CLIP kept", 3),
+    (_OUTSIDE, 2),  # only of images that were made from others
+    (_LIKE, 4),
     ("s/step", 6),
     ("steps", 7),
     ("vae", 8),
@@ -140,6 +143,8 @@ def _cells(row: Row) -> list[str]:
         else "-",
         fidelity(row) or "-",
         clip_kept(row) or "-",
+        f"{found.outside_psnr_db.point:.1f} dB" if found is not None and found.outside_psnr_db else "-",
+        f"{found.source_similarity.point:.1f}" if found is not None and found.source_similarity else "-",
         seconds(step) if (step := _step_s(row)) is not None else "-",
         seconds(row.stages_s["steps"]),
         seconds(row.stages_s["vae"]),
@@ -173,7 +178,12 @@ def _note(row: Row, shared: Sequence[str] = ()) -> str:
 
 
 def _markdown(rows: Sequence[Row]) -> str:
-    shown = [i for i, (name, _) in enumerate(_COLUMNS) if name != _COST or any(r.cost_per_1000 for r in rows)]
+    empty = {
+        _COST: not any(row.cost_per_1000 for row in rows),
+        _OUTSIDE: not any(row.fidelity and row.fidelity.outside_psnr_db for row in rows),
+        _LIKE: not any(row.fidelity and row.fidelity.source_similarity for row in rows),
+    }
+    shown = [i for i, (name, _) in enumerate(_COLUMNS) if not empty.get(name)]
     headings = [_COLUMNS[i][0] for i in shown] + ["notes"]
     lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     for row in rows:
@@ -184,16 +194,17 @@ def _markdown(rows: Sequence[Row]) -> str:
 
 
 _CSV_FIELDS = (
-    "model", "source", "recipe", "batch", "height", "width", "num_inference_steps", "guidance_scale", "text",
-    "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s", "max_s", "p90_s", "p99_s", "n",
-    "rounds", "speedup", "speedup_low", "speedup_high", "verdict", "quality", "quality_reason", "num_pictures",
-    "num_identical", "psnr_db", "worst_psnr_db", "ssim", "match", "clip_score", "clip_kept", "clip_kept_low",
-    "clip_kept_high", "witness_kept", "clip_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits",
-    "text_s", "steps_s", "step_s", "vae_s", "other_s", "first_call_s", "compile_fresh_s", "compile_cached_s",
-    "break_even_images", "load_s", "model_bytes", "peak_bytes", "weights_bytes", "gpu_busy_s", "limit_s", "limit_share",
-    "lost_to_kernels_s", "launch_gaps_s", "outside_components_s", "energy_j",
-    "energy_from", "power_w", "sm_clock_mhz", "gpu_temperature_c", "throttled", "cost_per_1000", "cpu_share", "device",
-    "device_name", "gpu_index", "gpu_uuid", "host", "warnings",
+    "model", "source", "recipe", "batch", "height", "width", "num_inference_steps", "guidance_scale", "text", "task",
+    "strength", "outcome", "reason", "median_s", "ci95_low_s", "ci95_high_s", "mean_s", "min_s", "max_s", "p90_s",
+    "p99_s", "n", "rounds", "speedup", "speedup_low", "speedup_high", "verdict", "quality", "quality_reason",
+    "num_pictures", "num_identical", "psnr_db", "worst_psnr_db", "ssim", "match", "clip_score", "clip_kept",
+    "clip_kept_low", "clip_kept_high", "witness_kept", "clip_similarity", "outside_psnr_db", "outside_match",
+    "source_similarity", "lpips", "sharpness", "colourfulness", "entropy_bits", "text_s", "encode_s", "steps_s",
+    "step_s", "vae_s", "other_s", "first_call_s", "compile_fresh_s", "compile_cached_s", "break_even_images", "load_s",
+    "model_bytes", "peak_bytes", "weights_bytes", "gpu_busy_s", "limit_s", "limit_share", "lost_to_kernels_s",
+    "launch_gaps_s", "outside_components_s", "energy_j", "energy_from", "power_w", "sm_clock_mhz",
+    "gpu_temperature_c", "throttled", "cost_per_1000", "cpu_share", "device", "device_name", "gpu_index", "gpu_uuid",
+    "host", "warnings",
 )  # fmt: skip
 
 
@@ -214,7 +225,7 @@ def csv_row(row: Row) -> dict[str, object]:
 
 def _csv_fields(row: Row) -> dict[str, object]:
     environment, workload = row.record.environment, row.record.trial.workload
-    sizes = ("batch", "height", "width", "num_inference_steps", "guidance_scale", "text")
+    sizes = ("batch", "height", "width", "num_inference_steps", "guidance_scale", "text", "task", "strength")
     found: dict[str, object] = {
         **{name: getattr(workload, name) for name in sizes},
         "model": row.model,
@@ -297,6 +308,11 @@ def _csv_place(row: Row) -> dict[str, object]:
     return {"gpu_index": seen.get("gpu_index"), "gpu_uuid": seen.get("gpu_uuid")}
 
 
+_CSV_INTERVALS = (
+    "psnr_db", "ssim", "clip_score", "clip_kept", "clip_similarity", "lpips", "outside_psnr_db", "source_similarity"
+)  # fmt: skip
+
+
 def _csv_quality(row: Row) -> dict[str, object]:
     found: dict[str, object] = {}
     if row.judgement is not None:
@@ -304,13 +320,15 @@ def _csv_quality(row: Row) -> dict[str, object]:
     if row.fidelity is not None:
         for name in ("num_pictures", "num_identical", "worst_psnr_db"):
             found[name] = getattr(row.fidelity, name)
-        for name in ("psnr_db", "ssim", "clip_score", "clip_kept", "clip_similarity", "lpips"):
+        for name in _CSV_INTERVALS:
             interval = getattr(row.fidelity, name)
             found[name] = None if interval is None else interval.point
         for name in ("sharpness", "colourfulness", "entropy_bits"):
             if name in row.fidelity.alone:
                 found[name] = row.fidelity.alone[name].mean
-        for name, share in (("match", row.fidelity.match), ("witness_kept", row.fidelity.witness)):
+        kept_shares = {"match": "match", "witness_kept": "witness", "outside_match": "outside"}
+        for name, attribute in kept_shares.items():
+            share = getattr(row.fidelity, attribute)
             found[name] = None if share is None else share.mean.point
         kept = row.fidelity.clip_kept
         found |= {} if kept is None else {"clip_kept_low": kept.low, "clip_kept_high": kept.high}

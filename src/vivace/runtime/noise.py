@@ -9,6 +9,7 @@ The pipeline and its scheduler are patched as instances, never their classes.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
 
 
 def draw_noise_in_fp32(pipe: DiffusionPipeline) -> None:
-    """Patch `pipe.prepare_latents` and `pipe.scheduler.step`. Call it after the recipe is applied."""
+    """Patch `pipe.prepare_latents`, `pipe.vae.encode` and `pipe.scheduler.step`, after the recipe is applied."""
     import torch
+
+    if "image" in inspect.signature(type(pipe).__call__).parameters and hasattr(pipe.vae, "encoder"):
+        _sample_latents_in_fp32(pipe.vae)
 
     prepare = getattr(pipe, "prepare_latents", None)
     if prepare is not None and "dtype" in inspect.signature(prepare).parameters:
@@ -29,7 +33,13 @@ def draw_noise_in_fp32(pipe: DiffusionPipeline) -> None:
             bound = signature.bind(*args, **kwargs)
             dtype = bound.arguments["dtype"]
             bound.arguments["dtype"] = torch.float32
-            return _cast(prepare(*bound.args, **bound.kwargs), dtype)
+            vae = getattr(pipe, "vae", None)
+            own = getattr(vae, "dtype", None)
+            made = _cast(prepare(*bound.args, **bound.kwargs), dtype)
+            if vae is not None and vae.dtype != own:
+                # SDXL's pipelines encode pictures in fp32, and then cast the VAE to the dtype that they were given.
+                vae.to(dtype=own)
+            return made
 
         pipe.prepare_latents = prepare_in_fp32
     step = pipe.scheduler.step
@@ -44,6 +54,27 @@ def draw_noise_in_fp32(pipe: DiffusionPipeline) -> None:
     # Pipelines inspect the signature for optional arguments (generator, eta).
     step_in_fp32.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
     pipe.scheduler.step = step_in_fp32
+
+
+def _sample_latents_in_fp32(vae: Any) -> None:
+    """Patch `vae.encode`: its input is cast to the encoder's dtype, and its latents are sampled in fp32.
+
+    A VAE encodes a picture as a distribution, from which the pipeline samples with the call's generator.
+    """
+
+    encode = vae.encode
+
+    @functools.wraps(encode)
+    def encode_in_fp32(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        own = next(vae.encoder.parameters()).dtype
+        # Weights that are stored in 8 bits are cast, to the dtype of what they meet.
+        output = encode(x.to(own) if own.is_floating_point and own.itemsize > 1 else x, *args, **kwargs)
+        found = getattr(output, "latent_dist", None)
+        if found is not None and hasattr(found, "parameters"):
+            output.latent_dist = type(found)(found.parameters.float(), deterministic=found.deterministic)
+        return output
+
+    vae.encode = encode_in_fp32
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

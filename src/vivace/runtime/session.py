@@ -31,13 +31,23 @@ from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
 from vivace.models.lora import distillations
 from vivace.models.prompts import PROMPT_SETS
+from vivace.models.sources import example_pictures
 from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.runtime.arguments import accepted_by, as_the_pipeline_takes, with_negative_prompts
+from vivace.runtime.calls import (
+    accepted_by,
+    as_the_pipeline_takes,
+    follow_denoiser,
+    signature_defaults,
+    why_no_steps,
+    with_negative_prompts,
+    with_size_of_picture,
+)
 from vivace.runtime.loras import set_lora
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.spec.recipe import BASELINE
+from vivace.spec.workload import Task
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -46,7 +56,7 @@ OnTechnique = Callable[[Technique, "Script | None", "str | None"], None]
 """Called for each technique in order with its script (see `Technique.script`), or with why it was left out."""
 
 
-def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session:
+def load(model: str, recipe: str = BASELINE, *, device: str = "auto", task: Task | None = None) -> Session:
     """Load a model, apply a recipe and return the session.
 
     Args:
@@ -54,13 +64,15 @@ def load(model: str, recipe: str = BASELINE, *, device: str = "auto") -> Session
             the Hugging Face hub, the path of a folder that holds a model_index.json, or of a .safetensors file.
         recipe: e.g. "bf16+cfg_cutoff(0.4)"; "baseline" is the model as published.
         device: "auto" (a GPU if there is one), "cpu", "cuda" (AMD's GPUs too), "xpu" or "mps".
+        task: "image", "inpaint", "control" or "edit" for a session that is called with pictures: `image`,
+            `mask_image`, `strength`, ... of the diffusers pipeline; None for what the model is published for.
 
     Raises:
         UnknownModel, UnusableModel, RecipeError, Unsupported, NoEffect: see `vivace.errors`.
     """
     resolved = resolve(recipe)
     found = find_model(model)
-    return open_session(found, resolved, choose_device(device))
+    return open_session(found, resolved, choose_device(device), task=task)
 
 
 def open_session(
@@ -69,9 +81,12 @@ def open_session(
     device: str,
     defaults: dict[str, Any] | None = None,
     prompts: Sequence[str] = (),
+    task: Task | None = None,
+    controlnet: str | None = None,
 ) -> Session:
-    """Load a resolved model and apply a resolved recipe. For the arguments see `session_of`."""
-    pipe = load_pipeline(found, device, keep_on_host=recipe.loads_from_host)
+    """Load a resolved model for a task and apply a resolved recipe. For the other arguments see `session_of`."""
+    keeps = recipe.loads_from_host
+    pipe = load_pipeline(found, device, keep_on_host=keeps, task=task, controlnet=controlnet)
     return session_of(pipe, found, recipe, device, defaults, prompts)
 
 
@@ -104,17 +119,19 @@ def session_of(
         pipe=pipe,
         model=ModelFacts(
             name=f"{found.model.name}@{found.model.revision}",
-            defaults=_signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
+            defaults=signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
             load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
             tiny_vae_arguments=tiny_vae_arguments(found),
             distillations=distillations(found.entry),
             has_random_weights=found.model.is_synthetic,
         ),
         asked=Request(
-            prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts)
+            prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts),
+            given=example_pictures(type(pipe).__name__, found.defaults | (defaults or {})),
         ),
     )
     session = Session(pipe, recipe, target, on_technique)
+    follow_denoiser(pipe, device)
     draw_noise_in_fp32(pipe)
     return session
 
@@ -138,7 +155,7 @@ def apply(pipe: DiffusionPipeline, recipe: str = BASELINE, *, prompts: Sequence[
     target = Target(
         Placement(this_machine(device)),
         pipe,
-        ModelFacts(defaults=_signature_defaults(pipe)),
+        ModelFacts(defaults=signature_defaults(pipe)),
         Request(prompts=tuple(prompts)),
     )
     return Session(pipe, resolved, target)
@@ -265,8 +282,14 @@ class Session:
         args, kwargs = as_the_pipeline_takes(self.pipe, args, kwargs)
         by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
         call = with_negative_prompts(
-            {k: v for k, v in self.arguments.items() if k not in by_position}, args, kwargs
+            with_size_of_picture(
+                self.pipe, {k: v for k, v in self.arguments.items() if k not in by_position}, kwargs
+            ),
+            args,
+            kwargs,
         )
+        if (reason := why_no_steps(self.pipe, call)) is not None:
+            raise Unsupported(f"{self.recipe.text}: {reason}")
         vae = getattr(self.pipe, "vae", None)
         dtype = getattr(vae, "dtype", None)
         try:
@@ -370,13 +393,3 @@ def _in_contexts(forward: Callable[..., Any], contexts: list[CallContext]) -> Ca
             return forward(*args, **kwargs)
 
     return forward_in_contexts
-
-
-def _signature_defaults(pipe: DiffusionPipeline) -> dict[str, Any]:
-    """Return the defaults of steps and guidance in the pipeline's `__call__`."""
-    parameters = inspect.signature(pipe.__call__).parameters
-    return {
-        name: parameters[name].default
-        for name in ("num_inference_steps", "guidance_scale")
-        if name in parameters and parameters[name].default is not inspect.Parameter.empty
-    }

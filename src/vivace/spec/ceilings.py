@@ -98,7 +98,7 @@ class ComponentWork(Spec):
     """What one component computes in a call of the pipeline, all its calls together.
 
     Attributes:
-        component: "text_encoder", "text_encoder_2", "text_encoder_3", "denoiser" or "vae".
+        component: "text_encoder", "text_encoder_2", "text_encoder_3", "denoiser", "vae" (its decoder) or "vae_encoder".
         calls: how often it is called.
         computed: calls that compute all of it, and so read all of its weights; the others are hits of a step cache.
         gemm_flop, conv_flop, attention_flop: floating-point operations; a multiply-add is two.

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from vivace.spec.base import Spec
 from vivace.spec.record import Picture
+from vivace.spec.workload import Workload
 
 
 class FiguresKey(Spec):
@@ -16,12 +20,25 @@ class FiguresKey(Spec):
         sha256: of the image.
         reference: sha256 of the baseline's image of the same prompt and seed.
         scorer: the CLIP model, NAME@REVISION; None without one.
+        source, mask: of the picture that the image was made from, and its mask, the sha256 of their pixels; None for
+            text.
     """
 
     sha256: str
     reference: str
     prompt: str
     scorer: str | None = None
+    source: str | None = None
+    mask: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_no_source(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what an image made from text lacks, so that keys of earlier versions stay valid."""
+        found: dict[str, Any] = dump(self)
+        for name in ("source", "mask"):
+            if found.get(name) is None:
+                found.pop(name, None)
+        return found
 
     @property
     def is_reference(self) -> bool:
@@ -29,12 +46,33 @@ class FiguresKey(Spec):
         return self.sha256 == self.reference
 
 
+def key_of(picture: Picture, reference: str, workload: Workload, scorer: str | None) -> FiguresKey:
+    """Return the key of the metrics of a workload's image.
+
+    Args:
+        reference: sha256 of the baseline's image of the same prompt and seed.
+        scorer: NAME@REVISION of the CLIP model.
+    """
+    source = workload.source_of(picture.index)
+    return FiguresKey(
+        sha256=picture.sha256,
+        reference=reference,
+        prompt=picture.prompt,
+        scorer=scorer,
+        source=None if source is None else source.image,
+        mask=None if source is None else source.mask,
+    )
+
+
 class PictureFigures(FiguresKey):
     """Metrics of an image.
 
     Attributes:
         alone: metrics of the image itself (see `vivace.measure.quality`). With a scorer also `clip_score`, and for a
-            reference `clip_score_of_others`: its mean score for prompts other than its own.
+            reference `clip_score_of_others`: its mean score for prompts other than its own. With a source also
+            `outside_match` and `outside_psnr_db` (outside of the mask, where nothing should change), or
+            `source_match`; with a scorer `source_similarity`, and for a reference `source_similarity_of_others`: to
+            other sources than its own.
         against: metrics against the reference. With a scorer also `clip_similarity`. Empty for identical images, whose
             PSNR is infinite.
         reason: why `against` is empty, unless the image is its own reference.
@@ -48,7 +86,7 @@ class PictureFigures(FiguresKey):
     def key(self) -> FiguresKey:
         """The key alone, without the metrics."""
         return FiguresKey(
-            sha256=self.sha256, reference=self.reference, prompt=self.prompt, scorer=self.scorer
+            **{name: getattr(self, name) for name in FiguresKey.model_fields},
         )
 
     @property

@@ -32,6 +32,9 @@ class Limits(Spec):
         ssim: structural similarity to the baseline's image, for the same recipes.
         psnr_db: likewise, in dB.
         witness: as `clip`, by the second model, if one was asked.
+        outside: share of the contrast of the picture to inpaint that the image reproduces outside of the mask. Never
+            more is asked than the baseline reaches.
+        source: as `clip`, for likeness to the picture to edit instead of the prompt.
     """
 
     clip: Annotated[float, Field(gt=0, le=2)] | Literal["auto"] | None = "auto"
@@ -39,6 +42,8 @@ class Limits(Spec):
     ssim: float | None = Field(default=None, gt=-1, le=1)
     psnr_db: float | None = Field(default=None, ge=0, le=100)
     witness: float | None = Field(default=WITNESS_LIMIT, gt=0, le=2)
+    outside: float | None = Field(default=0.9, gt=0, le=1)
+    source: float | None = Field(default=0.9, gt=0, le=2)
 
     def for_scorer(self, scorer: str | None) -> Limits:
         """Return the limits with "auto" replaced by the scorer's number.

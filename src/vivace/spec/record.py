@@ -37,7 +37,8 @@ class Sample(Spec):
         picture: index of the first image of the batch.
         total_s: wall-clock seconds.
         cpu_s: CPU seconds of the process.
-        stages_s: seconds by stage (text, steps, vae, other); their sum is `total_s`.
+        stages_s: seconds by stage (text, encode, steps, vae, other); their sum is `total_s`. `encode` is of pictures to
+            start from, and missing without them.
     """
 
     picture: int

@@ -11,6 +11,7 @@ from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.spec.base import Spec
 from vivace.spec.timing import Timing
 from vivace.spec.words import Checked
+from vivace.spec.workload import Task
 
 Batch = int | Literal["max"]
 
@@ -27,6 +28,12 @@ class AskedWorkload(Spec):
         batches: images per call; each batch is a separate comparison. "max" is the largest batch that fits the GPU with
             the baseline in a fresh process. Times are per image.
         text: "embeddings" leaves the text encoders out of the timed call.
+        task: what is generated from: "text", "image", "inpaint", "control" or "edit" (see `Workload`); None: what the
+            pictures say, "text" without any.
+        images, masks, controls: files of the pictures to start from: one for all prompts, or one for each. Without
+            files, a task takes pictures that ship with vivace.
+        strength: how much of an image is noise at the start; None for the task's default.
+        controlnet: of the task "control": a folder in diffusers' format; None for random weights.
     """
 
     prompts: tuple[str, ...] | None = None
@@ -39,8 +46,14 @@ class AskedWorkload(Spec):
     guidance_scale: float | None = None
     batches: tuple[Batch, ...] = Field(default=(1,), min_length=1)
     text: Literal["prompts", "embeddings"] = "prompts"
+    task: Task | None = None
+    images: tuple[str, ...] = ()
+    masks: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
+    strength: float | None = Field(default=None, gt=0, le=1)
+    controlnet: str | None = None
 
-    @field_validator("prompts", mode="before")
+    @field_validator("prompts", "images", "masks", "controls", mode="before")
     @classmethod
     def _no_single_text(cls, prompts: Any) -> Any:
         return (prompts,) if isinstance(prompts, str) else prompts

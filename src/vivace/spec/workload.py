@@ -1,13 +1,25 @@
-"""A workload: prompts x seeds, size, steps, guidance, batch."""
+"""A workload: prompts x seeds, size, steps, guidance, batch, and the pictures that it starts from."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from vivace.spec.base import Spec
+
+Task = Literal["text", "image", "inpaint", "control", "edit"]
+TASKS: tuple[Task, ...] = get_args(Task)
+STRENGTHS: dict[Task, float] = {"image": 0.8, "inpaint": 0.9}
+"""The default strength of the tasks that have one."""
 
 MAX_PIXEL_STEPS = 10**11
 """Limit on pixels x images x denoising steps of one workload. It catches typing mistakes (--height 100000).
@@ -20,10 +32,34 @@ MAX_PROMPT_LENGTH = 20_000
 """Characters of a prompt. Text encoders read some hundred words."""
 
 
+class Source(Spec):
+    """What one image starts from: pictures of the workload's size, by the sha256 of their pixels.
+
+    Attributes:
+        image: the picture to change; None for `control`.
+        mask: white where it is repainted; only for `inpaint`.
+        control: the picture that a ControlNet follows; only for `control`.
+    """
+
+    image: str | None = None
+    mask: str | None = None
+    control: str | None = None
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """The hashes that are given."""
+        return tuple(sha for sha in (self.image, self.mask, self.control) if sha is not None)
+
+
 class Workload(Spec):
     """What is generated. It is the same for all recipes of a comparison.
 
     Attributes:
+        task: what it starts from: "text" alone, an "image" to change by `strength`, an image to "inpaint" inside of a
+            mask, a picture that a ControlNet follows ("control"), or an image that the prompt tells how to "edit".
+        strength: how much of an image is noise at the start, 0 to 1: that share of the steps is run.
+        sources: one for all prompts, or one for each prompt.
+        controlnet: of the task "control": FOLDER@FINGERPRINT of the ControlNet's weights, or "random".
         seeds: each prompt is generated at each seed, with a separate generator for each image.
         height, width: pixels.
         num_inference_steps, guidance_scale: the baseline's; a recipe may change them.
@@ -40,6 +76,29 @@ class Workload(Spec):
     guidance_scale: float = Field(ge=0, le=100)
     batch: int = Field(default=1, ge=1, le=4096)
     text: Literal["prompts", "embeddings"] = "prompts"
+    task: Task = "text"
+    strength: float | None = Field(default=None, gt=0, le=1)
+    sources: tuple[Source, ...] = ()
+    controlnet: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what a text-to-image workload lacks, so that keys of earlier versions stay valid."""
+        found: dict[str, Any] = dump(self)
+        for name in ("task", "strength", "sources", "controlnet"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                found.pop(name, None)
+        return found
+
+    @model_validator(mode="after")
+    def _has_sources(self) -> Workload:
+        if (self.task == "text") == bool(self.sources):
+            raise ValueError(f"{self.task} has {len(self.sources)} pictures to start from")
+        if self.sources and len(self.sources) not in (1, len(self.prompts)):
+            raise ValueError(
+                f"{len(self.sources)} pictures for {len(self.prompts)} prompts: give one, or one for each prompt"
+            )
+        return self
 
     @field_validator("seeds")
     @classmethod
@@ -48,6 +107,12 @@ class Workload(Spec):
             if not 0 <= seed < 2**63:
                 raise ValueError(f"seed {seed} is outside 0 .. 2**63 - 1")
         return seeds
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """The defaults of the pipeline's call: size, steps, guidance and, if there is one, strength."""
+        names = ("height", "width", "num_inference_steps", "guidance_scale", "strength")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def num_pictures(self) -> int:
@@ -70,6 +135,19 @@ class Workload(Spec):
                 yield index, prompt, seed
                 index += 1
 
+    @property
+    def task_in_words(self) -> str:
+        """E.g. "inpaint, strength 0.9"."""
+        return self.task + (f", strength {self.strength:g}" if self.strength is not None else "")
+
+    def source_of(self, index: int) -> Source | None:
+        """Return what the image of an index starts from; None for text."""
+        return self.sources[index % len(self.prompts) % len(self.sources)] if self.sources else None
+
+    def asked_steps(self, run: int) -> int:
+        """Return the `num_inference_steps` that run at least so many steps at this strength."""
+        return run if self.strength is None else steps_for(run, self.strength)
+
     def calls(self) -> list[list[tuple[int, str, int]]]:
         """Return the images in order, `batch` per call, the last call filled up with the first images."""
         pictures = list(self.pictures())
@@ -77,3 +155,23 @@ class Workload(Spec):
             [pictures[(start + k) % len(pictures)] for k in range(self.batch)]
             for start in range(0, len(pictures), self.batch)
         ]
+
+
+def steps_run(num_inference_steps: int, strength: float | None, *, rounds_up: bool) -> int:
+    """Return how many steps are really run: the share `strength` of them, as diffusers rounds it.
+
+    Args:
+        rounds_up: as flow-matching pipelines (FLUX) do; those of Stable Diffusion cut off.
+    """
+    if strength is None:
+        return num_inference_steps
+    share = min(num_inference_steps * strength, num_inference_steps)
+    return num_inference_steps - int(num_inference_steps - share) if rounds_up else int(share)
+
+
+def steps_for(run: int, strength: float) -> int:
+    """Return the fewest `num_inference_steps` of which at least `run` are run at this strength."""
+    steps = max(run, math.floor(run / strength))
+    while steps_run(steps, strength, rounds_up=False) < run:
+        steps += 1
+    return steps

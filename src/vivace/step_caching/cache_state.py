@@ -48,6 +48,12 @@ def timestep_of(pipe: Any, state: CacheState) -> float:
     return float(timesteps[min(state.step, len(timesteps) - 1)])
 
 
+def steps_before(pipe: Any) -> int:
+    """Return how many steps of the schedule are not run: image-to-image begins in the middle of it."""
+    order = getattr(pipe.scheduler, "order", 1)
+    return max(0, (len(pipe.scheduler.timesteps) - int(pipe.num_timesteps)) // order)
+
+
 def relative_change(new: torch.Tensor, old: torch.Tensor) -> float:
     """Return the L1 norm of the difference, divided by that of the older tensor."""
     return float((new.float() - old.float()).abs().mean() / old.float().abs().mean())

@@ -112,7 +112,7 @@ class StepCache(Technique):
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None
-        if (reason := self.unsupported_denoiser(target)) is not None:
+        if (reason := self.unsupported_denoiser(target) or _mixes_guidance(target)) is not None:
             return reason
         if self.hits is not None or not target.model.has_weights:
             return None
@@ -155,6 +155,20 @@ class StepCache(Technique):
         name = self.replaced[0]
         value: float = getattr(self, name)
         return value if name == "threshold" else f"{name}={value}"
+
+
+def _mixes_guidance(target: Target) -> str | None:
+    """Return why a cache would take one of true CFG's two calls for the other, or None."""
+    asked = [*target.asked.earlier, *target.asked.later]
+    is_asked = target.model.defaults.get("true_cfg_scale", 1) > 1 or any(
+        technique.values.get("true_cfg") for technique in asked
+    )
+    if not is_asked or names_its_context(target.pipe):
+        return None
+    return (
+        f"{type(target.pipe).__name__} does not say which of true CFG's two calls is which, and a cache would mix "
+        "them; leave true CFG out"
+    )
 
 
 def names_its_context(pipe: Any) -> bool:

@@ -145,7 +145,9 @@ def _estimate(
             why = f"this store: {record.outcome.value.replace('_', ' ')}"
             return Estimate(*about, time_from=why, memory_from=why, rounds_left=0)
     name = about[2].removeprefix(SYNTHETIC)
-    committed = known(name, recipe, workload.height, workload.width, workload.num_inference_steps)
+    committed = None
+    if workload.task == "text":  # as the committed records are
+        committed = known(name, recipe, workload.height, workload.width, workload.num_inference_steps)
     if committed is not None:
         call_s = committed.seconds(workload.num_inference_steps)
         trial_s = _trial_s(call_s, committed.first_call_s, timing, rounds_left, workload.num_pictures)
@@ -202,6 +204,7 @@ def planner(report: Callable[[str], None]) -> Predict:
                 height=workload.height,
                 width=workload.width,
                 batch=workload.batch,
+                task=workload.task,
             ).peak_bytes
         except NoEffect as error:  # it changes nothing, so its memory is the baseline's
             return peak(name, BASELINE, workload) if error.already_so and recipe != BASELINE else None

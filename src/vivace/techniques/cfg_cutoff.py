@@ -77,7 +77,9 @@ class CfgCutoff(Technique):
             if not guided or not self._last_guided(pipe, step):
                 return {}
             pipe._guidance_scale = known.off  # the pipeline reads it at each step, and resets it in each call
-            return {name: tensors[name].chunk(2)[1] for name in doubled}
+            rows = tensors[doubled[0]].shape[0] if doubled else 0
+            # ControlNet's guess mode does not double the picture.
+            return {name: tensors[name].chunk(2)[1] for name in doubled if tensors[name].shape[0] == rows}
 
         return Effect(
             changed={"guided_share": self.fraction},

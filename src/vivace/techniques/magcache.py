@@ -30,7 +30,7 @@ from vivace.contract import Target, Trait, knob
 from vivace.errors import Unsupported
 from vivace.step_caching import model_fits
 from vivace.step_caching.block_residual import residual_forwards, unknown_blocks
-from vivace.step_caching.cache_state import CacheState, IsHit
+from vivace.step_caching.cache_state import CacheState, IsHit, steps_before
 from vivace.step_caching.cached_denoiser import CachedDenoiser
 from vivace.step_caching.magcache_ratios import Ratios, kept_ratios
 from vivace.step_caching.technique import Attached, Decision, StepCache
@@ -80,16 +80,23 @@ class Magcache(StepCache):
         if ratios is None:
             raise Unsupported(f"{self.name}: {_no_ratios(target)}")
         return Decision(
-            lambda state, _: self._is_near(state, ratios, int(target.pipe.num_timesteps)),
+            lambda state, _: self._is_near(
+                state, ratios, int(target.pipe.num_timesteps), steps_before(target.pipe)
+            ),
             {"denoiser.magcache_ratios": ratios.about()},
         )
 
-    def _is_near(self, state: CacheState, ratios: Ratios, num_steps: int) -> bool:
-        """Whether the last residual, if it is reused in this step too, stays close enough to what it would be."""
+    def _is_near(self, state: CacheState, ratios: Ratios, num_steps: int, num_before: int) -> bool:
+        """Whether the last residual, if it is reused in this step too, stays close enough to what it would be.
+
+        Args:
+            num_steps: that are run.
+            num_before: of the schedule's beginning that are not: the table is that of a whole schedule.
+        """
         if state.step < int(self.retention * num_steps + 0.5):
             return False
         ratio, error, skipped = state.notes.get("skipped", (1.0, 0.0, 0))
-        ratio *= ratios.at(state.step, num_steps)
+        ratio *= ratios.at(num_before + state.step, num_before + num_steps)
         error, skipped = error + abs(1 - ratio), skipped + 1
         is_hit = bool(state.kept) and error <= self.threshold and skipped <= self.max_skip
         state.notes["skipped"] = (ratio, error, skipped) if is_hit else (1.0, 0.0, 0)

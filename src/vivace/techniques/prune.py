@@ -159,7 +159,7 @@ def _influence(target: Target, blocks: Sequence[_Block], prompts: Sequence[str])
 
     seen: dict[str, list[Any]] = {block.name: [] for block in blocks}
     accepted = inspect.signature(target.pipe.__call__).parameters
-    call = {k: v for k, v in target.model.defaults.items() if k in accepted}
+    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.asked.given)
     with _watching(blocks, seen):
         for number, prompt in enumerate(prompts):
             target.pipe(

@@ -118,7 +118,27 @@ class Scheduler(Technique):
         current = target.pipe.scheduler
         if class_name not in _family(current):
             return f"{class_name} is not compatible with this model's {type(current).__name__}"
-        return self._unsupported_in_pipeline(target.pipe) or self._ignored(current)
+        return (
+            self._unsupported_in_pipeline(target.pipe)
+            or self._unsupported_in_the_middle(target.pipe)
+            or self._ignored(current)
+        )
+
+    def _unsupported_in_the_middle(self, pipe: Any) -> str | None:
+        """Return why the sampler cannot begin in the middle of its schedule, as image-to-image does, or None."""
+        if not hasattr(type(pipe), "get_timesteps"):
+            return None
+        class_name, overrides = self._chosen(pipe.scheduler)
+        if class_name == "PNDMScheduler" and not _merged(pipe.scheduler.config, overrides).get(
+            "skip_prk_steps"
+        ):
+            return (
+                "PNDMScheduler's first steps are Runge-Kutta's, of four calls each, and image-to-image begins amid "
+                "them; a model whose scheduler says skip_prk_steps has none"
+            )
+        if _is_flow(pipe.scheduler) and not hasattr(_class(class_name), "scale_noise"):
+            return f"{type(pipe).__name__} adds noise to a picture by scale_noise, which {class_name} lacks"
+        return None
 
     def _unsupported_in_pipeline(self, pipe: Any) -> str | None:
         """Return what a flow model's pipeline passes to its scheduler but this one does not support, or None."""

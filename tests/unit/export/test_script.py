@@ -202,7 +202,7 @@ def test_parts_that_overflow_in_fp16_stay_in_fp32() -> None:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recipes are applied as on an H200, but for what only CUDA can do; scripts are written, and cannot run."""
 
-    def load(found: Any, device: str, keep_on_host: bool) -> Any:
+    def load(found: Any, device: str, keep_on_host: bool, **_: Any) -> Any:
         assert device == "cuda"
         pipe = load_pipeline(found, "cpu")
         for part in pipe.components.values():

@@ -1,0 +1,84 @@
+"""The calls of a workload: their prompts or embeddings, their pictures, their generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vivace.benchmark.pictures import read_sources
+from vivace.models.sources import picture_arguments
+from vivace.runtime.embeddings import encode
+from vivace.runtime.session import Session
+from vivace.spec.workload import Workload
+
+Call = Sequence[tuple[int, str, int]]
+"""Index, prompt and seed of each image of one call."""
+PromptArguments = Callable[[Call], dict[str, Any]]
+
+
+class Arguments:
+    """What the calls of a workload are given besides a session's defaults.
+
+    Args:
+        pipeline: that the model is published for.
+        sources: folder of the pictures that the workload starts from; needed only if it does.
+
+    Raises:
+        VivaceError: a picture is missing, or was changed.
+    """
+
+    def __init__(self, workload: Workload, pipeline: str, sources: Path | None) -> None:
+        self._workload = workload
+        self._pipeline = pipeline
+        self._pictures: dict[str, Any] = {}
+        if workload.sources:
+            assert sources is not None
+            self._pictures = read_sources(sources, workload)
+
+    def of(self, session: Session) -> PromptArguments:
+        """Return a function from a call to its prompts, or embeddings encoded once, and its pictures."""
+        if self._workload.text == "prompts":
+            return lambda call: as_prompts(call) | self._pictures_of(call)
+        known: dict[tuple[int, ...], dict[str, Any]] = {}
+
+        def encoded(call: Call) -> dict[str, Any]:
+            key = tuple(index for index, _, _ in call)
+            if key not in known:
+                known[key] = encode(session, [prompt for _, prompt, _ in call])
+            return known[key] | self._pictures_of(call)
+
+        return encoded
+
+    def _pictures_of(self, call: Call) -> dict[str, Any]:
+        indices = [index for index, _, _ in call]
+        return picture_arguments(self._pipeline, self._workload, indices, self._pictures)
+
+
+def as_prompts(call: Call) -> dict[str, Any]:
+    """Return a call's prompts as the pipeline's `prompt` argument: one text, or a list of several."""
+    return {"prompt": call[0][1] if len(call) == 1 else [prompt for _, prompt, _ in call]}
+
+
+def draw(session: Session, call: Call, prompt_arguments: dict[str, Any], **overrides: Any) -> Any:
+    """Generate a call's images, each with its own generator; return the pipeline's output.
+
+    The noise is drawn on the CPU, so that it is the same on every device.
+
+    Args:
+        prompt_arguments: the prompts or embeddings, as keyword arguments.
+        overrides: other arguments of the pipeline's call.
+    """
+    import torch
+
+    generators = [torch.Generator("cpu").manual_seed(seed) for _, _, seed in call]
+    return session(**prompt_arguments, generator=generators[0] if len(call) == 1 else generators, **overrides)
+
+
+def num_graphs() -> int:
+    """Return the number of graphs that torch.compile has made in this process."""
+    import sys
+
+    if "torch._dynamo.utils" not in sys.modules:
+        return 0
+    return int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"])

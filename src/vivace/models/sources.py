@@ -1,0 +1,323 @@
+"""The pictures that a workload starts from: read, fitted to one size, and identified by their pixels.
+
+Files are the user's. Without files a task takes pictures that ship with vivace: for each prompt of the set "tinyworld"
+its scene, whose first object has another colour and shape, and a mask around that object (tinyworld/source_pictures).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vivace.errors import WorkloadError
+from vivace.foreign.files import user_path
+from vivace.foreign.pictures import open_picture
+from vivace.models.prompts import PROMPT_SETS
+from vivace.models.tasks import names_of, task_of
+from vivace.spec.workload import Source, Task, Workload
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FOLDER = Path(__file__).parent / "source_pictures"
+NUM_DEFAULT = len(PROMPT_SETS["tinyworld"])
+_TOLERATED_CUT = 0.01
+"""Share of a picture's side that may be cut off silently: sizes are multiples of 8 or 16 pixels."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The pictures of a workload's sources.
+
+    Attributes:
+        sources: as a Workload has them.
+        by_sha: each picture, RGB or, for masks, L, by the sha256 of its pixels.
+        height, width: of all of them, pixels.
+        notes: what fitting changed, to be shown.
+    """
+
+    sources: tuple[Source, ...]
+    by_sha: Mapping[str, Any]
+    height: int
+    width: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files that a user gave, by what they are."""
+
+    images: Sequence[str] = ()
+    masks: Sequence[str] = ()
+    controls: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.images or self.masks or self.controls)
+
+
+@dataclass
+class _Found:
+    """Pictures before they are fitted."""
+
+    kind: Literal["image", "mask", "control"]
+    flag: str
+    files: Sequence[str]
+    pictures: list[Image] = field(default_factory=list)
+
+
+def check_files(task: Task | None, files: Files, strength: float | None) -> Task:
+    """Return the task that files mean, having checked that they go together.
+
+    Args:
+        task: as asked; None if it was not.
+
+    Raises:
+        WorkloadError: naming the options that do not go together.
+    """
+    meant: Task = (
+        "inpaint" if files.masks else "control" if files.controls else "image" if files.images else "text"
+    )
+    if files.masks and not files.images and (task in (None, "inpaint")):
+        raise WorkloadError("--mask: a mask needs the picture that it belongs to; give --image FILE too")
+    if task is None:
+        task = meant
+    takes = {
+        "text": "",
+        "image": "images",
+        "inpaint": "images masks",
+        "control": "controls",
+        "edit": "images",
+    }
+    for name, flag in (("images", "--image"), ("masks", "--mask"), ("controls", "--control")):
+        if getattr(files, name) and name not in takes[task]:
+            advice = "--task image, inpaint or edit" if name == "images" else f"--task {_task_of(name)}"
+            raise WorkloadError(f"{flag}: the task '{task}' takes none; leave it out, or give {advice}")
+    if task == "inpaint" and files.images and not files.masks:
+        raise WorkloadError("--task inpaint: the mask is missing; give --mask FILE, white where to repaint")
+    if strength is not None and task not in ("image", "inpaint"):
+        raise WorkloadError(
+            f"--strength {strength:g}: only image-to-image and inpainting have one; give --image FILE, or leave it out"
+        )
+    return task
+
+
+def _task_of(files: str) -> str:
+    return {"masks": "inpaint", "controls": "control"}[files]
+
+
+def pictures_of(
+    task: Task, files: Files, num_prompts: int, size: tuple[int | None, int | None], limits: Limits
+) -> Pictures:
+    """Read the pictures of a task, or take the default ones, and fit all to one size.
+
+    The size is what was asked for; else that of the first file, made smaller if it has more pixels than the model's
+    own size and rounded to multiples; else the model's own. A picture of other proportions is cut at the longer side.
+
+    Args:
+        size: height and width as asked, in pixels; None where they were not.
+        limits: what the model can take.
+
+    Raises:
+        WorkloadError: the numbers of files do not match, or a mask has another size than its picture.
+        UsageError: a file cannot be read as a picture.
+    """
+    found = list(_given(task, files)) if files else list(_default(task))
+    for each in found:
+        if files and len(each.pictures) not in (1, num_prompts):
+            raise WorkloadError(
+                f"{each.flag}: {len(each.pictures)} files for {num_prompts} prompts; give one, or one for each prompt"
+            )
+    _check_masks(found)
+    first = found[0].pictures[0]
+    height, width = limits.size_of(first if files else None, *size)
+    number = max(len(each.pictures) for each in found) if files else num_prompts
+    sources: list[Source] = []
+    by_sha: dict[str, Any] = {}
+    notes: dict[str, None] = {}
+    for index in range(number):
+        names: dict[str, str] = {}
+        for each in found:
+            picture = each.pictures[index % len(each.pictures)]
+            fitted = fit(picture, height, width)
+            if files and (note := _note(each, index, picture, height, width)):
+                notes[note] = None
+            sha = sha_of(fitted)
+            by_sha[sha] = fitted
+            names[each.kind] = sha
+        sources.append(Source(**names))
+    if len(set(sources)) == 1:
+        sources = sources[:1]
+    return Pictures(tuple(sources), by_sha, height, width, tuple(notes))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which sizes a model takes.
+
+    Attributes:
+        multiple: of height and width, pixels.
+        largest: side, pixels.
+        height, width: the model's own.
+    """
+
+    multiple: int
+    largest: int
+    height: int
+    width: int
+
+    def size_of(self, picture: Image | None, height: int | None, width: int | None) -> tuple[int, int]:
+        """Return height and width of a workload; those that were asked for are kept, and checked elsewhere."""
+        if picture is None or (height is not None and width is not None):
+            return height or self.height, width or self.width
+        ratio = picture.width / picture.height
+        if height is not None:
+            return height, self._rounded(height * ratio)
+        if width is not None:
+            return self._rounded(width / ratio), width
+        scale = min(1.0, math.sqrt(self.height * self.width / (picture.height * picture.width)))
+        return self._rounded(picture.height * scale), self._rounded(picture.width * scale)
+
+    def _rounded(self, side: float) -> int:
+        most = self.largest // self.multiple * self.multiple
+        return min(max(round(side / self.multiple), 1) * self.multiple, most)
+
+
+def fit(picture: Image, height: int, width: int) -> Image:
+    """Return a picture of a size: scaled to cover it, and cut in the middle. A mask stays black and white."""
+    from PIL import Image as Images
+    from PIL import ImageOps
+
+    if picture.size == (width, height):
+        return picture
+    is_mask = picture.mode == "L"
+    method = Images.Resampling.NEAREST if is_mask else Images.Resampling.LANCZOS
+    return ImageOps.fit(picture, (width, height), method)
+
+
+def sha_of(picture: Image) -> str:
+    """Return the sha256 of a picture's pixels: mode, size and rows, so that it does not depend on a file format."""
+    head = f"{picture.mode} {picture.width}x{picture.height}\n".encode()
+    return hashlib.sha256(head + picture.tobytes()).hexdigest()
+
+
+def picture_arguments(
+    pipeline: str, workload: Workload, indices: Sequence[int], by_sha: Mapping[str, Image]
+) -> dict[str, Any]:
+    """Return the pictures of some of a workload's images as arguments of the pipeline's call.
+
+    Args:
+        pipeline: that the model is published for.
+        indices: of the images of one call.
+        by_sha: the pictures by the sha256 of their pixels.
+    """
+    if workload.task == "text":
+        return {}
+    names = names_of(pipeline, workload.task)
+    sources = [workload.source_of(index) for index in indices]
+    given: dict[str, Any] = {}
+    for kind, name in (("image", names.image), ("mask", names.mask), ("control", names.control)):
+        if name:
+            found = [by_sha[getattr(source, kind)] for source in sources]
+            given[name] = found[0] if len(found) == 1 else found
+    return given
+
+
+def example_pictures(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first of the pictures that ship with vivace as arguments of a call, for calls that calibrate.
+
+    Args:
+        kind: the pipeline's class; that of a text-to-image pipeline takes none.
+        size: has the height and width, pixels.
+    """
+    task = task_of(kind)
+    if task == "text":
+        return {}
+    names = names_of(kind, task)
+    return {
+        name: fit(each.pictures[0], size["height"], size["width"])
+        for each in _default(task)
+        if (name := getattr(names, each.kind))
+    }
+
+
+def _given(task: Task, files: Files) -> Iterator[_Found]:
+    if files.images:
+        yield _Found("image", "--image", files.images, [_read(file) for file in files.images])
+    if files.masks:
+        masks = [_black_and_white(_read(file), file) for file in files.masks]
+        yield _Found("mask", "--mask", files.masks, masks)
+    if files.controls:
+        controls = [_read(file) for file in files.controls]
+        yield _Found("control", "--control", files.controls, controls)
+
+
+def _read(file: str) -> Image:
+    from PIL import ImageOps
+
+    picture: Image = ImageOps.exif_transpose(open_picture(user_path(file)))  # cameras store photographs lying
+    return picture
+
+
+def _black_and_white(mask: Image, file: str) -> Image:
+    """Return a mask as diffusers reads it: white where half or more of the light is."""
+    found = mask.convert("L").point(lambda light: 255 if light >= 128 else 0)
+    if found.getextrema() == (0, 0):
+        raise WorkloadError(
+            f"--mask {file}: it is black, so nothing would be repainted; paint white what is to change"
+        )
+    return found
+
+
+def _default(task: Task) -> Iterator[_Found]:
+    from PIL import Image as Images
+    from PIL import ImageFilter
+
+    pictures, masks = [], []
+    for index in range(NUM_DEFAULT):
+        with (
+            Images.open(FOLDER / f"{index:02}.png") as image,
+            Images.open(FOLDER / f"{index:02}-mask.png") as mask,
+        ):
+            pictures.append(image.convert("RGB"))
+            masks.append(mask.convert("L"))
+    if task == "control":
+        yield _Found("control", "", (), [each.filter(ImageFilter.FIND_EDGES) for each in pictures])
+        return
+    yield _Found("image", "", (), pictures)
+    if task == "inpaint":
+        yield _Found("mask", "", (), masks)
+
+
+def _check_masks(found: Sequence[_Found]) -> None:
+    by_kind = {each.kind: each for each in found}
+    if "mask" not in by_kind:
+        return
+    images, masks = by_kind["image"], by_kind["mask"]
+    for index in range(max(len(images.pictures), len(masks.pictures))):
+        image, mask = (each.pictures[index % len(each.pictures)] for each in (images, masks))
+        if image.size != mask.size:
+            file = masks.files[index % len(masks.files)]
+            raise WorkloadError(
+                f"--mask {file}: it has {mask.width}x{mask.height} pixels, and its picture "
+                f"{image.width}x{image.height}; give a mask of the picture's size"
+            )
+
+
+def _note(each: _Found, index: int, picture: Image, height: int, width: int) -> str:
+    """Return what fitting does to a user's picture; empty if hardly anything is cut off."""
+    if each.kind == "mask" or picture.size == (width, height):
+        return ""
+    scale = max(width / picture.width, height / picture.height)
+    cut_x, cut_y = (
+        1 - side / (scale * own) for side, own in ((width, picture.width), (height, picture.height))
+    )
+    file = each.files[index % len(each.files)]
+    said = f"{file}: {picture.width}x{picture.height} pixels fitted to {width}x{height}"
+    if max(cut_x, cut_y) > _TOLERATED_CUT:
+        where = "left and right" if cut_x > cut_y else "top and bottom"
+        said += f", cutting {max(cut_x, cut_y):.0%} off at {where}"
+    return said

@@ -1,0 +1,160 @@
+"""What a call of a pipeline is given: arguments that it accepts, prompts as it takes them, the size of its picture."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from vivace.contract import ignores_guidance_scale
+from vivace.spec.workload import steps_for, steps_run
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_PICTURES = ("image", "control_image")
+
+
+def with_size_of_picture(
+    pipe: DiffusionPipeline, defaults: dict[str, Any], given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a call's defaults with the size of the picture that it is given, unless it is given a size too.
+
+    diffusers would stretch the picture to the default size. The pipeline rounds the size itself, and FLUX.1 Kontext's
+    would draw 1024x1024 pixels whatever the size.
+
+    Args:
+        given: the arguments of the call.
+    """
+    found = _of_its_picture(defaults, given)
+    height, width = ((found | given).get(name) for name in ("height", "width"))
+    if "max_area" in inspect.signature(type(pipe).__call__).parameters and height and width:
+        found = {"max_area": height * width, "_auto_resize": False} | found
+    return found
+
+
+def _of_its_picture(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    if "height" not in defaults or "height" in given or "width" in given:
+        return defaults
+    for name in _PICTURES:
+        picture: Any = given.get(name)
+        picture = picture[0] if isinstance(picture, list) and picture else picture
+        if hasattr(picture, "convert"):  # PIL
+            return defaults | {"width": picture.size[0], "height": picture.size[1]}
+    return defaults
+
+
+def why_no_steps(pipe: DiffusionPipeline, call: dict[str, Any]) -> str | None:
+    """Return why a call would run no step, or None: with a small strength of few steps, a recipe may leave none."""
+    strength, steps = call.get("strength"), call.get("num_inference_steps")
+    if not isinstance(strength, int | float) or not isinstance(steps, int) or not 0 < strength <= 1:
+        return None
+    if steps_run(steps, strength, rounds_up=_rounds_up(pipe)) > 0:
+        return None
+    return (
+        f"strength {strength:g} of {steps} steps runs none of them; give a strength of {1 / steps:.2g} or more, or "
+        f"{steps_for(1, strength)} steps"
+    )
+
+
+def follow_denoiser(pipe: DiffusionPipeline, device: str) -> None:
+    """Move a pipeline's ControlNet to the device, and cast what passes through it: it takes the denoiser's inputs.
+
+    Techniques change the denoiser alone. The ControlNet is patched as an instance.
+    """
+    from torch.utils._pytree import tree_map_only
+
+    controlnet = getattr(pipe, "controlnet", None)
+    if controlnet is None:
+        return
+    import torch
+
+    if controlnet.device.type != "meta":
+        controlnet.to(device)
+    forward, own = controlnet.forward, controlnet.dtype
+
+    def cast(values: Any, dtype: torch.dtype) -> Any:
+        # Timesteps, which are scalars or rows of numbers, are cast where they are embedded.
+        return tree_map_only(
+            torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() and t.dim() > 1 else t, values
+        )
+
+    @functools.wraps(forward)
+    def cast_forward(*args: Any, **kwargs: Any) -> Any:
+        latents = args[0] if args else kwargs.get("sample", kwargs.get("hidden_states"))
+        assert latents is not None
+        return cast(forward(*cast(args, own), **cast(kwargs, own)), latents.dtype)
+
+    controlnet.forward = cast_forward
+
+
+def _rounds_up(pipe: DiffusionPipeline) -> bool:
+    """Whether the pipeline rounds the share of the steps up. Flow-matching pipelines do; see `spec.workload`."""
+    timesteps = getattr(type(pipe), "get_timesteps", None)
+    return timesteps is not None and "int(num_inference_steps * strength)" not in inspect.getsource(timesteps)
+
+
+def accepted_by(pipe: DiffusionPipeline) -> set[str]:
+    """Return the names of the arguments that the pipeline's call has a use for."""
+    parameters = inspect.signature(pipe.__call__).parameters
+    scale = parameters.get("guidance_scale")
+    # QwenImagePipeline warns of any scale, Flux2KleinPipeline of its own default.
+    without = scale is not None and scale.default is None and ignores_guidance_scale(pipe)
+    return set(parameters) - ({"guidance_scale"} if without else set())
+
+
+def takes_prompts_first(pipe: DiffusionPipeline) -> bool:
+    """Return whether prompts are the first argument of the pipeline's call. FLUX.2's take the image to edit first."""
+    return next(iter(inspect.signature(pipe.__call__).parameters)) == "prompt"
+
+
+def as_the_pipeline_takes(
+    pipe: DiffusionPipeline, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a call's arguments with prompts by name where the pipeline takes another argument first.
+
+    Lists of prompts are copied: ZImagePipeline writes into the one that it is given.
+    """
+    only = args[0] if len(args) == 1 else None
+    if _is_text(only) and not takes_prompts_first(pipe):
+        args, kwargs = (), {"prompt": only} | kwargs
+    copied = {name: list(value) for name, value in kwargs.items() if _is_list_of_text(value)}
+    return tuple(list(v) if _is_list_of_text(v) else v for v in args), kwargs | copied
+
+
+def _is_list_of_text(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], str)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or _is_list_of_text(value)
+
+
+def with_negative_prompts(
+    defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a call's arguments, with the default negative prompt repeated for each prompt.
+
+    FLUX's pipeline encodes a single text as one row, however many prompts there are. If negative embeddings are passed,
+    the default negative prompt is left out, since pipelines do not accept both.
+    """
+    if kwargs.get("negative_prompt_embeds") is not None:
+        defaults = {name: value for name, value in defaults.items() if name != "negative_prompt"}
+    call = defaults | kwargs
+    prompts = kwargs.get("prompt", args[0] if args else None)
+    if prompts is None:
+        prompts = kwargs.get("prompt_embeds")
+    negative = defaults.get("negative_prompt")
+    if "negative_prompt" not in kwargs and negative is not None and not isinstance(prompts, str | None):
+        call["negative_prompt"] = [negative] * len(prompts)
+    return call
+
+
+def signature_defaults(pipe: DiffusionPipeline) -> dict[str, Any]:
+    """Return the defaults of steps and guidance in the pipeline's `__call__`."""
+    parameters = inspect.signature(pipe.__call__).parameters
+    return {
+        name: parameters[name].default
+        for name in ("num_inference_steps", "guidance_scale")
+        if name in parameters and parameters[name].default is not inspect.Parameter.empty
+    }

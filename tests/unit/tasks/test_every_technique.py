@@ -1,0 +1,40 @@
+"""Every technique on image-to-image and inpainting of the embedded models: it works, or says why not."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from tests.contract.test_technique_contract import LEAST_DB, RECIPES
+from tests.unit.tasks.test_tasks import CASES, draw, open_session, psnr, reference
+from vivace.errors import NoEffect, Unsupported
+from vivace.recipes.resolve import resolve
+from vivace.spec.workload import Task
+
+pytestmark = pytest.mark.long
+OTHERS = [recipe for name, recipe in RECIPES if name not in ("parallel", "compile")]
+
+
+@functools.cache
+def batch_reference(model: str, task: Task) -> np.ndarray:
+    return draw(open_session(model, task), batch=2)
+
+
+@pytest.mark.parametrize("recipe", OTHERS)
+@pytest.mark.parametrize(("model", "task"), CASES)
+def test_each(model: str, task: Task, recipe: str) -> None:
+    batch = 2 if "vae_slicing" in recipe else 1
+    try:
+        session = open_session(model, task, recipe)
+    except (Unsupported, NoEffect) as error:
+        pytest.skip(str(error))
+    drawn = draw(session, batch=batch)
+    expected = reference(model, task) if batch == 1 else batch_reference(model, task)
+    assert np.isfinite(drawn).all()
+    assert drawn.std() > 0.01
+    evidence = session.evidence()
+    if "cache_calls" in evidence:
+        assert evidence["cache_calls"] == session.pipe.num_timesteps
+    (technique,) = resolve(recipe)
+    if technique.same_picture:
+        assert psnr(drawn, expected) > LEAST_DB.get(recipe, 24)

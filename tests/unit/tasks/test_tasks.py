@@ -1,0 +1,430 @@
+"""Pictures from pictures on the embedded models: pipelines, steps that are run, techniques, sizes, mistakes."""
+
+import functools
+import inspect
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vivace
+from tests.exported import check, run
+from vivace.benchmark import Timing
+from vivace.benchmark.comparison import comparison_of
+from vivace.benchmark.pictures import picture_path, read_sources
+from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
+from vivace.export.pictures import source_files
+from vivace.export.script import write_script
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.models.export import export
+from vivace.models.find import find_model
+from vivace.models.load import load_pipeline
+from vivace.models.sources import FOLDER, example_pictures, sha_of
+from vivace.models.tasks import PIPELINES, for_task, names_of, rounds_up
+from vivace.recipes.resolve import resolve
+from vivace.report.gate import judge_figures
+from vivace.report.quality import Fidelity, Kept, Worst
+from vivace.runtime.session import Session, session_of
+from vivace.spec.limits import Limits
+from vivace.spec.study import AskedWorkload
+from vivace.spec.workload import Source, Task, Workload, steps_for, steps_run
+from vivace.stats import Gate, Interval
+
+PROMPT = "a red circle above a blue square"
+IMAGE, MASK = str(FOLDER / "00.png"), str(FOLDER / "00-mask.png")
+STEPS, STRENGTH = 6, 0.7
+RUN = {"tiny-sd": 4, "tiny-flux": 5}
+"""0.7 of 6 steps are 4.2: Stable Diffusion's pipelines cut off, FLUX's round up."""
+CASES = [(model, task) for model in RUN for task in ("image", "inpaint")]
+
+
+def open_session(model: str, task: Task, recipe: str = "baseline", **defaults: Any) -> Session:
+    found = find_model(model)
+    call = {"height": 128, "width": 128, "num_inference_steps": STEPS, "strength": STRENGTH} | defaults
+    return session_of(load_pipeline(found, "cpu", task=task), found, resolve(recipe), "cpu", call)
+
+
+def draw(session: Session, batch: int = 1, **call: Any) -> np.ndarray:
+    torch.set_num_threads(1)
+    given = example_pictures(type(session.pipe).__name__, {"height": 128, "width": 128})
+    if batch > 1:
+        given = {name: [picture] * batch for name, picture in given.items()}
+    generators = [torch.Generator().manual_seed(k) for k in range(batch)]
+    prompts = [PROMPT] * batch if batch > 1 else PROMPT
+    found = session(
+        prompt=prompts,
+        generator=generators if batch > 1 else generators[0],
+        output_type="np",
+        **given | call,
+    )
+    return np.asarray(found.images)
+
+
+@functools.cache
+def reference(model: str, task: Task) -> np.ndarray:
+    return draw(open_session(model, task))
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    error = float(np.mean((a - b) ** 2))
+    return 200.0 if error == 0 else -10 * np.log10(error)
+
+
+def test_the_table_names_pipelines_of_diffusers() -> None:
+    for published, tasks in PIPELINES.items():
+        for task, kind in tasks.items():
+            accepted = inspect.signature(getattr(diffusers, kind).__call__).parameters
+            names = names_of(published, task)
+            assert {name for name in (names.image, names.mask, names.control) if name} <= set(accepted), kind
+            assert ("strength" in accepted) is (task in ("image", "inpaint")), kind
+
+
+@pytest.mark.parametrize("model", RUN)
+def test_as_many_steps_as_diffusers_runs(model: str) -> None:
+    pipe = load_pipeline(find_model(model), "cpu", task="image")
+    published = find_model(model).pipeline
+    for steps in (1, 4, 7, 20, 25, 28, 100):
+        shifted = {"mu": 1.0} if model == "tiny-flux" else {}
+        pipe.scheduler.set_timesteps(steps, **shifted)
+        for strength in (0.05, 0.29, 0.5, 0.55, 0.6, 0.8, 1.0):
+            _, wanted = pipe.get_timesteps(steps, strength, "cpu")
+            assert steps_run(steps, strength, rounds_up=rounds_up(published)) == wanted, (steps, strength)
+            assert steps_run(steps_for(3, strength), strength, rounds_up=False) == 3
+
+
+@pytest.mark.parametrize(("model", "task"), CASES)
+def test_a_cache_and_a_cutoff_count_the_steps_that_are_run(model: str, task: Task) -> None:
+    cache = open_session(model, task, "taylorseer(hits=0.5)")
+    assert psnr(draw(cache), reference(model, task)) > 15
+    assert cache.evidence()["cache_calls"] == RUN[model]
+    if model == "tiny-flux":
+        with pytest.raises(Unsupported, match="nothing can be cut"):
+            open_session(model, task, "cfg_cutoff(0.5)")
+        return
+    cut = open_session(model, task, "cfg_cutoff(0.5)")
+    assert psnr(draw(cut), reference(model, task)) > 20
+    assert cut.evidence() == {"guided_steps": 2, "unguided_steps": 2}
+    assert draw(cut, batch=2).shape[0] == 2, "masks of a batch are halved too"
+
+
+@pytest.mark.parametrize(
+    "recipe", ["bf16", "bf16@vae", "fuse_qkv+inference_mode", "vae_slicing+quantize(int8)"]
+)
+@pytest.mark.parametrize(("model", "task"), CASES)
+def test_techniques_that_keep_the_picture(model: str, task: Task, recipe: str) -> None:
+    session = open_session(model, task, recipe)
+    batch = 2 if "vae_slicing" in recipe else 1
+    assert psnr(draw(session, batch=batch)[:1], reference(model, task)) > 25
+
+
+def test_techniques_that_calibrate_start_from_a_picture_too() -> None:
+    pruned = open_session("tiny-sd", "inpaint", "prune(0.1, pictures=1)")
+    assert np.isfinite(draw(pruned)).all()
+
+
+def test_magcache_reads_the_end_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vivace.step_caching.magcache_ratios import Ratios
+    from vivace.techniques import magcache
+
+    asked: list[tuple[int, int]] = []
+
+    class Watched(Ratios):
+        def at(self, step: int, num_steps: int) -> float:
+            asked.append((step, num_steps))
+            return 1.0
+
+    monkeypatch.setattr(magcache, "find_ratios", lambda *_: Watched((1.0, 1.0), "m"))
+    draw(open_session("tiny-flux", "image", "magcache(retention=0)"))
+    assert asked == [(k, STEPS) for k in range(1, STEPS)], "the first of six steps is not run"
+
+
+def test_samplers_that_cannot_begin_in_the_middle_are_refused() -> None:
+    with pytest.raises(Unsupported, match="scale_noise"):
+        open_session("tiny-flux", "image", "scheduler(unipc)")
+    with pytest.raises(Unsupported, match="Runge-Kutta"):
+        open_session("tiny-sd", "image", "scheduler(pndm)")
+
+
+def test_a_cache_refuses_two_calls_that_it_cannot_tell_apart() -> None:
+    with pytest.raises(Unsupported, match="true CFG's two calls"):
+        open_session("tiny-flux", "image", "guidance(3.5, true_cfg=4)+teacache(hits=0.5)")
+
+
+@pytest.mark.parametrize("model", RUN)
+def test_outside_of_the_mask_the_source_stays(model: str) -> None:
+    drawn = Image.fromarray(
+        (draw(open_session(model, "inpaint", strength=0.9))[0] * 255).round().astype("uint8")
+    )
+    from vivace.measure.quality import outside_metrics, pixels
+
+    source, mask = pixels(Image.open(IMAGE)), pixels(Image.open(MASK))
+    figures = outside_metrics(pixels(drawn), source, mask)
+    assert figures["outside_psnr_db"] > 30
+    assert figures["outside_match"] > 0.95
+    inside = mask[..., 0] > 0
+    assert np.abs(pixels(drawn) - source)[inside].mean() > 10, "and inside it does not"
+    assert outside_metrics(pixels(drawn), source, np.full_like(mask, 255.0)) == {}
+
+
+def test_a_small_strength_changes_little() -> None:
+    session = vivace.load("tiny-flux", task="image")
+    source = Image.open(IMAGE).convert("RGB")
+    drawn = [
+        np.asarray(
+            session(
+                prompt=PROMPT, image=source, strength=s, generator=torch.Generator().manual_seed(0)
+            ).images[0],
+            dtype=float,
+        )
+        for s in (0.1, 0.8)
+    ]
+    distances = [np.abs(picture - np.asarray(source, dtype=float)).mean() for picture in drawn]
+    assert distances[0] < 1 < 3 < distances[1]
+
+
+def test_the_picture_sets_the_size() -> None:
+    session = open_session("tiny-flux", "inpaint", num_inference_steps=2, strength=1.0)
+    wide = Image.open(IMAGE).convert("RGB").resize((96, 64))
+    mask = Image.open(MASK).resize((96, 64))
+    assert session(prompt=PROMPT, image=wide, mask_image=mask).images[0].size == (96, 64)
+
+
+def test_no_step_left_is_refused_in_words() -> None:
+    session = open_session("tiny-sd", "image", "steps(2)", strength=0.4)
+    with pytest.raises(
+        Unsupported, match=r"strength 0\.4 of 2 steps runs none of them; give a strength of 0\.5"
+    ):
+        draw(session)
+
+
+@pytest.mark.parametrize("model", RUN)
+def test_a_controlnet_of_random_weights_disturbs_the_picture(model: str) -> None:
+    session = open_session(model, "control", "taylorseer(hits=0.5)")
+    drawn = draw(session)
+    assert session.evidence()["cache_calls"] == STEPS
+    assert 5 < psnr(drawn, reference_of_text(model)) < 60
+    half = open_session(model, "control", "bf16")
+    assert psnr(draw(half), draw(open_session(model, "control"))) > 20
+
+
+@functools.cache
+def reference_of_text(model: str) -> np.ndarray:
+    return draw(open_session(model, "text"))
+
+
+def test_a_kontext_pipeline_edits_in_the_size_of_its_picture(tmp_path: Path) -> None:
+    export("tiny-flux", tmp_path / "kontext")
+    index = tmp_path / "kontext" / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "FluxKontextPipeline"}))
+    model = str(tmp_path / "kontext")
+    prepared = comparison_of(model, "baseline", images=(IMAGE,), prompts=[PROMPT])
+    assert (prepared.workload.task, prepared.workload.strength) == ("edit", None)
+    session = vivace.load(model, "seacache(hits=0.5)")
+    drawn = session(prompt=PROMPT, image=Image.open(IMAGE).convert("RGB"), num_inference_steps=4).images[0]
+    assert drawn.size == (128, 128)
+    assert session.evidence()["cache_calls"] == 4
+    with pytest.raises(Unsupported, match="no pipeline for the task 'inpaint'"):
+        comparison_of(model, "baseline", images=(IMAGE,), masks=(MASK,), task="inpaint")
+
+
+def test_keys_of_text_workloads_are_those_of_earlier_versions() -> None:
+    text: dict[str, Any] = {
+        "prompts": (PROMPT,),
+        "seeds": (0,),
+        "height": 128,
+        "width": 128,
+        "num_inference_steps": 20,
+        "guidance_scale": 4.0,
+    }
+    before = {**text, "prompts": [PROMPT], "seeds": [0], "batch": 1, "text": "prompts"}
+    assert json.loads(Workload(**text).model_dump_json()) == before
+    assert Workload.model_validate(before) == Workload(**text)
+    made = Workload(**text, task="image", strength=0.5, sources=(Source(image="a" * 64),))
+    assert Workload.model_validate_json(made.model_dump_json()) == made
+    assert made.digest() != Workload(**text).digest()
+
+
+def test_pictures_are_fitted_and_known_by_their_pixels(tmp_path: Path) -> None:
+    photo = tmp_path / "photo.jpg"
+    Image.open(IMAGE).convert("RGB").resize((400, 300)).save(photo)
+    prepared = comparison_of("tiny-flux", "baseline", images=(str(photo),), prompts=[PROMPT])
+    workload, pictures = prepared.workload, prepared.pictures
+    assert pictures is not None
+    assert (workload.width, workload.height) == (144, 112), (
+        "as many pixels as the model's own size, multiples of 16"
+    )
+    (source,) = workload.sources
+    assert source.image is not None
+    fitted = pictures.by_sha[source.image]
+    assert fitted.size == (144, 112)
+    assert "cutting 4% off at left and right" in pictures.notes[0]
+    copy = tmp_path / "copy.png"
+    fitted.save(copy)
+    again = comparison_of("tiny-flux", "baseline", images=(str(copy),), prompts=[PROMPT]).pictures
+    assert again is not None
+    assert again.sources == pictures.sources
+    assert sha_of(fitted) == source.image
+
+
+def test_without_files_each_prompt_has_its_own_picture() -> None:
+    workload = comparison_of("tiny-sd", "baseline", task="inpaint").workload
+    assert len(workload.sources) == len(workload.prompts) == 6
+    assert workload.source_of(7) == workload.sources[1]
+    assert workload.strength == 0.9
+    assert comparison_of("tiny-sd", "baseline", task="control").workload.controlnet == "random"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"masks": (MASK,)}, "--mask: a mask needs the picture"),
+        ({"strength": 0.5}, "--strength 0.5: only image-to-image and inpainting have one"),
+        (
+            {"images": (IMAGE,), "strength": 0.03},
+            "runs none of them, so the picture would not change; give at least",
+        ),
+        ({"images": (IMAGE,), "strength": 1.5}, "must be at most 1"),
+        ({"images": (IMAGE,), "task": "text"}, "--image: the task 'text' takes none"),
+        ({"images": (IMAGE,), "task": "inpaint"}, "the mask is missing"),
+        ({"images": (IMAGE,) * 3}, "3 files for 6 prompts"),
+        ({"images": (IMAGE,), "controlnet": "x"}, "--controlnet: the task 'image' takes none"),
+        ({"controls": (IMAGE,), "controlnet": "/nowhere"}, "--controlnet /nowhere: there is no such folder"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_loaded(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        comparison_of("tiny-sd", "baseline", **given)
+    assert said in str(error.value)
+
+
+def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    small, black = tmp_path / "small.png", tmp_path / "black.png"
+    Image.new("L", (64, 64), 255).save(small)
+    Image.new("L", (128, 128), 0).save(black)
+    for file, said in ((small, "it has 64x64 pixels, and its picture 128x128"), (black, "it is black")):
+        with pytest.raises(WorkloadError, match=said):
+            comparison_of("tiny-sd", "baseline", images=(IMAGE,), masks=(str(file),))
+
+
+def test_a_model_without_such_a_pipeline_says_which_tasks_it_has() -> None:
+    with pytest.raises(Unsupported, match=r"not trained to edit.*: text, image, inpaint, control"):
+        comparison_of("tiny-sd", "baseline", task="edit")
+
+
+@pytest.mark.parametrize("task", ["image", "inpaint", "control"])
+def test_plan_counts_the_encoder_of_pictures(task: Task) -> None:
+    def peaks(wanted: Task) -> dict[str, int]:
+        return predict(find_weightless("tiny-flux"), resolve("baseline"), task=wanted).stages
+
+    assert "vae encoder" in peaks(task)
+    assert "vae encoder" not in peaks("text")
+
+
+def test_sdxl_casts_its_vae_back_after_encoding() -> None:
+    from tests import families
+
+    pipe: Any = for_task(families.upcasting(), "StableDiffusionXLImg2ImgPipeline")
+    from vivace.runtime.noise import draw_noise_in_fp32
+
+    pipe.unet.to(torch.float16)
+    draw_noise_in_fp32(pipe)
+    picture = pipe.image_processor.preprocess(Image.open(IMAGE).convert("RGB"))
+    pipe.scheduler.set_timesteps(4)
+    times = pipe.scheduler.timesteps[:1]
+    latents = pipe.prepare_latents(
+        picture, times, 1, 1, torch.float16, "cpu", torch.Generator().manual_seed(0)
+    )
+    assert latents.dtype == pipe.vae.dtype == torch.float16
+
+
+@pytest.mark.parametrize(("recipe", "own"), [("baseline", []), ("bf16+cfg_cutoff(0.5)", ["cfg_cutoff(0.5)"])])
+def test_a_script_draws_the_same(recipe: str, own: list[str], tmp_path: Path) -> None:
+    asked = AskedWorkload(images=(IMAGE,), masks=(MASK,), prompts=(PROMPT,), num_inference_steps=STEPS)
+    prepared = comparison_of("tiny-sd", recipe, **asked.model_dump(exclude_unset=True))
+    found, workload = prepared.found, prepared.workload
+    written = write_script(
+        found,
+        prepared.recipes[0],
+        "cpu",
+        prompt=PROMPT,
+        call=workload.call,
+        threads=1,
+        workload=workload,
+        sources=source_files(found, workload, asked),
+    )
+    assert written.own == own
+    drawn = run(written.text, tmp_path).astype(float)
+    session = open_session("tiny-sd", "inpaint", recipe, strength=0.9)
+    assert np.abs(drawn - (draw(session)[0] * 255).round()).max() <= 1
+    check(tmp_path)
+
+
+def test_a_script_needs_a_file() -> None:
+    prepared = comparison_of("tiny-sd", "baseline", task="image")
+    with pytest.raises(UsageError, match="a script needs a file to open; give --image FILE"):
+        source_files(prepared.found, prepared.workload, AskedWorkload(task="image"))
+
+
+def test_bench_keeps_sources_and_judges_against_them(tmp_path: Path) -> None:
+    run = vivace.bench(
+        "tiny-flux",
+        ["baseline", "taylorseer(hits=0.5)"],
+        task="inpaint",
+        num_inference_steps=6,
+        prompts=[PROMPT],
+        masks=(MASK,),
+        images=(IMAGE,),
+        text="embeddings",
+        rivals=False,
+        timing=Timing(rounds=1, repeats=1, max_warmup=1),
+        store=tmp_path / "store",
+    )
+    baseline, cached = run.rows()
+    assert baseline.num_denoiser_calls == cached.num_denoiser_calls == 6, "0.9 of 6, rounded up"
+    for row in (baseline, cached):
+        assert row.fidelity is not None
+        assert row.fidelity.outside_psnr_db is not None
+        assert row.fidelity.outside_psnr_db.point > 30
+        assert row.fidelity.source_similarity is not None
+    (source,) = baseline.record.trial.workload.sources
+    kept = read_sources(tmp_path / "store" / "sources", baseline.record.trial.workload)
+    assert set(kept) == {source.image, source.mask}
+    assert "outside_psnr_db" in run.to_dicts()[0]
+    damaged = picture_path(tmp_path / "store" / "sources", str(source.image))
+    Image.new("RGB", (128, 128)).save(damaged)
+    with pytest.raises(VivaceError, match="was changed"):
+        read_sources(tmp_path / "store" / "sources", baseline.record.trial.workload)
+
+
+def outside(share: float) -> Fidelity:
+    interval = Interval(share, share - 0.01, share + 0.01)
+    kept = Kept(interval, interval, Worst(PROMPT, share, 1), share)
+    return Fidelity(
+        num_pictures=6,
+        num_identical=0,
+        num_prompts=6,
+        psnr_db=None,
+        worst_psnr_db=None,
+        ssim=None,
+        outside=kept,
+        outside_of_baseline=Interval(0.97, 0.96, 0.98),
+    )
+
+
+def test_the_gate_holds_the_picture_outside_of_the_mask() -> None:
+    limits = Limits(clip=None, witness=None)
+    assert judge_figures(outside(0.95), None, limits, same_picture=False).gate is Gate.PASSED
+    failed = judge_figures(outside(0.7), None, limits, same_picture=False)
+    assert (failed.gate, failed.figure) == (Gate.FAILED, "outside")
+    assert "match outside the mask 70.0 %" in failed.reason
+    poor = replace(outside(0.83), outside_of_baseline=Interval(0.81, 0.8, 0.82))
+    assert judge_figures(poor, None, limits, same_picture=False).gate is Gate.PASSED, (
+        "no worse than the baseline"
+    )
