@@ -4,7 +4,7 @@ A layer gets two matrices as buffers, A (rank, ...) and B (out, rank), and a cla
 includes the scale and alpha / rank, multiplied in fp32 and rounded once, so that a call does nothing more for them. The
 ranks are those announced, and rows beyond a LoRA's own are zero. An exchange copies into these buffers: compiled code
 has no other shapes to compile for, and CUDA graphs read the same addresses. Several LoRAs share a layer's two matrices,
-each in rows of its own, so that two of rank 8 cost what one of rank 16 does.
+each in separate rows, so that two of rank 8 cost what one of rank 16 does.
 
 Source: Hu et al., LoRA, arXiv 2106.09685.
 """
@@ -284,7 +284,7 @@ def _fill(rows: torch.Tensor, values: torch.Tensor | None) -> None:
 def _with_lora(kind: Any) -> Any:
     """Return a class of layers like `kind` that add B A x to their output.
 
-    A class of its own, and no hook: torch.compile checks the classes of modules before it uses compiled code again, but
+    A separate class, and no hook: torch.compile checks the classes of modules before it uses compiled code again, but
     not their hooks, and would run code of the same model without a LoRA.
     """
     import torch
