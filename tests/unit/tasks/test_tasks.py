@@ -115,9 +115,7 @@ def test_a_cache_and_a_cutoff_count_the_steps_that_are_run(model: str, task: Tas
     assert draw(cut, batch=2).shape[0] == 2, "masks of a batch are halved too"
 
 
-@pytest.mark.parametrize(
-    "recipe", ["bf16", "bf16@vae", "vae_slicing+quantize(int8)"]
-)
+@pytest.mark.parametrize("recipe", ["bf16", "bf16@vae", "vae_slicing+quantize(int8)"])
 @pytest.mark.parametrize(("model", "task"), CASES)
 def test_techniques_that_keep_the_picture(model: str, task: Task, recipe: str) -> None:
     session = open_session(model, task, recipe)
@@ -432,3 +430,30 @@ def test_the_gate_holds_the_picture_outside_of_the_mask() -> None:
     assert judge_figures(poor, None, limits, same_picture=False).gate is Gate.PASSED, (
         "no worse than the baseline"
     )
+
+
+@pytest.mark.parametrize("kind", ["Img2Img", "Inpaint", "ControlNet"])
+def test_sdxl_with_random_weights(kind: str) -> None:
+    """Its batches hold sizes too, and are halved with the rest when guidance ends."""
+    from tests import families
+
+    pipe = for_task(families.build("sdxl"), f"StableDiffusionXL{kind}Pipeline")
+    session = vivace.apply(pipe, "cfg_cutoff(0.5)+taylorseer(hits=0.5)")
+    given = example_pictures(type(pipe).__name__, {"height": 64, "width": 64})
+    strength = {} if kind == "ControlNet" else {"strength": 0.7}
+    size = {} if kind == "Img2Img" else {"height": 64, "width": 64}
+    found = session(
+        prompt=[PROMPT] * 2,
+        generator=[torch.Generator().manual_seed(k) for k in range(2)],
+        num_inference_steps=6,
+        guidance_scale=5.0,
+        output_type="np",
+        **{name: [picture] * 2 for name, picture in given.items()},
+        **strength,
+        **size,
+    )
+    steps = 6 if kind == "ControlNet" else 4
+    assert np.asarray(found.images).shape == (2, 64, 64, 3)
+    evidence = session.evidence()
+    assert evidence["cache_calls"] == steps
+    assert (evidence["guided_steps"], evidence["unguided_steps"]) == (steps // 2, steps // 2)
