@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import groupby
 from pathlib import Path
 
+from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.schedule import comparable
 from vivace.benchmark.store import Invocation, Store
 from vivace.errors import StoreError
@@ -40,10 +41,9 @@ def page_of(
 
         def read_picture(sha256: str) -> bytes | None:
             for store in stores:
-                try:
-                    return store.picture_path(sha256).read_bytes()
-                except OSError:
-                    continue
+                for path in (store.picture_path(sha256), picture_path(store.folder / "sources", sha256)):
+                    with suppress(OSError):
+                        return path.read_bytes()
             return None
 
         return render_page(sections, read_picture, title)

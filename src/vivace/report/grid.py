@@ -69,9 +69,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class GridRow:
+    """One prompt and seed. `sources` are the pictures that its images were made from: "source", "mask", "control"."""
+
     prompt: str
     seed: int
     cells: tuple[Cell, ...]
+    sources: tuple[tuple[str, Embedded], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def grid(rows: Sequence[Row], read_picture: ReadPicture, max_bytes: int) -> Grid
 
     Args:
         rows: the rows, the baseline first.
-        read_picture: returns the PNG of an image by its sha256, or None if its file is missing.
+        read_picture: returns the PNG of an image, or of a source, by its sha256; None if its file is missing.
         max_bytes: limit on all embedded images together; one row is shown in any case.
     """
     pictures = {number: _pictures(row) for number, row in enumerate(rows, 1)}
@@ -113,10 +116,12 @@ def grid(rows: Sequence[Row], read_picture: ReadPicture, max_bytes: int) -> Grid
     left = max_bytes
     for key in ordered[:MAX_ROWS]:
         cells = _cells(key, columns, pictures, ranks, read_picture)
+        sources = _sources(rows[0], key, read_picture)
         left -= sum(len(e.uri) for c in cells for e in (c.picture, c.difference) if e is not None)
+        left -= sum(len(embedded.uri) for _, embedded in sources)
         if shown and left < 0:
             break
-        shown.append(GridRow(key[1], key[2], cells))
+        shown.append(GridRow(key[1], key[2], cells, sources))
     embedded = [c.picture for row in shown for c in row.cells if c.picture is not None]
     return Grid(
         columns=columns,
@@ -135,6 +140,16 @@ def _pictures(row: Row) -> dict[PictureKey, Picture]:
     """
     found = next((r.pictures for r in row.record.rounds if r.pictures), ())
     return {(p.index, p.prompt, p.seed): p for p in found}
+
+
+def _sources(row: Row, key: PictureKey, read_picture: ReadPicture) -> tuple[tuple[str, Embedded], ...]:
+    """Return the pictures that an image was made from, with their names; none for text."""
+    source = row.record.trial.workload.source_of(key[0])
+    if source is None:
+        return ()
+    named = (("source", source.image), ("mask", source.mask), ("control", source.control))
+    found = ((name, _cell(read_picture(sha), None).picture) for name, sha in named if sha is not None)
+    return tuple((name, embedded) for name, embedded in found if embedded is not None)
 
 
 def _losses(
