@@ -121,6 +121,8 @@ def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workloa
     if num_seeds < 1:
         raise WorkloadError(f"--seeds {num_seeds}: give at least one seed per prompt")
     given = asked.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
+    if found.entry is not None and found.entry.ignores_guidance and asked.guidance_scale is not None:
+        raise WorkloadError(_why_ignored(found))
     numbers = found.defaults | {name: value for name, value in given.items() if value is not None}
     with Checked(WorkloadError):
         workload = Workload.model_validate(
@@ -134,6 +136,16 @@ def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workloa
         )
     check_size(found, workload)
     return workload
+
+
+def _why_ignored(found: Found) -> str:
+    true_cfg = "true_cfg_scale" in found.call
+    instead = (
+        "its guidance is a second call, set by a recipe: guidance(1, true_cfg=4)"
+        if true_cfg
+        else "leave it out"
+    )
+    return f"--guidance-scale: {found.model.name} ignores it; {instead}"
 
 
 def _prompts_from_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ...]:
