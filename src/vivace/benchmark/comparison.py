@@ -138,6 +138,8 @@ def _workload_and_pictures(
     if num_seeds < 1:
         raise WorkloadError(f"--seeds {num_seeds}: give at least one seed per prompt")
     given = asked.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
+    if found.entry is not None and found.entry.ignores_guidance and asked.guidance_scale is not None:
+        raise WorkloadError(_why_ignored(found))
     numbers = found.defaults | {name: value for name, value in given.items() if value is not None}
     files = Files(asked.images, asked.masks, asked.controls)
     task = _task_of(found, asked.task, files, asked.strength)
@@ -188,6 +190,16 @@ def check_strength(found: Found, workload: Workload) -> None:
         f"--strength {strength:g} of {steps} steps runs none of them, so the picture would not change; give at least "
         f"--strength {1 / steps:.2g}, or --num-inference-steps {steps_for(1, strength)}"
     )
+
+
+def _why_ignored(found: Found) -> str:
+    true_cfg = "true_cfg_scale" in found.call
+    instead = (
+        "its guidance is a second call, set by a recipe: guidance(1, true_cfg=4)"
+        if true_cfg
+        else "leave it out"
+    )
+    return f"--guidance-scale: {found.model.name} ignores it; {instead}"
 
 
 def _prompts_from_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ...]:

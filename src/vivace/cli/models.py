@@ -51,6 +51,8 @@ def models(wanted: tuple[str, Path] | None, as_json: bool) -> int:
     for entry in CATALOGUE.values():
         steps = "1 step" if entry.num_inference_steps == 1 else f"{entry.num_inference_steps} steps"
         guidance = f"guidance {entry.guidance_scale:g}" if entry.guidance_scale > 1 else "no guidance"
+        if (scale := entry.arguments.get("true_cfg_scale")) is not None:
+            guidance = f"guidance {scale:g} in a second call"
         click.echo(f"{entry.name}  {entry.summary}")
         click.echo(f"    {entry.width}x{entry.height}, {steps}, {guidance}; {entry.licence}")
         click.echo(f"    {_where(entry, sizes[entry.name])}")

@@ -86,6 +86,7 @@ class Entry(Spec):
         SDXL is the last but one.
     max_sequence_length: prompt length in tokens for pipelines that pad to one.
     arguments: further arguments of the pipeline's call.
+    ignores_guidance: whether a guidance scale changes nothing.
     threads: number of CPU threads. Images depend on it in their last bits, so it is fixed; None: all cores.
     prompts: the default prompts.
     prompt_set: the key in `vivace.models.prompts` of prompts that this model understands.
@@ -112,6 +113,7 @@ class Entry(Spec):
     clip_skip: int | None = None
     max_sequence_length: int | None = None
     arguments: dict[str, bool | int | float | str] = Field(default={})
+    ignores_guidance: bool = False
     threads: int | None = None
     few_steps: tuple[FewSteps, ...] = ()
     scorer: str | None = None

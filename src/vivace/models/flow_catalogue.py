@@ -113,6 +113,7 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
         licence="Apache-2.0",
         num_inference_steps=50,
         guidance_scale=1.0,
+        ignores_guidance=True,
         arguments={"true_cfg_scale": 4.0, "negative_prompt": " "},
     ),
     _flux2(
@@ -124,6 +125,7 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
         licence="Apache-2.0",
         num_inference_steps=4,
         guidance_scale=1.0,
+        ignores_guidance=True,
     ),
     _flux2(
         "flux2-klein-9b",
@@ -135,6 +137,7 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
         gated=True,
         num_inference_steps=4,
         guidance_scale=1.0,
+        ignores_guidance=True,
     ),
     # Guidance is an input of the transformer. The card's example has 50 steps, and says that 28 are a good compromise.
     _flux2(

@@ -6,7 +6,7 @@ Where the blocks are is known of each family in `vivace.families`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -139,24 +139,56 @@ def _with_block(transformer: Any, blocks: Blocks, block: Any) -> Any:
 
 
 @contextmanager
+def telling_calls_apart(transformer: Any) -> Iterator[Callable[[], str]]:
+    """Yield a function that tells which kind of call is made: guidance may take two calls a step, in named contexts."""
+    named = getattr(transformer, "cache_context", None)
+    current = [_CONDITIONAL]
+    if named is None:
+        yield lambda: current[-1]
+        return
+
+    @contextmanager
+    def cache_context(name: str, **given: Any) -> Iterator[None]:
+        current.append(name)
+        try:
+            with named(name, **given):
+                yield
+        finally:
+            current.pop()
+
+    transformer.cache_context = cache_context
+    try:
+        yield lambda: current[-1]
+    finally:
+        del transformer.cache_context
+
+
+_CONDITIONAL = "cond"
+
+
+@contextmanager
 def watching_residuals(transformer: Any) -> Iterator[list[torch.Tensor]]:
-    """Collect the residual of all blocks, one for each call of the transformer."""
+    """Collect the residual of all blocks, one for each conditional call of the transformer."""
     blocks = blocks_of(transformer)
     entering: list[Any] = []
     residuals: list[Any] = []
 
-    def left(tokens: Any) -> None:
-        residuals.append(tokens.detach() - entering.pop())
+    with telling_calls_apart(transformer) as kind:
 
-    handles = [
-        blocks.entering(transformer, lambda tokens: entering.append(tokens.detach())),
-        blocks.leaving(transformer, left),
-    ]
-    try:
-        yield residuals
-    finally:
-        for handle in handles:
-            handle.remove()
+        def left(tokens: Any) -> None:
+            residual = tokens.detach() - entering.pop()
+            if kind() == _CONDITIONAL:
+                residuals.append(residual)
+
+        handles = [
+            blocks.entering(transformer, lambda tokens: entering.append(tokens.detach())),
+            blocks.leaving(transformer, left),
+        ]
+        try:
+            yield residuals
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 @contextmanager

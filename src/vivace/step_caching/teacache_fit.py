@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.step_caching import model_fits
-from vivace.step_caching.block_residual import watching_modulated
+from vivace.step_caching.block_residual import telling_calls_apart, watching_modulated
 from vivace.step_caching.cache_state import relative_change
 
 _KIND = "teacache"
@@ -69,16 +69,15 @@ def watching_changes(transformer: Any) -> Iterator[tuple[list[tuple[float, float
         and a function to call before each image.
     """
     changes: list[tuple[float, float]] = []
-    last: list[tuple[Any, Any]] = []
+    last: dict[str, tuple[Any, Any]] = {}
 
-    with watching_modulated(transformer) as modulated:
+    with watching_modulated(transformer) as modulated, telling_calls_apart(transformer) as kind:
 
         def finishes(_: Any, __: Any, output: Any) -> None:
             now = modulated.pop(), _one(output[0] if isinstance(output, tuple) else output.sample).detach()
-            if last:
-                before = last.pop()
+            if (before := last.get(kind())) is not None:
                 changes.append((relative_change(now[0], before[0]), relative_change(now[1], before[1])))
-            last.append(now)
+            last[kind()] = now
 
         hook = transformer.register_forward_hook(finishes)
         try:

@@ -17,7 +17,7 @@ from tests.narrow import FLOW, SIDE, make_all_small
 from tests.typed import typed
 from vivace.benchmark import Store, Timing
 from vivace.benchmark.comparison import comparison_of
-from vivace.errors import UnknownModel, Unsupported, UsageError
+from vivace.errors import UnknownModel, Unsupported, UsageError, WorkloadError
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.architectures import ARCHITECTURES, TAEF1
 from vivace.models.find import synthetic_names
@@ -197,6 +197,16 @@ def test_bench_mentions_random_weights_in_every_output(
     assert "Random weights: times and memory are the architecture’s" in page
     assert "<img" not in page
     assert not list((tmp_path / ".vivace" / "pictures").rglob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("qwen-image", r"guidance\(1, true_cfg=4\)"), ("flux2-klein-4b", "ignores it; leave it out")],
+)
+def test_a_guidance_scale_that_changes_nothing_is_refused(name: str, says: str) -> None:
+    with pytest.raises(WorkloadError, match=says):
+        comparison_of(f"synthetic:{name}", "baseline", guidance_scale=3.0)
+    assert comparison_of(f"synthetic:{name}", "baseline").workload.guidance_scale == 1.0
 
 
 @pytest.mark.usefixtures("small")

@@ -16,6 +16,7 @@ from vivace.step_caching.block_residual import (
     watching_modulated,
     watching_residuals,
 )
+from vivace.step_caching.teacache_fit import watching_changes
 
 ATTENTION = {
     "SD3Transformer2DModel": "attn",
@@ -101,6 +102,26 @@ def test_a_calibration_sees_what_a_cache_looks_at(model: str) -> None:
     assert look is not None
     with torch.no_grad():
         assert torch.equal(seen[0], look(*args, **kwargs | {"return_dict": False}))
+
+
+@pytest.mark.parametrize("model", ["z-image-turbo", "qwen-image"])
+def test_a_polynomial_s_pairs_are_collected(model: str) -> None:
+    opened = session(model)
+    with watching_changes(opened.pipe.transformer) as (changes, start):
+        start()
+        draw(opened, num_inference_steps=3)
+    assert len(changes) == (2 if model == "z-image-turbo" else 4), (
+        "of two calls a step each with its own kind"
+    )
+    assert all(0 < change < 2 for pair in changes for change in pair)
+
+
+def test_residuals_are_those_of_conditional_calls() -> None:
+    opened = session("qwen-image")
+    with watching_residuals(opened.pipe.transformer) as residuals:
+        draw(opened, num_inference_steps=3)
+    assert len(residuals) == 3
+    assert "cache_context" not in vars(opened.pipe.transformer)
 
 
 def test_watches_end() -> None:
