@@ -6,7 +6,7 @@ import pytest
 
 import vivace
 from vivace.benchmark import Timing
-from vivace.benchmark.local_pool import gpus_of_this_host
+from vivace.benchmark.places.local_pool import gpus_of_this_host
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.measure.ceilings import keep, measure_ceilings

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from vivace.benchmark.fitting import reduce_until
-from vivace.benchmark.jobs import Done, Job, rounds_of
 from vivace.benchmark.launcher import Launcher, ask
+from vivace.benchmark.places.jobs import Done, Job, rounds_of
 from vivace.benchmark.requests import (
     EnvironmentRequest,
     LargestBatchRequest,

@@ -13,8 +13,9 @@ from typing import Any
 from vivace.benchmark.comparison import Comparison, comparisons, default_threads
 from vivace.benchmark.figures import add_figures, draw_noise_floor
 from vivace.benchmark.launcher import WORKER, Launcher
-from vivace.benchmark.local_pool import NumGpus, gpu_pool, gpus_of_this_host
 from vivace.benchmark.pictures import save_sources
+from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
+from vivace.benchmark.places.spread import Pool, Spread
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import (
     Progress,
@@ -25,7 +26,6 @@ from vivace.benchmark.runner import (
     sources_folder,
     with_batch,
 )
-from vivace.benchmark.spread import Pool, Spread
 from vivace.benchmark.store import DEFAULT_STORE, Invocation, Store
 from vivace.benchmark.work import add_work
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
@@ -275,7 +275,7 @@ def start_pool(study: Study, launcher: Launcher, gpus: NumGpus | None, ray: str 
         UsageError, Unsupported: there are no such places.
     """
     if ray is not None:
-        from vivace.benchmark.ray_pool import RayPool
+        from vivace.benchmark.places.ray_pool import RayPool
 
         return RayPool(ray, study.device)
     assert gpus is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 from vivace.benchmark import AskedQuality, AskedWorkload, Study, Timing, run_study
 from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.launcher import Launcher
-from vivace.benchmark.local_pool import NumGpus
+from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.planned import predict_by_worker
 from vivace.benchmark.run import Compared
 from vivace.benchmark.runner import Progress

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vivace.benchmark.comparison import default_threads, workload_of
 from vivace.benchmark.launcher import Launcher
-from vivace.benchmark.local_pool import NumGpus
+from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.runner import Progress, Silent, ask_environment
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.studies import start_launcher

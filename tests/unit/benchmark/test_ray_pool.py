@@ -12,7 +12,7 @@ import pytest
 from tests import stub_worker
 from tests.unit.benchmark.test_spread import RECIPES, TIMING, check_comparisons
 from vivace.benchmark import Run, Store, Study
-from vivace.benchmark.ray_pool import RayPool
+from vivace.benchmark.places.ray_pool import RayPool
 from vivace.benchmark.runner import Silent
 from vivace.benchmark.studies import run_study
 from vivace.errors import Unsupported
@@ -110,7 +110,9 @@ def test_a_node_ends_and_its_trials_run_elsewhere(cluster: Any, tmp_path: Path) 
     again = Ending(cluster)
     again.lost = "nothing"
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("vivace.benchmark.spread.Spread.take", lambda *_: pytest.fail("measured again"))
+        monkeypatch.setattr(
+            "vivace.benchmark.places.spread.Spread.take", lambda *_: pytest.fail("measured again")
+        )
         repeated = bench(cluster, tmp_path / "store", again)
     assert not again.ended
     assert [r.trial.recipe.text for r in repeated] == [r.trial.recipe.text for r in run]

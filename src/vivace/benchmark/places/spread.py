@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from vivace.benchmark.jobs import Done, Job
 from vivace.benchmark.pictures import save_picture
+from vivace.benchmark.places.jobs import Done, Job
 from vivace.benchmark.runner import Progress, keep, pictures_folder, sources_folder
 from vivace.benchmark.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Invocation, Store

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.jobs import Done, Job, rounds_of
 from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.pictures import picture_path
+from vivace.benchmark.places.jobs import Done, Job, rounds_of
+from vivace.benchmark.places.spread import MAX_ATTEMPTS, Spread, Ticket
 from vivace.benchmark.runner import ask_environment
-from vivace.benchmark.spread import MAX_ATTEMPTS, Spread, Ticket
 from vivace.errors import Unsupported, WorkerError
 from vivace.spec.environment import Environment, Place
 from vivace.spec.record import Round
@@ -70,7 +70,7 @@ class RayPlace:
                 yield json.dumps(text), images
 
     def _gpu(self) -> Place:
-        from vivace.benchmark.local_pool import gpus_of_this_host
+        from vivace.benchmark.places.local_pool import gpus_of_this_host
 
         (gpu,) = gpus_of_this_host(self._launcher, 1)
         return gpu

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vivace.benchmark.jobs import Done, Job, rounds_of
 from vivace.benchmark.launcher import Launcher, ask
+from vivace.benchmark.places.jobs import Done, Job, rounds_of
+from vivace.benchmark.places.spread import Spread, Ticket
 from vivace.benchmark.requests import GpusRequest
 from vivace.benchmark.runner import ask_environment
-from vivace.benchmark.spread import Spread, Ticket
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkerError
 from vivace.spec.environment import Environment, Place
 
