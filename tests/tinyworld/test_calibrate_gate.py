@@ -63,9 +63,8 @@ def test_the_committed_gate_keeps_its_promise_on_kinds_that_no_limit_was_chosen_
     assert sum(held_out["good"].values()) >= 40
     assert held_out["ruined"]["failed"] >= 0.9 * sum(held_out["ruined"].values())
     assert held_out["good"]["passed"] >= 0.95 * sum(held_out["good"].values())
-    assert Limits().for_scorer(record["scorer"]).model_dump(mode="json") == record["limits"], (
-        "the product's own"
-    )
+    own = Limits().for_scorer(record["scorer"]).model_dump(mode="json")
+    assert {name: own[name] for name in record["limits"]} == record["limits"], "the product's own"
 
 
 def test_the_pages_quote_the_record(record: dict[str, Any]) -> None:

@@ -82,9 +82,15 @@ class Technique(BaseModel, ABC):
     @model_validator(mode="before")
     @classmethod
     def _aimed(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "targets" not in given:
+        stored = cls._stored_default()
+        if isinstance(given, dict) and tuple(given.get("targets", stored)) == stored:
             return given | {"targets": cls.default_targets}
         return given
+
+    @classmethod
+    def _stored_default(cls) -> tuple[Component, ...]:
+        """The default targets as Records store them: without `text_encoder_3`, which came after the first records."""
+        return tuple(target for target in cls.default_targets if target != "text_encoder_3")
 
     @classmethod
     def knobs(cls) -> dict[str, FieldInfo]:
@@ -110,7 +116,9 @@ class Technique(BaseModel, ABC):
     @property
     def call(self) -> TechniqueCall:
         """As a Record stores it."""
-        return TechniqueCall(name=self.name, knobs=self.values, targets=self.targets)
+        is_default = self.targets == self.default_targets
+        targets = self._stored_default() if is_default else self.targets
+        return TechniqueCall(name=self.name, knobs=self.values, targets=targets)
 
     @property
     def slot(self) -> str:

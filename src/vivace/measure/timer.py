@@ -40,7 +40,8 @@ class PipelineTimer:
         vae = getattr(self._pipe, "vae", None)
         if vae is not None:
             vae.decode = self._marking(vae.decode, "vae_start", "vae_end")
-            vae.encode = self._marking_each(vae.encode)
+            if hasattr(vae, "encode"):
+                vae.encode = self._marking_each(vae.encode)
 
     def time_call(self, call: Callable[[], Any], picture: int) -> tuple[Any, Sample]:
         """Run `call` (one pipeline call) and return its result and the timed sample of image `picture`."""

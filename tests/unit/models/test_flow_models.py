@@ -64,7 +64,7 @@ def test_qwen_image_s_template_is_as_long_as_what_its_pipeline_drops() -> None:
 
 def test_scripts_call_each_pipeline_as_it_takes_it() -> None:
     def call_of(model: str, **defaults: object) -> str:
-        return " ".join("".join(_call_block(session(model, **defaults), "pipe", "a star", 7, [])).split())
+        return " ".join("".join(_call_block(session(model, **defaults), "pipe", "a star", 7, [], [])).split())
 
     assert 'pipe( prompt="a star",' in call_of("flux2-klein-4b"), "its first argument is an image"
     assert 'pipe( "a star",' in call_of("z-image-turbo")
