@@ -32,7 +32,7 @@ from vivace.techniques import TECHNIQUES
 from vivace.techniques.compile import Compile
 
 PAIRS, RANDOM = 25, 15
-NUM_QUICK, NUM_LONG = 2, 16
+NUM_LONG = 16
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,6 @@ def test_named_recipes_are_ten_and_compile_with_inductor() -> None:
 @pytest.mark.parametrize(
     "number",
     [
-        NUM_QUICK,
         pytest.param(NUM_LONG, marks=pytest.mark.long),
         pytest.param(PAIRS + RANDOM, marks=pytest.mark.soak),
     ],

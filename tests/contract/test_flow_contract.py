@@ -9,14 +9,23 @@ from vivace.errors import NoEffect, Unsupported
 from vivace.techniques import TECHNIQUES
 
 EVERY = 4 * len(MODELS)
-"""One recipe in so many is tried on a model in `make test`, another one on each model; `make test-long` tries all."""
+"""One recipe in so many is tried on a model in `make test`, another one on each model; `make test-long` tries one in
+seven, `make soak` all."""
+
+
+def _marks(number: int, position: int) -> object:
+    if number % EVERY == 4 * position:
+        return ()
+    return pytest.mark.long if number % len(MODELS) == position else pytest.mark.soak
+
+
 CASES = [
     pytest.param(
         model,
         name,
         recipe,
         id=f"{recipe}-{model}",
-        marks=() if number % EVERY == 4 * position else pytest.mark.long,
+        marks=_marks(number, position),
     )
     for position, model in enumerate(MODELS)
     for number, (name, recipe) in enumerate(RECIPES)

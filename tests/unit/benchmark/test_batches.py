@@ -286,6 +286,7 @@ def test_an_out_of_memory_round_names_the_largest_batch(tmp_path: Path) -> None:
         assert "--batch max found 1 for baseline, and this recipe needs more memory" in other
 
 
+@pytest.mark.long
 def test_the_largest_batch_needs_a_gpu(tmp_path: Path) -> None:
     done = run(tmp_path, "bench", "--recipe", "baseline", "--batch", "max", "--device", "cpu", code=3)
     assert "--batch max needs a GPU" in done.stderr

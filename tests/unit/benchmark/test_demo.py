@@ -1,5 +1,7 @@
 """The demo chooses its recipes by what is fast on the machine."""
 
+import pytest
+
 from vivace.benchmark.demo import LONGEST, demo_recipes
 from vivace.benchmark.race import race
 from vivace.recipes.resolve import resolve
@@ -19,6 +21,7 @@ def test_a_change_that_does_not_help_is_left_out() -> None:
     assert len(recipes) == LONGEST - 1
 
 
+@pytest.mark.long
 def test_a_race_leaves_out_recipes_that_cannot_run() -> None:
     times = race("tiny-sd", ["baseline", "attention(cudnn)", "fp32", "attention(math)"], "cpu")
     assert set(times) == {"baseline", "attention(math)"}

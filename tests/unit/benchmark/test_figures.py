@@ -26,6 +26,7 @@ def scorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_images_are_scored_against_their_prompts_and_the_baseline(tmp_path: Path, scorer: Path) -> None:
     prompts = ["a red circle", "a blue square"]
     records = vivace.bench(
@@ -131,6 +132,7 @@ def test_two_models_in_one_command_have_two_tables_and_one_page(tmp_path: Path) 
     assert page.count('class="run"') >= 2
 
 
+@pytest.mark.long
 def test_limits_decide_the_exit_code(tmp_path: Path) -> None:
     recipes = ["--recipe", "baseline", "--recipe", "int4"]
     strict = run(tmp_path, "bench", *recipes, *QUICK, "--min-quality", "clip=off,match=off,ssim=1", code=1)

@@ -102,6 +102,7 @@ def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
         vivace.bench("tiny-sd", ["baseline"], store=tmp_path / "s", launcher=launcher)
 
 
+@pytest.mark.long
 def test_broken_images_are_named(launcher: Launcher, tmp_path: Path) -> None:
     good, broken = run(launcher, tmp_path / "s", "guidance(3)", "fault(black)")
     assert [p.faults for p in good.rounds[0].pictures] == [()] * 6

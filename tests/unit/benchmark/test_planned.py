@@ -56,6 +56,7 @@ class _Fake:
         return self.ending
 
 
+@pytest.mark.long
 def test_each_measured_record_is_compared_with_its_prediction() -> None:
     predicted = predict_trial(make_record("tiny_vae").trial)
     measured = {"model_bytes": predicted.model_bytes, "peak_bytes": round(predicted.peak_bytes / 1.25)}

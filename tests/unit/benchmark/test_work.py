@@ -60,6 +60,7 @@ def test_the_count_is_that_of_the_models_own_steps(baseline: Work) -> None:
     assert part(baseline, "text_encoder").weights_bytes < 4 * (encoder - table.numel()) + 1
 
 
+@pytest.mark.long
 def test_less_work_is_counted_as_less(baseline: Work) -> None:
     fewer = counted("steps(2)+tiny_vae", 2)
     assert flop(part(fewer)) == flop(part(baseline)) // 2
@@ -69,6 +70,7 @@ def test_less_work_is_counted_as_less(baseline: Work) -> None:
     assert [c.component for c in counted("prompt_cache").components] == ["denoiser", "vae"]
 
 
+@pytest.mark.long
 def test_a_step_cache_is_counted_with_the_hits_that_were_measured(baseline: Work) -> None:
     cached = part(counted("deepcache(2)", hits=0.5))
     assert (cached.calls, cached.computed) == (STEPS, STEPS // 2)

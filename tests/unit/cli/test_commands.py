@@ -234,6 +234,7 @@ def test_listings_as_json(tmp_path: Path) -> None:
     assert any(s["unsupported"] and "CPU" in s["unsupported"] for s in doctor["techniques"])
 
 
+@pytest.mark.long
 def test_doctor_measures_the_limits_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def doctor(*options: str) -> subprocess.CompletedProcess[str]:
         return vivace(tmp_path, "doctor", "--device", "cpu", "--threads", "1", *options)
@@ -292,6 +293,7 @@ def test_a_full_disk_under_standard_output(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     command = " ".join([sys.executable, "-m", "vivace", "techniques", "| head -1"])
     done = subprocess.run(

@@ -131,6 +131,7 @@ def test_revisions(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
     assert "org/clip has no revision 'v2'" in missing["message"]
 
 
+@pytest.mark.long
 def test_repositories_that_cannot_be_had(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
     hub.repositories |= {
         "org/gated": Repository({"main": made}, refuse=(401, "GatedRepo")),
@@ -149,6 +150,7 @@ def test_repositories_that_cannot_be_had(hub: Hub, home: Path, made: Path, tmp_p
         assert says in answer["message"]
 
 
+@pytest.mark.long
 def test_what_is_no_clip_in_safetensors_is_not_fetched(
     hub: Hub, home: Path, made: Path, tmp_path: Path
 ) -> None:
@@ -213,6 +215,7 @@ def test_a_cache_that_cannot_be_written(hub: Hub, home: Path, monkeypatch: pytes
     assert "HF_HOME" in answer["message"]
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up(hub: Hub, home: Path) -> None:
     """A limit on the size of files fails as a full disk does: in the middle of one."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -168,7 +168,7 @@ def shortened(name: str, part: int, row: str) -> StudyFile:
     return file.model_copy(update={"part": (one,), "tiny": tiny, "claim": ()})
 
 
-@pytest.mark.slow("002-*", "003-*")
+@pytest.mark.slow("000-*", "002-*", "003-*")
 @pytest.mark.parametrize(
     ("name", "part", "row", "outcome"),
     [

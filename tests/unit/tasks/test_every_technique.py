@@ -11,7 +11,6 @@ from vivace.errors import NoEffect, Unsupported
 from vivace.recipes.resolve import resolve
 from vivace.spec.workload import Task
 
-pytestmark = pytest.mark.long
 OTHERS = [recipe for name, recipe in RECIPES if name not in ("parallel", "compile")]
 
 
@@ -20,8 +19,19 @@ def batch_reference(model: str, task: Task) -> np.ndarray:
     return draw(open_session(model, task), batch=2)
 
 
-@pytest.mark.parametrize("recipe", OTHERS)
-@pytest.mark.parametrize(("model", "task"), CASES)
+def _marks(position: int, number: int) -> object:
+    """Each recipe is tried in one case by `make test-long`, in all by `make soak`."""
+    return pytest.mark.long if number % len(CASES) == position else pytest.mark.soak
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "recipe"),
+    [
+        pytest.param(*case, recipe, id=f"{recipe}-{'-'.join(case)}", marks=_marks(position, number))
+        for position, case in enumerate(CASES)
+        for number, recipe in enumerate(OTHERS)
+    ],
+)
 def test_each(model: str, task: Task, recipe: str) -> None:
     batch = 2 if "vae_slicing" in recipe else 1
     try:

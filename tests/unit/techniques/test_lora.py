@@ -116,7 +116,7 @@ def test_the_sum_of_several_is_rounded_once(loras: dict[str, str]) -> None:
     "recipe",
     [
         pytest.param("compile(backend=eager)", marks=pytest.mark.long),
-        "int8+compile(backend=eager)",
+        pytest.param("int8+compile(backend=eager)", marks=pytest.mark.long),
         pytest.param("fp8_weight+compile(backend=eager)", marks=pytest.mark.long),
     ],
 )

@@ -162,6 +162,7 @@ def of(recipe: str, name: str = "flux-dev") -> Prediction:
 
 
 @pytest.mark.usefixtures("shallow")
+@pytest.mark.long
 def test_its_memory_is_predicted() -> None:
     plain, model, group = (of(recipe) for recipe in ("baseline", "offload(model)", "offload(group)"))
     size = {c.name: c.num_bytes for c in plain.components}

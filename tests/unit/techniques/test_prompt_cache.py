@@ -213,6 +213,7 @@ def test_encoders_that_something_else_moves_are_left_to_it(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("shallow")
+@pytest.mark.long
 def test_its_memory_is_predicted() -> None:
     model = find_weightless("flux-dev")
     plain, kept, freed = (

@@ -370,6 +370,7 @@ def test_what_it_cannot_do_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(("recipe", "share"), [("nf4", 0.28), ("int4", 0.28)])
 @pytest.mark.usefixtures("shallow")
+@pytest.mark.long
 def test_its_memory_is_predicted(recipe: str, share: float) -> None:
     """T5 is nearly all Linear but for its embeddings, 0.26 GB; FLUX's in bf16 is 9.5 GB."""
     plain = of("flux-dev", "steps(1)", text="embeddings")
@@ -381,6 +382,7 @@ def test_its_memory_is_predicted(recipe: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, "fp8_static"])
+@pytest.mark.long
 def test_a_pipeline_without_weights_takes_as_much(scheme: str) -> None:
     """Nothing is calibrated there, so no prompts are needed."""
     weightless = find_weightless("tiny-sd").build()

@@ -196,7 +196,7 @@ def test_recorded(recipe: str, graphs: int, cache: Path, monkeypatch: pytest.Mon
     ["bf16", "bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "attention(math)", "inference_mode",
      "compile(backend=eager, blocks=repeated)", "prompt_cache"],
 )  # fmt: skip
-@pytest.mark.slow("bf16", "fuse_qkv", "inference_mode", "layerwise*")
+@pytest.mark.slow("bf16", "compile*", "fuse_qkv", "inference_mode", "layerwise*")
 def test_it_composes(recipe: str, cache: Path) -> None:
     alone = drawn("flux", recipe, **CALL)
     both = with_fit(f"teacache(0.3)+{recipe}")

@@ -112,6 +112,7 @@ def test_they_compose(recipe: str) -> None:
 
 
 @pytest.mark.usefixtures("shallow")
+@pytest.mark.long
 def test_their_memory_is_predicted() -> None:
     def vae(recipe: str, batch: int, name: str = "sdxl") -> int:
         return predict(find_weightless(name), resolve(recipe), batch=batch).stages["vae"]
