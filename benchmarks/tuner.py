@@ -3,8 +3,8 @@
     python -m benchmarks.tuner            every grid and sampler, five seeds; writes results/tuner-replay.json
 
 A simulated machine answers from a record: screening is noisy, judging has a wider interval of quality, the final is the
-record's own verdict. So a replay cannot tell how often a proposal would fail on other images. "Trials" are the different
-recipes that were measured, the baseline not counted.
+record's own verdict. So a replay cannot tell how often a proposal would fail on other images. "Trials" are the
+different recipes that were measured, the baseline not counted.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ recipe that passes the gate, in percent: the median of five seeds, after so many
 
 *The grids of the embedded models were recorded on a shared two-core CPU, with ten prompts: times of recipes that should
 be alike differ by up to a third there, and most verdicts are unclear, so which recipe is the best is partly chance.
-What the table shows for sure is the order of the ways. FLUX.1 [dev]'s grid is of one H200; vivace's own records, of which
-it consists, are kept from the search.*
+What the table shows for sure is the order of the ways. FLUX.1 [dev]'s grid is of one H200; vivace's own records, of
+which it consists, are kept from the search.*
 """
 
 
@@ -39,8 +39,8 @@ def _table(grids: dict[str, Any]) -> str:
         trials = list(grid["samplers"]["model"]["median_regret"])
         share = ", ".join(f"{number} trials" for number in trials)
         lines += [
-            f"**{name}**: {grid['recipes']} recipes, {grid['allowed']} allowed; the best is {grid['best_speedup']:.2f}x, "
-            f"`{grid['best']}`.",
+            f"**{name}**: {grid['recipes']} recipes, {grid['allowed']} allowed; "
+            f"the best is {grid['best_speedup']:.2f}x, `{grid['best']}`.",
             "",
             f"| way | {share.replace(', ', ' | ')} |",
             "| --- |" + " --- |" * len(trials),
