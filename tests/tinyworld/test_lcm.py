@@ -194,6 +194,7 @@ def test_training_stops_resumes_and_says_how_it_was_done(tmp_path, monkeypatch):
     assert {shape[0] for key, shape in shapes.items() if ".lora_A." in key} == {2}
 
 
+@pytest.mark.soak
 def test_the_loss_is_one_graph(pipe):
     loss, _ = loss_of(pipe, batch=2)
     given = (

@@ -178,6 +178,7 @@ def test_a_plan_that_is_a_little_too_long_is_shortened(tmp_path, monkeypatch):
     assert not hopeless.finished, "it goes on in the next run"
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_stages_of_the_flux_family_fit_together(tmp_path, train):
     from diffusers import AutoencoderTiny, FluxPipeline

@@ -65,6 +65,7 @@ def test_each_fault_has_an_outcome_and_affects_no_other_trial(launcher: Launcher
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["hang", "late_hang", "stubborn"])
 @pytest.mark.quick("hang")
+@pytest.mark.exhaustive("late_hang")
 def test_a_hang_ends_at_the_time_limit(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     timing = TIMING.model_copy(update={"timeout_s": 8.0})
     records = run(launcher, tmp_path / "s", f"fault({kind})", "baseline", timing=timing)
@@ -125,6 +126,7 @@ worker.main()
     ],
 )
 @pytest.mark.long
+@pytest.mark.exhaustive("command0*", "command2*")
 def test_requests_get_fresh_processes_if_forks_cannot_use_the_gpu(
     command: tuple[str, ...], device: str, forks: bool
 ) -> None:

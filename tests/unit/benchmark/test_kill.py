@@ -170,7 +170,7 @@ def _rows(store: Path) -> dict[tuple[str, int], str]:
         }
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_killed_workers(tmp_path: Path) -> None:
     assert kill_workers(tmp_path / "s", kills=10, seed=1) >= 3, "the kills must hit a process"
 

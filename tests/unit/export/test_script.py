@@ -73,7 +73,9 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("name", sorted(TECHNIQUES))
 @pytest.mark.diagonal
 @pytest.mark.slow("parallel*", "prune*", "compile-tiny-flux")
-@pytest.mark.exhaustive("prune-tiny-flux", "parallel-tiny-sd")
+@pytest.mark.exhaustive(
+    "prune-tiny-flux", "parallel-*", "compile-tiny-flux", "tf32*", "steps*", "inference_mode*"
+)
 def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
     # prune chooses by whole pictures, three times here.
     recipe = "prune(pictures=1)" if name == "prune" else plain(name, model)

@@ -122,6 +122,7 @@ def test_flex_draws_the_same_picture_and_is_named() -> None:
 
 @pytest.mark.parametrize(("family", "num", "blocks"), [("sd", 14, "whole"), ("flux", 7, "repeated")])
 @pytest.mark.long
+@pytest.mark.exhaustive("sd*")
 def test_flex_is_traced_into_compiled_graphs(family: str, num: int, blocks: str) -> None:
     recipe = f"compile(backend=aot_eager, blocks={blocks})"
     call = {"num_inference_steps": 1}

@@ -61,6 +61,7 @@ def test_each_session_counts_its_own_graphs() -> None:
 
 @pytest.mark.parametrize("family", ["sd", "flux"])
 @pytest.mark.long
+@pytest.mark.exhaustive("sd")
 def test_dynamic_code_serves_another_size(family: str) -> None:
     def graphs(recipe: str) -> list[int]:
         made = session(family, recipe)
@@ -81,6 +82,7 @@ def test_dynamic_code_serves_another_size(family: str) -> None:
 @pytest.mark.parametrize("recipe", ["fbcache(hits=0.5)", "int8", "layerwise_casting", "fuse_qkv"])
 @pytest.mark.quick("fbcache*")
 @pytest.mark.long
+@pytest.mark.exhaustive("layerwise*")
 def test_repeated_blocks_compose(recipe: str) -> None:
     alone, both = (
         session("flux", recipe),
@@ -105,7 +107,7 @@ print(json.dumps(effect.evidence()))
 """
 
 
-@pytest.mark.long
+@pytest.mark.soak  # test_artifact.py does it for a pipeline
 def test_a_second_process_finds_the_code(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
     environment.pop("VIVACE_CACHE", None)

@@ -137,7 +137,7 @@ def test_batches_and_guidance_that_is_cut_off() -> None:
 @pytest.mark.parametrize("family", UNETS)
 @pytest.mark.quick("sd--2")
 @pytest.mark.long
-@pytest.mark.exhaustive("sdxl*", "*bf16*")
+@pytest.mark.exhaustive("sdxl*", "*bf16*", "*cutoff*")
 def test_compiled_it_is_two_graphs_without_a_break(family: str, extra: str, graphs: int) -> None:
     alone = drawn(family, "deepcache(2)" + extra, num_inference_steps=8)
     made = session(family, "deepcache(2)+compile(backend=eager)" + extra)

@@ -115,9 +115,9 @@ def test_the_sum_of_several_is_rounded_once(loras: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        pytest.param("compile(backend=eager)", marks=pytest.mark.long),
+        pytest.param("compile(backend=eager)", marks=pytest.mark.soak),
         pytest.param("int8+compile(backend=eager)", marks=pytest.mark.long),
-        pytest.param("fp8_weight+compile(backend=eager)", marks=pytest.mark.long),
+        pytest.param("fp8_weight+compile(backend=eager)", marks=pytest.mark.soak),
     ],
 )
 def test_somebodys_file_rides_on_compiled_quantised_layers_without_a_recompile(
@@ -151,7 +151,7 @@ def test_somebodys_file_rides_on_compiled_quantised_layers_without_a_recompile(
     )
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_the_same_with_inductor(loras: dict[str, str]) -> None:
     hot = session("sd", f"lora('{loras['a']}', hot=True, max_rank=6)+int8+compile")
     draw(hot)

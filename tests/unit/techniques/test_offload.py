@@ -106,6 +106,7 @@ COMPOSING = {
 @pytest.mark.slow(
     "sd-compile*", "flux-compile*", "sd-token*", "sd-vae_tiling*", "sd-channels_last*", "flux-bf16*"
 )
+@pytest.mark.exhaustive("sd-compile*model", "flux-*sequential", "flux-*stream=True", "flux-guidance*")
 def test_it_composes(family: str, recipe: str, mode: str) -> None:
     compiled = [r for recipes in COMPOSING.values() for r in recipes if r.startswith("compile")]
     refused = {"sequential": ("int8", *compiled)}

@@ -111,6 +111,7 @@ class TestBoth:
     ],
 )
 @pytest.mark.quick("sd-recipe1*", "*teacache(hits=0.5)*")
+@pytest.mark.exhaustive("sdxl*", "flux-bf16*", "flux-parallel(all_gather)+att*")
 def test_the_rest_of_a_recipe_holds_in_each_process(family: str, recipe: str, least_db: float) -> None:
     """Precision and structure travel with the weights; later techniques are applied in each process."""
     left_out = ("parallel", "compile")  # eager code computes the same
@@ -175,7 +176,7 @@ def test_even_heads_compile_and_uneven_tokens_are_refused() -> None:
     ],
 )
 @pytest.mark.slow("*gpus=4*", "fuse_qkv*", "quantize*")
-@pytest.mark.exhaustive("quantize(fp8_weight)*")
+@pytest.mark.exhaustive("quantize(fp8_weight)*", "quantize(int8)*compile*")
 def test_flux_draws_the_very_same_picture(recipe: str, call: dict[str, Any]) -> None:
     alone = "+".join(part for part in recipe.split("+") if part.startswith(("quantize", "fuse")))
     expected = of_even_flux(alone or "baseline", **call)

@@ -90,6 +90,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("family", "change"), [(f, c) for f, changes in CHANGES.items() for c in changes])
 @pytest.mark.slow("flux-*")
+@pytest.mark.exhaustive("flux-change9", "flux-change10")
 def test_whatever_the_encoders_depend_on_is_part_of_the_key(family: str, change: dict[str, Any]) -> None:
     plain, kept = session(family), session(family, "prompt_cache")
     draw(kept)

@@ -98,7 +98,7 @@ def test_batches_and_guidance_that_is_cut_off() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.quick("flux")
 @pytest.mark.long
-@pytest.mark.exhaustive("sdxl")
+@pytest.mark.exhaustive("sd*")
 def test_compiled_it_is_two_graphs_without_a_break(family: str) -> None:
     recipe = "pyramid_attention(hits=0.5)"
     alone = drawn(family, recipe, **CALL)

@@ -383,6 +383,7 @@ def test_its_memory_is_predicted(recipe: str, share: float) -> None:
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, "fp8_static"])
 @pytest.mark.long
+@pytest.mark.exhaustive("fp8_weight")
 def test_a_pipeline_without_weights_takes_as_much(scheme: str) -> None:
     """Nothing is calibrated there, so no prompts are needed."""
     weightless = find_weightless("tiny-sd").build()

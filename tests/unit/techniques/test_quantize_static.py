@@ -81,6 +81,7 @@ def test_scales_are_the_largest_inputs_seen(cache: Path) -> None:
     ],
 )
 @pytest.mark.long
+@pytest.mark.exhaustive("bf16*", "*skip=*")
 def test_other_questions_have_other_scales(cache: Path, recipe: str, prompts: list[str]) -> None:
     opened()
     if "skip" in recipe:

@@ -168,8 +168,8 @@ def test_batches() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "graphs"), [("teacache(hits=0.5)", 2), ("teacache(0.3)", 3)])
-@pytest.mark.quick("teacache(0.3)-3")
 @pytest.mark.long
+@pytest.mark.exhaustive("teacache(0.3)-3")
 def test_compiled_it_has_no_break(recipe: str, graphs: int, cache: Path) -> None:
     alone = draw(with_fit(recipe), **CALL)
     made = with_fit(f"{recipe}+compile(backend=eager)")
