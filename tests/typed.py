@@ -34,7 +34,9 @@ def said(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedPr
         _restored_libraries(),
     ):
         # A child's output would not reach these streams.
-        monkeypatch.setattr("vivace.cli.guarded.is_trusted", lambda found: True)
+        monkeypatch.setattr(
+            "vivace.cli.guarded.guarded_reading", lambda name, limits, command: command(lambda: None)
+        )
         status = typed(monkeypatch, *arguments)
     shown = [stream.buffer.getvalue().decode() for stream in (_flushed(out), _flushed(err))]
     assert status == code, shown[1]

@@ -12,12 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.requests import AnyRequest, Request
-from vivace.errors import Unsupported, WorkerError
+from vivace.errors import Unsupported, UnusableModel, WorkerError
+from vivace.models.reading import LOOK_EVERY_S, Limits, complaint
 
 OnEvent = Callable[[dict[str, Any]], None]
 WORKER = (sys.executable, "-m", "vivace.benchmark.worker")
@@ -32,6 +33,7 @@ class Ending:
     Attributes:
         value: the answer; None if the process died or was killed.
         timed_out: the process was killed because the time limit passed.
+        excess: what the process used too much of while it read a model, for which it was killed; see `Limits`.
         signal: the signal that ended the process, if one did.
         status: the exit status, if the process exited.
         log: the end of its standard output and error.
@@ -42,6 +44,7 @@ class Ending:
     signal: int | None = None
     status: int | None = None
     log: str = ""
+    excess: str | None = None
 
 
 class Launcher:
@@ -100,6 +103,8 @@ class Launcher:
     def run(self, request: Request, timeout_s: float, on_event: OnEvent = lambda _: None) -> Ending:
         """Send a request, wait until it ends, and return how it ended. Kills it after `timeout_s` seconds.
 
+        While the process reads a model with limits (an event of phase "load" that has "limits"), it is held to them.
+
         Args:
             on_event: called with each event other than the result.
 
@@ -114,6 +119,7 @@ class Launcher:
         value: dict[str, Any] | None = None
         pid: int | None = None
         timed_out = False
+        reading = _Reading()
         deadline = time.monotonic() + timeout_s
         try:
             self._process.stdin.write(
@@ -124,24 +130,29 @@ class Launcher:
             return self._worker_died(None, False, log)
         try:
             while True:
-                event = self._lines.next(deadline)
+                event = self._lines.next(reading.next_look(deadline))
                 if event is None:  # the pipe closed: the worker itself died
-                    return self._worker_died(value, timed_out, log)
+                    return replace(self._worker_died(value, timed_out, log), excess=reading.excess)
                 kind = event.get("event")
-                if kind == "timeout":
+                if kind == "timeout" and time.monotonic() < deadline:
+                    if reading.is_excessive():
+                        _kill_group(reading.pid)
+                elif kind == "timeout":
                     if timed_out:
                         _kill_group(self._process.pid)  # the child survived its kill
                     timed_out = True
                     deadline = time.monotonic() + _GRACE_S
                     _kill_group(pid if pid is not None else self._process.pid)
                 elif kind == "started":
-                    pid = event["pid"]
+                    pid = reading.pid = event["pid"]
                     on_event(event)
                 elif kind == "result":
                     value = event["value"]
                 elif kind == "ended":
-                    return self._request_ended(value, timed_out, event["status"], log)
+                    ending = self._request_ended(value, timed_out, event["status"], log)
+                    return replace(ending, excess=reading.excess)
                 else:
+                    reading.follow(event)
                     on_event(event)
         except BaseException:
             # On Ctrl-C the child must not keep computing.
@@ -202,6 +213,31 @@ class Launcher:
             self._stop()
             raise WorkerError(f"the worker process did not start: {last_line(_tail(log)) or 'no message'}")
         self.forks = event["forks"]
+
+
+class _Reading:
+    """Holds a process to the limits on reading a model, from the event that announces it to the next."""
+
+    def __init__(self) -> None:
+        self.pid = -1
+        self.excess: str | None = None
+        self._limits: Limits | None = None
+        self._since = 0.0
+
+    def follow(self, event: dict[str, Any]) -> None:
+        self._limits = Limits(**event["limits"]) if event.get("limits") is not None else None
+        self._since = time.monotonic()
+
+    def next_look(self, deadline: float) -> float:
+        return deadline if self._limits is None else min(deadline, time.monotonic() + LOOK_EVERY_S)
+
+    def is_excessive(self) -> bool:
+        """Whether the process is beyond its limits; it is said once."""
+        assert self._limits is not None
+        self.excess = self._limits.excess(self.pid, time.monotonic() - self._since)
+        if self.excess is not None:
+            self._limits = None
+        return self.excess is not None
 
 
 class _Lines:
@@ -268,10 +304,13 @@ def ask(
 
     Raises:
         Unsupported: the worker answered with an error.
+        UnusableModel: the model took more time or memory to read than its size explains.
         WorkerError: the process died or took too long.
     """
     ending = launcher.run(request, timeout_s, on_event)
     kind = request.kind.replace("_", " ")
+    if ending.excess is not None:
+        raise UnusableModel(complaint("the model", ending.excess))
     if ending.timed_out:
         raise WorkerError(f"the worker process took longer than {timeout_s:g} s ({kind})")
     if ending.value is None:

@@ -6,6 +6,7 @@ import io
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from vivace.measure.quality import faults, pixels
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
+from vivace.models.reading import Limits, is_trusted
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.session import Session, session_of
 from vivace.spec.record import Outcome, Picture, Round, Sample
@@ -271,9 +273,10 @@ class Measurement:
             UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
         """
         trial = self._trial
-        self._report({"event": "phase", "phase": "load"})
         start = time.perf_counter()
         found = find_model(trial.model.name)
+        limits = None if is_trusted(found) else asdict(Limits.of(found))
+        self._report({"event": "phase", "phase": "load", "limits": limits})
         if found.model.revision != trial.model.revision:
             raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
         self._given = Arguments(trial.workload, found.pipeline, self._sources)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vivace.cli import options
+from vivace.cli.guarded import guarded
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import Tried
@@ -63,19 +64,28 @@ def teacache(
 
     from vivace.runtime.calibration import calibrate_teacache
 
-    fit, file = calibrate_teacache(prepared.found, degree=degree, **arguments)
-    if as_json:
-        click.echo(json.dumps(asdict(fit) | {"degree": fit.degree, "file": str(file)}, indent=2))
+    def fit_it(is_read: Callable[[], None]) -> int:
+        fit, file = calibrate_teacache(
+            prepared.found, degree=degree, on_image=_progress(pictures, is_read), **arguments
+        )
+        if as_json:
+            click.echo(json.dumps(asdict(fit) | {"degree": fit.degree, "file": str(file)}, indent=2))
+            return 0
+        click.echo(f"model          {fit.model}")
+        click.echo(
+            f"measured on    {fit.num_pairs} pairs of steps, {pictures} images of {fit.num_steps} steps"
+        )
+        click.echo(f"input changes  {fit.low:.4g} to {fit.high:.4g}")
+        click.echo(f"degree         {fit.degree}")
+        click.echo(f"coefficients   {', '.join(f'{c:.6g}' for c in fit.coefficients)}")
+        click.echo(
+            f"residual       {fit.residual:.4g} (root mean square error of the output's relative change)"
+        )
+        click.echo(f"explained      {100 * fit.explained:.1f} % of its variance")
+        click.echo(f"saved to       {file}")
         return 0
-    click.echo(f"model          {fit.model}")
-    click.echo(f"measured on    {fit.num_pairs} pairs of steps, {pictures} images of {fit.num_steps} steps")
-    click.echo(f"input changes  {fit.low:.4g} to {fit.high:.4g}")
-    click.echo(f"degree         {fit.degree}")
-    click.echo(f"coefficients   {', '.join(f'{c:.6g}' for c in fit.coefficients)}")
-    click.echo(f"residual       {fit.residual:.4g} (root mean square error of the output's relative change)")
-    click.echo(f"explained      {100 * fit.explained:.1f} % of its variance")
-    click.echo(f"saved to       {file}")
-    return 0
+
+    return guarded(prepared.found, fit_it)
 
 
 @calibrate.command()
@@ -94,16 +104,29 @@ def magcache(model: str, pictures: int, device: str, threads: int | None, as_jso
 
     from vivace.runtime.calibration import calibrate_magcache
 
-    ratios, file = calibrate_magcache(prepared.found, **arguments)
-    if as_json:
-        click.echo(json.dumps(asdict(ratios) | {"file": str(file)}, indent=2))
+    def measure(is_read: Callable[[], None]) -> int:
+        ratios, file = calibrate_magcache(prepared.found, on_image=_progress(pictures, is_read), **arguments)
+        if as_json:
+            click.echo(json.dumps(asdict(ratios) | {"file": str(file)}, indent=2))
+            return 0
+        click.echo(f"model        {ratios.model}")
+        click.echo(f"measured on  {ratios.num_pictures} images of {len(ratios.ratios)} steps")
+        click.echo(f"ratios       {', '.join(f'{ratio:.3f}' for ratio in ratios.ratios)}")
+        click.echo(f"spread       {ratios.spread:.3g} (standard deviation between images, at the worst step)")
+        click.echo(f"saved to     {file}")
         return 0
-    click.echo(f"model        {ratios.model}")
-    click.echo(f"measured on  {ratios.num_pictures} images of {len(ratios.ratios)} steps")
-    click.echo(f"ratios       {', '.join(f'{ratio:.3f}' for ratio in ratios.ratios)}")
-    click.echo(f"spread       {ratios.spread:.3g} (standard deviation between images, at the worst step)")
-    click.echo(f"saved to     {file}")
-    return 0
+
+    return guarded(prepared.found, measure)
+
+
+def _progress(pictures: int, is_read: Callable[[], None]) -> Callable[[int], None]:
+    def on_image(num_done: int) -> None:
+        if num_done == 0:
+            is_read()
+        else:
+            click.echo(f"[{num_done}/{pictures}]", err=True)
+
+    return on_image
 
 
 def _prepare(
@@ -125,7 +148,6 @@ def _prepare(
         "prompts": workload.prompts,
         "num_pictures": pictures,
         "call": workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
-        "on_image": lambda num_done: click.echo(f"[{num_done}/{pictures}]", err=True),
     }
 
 

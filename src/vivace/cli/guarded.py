@@ -1,8 +1,7 @@
-"""Read a model that somebody else made in a process of its own, with limits on time and memory.
+"""Run a command in a process of its own that is watched while it reads a model of somebody else.
 
-vivace checks configurations and headers before a library sees them, but cannot foresee everything that libraries do
-with them: loop, allocate, or abort the process. A child reads the model and goes on with the command; this process
-watches it until the model is read, and says what happened if it has to be ended.
+A child reads the model and goes on with the command; this process watches it until the model is read, and says what
+happened if it has to be ended.
 """
 
 from __future__ import annotations
@@ -12,39 +11,25 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from vivace.cli.failures import OWN_FAULT, status_of
 from vivace.errors import UnusableModel
 from vivace.models.files import num_bytes
-from vivace.models.find import Found
+from vivace.models.find import WEIGHTS
+from vivace.models.reading import LOOK_EVERY_S, Limits, complaint, is_trusted
 
-_LOOK_EVERY_S = 0.1
-_LEAST_S = 120.0  # importing the libraries takes up to 20 s on a busy machine
-_BYTES_PER_S = 20e6  # of a slow disk
-_LEAST_BYTES = 6e9  # libraries, and the host's part of CUDA
-_COPIES = 6  # of the weights: the file's pages, fp16 as fp32, and what conversions need for a moment
+if TYPE_CHECKING:
+    from vivace.models.find import Found
+    from vivace.models.scorers import FoundScorer
 
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits until a model is read."""
-
-    seconds: float
-    num_bytes: float
-
-    @classmethod
-    def of(cls, found: Found) -> Limits:
-        size = num_bytes({path.name: path for path in found.weights if path.is_file()})
-        return cls(_LEAST_S + size / _BYTES_PER_S, _LEAST_BYTES + _COPIES * size)
+Command = Callable[[Callable[[], None]], int]
 
 
-def guarded(
-    found: Found | None, command: Callable[[Callable[[], None]], int], limits: Limits | None = None
-) -> int:
+def guarded(found: Found | None, command: Command) -> int:
     """Run the rest of a command, which reads a model, and return its exit code.
 
     Models of the catalogue are read in this process.
@@ -56,10 +41,25 @@ def guarded(
     Raises:
         UnusableModel: the model took more time or memory than its size explains, or ended the process.
     """
-    if found is None or is_trusted(found) or not hasattr(os, "fork"):
+    if found is None or is_trusted(found):
+        return command(lambda: None)
+    return guarded_reading(found.model.name, Limits.of(found), command)
+
+
+def guarded_scorers(scorers: Sequence[FoundScorer], command: Command) -> int:
+    """Run the rest of a command, which reads models that score images; see `guarded`. vivace's own are read here."""
+    foreign = [scorer for scorer in scorers if scorer.folder.parent != WEIGHTS]
+    if not foreign:
+        return command(lambda: None)
+    size = sum(num_bytes({path.name: path for path in one.folder.glob("*.safetensors")}) for one in foreign)
+    return guarded_reading(" or ".join(one.name for one in foreign), Limits.of_bytes(size), command)
+
+
+def guarded_reading(name: str, limits: Limits, command: Command) -> int:
+    """Run the rest of a command in a watched process; see `guarded`. Where no process can be forked, run it here."""
+    if not hasattr(os, "fork"):
         return command(lambda: None)
     context = click.get_current_context(silent=True)
-    limits = limits or Limits.of(found)
     _flush()
     until_read, is_read = os.pipe()
     pid = os.fork()
@@ -78,15 +78,10 @@ def guarded(
     # The child gets Ctrl-C as well, and says so.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return _watched(pid, until_read, found.model.name, limits)
+        return _watched(pid, until_read, name, limits)
     finally:
         signal.signal(signal.SIGINT, before)
         os.close(until_read)
-
-
-def is_trusted(found: Found) -> bool:
-    """Whether the model's configuration is vivace's own, or pinned in the catalogue."""
-    return found.entry is not None and found.model.source != "file"
 
 
 class _Once:
@@ -103,25 +98,12 @@ class _Once:
 
 def _watched(pid: int, until_read: int, name: str, limits: Limits) -> int:
     """Wait for a child, and return its exit code. It closes the other end of `until_read` when the model is read."""
-    import psutil
-
     started = time.monotonic()
-    process = psutil.Process(pid)
-    is_read = False
-    while not is_read:
-        is_read = bool(select.select([until_read], [], [], _LOOK_EVERY_S)[0])
-        try:
-            held = 0 if is_read else process.memory_info().rss
-        except psutil.Error:
-            continue
-        too_long = time.monotonic() - started > limits.seconds
-        if not is_read and (too_long or held > limits.num_bytes):
+    while not select.select([until_read], [], [], LOOK_EVERY_S)[0]:
+        if (excess := limits.excess(pid, time.monotonic() - started)) is not None:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            what = f"{limits.seconds:.0f} s" if too_long else f"{limits.num_bytes / 1e9:.1f} GB of memory"
-            raise UnusableModel(
-                f"{name} took more than {what} to read, which its size does not explain; check its configuration files"
-            )
+            raise UnusableModel(complaint(name, excess))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status < 0:
         ended_by = signal.Signals(-status).name

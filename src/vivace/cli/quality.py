@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,12 @@ def quality(
         vivace generate "a red circle" --num-images 8 --out b --recipe steps:8
         vivace quality a b --same-picture
     """
+    from vivace.cli.guarded import guarded_scorers
     from vivace.measure.folders import compare, pair
+    from vivace.measure.scorer import ClipScorer
     from vivace.measure.verdict import judge_pairs
+    from vivace.measure.witness import Witness
+    from vivace.models.quiet import quiet
     from vivace.models.scorers import find_scorer, find_witness
     from vivace.spec.limits import DEFAULT_LIMITS
     from vivace.stats import Gate
@@ -77,23 +82,31 @@ def quality(
         raise UsageError(
             f"--prompts {prompts}: {len(lines)} prompts for {len(names)} pairs of images; give one prompt per pair"
         )
-    clip = find_scorer(scorer) if scorer is not None else None
-    second = find_witness(witness).folder if witness is not None else None
-    found = compare(dir_a, dir_b, names, lines, clip.folder if clip is not None else None, lpips, second)
-    used = (limits or DEFAULT_LIMITS).for_scorer(clip.id if clip is not None else None)
-    judgement, close = judge_pairs(found["pairs"], lines, used, same_picture=same_picture)
-    found["quality"] = {
-        "verdict": judgement.gate.value,
-        "reason": judgement.reason,
-        "limits": used.model_dump(mode="json"),
-    }
-    found["fidelity"] = None if close is None else close.to_json()
-    found["unpaired"] = alone_in
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-    else:
-        _print(found, dir_a, dir_b)
-    return COMPARISON_FAILED if judgement.gate is Gate.FAILED else 0
+    first = find_scorer(scorer) if scorer is not None else None
+    second = find_witness(witness) if witness is not None else None
+    used = (limits or DEFAULT_LIMITS).for_scorer(first.id if first is not None else None)
+
+    def judge(is_read: Callable[[], None]) -> int:
+        with quiet():
+            clip = ClipScorer(first.folder) if first is not None else None
+            asked = Witness(second.folder) if second is not None else None
+        is_read()
+        found = compare(dir_a, dir_b, names, lines, clip, lpips, asked)
+        judgement, close = judge_pairs(found["pairs"], lines, used, same_picture=same_picture)
+        found["quality"] = {
+            "verdict": judgement.gate.value,
+            "reason": judgement.reason,
+            "limits": used.model_dump(mode="json"),
+        }
+        found["fidelity"] = None if close is None else close.to_json()
+        found["unpaired"] = alone_in
+        if as_json:
+            click.echo(json.dumps(found, indent=2))
+        else:
+            _print(found, dir_a, dir_b)
+        return COMPARISON_FAILED if judgement.gate is Gate.FAILED else 0
+
+    return guarded_scorers([one for one in (first, second) if one is not None], judge)
 
 
 def _print(found: dict[str, Any], dir_a: Path, dir_b: Path) -> None:

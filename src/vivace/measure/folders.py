@@ -46,9 +46,9 @@ def compare(
     dir_b: Path,
     names: list[str],
     prompts: list[str] | None,
-    scorer: Path | None,
+    clip: ClipScorer | None,
     lpips: bool = False,
-    witness: Path | None = None,
+    witness: Witness | None = None,
 ) -> dict[str, Any]:
     """Return the figures of every pair, and for each metric its means and the mean difference with its interval.
 
@@ -67,8 +67,8 @@ def compare(
         except ValueError as error:
             row["against"], row["reason"] = {}, str(error)
         pairs.append(row)
-    if scorer is not None:
-        _score(pairs, dir_a, dir_b, prompts, scorer)
+    if clip is not None:
+        _score(pairs, dir_a, dir_b, prompts, clip)
     if witness is not None and prompts is not None:
         _question(pairs, dir_a, dir_b, prompts, witness)
     summary: dict[str, Any] = {}
@@ -104,11 +104,10 @@ def _is_finite(pair: dict[str, Any], metric: str) -> bool:
 
 
 def _score(
-    pairs: list[dict[str, Any]], dir_a: Path, dir_b: Path, prompts: list[str] | None, scorer: Path
+    pairs: list[dict[str, Any]], dir_a: Path, dir_b: Path, prompts: list[str] | None, clip: ClipScorer
 ) -> None:
     from PIL import Image
 
-    clip = ClipScorer(scorer)
     for k, row in enumerate(pairs):
         a, b = open_picture(dir_a / row["name"]), open_picture(dir_b / row["name"])
         if "match" in row["against"]:
@@ -121,10 +120,9 @@ def _score(
 
 
 def _question(
-    pairs: list[dict[str, Any]], dir_a: Path, dir_b: Path, prompts: list[str], folder: Path
+    pairs: list[dict[str, Any]], dir_a: Path, dir_b: Path, prompts: list[str], witness: Witness
 ) -> None:
     """Add the second witness's scores to the pairs."""
-    witness = Witness(folder)
     for k, row in enumerate(pairs):
         own, *rest = witness.scores(open_picture(dir_a / row["name"]), [prompts[k], *_others(prompts, k)])
         row["a"]["witness_score"] = own

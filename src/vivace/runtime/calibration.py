@@ -37,7 +37,7 @@ def calibrate_teacache(
         num_pictures: images to generate.
         degree: of the polynomial.
         call: size, steps and guidance that differ from the model's own.
-        on_image: called after each image with the number of images so far.
+        on_image: called with 0 when the model is read, and after each image with the number of images so far.
 
     Returns:
         The fit, and the file that it is saved in.
@@ -49,6 +49,7 @@ def calibrate_teacache(
     """
     session = _open("teacache", found, device, prompts, call)
     transformer = component_of(session.pipe, "denoiser")
+    on_image(0)
     with watching_changes(transformer) as (changes, start_image):
         for k in range(num_pictures):
             start_image()
@@ -73,6 +74,7 @@ def calibrate_magcache(
     """Measure MagCache's table of ratios and save it for this model; see `calibrate_teacache`."""
     session = _open("magcache", found, device, prompts, call)
     transformer = component_of(session.pipe, "denoiser")
+    on_image(0)
     tables: list[tuple[float, ...]] = []
     for k in range(num_pictures):
         with watching_residuals(transformer) as residuals:

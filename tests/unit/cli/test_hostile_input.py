@@ -167,7 +167,7 @@ def test_reading_has_limits(work: Any, says: str) -> None:
         return 0
 
     with pytest.raises(guarded.UnusableModel, match=says.replace("(", r"\(").replace(")", r"\)")):
-        guarded.guarded(found, slowly, limits)
+        guarded.guarded_reading(found.model.name, limits, slowly)
 
 
 def test_no_limits_once_the_model_is_read() -> None:
@@ -176,8 +176,7 @@ def test_no_limits_once_the_model_is_read() -> None:
         time.sleep(1.0)
         return 4
 
-    found = find_model(str(_copy("model")))
-    assert guarded.guarded(found, work, guarded.Limits(0.5, 1e12)) == 4
+    assert guarded.guarded_reading("model", guarded.Limits(0.5, 1e12), work) == 4
 
 
 def test_models_of_the_catalogue_need_no_child() -> None:

@@ -195,10 +195,10 @@ def test_folders_are_compared_pair_by_pair(tmp_path: Path, clip_folder: Path) ->
     names, unpaired = pair(a, b)
     assert names == [f"{k}.png" for k in range(6)]
     assert unpaired == ["only-here.png"]
-    alike = compare(a, b, names, ["a red circle"] * 6, clip_folder)
+    alike = compare(a, b, names, ["a red circle"] * 6, ClipScorer(clip_folder))
     assert alike["summary"]["clip_score"]["difference"]["ci95"] is None, "one prompt"
     assert "clip_score_of_others" not in alike["pairs"][0]["a"]
-    found = compare(a, b, names, [f"a red circle {'left ' * k}" for k in range(6)], clip_folder)
+    found = compare(a, b, names, [f"a red circle {'left ' * k}" for k in range(6)], ClipScorer(clip_folder))
     assert "clip_score_of_others" in found["pairs"][0]["a"]
     assert [p["faults_b"] for p in found["pairs"]] == [["black"], [], [], [], [], []]
     assert found["summary"]["psnr_db"]["identical"] == 5

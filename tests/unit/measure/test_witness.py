@@ -111,7 +111,7 @@ def test_the_quality_pass_and_two_folders_ask_it_too(blip: Path, tmp_path: Path)
         picture.save(folder / f"{k % 2}.png")
     witness = Witness(blip)
     scores = [witness.scores(picture, [prompts[k % 2]])[0] for k, picture in enumerate(pictures)]
-    found = compare(tmp_path / "a", tmp_path / "b", ["0.png", "1.png"], prompts, None, witness=blip)
+    found = compare(tmp_path / "a", tmp_path / "b", ["0.png", "1.png"], prompts, None, witness=Witness(blip))
     rows = found["pairs"]
     assert [row["a"]["witness_score"] for row in rows] == pytest.approx(scores[:2], abs=1e-3)
     assert [row["b"]["witness_score"] for row in rows] == pytest.approx(scores[2:], abs=1e-3)

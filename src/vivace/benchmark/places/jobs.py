@@ -14,6 +14,7 @@ from pydantic import Field
 
 from vivace.benchmark.launcher import Ending, Launcher, last_line
 from vivace.benchmark.requests import RoundRequest
+from vivace.models.reading import complaint
 from vivace.spec.base import Spec
 from vivace.spec.record import Outcome, Round
 from vivace.spec.timing import Timing
@@ -106,7 +107,7 @@ def _run_round(
     if ending.value is not None:
         round_ = Round.model_validate(ending.value)
     else:
-        outcome, reason = _explain(ending, timing, _kernel_oom_kills() > kills_before)
+        outcome, reason = _explain(ending, job.trials[trial], timing, _kernel_oom_kills() > kills_before)
         round_ = Round(index=round_index, outcome=outcome, reason=reason, started_at=started)
     return round_, ending.log
 
@@ -126,7 +127,9 @@ def _why_not_largest(trial: Trial, searched: Trial | None) -> str:
     )
 
 
-def _explain(ending: Ending, timing: Timing, oom_killed: bool) -> tuple[Outcome, str]:
+def _explain(ending: Ending, trial: Trial, timing: Timing, oom_killed: bool) -> tuple[Outcome, str]:
+    if ending.excess is not None:
+        return Outcome.CRASHED, complaint(trial.model.name, ending.excess)
     if ending.timed_out:
         return (
             Outcome.TIMED_OUT,

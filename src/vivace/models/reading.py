@@ -1,0 +1,56 @@
+"""Limits on reading a model that somebody else made.
+
+vivace checks configurations and headers before a library sees them, but cannot foresee everything that libraries do
+with them: loop, allocate, or abort the process. So another process watches the one that reads, until the model is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vivace.models.files import num_bytes
+from vivace.models.find import Found
+
+LOOK_EVERY_S = 0.1
+_LEAST_S = 120.0  # importing the libraries takes up to 20 s on a busy machine
+_BYTES_PER_S = 20e6  # of a slow disk
+_LEAST_BYTES = 6e9  # libraries, and the host's part of CUDA
+_COPIES = 6  # of the weights: the file's pages, fp16 as fp32, and what conversions need for a moment
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits until a model is read."""
+
+    seconds: float
+    num_bytes: float
+
+    @classmethod
+    def of(cls, found: Found) -> Limits:
+        """Return the limits that follow from the size of a model's weights."""
+        return cls.of_bytes(num_bytes({path.name: path for path in found.weights if path.is_file()}))
+
+    @classmethod
+    def of_bytes(cls, size: int) -> Limits:
+        return cls(_LEAST_S + size / _BYTES_PER_S, _LEAST_BYTES + _COPIES * size)
+
+    def excess(self, pid: int, seconds: float) -> str | None:
+        """Return what a process used too much of, reading for so long; None if it is within the limits."""
+        import psutil
+
+        if seconds > self.seconds:
+            return f"{self.seconds:.0f} s"
+        try:
+            held = psutil.Process(pid).memory_info().rss
+        except psutil.Error:  # it ended
+            return None
+        return f"{self.num_bytes / 1e9:.1f} GB of memory" if held > self.num_bytes else None
+
+
+def is_trusted(found: Found) -> bool:
+    """Whether the model's configuration is vivace's own, or pinned in the catalogue."""
+    return found.entry is not None and found.model.source != "file"
+
+
+def complaint(name: str, excess: str) -> str:
+    return f"{name} took more than {excess} to read, which its size does not explain; check its configuration files"

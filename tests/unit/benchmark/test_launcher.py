@@ -1,0 +1,55 @@
+"""While a worker reads a model of somebody else, it is held to limits on time and memory."""
+
+import sys
+
+import pytest
+
+from vivace.benchmark.launcher import Launcher, ask
+from vivace.benchmark.requests import GpusRequest
+from vivace.errors import UnusableModel
+
+_WORKER = """
+import json, os, sys, time
+def say(**event):
+    print(json.dumps(event), flush=True)
+say(event="ready", forks=False)
+sys.stdin.readline()
+say(event="started", pid=os.getpid())
+say(event="phase", phase="load", limits={limits})
+{work}
+say(event="phase", phase="apply")
+time.sleep(0.6)
+say(event="result", value=dict(held=1))
+say(event="ended", status=0)
+sys.stdin.readline()
+"""
+
+
+def _launcher(work: str, seconds: float, num_bytes: float) -> Launcher:
+    limits = {"seconds": seconds, "num_bytes": num_bytes}
+    return Launcher([sys.executable, "-c", _WORKER.format(limits=limits, work=work)], tries_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds", "says"),
+    [
+        ("time.sleep(60)", 0.5, "more than 0 s to read"),
+        ("held = os.urandom(1) * 4 * 10**8; time.sleep(60)", 30.0, "more than 0.1 GB of memory to read"),
+    ],
+    ids=["hangs", "allocates"],
+)
+@pytest.mark.timeout(30)
+def test_reading_a_model_has_limits(work: str, seconds: float, says: str) -> None:
+    with _launcher(work, seconds, 1e8) as launcher:
+        ending = launcher.run(GpusRequest(), 60.0)
+        assert ending.value is None
+        assert not ending.timed_out
+        with pytest.raises(UnusableModel, match=says):
+            ask(launcher, GpusRequest(), 60.0)
+
+
+@pytest.mark.timeout(30)
+def test_what_comes_after_reading_has_none() -> None:
+    with _launcher("held = os.urandom(1) * 10**6", 0.3, 1e9) as launcher:
+        ending = launcher.run(GpusRequest(), 60.0)
+        assert (ending.value, ending.excess) == ({"held": 1}, None)
