@@ -60,8 +60,11 @@ def warm(
     also written to a file, which another machine with the same GPU and libraries takes with --from: to build it into
     an image of a container, or to give it to a fleet.
 
+    A recipe that announces sizes is compiled for each of them, which takes the place of --height and --width.
+
     \b
         vivace warm flux-dev --recipe bf16+compile -o flux.code
+        vivace warm flux-dev --recipe "bf16+compile(sizes=[1024x1024, 1344x768])"
         vivace warm --from flux.code
     """
     if source is not None:
@@ -87,6 +90,8 @@ def warm(
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
     )
+    if prepared.recipes[0].announced_sizes and (height is not None or width is not None):
+        raise click.UsageError("the recipe announces its sizes; leave out --height and --width.")
     chosen = threads if threads is not None else default_threads(prepared.found)
     return guarded(prepared.found, lambda is_read: _compile(prepared, device, chosen, output, is_read))
 
@@ -114,10 +119,13 @@ def _compile(
         )
     if not done.graphs and output is None:
         click.echo("note: this recipe compiles nothing with torch.compile", err=True)
-    click.echo(
-        f"first call {seconds(done.first_call_s)}, second {seconds(done.second_call_s)}; "
-        f"{done.graphs} graph{'s' * (done.graphs != 1)}, {done.from_cache} from the cache"
-    )
+    for one in done.sizes:
+        which = f"{one.size}: " if len(done.sizes) > 1 else ""
+        number = one.graphs + one.graphs_later
+        click.echo(
+            f"{which}first call {seconds(one.first_call_s)}, second {seconds(one.second_call_s)}; "
+            f"{number} graph{'s' * (number != 1)}, {one.from_cache} from the cache"
+        )
     if output is not None and done.artifact is not None:
         replace(output, done.artifact)
         digest = hashlib.sha256(done.artifact).hexdigest()

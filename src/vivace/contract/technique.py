@@ -23,6 +23,7 @@ from vivace.contract.stage import Stage
 from vivace.contract.target import Target
 from vivace.contract.traits import Rule, Trait
 from vivace.spec.recipe import KnobValue, TechniqueCall, print_call
+from vivace.spec.sizes import Size
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,11 @@ class Technique(BaseModel, ABC):
 
     @property
     def call(self) -> TechniqueCall:
-        """As a Record stores it."""
+        """As a Record stores it: without empty lists, which came after the first records."""
         is_default = self.targets == self.default_targets
         targets = self._stored_default() if is_default else self.targets
-        return TechniqueCall(name=self.name, knobs=self.values, targets=targets)
+        knobs = {name: value for name, value in self.values.items() if value != ()}
+        return TechniqueCall(name=self.name, knobs=knobs, targets=targets)
 
     @property
     def slot(self) -> str:
@@ -168,6 +170,11 @@ class Technique(BaseModel, ABC):
     def needs_prompts(self) -> bool:
         """Whether it runs some of the prompts when it is applied, to adapt to them."""
         return False
+
+    @property
+    def announced_sizes(self) -> tuple[Size, ...]:
+        """Sizes of images that it prepares for one by one, the smallest first."""
+        return ()
 
     @property
     def num_gpus(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from vivace.contract import Arithmetic, Machine, Target, Technique
+from vivace.spec.recipe import print_value
 from vivace.techniques import ALIASES
 
 
@@ -122,11 +123,16 @@ def _knob(name: str, field: Any) -> dict[str, Any]:
         "name": name,
         "about": field.description or "",
         "required": field.is_required(),
-        "default": None if field.is_required() else field.default,
+        "default": None if field.is_required() else _default(field.default),
         "choices": _choices(field),
         "limits": "".join(f", {limit}" for limit in limits),
         "tune": _tune(field),
     }
+
+
+def _default(value: Any) -> Any:
+    """As a recipe writes it, if it is a list."""
+    return print_value(value) if isinstance(value, tuple) else value
 
 
 def _typical(name: str, field: Any) -> Any:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from vivace.contract import COMPONENTS, Rule, Technique
 from vivace.errors import RecipeError
 from vivace.spec.recipe import BASELINE, RecipeSpec, TechniqueCall
+from vivace.spec.sizes import Size
 from vivace.spec.words import wanted
 from vivace.techniques import TECHNIQUES
 
@@ -82,6 +83,11 @@ class Recipe:
     @property
     def is_baseline(self) -> bool:
         return not self.techniques
+
+    @property
+    def announced_sizes(self) -> tuple[Size, ...]:
+        """Sizes of images that its techniques prepare for one by one, the smallest first."""
+        return tuple(dict.fromkeys(size for t in self.techniques for size in t.announced_sizes))
 
     @property
     def loads_from_host(self) -> bool:

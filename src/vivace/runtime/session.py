@@ -46,6 +46,7 @@ from vivace.runtime.calls import (
 )
 from vivace.runtime.loras import set_lora
 from vivace.runtime.noise import draw_noise_in_fp32
+from vivace.runtime.sizes import warm_up
 from vivace.spec.recipe import BASELINE
 from vivace.spec.workload import Task
 
@@ -174,6 +175,7 @@ class Session:
     Attributes:
         pipe: the diffusers pipeline.
         recipe: the resolved Recipe.
+        device: torch's type of the device that it computes on.
         effects: what each technique changed, by its name and targets.
         warnings: techniques that were left out because the pipeline already was as they would make it.
     """
@@ -183,6 +185,7 @@ class Session:
     ) -> None:
         self.pipe = pipe
         self.recipe = recipe = recipe.pinned()
+        self.device = target.machine.device
         self.effects: dict[str, dict[str, int | float | str]] = {}
         self.warnings: list[str] = []
         self._applied: list[tuple[str, Effect]] = []
@@ -249,6 +252,7 @@ class Session:
         return effect
 
     set_lora = set_lora
+    warm_up = warm_up
 
     def close(self) -> None:
         """End the processes on other GPUs that techniques started, if there are any.

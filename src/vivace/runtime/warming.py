@@ -1,4 +1,4 @@
-"""Compile a recipe's code ahead of its use, and bring code that another machine compiled."""
+"""Compile a recipe's code ahead of its use, for one size or several, and bring code that another machine compiled."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import os
 import platform
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import vivace
 from vivace.compilation.artifact import CompiledFor, Manifest, pack, unpack
-from vivace.compilation.compiled_code import TRITON_VARIABLE, VARIABLE, code_folder, counting_graphs
-from vivace.measure.accelerator import synchronise
+from vivace.compilation.compiled_code import TRITON_VARIABLE, VARIABLE, code_folder
 from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import Found
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.session import open_session
+from vivace.runtime.sizes import WarmedSize, draw_twice
 
 if TYPE_CHECKING:
     from vivace.spec.workload import Workload
@@ -28,21 +27,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Warmed:
-    """What warming did.
+    """What warming did: for each size, the smallest first, and the artifact's content if one was asked for."""
 
-    Attributes:
-        first_call_s: of the first call, compilation included.
-        second_call_s: of the next one, for comparison.
-        graphs: how many graphs were compiled; 0 if the recipe compiles nothing.
-        from_cache: how many of them the cache had already.
-        artifact: the file's content; None if none was asked for.
-    """
-
-    first_call_s: float
-    second_call_s: float
-    graphs: int
-    from_cache: int
+    sizes: tuple[WarmedSize, ...]
     artifact: bytes | None = None
+
+    @property
+    def first_call_s(self) -> float:
+        """Of all first calls together."""
+        return sum(one.first_call_s for one in self.sizes)
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs were compiled."""
+        return sum(one.graphs + one.graphs_later for one in self.sizes)
+
+    @property
+    def from_cache(self) -> int:
+        """How many of them the cache had already."""
+        return sum(one.from_cache for one in self.sizes)
 
 
 def compiled_for(device: str) -> CompiledFor:
@@ -84,6 +87,8 @@ def warm(
 ) -> Warmed:
     """Load a model, apply a recipe and draw twice, so that the code of this workload is in the cache.
 
+    If the recipe announces sizes, they take the place of the workload's.
+
     Args:
         device: "auto" or torch's type of device.
         packed: compile into an empty folder, and return its content as an artifact; the cache gets it too.
@@ -94,7 +99,7 @@ def warm(
     """
     chosen = choose_device(device)
     with _folder(packed) as folder:
-        drawn = _draw_twice(found, recipe, workload, chosen, on_loaded)
+        drawn = _draw(found, recipe, workload, chosen, on_loaded)
         if folder is None:
             return drawn
         manifest = Manifest(
@@ -103,7 +108,7 @@ def warm(
             model=found.model.name,
             recipe=recipe.text,
             workload=(
-                f"{workload.width}x{workload.height}, batch {workload.batch}, "
+                f"{', '.join(str(one.size) for one in drawn.sizes)}, batch {workload.batch}, "
                 f"{workload.num_inference_steps} steps, guidance {workload.guidance_scale:g}"
             ),
             compiled_for=compiled_for(chosen),
@@ -115,7 +120,7 @@ def warm(
         path = Path(scratch) / "artifact"
         path.write_bytes(artifact)
         unpack(path, code_folder(), manifest.compiled_for)
-    return Warmed(drawn.first_call_s, drawn.second_call_s, drawn.graphs, drawn.from_cache, artifact)
+    return Warmed(drawn.sizes, artifact)
 
 
 def bring(path: Path, device: str) -> int:
@@ -127,26 +132,14 @@ def bring(path: Path, device: str) -> int:
     return unpack(path, code_folder(), compiled_for(choose_device(device)))
 
 
-def _draw_twice(
+def _draw(
     found: Found, recipe: Recipe, workload: Workload, device: str, on_loaded: Callable[[], None]
 ) -> Warmed:
-    import torch
-
-    counted = counting_graphs()
     defaults = workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
     session = open_session(found, recipe, device, defaults, workload.prompts)
     on_loaded()
     call = workload.calls()[0]
-    seconds = []
-    for _ in range(2):
-        generators = [torch.Generator("cpu").manual_seed(seed) for _, _, seed in call]
-        start = time.perf_counter()
-        session([prompt for _, prompt, _ in call], generator=generators)
-        synchronise(device)
-        seconds.append(time.perf_counter() - start)
-    graphs: dict[str, Any] = counted()
-    first, second = seconds
-    return Warmed(first, second, graphs["compiled_graphs"], graphs.get("graphs_from_cache", 0))
+    return Warmed(draw_twice(session, [prompt for _, prompt, _ in call], [seed for _, _, seed in call]))
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
     recipe    = technique *( "+" technique )          baseline = the model as published, nothing applied
     technique = name [ ":" word | "(" arguments ")" ] [ "@" target *( "," target ) ]
-    argument  = [ name "=" ] ( Python literal | bare word [A-Za-z0-9_.-]+ )
+    argument  = [ name "=" ] ( value | "[" value *( "," value ) "]" )
+    value     = Python literal | bare word [A-Za-z0-9_.-]+
 
 The text is parsed, never evaluated. `+`, `,` and `@` separate only outside quotes and brackets.
 """
@@ -24,7 +25,7 @@ BASELINE = "baseline"
 MAX_LENGTH = 4096
 MAX_DEPTH = 8
 
-KnobValue = bool | int | float | str | None
+KnobValue = bool | int | float | str | tuple[str, ...] | None
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
@@ -239,6 +240,8 @@ def _parse_argument(text: str, lo: int, hi: int) -> Argument:
 
 def _value(text: str, lo: int, hi: int) -> object:
     source = text[lo:hi]
+    if source.startswith("[") and source.endswith("]") and source[1:-1].strip():
+        return _list(text, lo + 1, hi - 1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # Python accepts "1if" and the like as literals, with a warning
@@ -251,6 +254,17 @@ def _value(text: str, lo: int, hi: int) -> object:
     raise RecipeError(
         f"expected a number, True, False, None, a quoted text or a plain word{quoted}", text, lo, hi - lo
     )
+
+
+def _list(text: str, lo: int, hi: int) -> tuple[object, ...]:
+    """Read the values between brackets."""
+    found = []
+    for span in _split(text, lo, hi, ","):
+        start, end = _strip(text, *span)
+        if start == end:
+            raise RecipeError("a value is missing here", text, min(start, len(text) - 1))
+        found.append(_value(text, start, end))
+    return tuple(found)
 
 
 def _parse_targets(text: str, lo: int, hi: int) -> tuple[tuple[str, int], ...]:
@@ -321,6 +335,8 @@ def print_value(value: KnobValue) -> str:
         if bare and _value(value, 0, len(value)) == value:
             return value
         return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(print_value, value))}]"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     return repr(value)

@@ -2,8 +2,8 @@
 
 Why: fusion of the many small memory-bound operations between matmuls, and fewer launches (eager FLUX launches 3,705
     kernels a step). `reduce-overhead` also captures CUDA graphs, which matters most for small models.
-Costs: the first call takes 20 to 340 s on full-size models, 10 to 50 s a graph on a CPU; a new size compiles again.
-    Reports say after how many images that is paid back.
+Costs: the first call takes 20 to 340 s on full-size models, 10 to 50 s a graph on a CPU; a new size compiles again
+    unless `sizes` says otherwise. Reports say after how many images that is paid back.
 Needs: on CPUs a C++ compiler; on GPUs Triton, which needs compute capability 7.5.
 Source: Ansel et al., PyTorch 2, ASPLOS 2024; PyTorch, "Reducing torch.compile cold start compilation time with
     regional compilation".
@@ -11,8 +11,11 @@ Source: Ansel et al., PyTorch 2, ASPLOS 2024; PyTorch, "Reducing torch.compile c
 `blocks=repeated` compiles one of each kind of block that the model repeats, and uses that code for all of them: a
 fraction of the compile time for most of the gain, where nearly all work is in such blocks, as in FLUX. Of a UNet only
 the transformer blocks are repeated, and its ResNets stay eager. VAEs and text encoders name no such blocks.
-`dynamic=True` compiles once for every size, in code that is a little slower. Otherwise each process compiles for its
-first size, and at the second once more, for any size.
+Without `sizes` each process compiles for its first size; at the next size it compiles again, for any width or height
+that has changed, which may happen a second time. `sizes=[512x512, 768x512]` (width x height) announces a few: each gets
+code of its own, compiled when the session is warmed up (`vivace warm`, `session.warm_up()`), and a size that was not
+announced is compiled when it comes, until PyTorch's limit of graphs would be reached, where it is refused.
+`sizes=any`, which is `dynamic=True`, compiles once for every size. Batches of one compile apart from larger ones.
 
 Compiled code is kept between processes in a folder that survives a reboot, so that a second process finds it:
 `TORCHINDUCTOR_CACHE_DIR` if set, else `inductor` in $VIVACE_CACHE or `~/.cache/vivace`. It may be deleted. The record
@@ -25,7 +28,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import model_validator
+
 from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
+from vivace.compilation.sizes import graph_limit, limited
 from vivace.contract import (
     COMPONENTS,
     Component,
@@ -41,11 +47,15 @@ from vivace.contract import (
 from vivace.contract.script import Script, literal, written_call
 from vivace.contract.traits import give
 from vivace.errors import NoEffect, Unsupported
+from vivace.families import family_of
+from vivace.spec.sizes import Size, in_order
 
 if TYPE_CHECKING:
     import torch
 
 _MIN_CAPABILITY = (7, 5)  # of Triton
+_ANY = "any"
+_MOST_SIZES = 32
 
 
 class Compile(Technique):
@@ -70,6 +80,38 @@ class Compile(Technique):
         about="compile the component whole, or each kind of block that it repeats",
     )
     dynamic: bool = knob(False, tune=[False], about="compile once for any size")
+    sizes: tuple[str, ...] = knob(
+        (), about="sizes that get code of their own, e.g. [512x512, 768x512], or any: dynamic=True"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_in_order(cls, knobs: Any) -> Any:
+        """Put sizes into their one order, and `any` into `dynamic`."""
+        given = knobs.get("sizes") if isinstance(knobs, dict) else None
+        if not given:
+            return knobs
+        texts = [given] if isinstance(given, str) else given
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                f"sizes is a list of WIDTHxHEIGHT, e.g. [512x512, 768x512], or any; got {given!r}"
+            )
+        if _ANY in (text.lower() for text in texts):
+            if len(texts) > 1:
+                raise ValueError("sizes=any stands for every size; leave out the others, or leave out any")
+            return {**knobs, "sizes": (), "dynamic": True}
+        if knobs.get("dynamic") is True:
+            raise ValueError("dynamic=True compiles once for any size; leave it out, or leave out sizes")
+        sizes = in_order(texts)
+        if len(sizes) > _MOST_SIZES:
+            raise ValueError(
+                f"at most {_MOST_SIZES} sizes get code of their own, got {len(sizes)}; take sizes=any"
+            )
+        return {**knobs, "sizes": tuple(map(str, sizes))}
+
+    @property
+    def announced_sizes(self) -> tuple[Size, ...]:
+        return in_order(self.sizes)
 
     @property
     def _captures_graphs(self) -> bool:
@@ -97,6 +139,13 @@ class Compile(Technique):
                     f"compiling needs Triton, which needs compute capability {_MIN_CAPABILITY[0]}."
                     f"{_MIN_CAPABILITY[1]}; {machine.device_name} has {machine.capability[0]}.{machine.capability[1]}"
                 )
+        if self.sizes and "denoiser" in self.targets and target.pipe is not None:
+            family = family_of(target.module("denoiser"))
+            if family is not None and (family.text_of_any_length or family.rows_in_lists):
+                return (
+                    f"{family.name} takes prompts at their own lengths, and code of fixed shapes would be compiled for "
+                    "each length; compile once for any with sizes=any"
+                )
         if self.blocks == "repeated":
             if self._captures_graphs and machine.captures_graphs:
                 return (
@@ -117,16 +166,18 @@ class Compile(Technique):
         if self.backend == "inductor":
             keep_compiled_code()
             options |= {} if self.mode == "default" else {"mode": self.mode}
-        options |= {"dynamic": True} if self.dynamic else {}
+        # By default torch.compile makes code for any size once it has seen a second one.
+        options |= {"dynamic": self.dynamic} if self.dynamic or self.sizes else {}
         captures_graphs = self._captures_graphs and target.machine.captures_graphs
         for component, module in target.modules(self.targets).items():
             if self.blocks == "repeated":
                 module.compile_repeated_blocks(**options)
             else:
                 _compile_whole(working_part(component, module), options, captures_graphs)
+        surrounding = limited(len(self.sizes)) if self.sizes else _distinct_sizes if self.dynamic else None
         return Effect(
             changed=changed,
-            contexts=dict.fromkeys(target.modules(self.targets), _distinct_sizes) if self.dynamic else {},
+            contexts={} if surrounding is None else dict.fromkeys(target.modules(self.targets), surrounding),
             evidence=counting_graphs(),
         )
 
@@ -150,6 +201,8 @@ class Compile(Technique):
             if self.blocks == "repeated":
                 changed[f"{component}.compiled_blocks"] = len(_repeated(module))
             changed[f"{component}.compiled"] = ", ".join(how)
+            if self.sizes:
+                changed[f"{component}.sizes"] = ", ".join(self.sizes)
         if not changed:
             raise NoEffect(f"this pipeline has none of {', '.join(self.targets)}")
         return changed
@@ -163,6 +216,12 @@ class Compile(Technique):
         given = {} if self.backend == "inductor" else {"backend": literal(self.backend)}
         given |= {} if self.mode == "default" else {"mode": literal(self.mode)}
         lines: list[str] = []
+        if self.sizes:
+            given["dynamic"] = "False"
+            lines += [
+                f"# Each size has code of its own: {', '.join(self.sizes)}.",
+                f"torch._dynamo.config.recompile_limit = {graph_limit(len(self.sizes))}",
+            ]
         for component in target.modules(self.targets):
             if self.blocks == "repeated":
                 lines += written_call(

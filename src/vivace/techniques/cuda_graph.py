@@ -13,8 +13,8 @@ Source: PyTorch, "Accelerating PyTorch with CUDA Graphs"; CUDA C++ Programming G
 A replay reads and writes the same memory each time. Inputs are therefore copied into the graph's buffers, and callers
 get copies of its outputs: schedulers keep earlier ones. Tensors of another shape, dtype or layout, another structure of
 arguments, or another value of any argument that is not a tensor make another graph; the most recently used graphs are
-kept. Guidance that ends halfway (`cfg_cutoff`) therefore takes two. With `parallel` each GPU captures its own graph,
-which includes its collectives.
+kept, `max_graphs` for each size that a technique announces (`compile(sizes=[...])`). Guidance that ends halfway
+(`cfg_cutoff`) takes two of each size. With `parallel` each GPU captures its own graph, which includes its collectives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ class CudaGraph(Technique):
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     max_graphs: int = knob(
-        4, ge=1, le=64, tune=[4], about="how many graphs are kept, the most recently used ones"
+        4,
+        ge=1,
+        le=64,
+        tune=[4],
+        about="how many graphs are kept for each announced size, the most recently used",
     )
 
     @property
@@ -78,7 +82,9 @@ class CudaGraph(Technique):
 
     def apply(self, target: Target) -> Effect:
         denoiser = target.module("denoiser")
-        captured = CapturedFunction(denoiser.forward, denoiser.device, cuda_capturer(), self.max_graphs)
+        announced = {size for technique in target.asked.earlier for size in technique.announced_sizes}
+        kept = self.max_graphs * max(1, len(announced))
+        captured = CapturedFunction(denoiser.forward, denoiser.device, cuda_capturer(), kept)
         replace_forward(denoiser, captured)
 
         def refuted(_: dict[str, Any]) -> str | None:
@@ -89,7 +95,7 @@ class CudaGraph(Technique):
             return None
 
         return Effect(
-            changed={"denoiser.cuda_graphs": f"up to {self.max_graphs}"},
+            changed={"denoiser.cuda_graphs": f"up to {kept}"},
             evidence=lambda: {
                 "cuda_graphs_recorded": captured.num_captured,
                 "cuda_graph_replays": captured.num_replays,

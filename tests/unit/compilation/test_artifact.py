@@ -122,6 +122,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     [
         (["tiny-sd", "--from", "x"], "leave out MODEL"),
         (["--from", "x", "--recipe", "compile"], "leave out MODEL"),
+        (["tiny-sd", "--recipe", "compile(sizes=64x64)", "--width", "64"], "leave out --height and --width"),
     ],
 )
 def test_bad_usage(arguments: list[str], said: str) -> None:
@@ -135,13 +136,18 @@ def test_a_second_cache_finds_the_code(tmp_path: Path, monkeypatch: pytest.Monke
     """Another machine of the same kind: another cache folder."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "one"))
-    command = ["tiny-sd", "--recipe", "compile@text_encoder", "--height", "64", "--width", "64"]
-    command += ["--num-inference-steps", "1", "--threads", "1"]
+    recipe = "compile(sizes=[64x64, 96x64])@text_encoder"
+    command = ["tiny-sd", "--recipe", recipe, "--num-inference-steps", "1", "--threads", "1"]
     file = tmp_path / "x.code"
     done = CliRunner().invoke(warm, [*command, "-o", str(file)])
     assert done.exit_code == 0, done.output
-    assert "1 graph, 0 from the cache" in done.output
-    assert read_manifest(file).recipe == "compile@text_encoder"
+    small, large = done.stdout.splitlines()[:2]
+    assert small.startswith("64x64: first call")
+    assert small.endswith("1 graph, 0 from the cache")
+    assert large.startswith("96x64: first call")
+    assert large.endswith("0 graphs, 0 from the cache")
+    assert read_manifest(file).recipe == recipe
+    assert read_manifest(file).workload.startswith("64x64, 96x64, batch 1")
 
     import torch
 

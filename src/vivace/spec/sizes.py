@@ -1,0 +1,45 @@
+"""Sizes of images in the notation of recipes: "768x512" is 768 pixels wide and 512 high."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
+MULTIPLE = 8
+"""Of width and height, pixels: what every model asks for at least."""
+
+
+class Size(NamedTuple):
+    """Width and height in pixels."""
+
+    width: int
+    height: int
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.height}"
+
+    @classmethod
+    def of(cls, text: str) -> Size:
+        """Read "WIDTHxHEIGHT".
+
+        Raises:
+            ValueError: it is something else, or no multiple of `MULTIPLE`.
+        """
+        found = _SIZE.fullmatch(text)
+        if found is None:
+            raise ValueError(f"a size is WIDTHxHEIGHT in pixels, e.g. 768x512; got {text!r}")
+        size = cls(int(found[1]), int(found[2]))
+        if size.width % MULTIPLE or size.height % MULTIPLE:
+            raise ValueError(f"width and height must be multiples of {MULTIPLE}; got {text}")
+        return size
+
+
+def in_order(texts: Iterable[str]) -> tuple[Size, ...]:
+    """Read sizes, each once, the smallest first.
+
+    Raises:
+        ValueError: see `Size.of`.
+    """
+    return tuple(sorted({Size.of(text) for text in texts}, key=lambda s: (s.width * s.height, s.width)))
