@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import vivace
 from tests.families import build, draw, psnr
+from vivace.attention_backends.calls import RedirectedAttention
+from vivace.attention_backends.kernels import unsupported_on
 from vivace.contract import component_of
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.kernels import attention_kernels
+from vivace.measure.machine import this_machine
 
 pytestmark = pytest.mark.gpu
 PACKAGES = ("flash3", "flash4", "sage", "xformers")
@@ -198,3 +202,35 @@ def test_a_second_process_starts_warm(recipe: str, tmp_path: Path) -> None:
     assert (cold["graphs_from_cache"], warm["graphs_not_in_cache"]) == (0, 0)
     assert warm["graphs_from_cache"] == cold["graphs_not_in_cache"] > 0
     assert warm["first_call_s"] < cold["first_call_s"]
+
+
+@pytest.mark.parametrize("backend", ["flash3_fp8", "cudnn_fp8"])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_attention_in_fp8(backend: str, scale: float) -> None:
+    if (reason := unsupported_on(backend, this_machine("cuda"))) is not None:
+        pytest.skip(reason)
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = (2, 4, 640, 128)
+    query, key, value = (
+        torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(3)
+    )
+    value *= scale
+    wanted = F.scaled_dot_product_attention(query.float(), key.float(), value.float())
+    redirected = RedirectedAttention(backend)
+
+    def attend() -> torch.Tensor:
+        return F.scaled_dot_product_attention(query, key, value)
+
+    def error(found: torch.Tensor) -> float:
+        return float((found.float() - wanted).norm() / wanted.norm())
+
+    with torch.no_grad(), redirected.inside():
+        assert 0.005 < error(attend()) < 0.1
+        assert error(torch.compile(attend, fullgraph=True)()) < 0.1
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = attend()
+        graph.replay()
+        assert error(captured) < 0.1
+    assert redirected.left == {}
+    assert redirected.num_compiled == 1

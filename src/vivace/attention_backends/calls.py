@@ -8,19 +8,23 @@ keep working. torch.compile guards the function and traces into the replacement.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from vivace.attention_backends.fp8 import cudnn_fp8, flash3_fp8, flash3_function
 from vivace.attention_backends.kernels import KERNELS
 
 Function = Callable[..., Any]
+_SERIALS = itertools.count()
 
 
 class RedirectedAttention:
     """Redirects the attention calls of one component to a kernel, and counts them.
 
     num_redirected: calls that the kernel computed. num_compiled: calls traced into torch.compile graphs; their
-    executions are not counted. left: calls that PyTorch computed, by reason.
+    executions are not counted. left: calls that PyTorch computed, by reason. is_left: whether a layer is being computed
+    whose calls stay PyTorch's.
     """
 
     def __init__(self, backend: str) -> None:
@@ -30,6 +34,9 @@ class RedirectedAttention:
         self.num_redirected = 0
         self.num_compiled = 0
         self.left: dict[str, int] = {}
+        self.is_left = False
+        # A graph guards it: another session's code would compute the same, and count there.
+        self._serial = str(next(_SERIALS))
         self._kernel = KERNELS[backend]
         self._attention = self._function(backend)
 
@@ -58,12 +65,12 @@ class RedirectedAttention:
 
         # Runs once per call site while a graph is traced; it is not part of the graph.
         @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-        def count_compiled() -> int:
+        def count_compiled(serial: str) -> int:
             self.num_compiled += 1
             return self.num_compiled
 
         @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-        def count_left(reason: str) -> int:
+        def count_left(reason: str, serial: str) -> int:
             self.left[reason] = self.left.get(reason, 0) + 1
             return 0
 
@@ -77,14 +84,16 @@ class RedirectedAttention:
             scale: float | None = None,
             enable_gqa: bool = False,
         ) -> Any:
-            reason = self._not_taken(query, attn_mask, dropout_p, is_causal, enable_gqa)
+            reason = self._not_taken(query, key, attn_mask, dropout_p, is_causal, enable_gqa)
+            if reason is None and scale is not None and self._kernel.fixed_scale:
+                reason = "with a softmax scale of its own"
             if reason is not None:
-                count_left(reason)
+                count_left(reason, self._serial)
                 return plain(
                     query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
                 )
             if torch.compiler.is_compiling():
-                count_compiled()
+                count_compiled(self._serial)
                 return traced(query, key, value, scale)
             self.num_redirected += 1
             if torch.autograd._profiler_enabled():  # so that the kernel has a name in traces
@@ -94,10 +103,17 @@ class RedirectedAttention:
 
         return attention
 
+    def leave_out(self, attentions: Iterable[Any]) -> None:
+        """Leave the calls of these attention layers to PyTorch."""
+        for attention in attentions:
+            _Left(attention, self)
+
     def _not_taken(
-        self, query: Any, mask: Any, dropout_p: float, is_causal: bool, enable_gqa: bool
+        self, query: Any, key: Any, mask: Any, dropout_p: float, is_causal: bool, enable_gqa: bool
     ) -> str | None:
         """Return why a call is left to PyTorch, or None."""
+        if self.is_left:
+            return "in blocks that were to be left"
         if mask is not None:
             return "masked"
         if dropout_p or is_causal or enable_gqa:
@@ -106,7 +122,29 @@ class RedirectedAttention:
             return f"heads of {query.shape[-1]}"
         if self._kernel.half and query.dtype == self._fp32:
             return "fp32"
+        if self._kernel.square and query.shape[-2] != key.shape[-2]:
+            return "of other numbers of queries and keys"
         return None
+
+
+class _Left:
+    """Replaces an attention layer's forward, on the instance, by one whose calls stay PyTorch's.
+
+    The redirection's state is as before between forwards, so that a graph carries none.
+    """
+
+    def __init__(self, attention: Any, redirected: RedirectedAttention) -> None:
+        self._whole: Function = attention.forward
+        self._redirected = redirected
+        # A bound method, since torch.compile takes callable objects for different code in each block.
+        attention.forward = self.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._redirected.is_left = True
+        try:
+            return self._whole(*args, **kwargs)
+        finally:
+            self._redirected.is_left = False
 
 
 def _flex() -> tuple[Function, Function]:
@@ -127,13 +165,7 @@ def _flex() -> tuple[Function, Function]:
 
 
 def _flash3() -> tuple[Function, Function]:
-    import importlib.util
-
-    # The wheel's module, or that of FlashAttention's own build: the same functions.
-    if importlib.util.find_spec("fa3_fwd_interface") is not None:
-        from fa3_fwd_interface import flash_attn_func
-    else:
-        from flash_attn_interface import flash_attn_func
+    flash_attn_func = flash3_function()
 
     def call(query: Any, key: Any, value: Any, scale: float | None) -> Any:
         return _first(flash_attn_func(query, key, value, softmax_scale=scale))
@@ -173,6 +205,8 @@ def _xformers() -> tuple[Function, Function]:
 _FUNCTIONS: dict[str, Callable[[], tuple[Function, Function]]] = {
     "flex": _flex,
     "flash3": _flash3,
+    "flash3_fp8": lambda: (flash3_fp8(),) * 2,
+    "cudnn_fp8": lambda: (cudnn_fp8(),) * 2,
     "flash4": _flash4,
     "sage": _sage,
     "xformers": _xformers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from vivace.attention_backends import cudnn_fp8
 from vivace.contract import Arithmetic, Backend, Component, Machine
 
 
@@ -19,6 +20,7 @@ class Kernel:
     max_head, heads: the largest head size on a GPU, or the supported head sizes.
     package, install: the required package, and how to install it. alternative: another one that serves as well.
     products: the precision of attention's matmuls, if not the component's own.
+    square: supports only as many keys as queries. fixed_scale: the softmax's scale cannot be chosen.
     """
 
     on_cpu: bool = False
@@ -32,6 +34,8 @@ class Kernel:
     alternative: str | None = None
     install: str = ""
     products: str = Arithmetic.products
+    square: bool = False
+    fixed_scale: bool = False
 
     def takes_head(self, size: int) -> bool:
         if self.heads:
@@ -56,6 +60,25 @@ KERNELS: dict[str, Kernel] = {
         package="fa3_fwd_interface",
         alternative="flash_attn_interface",
         install="pip install fa3-fwd, or build the folder `hopper` of github.com/Dao-AILab/flash-attention",
+    ),
+    "flash3_fp8": Kernel(
+        majors=(9,),
+        half=True,
+        heads=(128,),  # FLUX's; no other has been measured
+        package="fa3_fwd_interface",
+        alternative="flash_attn_interface",
+        install="pip install fa3-fwd, or build the folder `hopper` of github.com/Dao-AILab/flash-attention",
+        products="attention's in fp8 (e4m3)",
+    ),
+    "cudnn_fp8": Kernel(
+        majors=(9,),
+        half=True,
+        heads=(128,),
+        package="cudnn",
+        install=f"pip install --no-deps {cudnn_fp8.PACKAGE}",
+        products="attention's in fp8 (e4m3)",
+        square=True,
+        fixed_scale=True,
     ),
     "flash4": Kernel(
         least=(8, 0),
@@ -184,8 +207,13 @@ def chosen_by_pytorch(module: Any, device: Any) -> set[str]:
 
 def head_sizes(module: Any) -> set[int]:
     """Return the channels per head of all diffusers attention layers in the module."""
-    attentions = [m for m in module.modules() if hasattr(m, "heads") and hasattr(m, "processor")]
-    return {int(getattr(m, "head_dim", None) or m.inner_dim // m.heads) for m in attentions}
+    layers = attention_layers(module)
+    return {int(getattr(layer, "head_dim", None) or layer.inner_dim // layer.heads) for layer in layers}
+
+
+def attention_layers(module: Any) -> list[Any]:
+    """Return all diffusers attention layers in the module."""
+    return [part for part in module.modules() if hasattr(part, "heads") and hasattr(part, "processor")]
 
 
 def _version(capability: tuple[int, int]) -> str:

@@ -1,12 +1,15 @@
 """Select the kernel for softmax(QK^T)V in the denoiser or the VAE.
 
 Why: `math` writes the whole score matrix to memory, the fused kernels do not. Which fused kernel is fastest depends on
-    GPU, precision and head size (one H200, bf16, 4608 tokens: cuDNN 632, flash 325, efficient 166 TFLOP/s).
-Costs: another order of summation, so the last bits differ; `sage` also rounds Q and K to 8 bits. The memory of `math`
+    GPU, precision and head size. On one H200 cuDNN's takes 0.40 ms in bf16 and 0.29 ms in fp8 for FLUX.1's 4608 tokens
+    (results/flux-fused-probe.jsonl, without quantising); no whole recipe with `cudnn_fp8` or `flash3_fp8` has a record.
+Costs: another order of summation, so the last bits differ; `sage` also rounds Q and K to 8 bits, `flash3_fp8` and
+    `cudnn_fp8` round Q, K, V and the softmax to fp8 (e4m3), which takes a pass over Q, K and V. The memory of `math`
     is quadratic in the number of tokens. `flex` is compiled once per shape.
-Needs: fp16 or bf16 on GPUs for `flash`, `cudnn`, `flash3`, `flash4`, `sage`; packages for `flash3` (Hopper), `flash4`,
-    `sage`, `xformers`. On CPUs: `math`, `flash` and, with a C++ compiler, `flex`. On a GPU only `math`, `efficient` and
-    `xformers` support the single head of 512 of a VAE.
+Needs: fp16 or bf16 on GPUs for `flash`, `cudnn`, `flash3`, `flash4`, `sage` and those in fp8, which take heads of 128;
+    packages for `flash3`, `flash3_fp8`, `cudnn_fp8` (Hopper), `flash4`, `sage`, `xformers`. On CPUs: `math`, `flash`
+    and, with a C++ compiler, `flex`. On a GPU only `math`, `efficient` and `xformers` support the single head of 512 of
+    a VAE.
 Source: PyTorch, torch.nn.attention.sdpa_kernel and flex_attention; Dao, FlashAttention-2, arXiv 2307.08691; Shah et
     al., FlashAttention-3, arXiv 2407.08608; Zhang et al., SageAttention, arXiv 2410.02367; xFormers.
 
@@ -24,6 +27,7 @@ from vivace.attention_backends.calls import RedirectedAttention
 from vivace.attention_backends.kernels import (
     KERNELS,
     OF_PYTORCH,
+    attention_layers,
     chosen_by_pytorch,
     head_sizes,
     refused_by_pytorch,
@@ -46,7 +50,9 @@ from vivace.contract import (
 )
 from vivace.contract.script import Script
 from vivace.errors import NoEffect
+from vivace.families import family_of
 
+_FP8 = ("flash3_fp8", "cudnn_fp8")
 _OPERATORS = {
     "math": "_scaled_dot_product_attention_math",
     "efficient": "_scaled_dot_product_efficient_attention",
@@ -65,10 +71,28 @@ class Attention(Technique):
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     backend: Literal[
-        "math", "efficient", "flash", "cudnn", "flex", "flash3", "flash4", "sage", "xformers"
+        "math",
+        "efficient",
+        "flash",
+        "cudnn",
+        "flex",
+        "flash3",
+        "flash3_fp8",
+        "cudnn_fp8",
+        "flash4",
+        "sage",
+        "xformers",
     ] = knob(
         tune=["flash", "cudnn"],
-        about="of PyTorch math, efficient, flash (FA2), cudnn, flex; of packages flash3, flash4, sage, xformers",
+        about="of PyTorch math, efficient, flash (FA2), cudnn, flex; of packages flash3, flash3_fp8, cudnn_fp8, "
+        "flash4, sage, xformers",
+    )
+    bf16_blocks: int = knob(
+        0,
+        new=True,
+        ge=0,
+        le=100,
+        about="the first and last blocks of flash3_fp8 and cudnn_fp8, whose attention stays PyTorch's",
     )
 
     @property
@@ -77,7 +101,13 @@ class Attention(Technique):
 
     @property
     def attention_precision(self) -> str | None:
+        if self._is_fp8:
+            return "fp8"
         return "int8" if self.backend == "sage" else None
+
+    @property
+    def _is_fp8(self) -> bool:
+        return self.backend in _FP8
 
     @property
     def provides(self) -> frozenset[Trait]:
@@ -86,9 +116,13 @@ class Attention(Technique):
     def unsupported(self, target: Target) -> str | None:
         if (reason := unsupported_on(self.backend, target.machine)) is not None:
             return reason
+        if self.bf16_blocks and not self._is_fp8:
+            return f"bf16_blocks goes with attention in fp8, {' or '.join(_FP8)}; leave it out"
         if target.pipe is None:
             return None
         for component, module in target.modules(self.targets).items():
+            if self.bf16_blocks and not _chain(module):
+                return f"the {component} has no chain of blocks for bf16_blocks to count; leave it out"
             reason = unsupported_for(self.backend, component, module, target.machine)
             if (
                 reason is None
@@ -109,9 +143,13 @@ class Attention(Technique):
         if self.backend in OF_PYTORCH:
             return self._select(changed, list(modules))
         keep_compiled_code()
-        return self._redirect(
-            changed, {component: RedirectedAttention(self.backend) for component in modules}
-        )
+        redirected = {component: RedirectedAttention(self.backend) for component in modules}
+        if self.bf16_blocks:
+            for component, module in modules.items():
+                left = _ends(_chain(module), self.bf16_blocks)
+                redirected[component].leave_out(part for block in left for part in attention_layers(block))
+                changed[f"{component}.blocks_in_fp8"] = len(_chain(module)) - len(left)
+        return self._redirect(changed, redirected)
 
     def predict(self, target: Target) -> Effect:
         """PyTorch's own choice depends on a real device. Other kernels take as little memory as its fused ones."""
@@ -206,6 +244,24 @@ class Attention(Technique):
         return Script(
             imports=("torch.nn.attention:SDPBackend", "torch.nn.attention:sdpa_kernel"), lines=tuple(lines)
         )
+
+
+def _chain(module: Any) -> list[Any]:
+    """Return a transformer's blocks in the order in which they run; empty for other modules."""
+    family = family_of(module)
+    chains = family.blocks.chains if family is not None and family.blocks is not None else ()
+    return [block for chain in chains for block in getattr(module, chain)]
+
+
+def _ends(blocks: list[Any], number: int) -> list[Any]:
+    """Return the first and the last `number` blocks.
+
+    Raises:
+        NoEffect: these are all.
+    """
+    if 2 * number >= len(blocks):
+        raise NoEffect(f"bf16_blocks={number} leaves none of the {len(blocks)} blocks to attention in fp8")
+    return blocks[:number] + blocks[len(blocks) - number :]
 
 
 def _device(target: Target, module: Any) -> Any:

@@ -46,7 +46,7 @@ def unsupported(backend: Any, machine: Machine, components: Any = ("denoiser",),
         (gpu(7, 0), "math efficient xformers"),
         (gpu(7, 5), "math efficient flex xformers"),
         (gpu(8, 6), "math efficient flash cudnn flex flash4 sage xformers"),
-        (gpu(9, 0), "math efficient flash cudnn flex flash3 flash4 sage xformers"),
+        (gpu(9, 0), "math efficient flash cudnn flex flash3 flash3_fp8 cudnn_fp8 flash4 sage xformers"),
         (gpu(12, 0), "math efficient flash cudnn flex flash4 sage xformers"),
         (gpu(9, 0, packages=False), "math efficient flash cudnn flex"),
     ],
@@ -62,6 +62,8 @@ def test_reasons_say_what_is_missing_and_what_to_do() -> None:
     assert "only on compute capability 9.x, a GPU has 10.0" in (unsupported("flash3", gpu(10, 0)) or "")
     for backend, package in (
         ("flash3", "fa3_fwd_interface or flash_attn_interface (pip install fa3-fwd"),
+        ("flash3_fp8", "fa3_fwd_interface or flash_attn_interface (pip install fa3-fwd"),
+        ("cudnn_fp8", "pip install --no-deps nvidia-cudnn-frontend"),
         ("flash4", "pip install --pre flash-attn-4"),
         ("sage", "pip install sageattention"),
         ("xformers", "pip install xformers"),
@@ -79,6 +81,8 @@ def test_reasons_say_what_is_missing_and_what_to_do() -> None:
         ("sd15", "flash4", "denoiser", None),  # 40 and 80 fit, 160 is left to PyTorch
         ("sdxl", "sage", "denoiser", None),
         ("flux-dev", "flash3", "denoiser", None),
+        ("flux-dev", "cudnn_fp8", "denoiser", None),
+        ("sdxl", "flash3_fp8", "denoiser", "supports 128 channels per head, the denoiser has 64"),
     ],
 )  # fmt: skip
 def test_heads_of_full_size_models(model: str, backend: str, component: Any, said: str | None) -> None:
@@ -89,7 +93,7 @@ def test_heads_of_full_size_models(model: str, backend: str, component: Any, sai
 
 def test_fp32_is_refused_where_a_kernel_wants_half_of_it() -> None:
     pipe = build("sd")
-    for backend in ("flash", "cudnn", "flash3", "flash4"):
+    for backend in ("flash", "cudnn", "flash3", "cudnn_fp8", "flash4"):
         said = unsupported(backend, gpu(9, 0), pipe=pipe, has_weights=False)
         assert "needs fp16 or bf16, the denoiser is float32" in (said or "")
 
@@ -300,3 +304,111 @@ def test_pytorchs_own_function_comes_back_after_an_error(package: str) -> None:
     with pytest.raises(ZeroDivisionError), RedirectedAttention(package).inside():
         raise ZeroDivisionError
     assert F.scaled_dot_product_attention is PLAIN
+
+
+# attention in fp8
+
+
+def _in_fp8(q: Any, k: Any, v: Any, scales: list[torch.Tensor]) -> torch.Tensor:
+    """What the kernels compute, tokens before heads: fp32 products of e4m3 values."""
+    assert {x.dtype for x in (q, k, v)} == {torch.float8_e4m3fn}
+    return PLAIN(
+        *((x.float() * scale).transpose(1, 2) for x, scale in zip((q, k, v), scales, strict=True))
+    ).transpose(1, 2)
+
+
+@pytest.fixture(params=["flash3_fp8", "cudnn_fp8"])
+def in_fp8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The packages' functions, computed by PyTorch."""
+
+    def attend(q: Any, k: Any, v: Any, qk_scales: Any, v_scales: Any, out: torch.Tensor) -> None:
+        assert all(x.is_contiguous() for x in (q, k, v))
+        assert float(v_scales[0] * v_scales[1]) == pytest.approx(1.0), "and its inverse"
+        found = _in_fp8(q, k, v, [*qk_scales, v_scales[0]])
+        out.copy_((found * v_scales[1]).to(torch.float8_e4m3fn))
+
+    def flash(
+        q: Any, k: Any, v: Any, softmax_scale: Any, q_descale: Any, k_descale: Any, v_descale: Any
+    ) -> Any:
+        assert q_descale.shape == (q.shape[0], q.shape[2]), "a scale for each head"
+        scales = [x[:, None, :, None] for x in (q_descale, k_descale, v_descale)]
+        return _in_fp8(q, k, v, scales).bfloat16()
+
+    monkeypatch.setattr("vivace.attention_backends.fp8.attend", attend)
+    module = types.ModuleType("fa3_fwd_interface")
+    module.__spec__ = importlib.machinery.ModuleSpec("fa3_fwd_interface", None)
+    vars(module)["flash_attn_func"] = flash
+    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", module)
+    return str(request.param)
+
+
+def test_fp8_rounds_by_a_few_percent_eager_and_compiled(in_fp8: str) -> None:
+    redirected = RedirectedAttention(in_fp8)
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, 3, 40, 64, generator=generator, dtype=torch.bfloat16) + 0.5 for _ in range(3)
+    )
+    wanted = PLAIN(query, key, value)
+
+    def error(found: torch.Tensor) -> float:
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        return float((found - wanted).norm() / wanted.norm())
+
+    with torch.no_grad(), redirected.inside():
+        assert 0.005 < error(F.scaled_dot_product_attention(query, key, value)) < 0.1
+        compiled = torch.compile(
+            lambda *given: F.scaled_dot_product_attention(*given), backend="aot_eager", fullgraph=True
+        )
+        assert 0.005 < error(compiled(query, key, value)) < 0.1
+        nothing = torch.zeros_like(query)
+        assert torch.equal(F.scaled_dot_product_attention(nothing, nothing, nothing), nothing)
+    assert (redirected.num_redirected, redirected.num_compiled, redirected.left) == (2, 1, {})
+
+
+def test_cudnn_in_fp8_leaves_what_it_does_not_know_to_pytorch(in_fp8: str) -> None:
+    redirected = RedirectedAttention("cudnn_fp8")
+    query, key, value = tensors()
+    with redirected.inside():
+        assert torch.equal(F.scaled_dot_product_attention(query, key, value), PLAIN(query, key, value))
+        F.scaled_dot_product_attention(query, query, query, scale=0.5)
+    assert redirected.left == {
+        "of other numbers of queries and keys": 1,
+        "with a softmax scale of its own": 1,
+    }
+
+
+@pytest.mark.parametrize("compiled", ["", "+compile(backend=eager, blocks=repeated)"])
+@pytest.mark.slow("*compile*")
+def test_the_first_and_last_blocks_stay_as_they_are(
+    in_fp8: str, compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Attention, "unsupported", lambda *_: None)  # it is a CPU's fp8 here
+    call = {"num_inference_steps": 2}
+    plain = session("flux", "bf16")
+    found = {}
+    for blocks in (0, 1):
+        made = session("flux", f"bf16+attention({in_fp8}, bf16_blocks={blocks}){compiled}")
+        found[blocks] = psnr(draw(made, **call), draw(plain, **call))
+        calls_left = made.evidence().get("denoiser.attention_calls_left")
+        if not compiled:
+            assert calls_left == (None if blocks == 0 else "in blocks that were to be left x4")
+            assert made.evidence()[f"denoiser.attention_calls_{in_fp8}"] == 2 * (7 - 2 * blocks)
+        else:
+            assert (calls_left is None) is (blocks == 0)
+        assert made.refuted({}) is None
+    assert all(15 < one < 60 for one in found.values())
+    assert found[0] != found[1]
+    with pytest.raises(NoEffect, match="bf16_blocks=4 leaves none of the 7 blocks"):
+        session("flux", f"bf16+attention({in_fp8}, bf16_blocks=4)")
+
+
+def test_blocks_in_bf16_need_fp8_and_a_chain() -> None:
+    machine = gpu(9, 0)
+    assert "goes with attention in fp8, flash3_fp8 or cudnn_fp8" in (
+        Attention(backend="cudnn", bf16_blocks=1).unsupported(target_of(machine=machine)) or ""
+    )
+    pipe = build("sd").to(torch.bfloat16)
+    assert "the denoiser has no chain of blocks" in (
+        Attention(backend="cudnn_fp8", bf16_blocks=1).unsupported(target_of(machine=machine, pipe=pipe)) or ""
+    )
+    assert resolve("attention(cudnn)").spec.techniques[0].knobs == {"backend": "cudnn"}, "as stored before"
