@@ -106,8 +106,12 @@ OF_PYTORCH = {
 """Backends of `torch.nn.attention.sdpa_kernel`, and their members of SDPBackend. Calls are redirected to all others."""
 
 
-def unsupported_on(backend: str, machine: Machine) -> str | None:
-    """Return why the machine or its packages do not support a kernel, or None."""
+def unsupported_on(backend: str, machine: Machine, needs_package: bool = True) -> str | None:
+    """Return why the machine or its packages do not support a kernel, or None.
+
+    Args:
+        needs_package: whether packages must be installed here; they need not be to predict another machine's memory.
+    """
     kernel = KERNELS[backend]
     if machine.is_gpu and not machine.is_cuda:
         if machine.backend in kernel.elsewhere:
@@ -135,7 +139,7 @@ def unsupported_on(backend: str, machine: Machine) -> str | None:
         least = _version(kernel.least)
         return f"{backend} attention needs compute capability {least}, {machine.device_name} has {_version(have)}"
     packages = [package for package in (kernel.package, kernel.alternative) if package is not None]
-    if packages and not any(map(machine.has_package, packages)):
+    if needs_package and packages and not any(map(machine.has_package, packages)):
         return f"{backend} attention needs the package {' or '.join(packages)} ({kernel.install})"
     return None
 

@@ -114,7 +114,7 @@ class Attention(Technique):
         return frozenset({Trait.KERNEL_CHOSEN})
 
     def unsupported(self, target: Target) -> str | None:
-        if (reason := unsupported_on(self.backend, target.machine)) is not None:
+        if (reason := unsupported_on(self.backend, target.machine, target.model.has_weights)) is not None:
             return reason
         if self.bf16_blocks and not self._is_fp8:
             return f"bf16_blocks goes with attention in fp8, {' or '.join(_FP8)}; leave it out"

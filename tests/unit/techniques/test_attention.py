@@ -69,6 +69,9 @@ def test_reasons_say_what_is_missing_and_what_to_do() -> None:
         ("xformers", "pip install xformers"),
     ):
         assert package in (unsupported(backend, gpu(9, 0, packages=False)) or "")
+        assert unsupported(backend, gpu(9, 0, packages=False), has_weights=False) is None, (
+            "of another machine"
+        )
 
 
 @pytest.mark.parametrize(
