@@ -11,6 +11,7 @@ from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.deepcache import Deepcache
 from vivace.techniques.distilled import Distilled
 from vivace.techniques.dtype import Dtype
+from vivace.techniques.dual_block_cache import DualBlockCache
 from vivace.techniques.faster_cache import FasterCache
 from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.fuse_qkv import FuseQkv
@@ -55,6 +56,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         VaeTiling,
         TokenMerging,
         FirstBlockCache,
+        DualBlockCache,
         Teacache,
         Seacache,
         Magcache,
@@ -92,6 +94,7 @@ ALIASES: dict[str, tuple[str, str | None]] = {
     "fp8_static": ("quantize", "fp8_static"),
     "fp8_w": ("quantize", "fp8_weight"),
     "fbcache": ("first_block_cache", None),
+    "dbcache": ("dual_block_cache", None),
 }
 
 __all__ = ["ALIASES", "TECHNIQUES"]
