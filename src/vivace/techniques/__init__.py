@@ -23,6 +23,7 @@ from vivace.techniques.lora import Lora
 from vivace.techniques.magcache import Magcache
 from vivace.techniques.offload import Offload
 from vivace.techniques.parallel import Parallel
+from vivace.techniques.progressive_resolution import ProgressiveResolution
 from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.prune import Prune
 from vivace.techniques.pyramid_attention import PyramidAttention
@@ -70,6 +71,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Tf32,
         Scheduler,
         Steps,
+        ProgressiveResolution,
         Guidance,
         CfgCutoff,
         PromptCache,

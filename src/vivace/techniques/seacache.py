@@ -98,8 +98,8 @@ class Seacache(StepCache):
         if state.step + 1 == pipe.num_timesteps:
             notes.clear()  # or it would take memory while the VAE decodes
             return False
-        if "grid" not in notes:
-            notes["grid"] = _grid_of(state, component_of(pipe, "denoiser"))
+        if notes.get("shape") != state.shape:  # it may change within a call
+            notes["shape"], notes["grid"] = state.shape, _grid_of(state, component_of(pipe, "denoiser"))
         sigma = timestep_of(pipe, state) / pipe.scheduler.config.num_train_timesteps
         filtered, previous = sea_filtered(look(), notes["grid"], sigma, self.power), notes.get("filtered")
         notes["filtered"] = filtered
