@@ -38,6 +38,8 @@ class Blocks:
         grid: rows and columns of the image's tokens, which come first, from the transformer and the arguments of its
             call.
         with_text: whether blocks take the text's tokens by name, `encoder_hidden_states`, and return them first.
+        joined: those of the chains whose blocks take and return text and image as one tensor, the text first, although
+            those before them keep the two apart.
         added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
         outside: what a step computes besides embeddings even if the blocks are skipped.
     """
@@ -48,6 +50,7 @@ class Blocks:
     modulated: Callable[[Any, Any, Arguments], torch.Tensor]
     grid: Callable[[Any, Arguments], tuple[int, int]]
     with_text: bool = True
+    joined: tuple[str, ...] = ()
     added_between: tuple[str, ...] = ()
     outside: str = ""
 

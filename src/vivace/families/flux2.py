@@ -34,5 +34,6 @@ FLUX2 = Family(
         leaving=input_of("norm_out"),
         modulated=_modulated,
         grid=grid_of_ids,
+        joined=("single_transformer_blocks",),
     ),
 )

@@ -120,10 +120,15 @@ def _returned(blocks: Blocks, kwargs: dict[str, Any], image: Any) -> Any:
 
 def _without_extras(blocks: Blocks, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments without what is added between the blocks, which is in the residual."""
-    kwargs = kwargs | {name: None for name in blocks.added_between if name in kwargs}
+    return own_arguments(kwargs | {name: None for name in blocks.added_between if name in kwargs})
+
+
+def own_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments for another call of the forward, which takes items out of some of them."""
+    kwargs = dict(kwargs)
     for name in ("joint_attention_kwargs", "attention_kwargs"):
         if kwargs.get(name):
-            kwargs[name] = dict(kwargs[name])  # the forward pops from it
+            kwargs[name] = dict(kwargs[name])
     return kwargs
 
 

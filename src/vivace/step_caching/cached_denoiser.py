@@ -1,9 +1,9 @@
 """A denoiser that computes a step or skips it.
 
 Its forward has two or three modes, each a function of tensors without state: one computes everything and returns what
-could be reused, one reuses it, one only looks. Hooks in front of the forward choose the mode. So torch.compile makes
-one graph of each mode without a break, a CUDA graph can be captured of each, and offloading, which also wraps the
-forward, onloads weights for all of them.
+could be reused, one reuses it, one only looks; the first two may go on from what was computed by looking. Hooks in
+front of the forward choose the mode. So torch.compile makes one graph of each mode without a break, a CUDA graph can be
+captured of each, and offloading, which also wraps the forward, onloads weights for all of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from vivace.step_caching.schedule import StepCounter
 if TYPE_CHECKING:
     import torch
 
-MODE, _KEPT = "step_cache_mode", "step_cache_kept"
-"""Keyword arguments added to the forward's own: "compute", "reuse" or "look", and the tensors to reuse."""
+MODE, _KEPT, _LOOKED = "step_cache_mode", "step_cache_kept", "step_cache_looked"
+"""Keyword arguments added to the forward's own: "compute", "reuse" or "look"; the tensors to reuse; what looking
+computed."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,15 @@ class StepForwards:
         compute: returns the output, and the tensors that a hit can reuse.
         reuse: takes those tensors first, and returns the output.
         look: returns what the hit is decided by; None where nothing is looked at.
+        compute_on, reuse_on: the same as `compute` and `reuse` where the step was looked at: they take what `look`
+            returned first, and go on from there. None: a look computes nothing that they could use.
     """
 
     compute: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
     reuse: Callable[..., torch.Tensor]
     look: Callable[..., Any] | None = None
+    compute_on: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, ...]]] | None = None
+    reuse_on: Callable[..., torch.Tensor] | None = None
 
 
 class CachedDenoiser:
@@ -69,6 +74,7 @@ class CachedDenoiser:
         self._keep = keep
         self._extrapolate = extrapolate
         self._can_reuse = can_reuse
+        self._goes_on = forwards.compute_on is not None
         self._states: dict[str, CacheState] = {}
         self._context = "cond"
         denoiser.forward = _by_mode(forwards)
@@ -97,8 +103,13 @@ class CachedDenoiser:
             state.kept = ()  # guidance that ended halves the batch
         state.shape = shape
 
+        told: dict[str, Any] = {}
+
         def look() -> Any:
-            return module.forward(*args, **kwargs, **{MODE: "look"})
+            looked = module.forward(*args, **kwargs, **{MODE: "look"})
+            if self._goes_on:
+                told[_LOOKED] = looked
+            return looked
 
         state.args, state.inputs = args, kwargs
         is_hit = self._is_hit(state, look) and bool(state.kept)
@@ -106,10 +117,10 @@ class CachedDenoiser:
         self.counter.count(is_hit)
         if is_hit:
             reused = self._extrapolate(state) if self._extrapolate is not None else state.kept
-            return args, kwargs | {MODE: "reuse", _KEPT: reused}
+            return args, kwargs | told | {MODE: "reuse", _KEPT: reused}
         # Freed while new tensors are computed, unless those build on the old ones.
         state.previous, state.kept = (state.kept if self._keep is not None else ()), ()
-        return args, kwargs | {MODE: "compute"}
+        return args, kwargs | told | {MODE: "compute"}
 
     def _after(self, module: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
         output, computed = result
@@ -122,8 +133,14 @@ class CachedDenoiser:
 
 def _by_mode(forwards: StepForwards) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
-        mode, kept = kwargs.pop(MODE), kwargs.pop(_KEPT, ())
+        mode, kept, looked = kwargs.pop(MODE), kwargs.pop(_KEPT, ()), kwargs.pop(_LOOKED, None)
         kwargs["return_dict"] = False
+        if looked is not None:
+            assert forwards.compute_on is not None
+            assert forwards.reuse_on is not None
+            if mode == "compute":
+                return forwards.compute_on(looked, *args, **kwargs)
+            return forwards.reuse_on(looked, kept, *args, **kwargs), ()
         if mode == "compute":
             return forwards.compute(*args, **kwargs)
         if mode == "reuse":

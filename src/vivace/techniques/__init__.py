@@ -11,6 +11,7 @@ from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.deepcache import Deepcache
 from vivace.techniques.distilled import Distilled
 from vivace.techniques.dtype import Dtype
+from vivace.techniques.dual_block_cache import DualBlockCache
 from vivace.techniques.faster_cache import FasterCache
 from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.fuse_qkv import FuseQkv
@@ -22,6 +23,7 @@ from vivace.techniques.lora import Lora
 from vivace.techniques.magcache import Magcache
 from vivace.techniques.offload import Offload
 from vivace.techniques.parallel import Parallel
+from vivace.techniques.progressive_resolution import ProgressiveResolution
 from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.prune import Prune
 from vivace.techniques.pyramid_attention import PyramidAttention
@@ -55,6 +57,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         VaeTiling,
         TokenMerging,
         FirstBlockCache,
+        DualBlockCache,
         Teacache,
         Seacache,
         Magcache,
@@ -68,6 +71,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Tf32,
         Scheduler,
         Steps,
+        ProgressiveResolution,
         Guidance,
         CfgCutoff,
         PromptCache,
@@ -92,6 +96,7 @@ ALIASES: dict[str, tuple[str, str | None]] = {
     "fp8_static": ("quantize", "fp8_static"),
     "fp8_w": ("quantize", "fp8_weight"),
     "fbcache": ("first_block_cache", None),
+    "dbcache": ("dual_block_cache", None),
 }
 
 __all__ = ["ALIASES", "TECHNIQUES"]

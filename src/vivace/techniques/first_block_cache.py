@@ -80,7 +80,9 @@ class FirstBlockCache(StepCache):
                 of_diffusers.vivace = CacheState()
             state: CacheState = of_diffusers.vivace
             state.step += 1
-            skip = is_hit(state, lambda: not is_far(residual))
+            # What is kept of another size, which may change within a call, is of no use.
+            is_same, state.shape = state.shape in (None, residual.shape), residual.shape
+            skip = is_hit(state, lambda: is_same and not is_far(residual)) and is_same
             counter.count(skip)
             return not skip
 

@@ -38,6 +38,7 @@ from vivace.errors import UsageError
 from vivace.step_caching.block_residual import blocks_of, residual_forwards, unknown_blocks
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change, timestep_of
 from vivace.step_caching.cached_denoiser import CachedDenoiser
+from vivace.step_caching.on_a_line import on_a_line, with_slopes
 from vivace.step_caching.technique import Attached, Decision, StepCache
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ class Seacache(StepCache):
             denoiser,
             residual_forwards(denoiser),
             is_hit,
-            keep=_with_slope if self.order else None,
-            extrapolate=_extrapolated if self.order else None,
+            keep=with_slopes if self.order else None,
+            extrapolate=on_a_line if self.order else None,
         )
         return Attached(cached.counter, {"denoiser.seacache_order": self.order})
 
@@ -97,8 +98,8 @@ class Seacache(StepCache):
         if state.step + 1 == pipe.num_timesteps:
             notes.clear()  # or it would take memory while the VAE decodes
             return False
-        if "grid" not in notes:
-            notes["grid"] = _grid_of(state, component_of(pipe, "denoiser"))
+        if notes.get("shape") != state.shape:  # it may change within a call
+            notes["shape"], notes["grid"] = state.shape, _grid_of(state, component_of(pipe, "denoiser"))
         sigma = timestep_of(pipe, state) / pipe.scheduler.config.num_train_timesteps
         filtered, previous = sea_filtered(look(), notes["grid"], sigma, self.power), notes.get("filtered")
         notes["filtered"] = filtered
@@ -152,16 +153,3 @@ def sea_gain(grid: tuple[int, int], sigma: float, power: float) -> torch.Tensor:
     signal = max(1 - sigma, _LEAST_SIGNAL)
     gain = signal / (signal**2 + sigma**2 * noise_to_signal)
     return gain / gain.mean()
-
-
-def _with_slope(state: CacheState, computed: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The residual, and its change per step since the one computed before, if there is one."""
-    steps = state.step - state.notes.get("computed_at", state.step)
-    state.notes["computed_at"] = state.step
-    return (*computed, (computed[0] - state.previous[0]) / steps) if state.previous and steps else computed
-
-
-def _extrapolated(state: CacheState) -> tuple[torch.Tensor, ...]:
-    residual, *slope = state.kept
-    offset = state.step - state.notes["computed_at"]
-    return (residual + offset * slope[0],) if slope else (residual,)

@@ -1,0 +1,196 @@
+"""Reuse what a transformer's middle blocks add, while its first blocks show little change; always compute the last.
+
+Why: consecutive denoising steps resemble each other. The first blocks are computed in every step, once, and decide: if
+    what they add has changed little since the last computed step, the middle blocks' residual is added again. The last
+    blocks are computed in every step as well, on what was reused, to correct it.
+Costs: the image drifts with every hit. The decision reads one number back from the GPU, and a batch is decided as one.
+    Kept are what the first blocks add and what the middle ones do (FLUX at 1024 px: 25 MB each per image in bf16; 3 MB
+    more for the text with `last`; order 1 doubles the second). The rival is always fewer plain steps: bench both.
+Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image or Qwen-Image. UNets have no chain of blocks.
+Source: cache-dit's DBCache and its mask of steps (github.com/vipshop/cache-dit); after ParaAttention's First Block
+    Cache. The idea alone: this code is vivace's own.
+
+`first` blocks decide: by default 8, as of FLUX's 57, but no more than a quarter of the model's, and one at least. The
+record says how many they are. The first `warmup` steps are computed. No more than `max_consecutive` steps are hits in a
+row, and no more than `max_cached` in all. `order` 1 continues the middle residual on a straight line through the last
+two computed ones, where 0 repeats it.
+
+`mask` says which steps may be hits, as runs of steps: c is computed, d is decided by the threshold and these limits, h
+is a hit. What follows its first run is repeated to the end: of 28 steps mask=4c2h1c computes 12, the first four and
+then every third. It begins with c and takes the place of `warmup`. Without d, nothing is left to decide: random weights
+take it as trained ones do, and no number is read back. `hits` replaces all that by a fixed schedule: that share of the
+steps after the first, evenly spaced.
+
+The decision is made in front of the transformer's forward. `compile` therefore makes graphs without a break: of the
+first blocks, and of what follows with and without the middle ones (with a fixed schedule two, of whole steps);
+`cuda_graph` captures each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any, ClassVar, Self
+
+from pydantic import model_validator
+
+from vivace.contract import Target, Trait, knob
+from vivace.step_caching.block_residual import unknown_blocks
+from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change
+from vivace.step_caching.cached_denoiser import CachedDenoiser
+from vivace.step_caching.on_a_line import on_a_line, with_slopes
+from vivace.step_caching.split_blocks import num_blocks, split_forwards
+from vivace.step_caching.technique import Attached, Decision, StepCache
+
+COMPUTED, DECIDED, HIT = "c", "d", "h"
+_FIRST = 8
+_LARGEST_SHARE = 4
+"""`first` is by default no more than one block in so many."""
+_RUN = re.compile(rf"(\d*)([{COMPUTED}{DECIDED}{HIT}])")
+_MOST_STEPS = 1000
+
+
+class DualBlockCache(StepCache):
+    name: ClassVar[str] = "dual_block_cache"
+    summary: ClassVar[str] = "reuse a transformer's middle blocks; the first decide, the last correct"
+    replaced: ClassVar[tuple[str, ...]] = ("threshold", "warmup", "max_cached", "max_consecutive", "mask")
+    replaced_in_words: ClassVar[str] = "a threshold (with its limits) and mask"
+    compared: ClassVar[str] = "what the first blocks add"
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.KEEPS_BLOCK_TENSORS})
+
+    threshold: float = knob(
+        0.1,
+        ge=0,
+        le=10,
+        tune=[0.05, 0.1, 0.2, 0.3],
+        about="relative change of what the first blocks add below which a step is a hit",
+    )
+    first: int | None = knob(
+        None, ge=1, le=1000, about="blocks that decide; by default 8, and at most a quarter of the model's"
+    )
+    last: int = knob(0, ge=0, le=1000, tune=[0, 1], about="blocks at the end that are always computed")
+    warmup: int = knob(3, ge=1, le=1000, tune=[3], about="steps at the beginning that are computed")
+    max_cached: int | None = knob(None, ge=1, le=1000, about="hits in all")
+    max_consecutive: int | None = knob(None, ge=1, le=1000, about="hits in a row")
+    mask: str | None = knob(
+        None, about="runs of steps: computed (c), decided (d) or hits (h), such as 4c2h1c"
+    )
+    order: int = knob(0, ge=0, le=1, tune=[0, 1], about="1 continues the residual on a line; 0 repeats it")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_alike(cls, given: Any) -> Any:
+        mask = given.get("mask") if isinstance(given, dict) else None
+        return given | {"mask": written(steps_of(mask))} if isinstance(mask, str) else given
+
+    @model_validator(mode="after")
+    def _knobs_go_together(self) -> Self:
+        if self.mask is None:
+            return self
+        fields = type(self).model_fields
+        idle = ["warmup"]
+        if DECIDED not in self.mask:
+            idle += ["threshold", "max_cached", "max_consecutive"]
+        for name in idle:
+            if getattr(self, name) != fields[name].default:
+                raise ValueError(f"the mask {self.mask} leaves nothing to {name}; leave {name} out")
+        return self
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether nothing is decided by content."""
+        return self.hits is not None or (self.mask is not None and DECIDED not in self.mask)
+
+    def unsupported_denoiser(self, target: Target) -> str | None:
+        denoiser = target.module("denoiser")
+        if (reason := unknown_blocks(denoiser)) is not None:
+            return reason
+        num = num_blocks(denoiser)
+        if self._num_first(num) + self.last >= num:
+            return (
+                f"{type(denoiser).__name__} has {num} blocks, and {self._num_first(num)} first and {self.last} last "
+                f"ones leave none to reuse; take at most {num - 1} in all"
+            )
+        if "forward" in vars(denoiser):
+            return (
+                "its forward has been replaced, and the cache would pass by what replaces it; apply the recipe to a "
+                "pipeline that was just loaded"
+            )
+        return None
+
+    def unsupported_weights(self, target: Target) -> str | None:
+        return None if self._is_fixed else super().unsupported_weights(target)
+
+    def attach(self, target: Target, is_hit: IsHit) -> Attached:
+        denoiser = target.module("denoiser")
+        num = num_blocks(denoiser)
+        first = self._num_first(num)
+        cached = CachedDenoiser(
+            denoiser,
+            split_forwards(denoiser, first, self.last),
+            is_hit,
+            keep=with_slopes if self.order else None,
+            extrapolate=on_a_line if self.order else None,
+        )
+        blocks = f"{first} first, {num - first - self.last} reused, {self.last} last"
+        return Attached(cached.counter, {"denoiser.blocks": blocks, "denoiser.residual_order": self.order})
+
+    def decision(self, target: Target) -> Decision:
+        mask = "" if self.mask is None else steps_of(self.mask)
+        changed = {} if self.mask is None else {f"denoiser.{self.name}": f"mask={self.mask}"}
+        return Decision(lambda state, look: self._is_hit(state, look, mask), changed)
+
+    def _is_hit(self, state: CacheState, look: Look, mask: str) -> bool:
+        step = state.step
+        kind = of_step(mask, step) if mask else COMPUTED if step < self.warmup else DECIDED
+        notes = state.notes
+        in_all, in_a_row = notes.get("hits", (0, 0))
+        is_hit = kind == HIT
+        if not self._is_fixed and not is_hit:
+            added = look()[0]
+            if state.kept and kind == DECIDED and self._is_allowed(in_all, in_a_row):
+                is_hit = relative_change(added, notes["added"]) < self.threshold
+            if not is_hit:
+                notes["added"] = added
+        notes["hits"] = (in_all + 1, in_a_row + 1) if is_hit else (in_all, 0)
+        return is_hit
+
+    def _is_allowed(self, in_all: int, in_a_row: int) -> bool:
+        """Whether another hit would be within the limits."""
+        limits = (self.max_cached, in_all), (self.max_consecutive, in_a_row)
+        return all(most is None or found < most for most, found in limits)
+
+    def _num_first(self, num: int) -> int:
+        return self.first if self.first is not None else max(1, min(_FIRST, num // _LARGEST_SHARE))
+
+
+def steps_of(mask: str) -> str:
+    """Return a mask with one letter a step: "4c2h" is "cccchh".
+
+    Raises:
+        ValueError: it is not a mask, or its first step is not computed.
+    """
+    given = mask.strip().lower()
+    runs = [(int(number or 1), letter) for number, letter in _RUN.findall(given)]
+    if not runs or _RUN.sub("", given) or any(number < 1 for number, _ in runs):
+        raise ValueError(
+            f"{mask!r} is no mask of steps; write runs of c (computed), d (decided) and h (hit), such as 4c2h1c"
+        )
+    if sum(number for number, _ in runs) > _MOST_STEPS:
+        raise ValueError(f"the mask has more than {_MOST_STEPS} steps")
+    if runs[0][1] != COMPUTED:
+        raise ValueError(f"the first step has nothing to reuse; begin the mask with c, such as 1c{given}")
+    return "".join(number * letter for number, letter in runs)
+
+
+def written(steps: str) -> str:
+    """Return the shortest way to write a mask of one letter a step."""
+    return "".join(f"{len(list(run))}{letter}" for letter, run in itertools.groupby(steps))
+
+
+def of_step(steps: str, step: int) -> str:
+    """Return a step's letter. Behind the mask's end, what follows its first run is repeated."""
+    repeated = steps.lstrip(COMPUTED)
+    if step < len(steps) or not repeated:
+        return steps[min(step, len(steps) - 1)]
+    return repeated[(step - len(steps)) % len(repeated)]

@@ -1,0 +1,443 @@
+"""Dual block cache: the first blocks decide, the middle ones are reused, the last correct; masks of steps."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests import flow_models
+from tests.families import build, draw, drawn, psnr, session
+from tests.targets import target_of
+from tests.unit.families.test_families import one_call, tensor
+from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.contract import Machine
+from vivace.errors import RecipeError, Unsupported
+from vivace.measure.flops import count_denoiser
+from vivace.measure.timer import PipelineTimer
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.spec.recipe import RecipeSpec
+from vivace.step_caching.block_residual import blocks_of
+from vivace.step_caching.cache_state import relative_change
+from vivace.step_caching.split_blocks import num_blocks, split_forwards
+from vivace.techniques.dual_block_cache import DualBlockCache, steps_of
+
+CALL = {"num_inference_steps": 12}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def the_one(recipe: str) -> DualBlockCache:
+    (technique,) = resolve(recipe)
+    assert isinstance(technique, DualBlockCache)
+    return technique
+
+
+def flux_call() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return tiny-flux's transformer, and the arguments of the second step's call."""
+    made = session("flux")
+    transformer = made.pipe.transformer
+    found: list[Any] = []
+    hook = transformer.register_forward_pre_hook(lambda _, a, k: found.append((a, dict(k))), with_kwargs=True)
+    draw(made, num_inference_steps=2)
+    hook.remove()
+    return transformer, *found[1]
+
+
+# The blocks
+
+
+def agree(transformer: Any, args: Any, kwargs: Any, first: int, last: int) -> None:
+    """Check that all ways through the blocks compute the same where what is reused is the step's own."""
+    kwargs = kwargs | {"return_dict": False}
+    forwards = split_forwards(transformer, first, last)
+    assert forwards.look is not None
+    assert forwards.compute_on is not None
+    assert forwards.reuse_on is not None
+    with torch.no_grad():
+        plain = tensor(transformer(*args, **kwargs)[0])
+        output, kept = forwards.compute(*args, **kwargs)
+        looked = forwards.look(*args, **kwargs)
+        again, kept_again = forwards.compute_on(looked, *args, **kwargs)
+        assert torch.equal(tensor(output), plain)
+        assert torch.equal(tensor(again), plain)
+        for one, other in zip(kept, kept_again, strict=True):
+            assert torch.equal(one, other)
+        assert torch.allclose(tensor(forwards.reuse(kept, *args, **kwargs)), plain, atol=1e-5)
+        assert torch.allclose(tensor(forwards.reuse_on(looked, kept, *args, **kwargs)), plain, atol=1e-5)
+        nothing = tuple(torch.zeros_like(one) for one in kept)
+        without = tensor(forwards.reuse(nothing, *args, **kwargs))
+        assert not torch.allclose(without, plain, atol=1e-3), "the middle blocks add something"
+
+
+@pytest.mark.parametrize("model", flow_models.MODELS)
+@pytest.mark.long
+def test_every_family_s_blocks_can_be_split(model: str) -> None:
+    transformer, args, kwargs = one_call(model)
+    num = num_blocks(transformer)
+    for first in range(1, num):
+        for last in range(num - first):
+            agree(transformer, args, kwargs, first, last)
+
+
+def test_flux_s_blocks_can_be_split_anywhere() -> None:
+    transformer, args, kwargs = flux_call()
+    assert num_blocks(transformer) == 7
+    for first, last in (
+        (1, 0),
+        (1, 1),
+        (1, 5),
+        (2, 2),
+        (3, 3),
+        (6, 0),
+    ):  # two double blocks, then single ones
+        agree(transformer, args, kwargs, first, last)
+
+
+def test_where_later_blocks_have_text_and_image_in_one() -> None:
+    transformer, args, kwargs = one_call("flux2-klein-4b")
+    assert blocks_of(transformer).joined == ("single_transformer_blocks",)
+    for first, last in ((1, 0), (1, 1), (2, 0)):
+        agree(transformer, args, kwargs, first, last)
+
+
+def test_what_a_controlnet_adds_is_added_where_it_was() -> None:
+    transformer, args, kwargs = flux_call()
+    image = transformer.x_embedder(kwargs["hidden_states"])
+    kwargs["controlnet_block_samples"] = [0.3 * torch.randn_like(image) for _ in range(2)]
+    kwargs["controlnet_single_block_samples"] = [0.3 * torch.randn_like(image) for _ in range(3)]
+    for first, last in ((1, 0), (1, 3), (3, 1)):
+        agree(transformer, args, kwargs, first, last)
+
+
+def test_a_hit_computes_the_first_and_the_last_blocks_alone() -> None:
+    size = {"height": 128, "width": 128, "text_length": 32}
+    alone = count_denoiser(build("flux").transformer, **size).total
+    pipe = build("flux")
+    ran: list[int] = []
+    transformer = pipe.transformer
+    for number, block in enumerate([*transformer.transformer_blocks, *transformer.single_transformer_blocks]):
+        block.register_forward_hook(lambda *_, number=number: ran.append(number))
+    vivace.apply(pipe, "dual_block_cache(hits=0.99, first=1, last=2)")
+    whole, again, hit = (count_denoiser(transformer, **size).total for _ in range(3))
+    assert whole == again == alone, "with a fixed schedule nothing is computed for the cache's own sake"
+    assert ran == [*range(7), *range(7), 0, 5, 6]
+    assert hit < 0.6 * alone
+
+
+def test_looking_computes_no_block_twice() -> None:
+    made = session("flux", "dual_block_cache(0.2, first=2, last=1)")
+    transformer = made.pipe.transformer
+    ran: list[int] = []
+    for number, block in enumerate([*transformer.transformer_blocks, *transformer.single_transformer_blocks]):
+        block.register_forward_hook(lambda *_, number=number: ran.append(number))
+    draw(made, **CALL)
+    computed, hits = ran.count(3), 12 - ran.count(3)
+    assert hits == round(made.evidence()["cache_hit_rate"] * 12) > 2
+    assert ran.count(0) == ran.count(1) == ran.count(6) == 12
+    assert len(ran) == 7 * computed + 3 * hits
+
+
+# The decision
+
+
+@pytest.mark.parametrize(
+    ("knobs", "limits"),
+    [
+        ("0.3", {}),
+        ("0.3, first=2, warmup=1", {"warmup": 1}),
+        ("0.5, max_consecutive=2", {"in_a_row": 2}),
+        ("0.5, max_cached=3", {"in_all": 3}),
+    ],
+)
+def test_it_decides_by_what_the_first_blocks_add(knobs: str, limits: dict[str, int]) -> None:
+    """Against a plain reckoning over what they really added."""
+    technique = the_one(f"dual_block_cache({knobs})")
+    made = session("flux", technique.text)
+    transformer = made.pipe.transformer
+    blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+    first = technique.first or 1
+    begin: list[torch.Tensor] = []
+    added: list[torch.Tensor] = []
+    computed: list[int] = []
+    blocks[0].register_forward_pre_hook(
+        lambda _, __, kwargs: begin.append(kwargs["hidden_states"]), with_kwargs=True
+    )
+    blocks[first - 1].register_forward_hook(lambda _, __, out: added.append(out[1] - begin[-1]))
+    blocks[-1].register_forward_hook(lambda *_: computed.append(len(added) - 1))
+    draw(made, **CALL)
+    wanted, in_all, in_a_row, last = [], 0, 0, 0
+    for step in range(12):
+        close = step >= limits.get("warmup", 3) and (
+            relative_change(added[step], added[last]) < technique.threshold
+        )
+        if close and in_all < limits.get("in_all", 99) and in_a_row < limits.get("in_a_row", 99):
+            in_all, in_a_row = in_all + 1, in_a_row + 1
+        else:
+            wanted.append(step)
+            last, in_a_row = step, 0
+    assert computed == wanted
+    assert 2 < len(wanted) < 11
+    assert made.evidence() == {"cache_hit_rate": pytest.approx(1 - len(wanted) / 12), "cache_calls": 12}
+
+
+def test_with_one_first_block_it_is_the_first_block_cache() -> None:
+    assert np.array_equal(
+        drawn("flux", "dual_block_cache(hits=0.5)", **CALL),
+        drawn("flux", "first_block_cache(hits=0.5)", **CALL),
+    )
+
+
+def test_nothing_is_changed_before_there_is_a_hit() -> None:
+    assert np.array_equal(
+        drawn("flux", "dual_block_cache(0, first=3, last=2)", **CALL), drawn("flux", **CALL)
+    )
+
+
+# Masks
+
+
+@pytest.mark.parametrize(
+    ("text", "stored", "steps"),
+    [
+        ("mask=4c2h", "mask=4c2h", "cccchh"),
+        ("mask=cC2cdh", "mask=4c1d1h", "ccccdh"),
+        ("mask=' 1c3D '", "mask=1c3d", "cddd"),
+    ],
+)
+def test_a_mask_is_stored_in_one_form(text: str, stored: str, steps: str) -> None:
+    recipe = resolve(f"dual_block_cache({text})")
+    assert recipe.text == f"dual_block_cache({stored})"
+    assert resolve(recipe.text) == recipe
+    again = Recipe.from_spec(RecipeSpec.model_validate_json(recipe.spec.model_dump_json()))
+    assert again == recipe
+    assert steps_of(stored.removeprefix("mask=")) == steps
+
+
+@pytest.mark.parametrize(
+    ("mask", "hits"),
+    [
+        ("1c1h", list(range(1, 12))),
+        ("4c2h1c", [4, 5, 7, 8, 10, 11]),
+        ("4c2h1c3h9c", [4, 5, 7, 8, 9]),
+        ("2c", []),
+        ("30c", []),
+    ],
+)
+def test_a_mask_says_which_steps_are_hits(mask: str, hits: list[int]) -> None:
+    made = session("flux", f"dual_block_cache(mask={mask})")
+    computed: list[int] = []
+    made.pipe.transformer.single_transformer_blocks[0].register_forward_hook(lambda *_: computed.append(1))
+    told: list[int] = []
+    draw(made, **CALL, callback_on_step_end=lambda *_: told.append(len(computed)) or {})
+    found = [step for step in range(12) if told[step] == (told[step - 1] if step else 0)]
+    assert found == hits
+    assert made.effects["dual_block_cache@denoiser"]["denoiser.dual_block_cache"] == f"mask={mask}"
+    assert (made.refuted({}) is None) == bool(hits)
+
+
+def test_steps_of_a_mask_may_be_decided() -> None:
+    made = session("flux", "dual_block_cache(10, mask=3c4d1c4d, max_consecutive=3)")
+    draw(made, **CALL)
+    assert made.evidence()["cache_hit_rate"] == pytest.approx(6 / 12), "3, 4, 5; 8, 9, 10"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "why"),
+    [
+        ("mask=4c2x", "is no mask of steps; write runs of c"),
+        ("mask=''", "is no mask of steps"),
+        ("mask=0c2h", "is no mask of steps"),
+        ("mask=c5000h", "more than 1000 steps"),
+        ("mask=2h4c", "the first step has nothing to reuse; begin the mask with c, such as 1c2h4c"),
+        ("mask=4c2d, warmup=5", "leaves nothing to warmup"),
+        ("0.3, mask=4c2h", "the mask 4c2h leaves nothing to threshold; leave threshold out"),
+        ("mask=4c2h, max_cached=3", "leaves nothing to max_cached"),
+        ("mask=4c2h, hits=0.5", r"give a threshold \(with its limits\) and mask or hits, not both"),
+    ],
+)
+def test_what_a_mask_cannot_be(knobs: str, why: str) -> None:
+    with pytest.raises(RecipeError, match=why):
+        resolve(f"dual_block_cache({knobs})")
+
+
+# As other step caches
+
+
+def test_the_middle_is_continued_on_a_line() -> None:
+    made = session("flux", "dual_block_cache(mask=2c1h1c, order=1)")
+    flat = session("flux", "dual_block_cache(mask=2c1h1c)")
+    plain = drawn("flux", **CALL)
+    assert made.effects["dual_block_cache@denoiser"]["denoiser.residual_order"] == 1
+    line, repeated = draw(made, **CALL), draw(flat, **CALL)
+    assert not np.array_equal(line, repeated)
+    assert psnr(line, plain) > 25
+
+
+@pytest.mark.parametrize(
+    "recipe", ["dual_block_cache(0.2, last=1, order=1)", "dual_block_cache(mask=2c2h1c)"]
+)
+def test_every_call_starts_anew(recipe: str) -> None:
+    made = session("flux", recipe)
+    first = draw(made, **CALL)
+    found = made.evidence()
+    assert np.array_equal(draw(made, **CALL), first)
+    assert made.evidence() == found | {"cache_calls": 24}
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        draw(made, **CALL, callback_on_step_end=fail)
+    assert np.array_equal(draw(made, **CALL), first)
+
+
+def test_guidance_in_two_calls_has_a_cache_for_each() -> None:
+    told = {"true_cfg_scale": 2.0, "negative_prompt": "a blue square"}
+    made = session("flux", "dual_block_cache(0.3, first=2, last=1)")
+    picture = draw(made, **CALL, **told)
+    found = made.evidence()
+    assert found["cache_calls"] == 24
+    assert 0.2 < found["cache_hit_rate"] < 0.8
+    assert psnr(picture, drawn("flux", **CALL, **told)) > 25
+    assert psnr(picture, drawn("flux", **CALL)) < psnr(picture, drawn("flux", **CALL, **told))
+
+
+def test_sizes_and_batches_change_between_calls() -> None:
+    made = session("flux", "dual_block_cache(0.3, last=1)")
+    for call in ({"height": 96, "width": 160}, {"prompt": ["a red circle", "a blue star"]}, {}):
+        assert psnr(draw(made, **CALL, **call), drawn("flux", **CALL, **call)) > 20
+
+
+def test_guidance_in_one_call() -> None:
+    cached = flow_models.session("sd35-medium", "dual_block_cache(hits=0.5)+cfg_cutoff(0.5)")
+    assert np.isfinite(flow_models.draw(cached)).all()
+    found = cached.evidence()
+    assert found["cache_calls"] == 4
+    assert found["unguided_steps"] == 2
+    assert found["cache_hit_rate"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "graphs"),
+    [("dual_block_cache(0.2, last=1)", 3), ("dual_block_cache(mask=2c1h1c, last=1, order=1)", 2)],
+)
+@pytest.mark.long
+def test_compiled_it_has_no_break(recipe: str, graphs: int) -> None:
+    alone = drawn("flux", recipe, **CALL)
+    made = session("flux", f"{recipe}+compile(backend=eager)")
+    for _ in range(2):
+        assert psnr(draw(made, **CALL), alone) > 60
+        found = made.evidence()
+        assert (found["compiled_graphs"], found["graph_breaks"]) == (graphs, 0), "none in the second call"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "graphs"),
+    [("dual_block_cache(0.2, last=1)", 3), ("dual_block_cache(mask=2c1h1c, last=1, order=1)", 2)],
+)
+def test_recorded(recipe: str, graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = drawn("flux", recipe, **CALL)
+    pipe = build("flux")
+    made = vivace.apply(pipe, recipe)
+    effect = apply_cuda_graph(pipe, monkeypatch)
+    for _ in range(2):
+        assert psnr(draw(made, **CALL), alone) > 60
+    assert effect.evidence()["cuda_graphs_recorded"] == graphs
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "inference_mode",
+     "compile(backend=eager, blocks=repeated)", "prompt_cache"],
+)  # fmt: skip
+@pytest.mark.quick("fuse_qkv")
+def test_it_composes(recipe: str) -> None:
+    alone = drawn("flux", recipe, **CALL)
+    both = session("flux", f"dual_block_cache(0.3, first=2, last=1)+{recipe}")
+    assert 15 < psnr(draw(both, **CALL), alone) < 100
+    assert float(both.evidence()["cache_hit_rate"]) > 0.1
+
+
+def test_a_look_is_no_step_of_its_own() -> None:
+    made = session("flux", "dual_block_cache(0.2)")
+    _, sample = PipelineTimer(made.pipe, "cpu").time_call(lambda: draw(made, num_inference_steps=6), 0)
+    assert sample.num_denoiser_calls == 6
+
+
+def test_what_cannot_be_is_said_in_words() -> None:
+    with pytest.raises(Unsupported, match="UNet2DConditionModel has no chain of blocks"):
+        session("sd", "dual_block_cache(hits=0.5)")
+    with pytest.raises(
+        Unsupported, match="has 7 blocks, and 5 first and 2 last ones leave none to reuse; take at"
+    ):
+        session("flux", "dual_block_cache(first=5, last=2)")
+    for other in ("parallel(ulysses)", "fused", "teacache(hits=0.5)"):
+        with pytest.raises(RecipeError):
+            resolve(f"dual_block_cache(hits=0.5)+{other}")
+    pipe = build("flux")
+    vivace.apply(pipe, "dbcache(hits=0.5)")
+    with pytest.raises(Unsupported, match="only one step cache at a time can work"):
+        vivace.apply(pipe, "first_block_cache")
+    wrapped = build("flux")
+    wrapped.transformer.forward = wrapped.transformer.forward
+    with pytest.raises(Unsupported, match="its forward has been replaced"):
+        vivace.apply(wrapped, "dual_block_cache")
+
+
+def test_random_weights_take_a_fixed_schedule_only() -> None:
+    target = target_of(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
+    for knobs in ("", "(mask=4c3d)"):
+        reason = the_one(f"dual_block_cache{knobs}").unsupported(target) or ""
+        assert "give a fixed schedule, dual_block_cache(hits=0.5)" in reason
+    for knobs in ("(hits=0.5)", "(mask=2c1h)"):
+        assert the_one(f"dual_block_cache{knobs}").unsupported(target) is None
+
+
+# Two sessions in one process
+
+
+def shallow(recipe: str) -> Any:
+    """A session of tiny-flux with three of its seven blocks: compiled, they take a third of the time."""
+    pipe = build("flux")
+    for chain, num in (("transformer_blocks", 1), ("single_transformer_blocks", 2)):
+        setattr(pipe.transformer, chain, getattr(pipe.transformer, chain)[:num])
+    return vivace.apply(pipe, recipe)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("first_block_cache(hits=0.5)", "dual_block_cache(0.3, last=1)"),
+        ("dual_block_cache(0.3, last=1)", "first_block_cache(hits=0.5)"),
+        ("dual_block_cache(hits=0.5)", "dual_block_cache(hits=0.5, last=1)"),
+        ("dual_block_cache(0.3)", "dual_block_cache(0.3)"),
+        ("teacache(hits=0.5)", "dual_block_cache(0.3)"),
+        ("dual_block_cache(0.3)", "teacache(hits=0.5)"),
+        ("teacache(hits=0.5)", "teacache(hits=0.5)"),
+        ("first_block_cache(hits=0.5)", "first_block_cache(hits=0.5)"),
+        ("first_block_cache(hits=0.5)", "baseline"),
+        ("baseline", "first_block_cache(hits=0.5)"),
+    ],
+)
+@pytest.mark.long
+@pytest.mark.exhaustive
+def test_two_compiled_sessions_each_have_their_own_cache(one: str, other: str) -> None:
+    """Compiled code may be used again for another module of the same classes."""
+    recipes = one, other
+    alone = [draw(shallow(recipe), **CALL) for recipe in recipes]
+    compiled = "compile(backend=eager)"
+    made = [shallow(compiled if recipe == "baseline" else f"{recipe}+{compiled}") for recipe in recipes]
+    for _ in range(2):
+        for opened, expected in zip(made, alone, strict=True):
+            assert psnr(draw(opened, **CALL), expected) > 60
+    for opened, recipe in zip(made, recipes, strict=True):
+        if recipe != "baseline":
+            assert 0.2 < opened.evidence()["cache_hit_rate"] < 0.8
+            assert opened.evidence()["cache_calls"] == 24
