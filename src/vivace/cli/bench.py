@@ -69,7 +69,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     "--prompt-set",
     metavar="NAME",
     help="Built-in set of thirteen prompts at three seeds, instead of --prompts: tinyworld for the embedded models, "
-    "real for others.",
+    "edit for models that edit, real for others.",
 )
 @click.option(
     "--seed", type=click.IntRange(0, options.MAX_SEED), default=0, show_default=True, help="First seed."
