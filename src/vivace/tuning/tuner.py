@@ -219,11 +219,8 @@ def _answer(
         num_trials=search.num_trials,
         seconds=spent_s,
         trusted=trusted,
-        size=tuple(
-            (name, value)
-            for name in ("num_inference_steps", "guidance_scale", "height", "width")
-            if (value := getattr(bench.asked, name)) is not None
-        ),
+        options=bench.asked.options,
+        task=bench.task,
         explained=tuple(_explained(sampler, search, sources)),
     )
 
