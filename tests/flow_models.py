@@ -3,19 +3,22 @@
 import copy
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from diffusers import SchedulerMixin
+from PIL import Image
 
-from tests.narrow import SIDE, small
+from tests.narrow import SIDE, small, small_areas
 from vivace.models import find_model
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
+from vivace.models.sources import FOLDER
 from vivace.models.synthetic import build
+from vivace.models.tasks import EDITS
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, session_of
 
@@ -28,6 +31,8 @@ MODELS = (
     "flux2-klein-4b",
     "flux2-dev",
 )
+EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509")
+"""Models that edit a picture, of the same transformers or FLUX.1's."""
 PROMPT = "a red circle above a blue square"
 STEPS = 4
 
@@ -64,9 +69,22 @@ def draw(session: Session, prompt: str | list[str] = PROMPT, **call: Any) -> np.
     """Return images (n, height, width, 3) in [0, 1]."""
     torch.set_num_threads(1)
     count = 1 if isinstance(prompt, str) else len(prompt)
+    if type(session.pipe).__name__ in EDITS:
+        call = {"image": source() if count == 1 else [source()] * count} | call
     generators = [torch.Generator().manual_seed(k) for k in range(count)]
-    result = session(prompt, generator=generators if count > 1 else generators[0], output_type="np", **call)
+    with ExitStack() as stack:
+        for module, name, small_area in small_areas():
+            stack.enter_context(mock.patch.object(module, name, small_area))
+        result = session(
+            prompt, generator=generators if count > 1 else generators[0], output_type="np", **call
+        )
     return np.asarray(result.images)
+
+
+@functools.cache
+def source(index: int = 0) -> Any:
+    """Return a picture to edit, SIDE pixels wide and high."""
+    return Image.open(FOLDER / f"{index:02}.png").convert("RGB").resize((SIDE, SIDE))
 
 
 @functools.cache

@@ -5,6 +5,7 @@ Run as a script it is a worker process whose every architecture is small.
 
 import functools
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from vivace.models.entry import Entry
 from vivace.models.flow_architectures import FLOW_ARCHITECTURES
 
 SIDE = 128
+QWEN = ("QwenImagePipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline")
 COMMAND = (sys.executable, __file__)
 FLOW = [architecture.name for architecture in FLOW_ARCHITECTURES]
 """Names of the transformers after FLUX.1."""
@@ -38,6 +40,13 @@ _LANGUAGE: dict[str, Any] = {
     "head_dim": 16,
     "vocab_size": 1000,
 }
+_MARKS = {
+    "vision_start_token_id": 996,
+    "vision_end_token_id": 997,
+    "image_token_id": 998,
+    "video_token_id": 999,
+}
+"""Ids of a vocabulary of 1000 that stand for pictures."""
 _FLUX2: dict[str, Any] = {"attention_head_dim": 32, "axes_dims_rope": [8, 8, 8, 8], "num_attention_heads": 2}
 _T5: dict[str, Any] = {"d_model": 128, "d_kv": 16, "d_ff": 320, "num_heads": 8, "vocab_size": 1000}
 _DC: dict[str, Any] = {
@@ -93,7 +102,7 @@ def _flow(name: str) -> dict[str, dict[str, Any]]:
     if pipeline == "ZImagePipeline":
         transformer = {"dim": 64, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 64, "axes_dims": [8, 12, 12]}
         return {"transformer": transformer, "vae": _VAE, "text_encoder": _LANGUAGE}
-    if pipeline == "QwenImagePipeline":
+    if pipeline in QWEN:
         rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
         text = {name: value for name, value in _LANGUAGE.items() if name != "head_dim"}
         return {
@@ -104,7 +113,7 @@ def _flow(name: str) -> dict[str, dict[str, Any]]:
                 "axes_dims_rope": [8, 12, 12],
             },
             "vae": {"base_dim": 16},
-            "text_encoder": _with_text(name, **text, rope_parameters=rope),
+            "text_encoder": _with_text(name, **text, rope_parameters=rope) | _MARKS,
         }
     if pipeline == "Flux2KleinPipeline":
         return {"transformer": _FLUX2 | {"joint_attention_dim": 192}, "vae": _VAE, "text_encoder": _LANGUAGE}
@@ -150,7 +159,7 @@ def small(name: str) -> Architecture:
     text = {"num_hidden_layers": 1}
     if name in FLOW:
         return architecture.changed(**_few_blocks(name))
-    if architecture.pipeline == "FluxPipeline":
+    if architecture.pipeline in ("FluxPipeline", "FluxKontextPipeline"):
         return architecture.changed(
             transformer={"num_layers": 1, "num_single_layers": 2},
             vae={"layers_per_block": 1},
@@ -194,7 +203,7 @@ def _few_blocks(name: str) -> dict[str, dict[str, Any]]:
             "vae": one_layer,
             "text_encoder": {"num_hidden_layers": 2},
         }
-    if pipeline == "QwenImagePipeline":
+    if pipeline in QWEN:
         config = narrow(name).components["text_encoder"].config
         shallow_text = {"text_config": config["text_config"] | {"num_hidden_layers": 1}}
         return {
@@ -219,6 +228,22 @@ def shallow(name: str) -> Architecture:
     return architecture
 
 
+def small_areas() -> Iterator[tuple[Any, str, Any]]:
+    """Yield what lets Qwen-Image-Edit read pictures of SIDE pixels: module, attribute, and value.
+
+    It reads a megapixel, which takes a CPU a minute.
+    """
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+
+    for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
+        small = functools.partial(_of_a_small_area, module.calculate_dimensions)
+        yield module, "calculate_dimensions", small
+
+
+def _of_a_small_area(of_a_megapixel: Any, area: float, ratio: float) -> Any:
+    return of_a_megapixel(area * (SIDE / 1024) ** 2, ratio)
+
+
 def small_models() -> tuple[dict[str, Architecture], dict[str, Entry]]:
     """Return small architectures, and their catalogue entries with images of SIDE pixels and at most two steps."""
     entries = {
@@ -241,6 +266,8 @@ def make_all_small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in architectures:
         monkeypatch.setitem(ARCHITECTURES, name, architectures[name])
         monkeypatch.setitem(CATALOGUE, name, entries[name])
+    for small_area in small_areas():
+        monkeypatch.setattr(*small_area)
     monkeypatch.setattr(studies, "start_launcher", functools.partial(studies.start_launcher, worker=COMMAND))
     torch.set_num_threads(1)
 
@@ -249,6 +276,8 @@ if __name__ == "__main__":
     architectures, entries = small_models()
     ARCHITECTURES.update(architectures)
     CATALOGUE.update(entries)
+    for small_area in small_areas():
+        setattr(*small_area)
     from vivace.benchmark.worker import main
 
     main()

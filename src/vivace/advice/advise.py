@@ -20,8 +20,12 @@ from vivace.advice.weighing import Weighed, basis_of, figures_of, followed, weig
 from vivace.advice.words import assessed, next_commands, quality_of, why_lost
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import UsageError
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import SYNTHETIC
+from vivace.models.tasks import own_task
 from vivace.spec.limits import Limits
 from vivace.spec.words import Checked
+from vivace.spec.workload import Task
 from vivace.stats import Interval
 
 _POOLED = ("throughput", "cost")
@@ -36,6 +40,7 @@ def recommend(
     goal: Goal = "latency",
     price_per_hour: float | None = None,
     same_picture: bool = False,
+    task: Task | None = None,
     store: str | Path | Sequence[str | Path] | None = None,
 ) -> Recommendation:
     """Return the best recipe by the records at hand: the store's, those that ship with vivace, published numbers.
@@ -52,6 +57,7 @@ def recommend(
         goal: "latency", "memory", "throughput", "cost" (with `price_per_hour`) or "stability".
         price_per_hour: of the GPU, in any currency.
         same_picture: only recipes that keep the image.
+        task: what the images start from; None for what the model is published for. Records of other tasks do not count.
         store: folder of records, or several, or () for none; None for .vivace if there is one.
 
     Raises:
@@ -73,9 +79,16 @@ def recommend(
             goal=goal,
             price_per_hour=price_per_hour,
             same_picture=same_picture,
+            task=task or _own_task(model),
         )
     own = [table for folder in _folders(store) for table in tables_of_store(folder, min_quality)]
     return recommend_from(wanted, [*own, *committed_tables(), *published_tables()])
+
+
+def _own_task(model: str) -> Task:
+    """Return what a model of the catalogue is published for; of others it is not known without looking at files."""
+    entry = CATALOGUE.get(model.strip().lower().removeprefix(SYNTHETIC))
+    return "text" if entry is None else own_task(entry.pipeline)
 
 
 def _folders(store: str | Path | Sequence[str | Path] | None) -> list[Path]:
@@ -88,6 +101,8 @@ def recommend_from(wanted: Wanted, tables: Iterable[Table]) -> Recommendation:
     """Return the best recipe by the given tables alone; see `recommend`."""
     found = list(tables)
     kin = kin_of(wanted.model, frozenset(table.model for table in found))
+    # Image-to-image runs a share of the steps, and encodes a picture: its times say nothing of text's.
+    found = [table for table in found if table.task == wanted.task]
     gpu = wanted.gpu if wanted.gpu is not None else this_gpu()
     found = pooled(found) if wanted.goal in _POOLED else [table for table in found if table.batch == 1]
     judge = Judge(wanted, kin, gpu)
@@ -97,7 +112,7 @@ def recommend_from(wanted: Wanted, tables: Iterable[Table]) -> Recommendation:
     best = followed(weighed)
     if best is None:
         left_out = [out for one in weighed if not one.is_transferred for out in one.left_out]
-        missing = missing_evidence(weighed, kin, gpu, None)
+        missing = missing_evidence(weighed, kin, gpu, None, wanted.task)
         answer = answer.model_copy(update={"left_out": _each_once(left_out), "missing": missing})
         return answer.model_copy(update={"next": next_commands(answer)})
     return _answered(answer, best, weighed, kin, judge)
@@ -129,7 +144,7 @@ def _answered(
             "left_out": _each_once(best.left_out),
             "elsewhere": tuple(other_sources(best, weighed, judge)),
             "other_model": fewer_steps(best, weighed) if is_timed else None,
-            "missing": missing_evidence(weighed, kin, judge.gpu, best),
+            "missing": missing_evidence(weighed, kin, judge.gpu, best, answer.wanted.task),
         }
     )
     answer = answer.model_copy(update={"quality": quality_of(answer), "why": why_lost(answer)})

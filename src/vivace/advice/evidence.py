@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from vivace.spec.base import Spec
+from vivace.spec.workload import Task
 from vivace.stats import Gate, Interval, Verdict
 
 Kind = Literal["own", "committed", "published"]
@@ -107,6 +108,7 @@ class Table(Spec):
         device: "cuda" or "cpu".
         gpu: the device's name, as the source gives it.
         height, width, steps: of the workload; None if the source does not say.
+        task: what the images start from.
         baseline: the recipe that the others are compared with.
         rows: the baseline first, if it was measured.
         at: when the newest round started, UTC; "" if unknown.
@@ -123,6 +125,7 @@ class Table(Spec):
     width: int | None = None
     steps: int | None = None
     batch: int = 1
+    task: Task = "text"
     baseline: str
     rows: tuple[Seen, ...] = Field(min_length=1)
     at: str = ""

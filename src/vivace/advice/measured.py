@@ -43,8 +43,7 @@ def tables_of_store(folder: Path, limits: Limits | None = None) -> list[Table]:
         tables = []
         for run in runs.values():
             records = comparable([store.record(key) for key in run.keys], run.rounds)
-            # Image-to-image runs a share of the steps, and encodes a picture: its times say nothing of text's.
-            if records and records[0].trial.workload.task == "text":
+            if records:
                 rows = rows_of(records, store.quality_pass(run), limits or DEFAULT_LIMITS)
                 tables.append(table_of("own", str(folder), rows))
         return tables
@@ -69,6 +68,7 @@ def table_of(kind: Kind, place: str, rows: Sequence[Row], seen: Sequence[Seen] |
         width=workload.width,
         steps=workload.num_inference_steps,
         batch=workload.batch,
+        task=workload.task,
         baseline=trial.recipe.text,
         rows=tuple(seen if seen is not None else (_in_table(row, rows[0]) for row in rows)),
         at=max(r.started_at for row in rows for r in row.record.rounds),

@@ -10,6 +10,7 @@ from vivace.advice.families import Kin, kin_of
 from vivace.advice.gpus import Near
 from vivace.advice.ranking import NOISE
 from vivace.advice.weighing import Weighed, basis_of, figures_of
+from vivace.spec.workload import Task
 from vivace.stats import Gate
 
 _MOST_ELSEWHERE = 3
@@ -95,7 +96,7 @@ def fewer_steps(best: Weighed, weighed: Sequence[Weighed]) -> OtherModel | None:
 
 
 def missing_evidence(
-    weighed: Sequence[Weighed], kin: Kin, gpu: str | None, best: Weighed | None
+    weighed: Sequence[Weighed], kin: Kin, gpu: str | None, best: Weighed | None, task: Task = "text"
 ) -> tuple[str, ...]:
     """Say which evidence there is not, from the model's own on this GPU downwards."""
     own = [one for one in weighed if not one.is_transferred and len(one.table.compared) > 1]
@@ -103,7 +104,8 @@ def missing_evidence(
     if not own:
         family = list(dict.fromkeys(one.table.model for one in weighed if one.is_transferred))
         told = f"; of its family: {', '.join(family)}" if family else ", nor on another model of its family"
-        said.append(f"no record compares recipes on {kin.name}{told}")
+        what = kin.name if task == "text" else f"the task '{task}' of {kin.name}"
+        said.append(f"no record compares recipes on {what}{told}")
     if gpu is None:
         said.append("no GPU was named, and this machine has none: the answer is for what it was measured on")
     elif own and not any(one.near is Near.SAME for one in own):

@@ -56,7 +56,8 @@ def _head(answer: Recommendation) -> Iterator[str]:
     if answer.gpu is None and answer.basis is not None:
         gpu = f" on {answer.basis.gpu} (no GPU was named)"
     limit = "" if answer.wanted.max_bytes is None else f" within {size(answer.wanted.max_bytes)}"
-    yield f"{answer.model}{gpu}{limit}, for {answer.wanted.goal}:"
+    task = "" if answer.wanted.task == "text" else f", {answer.wanted.task}"
+    yield f"{answer.model}{task}{gpu}{limit}, for {answer.wanted.goal}:"
     yield ""
     yield f"    {answer.recipe}" if answer.recipe is not None else "    no recipe: no record supports one"
     yield ""

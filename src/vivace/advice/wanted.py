@@ -10,6 +10,7 @@ from pydantic import Field
 from vivace.errors import UsageError
 from vivace.spec.base import Spec
 from vivace.spec.limits import Limits
+from vivace.spec.workload import Task
 
 Goal = Literal["latency", "memory", "throughput", "cost", "stability"]
 GOALS: dict[Goal, str] = {
@@ -41,6 +42,7 @@ class Wanted(Spec):
         limits: what a recipe's images must be proven to keep; None: it must not have failed the gate's own limits.
         price_per_hour: of the GPU, in any currency.
         same_picture: only recipes that keep the image.
+        task: what the images start from.
     """
 
     model: str = Field(min_length=1)
@@ -50,6 +52,7 @@ class Wanted(Spec):
     goal: Goal = "latency"
     price_per_hour: float | None = Field(default=None, gt=0)
     same_picture: bool = False
+    task: Task = "text"
 
 
 def parse_size(text: str) -> float:

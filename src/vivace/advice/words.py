@@ -221,6 +221,8 @@ def _bench(answer: Recommendation, recipes: list[str]) -> str:
     parts = ["vivace", "bench", "--model", model]
     for recipe in dict.fromkeys(recipes):
         parts += ["--recipe", recipe]
+    if answer.wanted.task != "text":
+        parts += ["--task", answer.wanted.task]
     entry = CATALOGUE.get(answer.model)
     if not model.startswith(SYNTHETIC):
         parts += ["--prompt-set", entry.prompt_set if entry is not None else "real"]

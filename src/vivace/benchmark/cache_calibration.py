@@ -91,7 +91,7 @@ def calibrate_caches(
         caches: names of step caches; empty for all of them.
         limits: limits of the quality gate.
         runs: maximum number of settings tried for each cache.
-        prompt_set: prompts to generate; None for "tinyworld" on embedded models and "real" on others.
+        prompt_set: prompts to generate; None for those that the model understands.
         on_tried: called after each setting.
         progress: receives events while a setting is measured.
 
@@ -108,7 +108,7 @@ def calibrate_caches(
         raise Unsupported(
             f"{found.model.name} has random weights, so its images have no quality to keep; give a trained model"
         )
-    chosen = prompt_set or ("tinyworld" if found.model.source == "embedded" else "real")
+    chosen = prompt_set or found.prompt_set
     fields: dict[str, Any] = {
         "prompt_set": chosen,
         "num_seeds": num_seeds,

@@ -15,15 +15,12 @@ from vivace.models.find import Found, find_model, obtain
 from vivace.models.prompts import NUM_DEFAULT, NUM_SEEDS, PROMPT_SETS
 from vivace.models.sources import Files, Pictures, check_files, pictures_of
 from vivace.models.sources import Limits as SizeLimits
-from vivace.models.tasks import own_task, pipeline_of, rounds_up
+from vivace.models.tasks import check_batch, check_installed, own_task, pipeline_of, rounds_up
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.study import AskedWorkload, Batch, Study
 from vivace.spec.words import Checked
 from vivace.spec.workload import MAX_PIXEL_STEPS, STRENGTHS, Task, Workload, steps_for, steps_run
-
-# For models without prompts in the catalogue.
-DEFAULT_PROMPTS = PROMPT_SETS["real"][:NUM_DEFAULT]
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,7 @@ def _workload_and_pictures(
     if asked.prompt_set is not None:
         prompts = _prompts_from_set(asked.prompt_set, prompts)
     if prompts is None:
-        prompts = found.entry.prompts if found.entry else DEFAULT_PROMPTS
+        prompts = found.entry.prompts if found.entry else PROMPT_SETS[found.prompt_set][:NUM_DEFAULT]
     if not prompts:
         raise WorkloadError("the list of prompts is empty; give at least one prompt")
     num_seeds = asked.num_seeds
@@ -144,6 +141,9 @@ def _workload_and_pictures(
     files = Files(asked.images, asked.masks, asked.controls)
     task = _task_of(found, asked.task, files, asked.strength)
     pipeline_of(found.pipeline, task, found.model.name)
+    check_batch(found.pipeline, batch, found.model.name)
+    if not found.model.is_synthetic:
+        check_installed(found.pipeline, found.model.name)
     if asked.controlnet is not None and task != "control":
         raise WorkloadError(
             f"--controlnet: the task '{task}' takes none; give --control FILE, or leave it out"

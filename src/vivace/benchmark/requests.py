@@ -11,6 +11,7 @@ from vivace.spec.environment import Environment
 from vivace.spec.figures import FiguresKey
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
+from vivace.spec.workload import Task
 
 
 class Request(Spec):
@@ -56,6 +57,7 @@ class SupportRequest(Request):
     device: str
     model: str
     recipes: tuple[str, ...]
+    task: Task | None = None
 
 
 class RoundRequest(Request):

@@ -8,22 +8,31 @@ from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.requests import SupportRequest
 from vivace.contract import ModelFacts, Placement, Request, Target
 from vivace.errors import VivaceError
+from vivace.memory.predict import built_for
 from vivace.memory.weightless import Weightless, find_weightless
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.lora import distillations
 from vivace.recipes.resolve import resolve
+from vivace.spec.workload import Task
 
 _TIMEOUT_S = 600.0
 
 
-def ask_support(launcher: Launcher, model: str, recipes: Sequence[str], device: str) -> dict[str, str]:
-    """Return why recipes cannot work here, by recipe; those that may work are not in it. A worker answers."""
-    found = ask(launcher, SupportRequest(model=model, recipes=tuple(recipes), device=device), _TIMEOUT_S)
+def ask_support(
+    launcher: Launcher, model: str, recipes: Sequence[str], device: str, task: Task | None = None
+) -> dict[str, str]:
+    """Return why recipes cannot work here, by recipe; those that may work are not in it. A worker answers.
+
+    Args:
+        task: what is generated from; None for what the model is published for.
+    """
+    request = SupportRequest(model=model, recipes=tuple(recipes), device=device, task=task)
+    found = ask(launcher, request, _TIMEOUT_S)
     return {recipe: str(reason) for recipe, reason in found.items()}
 
 
-def unsupported(model: str, recipes: Sequence[str], device: str) -> dict[str, str]:
+def unsupported(model: str, recipes: Sequence[str], device: str, task: Task | None = None) -> dict[str, str]:
     """Return why recipes cannot work, by recipe. Runs in the worker.
 
     Techniques judge the machine and a pipeline on the meta device. Of a model that cannot be built without its weights
@@ -32,7 +41,7 @@ def unsupported(model: str, recipes: Sequence[str], device: str) -> dict[str, st
     from vivace.measure.machine import choose_device, this_machine
 
     placement = Placement(this_machine(choose_device(device)))
-    pipe, facts = _pipeline(model)
+    pipe, facts = _pipeline(model, task)
     target = Target(placement, pipe, facts, Request(prompts=("a red circle",)))
     reasons: dict[str, str] = {}
     for text in recipes:
@@ -44,12 +53,12 @@ def unsupported(model: str, recipes: Sequence[str], device: str) -> dict[str, st
     return reasons
 
 
-def _pipeline(model: str) -> tuple[object | None, ModelFacts]:
+def _pipeline(model: str, task: Task | None) -> tuple[object | None, ModelFacts]:
     """Return the pipeline on the meta device, with what is known of it; no pipeline if it cannot be built."""
     is_synthetic = model.startswith(SYNTHETIC)
     try:
         found: Weightless = find_weightless(model)
-        pipe = found.build()
+        pipe = built_for(found, task)
     except VivaceError:
         return None, ModelFacts(has_random_weights=is_synthetic)
     return pipe, ModelFacts(

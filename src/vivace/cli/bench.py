@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from vivace.benchmark import Run
     from vivace.report.rows import Row
     from vivace.spec.limits import Limits
-    from vivace.spec.workload import Task
 
 GATE_FAILED = 1
 SOME_NOT_MEASURED = 4
@@ -69,7 +68,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     "--prompt-set",
     metavar="NAME",
     help="Built-in set of thirteen prompts at three seeds, instead of --prompts: tinyworld for the embedded models, "
-    "real for others.",
+    "edit for models that edit, real for others.",
 )
 @click.option(
     "--seed", type=click.IntRange(0, options.MAX_SEED), default=0, show_default=True, help="First seed."
@@ -185,12 +184,7 @@ def bench(
     width: int | None,
     num_inference_steps: int | None,
     guidance_scale: float | None,
-    task: Task | None,
-    images: tuple[str, ...],
-    masks: tuple[str, ...],
-    controls: tuple[str, ...],
-    strength: float | None,
-    controlnet: str | None,
+    sources: options.Sources,
     batches: tuple[Batch, ...],
     text: str,
     repeats: int | None,
@@ -253,12 +247,7 @@ def bench(
                 guidance_scale=guidance_scale,
                 batches=batches,
                 text=text,
-                task=task,
-                images=images,
-                masks=masks,
-                controls=controls,
-                strength=strength,
-                controlnet=controlnet,
+                **sources,
             ),
             timing=Timing(
                 rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads

@@ -164,7 +164,7 @@ def _prepare(
     show_default=True,
     help="Most settings to try for each cache.",
 )
-@click.option("--prompt-set", help="Prompts: tinyworld or real; default: the set that suits the model.")
+@click.option("--prompt-set", help="Prompts: tinyworld, real or edit; default: the set that suits the model.")
 @click.option("--seeds", type=click.IntRange(1, 1000), help="Seeds per prompt; default: 3.")
 @options.device
 @options.threads

@@ -52,6 +52,7 @@ def parse_percentage(context: click.Context, parameter: click.Parameter, value: 
     "--seed", type=click.IntRange(0, options.MAX_SEED), default=0, show_default=True, help="First seed."
 )
 @options.workload
+@options.pictures(several=True)
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
 @click.option(
     "--text",
@@ -118,6 +119,7 @@ def compare(
     width: int | None,
     num_inference_steps: int | None,
     guidance_scale: float | None,
+    sources: options.Sources,
     batch: int,
     text: str,
     repeats: int | None,
@@ -142,6 +144,7 @@ def compare(
     \b
         vivace compare baseline bf16 --model tiny-sd
         vivace compare baseline fuse_qkv --model sdxl --fail-if 3% --steps 20 --format json
+        vivace compare baseline tiny_vae --task image --strength 0.5
     """
     from vivace.benchmark.pairs import compare as run_compare
     from vivace.benchmark.studies import start_launcher
@@ -158,7 +161,7 @@ def compare(
         "text": text,
         "device": device,
         "timing": Timing(repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads),
-    }
+    } | sources
     try:
         with start_launcher(device) as launcher:
             found = run_compare(

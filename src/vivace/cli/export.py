@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -41,7 +41,7 @@ _LIBRARIES = ("torch", "diffusers", "transformers", "torchao")
     help="Seed of the script.",
 )
 @options.workload
-@options.pictures()
+@options.pictures(with_task=False)
 @options.device
 @options.threads
 def export(
@@ -55,11 +55,7 @@ def export(
     width: int | None,
     num_inference_steps: int | None,
     guidance_scale: float | None,
-    images: str | None,
-    masks: str | None,
-    controls: str | None,
-    strength: float | None,
-    controlnet: str | None,
+    sources: options.Sources,
     device: str,
     threads: int | None,
 ) -> int:
@@ -78,13 +74,6 @@ def export(
         if not force:
             _check_is_new(output)
         check_writable(output.parent, output)
-    pictures: dict[str, Any] = {
-        "images": options.one(images),
-        "masks": options.one(masks),
-        "controls": options.one(controls),
-        "strength": strength,
-        "controlnet": controlnet,
-    }
     prepared = comparison_of(
         model,
         recipe,
@@ -94,7 +83,7 @@ def export(
         width=width,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
-        **pictures,
+        **sources,
     )
     found = prepared.found
 
@@ -105,13 +94,13 @@ def export(
     chosen = choose_device(device)
     click.echo(f"loading {found.model.name}", err=True)
     return guarded(
-        found, lambda is_read: _write(prepared, pictures, chosen, threads, seed, output, force, is_read)
+        found, lambda is_read: _write(prepared, sources, chosen, threads, seed, output, force, is_read)
     )
 
 
 def _write(
     prepared: Comparison,
-    pictures: dict[str, Any],
+    sources: options.Sources,
     chosen: str,
     threads: int | None,
     seed: int,
@@ -134,7 +123,7 @@ def _write(
         seed=seed,
         call=workload.call,
         workload=workload,
-        sources=source_files(found, workload, AskedWorkload(**pictures)),
+        sources=source_files(found, workload, AskedWorkload(**sources)),
         threads=(threads or default_threads(found)) if chosen == "cpu" else threads,
         about=[f"Written by vivace {__version__} for {chosen}, {_versions()}."],
     )

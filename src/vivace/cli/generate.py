@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     help="Folder for the PNGs.",
 )
 @options.workload
-@options.pictures()
+@options.pictures(with_task=False)
 @options.device
 @options.threads
 def generate(
@@ -62,11 +62,7 @@ def generate(
     width: int | None,
     num_inference_steps: int | None,
     guidance_scale: float | None,
-    images: str | None,
-    masks: str | None,
-    controls: str | None,
-    strength: float | None,
-    controlnet: str | None,
+    sources: options.Sources,
     device: str,
     threads: int | None,
 ) -> int:
@@ -94,11 +90,7 @@ def generate(
         width=width,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
-        images=options.one(images),
-        masks=options.one(masks),
-        controls=options.one(controls),
-        strength=strength,
-        controlnet=controlnet,
+        **sources,
     )
     if out.exists() and not out.is_dir():
         raise OutputError(f"--out {out} is a file; give a folder")

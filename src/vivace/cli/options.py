@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 
@@ -147,25 +148,27 @@ task = click.option(
 )
 
 
-def one(file: str | None) -> tuple[str, ...]:
-    """Return a file that was given, or none, as the files of a workload."""
-    return () if file is None else (file,)
+Sources = dict[str, Any]
+"""What a call starts from: fields of `AskedWorkload`, as `pictures` adds them."""
+_FILES = ("images", "masks", "controls")
 
 
-def pictures(*, several: bool = False) -> Callable[[F], F]:
-    """Return a decorator that adds the options for the pictures to start from.
+def pictures(*, several: bool = False, with_task: bool = True) -> Callable[[F], F]:
+    """Return a decorator that adds the options for the pictures to start from, as one parameter, `sources`.
 
     Args:
-        several: each file option may be repeated, one for each prompt, and there is an option for the task.
+        several: each file option may be repeated, one for each prompt.
+        with_task: add the option for the task, for commands that need no files.
     """
     more = " Repeat for one for each prompt." if several else ""
-    names = {"--image": "images", "--mask": "masks", "--control": "controls"}
+    names = dict(zip(("--image", "--mask", "--control"), _FILES, strict=True))
     helps = {
         "--image": "Picture to start from: image-to-image; with --mask, inpainting; edited by models for that.",
         "--mask": "Mask of --image, of the same size: white is repainted, black stays.",
         "--control": "Picture that a ControlNet follows: edges, depth, ... as the ControlNet was trained.",
     }
-    found = [
+    found = [task] if with_task else []
+    found += [
         click.option(flag, names[flag], multiple=several, metavar="FILE", help=helps[flag] + more)
         for flag in names
     ]
@@ -185,13 +188,20 @@ def pictures(*, several: bool = False) -> Callable[[F], F]:
             help="Folder of a ControlNet in diffusers' format; default: random weights, for time and memory alone.",
         )
     )
-    if several:
-        found.insert(0, task)
+    collected = (*_FILES, "strength", "controlnet", *(("task",) if with_task else ()))
 
     def add(function: F) -> F:
+        @functools.wraps(function)
+        def with_sources(*args: Any, **given: Any) -> Any:
+            sources: Sources = {name: given.pop(name) for name in collected}
+            for name in _FILES:
+                files = sources[name]
+                sources[name] = () if files is None else (files,) if isinstance(files, str) else files
+            return function(*args, sources=sources, **given)
+
         for option in reversed(found):
-            function = option(function)
-        return function
+            with_sources = option(with_sources)
+        return cast("F", with_sources)
 
     return add
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     "--prompts", type=click.Path(path_type=Path), help="Text file, one prompt per line; the first is used."
 )
 @options.workload
+@options.pictures()
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
 @click.option(
     "--text",
@@ -90,6 +91,7 @@ def profile(
     width: int | None,
     num_inference_steps: int | None,
     guidance_scale: float | None,
+    sources: options.Sources,
     batch: int,
     text: str,
     calls: int,
@@ -111,6 +113,7 @@ def profile(
     \b
         vivace profile --model tiny-sd --recipe baseline
         vivace profile --model sdxl --recipe compile --against baseline --trace sdxl.json.gz
+        vivace profile --model tiny-flux --task inpaint
     """
     from vivace.benchmark.profiles import profile as run_profile
     from vivace.benchmark.studies import start_launcher
@@ -130,7 +133,7 @@ def profile(
         "calls": calls,
         "device": device,
         "timing": Timing(max_warmup=warmup, timeout_s=timeout, threads=threads),
-    }
+    } | sources
     wanted = [recipe] if against is None else [against, recipe]
     found: list[Profile] = []
     with start_launcher(device) as launcher:

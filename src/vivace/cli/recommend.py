@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from vivace.cli import options
+from vivace.spec.workload import TASKS
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
+    from vivace.spec.workload import Task
 
 
 @click.command()
@@ -40,6 +42,11 @@ if TYPE_CHECKING:
 )
 @click.option("--same-picture", is_flag=True, help="Only recipes that keep the image.")
 @click.option(
+    "--task",
+    type=click.Choice(TASKS),
+    help="What the images start from; default: what the model is published for. Records of other tasks do not count.",
+)
+@click.option(
     "--store",
     "stores",
     type=click.Path(path_type=Path),
@@ -62,6 +69,7 @@ def recommend(
     goal: Literal["latency", "memory", "throughput", "cost", "stability"],
     price_per_hour: float | None,
     same_picture: bool,
+    task: Task | None,
     stores: tuple[Path, ...],
     format_: str,
 ) -> int:
@@ -77,6 +85,7 @@ def recommend(
         vivace recommend flux-dev --gpu A100
         vivace recommend flux-dev --max-memory 24GB --same-picture
         vivace recommend sdxl --goal cost --price-per-hour 2.5 --format json
+        vivace recommend tiny-sd --task inpaint
     """
     from vivace.advice import recommend as asked
 
@@ -88,6 +97,7 @@ def recommend(
         goal=goal,
         price_per_hour=price_per_hour,
         same_picture=same_picture,
+        task=task,
         store=list(stores) or None,
     )
     click.echo(json.dumps(answer.to_json(), indent=2) if format_ == "json" else str(answer))

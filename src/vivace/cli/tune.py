@@ -100,6 +100,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     help="For random weights: also search what the store has seen keep the quality of this embedded model.",
 )
 @options.workload
+@options.pictures(several=True)
 @click.option("--prompts", type=click.Path(path_type=Path), help="Text file, one prompt per line.")
 @click.option(
     "--batch", type=click.IntRange(1, 4096), default=1, help="Images per call; default: as the goal says."
@@ -150,6 +151,7 @@ def tune(
     width: int | None,
     num_inference_steps: int | None,
     guidance_scale: float | None,
+    sources: options.Sources,
     prompts: Path | None,
     batch: int,
     timeout: float,
@@ -171,6 +173,7 @@ def tune(
     \b
         vivace tune tiny-sd --minutes 4
         vivace tune synthetic:sdxl --max-memory 8GB --max-first-call 60s
+        vivace tune tiny-flux --task inpaint
     """
     from vivace.spec.limits import DEFAULT_LIMITS
     from vivace.tuning import Asked
@@ -185,6 +188,7 @@ def tune(
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
         batch=batch,
+        **sources,
     )
     shown = Shown(minutes, trials)
     try:

@@ -1,7 +1,8 @@
 """FLUX.1: double blocks, which keep text and image apart, then single ones.
 
 Guidance is an input of the transformer; true guidance, with a negative prompt, is a second call.
-Source: diffusers, FluxTransformer2DModel, FluxPipeline.
+Kontext, which edits, takes a picture's latents as further tokens behind the image's own.
+Source: diffusers, FluxTransformer2DModel, FluxPipeline, FluxKontextPipeline.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ def _modulated(block: Any, image: Any, call: Arguments) -> Any:
 FLUX = Family(
     name="FLUX.1",
     denoiser="FluxTransformer2DModel",
-    pipelines=("FluxPipeline",),
-    embeddings={"FluxPipeline": ("prompt_embeds", "pooled_prompt_embeds", None)},
+    pipelines=("FluxPipeline", "FluxKontextPipeline"),
+    embeddings={
+        "FluxPipeline": ("prompt_embeds", "pooled_prompt_embeds", None),
+        "FluxKontextPipeline": ("prompt_embeds", "pooled_prompt_embeds", None),
+    },
     blocks=Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),
         entering=output_of("x_embedder"),

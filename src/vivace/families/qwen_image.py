@@ -1,6 +1,7 @@
 """Qwen-Image: blocks of text and image apart. Guidance is a second call, with a negative prompt.
 
-Source: diffusers, QwenImageTransformer2DModel, QwenImagePipeline.
+Pipelines that edit take the picture's latents as further tokens, and show it to the text encoder.
+Source: diffusers, QwenImageTransformer2DModel, QwenImagePipeline, QwenImageEditPipeline, QwenImageEditPlusPipeline.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def _grid(_: Any, call: Arguments) -> tuple[int, int]:
 QWEN_IMAGE = Family(
     name="Qwen-Image",
     denoiser="QwenImageTransformer2DModel",
-    pipelines=("QwenImagePipeline",),
+    pipelines=("QwenImagePipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline"),
     embeddings={"QwenImagePipeline": ("prompt_embeds", "prompt_embeds_mask")},
     blocks=Blocks(
         chains=("transformer_blocks",),

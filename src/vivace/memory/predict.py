@@ -27,7 +27,7 @@ from vivace.models.find import SYNTHETIC
 from vivace.models.lora import distillations
 from vivace.models.quiet import quiet
 from vivace.models.sources import example_pictures
-from vivace.models.tasks import for_task, own_task, pipeline_of, task_of
+from vivace.models.tasks import check_batch, for_task, own_task, pipeline_of, task_of
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import follow_denoiser
 from vivace.runtime.embeddings import encode
@@ -154,6 +154,7 @@ def _predict(
 ) -> Prediction:
     pipe = built_for(model, task)
     chosen = task or task_of(type(pipe).__name__)
+    check_batch(type(pipe).__name__, batch, model.name)
     if chosen in STRENGTHS:
         call = {"strength": STRENGTHS[chosen]} | call
     given = {"height": height, "width": width}

@@ -20,6 +20,7 @@ from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, Found, find_model
 from vivace.models.gguf_file import SUFFIX
+from vivace.models.hashed_processor import with_processor
 from vivace.models.hashed_tokenizer import tokenizer_for
 from vivace.models.single_file import contents_of
 from vivace.models.synthetic import on_meta
@@ -91,6 +92,7 @@ def _of_architecture(name: str, architecture: Architecture) -> Weightless:
                 parts[part.replace("text_encoder", "tokenizer")] = tokenizer_for(parts[part].config, length)
         scheduler = getattr(diffusers, architecture.scheduler.class_name)(**architecture.scheduler.config)
         kind = getattr(diffusers, architecture.pipeline)
+        parts = with_processor(kind, parts)
         return _without_bars(kind(scheduler=scheduler, **parts, **architecture.arguments))
 
     # The family's tiny VAE does not support latents with a mean and standard deviation.

@@ -7,6 +7,8 @@ image's size. All patches are on the instance.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vivace.contract import TEXT_ENCODERS, component_of
@@ -31,6 +33,8 @@ def run_without_values(pipe: DiffusionPipeline, height: int, width: int) -> None
         pipe._encode_prompt = functools.partial(_z_image_embeddings, pipe)
     elif name == "QwenImagePipeline":
         pipe._get_qwen_prompt_embeds = functools.partial(_qwen_embeddings, pipe)
+    elif "QwenImageEdit" in name:
+        pipe._get_qwen_prompt_embeds = functools.partial(_qwen_edit_embeddings, pipe)
     elif name == "Flux2Pipeline":
         # It reads the size of the latents from their positions.
         side = 2 * int(pipe.vae_scale_factor)
@@ -127,3 +131,50 @@ def _qwen_embeddings(pipe: Any, prompt: Any = None, device: Any = None, dtype: A
     ids = tokens.input_ids.to("meta")
     hidden = pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-1]
     return hidden[:, dropped:].to(dtype or pipe.text_encoder.dtype, copy=True), None
+
+
+def _qwen_edit_embeddings(
+    pipe: Any, prompt: Any = None, image: Any = None, device: Any = None, dtype: Any = None
+) -> Any:
+    """The same of QwenImageEditPipeline and its Plus, whose text encoder sees the pictures too.
+
+    The vision tower divides its attention by the size of the patches' grid, which therefore stays on the CPU. Which
+    tokens are the pictures' is known from their place in the prompt's ids.
+    """
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    encoder, template = pipe.text_encoder, pipe.prompt_template_encode
+    if "<|image_pad|>" not in template:  # of the Plus, which numbers its pictures in front of the prompt
+        places = "".join(
+            f"Picture {index + 1}: <|vision_start|><|image_pad|><|vision_end|>" for index in range(len(image))
+        )
+        template = template.replace("{}", places + "{}")
+    inputs = pipe.processor(
+        text=[template.format(text) for text in prompts], images=image, padding=True, return_tensors="pt"
+    )
+    with _seeing(encoder):
+        hidden = encoder(
+            input_ids=inputs["input_ids"].to("meta"),
+            pixel_values=inputs["pixel_values"].to("meta"),
+            image_grid_thw=inputs["image_grid_thw"],
+            output_hidden_states=True,
+        ).hidden_states[-1]
+    hidden = hidden[:, pipe.prompt_template_encode_start_idx :]
+    return hidden.to(dtype or encoder.dtype, copy=True), None
+
+
+@contextmanager
+def _seeing(encoder: Any) -> Iterator[None]:
+    """Let a language model put pictures in the place of their tokens without counting these."""
+
+    def mask(ids: torch.Tensor, **_: Any) -> Any:
+        found = (ids == encoder.config.image_token_id).unsqueeze(-1)
+        return found, found
+
+    model = encoder.model
+    model.get_placeholder_mask = mask
+    positions = model.visual.rotary_pos_emb.register_forward_pre_hook(_move_to_meta, with_kwargs=True)
+    try:
+        yield
+    finally:
+        positions.remove()
+        del model.get_placeholder_mask

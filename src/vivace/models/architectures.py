@@ -109,10 +109,16 @@ def _sdxl(
     )
 
 
-def _flux(name: str, scheduler: Component, transformer: Component, text_length: int) -> Architecture:
+def _flux(
+    name: str,
+    scheduler: Component,
+    transformer: Component,
+    text_length: int,
+    pipeline: str = "FluxPipeline",
+) -> Architecture:
     return Architecture(
         name=name,
-        pipeline="FluxPipeline",
+        pipeline=pipeline,
         components={
             "transformer": transformer,
             "vae": FLUX_VAE,
@@ -160,6 +166,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         # black-forest-labs/FLUX.1-dev and FLUX.1-schnell
         _flux("flux-dev", _FLOW_DEV, FLUX_DEV, text_length=512),
         _flux("flux-schnell", _FLOW_SCHNELL, FLUX_SCHNELL, text_length=256),
+        # black-forest-labs/FLUX.1-Kontext-dev: FLUX.1 [dev]'s networks and scheduler. The picture's latents are tokens
+        # beside the image's own. Its repository could not be read; copies of it quote this scheduler and the pipeline.
+        _flux("flux-kontext", _FLOW_DEV, FLUX_DEV, text_length=512, pipeline="FluxKontextPipeline"),
         *FLOW_ARCHITECTURES,
     )
 }

@@ -107,7 +107,7 @@ class Entry(Spec):
     guidance_scale: float
     cuda_dtype: Literal["fp16", "bf16", "fp32"]
     prompts: tuple[str, ...] = Field(min_length=1)
-    prompt_set: Literal["tinyworld", "real"]
+    prompt_set: Literal["tinyworld", "real", "edit"]
     gated: bool = False
     scheduler: Sampler | None = None
     clip_skip: int | None = None

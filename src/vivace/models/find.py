@@ -23,6 +23,7 @@ from vivace.models.pipelines import call_of, defaults_of, read_config
 from vivace.models.remote import Download
 from vivace.models.repository import INDEX, choose, components_of, read_index
 from vivace.models.single_file import contents_of
+from vivace.models.tasks import EDITS
 from vivace.spec.model import Model
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -89,6 +90,13 @@ class Found:
             return self.entry.pipeline
         assert self.folder is not None
         return str(read_config(self.folder / INDEX)["_class_name"])
+
+    @property
+    def prompt_set(self) -> str:
+        """The key in `vivace.models.prompts` of prompts that the model understands."""
+        if self.entry is not None:
+            return self.entry.prompt_set
+        return "edit" if self.pipeline in EDITS else "real"
 
     @property
     def defaults(self) -> dict[str, Any]:

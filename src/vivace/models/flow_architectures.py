@@ -42,7 +42,8 @@ QWEN3_4B_BODY = of_transformers("Qwen3Model", **_QWEN3_4B)
 # Qwen/Qwen3-4B and Qwen3-8B, as text_encoder of FLUX.2 [klein] 4B and 9B.
 QWEN3_4B = of_transformers("Qwen3ForCausalLM", **_QWEN3_4B)
 QWEN3_8B = of_transformers("Qwen3ForCausalLM", **_QWEN3, hidden_size=4096, intermediate_size=12288)
-# Qwen/Qwen2.5-VL-7B-Instruct, as text_encoder of Qwen-Image, which loads its vision tower and does not call it.
+# Qwen/Qwen2.5-VL-7B-Instruct, as text_encoder of Qwen-Image, which loads its vision tower and does not call it, and of
+# Qwen-Image-Edit, which does. The rest of the tower's configuration is the class's default.
 QWEN25_VL_7B = of_transformers(
     "Qwen2_5_VLForConditionalGeneration",
     text_config={
@@ -261,6 +262,20 @@ FLOW_ARCHITECTURES: tuple[Architecture, ...] = (
         {"transformer": QWEN_IMAGE, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B},
         _QWEN_FLOW,
         {"text_encoder": 1024},
+    ),
+    # Qwen/Qwen-Image-Edit and Qwen-Image-Edit-2509 have Qwen-Image's components, whose text encoder sees the picture.
+    *(
+        _model(
+            name,
+            pipeline,
+            {"transformer": QWEN_IMAGE, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B},
+            _QWEN_FLOW,
+            {"text_encoder": 1024},
+        )
+        for name, pipeline in (
+            ("qwen-image-edit", "QwenImageEditPipeline"),
+            ("qwen-image-edit-2509", "QwenImageEditPlusPipeline"),
+        )
     ),
     _klein("flux2-klein-4b", FLUX2_KLEIN_4B, QWEN3_4B),
     _klein("flux2-klein-9b", FLUX2_KLEIN_9B, QWEN3_8B),

@@ -50,6 +50,19 @@ def _sana(name: str, summary: str, pipeline: str, repo: str, **own: object) -> E
     return _entry(name, summary, pipeline, origin, **(common | own))
 
 
+def _qwen_edit(name: str, summary: str, pipeline: str, repo: str, **own: object) -> Entry:
+    # Guidance as Qwen-Image's: a second call with a negative prompt. The pipeline ignores a guidance scale.
+    common = {
+        "licence": "Apache-2.0",
+        "guidance_scale": 1.0,
+        "ignores_guidance": True,
+        "arguments": {"true_cfg_scale": 4.0, "negative_prompt": " "},
+        "prompts": PROMPT_SETS["edit"][:NUM_DEFAULT],
+        "prompt_set": "edit",
+    }
+    return _entry(name, summary, pipeline, Hub(repo=repo, download_bytes=57_700_000_000), **(common | own))
+
+
 def _flux2(name: str, summary: str, pipeline: str, repo: str, download_bytes: int, **own: object) -> Entry:
     origin = Hub(repo=repo, download_bytes=download_bytes)
     return _entry(name, summary, pipeline, origin, max_sequence_length=512, **own)
@@ -115,6 +128,22 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
         guidance_scale=1.0,
         ignores_guidance=True,
         arguments={"true_cfg_scale": 4.0, "negative_prompt": " "},
+    ),
+    # Steps of the first from diffusers' example; 40 steps and the guidance of both from memory of the cards, which were
+    # not checked.
+    _qwen_edit(
+        "qwen-image-edit",
+        "Qwen-Image-Edit, 20 B parameters: edits a picture, which its text encoder sees too",
+        "QwenImageEditPipeline",
+        "Qwen/Qwen-Image-Edit",
+        num_inference_steps=50,
+    ),
+    _qwen_edit(
+        "qwen-image-edit-2509",
+        "Qwen-Image-Edit of September 2025, whose text encoder sees a smaller copy",
+        "QwenImageEditPlusPipeline",
+        "Qwen/Qwen-Image-Edit-2509",
+        num_inference_steps=40,
     ),
     _flux2(
         "flux2-klein-4b",

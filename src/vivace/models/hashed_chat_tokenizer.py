@@ -3,8 +3,8 @@
 As `vivace.models.hashed_tokenizer`, with what pipelines ask of a language model's tokenizer: the chat template, and
 single tokens for its marks ("<|im_start|>"). A template is written here in the form of the published one; only the
 number of its tokens matters, since ids are hashes. Checked: Qwen-Image drops the first 34 tokens of each prompt, which
-is as long as its template is here. Mistral pads on the left when published; here every tokenizer pads on the right,
-which takes the same time.
+is as long as its template is here; of the 64 of Qwen-Image-Edit three are two tokens each here. Mistral pads on
+the left when published; here every tokenizer pads on the right, which takes the same time.
 """
 
 from __future__ import annotations
@@ -140,6 +140,8 @@ def chat_tokenizer_for(config: Any, length: int) -> HashedChatTokenizer | None:
     last = text.vocab_size - (1001 if text.vocab_size > 100_000 else 1)
     kind = config.model_type
     if kind in ("qwen3", "qwen2_5_vl"):
+        # No word may have the id that stands for a token of a picture.
+        last = min(last, getattr(config, "vision_start_token_id", last + 1) - 1)
         return HashedChatTokenizer(length, 0, last, start=None, padding=0, template=_qwen)
     if kind == "mistral3":
         return HashedChatTokenizer(length, 20, last, start=1, padding=11, template=_mistral)

@@ -21,7 +21,7 @@ from vivace.models.pipelines import read_config
 from vivace.models.quiet import quiet
 from vivace.models.remote import fetch_part
 from vivace.models.repository import INDEX, components_of
-from vivace.models.tasks import for_task, own_task, pipeline_of
+from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 from vivace.spec.workload import Task
 
 # diffusers reads this when it is imported; it disables the loading of custom pipelines everywhere.
@@ -55,6 +55,8 @@ def load_pipeline(
     import torch
 
     kind = pipeline_of(found.pipeline, task or own_task(found.pipeline), found.model.name)
+    if found.architecture is None:
+        check_installed(found.pipeline, found.model.name)
     found = obtain(found)
     dtype = getattr(
         torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[precision(found, device)]

@@ -69,6 +69,7 @@ TEXT_TO_IMAGE: dict[str, tuple[int, float | None]] = {
 EDITING: dict[str, tuple[int, float | None]] = {
     "FluxKontextPipeline": (28, 3.5),
     "QwenImageEditPipeline": (50, None),
+    "QwenImageEditPlusPipeline": (50, None),
 }
 _FLUX_SEQUENCE_LENGTH = 512  # FluxPipeline's own max_sequence_length
 _NATIVE_CELLS = 128  # latent cells per side of transformers without a configured size

@@ -40,4 +40,21 @@ PROMPT_SETS: dict[str, tuple[str, ...]] = {
         "a small blue bird on top of a tall yellow ladder leaning on a brick wall",
         "an isometric drawing of a tiny cosy living room with a fireplace and bookshelves",
     ),
+    # Instructions for models that edit, which any picture can follow: style, light, colours, things added and removed,
+    # text.
+    "edit": (
+        "turn it into a watercolour painting with visible brush strokes",
+        "make it a night scene lit by a single lamp",
+        "replace the background with a snowy mountain landscape",
+        "add a small wooden sign that says OPEN",
+        "make everything in it out of red brick",
+        "remove the smallest object and fill its place with the background",
+        "turn it into a pencil drawing on yellowed paper",
+        "put a yellow star in the top right corner",
+        "make it look like an old black and white photograph with scratches",
+        "change every colour to a shade of blue",
+        "cover the ground with autumn leaves",
+        "show it through a window with rain drops on the glass",
+        "make it an isometric drawing with thin black outlines",
+    ),
 }

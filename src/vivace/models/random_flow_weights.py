@@ -141,7 +141,10 @@ def _language_model(encoder: Any) -> Rules:
     config = getattr(encoder.config, "text_config", encoder.config)
     branches = 2 * config.num_hidden_layers
     return [
-        (r"vision|visual", 1.0),  # is not called
+        (
+            r"vision|visual",
+            1.0,
+        ),  # called by models that edit alone; its branches shrink, and it ends with a norm
         (r"o_proj", 1 / math.sqrt(branches)),
         (r"down_proj", SILU / math.sqrt(branches)),
     ]

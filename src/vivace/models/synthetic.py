@@ -11,6 +11,7 @@ so are the times. Everything that depends on training (cache thresholds, quality
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from vivace.errors import UnknownModel, nearest
 from vivace.models.architecture import Architecture, Component
 from vivace.models.architectures import ARCHITECTURES
+from vivace.models.hashed_processor import with_processor
 from vivace.models.hashed_tokenizer import tokenizer_for
 from vivace.models.quiet import quiet
 from vivace.models.random_weights import fill
@@ -49,7 +51,9 @@ def build(architecture: Architecture | str, device: str, dtype: Any, seed: int =
             length = architecture.text_lengths[name]
             parts[name.replace("text_encoder", "tokenizer")] = tokenizer_for(parts[name].config, length)
     scheduler = getattr(diffusers, architecture.scheduler.class_name)(**architecture.scheduler.config)
-    pipe = getattr(diffusers, architecture.pipeline)(scheduler=scheduler, **parts, **architecture.arguments)
+    kind = getattr(diffusers, architecture.pipeline)
+    parts = with_processor(kind, parts)
+    pipe = kind(scheduler=scheduler, **parts, **architecture.arguments)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -113,7 +117,8 @@ def _construct(component: Component) -> Any:
         import transformers
 
         kind = getattr(transformers, component.class_name)
-        return kind(kind.config_class(**component.config))
+        # transformers writes into the dictionaries that it is given.
+        return kind(kind.config_class(**copy.deepcopy(component.config)))
     import diffusers
 
     return getattr(diffusers, component.class_name)(**component.config)

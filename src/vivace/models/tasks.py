@@ -7,12 +7,13 @@ Weights that were trained to edit have a pipeline of their own.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vivace.errors import Unsupported
+from vivace.errors import Unsupported, WorkloadError
 from vivace.models.controlnet import RANDOM, controlnet_for
 from vivace.spec.workload import TASKS, Task
 
@@ -43,10 +44,14 @@ PIPELINES: dict[str, dict[Task, str]] = {
     "ZImagePipeline": {"image": "ZImageImg2ImgPipeline", "inpaint": "ZImageInpaintPipeline"},
     "FluxKontextPipeline": {"edit": "FluxKontextPipeline"},
     "QwenImageEditPipeline": {"edit": "QwenImageEditPipeline"},
+    "QwenImageEditPlusPipeline": {"edit": "QwenImageEditPlusPipeline"},
 }
 """By the pipeline that a model is published for: the pipelines of its other tasks."""
 EDITS = tuple(name for name, of in PIPELINES.items() if "edit" in of)
 """Pipelines whose weights are trained to edit a picture; they have no text-to-image of their own here."""
+_ONE_A_CALL = ("QwenImageEditPlusPipeline",)
+_NEED_TORCHVISION = ("QwenImageEditPipeline", "QwenImageEditPlusPipeline")
+"""Their processor loads one of videos too, which needs it. With random weights they have another."""
 _CUTS_OFF = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 
 
@@ -87,6 +92,35 @@ def pipeline_of(pipeline: str, task: Task, model: str) -> str:
     raise Unsupported(
         f"{model} is a {pipeline}: {reason}; the tasks that vivace knows of it: {', '.join(possible)}"
     )
+
+
+def check_batch(pipeline: str, batch: int | str, model: str) -> None:
+    """Refuse a batch that a pipeline does not take.
+
+    Args:
+        batch: images per call, or "max".
+        model: its name, for the message.
+
+    Raises:
+        WorkloadError: it edits one picture a call.
+    """
+    if pipeline in _ONE_A_CALL and batch != 1:
+        raise WorkloadError(
+            f"--batch {batch}: {model} is a {pipeline}, which takes one prompt a call; leave --batch out"
+        )
+
+
+def check_installed(pipeline: str, model: str) -> None:
+    """Refuse a pipeline with weights of its own that lacks a library, before anything is downloaded.
+
+    Raises:
+        Unsupported: naming the library.
+    """
+    if pipeline in _NEED_TORCHVISION and importlib.util.find_spec("torchvision") is None:
+        raise Unsupported(
+            f"{model}: the processor that shows pictures to its text encoder needs torchvision, which is not "
+            "installed; run `pip install torchvision`"
+        )
 
 
 def rounds_up(pipeline: str) -> bool:

@@ -160,8 +160,9 @@ def _heading(profile: Profile, format_: str) -> str:
     trial = profile.trial
     workload = trial.workload
     batch = f", batch {workload.batch}" if workload.batch > 1 else ""
+    task = "" if workload.task == "text" else f"{workload.task_in_words}, "
     title = (
-        f"{trial.model.name}, {trial.title}, {workload.width}x{workload.height}, "
+        f"{trial.model.name}, {task}{trial.title}, {workload.width}x{workload.height}, "
         f"{profile.num_denoiser_calls} denoiser calls{batch}, on {profile.environment.device_name}"
     )
     cost = 100 * (profile.traced_s / profile.plain_s - 1)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vivace.contract import ignores_guidance_scale
+from vivace.models.sources import example_pictures
 from vivace.spec.workload import steps_for, steps_run
 
 if TYPE_CHECKING:
@@ -27,10 +29,24 @@ def with_size_of_picture(
         given: the arguments of the call.
     """
     found = _of_its_picture(defaults, given)
-    height, width = ((found | given).get(name) for name in ("height", "width"))
-    if "max_area" in inspect.signature(type(pipe).__call__).parameters and height and width:
-        found = {"max_area": height * width, "_auto_resize": False} | found
-    return found
+    return _area(pipe, found | given) | found
+
+
+def example_call(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a call takes besides a prompt, for calls that calibrate: pictures that ship with vivace, of a size.
+
+    Args:
+        size: has the height and width, pixels.
+    """
+    return example_pictures(type(pipe).__name__, size) | _area(pipe, size)
+
+
+def _area(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that make FLUX.1 Kontext draw the size that it is given."""
+    height, width = size.get("height"), size.get("width")
+    if "max_area" not in inspect.signature(type(pipe).__call__).parameters or not height or not width:
+        return {}
+    return {"max_area": height * width, "_auto_resize": False}
 
 
 def _of_its_picture(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

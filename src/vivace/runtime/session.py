@@ -31,13 +31,13 @@ from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
 from vivace.models.lora import distillations
 from vivace.models.prompts import PROMPT_SETS
-from vivace.models.sources import example_pictures
 from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import (
     accepted_by,
     as_the_pipeline_takes,
+    example_call,
     follow_denoiser,
     signature_defaults,
     why_no_steps,
@@ -127,8 +127,9 @@ def session_of(
             has_random_weights=found.model.is_synthetic,
         ),
         asked=Request(
-            prompts=tuple(prompts) or (PROMPT_SETS["real"] if found.entry is None else found.entry.prompts),
-            given=example_pictures(type(pipe).__name__, found.defaults | (defaults or {})),
+            prompts=tuple(prompts)
+            or (PROMPT_SETS[found.prompt_set] if found.entry is None else found.entry.prompts),
+            given=example_call(pipe, found.defaults | (defaults or {})),
         ),
     )
     session = Session(pipe, recipe, target, on_technique)

@@ -8,10 +8,10 @@ Costs: memory for the embeddings (FLUX: 4 MB per prompt in bf16). With `free_enc
 Needs: a pipeline with an `encode_prompt`. `free_encoders` needs a GPU.
 Source: diffusers, "Reduce memory usage" (prompt embeddings computed ahead); common in serving systems.
 
-A hit needs the same arguments of `encode_prompt` (prompts and negative prompts, images per prompt, guidance on or off,
-sequence length, clip skip, LoRA scale, device) and the same encoders (dtype, adapters, added tokens); the weights
-themselves are assumed not to change. Embeddings given by the caller pass through. A benchmark repeats its prompts, so
-its timed calls hit, unlike calls with new prompts: the record counts both.
+A hit needs the same arguments of `encode_prompt` (prompts and negative prompts, pixels of pictures that the encoder
+sees, images per prompt, guidance on or off, sequence length, clip skip, LoRA scale, device) and the same encoders
+(dtype, adapters, added tokens); the weights themselves are assumed not to change. Embeddings given by the caller pass
+through. A benchmark repeats its prompts, so its timed calls hit, unlike calls with new prompts: the record counts both.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from weakref import WeakSet
 
 from vivace.contract import TEXT_ENCODERS, Effect, Stage, Target, Technique, Trait, component_of, knob
 from vivace.errors import NoEffect
+from vivace.models.sources import sha_of
 
 if TYPE_CHECKING:
     import torch
@@ -160,15 +161,18 @@ class _Cache:
 
 
 def _frozen(value: Any) -> Hashable:
-    """Return a hashable key that is equal only for equal values of equal type.
+    """Return a hashable key that is equal only for equal values of equal type. A picture's are its pixels.
 
     Raises:
-        TypeError: for anything but texts, numbers, devices, dtypes, and lists and dicts of them.
+        TypeError: for anything but texts, numbers, pictures, devices, dtypes, and lists and dicts of them.
     """
     import torch
+    from PIL.Image import Image
 
     if value is None or isinstance(value, str | bool | int | float | torch.device | torch.dtype):
         return type(value).__name__, str(value) if isinstance(value, torch.device) else value
+    if isinstance(value, Image):
+        return "picture", sha_of(value)
     if isinstance(value, list | tuple):
         return type(value).__name__, tuple(_frozen(item) for item in value)
     if isinstance(value, dict):

@@ -12,6 +12,7 @@ from typing import Any
 from vivace.benchmark.page import page_of
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
+from vivace.spec.workload import Task
 from vivace.stats import Gate
 from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.wanted import Wanted
@@ -49,7 +50,8 @@ class Tuned:
         rows: the final: the baseline, the pick and the runner-up, interleaved.
         history: every result, the most thorough of each recipe.
         cut: options that were left out, with the reason.
-        size: steps, guidance, height and width that are not the model's own, as options of `vivace generate`.
+        options: steps, size and pictures that are not the model's own, as options of `vivace generate`.
+        task: what was drawn from.
         notes: what a reader must know: what quality rests on, which limit could not be met.
     """
 
@@ -66,7 +68,8 @@ class Tuned:
     num_trials: int
     seconds: float
     trusted: str | None = None
-    size: tuple[tuple[str, int | float], ...] = ()
+    options: tuple[tuple[str, str | int | float], ...] = ()
+    task: Task = "text"
     explained: tuple[str, ...] = ()
 
     @property
@@ -102,12 +105,23 @@ class Tuned:
     def commands(self) -> list[str]:
         """The lines that run the pick."""
         quoted = shlex.quote(self.recipe)
-        own = "".join(f" --{name.replace('_', '-')} {value:g}" for name, value in self.size)
+        own = "".join(
+            f" --{name.replace('_', '-')} {shlex.quote(value) if isinstance(value, str) else f'{value:g}'}"
+            for name, value in (*self.options, *self._files_to_give)
+        )
+        task = "" if self.task == "text" else f", task={self.task!r}"
         return [
             f'vivace generate "a prompt" --model {self.model} --recipe {quoted}{own}',
             f"vivace export --model {self.model} --recipe {quoted}{own} -o draw.py",
-            f"vivace.load({self.model!r}, {self.recipe!r})",
+            f"vivace.load({self.model!r}, {self.recipe!r}{task})",
         ]
+
+    @property
+    def _files_to_give(self) -> list[tuple[str, str]]:
+        """The files that a command needs and that were not given: the search took pictures that ship with vivace."""
+        needed = {"image": ["image"], "edit": ["image"], "inpaint": ["image", "mask"], "control": ["control"]}
+        given = {name for name, _ in self.options}
+        return [(name, "FILE") for name in needed.get(self.task, []) if name not in given]
 
     def page(self) -> str:
         """Return the page of the store, with every table and image of the search."""

@@ -27,7 +27,7 @@ from vivace.spec.environment import Environment
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
-from vivace.spec.workload import Workload
+from vivace.spec.workload import Task, Workload
 from vivace.stats import MIN_GROUPS, Gate
 from vivace.tuning.belief import Datum
 from vivace.tuning.priors import Source
@@ -50,6 +50,7 @@ class Asked:
     Attributes:
         prompts: instead of the model's set of thirteen.
         batch: images per call.
+        task, images, masks, controls, strength, controlnet: what is started from, as in `AskedWorkload`.
     """
 
     prompts: tuple[str, ...] | None = None
@@ -58,8 +59,20 @@ class Asked:
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     batch: int = 1
+    task: Task | None = None
+    images: tuple[str, ...] = ()
+    masks: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
+    strength: float | None = None
+    controlnet: str | None = None
 
     def of(self, prompts: Sequence[str], steps: int | None = None, seeds: int = 1) -> AskedWorkload:
+        """Return the workload of the first prompts, each with its own picture if there is one for each."""
+        files = {
+            name: given if len(given) == 1 else given[: len(prompts)]
+            for name in ("images", "masks", "controls")
+            if (given := getattr(self, name))
+        }
         return AskedWorkload(
             prompts=tuple(prompts),
             num_seeds=seeds,
@@ -68,7 +81,23 @@ class Asked:
             num_inference_steps=steps or self.num_inference_steps,
             guidance_scale=self.guidance_scale,
             batches=(self.batch,),
+            task=self.task,
+            strength=self.strength,
+            controlnet=self.controlnet,
+            **files,
         )
+
+    @property
+    def options(self) -> tuple[tuple[str, str | int | float], ...]:
+        """What is not the model's own, as options of `vivace generate`: name and value. Of files the first."""
+        names = ("num_inference_steps", "guidance_scale", "height", "width", "strength", "controlnet")
+        values = [(name, value) for name in names if (value := getattr(self, name)) is not None]
+        files = [
+            (name[:-1], given[0])
+            for name in ("images", "masks", "controls")
+            if (given := getattr(self, name))
+        ]
+        return (*values, *files)
 
 
 @dataclass
@@ -114,7 +143,7 @@ class Bench:
     def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
         """Techniques judge the model without its weights; memory is predicted if it is limited."""
         texts = [recipe.text for recipe in recipes if recipe not in self._supported]
-        reasons = ask_support(self.launcher, self.model, texts, self.device) if texts else {}
+        reasons = ask_support(self.launcher, self.model, texts, self.device, self.task) if texts else {}
         self._supported |= {recipe for recipe in recipes if recipe.text not in reasons}
         found = [
             Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=reasons[recipe.text])
@@ -204,6 +233,11 @@ class Bench:
     @property
     def _full(self) -> Workload:
         return workload_of(self.found, self._workload(Rung.PROVEN), self.asked.batch)
+
+    @property
+    def task(self) -> Task:
+        """What is drawn from."""
+        return self._full.task
 
     @property
     def _few_steps(self) -> int | None:

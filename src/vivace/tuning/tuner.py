@@ -120,7 +120,7 @@ def tune(
     asked = asked or Asked()
     if asked.batch == 1:
         asked = replace(asked, batch=_BATCHES[goal])
-    prompts = asked.prompts or PROMPT_SETS[found.entry.prompt_set if found.entry else "real"]
+    prompts = asked.prompts or PROMPT_SETS[found.prompt_set]
     workload_of(found, asked.of(prompts), asked.batch)  # reports sizes that the model cannot draw
     obtained = obtain(found)
     with ExitStack() as stack:
@@ -219,11 +219,8 @@ def _answer(
         num_trials=search.num_trials,
         seconds=spent_s,
         trusted=trusted,
-        size=tuple(
-            (name, value)
-            for name in ("num_inference_steps", "guidance_scale", "height", "width")
-            if (value := getattr(bench.asked, name)) is not None
-        ),
+        options=bench.asked.options,
+        task=bench.task,
         explained=tuple(_explained(sampler, search, sources)),
     )
 

@@ -58,6 +58,7 @@ def test_every_model_is_run_as_its_catalogue_entry_says(name: str) -> None:
     lengths = {
         "flux-dev": 512,
         "flux-schnell": 256,
+        "flux-kontext": 512,
         "sd35-large": 256,
         "z-image-turbo": 512,
         "flux2-dev": 512,

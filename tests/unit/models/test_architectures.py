@@ -53,6 +53,7 @@ def test_every_model_of_the_studies_has_an_architecture() -> None:
         "playground",
         "flux-dev",
         "flux-schnell",
+        "flux-kontext",
         *FLOW,
     }
 

@@ -28,7 +28,7 @@ from tinyworld import flux
 from vivace.benchmark import Timing
 from vivace.benchmark.comparison import comparison_of
 from vivace.models import find_model, load_pipeline
-from vivace.models.pipelines import TEXT_TO_IMAGE
+from vivace.models.pipelines import EDITING, TEXT_TO_IMAGE
 from vivace.spec.record import Outcome
 
 
@@ -200,7 +200,7 @@ def test_what_techniques_cannot_do_there_is_said_in_words(
 
 
 def test_defaults_are_those_of_the_installed_pipelines() -> None:
-    for name, (steps, guidance) in TEXT_TO_IMAGE.items():
+    for name, (steps, guidance) in (TEXT_TO_IMAGE | EDITING).items():
         parameters = inspect.signature(getattr(diffusers, name).__call__).parameters
         assert "prompt" in parameters
         assert parameters["num_inference_steps"].default == steps, name

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 import vivace
+from tests import typed
 from tests.exported import check, run
 from vivace.benchmark import Timing
 from vivace.benchmark.comparison import comparison_of
@@ -229,6 +230,19 @@ def test_a_kontext_pipeline_edits_in_the_size_of_its_picture(tmp_path: Path) -> 
     drawn = session(prompt=PROMPT, image=Image.open(IMAGE).convert("RGB"), num_inference_steps=4).images[0]
     assert drawn.size == (128, 128)
     assert session.evidence()["cache_calls"] == 4
+    plain = vivace.load(model)
+    drawn = plain(
+        prompt=PROMPT,
+        image=Image.open(IMAGE).convert("RGB"),
+        num_inference_steps=4,
+        generator=torch.Generator().manual_seed(0),
+    ).images[0]
+    flags = ["--model", model, "--prompt", PROMPT, "--image", IMAGE, "--steps", "4", "--device", "cpu"]
+    script = typed.said(tmp_path, "export", *flags).stdout
+    assert "max_area=16384" in script, "the size of the picture, not a megapixel"
+    (tmp_path / "runs").mkdir()
+    drawn_by_script = run(script, tmp_path / "runs").astype(int)
+    assert np.abs(drawn_by_script - np.asarray(drawn)).max() <= 1, "threads decide the last bit"
     with pytest.raises(Unsupported, match="no pipeline for the task 'inpaint'"):
         comparison_of(model, "baseline", images=(IMAGE,), masks=(MASK,), task="inpaint")
 

@@ -1,0 +1,154 @@
+"""Every command that measures takes a task and its pictures, from one group of options, and measures that."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vivace
+from tests.typed import typed
+from tests.unit.tasks.test_tasks import IMAGE, PROMPT
+from vivace.advice import recommend
+from vivace.benchmark import Store, Timing
+from vivace.benchmark.support import unsupported
+from vivace.errors import Unsupported, WorkloadError
+from vivace.tuning.answer import Tuned
+from vivace.tuning.measuring import Asked
+from vivace.tuning.wanted import Wanted
+
+TIMING = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=120)
+SMALL: dict[str, Any] = {
+    "num_inference_steps": 3,
+    "height": 64,
+    "width": 64,
+    "timing": TIMING,
+    "device": "cpu",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [
+        ("bench --recipe baseline", "vivace.benchmark.run_study"),
+        ("profile --model tiny-sd", "vivace.benchmark.profiles.profile"),
+        ("compare baseline tiny_vae", "vivace.benchmark.pairs.compare"),
+        ("tune tiny-sd", "vivace.tuning.tune"),
+    ],
+    ids=lambda value: value.split()[0],
+)
+def test_each_command_hands_on_what_it_was_given(
+    command: str, function: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[Any] = []
+
+    def ask(*args: Any, **fields: Any) -> None:
+        study = args[0] if args and hasattr(args[0], "workload") else None
+        asked = study.workload if study is not None else fields.get("asked")
+        seen.append(fields if asked is None else {name: getattr(asked, name) for name in WANTED})
+        raise WorkloadError("enough")
+
+    monkeypatch.setattr(function, ask)
+    flags = ["--task", "inpaint", "--image", "a.png", "--mask", "b.png", "--strength", "0.5"]
+    assert typed(monkeypatch, *command.split(), *flags) == 2
+    assert {name: seen[0][name] for name in WANTED} == WANTED
+
+
+WANTED: dict[str, Any] = {
+    "task": "inpaint",
+    "images": ("a.png",),
+    "masks": ("b.png",),
+    "controls": (),
+    "strength": 0.5,
+    "controlnet": None,
+}
+
+
+def test_a_profile_is_of_the_task() -> None:
+    found = vivace.profile("tiny-sd", task="inpaint", calls=1, **SMALL)
+    workload = found.profile.trial.workload
+    assert (workload.task, workload.strength, len(workload.sources)) == ("inpaint", 0.9, 6)
+    assert found.profile.num_denoiser_calls == 2, "0.9 of 3 steps"
+    assert str(found).startswith("tiny-sd, inpaint, strength 0.9, baseline, 64x64, 2 denoiser calls")
+
+
+@pytest.mark.long
+def test_pairs_and_advice_are_of_the_task(tmp_path: Path) -> None:
+    given: dict[str, Any] = SMALL | {"prompts": [PROMPT], "images": (IMAGE,), "strength": 0.7}
+    found = vivace.compare("tiny-sd", "baseline", "tiny_vae", max_pairs=3, store=tmp_path / "pairs", **given)
+    assert {record.trial.workload.task_in_words for record in found.records} == {"image, strength 0.7"}
+    vivace.bench("tiny-sd", ["baseline", "inference_mode"], store=tmp_path / "store", quality=False, **given)
+    answer = recommend("tiny-sd", gpu="cpu", store=tmp_path / "store", task="image")
+    assert answer.basis is not None
+    assert answer.basis.kind == "own"
+    assert str(answer).startswith("tiny-sd, image on cpu, for latency:")
+    assert all("--task image" in command for command in answer.next)
+    other = recommend("tiny-sd", gpu="cpu", store=tmp_path / "store", task="inpaint")
+    assert other.recipe is None
+    assert "no record compares recipes on the task 'inpaint' of tiny-sd" in other.missing[0]
+    assert recommend("flux-kontext", store=()).wanted.task == "edit"
+
+
+def test_a_search_draws_from_as_many_pictures_as_prompts() -> None:
+    prompts = ("a", "b", "c")
+    asked = Asked(images=("1.png", "2.png", "3.png"), masks=("m.png",), task="inpaint", strength=0.5)
+    workload = asked.of(prompts[:2])
+    assert (workload.images, workload.masks, workload.strength) == (("1.png", "2.png"), ("m.png",), 0.5)
+    assert asked.options == (("strength", 0.5), ("image", "1.png"), ("mask", "m.png"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "files"),
+    [
+        (Asked(task="inpaint"), " --image FILE --mask FILE"),
+        (
+            Asked(task="inpaint", images=("my picture.png",), masks=("m.png",)),
+            " --image 'my picture.png' --mask m.png",
+        ),
+        (Asked(task="control"), " --control FILE"),
+    ],
+)
+def test_the_answer_of_a_search_can_be_run(asked: Asked, files: str) -> None:
+    assert asked.task is not None
+    tuned = Tuned(
+        model="tiny-sd",
+        device_name="a CPU",
+        wanted=Wanted(),
+        pick=None,
+        rows=(),
+        history=(),
+        cut={},
+        notes=(),
+        store=Path(),
+        judges=True,
+        num_trials=0,
+        seconds=0.0,
+        options=asked.options,
+        task=asked.task,
+    )
+    generate, export, load = tuned.commands
+    assert generate.endswith(f"--recipe baseline{files}")
+    assert export.endswith(f"{files} -o draw.py")
+    assert load == f"vivace.load('tiny-sd', 'baseline', task='{asked.task}')"
+
+
+def test_techniques_judge_the_pipeline_of_the_task() -> None:
+    recipes = ["scheduler(unipc)"]
+    assert unsupported("tiny-flux", recipes, "cpu") == {}
+    assert list(unsupported("tiny-flux", recipes, "cpu", "image")) == recipes
+    with pytest.raises(Unsupported, match="not trained to edit"):
+        vivace.profile("tiny-sd", task="edit")
+
+
+@pytest.mark.long
+def test_a_search_is_of_the_task(tmp_path: Path) -> None:
+    asked = Asked(task="inpaint", num_inference_steps=4, height=64, width=64)
+    found = vivace.tune(
+        "tiny-sd", asked=asked, trials=1, store=tmp_path, device="cpu", start="inference_mode"
+    )
+    assert found.task == "inpaint"
+    assert {one.recipe.text for one in found.history} == {"baseline", "inference_mode"}
+    with Store.read_only(tmp_path) as store:
+        records = [store.record(key) for run in store.runs() for key in run.keys]
+    assert {record.trial.workload.task for record in records if record is not None} == {"inpaint"}
+    assert "--image FILE --mask FILE" in found.commands[0]
