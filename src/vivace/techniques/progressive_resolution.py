@@ -1,7 +1,7 @@
 """Denoise at a lower resolution first, then go on at full size.
 
-Why: early steps settle what is where, and noise hides all detail; at half the size a step of a UNet costs a quarter or
-    less, and one of FLUX as little as a fifth, since attention is quadratic in the number of tokens.
+Why: early steps settle what is where, and noise hides all detail. At half the size a step has 22 % of SD 1.5's
+    operations (512 px), 24 % of SDXL's and 29 % of FLUX's (1024 px); at three quarters 53 to 56 %.
 Costs: another image. Models draw well only near the sizes that they were trained at, so the lower size must be one of
     them. Two sizes are two graphs for `compile` and `cuda_graph`, and for each of a step cache's ways. The rival is
     always fewer plain steps: bench both.
@@ -280,8 +280,10 @@ class _Progress:
         """The reverse of `_grid`."""
         if not self._is_packed:
             return latents
-        cells = latents.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # batch, channels, rows, 2, columns, 2
-        return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        batch, channels, rows, columns = latents.shape
+        cells = latents.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 4, 1, 3, 5)
+        # A tensor of its own: for a view, compiled code would be made that serves nothing but views.
+        return cells.reshape(batch, rows // 2 * (columns // 2), 4 * channels)
 
 
 def stretched(ids: torch.Tensor, full: tuple[int, int], low: tuple[int, int]) -> torch.Tensor:
