@@ -3,8 +3,11 @@
 Why: early steps settle what is where, and noise hides all detail. At half the size a step has 22 % of SD 1.5's
     operations (512 px), 24 % of SDXL's and 29 % of FLUX's (1024 px); at three quarters 53 to 56 %.
 Costs: another image. Models draw well only near the sizes that they were trained at, so the lower size must be one of
-    them. Two sizes are two graphs for `compile` and `cuda_graph`, and for each of a step cache's ways. The rival is
-    always fewer plain steps: bench both.
+    them. The embedded models know one size alone: tiny-sd keeps what the prompt asks for at half the size for 20 % of
+    the steps, and loses it at 30 %; tiny-flux keeps it at three quarters of the size for 10 %, and fails the gate at
+    20 %. On both, fewer steps are closer to the baseline (docs/step-curves.md). A model of several sizes has not been
+    measured. Two sizes are two graphs for `compile` and `cuda_graph` (`max_graphs`), of each way of a step cache. The
+    rival is always fewer plain steps: bench both.
 Needs: text-to-image with Stable Diffusion, SDXL, SD 3.5, Sana, Z-Image or FLUX.1, and a sampler that keeps no more than
     predictions of earlier steps, which are dropped at the switch: Euler, DPM++ 2M, UniPC, DDIM, ..., not PNDM or Heun.
     Latents that come from a picture have its size from the beginning.
@@ -12,15 +15,19 @@ Source: Jin et al., Pyramidal Flow Matching, arXiv 2410.05954 (stages of resolut
     Hoogeboom et al., simple diffusion, arXiv 2301.11093 (noise levels shifted with the size).
 
 The switch is spectral. Noise is drawn at full size, as always, from the same generators. What a low-resolution image
-starts from is its low frequencies, by a discrete cosine transform; so the layout follows the same seed. At the end of
-the last low-resolution step, the prediction of the clean latents is scaled up: its coefficients become the low
-frequencies of full size. Noise of the next step's level is added: in the low frequencies the predicted noise, in the
-others those of the noise drawn at first. So nothing is drawn besides, and the same seed gives the same image.
+starts from is its low frequencies, by a discrete cosine transform. At the end of the last low-resolution step, the
+prediction of the clean latents is scaled up: its coefficients become the low frequencies of full size. Noise of the
+next step's level is added: in the low frequencies the predicted noise, in the others those of the noise drawn at first.
+So nothing is drawn besides, and the same seed gives the same image.
 
 An image that is scaled down loses noise sooner than detail: at half the size, the same noise hides half as much. So the
 steps at low resolution run at lower noise levels, as flow models are trained to shift them with the size: where the
 model's schedule depends on the size, at those of the low size; else each level (noise over image) is multiplied by the
 scale. Samplers without a list of levels (DDIM, DDPM, LCM) keep theirs.
+
+FLUX numbers its tokens from 0 at any size. To a model that knows one size, a smaller image is then the upper left of
+its own, and objects end up at the other edges. With `positions=stretched` the tokens of the lower resolution lie where
+they will be at full size, between the numbers of training.
 """
 
 from __future__ import annotations
