@@ -3,11 +3,11 @@
 Why: early steps settle what is where, and noise hides all detail. At half the size a step has 22 % of SD 1.5's
     operations (512 px), 24 % of SDXL's and 29 % of FLUX's (1024 px); at three quarters 53 to 56 %.
 Costs: another image. Models draw well only near the sizes that they were trained at, so the lower size must be one of
-    them. The embedded models know one size alone: tiny-sd keeps what the prompt asks for at half the size for 20 % of
-    the steps, and loses it at 30 %; tiny-flux keeps it at three quarters of the size for 10 %, and fails the gate at
-    20 %. On both, fewer steps are closer to the baseline (docs/step-curves.md). A model of several sizes has not been
-    measured. Two sizes are two graphs for `compile` and `cuda_graph` (`max_graphs`), of each way of a step cache. The
-    rival is always fewer plain steps: bench both.
+    them. The embedded models know one size alone. tiny-sd passes the gate at three quarters of the size for 20 % of the
+    steps (9 % less work), and fails it at half the size for 30 %; tiny-flux is unclear at three quarters for 10 %, and
+    fails at 20 %. On both, fewer steps are closer to the baseline (docs/step-curves.md). A model of several sizes has
+    not been measured. Two sizes are two graphs for `compile` and `cuda_graph` (`max_graphs`), of each way of a step
+    cache. The rival is always fewer plain steps: bench both.
 Needs: text-to-image with Stable Diffusion, SDXL, SD 3.5, Sana, Z-Image or FLUX.1, and a sampler that keeps no more than
     predictions of earlier steps, which are dropped at the switch: Euler, DPM++ 2M, UniPC, DDIM, ..., not PNDM or Heun.
     Latents that come from a picture have its size from the beginning.
@@ -48,7 +48,7 @@ class ProgressiveResolution(Technique):
     owns: ClassVar[str] = "resolution"
     same_picture: ClassVar[bool] = False
 
-    scale: float = knob(0.5, ge=0.25, lt=1, tune=[0.5, 0.75], about="of height and width in the first steps")
+    scale: float = knob(0.75, ge=0.25, lt=1, tune=[0.75, 0.5], about="of height and width in the first steps")
     until: float = knob(0.2, gt=0, lt=1, tune=[0.2, 0.4], about="share of the steps at the lower resolution")
     positions: Literal["own", "stretched"] = knob(
         "own",
