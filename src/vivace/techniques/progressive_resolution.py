@@ -28,7 +28,7 @@ scale. Samplers without a list of levels (DDIM, DDPM, LCM) keep theirs.
 FLUX numbers its tokens from 0 at any size. To a model that knows one size, a smaller image is then the upper left of
 its own, and objects end up at the other edges. With `positions=stretched` the tokens of the lower resolution lie where
 they will be at full size, between the numbers of training. On tiny-flux images are then closer to the baseline's, and
-fail the gate as often.
+pass the gate no more often.
 """
 
 from __future__ import annotations
