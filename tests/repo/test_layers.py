@@ -24,6 +24,7 @@ LAYERS = {
     "offloading": 2,
     "quantization": 2,
     "step_caching": 2,
+    "resolution": 2,
     "adapters": 3,
     "fused": 3,
     "profiling": 3,

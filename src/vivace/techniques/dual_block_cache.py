@@ -2,10 +2,13 @@
 
 Why: consecutive denoising steps resemble each other. The first blocks are computed in every step, once, and decide: if
     what they add has changed little since the last computed step, the middle blocks' residual is added again. The last
-    blocks are computed in every step as well, on what was reused, to correct it.
+    blocks are computed in every step as well, on what was reused, to correct it. A hit computes 8 blocks of FLUX's 57,
+    14 % of a step's operations; 28 % with `last=8`.
 Costs: the image drifts with every hit. The decision reads one number back from the GPU, and a batch is decided as one.
     Kept are what the first blocks add and what the middle ones do (FLUX at 1024 px: 25 MB each per image in bf16; 3 MB
-    more for the text with `last`; order 1 doubles the second). The rival is always fewer plain steps: bench both.
+    more for the text with `last`; order 1 doubles the second). The rival is always fewer plain steps: bench both. On
+    tiny-flux, of 7 blocks, more first or last ones bring the image no closer at equal hits, while a mask that computes
+    the early steps does: 6c1h1c skips 39 % of the steps at SSIM 0.999 (docs/step-curves.md).
 Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image or Qwen-Image. UNets have no chain of blocks.
 Source: cache-dit's DBCache and its mask of steps (github.com/vipshop/cache-dit); after ParaAttention's First Block
     Cache. The idea alone: this code is vivace's own.
@@ -34,7 +37,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from vivace.contract import Target, Trait, knob
+from vivace.contract import Effect, Target, Trait, knob
 from vivace.step_caching.block_residual import unknown_blocks
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change
 from vivace.step_caching.cached_denoiser import CachedDenoiser
@@ -134,6 +137,12 @@ class DualBlockCache(StepCache):
         )
         blocks = f"{first} first, {num - first - self.last} reused, {self.last} last"
         return Attached(cached.counter, {"denoiser.blocks": blocks, "denoiser.residual_order": self.order})
+
+    def predict(self, target: Target) -> Effect:
+        """As other step caches; to count work, a mask without decisions says itself which steps are hits."""
+        if self.mask is not None and self._is_fixed and target.model.hits is not None:
+            return self.apply(target)
+        return super().predict(target)
 
     def decision(self, target: Target) -> Decision:
         mask = "" if self.mask is None else steps_of(self.mask)

@@ -107,6 +107,7 @@ def test_where_later_blocks_have_text_and_image_in_one() -> None:
         agree(transformer, args, kwargs, first, last)
 
 
+@pytest.mark.long
 def test_what_a_controlnet_adds_is_added_where_it_was() -> None:
     transformer, args, kwargs = flux_call()
     image = transformer.x_embedder(kwargs["hidden_states"])
@@ -156,6 +157,7 @@ def test_looking_computes_no_block_twice() -> None:
         ("0.5, max_cached=3", {"in_all": 3}),
     ],
 )
+@pytest.mark.quick("0.3-*", "*max_cached*")
 def test_it_decides_by_what_the_first_blocks_add(knobs: str, limits: dict[str, int]) -> None:
     """Against a plain reckoning over what they really added."""
     technique = the_one(f"dual_block_cache({knobs})")
@@ -194,6 +196,7 @@ def test_with_one_first_block_it_is_the_first_block_cache() -> None:
     )
 
 
+@pytest.mark.long
 def test_nothing_is_changed_before_there_is_a_hit() -> None:
     assert np.array_equal(
         drawn("flux", "dual_block_cache(0, first=3, last=2)", **CALL), drawn("flux", **CALL)
@@ -230,6 +233,7 @@ def test_a_mask_is_stored_in_one_form(text: str, stored: str, steps: str) -> Non
         ("30c", []),
     ],
 )
+@pytest.mark.quick("4c2h1c-*", "2c-*")
 def test_a_mask_says_which_steps_are_hits(mask: str, hits: list[int]) -> None:
     made = session("flux", f"dual_block_cache(mask={mask})")
     computed: list[int] = []
@@ -270,6 +274,7 @@ def test_what_a_mask_cannot_be(knobs: str, why: str) -> None:
 # As other step caches
 
 
+@pytest.mark.long
 def test_the_middle_is_continued_on_a_line() -> None:
     made = session("flux", "dual_block_cache(mask=2c1h1c, order=1)")
     flat = session("flux", "dual_block_cache(mask=2c1h1c)")
@@ -283,6 +288,7 @@ def test_the_middle_is_continued_on_a_line() -> None:
 @pytest.mark.parametrize(
     "recipe", ["dual_block_cache(0.2, last=1, order=1)", "dual_block_cache(mask=2c2h1c)"]
 )
+@pytest.mark.quick("*order=1*")
 def test_every_call_starts_anew(recipe: str) -> None:
     made = session("flux", recipe)
     first = draw(made, **CALL)
@@ -309,6 +315,7 @@ def test_guidance_in_two_calls_has_a_cache_for_each() -> None:
     assert psnr(picture, drawn("flux", **CALL)) < psnr(picture, drawn("flux", **CALL, **told))
 
 
+@pytest.mark.long
 def test_sizes_and_batches_change_between_calls() -> None:
     made = session("flux", "dual_block_cache(0.3, last=1)")
     for call in ({"height": 96, "width": 160}, {"prompt": ["a red circle", "a blue star"]}, {}):
@@ -329,6 +336,7 @@ def test_guidance_in_one_call() -> None:
     [("dual_block_cache(0.2, last=1)", 3), ("dual_block_cache(mask=2c1h1c, last=1, order=1)", 2)],
 )
 @pytest.mark.long
+@pytest.mark.exhaustive("*mask*")
 def test_compiled_it_has_no_break(recipe: str, graphs: int) -> None:
     alone = drawn("flux", recipe, **CALL)
     made = session("flux", f"{recipe}+compile(backend=eager)")
@@ -342,6 +350,7 @@ def test_compiled_it_has_no_break(recipe: str, graphs: int) -> None:
     ("recipe", "graphs"),
     [("dual_block_cache(0.2, last=1)", 3), ("dual_block_cache(mask=2c1h1c, last=1, order=1)", 2)],
 )
+@pytest.mark.quick("*order=1*")
 def test_recorded(recipe: str, graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = drawn("flux", recipe, **CALL)
     pipe = build("flux")
@@ -427,7 +436,7 @@ def shallow(recipe: str) -> Any:
     ],
 )
 @pytest.mark.long
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive("dual_block*", "teacache*", "first_block_cache(hits=0.5)-[bf]*", "baseline*")
 def test_two_compiled_sessions_each_have_their_own_cache(one: str, other: str) -> None:
     """Compiled code may be used again for another module of the same classes."""
     recipes = one, other
