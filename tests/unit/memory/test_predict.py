@@ -246,6 +246,7 @@ def test_what_is_for_the_largest_text_encoder_is_aimed_at_it(encoder: str | None
     assert all(resolve(one) for one in recipes)
 
 
+@pytest.mark.long
 def test_the_largest_text_encoder_of_sd35_is_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
     make_all_small(monkeypatch)
     now = predict(find_weightless("sd35-medium"), resolve("baseline"), height=128, width=128)
@@ -253,6 +254,7 @@ def test_the_largest_text_encoder_of_sd35_is_the_third(monkeypatch: pytest.Monke
 
 
 @pytest.mark.long
+@pytest.mark.exhaustive("z-image*")
 @pytest.mark.parametrize(("model", "card"), [("flux2-klein-4b", 12e9), ("z-image-turbo", 16e9)])
 def test_a_language_model_of_full_size_is_quantised_to_fit(model: str, card: float) -> None:
     found, recipe = find_weightless(model), resolve("channels_last@vae")

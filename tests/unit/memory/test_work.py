@@ -111,7 +111,7 @@ def test_the_count_is_that_of_the_benchmark(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("model", [*MODELS, *EDITING])
-@pytest.mark.quick("flux-kontext", "sana-sprint-1600m")
+@pytest.mark.quick("sana-sprint-1600m")
 def test_calls_are_as_many_as_when_it_runs(model: str) -> None:
     opened = session(model)
     calls: list[int] = []

@@ -67,6 +67,7 @@ WANTED: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_a_profile_is_of_the_task() -> None:
     found = vivace.profile("tiny-sd", task="inpaint", calls=1, **SMALL)
     workload = found.profile.trial.workload
