@@ -13,7 +13,7 @@ EVERY = 4 * len(MODELS)
 seven, `make soak` all."""
 
 
-CHOSEN = dict(zip(EDITING, ("seacache", "prompt_cache", "cfg_cutoff"), strict=True))
+CHOSEN = dict(zip(EDITING, ("seacache(hits=0.5)", "prompt_cache(32)", "cfg_cutoff(0.4)"), strict=True))
 """What `make test` tries on models that edit: what may depend on the picture that they are shown."""
 
 
@@ -40,7 +40,7 @@ CASES = [
         recipe,
         id=f"{recipe}-{model}",
         marks=()
-        if name == CHOSEN[model]
+        if recipe == CHOSEN[model]
         else pytest.mark.long
         if number % 25 == position
         else pytest.mark.soak,

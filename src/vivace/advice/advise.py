@@ -11,6 +11,7 @@ from vivace.advice.committed import committed_tables
 from vivace.advice.evidence import Table
 from vivace.advice.families import Kin, kin_of
 from vivace.advice.gpus import Near, this_gpu
+from vivace.advice.limit import chip_limit
 from vivace.advice.measured import DISTURBED, tables_of_store
 from vivace.advice.others import fewer_steps, missing_evidence, other_sources, safe_choice
 from vivace.advice.published import published_tables
@@ -108,7 +109,7 @@ def recommend_from(wanted: Wanted, tables: Iterable[Table]) -> Recommendation:
     judge = Judge(wanted, kin, gpu)
     weighed = [one for table in found if (one := weigh(table, kin, gpu, judge)) is not None]
     weighed.sort(key=lambda one: one.order)
-    answer = Recommendation(wanted=wanted, model=kin.name, gpu=gpu)
+    answer = Recommendation(wanted=wanted, model=kin.name, gpu=gpu, limit=chip_limit(kin.name, gpu))
     best = followed(weighed)
     if best is None:
         left_out = [out for one in weighed if not one.is_transferred for out in one.left_out]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from vivace.advice.evidence import Judged, Kind, Spread
+from vivace.advice.limit import ChipLimit
 from vivace.advice.wanted import Wanted
 from vivace.spec.base import Spec
 from vivace.stats import Interval
@@ -146,6 +147,7 @@ class Recommendation(Spec):
         left_out: what was not ranked, and why.
         elsewhere: what other sources say.
         other_model: of the family, with fewer steps.
+        limit: the time that the model's steps take at least on the GPU; None if that is not known.
         missing: which evidence there is not.
         sure: how sure this is; `doubts` say why not more.
         next: command lines to run next.
@@ -168,6 +170,7 @@ class Recommendation(Spec):
     left_out: tuple[LeftOut, ...] = ()
     elsewhere: tuple[Elsewhere, ...] = ()
     other_model: OtherModel | None = None
+    limit: ChipLimit | None = None
     missing: tuple[str, ...] = ()
     sure: Sure = "none"
     doubts: tuple[str, ...] = ()

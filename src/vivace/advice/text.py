@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from vivace.advice.answer import Figures, Recommendation
+from vivace.advice.limit import ChipLimit
 from vivace.advice.words import elsewhere_of, figure_of, spread_of, where
 from vivace.report.summary import plus_minus, ratio, seconds, size
 
@@ -92,6 +93,8 @@ def _paragraphs(answer: Recommendation) -> Iterator[tuple[str, str]]:
         yield "fewer steps", _other_model(answer)
     for number, one in enumerate(answer.elsewhere):
         yield "" if number else "elsewhere", elsewhere_of(one, answer)
+    if answer.limit is not None and answer.wanted.task in ("text", "edit"):
+        yield "limit", _limit(answer.limit)
     if answer.missing:
         yield "missing", "; ".join(answer.missing)
     if answer.recipe is not None:
@@ -176,6 +179,13 @@ def _left_out(answer: Recommendation) -> Iterator[tuple[str, str]]:
     if rest := [one for one in answer.left_out if one.kind == "no figure"]:
         more = f"; and {len(rest) - 1} more" if len(rest) > 1 else ""
         yield "no figure", f"{rest[0].title}: {rest[0].why}{more}"
+
+
+def _limit(limit: ChipLimit) -> str:
+    return (
+        f"{limit.steps} computed step{'s' if limit.steps != 1 else ''} of {limit.step_flop / 1e12:.3g} TFLOP take at "
+        f"least {seconds(limit.half_s)} in 16 bits and {seconds(limit.eight_s)} in 8 by the data sheet of {limit.gpu}"
+    )
 
 
 def _other_model(answer: Recommendation) -> str:

@@ -31,6 +31,7 @@ from vivace.measure.flops import Calls, count_calls
 from vivace.memory.predict import built_for, pictures_for, predict_trial
 from vivace.memory.weightless import find_weightless
 from vivace.memory.without_values import run_without_values
+from vivace.memory.work import VAE_ENCODER, precisions
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.lora import distillations
 from vivace.models.quiet import quiet
@@ -57,8 +58,6 @@ _CHANGES_WORK = {
 }
 _CHANGES_WEIGHTS = {Stage.FUSE, Stage.QUANTIZE}
 _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-VAE_ENCODER = "vae_encoder"
-"""What encodes the pictures that a call starts from. Techniques know the VAE as one component."""
 _TOLERATED_HITS = 0.05
 """A schedule of whole steps cannot reach every measured share of hits."""
 
@@ -220,20 +219,9 @@ def _component(
 ) -> ComponentWork:
     """Return a component's work, with the precision that the recipe's techniques give its operations."""
     dtype = _NAMES.get(found.dtype, found.dtype)
-    gemm, conv, attention = dtype, dtype, dtype
-    if dtype == "fp32" and environment.device == "cuda":
-        conv = "tf32"  # PyTorch's default for convolutions, not for matmuls
-    for technique in recipe:
-        part = "vae" if name == VAE_ENCODER else name
-        if technique.stage is Stage.PRECISION or (technique.targets and part not in technique.targets):
-            continue
-        precision = technique.arithmetic.precision
-        if precision == "tf32":
-            gemm, conv, attention = (precision if p == "fp32" else p for p in (gemm, conv, attention))
-        elif precision is not None:
-            gemm = precision
-            conv = precision if technique.values.get("convolutions") else conv
-        attention = technique.attention_precision or attention
+    # PyTorch's default on a GPU is TF32 for convolutions, not for matmuls.
+    conv = "tf32" if dtype == "fp32" and environment.device == "cuda" else dtype
+    gemm, conv, attention = precisions(name, dtype, conv, recipe.techniques)
     return ComponentWork(
         component=name,
         calls=found.number,

@@ -151,17 +151,35 @@ task = click.option(
 Sources = dict[str, Any]
 """What a call starts from: fields of `AskedWorkload`, as `pictures` adds them."""
 _FILES = ("images", "masks", "controls")
+_HOW_TO_DRAW = (
+    click.option(
+        "--strength",
+        type=FiniteFloat(0, 1, min_open=True),
+        metavar="FLOAT",
+        help="Share of the steps that are run on --image, from 0 (unchanged) to 1 (forgotten); default: 0.8, "
+        "inpainting 0.9.",
+    ),
+    click.option(
+        "--controlnet",
+        metavar="NAME",
+        help="Folder of a ControlNet in diffusers' format; default: random weights, for time and memory alone.",
+    ),
+)
 
 
-def pictures(*, several: bool = False, with_task: bool = True) -> Callable[[F], F]:
+def pictures(
+    *, several: bool = False, with_task: bool = True, each: str = "prompt", drawn: bool = False
+) -> Callable[[F], F]:
     """Return a decorator that adds the options for the pictures to start from, as one parameter, `sources`.
 
     Args:
-        several: each file option may be repeated, one for each prompt.
+        several: each file option may be repeated, one for `each` prompt.
         with_task: add the option for the task, for commands that need no files.
+        drawn: the images exist already, so that nothing is left to say but what they were made from.
     """
-    more = " Repeat for one for each prompt." if several else ""
-    names = dict(zip(("--image", "--mask", "--control"), _FILES, strict=True))
+    more = f" Repeat for one for each {each}." if several else ""
+    kinds = _FILES[:2] if drawn else _FILES
+    names = {f"--{kind[:-1]}": kind for kind in kinds}
     helps = {
         "--image": "Picture to start from: image-to-image; with --mask, inpainting; edited by models for that.",
         "--mask": "Mask of --image, of the same size: white is repainted, black stays.",
@@ -172,29 +190,16 @@ def pictures(*, several: bool = False, with_task: bool = True) -> Callable[[F], 
         click.option(flag, names[flag], multiple=several, metavar="FILE", help=helps[flag] + more)
         for flag in names
     ]
-    found.append(
-        click.option(
-            "--strength",
-            type=FiniteFloat(0, 1, min_open=True),
-            metavar="FLOAT",
-            help="Share of the steps that are run on --image, from 0 (unchanged) to 1 (forgotten); default: 0.8, "
-            "inpainting 0.9.",
-        )
-    )
-    found.append(
-        click.option(
-            "--controlnet",
-            metavar="NAME",
-            help="Folder of a ControlNet in diffusers' format; default: random weights, for time and memory alone.",
-        )
-    )
-    collected = (*_FILES, "strength", "controlnet", *(("task",) if with_task else ()))
+    if not drawn:
+        found += _HOW_TO_DRAW
+    settings = () if drawn else ("strength", "controlnet")
+    collected = (*kinds, *settings, *(("task",) if with_task else ()))
 
     def add(function: F) -> F:
         @functools.wraps(function)
         def with_sources(*args: Any, **given: Any) -> Any:
             sources: Sources = {name: given.pop(name) for name in collected}
-            for name in _FILES:
+            for name in kinds:
                 files = sources[name]
                 sources[name] = () if files is None else (files,) if isinstance(files, str) else files
             return function(*args, sources=sources, **given)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from vivace.cli import options
+from vivace.errors import UsageError
 
 if TYPE_CHECKING:
     from vivace.advice.speeds import Speeds
+    from vivace.lint.limits import Gpu
     from vivace.memory.fit import Change
     from vivace.memory.predict import Prediction
     from vivace.memory.weightless import Weightless
@@ -39,6 +41,11 @@ if TYPE_CHECKING:
     metavar="GB",
     help="Find changes that make it fit a card of this size; default: this machine's GPU, if there is one.",
 )
+@click.option(
+    "--gpu",
+    metavar="NAME",
+    help="GPU whose data sheet limits the time, such as H100; default: this machine's.",
+)
 @options.as_json
 def plan(
     model: str,
@@ -49,26 +56,30 @@ def plan(
     text: Literal["prompts", "embeddings"],
     task: Task | None,
     card: float | None,
+    gpu: str | None,
     as_json: bool,
 ) -> int:
-    """Predict the GPU memory of a recipe without loading the model.
+    """Predict the GPU memory and the operations of a recipe without loading the model.
 
-    Shows which cards the model fits and, for a card that is too small, what to change. MODEL is a model name (flux-dev,
+    Shows which cards the model fits and, for a card that is too small, what to change; and the time that the operations
+    take at least on a GPU. MODEL is a model name (flux-dev,
     synthetic:flux-dev), a folder in diffusers' format, or a .safetensors file of SD 1.5, SDXL or FLUX.1.
 
     \b
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8
+        vivace plan flux2-dev --gpu H100
     """
     from vivace.cli.guarded import guarded
     from vivace.recipes.resolve import resolve
 
     resolved = resolve(recipe)  # a mistake is reported before the heavy imports
+    chip = _chip(gpu)
 
     from vivace.memory.weightless import find_weightless
 
     found = find_weightless(model)
     asked: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text, "task": task}
-    return guarded(found.found, lambda is_read: _plan(found, resolved, asked, card, as_json, is_read))
+    return guarded(found.found, lambda is_read: _plan(found, resolved, asked, card, chip, as_json, is_read))
 
 
 def _plan(
@@ -76,6 +87,7 @@ def _plan(
     resolved: Recipe,
     asked: dict[str, Any],
     card: float | None,
+    chip: Gpu | None,
     as_json: bool,
     is_read: Callable[[], None],
 ) -> int:
@@ -107,9 +119,9 @@ def _plan(
         speeds = known_speeds(found.name)
         steps = changes(found, resolved, predicted, card_bytes, _report_attempt, speeds.of)
     if as_json:
-        click.echo(json.dumps(_facts(predicted, card_bytes, steps), indent=2))
+        click.echo(json.dumps(_facts(predicted, card_bytes, steps, chip), indent=2))
         return 0
-    _print(predicted)
+    _print(predicted, chip)
     if card_bytes is not None:
         _print_card(predicted, card_bytes, card_name, steps, speeds)
     return 0
@@ -129,10 +141,34 @@ def _this_gpu() -> tuple[float | None, str]:
     ), f"this machine's {torch.cuda.get_device_name(0)}"
 
 
-def _facts(predicted: Prediction, card_bytes: float | None, steps: list[Change]) -> dict[str, Any]:
+def _chip(name: str | None) -> Gpu | None:
+    """Return what the data sheet says of a GPU, or of this machine's; None if it is not known.
+
+    Raises:
+        UsageError: a GPU was named that is not known.
+    """
+    from vivace.advice.gpus import this_gpu
+    from vivace.lint.limits import GPUS, gpu_of
+
+    here = this_gpu() if name is None else name
+    found = None if here is None else gpu_of(here)
+    if found is None and name is not None:
+        known = ", ".join(gpu.name for gpu in GPUS)
+        raise UsageError(
+            f"--gpu {name[:60]}: its data sheet is not known; give one of {known}, or leave it out"
+        )
+    return found
+
+
+def _facts(
+    predicted: Prediction, card_bytes: float | None, steps: list[Change], chip: Gpu | None
+) -> dict[str, Any]:
+    from vivace.lint.limits import least_seconds
     from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
 
     return predicted.model_dump(mode="json") | {
+        "gpu": None if chip is None else chip.name,
+        "least_s": None if chip is None else least_seconds(predicted.work, chip) / predicted.batch,
         "reserve_bytes": RESERVE_BYTES,
         "fits": {str(gb): fits(predicted, gb * 1e9) for gb in CARDS_GB},
         "card_bytes": None if card_bytes is None else round(card_bytes),
@@ -152,7 +188,7 @@ def _facts(predicted: Prediction, card_bytes: float | None, steps: list[Change])
     }
 
 
-def _print(predicted: Prediction) -> None:
+def _print(predicted: Prediction, chip: Gpu | None) -> None:
     from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
     from vivace.report.summary import size
 
@@ -185,12 +221,43 @@ def _print(predicted: Prediction) -> None:
     click.echo(
         f"context     about {size(predicted.beyond_allocator_bytes)} more for the CUDA context, not included above"
     )
+    for line in _work(predicted, chip):
+        click.echo(line)
     good = [gb for gb in CARDS_GB if fits(predicted, gb * 1e9)]
     bad = [gb for gb in CARDS_GB if gb not in good]
     click.echo(
         f"\nfits        {_cards(good)}, with {size(RESERVE_BYTES)} reserved for the context and fragmentation"
         + (f"; too large for {_cards(bad)}" if bad else "")
     )
+
+
+def _work(predicted: Prediction, chip: Gpu | None) -> Iterator[str]:
+    """Yield what the call computes, and the time that this takes at least."""
+    from vivace.lint.limits import least_seconds
+    from vivace.report.summary import seconds
+
+    parts, total = [], 0
+    for part in predicted.work.components:
+        flop = part.gemm_flop + part.conv_flop + part.attention_flop
+        total += flop
+        each = f"{part.calls} x {_tera(flop / part.calls)}" if part.calls > 1 else _tera(flop)
+        parts.append(f"{part.component} {each}")
+    if not total:
+        return
+    bound = "at most " if predicted.work_is_bound else ""
+    images = "an image" if predicted.batch == 1 else f"for {predicted.batch} images"
+    yield (
+        f"compute     {bound}{_tera(total)} TFLOP {images}, {predicted.num_inference_steps} steps ({', '.join(parts)})"
+        + ("; hits of a step cache count as computed" if predicted.work_is_bound else "")
+    )
+    if chip is not None and not predicted.other_gpus and not predicted.work_is_bound:
+        least = least_seconds(predicted.work, chip) / predicted.batch
+        rates = f"{chip.half:g} TFLOP/s in 16 bits, {chip.eight:g} in 8"
+        yield f"limit       {seconds(least)} an image at least, by the data sheet of {chip.name}: {rates}"
+
+
+def _tera(flop: float) -> str:
+    return f"{flop / 1e12:,.3g}" if flop < 1e15 else f"{flop / 1e12:,.0f}"
 
 
 def _speed(step: Change, speeds: Speeds) -> str:

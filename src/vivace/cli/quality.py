@@ -13,7 +13,9 @@ from vivace.cli import options
 from vivace.errors import UsageError
 
 if TYPE_CHECKING:
+    from vivace.measure.folders import SourceOf
     from vivace.spec.limits import Limits
+    from vivace.spec.workload import Task
 
 COMPARISON_FAILED = 1
 
@@ -37,6 +39,7 @@ COMPARISON_FAILED = 1
     help="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the hub.",
 )
 @click.option("--same-picture", is_flag=True, help="Hold B to showing the same images as A.")
+@options.pictures(several=True, each="pair, sorted by name", drawn=True)
 @options.min_quality
 @click.option("--lpips", is_flag=True, help="Also compute LPIPS; needs AlexNet's weights on this machine.")
 @options.as_json
@@ -47,6 +50,7 @@ def quality(
     scorer: str | None,
     witness: str | None,
     same_picture: bool,
+    sources: options.Sources,
     limits: Limits | None,
     lpips: bool,
     as_json: bool,
@@ -55,12 +59,14 @@ def quality(
 
     DIR_A is the reference. Images are paired by name; differences have a 95 % interval over the prompts. With the
     images' prompts, or with --same-picture, the quality gate gives its verdict on DIR_B. The exit code is 1 if it
-    failed, also because an image is black, flat or noise and its pair in DIR_A is not.
+    failed, also because an image is black, flat or noise and its pair in DIR_A is not. Images that were made from
+    others are also compared with these: outside of --mask, and with --task edit by their likeness to --image.
 
     \b
         vivace generate "a red circle" --num-images 8 --out a
         vivace generate "a red circle" --num-images 8 --out b --recipe steps:8
         vivace quality a b --same-picture
+        vivace quality a b --image old.png --mask hole.png
     """
     from vivace.cli.guarded import guarded_scorers
     from vivace.measure.folders import compare, pair
@@ -82,6 +88,9 @@ def quality(
         raise UsageError(
             f"--prompts {prompts}: {len(lines)} prompts for {len(names)} pairs of images; give one prompt per pair"
         )
+    task, source_of = _sources(sources, len(names))
+    if task == "edit" and scorer is None:
+        raise UsageError("--task edit: likeness to the source needs a CLIP model; add --scorer NAME")
     first = find_scorer(scorer) if scorer is not None else None
     second = find_witness(witness) if witness is not None else None
     used = (limits or DEFAULT_LIMITS).for_scorer(first.id if first is not None else None)
@@ -91,8 +100,8 @@ def quality(
             clip = ClipScorer(first.folder) if first is not None else None
             asked = Witness(second.folder) if second is not None else None
         is_read()
-        found = compare(dir_a, dir_b, names, lines, clip, lpips, asked)
-        judgement, close = judge_pairs(found["pairs"], lines, used, same_picture=same_picture)
+        found = compare(dir_a, dir_b, names, lines, clip, lpips, asked, source_of)
+        judgement, close = judge_pairs(found["pairs"], lines, used, same_picture=same_picture, task=task)
         found["quality"] = {
             "verdict": judgement.gate.value,
             "reason": judgement.reason,
@@ -107,6 +116,39 @@ def quality(
         return COMPARISON_FAILED if judgement.gate is Gate.FAILED else 0
 
     return guarded_scorers([one for one in (first, second) if one is not None], judge)
+
+
+def _sources(given: options.Sources, num_pairs: int) -> tuple[Task, SourceOf | None]:
+    """Return the task of two folders, and the pictures that their images were made from.
+
+    Raises:
+        UsageError: the files do not go together, or are not one, or one for each pair.
+    """
+    from vivace.models.sources import Files, check_files, fit, opened
+
+    files = Files(given["images"], given["masks"])
+    task = check_files(given["task"], files, None)
+    if task == "text":
+        return task, None
+    if not files:
+        raise UsageError(
+            f"--task {task}: give what the images were made from, --image FILE"
+            + (" and --mask FILE" if task == "inpaint" else "")
+            if task != "control"
+            else "--task control: images are not compared with a control; leave it out"
+        )
+    for flag, found in (("--image", files.images), ("--mask", files.masks)):
+        if found and len(found) not in (1, num_pairs):
+            raise UsageError(
+                f"{flag}: {len(found)} files for {num_pairs} pairs of images; give one, or one for each pair"
+            )
+    images, masks = opened(task, files)
+
+    def source_of(number: int, height: int, width: int) -> tuple[Any, Any]:
+        mask = fit(masks[number % len(masks)], height, width) if masks else None
+        return fit(images[number % len(images)], height, width), mask
+
+    return task, source_of
 
 
 def _print(found: dict[str, Any], dir_a: Path, dir_b: Path) -> None:

@@ -51,6 +51,7 @@ class MemoryAdvice:
 
     Attributes:
         saving: recipes of this technique alone that are worth trying when memory is short, the most harmless first.
+            Where one names text_encoder_2, the model's largest text encoder is meant.
         fallback: recipes of this technique alone that are compatible with more techniques; tried in its place when a
             technique that saves memory does not go with it.
     """

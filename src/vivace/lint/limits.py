@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from vivace.spec.ceilings import Work
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -35,7 +37,8 @@ GPUS = (
 class ModelFlops:
     """FLOP of one denoiser step for one image, guidance included, at the model's own size.
 
-    From results/skipped-work-operations.json, which `vivace.measure.flops` counted on shapes alone.
+    From results/model-flops.json, counted on shapes (benchmarks/model_flops.py). Of models that edit, the source's
+    tokens are in it.
     """
 
     name: str
@@ -44,7 +47,20 @@ class ModelFlops:
     pixels: int
 
 
+# Names that others contain come first.
 MODEL_FLOPS = (
+    ModelFlops("FLUX.2 [dev]", r"flux[ ._-]?2.*dev", 282_599_551_401_984, 1024 * 1024),
+    ModelFlops("FLUX.2 [klein] 4B", r"klein.*4b", 34_820_178_051_072, 1024 * 1024),
+    ModelFlops("FLUX.2 [klein] 9B", r"klein.*9b", 75_514_721_075_200, 1024 * 1024),
+    ModelFlops("FLUX.1 Kontext [dev]", r"kontext", 165_458_361_188_352, 1024 * 1024),
+    ModelFlops("Qwen-Image-Edit-2509", r"qwen[ _-]?image[ _-]?edit.*2509", 332_528_651_550_720, 1024 * 1024),
+    ModelFlops("Qwen-Image-Edit", r"qwen[ _-]?image[ _-]?edit(?!.*25\d\d)", 395_390_816_501_760, 1024 * 1024),
+    ModelFlops("Qwen-Image", r"qwen[ _-]?image(?!.*(?:edit|layered|25\d\d))", 136_353_835_204_608, 1024 * 1024),
+    ModelFlops("Z-Image-Turbo", r"z[ _-]?image[ _-]?turbo", 55_120_597_221_376, 1024 * 1024),
+    ModelFlops("SD 3.5 Large", r"(?:sd|diffusion)[ -]?3\.?5[ -]?large(?!.*turbo)", 62_242_229_815_296, 1024 * 1024),
+    ModelFlops("SD 3.5 Medium", r"(?:sd|diffusion)[ -]?3\.?5[ -]?medium", 22_499_147_415_552, 1024 * 1024),
+    ModelFlops("Sana-Sprint 1.6B", r"sana[ _-]?sprint.*1\.?6", 2_966_672_343_040, 1024 * 1024),
+    ModelFlops("Sana 1.6B", r"sana(?!.*sprint).*1\.?6", 5_933_322_321_920, 1024 * 1024),
     ModelFlops("FLUX.1 [schnell]", r"flux.*schnell", 69_466_626_981_888, 1024 * 1024),
     ModelFlops("FLUX.1 [dev]", r"flux.*dev", 74_384_653_418_496, 1024 * 1024),
     ModelFlops("SDXL", r"^(?:synthetic:)?(?:stabilityai/)?(?:stable[ -]diffusion[ -])?(?:sd[ -]?)?xl(?:[ -]base)?$",
@@ -78,3 +94,21 @@ def gpu_of(name: str) -> Gpu | None:
 def flops_of(model: str) -> ModelFlops | None:
     """Return what is known of a model."""
     return next((one for one in MODEL_FLOPS if re.search(one.pattern, model.strip(), re.IGNORECASE)), None)
+
+
+def least_seconds(work: Work, gpu: Gpu) -> float:
+    """Return the seconds that a call takes at least by a GPU's data sheet.
+
+    Matmuls and convolutions in 8 bits run at the rate of 8 bits, all others at that of 16, which fp32 and TF32 do not
+    reach either.
+    """
+    seconds = 0.0
+    for part in work.components:
+        kinds = (
+            (part.gemm_flop, part.gemm),
+            (part.conv_flop, part.conv),
+            (part.attention_flop, part.attention),
+        )
+        for flop, precision in kinds:
+            seconds += flop / 1e12 / (gpu.eight if precision in ("fp8", "int8") else gpu.half)
+    return seconds

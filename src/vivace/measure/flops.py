@@ -78,7 +78,7 @@ def count_calls(
     found = {name: Calls() for name in modules}
 
     def add(name: str, flops: Flops) -> None:
-        before, (dtype, num_bytes) = found[name], _weights(modules[name])
+        before, (dtype, num_bytes) = found[name], weights_of(modules[name])
         found[name] = Calls(before.number + 1, before.flops + flops, dtype, num_bytes)
 
     with _counting() as so_far, ExitStack() as stack:
@@ -172,7 +172,7 @@ def _watching(
             hook.remove()
 
 
-def _weights(module: Any) -> tuple[str, int]:
+def weights_of(module: Any) -> tuple[str, int]:
     """Return the dtype of most of a module's parameters, e.g. "float16", and their bytes without embeddings' tables."""
     import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -9,14 +10,32 @@ from typing import Any
 from vivace.errors import UsageError
 from vivace.foreign.pictures import open_picture
 from vivace.measure.lpips import Lpips
-from vivace.measure.quality import aligned, faults, paired_metrics, picture_metrics, pixels
+from vivace.measure.quality import (
+    aligned,
+    faults,
+    match,
+    outside_metrics,
+    paired_metrics,
+    picture_metrics,
+    pixels,
+)
 from vivace.measure.scorer import ClipScorer
 from vivace.measure.witness import Witness
 from vivace.stats.intervals import Interval
 from vivace.stats.paired import mean_interval
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
-ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score", "witness_score")
+ALONE = (
+    "sharpness",
+    "colourfulness",
+    "entropy_bits",
+    "clip_score",
+    "witness_score",
+    "outside_psnr_db",
+    "source_similarity",
+)
+SourceOf = Callable[[int, int, int], tuple[Any, Any]]
+"""Returns the picture that a pair of images was made from, and its mask or None (PIL), by number, height and width."""
 AGAINST = ("psnr_db", "ssim", "match", "clip_similarity", "lpips")
 _MAX_OTHERS = 12
 
@@ -49,10 +68,12 @@ def compare(
     clip: ClipScorer | None,
     lpips: bool = False,
     witness: Witness | None = None,
+    source_of: SourceOf | None = None,
 ) -> dict[str, Any]:
     """Return the figures of every pair, and for each metric its means and the mean difference with its interval.
 
-    Images of one prompt count as one group (see `mean_interval`); without prompts each pair does.
+    Images of one prompt count as one group (see `mean_interval`); without prompts each pair does. Images that were made
+    from others are compared with these too: outside of the mask, and by likeness if there is a scorer.
     """
     pairs: list[dict[str, Any]] = []
     network = Lpips() if lpips else None
@@ -66,9 +87,14 @@ def compare(
                 (row["against"]["lpips"],) = network.distances([b], [a])
         except ValueError as error:
             row["against"], row["reason"] = {}, str(error)
+        if source_of is not None:
+            for side, picture in (("a", a), ("b", b)):
+                row[side].update(_against_source(picture, source_of(len(pairs), *picture.shape[:2])))
         pairs.append(row)
     if clip is not None:
         _score(pairs, dir_a, dir_b, prompts, clip)
+        if source_of is not None:
+            _liken(pairs, dir_a, dir_b, source_of, clip)
     if witness is not None and prompts is not None:
         _question(pairs, dir_a, dir_b, prompts, witness)
     summary: dict[str, Any] = {}
@@ -101,6 +127,29 @@ def compare(
 
 def _is_finite(pair: dict[str, Any], metric: str) -> bool:
     return bool(pair["against"][metric] != float("inf"))
+
+
+def _against_source(picture: Any, source: tuple[Any, Any]) -> dict[str, float]:
+    image, mask = source
+    if mask is None:
+        return {"source_match": match(picture, pixels(image))}
+    return outside_metrics(picture, pixels(image), pixels(mask))
+
+
+def _liken(
+    pairs: list[dict[str, Any]], dir_a: Path, dir_b: Path, source_of: SourceOf, clip: ClipScorer
+) -> None:
+    """Add how like its own source each image is, and how like the others."""
+    for side, folder in (("a", dir_a), ("b", dir_b)):
+        for k, row in enumerate(pairs):
+            picture = open_picture(folder / row["name"])
+            sources = [source_of(n, picture.height, picture.width)[0] for n in range(len(pairs))]
+            others = [source for source in sources if source.tobytes() != sources[k].tobytes()]
+            chosen = others[:: -(-len(others) // _MAX_OTHERS)] if others else []
+            own, *rest = clip.similarities([picture] * (1 + len(chosen)), [sources[k], *chosen])
+            row[side]["source_similarity"] = own
+            if rest:
+                row[side]["source_similarity_of_others"] = fmean(rest)
 
 
 def _score(

@@ -9,11 +9,17 @@ from vivace.report.gate import Judgement, broken, judge_figures
 from vivace.report.quality import Fidelity, PairedFigures, fidelity
 from vivace.spec.figures import SAME_PIXELS, PictureFigures
 from vivace.spec.limits import Limits
+from vivace.spec.workload import Task
 from vivace.stats import Gate
 
 
 def judge_pairs(
-    pairs: Sequence[dict[str, Any]], prompts: Sequence[str] | None, limits: Limits, *, same_picture: bool
+    pairs: Sequence[dict[str, Any]],
+    prompts: Sequence[str] | None,
+    limits: Limits,
+    *,
+    same_picture: bool,
+    task: Task = "text",
 ) -> tuple[Judgement, Fidelity | None]:
     """Return the verdict on folder B, and how close it is to folder A.
 
@@ -22,6 +28,7 @@ def judge_pairs(
         prompts: of each pair; None if unknown, then only fidelity can be judged.
         limits: of the scorer, see `Limits.for_scorer`.
         same_picture: whether B should show the same images as A.
+        task: what the images were made from.
     """
     faults = [() if pair["faults_a"] else tuple(pair["faults_b"]) for pair in pairs]
     if (said := broken(faults)) is not None:
@@ -29,7 +36,7 @@ def judge_pairs(
     if any("reason" in pair for pair in pairs):
         which = next(pair for pair in pairs if "reason" in pair)
         return Judgement(Gate.UNCLEAR, f"{which['name']}: {which['reason']}"), None
-    if prompts is None and not same_picture:
+    if prompts is None and not same_picture and task not in ("inpaint", "edit"):
         advice = "give the images' prompts, or say that they should be the same"
         return Judgement(Gate.UNCLEAR, f"nothing says what the images should show; {advice}"), None
     if prompts is None:
@@ -50,4 +57,4 @@ def judge_pairs(
         originals.append(PictureFigures(**key, sha256=f"a/{k}", alone=pair["a"], against={}))
     found = fidelity(PairedFigures(tuple(rows), tuple(originals)))
     assert found is not None, "there is a pair"
-    return judge_figures(found, None, limits, same_picture=same_picture), found
+    return judge_figures(found, None, limits, same_picture=same_picture, edits=task == "edit"), found

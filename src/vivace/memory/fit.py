@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from vivace.contract import DENOISERS, Stage
+from vivace.contract import DENOISERS, TEXT_ENCODERS, Stage
 from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import Weightless
@@ -25,6 +25,8 @@ _SMALLEST = 256
 """Smallest proposed side, pixels."""
 _FREE, _UNKNOWN = 1.0, 0.9
 """Assumed speed-up of a change of the precision or of the VAE alone, and of others that no record knows."""
+LARGEST_ENCODER = "text_encoder_2"
+"""What techniques call the largest text encoder in the recipes that they propose, since FLUX's and SDXL's is that."""
 SpeedOf = Callable[[str], float | None]
 
 
@@ -142,7 +144,7 @@ def _saving_changes(
         found.append(Change("+".join(added) if len(added) > 1 else what, after))
         return after
 
-    for extra in _saving_recipes(speed_of):
+    for extra in _saving_recipes(speed_of, _largest_encoder(now)):
         if fits(now, card_bytes):
             return found
         if _touches_vae_only(extra) and now.peak_stage != "vae":
@@ -167,15 +169,25 @@ def _saving_changes(
     return found
 
 
-def _saving_recipes(speed_of: SpeedOf) -> list[str]:
+def _largest_encoder(prediction: Prediction) -> str | None:
+    """Return the name of the text encoder with the most bytes: T5, or a language model; None if there is none."""
+    encoders = [one for one in prediction.components if one.name in TEXT_ENCODERS]
+    return max(encoders, key=lambda one: one.num_bytes).name if encoders else None
+
+
+def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
     """Return the recipes that techniques propose to save memory: those that keep the image first, then the faster.
 
     Where a recipe is known to be faster together with `compile`, it is proposed so.
+
+    Args:
+        encoder: the text encoder that recipes for the largest one are aimed at.
     """
     found = []
     ordered = sorted(TECHNIQUES.values(), key=lambda technique: (not technique.same_picture, technique.stage))
     for technique in ordered:
-        for recipe in technique.memory_advice.saving:
+        for declared in technique.memory_advice.saving:
+            recipe = _aimed(declared, encoder)
             speed = speed_of(recipe)
             together = f"{recipe}+compile"
             compiled = speed_of(together) if speed is not None else None
@@ -185,6 +197,13 @@ def _saving_recipes(speed_of: SpeedOf) -> list[str]:
                 speed = _FREE if _costs_no_time(recipe) else _UNKNOWN
             found.append((not technique.same_picture, -speed, recipe))
     return [recipe for *_, recipe in sorted(found, key=lambda one: one[:2])]
+
+
+def _aimed(recipe: str, encoder: str | None) -> str:
+    """Return a declared recipe, aimed at the model's largest text encoder; without one at what else it names."""
+    if encoder is None:
+        return recipe.replace(f",{LARGEST_ENCODER}", "")
+    return recipe.replace(LARGEST_ENCODER, encoder)
 
 
 def _costs_no_time(recipe: str) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 from vivace.measure.memory import plain_tensors
 from vivace.memory.allocator import Block, CachingAllocator
 from vivace.memory.meta_outputs import MetaOutputs
+from vivace.memory.work import Operations
 
 CUBLAS_WORKSPACE = 32 * 2**20
 """On Hopper; 8 MiB on older GPUs. Source: PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp."""
@@ -44,9 +45,11 @@ class Footprint:
     Attributes:
         stage: name of the current stage of the call, set by the caller. Peaks are kept by stage.
         peaks: the largest number of live bytes in each stage, including what was allocated before it.
+        operations: counts what is computed meanwhile.
     """
 
     def __init__(self, device: str = "meta") -> None:
+        self.operations = Operations()
         self.stage = ""
         self.peaks: dict[str, int] = {}
         self._device = device
@@ -159,6 +162,8 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
     aten = torch.ops.aten
     matmuls = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
     plain = {torch.Tensor, torch.nn.Parameter}
+    # Unfused attention multiplies two tensors of (batch, heads, tokens, channels); linear layers never do.
+    unfused = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 
     class Follow(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(
@@ -169,6 +174,7 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
             if func in matmuls:
                 footprint.matmul_called()
             result = _OUTPUTS.call(func, args, kwargs or {})
+            footprint.operations.called(func, args, kwargs or {}, result)
             if func is aten.convolution.default and args[0].dim() == 4:
                 return _convolve(footprint, args[0], args[1], result)
             footprint.made(result)
@@ -183,6 +189,9 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
             kwargs = kwargs or {}
             if func is torch.nn.functional.scaled_dot_product_attention:
                 return _attend(footprint, func, args, kwargs)
+            if func in unfused and args[0].dim() == 4 and args[1].dim() == 4:
+                with footprint.operations.attending():
+                    return func(*args, **kwargs)
             if func is torch.rms_norm:
                 return torch.empty_like(args[0], memory_format=torch.contiguous_format)
             return func(*args, **kwargs)
@@ -214,10 +223,14 @@ def _attend(footprint: Footprint, func: Callable[..., Any], args: tuple[Any, ...
     import torch
 
     cuda = torch.backends.cuda
-    query, value = (args[i] if i < len(args) else kwargs[name] for i, name in ((0, "query"), (2, "value")))
+    query, key, value = (
+        args[i] if i < len(args) else kwargs[n] for i, n in enumerate(("query", "key", "value"))
+    )
+    footprint.operations.attended(query, key, value)
     fused = cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
     if not fused or query.dim() != 4:
-        return func(*args, **kwargs)
+        with footprint.operations.paused():
+            return func(*args, **kwargs)
     batch, heads, tokens, _ = query.shape
     # Tokens before heads, so that merging the heads needs no copy.
     output = query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)

@@ -22,6 +22,7 @@ from vivace.measure.memory import plain_tensors
 from vivace.memory.footprint import Footprint
 from vivace.memory.weightless import Weightless, find_weightless
 from vivace.memory.without_values import run_without_values
+from vivace.memory.work import Operations, skips_work, watch, work_of
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.lora import distillations
@@ -34,8 +35,9 @@ from vivace.runtime.embeddings import encode
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.session import Session
 from vivace.spec.base import Spec
+from vivace.spec.ceilings import Work
 from vivace.spec.trial import Trial
-from vivace.spec.workload import STRENGTHS, Task, steps_for
+from vivace.spec.workload import STRENGTHS, Task
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +49,6 @@ BEYOND_ALLOCATOR = 600_000_000
 PyTorch's allocator does not count it.
 """
 ANY_GPU = Machine(device="cuda", device_name="a GPU", capability=None, compiler=None)
-_STEPS = 2
-"""Every step takes the same memory. The second one starts with the tensors that the first one kept."""
 _COPIES = 8
 """Temporary memory of quantising a layer, in multiples of its weight in half precision. An assumption."""
 _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
@@ -83,6 +83,9 @@ class Prediction(Spec):
         other_gpus: number of other GPUs that generate the same image (parallel).
         other_gpu_bytes: upper bound for each of them: the denoiser and a whole forward.
         beyond_allocator_bytes: what the process takes on the GPU outside of the allocator.
+        num_inference_steps: of the call.
+        work: what the call computes.
+        work_is_bound: whether it computes less than that: a step cache's hits are counted as computed.
     """
 
     model: str
@@ -101,6 +104,9 @@ class Prediction(Spec):
     other_gpus: int = 0
     other_gpu_bytes: int = 0
     beyond_allocator_bytes: int = BEYOND_ALLOCATOR
+    num_inference_steps: int = 0
+    work: Work = Work()
+    work_is_bound: bool = False
 
     @property
     def needed_bytes(self) -> int:
@@ -194,6 +200,8 @@ def _predict(
     components = tuple(_component(footprint, *item) for item in _networks(pipe).items())
     run_without_values(pipe, int(defaults["height"]), int(defaults["width"]))
     _track_stages(pipe, footprint)
+    footprint.operations = Operations()
+    watch(pipe, footprint.operations)
     _run_call(session, footprint, ["a red circle"] * batch, text, defaults)
     peak, stage = footprint.peak
     other_gpus = max((technique.num_gpus for technique in recipe), default=1) - 1
@@ -215,6 +223,9 @@ def _predict(
         loading_bytes=loading,
         other_gpus=other_gpus,
         other_gpu_bytes=copied + forward,
+        num_inference_steps=int(session.defaults["num_inference_steps"]),
+        work=work_of(pipe, footprint.operations, recipe.techniques),
+        work_is_bound=skips_work(recipe.techniques),
     )
 
 
@@ -276,11 +287,9 @@ def _run_call(
             warnings.simplefilter("ignore", FutureWarning)  # diffusers warns about its own code
             arguments = encode(session, prompts) if text == "embeddings" else {"prompt": prompts}
             arguments |= pictures_for(pipe, defaults, len(prompts))
-            strength = session.arguments.get("strength")
-            steps = _STEPS if strength is None else steps_for(_STEPS, strength)
             footprint.stage = "between"
             footprint.start_peak()
-            session(**arguments, num_inference_steps=steps, output_type="pt")
+            session(**arguments, output_type="pt")
     except VivaceError:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:

@@ -244,6 +244,19 @@ def example_pictures(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def opened(task: Task, files: Files) -> tuple[list[Image], list[Image]]:
+    """Return the pictures of files, and their masks, as they are.
+
+    Raises:
+        WorkloadError: a mask has another size than its picture, or is black.
+        UsageError: a file cannot be read as a picture.
+    """
+    found = list(_given(task, files))
+    _check_masks(found)
+    by_kind = {each.kind: each.pictures for each in found}
+    return by_kind.get("image", []), by_kind.get("mask", [])
+
+
 def _given(task: Task, files: Files) -> Iterator[_Found]:
     if files.images:
         yield _Found("image", "--image", files.images, [_read(file) for file in files.images])

@@ -522,3 +522,13 @@ def test_answers_for_another_gpu_are_never_sure(goal: str) -> None:
         answer = vivace.recommend(name, gpu="Tesla V100", goal=goal, store=[])  # type: ignore[arg-type]
         assert (answer.sure, answer.basis is not None and answer.basis.near) == ("low", "other")
         assert "Tesla V100" in " ".join(answer.missing)
+
+
+def test_the_limit_of_the_chip_is_told() -> None:
+    answer = vivace.recommend("flux2-dev", gpu="H100", store=())
+    assert answer.limit is not None
+    assert answer.limit.half_s == pytest.approx(50 * 282.6 / 989.5, rel=1e-3)
+    assert answer.limit.eight_s == pytest.approx(answer.limit.half_s / 2, rel=1e-6)
+    assert "50 computed steps of 283 TFLOP take at" in str(answer)
+    assert vivace.recommend("flux2-dev", gpu="RTX 2060", store=()).limit is None, "no data sheet"
+    assert vivace.recommend("tiny-sd", gpu="H100", store=()).limit is None, "no count"

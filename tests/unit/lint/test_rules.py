@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import vivace
+from tests.narrow import FLOW
 from tests.typed import said
 from vivace.errors import UsageError
 from vivace.lint.check import lint
 from vivace.lint.columns import SYNONYMS, Column, column_of
-from vivace.lint.limits import MODEL_FLOPS
+from vivace.lint.limits import flops_of
 from vivace.lint.rules import RULES
 from vivace.lint.values import read_number
 
@@ -147,9 +148,39 @@ def test_no_heading_has_two_meanings() -> None:
 
 
 def test_flop_of_models_are_those_of_the_record() -> None:
-    record = json.loads((ROOT / "results" / "skipped-work-operations.json").read_text())
-    counted = {name: next(iter(of.values()))["step"] for name, of in record.items()}
-    assert sorted(counted.values()) == sorted(one.step for one in MODEL_FLOPS)
+    record = json.loads((ROOT / "results" / "model-flops.json").read_text())
+    for name in ("sd15", "sdxl", "flux-dev", "flux-schnell", "flux-kontext", *FLOW):
+        model, denoiser = flops_of(name), record[name]["components"]["denoiser"]
+        assert model is not None, name
+        steps = record[name]["num_inference_steps"]
+        calls = denoiser["calls"] // steps  # PNDM's first step is two calls, which are not counted twice
+        per_call = sum(denoiser[kind] for kind in ("gemm", "conv", "attention")) / denoiser["calls"]
+        assert model.step == pytest.approx(calls * per_call, rel=1e-12), name
+        assert model.pixels == record[name]["height"] * record[name]["width"]
+    assert len({flops_of(name) for name in FLOW}) == len(FLOW), "each its own"
+    older = json.loads((ROOT / "results" / "skipped-work-operations.json").read_text())
+    for name, of in older.items():
+        known = flops_of(name)
+        assert known is not None
+        assert next(iter(of.values()))["step"] == known.step, "counted in another way"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("black-forest-labs/FLUX.2-dev", "FLUX.2 [dev]"),
+        ("FLUX.1 Kontext [dev]", "FLUX.1 Kontext [dev]"),
+        ("FLUX.1 [dev]", "FLUX.1 [dev]"),
+        ("Qwen/Qwen-Image-Edit", "Qwen-Image-Edit"),
+        ("Qwen/Qwen-Image", "Qwen-Image"),
+        ("Qwen/Qwen-Image-Edit-2511", None),
+        ("stable-diffusion-3.5-large", "SD 3.5 Large"),
+        ("stable-diffusion-3.5-large-turbo", None),
+    ],
+)
+def test_models_are_known_by_their_names(text: str, name: str | None) -> None:
+    found = flops_of(text)
+    assert (None if found is None else found.name) == name
 
 
 def test_the_command_names_file_and_line_and_its_exit_code_tells(tmp_path: Path) -> None:

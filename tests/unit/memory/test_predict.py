@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.make import make_trial
+from tests.narrow import make_all_small
 from vivace.contract import MemoryAdvice
 from vivace.errors import NoEffect, UnknownModel, Unsupported, UnusableModel, WorkloadError
 from vivace.measure.memory import weights_bytes
@@ -232,6 +233,39 @@ def test_what_is_left_free_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fits(after, card)
     assert 0.6 * kept < after.stages["denoiser"] - before.stages["denoiser"] <= kept
     assert after.stages["vae"] == before.stages["vae"], "what is kept makes room for the VAE"
+
+
+@pytest.mark.parametrize("encoder", ["text_encoder", "text_encoder_2", "text_encoder_3", None])
+def test_what_is_for_the_largest_text_encoder_is_aimed_at_it(encoder: str | None) -> None:
+    recipes = [one for one in fit._saving_recipes(lambda _: None, encoder) if "quantize" in one]
+    both = "" if encoder is None else f"@denoiser,{encoder}"
+    assert recipes[1:] == [
+        f"quantize(int8){both or '@denoiser'}",
+        f"quantize(nf4){both or '@denoiser'}",
+    ]
+    assert all(resolve(one) for one in recipes)
+
+
+@pytest.mark.long
+def test_the_largest_text_encoder_of_sd35_is_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_all_small(monkeypatch)
+    now = predict(find_weightless("sd35-medium"), resolve("baseline"), height=128, width=128)
+    assert fit._largest_encoder(now) == "text_encoder_3"
+
+
+@pytest.mark.long
+@pytest.mark.exhaustive("z-image*")
+@pytest.mark.parametrize(("model", "card"), [("flux2-klein-4b", 12e9), ("z-image-turbo", 16e9)])
+def test_a_language_model_of_full_size_is_quantised_to_fit(model: str, card: float) -> None:
+    found, recipe = find_weightless(model), resolve("channels_last@vae")
+    now = predict(found, recipe)
+    steps = changes(found, recipe, now, card, lambda _: None)
+    both = next(step for step in steps if step.what == "quantize(int8)@denoiser,text_encoder")
+    encoder = next(one for one in both.prediction.components if one.name == "text_encoder")
+    before = next(one for one in now.components if one.name == "text_encoder")
+    # Tables of words stay as they are, and a head that shares one.
+    assert 0.5 * before.num_bytes < encoder.num_bytes < 0.62 * before.num_bytes
+    assert fits(steps[-1].prediction, card)
 
 
 def test_what_has_no_use_for_room() -> None:

@@ -117,6 +117,7 @@ def test_its_entry_says_how_it_is_run(model: str) -> None:
     ],
 )
 @pytest.mark.long
+@pytest.mark.exhaustive("qwen-image-edit-2509*")
 def test_its_memory_is_predicted_with_the_picture(
     model: str, model_gb: float, peak_gb: float, encoder_mb: float
 ) -> None:
@@ -143,7 +144,8 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("model", EDITING)
-@pytest.mark.quick("qwen-image-edit-2509")
+@pytest.mark.long
+@pytest.mark.exhaustive("flux-kontext", "qwen-image-edit")
 def test_it_is_planned_benched_and_generates(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

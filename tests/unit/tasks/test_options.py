@@ -1,17 +1,20 @@
 """Every command that measures takes a task and its pictures, from one group of options, and measures that."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image, ImageEnhance
 
 import vivace
-from tests.typed import typed
-from tests.unit.tasks.test_tasks import IMAGE, PROMPT
+from tests.typed import said, typed
+from tests.unit.tasks.test_tasks import IMAGE, MASK, PROMPT
 from vivace.advice import recommend
 from vivace.benchmark import Store, Timing
 from vivace.benchmark.support import unsupported
 from vivace.errors import Unsupported, WorkloadError
+from vivace.models.sources import FOLDER
 from vivace.tuning.answer import Tuned
 from vivace.tuning.measuring import Asked
 from vivace.tuning.wanted import Wanted
@@ -64,6 +67,7 @@ WANTED: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_a_profile_is_of_the_task() -> None:
     found = vivace.profile("tiny-sd", task="inpaint", calls=1, **SMALL)
     workload = found.profile.trial.workload
@@ -152,3 +156,62 @@ def test_a_search_is_of_the_task(tmp_path: Path) -> None:
         records = [store.record(key) for run in store.runs() for key in run.keys]
     assert {record.trial.workload.task for record in records if record is not None} == {"inpaint"}
     assert "--image FILE --mask FILE" in found.commands[0]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """Images made from six sources: `a` changed inside of the masks, `b` a little outside too, `c` all over."""
+    for index in range(6):
+        source = Image.open(FOLDER / f"{index:02}.png").convert("RGB")
+        mask = Image.open(FOLDER / f"{index:02}-mask.png").convert("L")
+        inside = Image.composite(Image.new("RGB", source.size, "orange"), source, mask)
+        other = Image.open(FOLDER / f"{index + 6:02}.png").convert("RGB")
+        for name, image in (
+            ("a", inside),
+            ("b", ImageEnhance.Brightness(inside).enhance(0.97)),
+            ("c", other),
+        ):
+            (tmp_path / name).mkdir(exist_ok=True)
+            image.save(tmp_path / name / f"{index}.png")
+    return tmp_path
+
+
+def quality(folder: Path, *flags: str, code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(said(folder, "quality", *flags, "--json", code=code).stdout)
+    return found
+
+
+def test_folders_are_held_to_what_their_images_were_made_from(folders: Path) -> None:
+    files = [part for k in range(6) for part in ("--image", str(FOLDER / f"{k:02}.png"))]
+    files += [part for k in range(6) for part in ("--mask", str(FOLDER / f"{k:02}-mask.png"))]
+    kept = quality(folders, "a", "b", *files)
+    assert kept["summary"]["outside_psnr_db"]["a"] > 60, "the sources' own pixels"
+    assert 25 < kept["summary"]["outside_psnr_db"]["b"] < 45
+    assert "match outside the mask" in kept["quality"]["reason"]
+    assert kept["quality"]["verdict"] in ("passed", "unclear")
+    lost = quality(folders, "a", "c", *files, code=1)
+    assert "outside the mask" in lost["quality"]["reason"]
+    assert quality(folders, "a", "c")["quality"]["verdict"] == "unclear", "nothing to hold them to"
+    sources = files[:12]
+    edited = quality(folders, "a", "c", "--task", "edit", "--scorer", "tiny-clip", *sources)
+    assert "likeness to the source kept" in edited["quality"]["reason"]
+    figures = edited["summary"]["source_similarity"]
+    assert figures["a"] > figures["b"] + 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--mask", MASK), "a mask needs the picture that it belongs to"),
+        (
+            ("--image", IMAGE, "--image", IMAGE),
+            "--image: 2 files for 6 pairs of images; give one, or one for each",
+        ),
+        (("--task", "edit"), "--task edit: give what the images were made from, --image FILE"),
+        (("--task", "inpaint"), "--image FILE and --mask FILE"),
+        (("--task", "control"), "images are not compared with a control; leave it out"),
+        (("--task", "edit", "--image", IMAGE), "needs a CLIP model; add --scorer NAME"),
+    ],
+)
+def test_what_folders_lack_is_said(flags: tuple[str, ...], says: str, folders: Path) -> None:
+    assert says in said(folders, "quality", "a", "b", *flags, code=2).stderr

@@ -1,0 +1,59 @@
+"""Count what the models of the catalogue compute for one image, without weights and without a GPU.
+
+    python -m benchmarks.model_flops            write results/model-flops.json
+    python -m benchmarks.model_flops --check    exit 1 if it is not current
+
+Each model runs its pipeline once on tensors without values, at its own size, steps and guidance. One multiply-add is 2
+FLOP; matmuls, convolutions and attention are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.models.architectures import ARCHITECTURES
+from vivace.recipes.resolve import resolve
+from vivace.spec.recipe import BASELINE
+
+RECORD = Path(__file__).parents[1] / "results" / "model-flops.json"
+
+
+def counted(name: str) -> dict[str, Any]:
+    """Return the components of one image: calls and FLOP of all of them, and of a step."""
+    found = predict(find_weightless(name), resolve(BASELINE))
+    return {
+        "height": found.height,
+        "width": found.width,
+        "task": found.task,
+        "num_inference_steps": found.num_inference_steps,
+        "components": {
+            part.component: {
+                "calls": part.calls,
+                "gemm": part.gemm_flop,
+                "conv": part.conv_flop,
+                "attention": part.attention_flop,
+            }
+            for part in found.work.components
+        },
+    }
+
+
+def content() -> str:
+    return json.dumps({name: counted(name) for name in ARCHITECTURES}, indent=1) + "\n"
+
+
+def main() -> int:
+    found = content()
+    if "--check" in sys.argv[1:]:
+        return int(found != RECORD.read_text())
+    RECORD.write_text(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

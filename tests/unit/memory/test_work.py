@@ -1,0 +1,154 @@
+"""What a call computes, counted while its memory is predicted: by hand, as elsewhere, as often as it really runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flow_models import EDITING, MODELS, _small, draw, session
+from tests.make import make_environment, make_trial
+from tests.typed import said
+from vivace.benchmark.work import count_work
+from vivace.errors import UsageError
+from vivace.lint.limits import gpu_of, least_seconds
+from vivace.memory.predict import Prediction, predict
+from vivace.memory.weightless import find_weightless
+from vivace.models.architectures import ARCHITECTURES
+from vivace.recipes.resolve import resolve
+from vivace.spec.ceilings import ComponentWork
+
+RECORD = json.loads((Path(__file__).parents[3] / "results" / "model-flops.json").read_text())
+IMAGE_TOKENS = (1024 // 16) ** 2
+
+
+def part(found: Prediction, name: str = "denoiser") -> ComponentWork:
+    return next(one for one in found.work.components if one.component == name)
+
+
+def flop(one: ComponentWork) -> int:
+    return one.gemm_flop + one.conv_flop + one.attention_flop
+
+
+def recorded(model: str, name: str) -> tuple[int, int, int, int]:
+    one = RECORD[model]["components"][name]
+    return one["calls"], one["gemm"], one["conv"], one["attention"]
+
+
+def test_sd35_large_by_hand() -> None:
+    """38 blocks of 2432 channels; text and image tokens have their own weights, the last block's text only q, k, v."""
+    d, blocks, text, rows = 2432, 38, 77 + 256, 2
+    image = IMAGE_TOKENS
+    products = blocks * 12 * d * d * image + (blocks - 1) * 12 * d * d * text + 3 * d * d * text
+    modulation = blocks * 6 * d * d + (blocks - 1) * 6 * d * d + 2 * d * d + 2 * d * d
+    embedded = 4096 * d * text + 256 * d + d * d + 2048 * d + d * d + d * 64 * image
+    attention = blocks * 4 * (image + text) ** 2 * d
+    calls, gemm, conv, attended = recorded("sd35-large", "denoiser")
+    assert calls == 28
+    assert gemm == calls * rows * 2 * (products + modulation + embedded)
+    assert conv == calls * rows * 2 * 16 * 4 * d * image
+    assert attended == calls * rows * attention
+
+
+def test_the_language_model_of_flux2_klein_by_hand() -> None:
+    """Qwen3-4B on 512 tokens: 36 layers, eight heads of keys and values for 32 of queries, and its vocabulary."""
+    width, heads, mlp, tokens, words = 2560, 32 * 128, 9728, 512, 151936
+    layer = width * heads + 2 * width * 8 * 128 + heads * width + 3 * width * mlp
+    calls, gemm, conv, attended = recorded("flux2-klein-4b", "text_encoder")
+    rotary = 2 * 64 * tokens  # its angles are a matmul
+    assert (calls, conv) == (1, 0)
+    assert gemm + attended == pytest.approx(
+        2 * tokens * (36 * layer + words * width) + 36 * 4 * tokens**2 * heads + rotary, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("model", ["flux2-klein-4b", "sana-sprint-1600m"])
+@pytest.mark.slow("flux2*")
+def test_the_record_is_what_is_counted(model: str) -> None:
+    found = predict(find_weightless(model), resolve("baseline"))
+    for one in found.work.components:
+        assert recorded(model, one.component) == (
+            one.calls,
+            one.gemm_flop,
+            one.conv_flop,
+            one.attention_flop,
+        ), one.component
+
+
+def test_a_source_is_as_many_tokens_as_the_image() -> None:
+    def per_call(model: str, kind: str) -> float:
+        one = RECORD[model]["components"]["denoiser"]
+        return float(one[kind]) / one["calls"]
+
+    plain, edits = IMAGE_TOKENS + 512, 2 * IMAGE_TOKENS + 512
+    assert per_call("flux-kontext", "attention") / per_call("flux-dev", "attention") == (edits / plain) ** 2
+    assert per_call("flux-kontext", "gemm") / per_call("flux-dev", "gemm") == pytest.approx(
+        edits / plain, rel=0.01
+    )
+    seen = RECORD["qwen-image-edit"]["components"]["text_encoder"]["gemm"]
+    assert seen > 20 * RECORD["qwen-image"]["components"]["text_encoder"]["gemm"], (
+        "the picture's 1,369 tokens"
+    )
+
+
+@pytest.mark.parametrize("recipe", ["baseline", "cfg_cutoff(0.4)", "tiny_vae+steps(7)", "scheduler(heun)"])
+@pytest.mark.quick("cfg_cutoff*")
+def test_the_count_is_that_of_the_benchmark(recipe: str) -> None:
+    """Which runs every step, and counts with PyTorch's own counter."""
+    trial = make_trial(recipe)
+    trial = trial.model_copy(
+        update={"workload": trial.workload.model_copy(update={"num_inference_steps": 5})}
+    )
+    call = {name: value for name, value in trial.workload.call.items() if name not in ("height", "width")}
+    mine = predict(find_weightless("tiny-sd"), resolve(recipe), call=call)
+    calls = part(mine).calls
+    theirs = count_work(trial, make_environment(), None, calls)
+    assert theirs.reason is None
+    for one in theirs.components:
+        found = part(mine, one.component)
+        assert (found.calls, flop(found)) == (one.calls, one.gemm_flop + one.conv_flop + one.attention_flop)
+        assert found.attention_flop == one.attention_flop
+
+
+@pytest.mark.parametrize("model", [*MODELS, *EDITING])
+@pytest.mark.quick("sana-sprint-1600m")
+def test_calls_are_as_many_as_when_it_runs(model: str) -> None:
+    opened = session(model)
+    calls: list[int] = []
+    opened.pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
+    draw(opened)
+    with _small(model):
+        found = predict(find_weightless(model), resolve("baseline"), height=128, width=128)
+    assert part(found).calls == len(calls)
+
+
+def test_precision_follows_the_recipe_and_sets_the_limit() -> None:
+    chip = gpu_of("NVIDIA H100 80GB HBM3")
+    assert chip is not None
+
+    def least(recipe: str) -> tuple[Any, ...]:
+        found = predict(find_weightless("tiny-flux"), resolve(recipe))
+        one = part(found)
+        return (one.gemm, one.attention), least_seconds(found.work, chip), found.work_is_bound
+
+    half, half_s, _ = least("bf16")
+    eight, eight_s, _ = least("bf16+quantize(fp8)")
+    assert (half, eight) == (("bf16", "bf16"), ("fp8", "bf16"))
+    assert 0.5 * half_s < eight_s < half_s, "attention and the VAE stay in bf16"
+    assert least("bf16+taylorseer(hits=0.5)")[2], "hits are not known"
+
+
+def test_the_command_prints_it(tmp_path: Path) -> None:
+    out = said(tmp_path, "plan", "tiny-flux", "--gpu", "h100").stdout
+    (compute,) = (line for line in out.splitlines() if line.startswith("compute"))
+    assert "28 steps (denoiser 28 x " in compute
+    assert "by the data sheet of H100: 989.5 TFLOP/s in 16 bits, 1979 in 8" in out
+    told = json.loads(said(tmp_path, "plan", "tiny-flux", "--gpu", "H100", "--json").stdout)
+    assert told["least_s"] > 0
+    assert told["work"]["components"][0]["component"] == "denoiser"
+    wrong = said(tmp_path, "plan", "tiny-flux", "--gpu", "H10", code=UsageError.exit_code)
+    assert "--gpu H10: its data sheet is not known; give one of H200," in wrong.stderr
+
+
+def test_every_architecture_is_in_the_record() -> None:
+    assert list(RECORD) == list(ARCHITECTURES)
