@@ -116,10 +116,14 @@ class Technique(BaseModel, ABC):
 
     @property
     def call(self) -> TechniqueCall:
-        """As a Record stores it: without empty lists, which came after the first records."""
+        """As a Record stores it."""
         is_default = self.targets == self.default_targets
         targets = self._stored_default() if is_default else self.targets
-        knobs = {name: value for name, value in self.values.items() if value != ()}
+        knobs = {
+            name: v
+            for name, v in self.values.items()
+            if not _is_new(field := self.knobs()[name]) or v != field.default
+        }
         return TechniqueCall(name=self.name, knobs=knobs, targets=targets)
 
     @property
@@ -228,13 +232,21 @@ def knob(
     default: Any = ...,
     *,
     tune: Sequence[Any] = (),
+    new: bool = False,
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
     lt: float | None = None,
     about: str = "",
 ) -> Any:
-    """A technique's field: its default (none: required), range, and the values worth trying."""
-    return Field(
-        default, ge=ge, gt=gt, le=le, lt=lt, description=about, json_schema_extra={"tune": list(tune)}
-    )
+    """A technique's field: its default (none: required), range, and the values worth trying.
+
+    Args:
+        new: it came after the first records, so records leave it out where it has its default.
+    """
+    extra: dict[str, Any] = {"tune": list(tune)} | ({"new": True} if new else {})
+    return Field(default, ge=ge, gt=gt, le=le, lt=lt, description=about, json_schema_extra=extra)
+
+
+def _is_new(field: FieldInfo) -> bool:
+    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("new"))

@@ -81,7 +81,7 @@ class Compile(Technique):
     )
     dynamic: bool = knob(False, tune=[False], about="compile once for any size")
     sizes: tuple[str, ...] = knob(
-        (), about="sizes that get code of their own, e.g. [512x512, 768x512], or any: dynamic=True"
+        (), new=True, about="sizes that get code of their own, e.g. [512x512, 768x512], or any: dynamic=True"
     )
 
     @model_validator(mode="before")
