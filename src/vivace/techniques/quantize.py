@@ -24,7 +24,7 @@ denoiser of each, repeats these calls with each layer quantised alone, and leave
 for their cost: at most `skip_share` of the multiplications and of the weights. The record names them with their errors,
 which are cached in $VIVACE_CACHE, so that every process chooses the same. It needs weights and prompts: not for
 `vivace plan`, random weights, or checkpoints that are quantised already. Patterns may stand beside it,
-`skip='auto, proj_out'`. Blocks in which other layers are left are compiled apart, so compile whole.
+`skip='auto, proj_out'`. `compile(blocks=repeated)` compiles blocks in which other layers are left apart.
 GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1` and `q4_0` are the formats of GGUF files: llama.cpp's Python package quantises the
 weights, and diffusers dequantises them in each call. A FLUX.1 transformer in such a file, of any kind, is given as the
 model itself (`--model FILE.gguf`).
