@@ -37,7 +37,7 @@ from vivace.measure.machine import choose_device
 from vivace.measure.verdict import judge_pairs
 from vivace.models.find import find_model
 from vivace.models.scorers import find_scorer
-from vivace.quantization.layers import layers_of
+from vivace.quantization.layers import layers_of, replace_layer
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, open_session
 from vivace.spec.environment import Environment
@@ -60,7 +60,7 @@ Case = dict[str, Any]
 @click.option("--limit-s", type=click.FloatRange(min=0), help="Start no case after this many seconds.")
 @click.option("--model", "models", multiple=True, help="Default: tiny-flux and tiny-sd.")
 @click.option("--scheme", "schemes", multiple=True, help="Default: fp8 and int4.")
-@click.option("--images", type=click.IntRange(2, 1000), default=16, show_default=True)
+@click.option("--images", type=click.IntRange(2, 1000), default=12, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def skip_auto(
     record: Path,
@@ -128,8 +128,10 @@ def measure(model: str, scheme: str, device: str, num_images: int) -> Case:
         named = {f"random {k + 1}": _at_random(layers, budget, k) for k in range(NUM_RANDOM)}
         ways = {}
         for way in ("none", "auto", *named):
-            skip = ", ".join(named.get(way, []))
-            session = auto if way == "auto" else opened(f"quantize({scheme}, skip='{skip}')")
+            session = auto if way == "auto" else opened(f"quantize({scheme})")
+            for name in named.get(way, []):  # not by skip=, whose patterns match parts of other names too
+                kept = component_of(plain.pipe, "denoiser").get_submodule(name)
+                replace_layer(component_of(session.pipe, "denoiser"), name, kept)
             folder = Path(scratch) / way.replace(" ", "-")
             _draw(session, asked, folder)
             ways[way] = {

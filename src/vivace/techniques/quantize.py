@@ -32,10 +32,9 @@ model itself (`--model FILE.gguf`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import model_validator
 
@@ -52,7 +51,7 @@ from vivace.contract import (
     knob,
 )
 from vivace.contract.script import Script
-from vivace.errors import NoEffect, Unsupported
+from vivace.errors import Unsupported
 from vivace.quantization import (
     REMOVED_BACKENDS,
     SCHEMES,
@@ -65,10 +64,12 @@ from vivace.quantization.calibration import Scales, calibrate
 from vivace.quantization.layers import (
     Choice,
     choose,
+    kinds_of,
     layers_of,
     matches,
     move_to,
     patterns_of,
+    refuse,
     replace_layer,
     summarise,
     summarise_reasons,
@@ -267,12 +268,12 @@ class Quantize(Technique):
             changed["scales_file"] = "not kept" if scales.file is None else scales.file.name
         if kept is not None:
             changed |= kept.changed()
-        done = {c: _kinds(modules[c], choice) for c, choice in choices.items() if choice.chosen}
+        done = {c: kinds_of(modules[c], choice) for c, choice in choices.items() if choice.chosen}
 
         def evidence() -> dict[str, int | float | str | list[str]]:
             found: dict[str, int | float | str | list[str]] = {}
             for component, kinds in done.items():
-                now = _kinds(modules[component], choices[component])
+                now = kinds_of(modules[component], choices[component])
                 found[f"{component}.quantized"] = summarise(n for n in now if now[n] == kinds[n])
                 if choices[component].skipped:
                     found[f"{component}.left_alone"] = summarise_reasons(choices[component].skipped)
@@ -282,7 +283,7 @@ class Quantize(Technique):
 
         def refuted(_: dict[str, Any]) -> str | None:
             for component, kinds in done.items():
-                now = _kinds(modules[component], choices[component])
+                now = kinds_of(modules[component], choices[component])
                 if lost := [n for n in now if now[n] != kinds[n]]:
                     return f"{len(lost)} of {component}'s layers are no longer quantised: {', '.join(summarise(lost))}"
             return None
@@ -290,11 +291,7 @@ class Quantize(Technique):
         return Effect(changed=changed, evidence=evidence, refuted=refuted)
 
     def predict(self, target: Target) -> Effect:
-        """Do the same to a pipeline on the meta device, whose layers have shapes and no values.
-
-        Raises:
-            Unsupported: layers are chosen by what they do to images.
-        """
+        """Do the same to a pipeline on the meta device, whose layers have shapes and no values."""
         if self._is_auto:
             raise Unsupported(
                 "quantize: skip=auto measures the weights, and there are none here; leave it out, and add "
@@ -317,7 +314,7 @@ class Quantize(Technique):
         """
         choices = self._sorted_layers(target)
         if not any(choice.chosen for choice in choices.values()):
-            _refuse(choices)
+            refuse(choices)
         return choices
 
     def _sorted_layers(self, target: Target) -> dict[Component, Choice]:
@@ -335,10 +332,10 @@ class Quantize(Technique):
             if choice.chosen:
                 changed[f"{component}.quantized_layers"] = len(choice.chosen)
                 changed[f"{component}.layers_left_alone"] = len(choice.skipped)
-                kinds = _kinds(modules[component], choice).values()
+                kinds = kinds_of(modules[component], choice).values()
                 changed[f"{component}.weights_are"] = ", ".join(dict.fromkeys(weight for _, weight in kinds))
         if not changed:
-            _refuse(choices)
+            refuse(choices)
         changed["how"] = f"weights {self.arithmetic.weights}; matmuls {self.arithmetic.products}"
         return changed
 
@@ -400,25 +397,3 @@ def _casts_its_vae(target: Target, components: tuple[Component, ...]) -> bool:
     if vae is None or not hasattr(target.pipe, "upcast_vae"):
         return False
     return bool(getattr(vae.config, "force_upcast", False)) and str(vae.dtype) == "torch.float16"
-
-
-def _kinds(module: torch.nn.Module, choice: Choice) -> dict[str, tuple[str, str]]:
-    """What the chosen layers are now: the class of the layer, and the class of its weight."""
-    layers = {name: module.get_submodule(name) for name in choice.chosen}
-    return {name: (type(layer).__name__, type(layer.weight).__name__) for name, layer in layers.items()}
-
-
-def _refuse(choices: Mapping[Component, Choice]) -> NoReturn:
-    """Raise NoEffect where there is no layer to quantise, and Unsupported where each has a reason against it."""
-    skipped = {name: reason for choice in choices.values() for name, reason in choice.skipped.items()}
-    num_before = sum(choice.num_quantised_before for choice in choices.values())
-    if num_before and num_before == sum(reason != "convolution" for reason in skipped.values()):
-        raise NoEffect("the weights are quantised already", already_so=True)
-    if not skipped:
-        raise NoEffect(f"no Linear layer to quantise in {', '.join(choices) or 'this pipeline'}")
-    counts = Counter(skipped.values()).most_common()
-    # A UNet is mostly convolutions, so that reason comes last: the others can be helped.
-    counts.sort(key=lambda found: found[0] == "convolution")
-    told = "; ".join(f"{number} layer{'s' * (number != 1)}: {reason}" for reason, number in counts[:5])
-    more = f" and {len(counts) - 5} other reasons" if len(counts) > 5 else ""
-    raise Unsupported(f"no layer can be quantised: {told}{more}")
