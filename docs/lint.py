@@ -61,7 +61,7 @@ NVIDIA's data sheets, dense, the SXM module where there are several.
 | --- | --- |
 {models}
 
-Counted by vivace on shapes ([record](../results/model-flops.json)); `vivace plan` does the same for a recipe and a size.
+Counted by vivace on shapes ([record](../results/model-flops.json)); `vivace plan` does it for any recipe and size.
 
 ## What it finds in published tables
 

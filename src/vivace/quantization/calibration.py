@@ -50,7 +50,7 @@ def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images:
         layers: by name, after the component's ("denoiser.proj_out").
     """
     prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(num_images)]
-    source = _source(target, sorted(layers), prompts)
+    source = source_of(target, sorted(layers), prompts)
     file = _file(target, source)
     images = f"{num_images} image{'s' if num_images > 1 else ''}"
     if file is not None and (cached := _load(file, source, layers)) is not None:
@@ -58,7 +58,7 @@ def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images:
     ranges = {name: _InputRange() for name in layers}
     with _observing(layers, ranges):
         for k, prompt in enumerate(prompts):
-            _generate(target, prompt, seed=k)
+            generate(target, prompt, seed=k)
     scales, missing = {}, {}
     for name, found in ranges.items():
         reason = found.unusable()
@@ -110,7 +110,8 @@ def _observing(layers: Mapping[str, torch.nn.Module], ranges: Mapping[str, _Inpu
             hook.remove()
 
 
-def _generate(target: Target, prompt: str, seed: int) -> None:
+def generate(target: Target, prompt: str, seed: int) -> None:
+    """Call the pipeline as the workload will."""
     import torch
 
     accepted = inspect.signature(target.pipe.__call__).parameters
@@ -122,7 +123,7 @@ def _generate(target: Target, prompt: str, seed: int) -> None:
     )
 
 
-def _source(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str:
+def source_of(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str:
     """Everything that the scales depend on, as text."""
     call = {k: v for k, v in sorted(target.model.defaults.items()) if isinstance(v, bool | int | float | str)}
     dtypes = {c: str(m.dtype) for c, m in sorted(target.modules(COMPONENTS).items())}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from vivace.contract import Component
+from vivace.errors import NoEffect, Unsupported
 from vivace.quantization.scheme import Scheme, Settings
 
 if TYPE_CHECKING:
@@ -117,6 +119,28 @@ def summarise_reasons(skipped: dict[str, str]) -> list[str]:
     for name, reason in skipped.items():
         by_reason.setdefault(reason, []).append(name)
     return [f"{name}: {reason}" for reason, names in by_reason.items() for name in summarise(names)]
+
+
+def kinds_of(module: torch.nn.Module, choice: Choice) -> dict[str, tuple[str, str]]:
+    """What the chosen layers are now: the class of the layer, and the class of its weight."""
+    layers = {name: module.get_submodule(name) for name in choice.chosen}
+    return {name: (type(layer).__name__, type(layer.weight).__name__) for name, layer in layers.items()}
+
+
+def refuse(choices: Mapping[Component, Choice]) -> NoReturn:
+    """Raise NoEffect where there is no layer to quantise, and Unsupported where each has a reason against it."""
+    skipped = {name: reason for choice in choices.values() for name, reason in choice.skipped.items()}
+    num_before = sum(choice.num_quantised_before for choice in choices.values())
+    if num_before and num_before == sum(reason != "convolution" for reason in skipped.values()):
+        raise NoEffect("the weights are quantised already", already_so=True)
+    if not skipped:
+        raise NoEffect(f"no Linear layer to quantise in {', '.join(choices) or 'this pipeline'}")
+    counts = Counter(skipped.values()).most_common()
+    # A UNet is mostly convolutions, so that reason comes last: the others can be helped.
+    counts.sort(key=lambda found: found[0] == "convolution")
+    told = "; ".join(f"{number} layer{'s' * (number != 1)}: {reason}" for reason, number in counts[:5])
+    more = f" and {len(counts) - 5} other reasons" if len(counts) > 5 else ""
+    raise Unsupported(f"no layer can be quantised: {told}{more}")
 
 
 def move_to(module: torch.nn.Module, device: Any) -> None:

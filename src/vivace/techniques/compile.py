@@ -24,16 +24,17 @@ counts the graphs that were found there. Tracing is not saved, and neither are t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
 from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.compilation.sizes import graph_limit, limited
+from vivace.compilation.sizes import graph_limit, limited, num_kinds
 from vivace.contract import (
     COMPONENTS,
+    CallContext,
     Component,
     Effect,
     MemoryAdvice,
@@ -174,12 +175,29 @@ class Compile(Technique):
                 module.compile_repeated_blocks(**options)
             else:
                 _compile_whole(working_part(component, module), options, captures_graphs)
-        surrounding = limited(len(self.sizes)) if self.sizes else _distinct_sizes if self.dynamic else None
         return Effect(
             changed=changed,
-            contexts={} if surrounding is None else dict.fromkeys(target.modules(self.targets), surrounding),
+            contexts={
+                component: surrounding
+                for component, module in target.modules(self.targets).items()
+                if (surrounding := self._surrounding(module)) is not None
+            },
             evidence=counting_graphs(),
         )
+
+    def _surrounding(self, module: torch.nn.Module) -> CallContext | None:
+        """The settings that a component's forward needs, if any."""
+        kinds = num_kinds(_repeated(module)) if self.blocks == "repeated" else 1
+        limits = limited(len(self.sizes), kinds) if self.sizes or kinds > 1 else None
+        if limits is None or not self.dynamic:
+            return _distinct_sizes if self.dynamic else limits
+
+        @contextmanager
+        def both() -> Iterator[None]:
+            with _distinct_sizes(), limits():
+                yield
+
+        return both
 
     def predict(self, target: Target) -> Effect:
         """The eager code stands for the compiled one; blocks that would be compiled are known as such."""

@@ -19,6 +19,12 @@ PyTorch's mslk: Hopper's tensor cores have no int4, and torchao 0.16 removed its
 bitsandbytes' `int8` is LLM.int8(), which multiplies in int8, and its `nf4` is QLoRA's. SDNQ's `int8`, `fp8_weight` and
 `int4` also take convolutions. No scheme computes convolutions in fewer bits; docs/adr/0005 lists the alternatives to
 TensorRT for that.
+`skip=auto` leaves the denoiser's most sensitive layers as they are. It generates `pictures` images, keeps a call of the
+denoiser of each, repeats these calls with each layer quantised alone, and leaves the layers that change the output most
+for their cost: at most `skip_share` of the multiplications and of the weights. The record names them with their errors,
+which are cached in $VIVACE_CACHE, so that every process chooses the same. It needs weights and prompts: not for
+`vivace plan`, random weights, or checkpoints that are quantised already. Patterns may stand beside it,
+`skip='auto, proj_out'`. `compile(blocks=repeated)` compiles blocks in which other layers are left apart.
 GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1` and `q4_0` are the formats of GGUF files: llama.cpp's Python package quantises the
 weights, and diffusers dequantises them in each call. A FLUX.1 transformer in such a file, of any kind, is given as the
 model itself (`--model FILE.gguf`).
@@ -26,10 +32,9 @@ model itself (`--model FILE.gguf`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import model_validator
 
@@ -46,27 +51,40 @@ from vivace.contract import (
     knob,
 )
 from vivace.contract.script import Script
-from vivace.errors import NoEffect, Unsupported
-from vivace.quantization import REMOVED_BACKENDS, SCHEMES, Scheme, backends_of, schemes_of
+from vivace.errors import Unsupported
+from vivace.quantization import (
+    REMOVED_BACKENDS,
+    SCHEMES,
+    Scheme,
+    backends_of,
+    schemes_of,
+    sensitivity,
+)
 from vivace.quantization.calibration import Scales, calibrate
 from vivace.quantization.layers import (
     Choice,
     choose,
+    kinds_of,
     layers_of,
     matches,
     move_to,
     patterns_of,
+    refuse,
     replace_layer,
     summarise,
     summarise_reasons,
 )
 from vivace.quantization.scheme import Settings
 from vivace.quantization.script import script_of
+from vivace.quantization.sensitivity import Kept
 
 if TYPE_CHECKING:
     import torch
 
 Changed = dict[str, int | float | str]
+
+_AUTO = "auto"
+_SKIP_SHARE = 0.05
 
 
 class Quantize(Technique):
@@ -106,10 +124,23 @@ class Quantize(Technique):
     granularity: Literal["row", "tensor"] = knob("row", about="fp8 schemes: a scale per row, or one for all")
     convolutions: bool = knob(False, about="quantise convolutions too, where the scheme can")
     double_quantization: bool = knob(True, about="nf4 of bitsandbytes: scales in 8 bits too, instead of 32")
-    skip: str = knob("", about="layers that stay as they are: names or patterns, e.g. 'proj_out, *.ff.*'")
+    skip: str = knob(
+        "",
+        about="layers that stay as they are: names or patterns, e.g. 'proj_out, *.ff.*', or auto: by sensitivity",
+    )
     min_weights: int = knob(0, ge=0, about="layers of fewer weights stay as they are")
     pictures: int = knob(
-        4, ge=1, le=1000, about="fp8_static: images generated first, to calibrate its scales"
+        4,
+        ge=1,
+        le=1000,
+        about="fp8_static and skip=auto: images generated first, to calibrate scales and measure sensitivity",
+    )
+    skip_share: float = knob(
+        _SKIP_SHARE,
+        new=True,
+        gt=0,
+        le=0.5,
+        about="skip=auto: share of the work, and of the weights, that may stay unquantised",
     )
 
     @model_validator(mode="before")
@@ -142,9 +173,25 @@ class Quantize(Technique):
             raise ValueError(
                 "double_quantization=False is for nf4 of bitsandbytes; torchao's nf4 always quantises its scales"
             )
-        if self.pictures != 4 and not scheme.is_calibrated:
+        if self.pictures != 4 and not (scheme.is_calibrated or self._is_auto):
             raise ValueError(f"pictures is for schemes that are calibrated; {self.scheme} is not")
+        if self.skip_share != _SKIP_SHARE and not self._is_auto:
+            raise ValueError("skip_share is for skip=auto")
+        if self._is_auto and self.targets != ("denoiser",):
+            raise ValueError(
+                "skip=auto measures what reaches the denoiser's output; aim it at the denoiser alone, and give other "
+                "components a quantize of their own"
+            )
         return self
+
+    @property
+    def _is_auto(self) -> bool:
+        return _AUTO in patterns_of(self.skip)
+
+    @property
+    def _patterns(self) -> list[str]:
+        """The layers that are skipped by name."""
+        return [pattern for pattern in patterns_of(self.skip) if pattern != _AUTO]
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -160,11 +207,11 @@ class Quantize(Technique):
 
     @property
     def loads_from_host(self) -> bool:
-        return not self._scheme().is_calibrated  # calibration runs the model as it is
+        return not self.needs_prompts  # which run the model as it is
 
     @property
     def needs_prompts(self) -> bool:
-        return self._scheme().is_calibrated
+        return self._scheme().is_calibrated or self._is_auto
 
     def unsupported(self, target: Target) -> str | None:
         scheme, settings = self._scheme(), self._settings(target)
@@ -179,9 +226,14 @@ class Quantize(Technique):
                 f"the pipeline casts its fp16 VAE to fp32 in each call, and {self.scheme} of {self.backend} cannot be "
                 "cast; add bf16, or take int8 of torchao"
             )
+        if target.pipe is not None and self._is_auto and target.model.has_random_weights:
+            return (
+                f"skip=auto: {target.model.name.partition('@')[0]} has random weights, so there is nothing to measure; "
+                "name the layers, e.g. skip='proj_out, *.ff.*'"
+            )
         if target.pipe is not None:
             names = [name for part in target.modules(self.targets).values() for name in layers_of(part)]
-            for pattern in patterns_of(self.skip):
+            for pattern in self._patterns:
                 if not any(matches(name, pattern) for name in names):
                     shown = ", ".join(summarise(names)[:8])
                     return f"skip: no layer of {', '.join(self.targets)} is called '{pattern}' (there is {shown})"
@@ -190,7 +242,14 @@ class Quantize(Technique):
     def apply(self, target: Target) -> Effect:
         scheme, settings = self._scheme(), self._settings(target)
         modules, choices = target.modules(self.targets), self._choices(target)
+        if self.needs_prompts and not target.asked.prompts:
+            why = "calibrate its scales" if scheme.is_calibrated else "measure which layers are sensitive"
+            raise Unsupported(
+                f"quantize: {self.scheme} generates images first, to {why}, and there are no prompts; "
+                "give some: vivace.apply(pipe, recipe, prompts=[...])"
+            )
         scales = self._calibrate(target, choices) if scheme.is_calibrated else None
+        kept = self._keep_sensitive(target, choices["denoiser"], scales) if self._is_auto else None
         for component, choice in choices.items():
             module = modules[component]
             for name in choice.chosen:
@@ -207,20 +266,24 @@ class Quantize(Technique):
         if scales is not None:
             changed["scales"] = scales.origin
             changed["scales_file"] = "not kept" if scales.file is None else scales.file.name
-        done = {c: _kinds(modules[c], choice) for c, choice in choices.items() if choice.chosen}
+        if kept is not None:
+            changed |= kept.changed()
+        done = {c: kinds_of(modules[c], choice) for c, choice in choices.items() if choice.chosen}
 
         def evidence() -> dict[str, int | float | str | list[str]]:
             found: dict[str, int | float | str | list[str]] = {}
             for component, kinds in done.items():
-                now = _kinds(modules[component], choices[component])
+                now = kinds_of(modules[component], choices[component])
                 found[f"{component}.quantized"] = summarise(n for n in now if now[n] == kinds[n])
                 if choices[component].skipped:
                     found[f"{component}.left_alone"] = summarise_reasons(choices[component].skipped)
+            if kept is not None:
+                found["denoiser.sensitive"] = kept.listed()
             return found
 
         def refuted(_: dict[str, Any]) -> str | None:
             for component, kinds in done.items():
-                now = _kinds(modules[component], choices[component])
+                now = kinds_of(modules[component], choices[component])
                 if lost := [n for n in now if now[n] != kinds[n]]:
                     return f"{len(lost)} of {component}'s layers are no longer quantised: {', '.join(summarise(lost))}"
             return None
@@ -229,6 +292,11 @@ class Quantize(Technique):
 
     def predict(self, target: Target) -> Effect:
         """Do the same to a pipeline on the meta device, whose layers have shapes and no values."""
+        if self._is_auto:
+            raise Unsupported(
+                "quantize: skip=auto measures the weights, and there are none here; leave it out, and add "
+                f"{self.skip_share:.0%} of what quantising saves"
+            )
         scheme, settings = self._scheme(), self._settings(target)
         describe = scheme.describe or scheme.convert
         modules, choices = target.modules(self.targets), self._choices(target)
@@ -246,11 +314,11 @@ class Quantize(Technique):
         """
         choices = self._sorted_layers(target)
         if not any(choice.chosen for choice in choices.values()):
-            _refuse(choices)
+            refuse(choices)
         return choices
 
     def _sorted_layers(self, target: Target) -> dict[Component, Choice]:
-        scheme, settings, skip = self._scheme(), self._settings(target), patterns_of(self.skip)
+        scheme, settings, skip = self._scheme(), self._settings(target), self._patterns
         return {
             component: choose(module, scheme, settings, skip, self.min_weights)
             for component, module in target.modules(self.targets).items()
@@ -264,24 +332,15 @@ class Quantize(Technique):
             if choice.chosen:
                 changed[f"{component}.quantized_layers"] = len(choice.chosen)
                 changed[f"{component}.layers_left_alone"] = len(choice.skipped)
-                kinds = _kinds(modules[component], choice).values()
+                kinds = kinds_of(modules[component], choice).values()
                 changed[f"{component}.weights_are"] = ", ".join(dict.fromkeys(weight for _, weight in kinds))
         if not changed:
-            _refuse(choices)
+            refuse(choices)
         changed["how"] = f"weights {self.arithmetic.weights}; matmuls {self.arithmetic.products}"
         return changed
 
     def _calibrate(self, target: Target, choices: Mapping[Component, Choice]) -> Scales:
-        """Calibrate the scales of the chosen layers; those that get none move to the skipped ones.
-
-        Raises:
-            Unsupported: there are no prompts to generate images from.
-        """
-        if not target.asked.prompts:
-            raise Unsupported(
-                f"quantize: {self.scheme} generates images first, to calibrate its scales, and there are no prompts; "
-                "give some: vivace.apply(pipe, recipe, prompts=[...])"
-            )
+        """Calibrate the scales of the chosen layers; those that get none move to the skipped ones."""
         modules = target.modules(self.targets)
         layers = {
             f"{component}.{name}": modules[component].get_submodule(name)
@@ -296,6 +355,25 @@ class Quantize(Technique):
             choice.skipped[name] = reason
         return scales
 
+    def _keep_sensitive(self, target: Target, choice: Choice, scales: Scales | None) -> Kept:
+        """Move the layers that are most sensitive for their work to the skipped ones."""
+        scheme, settings = self._scheme(), self._settings(target)
+        denoiser = target.module("denoiser")
+        layers = {name: denoiser.get_submodule(name) for name in choice.chosen}
+
+        def convert(name: str, layer: torch.nn.Module) -> torch.nn.Module:
+            scale = None if scales is None else scales.by_layer[f"denoiser.{name}"]
+            return scheme.convert(layer, replace(settings, input_scale=scale))
+
+        how = f"{self.backend} {self.scheme} {self.granularity} {self.double_quantization}"
+        measured = sensitivity.measure(target, layers, convert, how, self.pictures)
+        weights = {name: float(layer.weight.numel()) for name, layer in layers.items()}
+        kept = Kept.of(measured, weights, self.skip_share)
+        for name in kept.names:
+            choice.chosen.remove(name)
+            choice.skipped[name] = "sensitive"
+        return kept
+
     def _scheme(self) -> Scheme:
         return SCHEMES[self.backend, self.scheme]
 
@@ -303,6 +381,8 @@ class Quantize(Technique):
         return Settings(target.machine, self.granularity, self.convolutions, self.double_quantization)
 
     def script(self, target: Target) -> Script | None:
+        if self._is_auto:
+            return None  # a measurement of vivace's own
         choices = {
             component: choice for component, choice in self._sorted_layers(target).items() if choice.chosen
         }
@@ -317,25 +397,3 @@ def _casts_its_vae(target: Target, components: tuple[Component, ...]) -> bool:
     if vae is None or not hasattr(target.pipe, "upcast_vae"):
         return False
     return bool(getattr(vae.config, "force_upcast", False)) and str(vae.dtype) == "torch.float16"
-
-
-def _kinds(module: torch.nn.Module, choice: Choice) -> dict[str, tuple[str, str]]:
-    """What the chosen layers are now: the class of the layer, and the class of its weight."""
-    layers = {name: module.get_submodule(name) for name in choice.chosen}
-    return {name: (type(layer).__name__, type(layer.weight).__name__) for name, layer in layers.items()}
-
-
-def _refuse(choices: Mapping[Component, Choice]) -> NoReturn:
-    """Raise NoEffect where there is no layer to quantise, and Unsupported where each has a reason against it."""
-    skipped = {name: reason for choice in choices.values() for name, reason in choice.skipped.items()}
-    num_before = sum(choice.num_quantised_before for choice in choices.values())
-    if num_before and num_before == sum(reason != "convolution" for reason in skipped.values()):
-        raise NoEffect("the weights are quantised already", already_so=True)
-    if not skipped:
-        raise NoEffect(f"no Linear layer to quantise in {', '.join(choices) or 'this pipeline'}")
-    counts = Counter(skipped.values()).most_common()
-    # A UNet is mostly convolutions, so that reason comes last: the others can be helped.
-    counts.sort(key=lambda found: found[0] == "convolution")
-    told = "; ".join(f"{number} layer{'s' * (number != 1)}: {reason}" for reason, number in counts[:5])
-    more = f" and {len(counts) - 5} other reasons" if len(counts) > 5 else ""
-    raise Unsupported(f"no layer can be quantised: {told}{more}")

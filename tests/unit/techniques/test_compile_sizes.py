@@ -105,6 +105,15 @@ def test_the_limit_of_graphs_is_no_silent_one() -> None:
     assert not torch._dynamo.config.fail_on_recompile_limit_hit, "the setting does not outlive the forward"
 
 
+def test_blocks_with_other_layers_left_have_a_limit_of_their_own() -> None:
+    blocks = [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)) for _ in range(3)]
+    assert limits.num_kinds(blocks) == 1
+    blocks[1][0].weight = type("Quantised", (torch.nn.Parameter,), {})(torch.zeros(2, 2))
+    assert limits.num_kinds(blocks) == 2
+    assert limits.graph_limit(0, 2) == 2 * torch._dynamo.config.recompile_limit
+    assert limits.graph_limit(3, 2) == 6 * torch._dynamo.config.recompile_limit
+
+
 def test_prompts_of_any_length_need_any_size() -> None:
     with pytest.raises(Unsupported, match=r"Qwen-Image takes prompts at their own lengths.*sizes=any"):
         flow_models.session("qwen-image", "compile(backend=eager, sizes=[64x64])")

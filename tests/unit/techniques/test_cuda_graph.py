@@ -1,6 +1,8 @@
 """The bookkeeping of captured steps, with a capture that runs on a CPU: it repeats the work into the same memory."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
 from vivace.techniques import cuda_graph
+from vivace.techniques.compile import Compile
 from vivace.techniques.cuda_graph import CudaGraph
 
 GPU = Machine("cuda", "a GPU", (9, 0), None)
@@ -53,6 +56,22 @@ def test_new_values_go_in_and_earlier_results_stay() -> None:
         assert (total == k + 10).all(), "not overwritten by later calls"
         assert (rest["z"] == 2 * k).all()
     assert counts(made) == (1, 3)
+
+
+def test_announced_sizes_have_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six shapes in turn, with four graphs kept for each of two sizes: none is captured again."""
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    unet = torch.nn.Conv2d(4, 4, 3, padding=1)
+    unet.device = torch.device("cpu")
+    plain = target_of(GPU, SimpleNamespace(unet=unet))
+    earlier = (Compile(backend="eager", sizes=("64x64", "96x64")),)
+    effect = CudaGraph().apply(replace(plain, asked=replace(plain.asked, earlier=earlier)))
+    assert effect.changed == {"denoiser.cuda_graphs": "up to 8"}
+    for _ in range(2):
+        for width in range(8, 14):
+            unet.forward(torch.zeros(1, 4, 8, width))
+    assert effect.evidence is not None
+    assert effect.evidence() == {"cuda_graphs_recorded": 6, "cuda_graph_replays": 12}
 
 
 def test_the_callers_tensors_are_neither_kept_nor_changed() -> None:

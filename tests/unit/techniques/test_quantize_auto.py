@@ -1,0 +1,148 @@
+"""quantize(skip=auto): which layers are left, measured once, and said in the record."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests import flow_models
+from tests.families import build, draw
+from vivace.contract import component_of
+from vivace.errors import RecipeError, Unsupported
+from vivace.models import find_model, load_pipeline
+from vivace.quantization.sensitivity import most_sensitive
+from vivace.recipes.resolve import resolve
+from vivace.runtime.session import Session, session_of
+
+PROMPTS = ["a red circle above a blue square", "a large green triangle"]
+CALL = {"height": 64, "width": 64, "num_inference_steps": 3}
+OTHERS = "single_transformer_blocks, transformer_blocks"
+RECIPE = "quantize(int4, skip='auto, single_transformer_blocks', pictures=1, skip_share=0.1)"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
+    return tmp_path / "sensitivity"
+
+
+def opened(recipe: str, prompts: list[str] = PROMPTS, call: dict[str, int] = CALL) -> Session:
+    torch.set_num_threads(1)
+    found = find_model("tiny-flux")
+    return session_of(load_pipeline(found, "cpu"), found, resolve(recipe), "cpu", dict(call), prompts)
+
+
+def effect(made: Session) -> dict[str, Any]:
+    return made.effects["quantize@denoiser"]
+
+
+def test_most_error_for_the_cost_within_the_budget() -> None:
+    errors = {"dear": 8.0, "cheap": 4.0, "same": 1.0, "twin": 1.0, "free": 0.5, "dull": 0.1}
+    costs = {"dear": 0.5, "cheap": 0.04, "same": 0.01, "twin": 0.01, "free": 0.0, "dull": 0.44}
+    assert most_sensitive(errors, costs, 0.05) == ["cheap", "same"], "the twin comes later, by name"
+    assert most_sensitive(errors, costs, 0.07) == ["cheap", "same", "twin"]
+    assert most_sensitive(errors, costs, 0.035) == ["same", "twin"], (
+        "what does not fit leaves room for others"
+    )
+    assert most_sensitive(errors, costs, 1.0) == ["cheap", "same", "twin", "dear"], (
+        "not what costs more than it helps"
+    )
+    assert most_sensitive(dict.fromkeys(errors, 0.0), costs, 1.0) == []
+
+
+def test_it_is_measured_once_and_chooses_the_same_when_reloaded(cache: Path) -> None:
+    first = opened(RECIPE)
+    told = effect(first)
+    assert told["sensitivity"] == "measured on 1 image"
+    assert 0 < told["denoiser.sensitive_share_of_work"] <= 0.1
+    assert 0 < told["denoiser.sensitive_share_of_weights"] <= 0.1
+    assert told["denoiser.predicted_error"] < told["denoiser.predicted_error_with_all"]
+    evidence = first.evidence()
+    listed = evidence["denoiser.sensitive"]
+    assert isinstance(listed, list)
+    assert len(listed) == told["denoiser.sensitive_layers_left"]
+    left = [line.partition(":")[0] for line in listed]
+    assert "x_embedder" in left, "what enters the denoiser is worth most"
+    for name in left:
+        weight = component_of(first.pipe, "denoiser").get_submodule(name).weight
+        assert type(weight) is torch.nn.Parameter
+    assert "x_embedder: sensitive" in evidence["denoiser.left_alone"]  # type: ignore[operator]
+    (file,) = cache.iterdir()
+    assert told["sensitivity_file"] == file.name
+
+    second = opened(RECIPE)
+    assert effect(second) == told | {"sensitivity": "reloaded, measured on 1 image"}
+    assert second.evidence() == evidence
+    assert np.array_equal(draw(second), draw(first))
+
+    more = opened(RECIPE.replace("0.1", "0.5"))
+    assert "reloaded" in effect(more)["sensitivity"], "the share is no part of what is measured"
+    assert effect(more)["denoiser.sensitive_layers_left"] > told["denoiser.sensitive_layers_left"]
+
+    file.write_text(json.dumps({"errors": {}, "work": {}, "source": ""}))
+    assert effect(opened(RECIPE)) == told, "what is damaged is measured again, and comes out the same"
+
+
+def test_measuring_leaves_the_layers_as_they_were(cache: Path) -> None:
+    """With a share that nothing fits into, it is the same as without."""
+    none = opened(f"quantize(int8, skip='{OTHERS}')")
+    auto = opened(f"quantize(int8, skip='auto, {OTHERS}', pictures=1, skip_share=0.0001)")
+    assert effect(auto)["denoiser.sensitive_layers_left"] == 0
+    assert np.array_equal(draw(auto), draw(none))
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "fp8_static", "int8_dynamic", "int4", "nf4"])
+@pytest.mark.long
+def test_the_denoiser_predicts_more_nearly_the_same(cache: Path, scheme: str) -> None:
+    """On a call that nothing was measured on."""
+    calls: list[dict[str, Any]] = []
+    plain = opened("baseline")
+    denoiser = component_of(plain.pipe, "denoiser")
+    denoiser.register_forward_pre_hook(lambda _, __, kwargs: calls.append(dict(kwargs)), with_kwargs=True)
+    draw(plain, "a tiny violet star", seed=9)
+
+    def predicted(made: Session) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = component_of(made.pipe, "denoiser")(**calls[2])[0]
+        return found
+
+    wanted = predicted(opened("baseline"))
+    none, auto = (
+        float((predicted(opened(f"quantize({scheme}{skip})")) - wanted).norm() / wanted.norm())
+        for skip in ("", ", skip=auto, pictures=1")
+    )
+    assert auto < 0.95 * none
+
+
+def test_where_it_cannot_measure_it_says_why(cache: Path) -> None:
+    with pytest.raises(Unsupported, match=r"measure which layers are sensitive.*prompts=\[\.\.\.\]"):
+        vivace.apply(build("flux"), "quantize(int8, skip=auto)")
+    with pytest.raises(Unsupported, match="synthetic:sana-1600m has random weights"):
+        flow_models.session("sana-1600m", "quantize(int8, skip=auto)")
+    assert not cache.exists()
+    with pytest.raises(Unsupported, match="no layer of denoiser is called 'nothing'"):
+        opened("quantize(int8, skip='auto, nothing')")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("quantize(int8, skip_share=0.1)", "skip_share is for skip=auto"),
+        ("quantize(int8, skip=auto)@denoiser,text_encoder", "aim it at the denoiser alone"),
+        ("quantize(int8, skip=auto, skip_share=0.6)", "skip_share must be a number"),
+    ],
+)
+def test_knobs_that_do_not_go_together(recipe: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        resolve(recipe)
+
+
+def test_records_of_before_keep_their_form() -> None:
+    plain, auto = resolve("quantize(int8)").spec, resolve("quantize(int8, skip=auto, skip_share=0.1)").spec
+    assert "skip_share" not in plain.techniques[0].knobs
+    assert auto.techniques[0].knobs["skip_share"] == 0.1
+    assert auto.text == "quantize(int8, skip=auto, skip_share=0.1)"
