@@ -29,7 +29,7 @@ def test_it_counts_and_goes_on(
     assert [case["busy"] for case in json.loads(path.read_text())].count(True) == 3
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_real_comparison() -> None:
     with start_launcher("cpu") as launcher:
         case = against_itself.compare(launcher)

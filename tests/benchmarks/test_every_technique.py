@@ -197,6 +197,7 @@ def test_rows_are_refused_if_the_host_changed(measured: Path) -> None:
     assert finished(MODEL, [_as_slow_as(beside, 1.0, 1.2), record]) == []
 
 
+@pytest.mark.soak
 def test_what_compiles_is_compiled_beside_each_other_into_a_record_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -188,7 +188,7 @@ def test_aliases_stand_for_real_recipes() -> None:
 @pytest.mark.parametrize(("name", "recipe"), RECIPES, ids=[r for _, r in RECIPES])
 @pytest.mark.diagonal
 @pytest.mark.slow("dtype(fp16)*", "parallel(cfg)*", "parallel(ring)*", "compile*tiny-sd")
-@pytest.mark.exhaustive("dtype(fp16)-tiny-flux", "parallel(cfg)-tiny-sd")
+@pytest.mark.exhaustive("dtype(fp16)-*", "parallel(cfg)-tiny-sd", "parallel(ulysses)-tiny-flux")
 def test_it_works_or_has_a_reason(name: str, recipe: str, model: str) -> None:
     try:
         session = open_model(model, recipe)

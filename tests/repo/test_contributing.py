@@ -79,6 +79,7 @@ except Unsupported as error:
 """
 
 
+@pytest.mark.long
 def test_it_does_what_it_declares(source: Path) -> None:
     done = run(source, "-c", _DRAW)
     assert done.returncode == 0, done.stderr

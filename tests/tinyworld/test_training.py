@@ -61,6 +61,7 @@ small_training(pathlib.Path(sys.argv[1]), budget).run()
 """
 
 
+@pytest.mark.soak
 def test_a_killed_training_goes_on(tmp_path):
     checkpoint = tmp_path / "small.pt"
     fresh = small_training(checkpoint, loop.Budget(steps=20))

@@ -12,7 +12,7 @@ def accuracy(pictures, captions):
     return {key: value["accuracy"] for key, value in verifier.score(pictures, captions).items()}
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_true_scenes(true_scenes):
     pictures, said, _ = true_scenes
     result = verifier.score(pictures, said)

@@ -92,6 +92,7 @@ def test_a_baseline_with_its_own_attention_gets_another_noise_floor(tmp_path: Pa
     assert floor.recipe == "channels_last+attention(math)"
 
 
+@pytest.mark.long
 def test_without_quality_nothing_is_generated_or_scored(tmp_path: Path) -> None:
     records = vivace.bench(
         "tiny-sd",

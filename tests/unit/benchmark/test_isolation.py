@@ -126,7 +126,7 @@ worker.main()
     ],
 )
 @pytest.mark.long
-@pytest.mark.exhaustive("command0*", "command2*")
+@pytest.mark.exhaustive("command*")
 def test_requests_get_fresh_processes_if_forks_cannot_use_the_gpu(
     command: tuple[str, ...], device: str, forks: bool
 ) -> None:

@@ -188,7 +188,7 @@ def test_a_worker_whose_parent_died_first_ends() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.long
 def test_killed_benches(tmp_path: Path) -> None:
-    assert kill_benches(tmp_path, kills=5, seed=2) >= 2, "the kills must hit a process"
+    assert kill_benches(tmp_path, kills=2, seed=2) >= 1, "the kills must hit a process"
 
 
 @pytest.mark.soak

@@ -130,7 +130,7 @@ def test_stored_pairs_count_and_are_looked_at_first(measured: Callable[..., Meas
     assert numbers == [8]
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_real_comparison_is_stored_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("compare", "baseline", "steps:1", *SHORT, "--format", "json", "--store", "s")
     run_trials = pairs.run_trials

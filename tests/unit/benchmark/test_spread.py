@@ -280,7 +280,7 @@ def check_comparisons(run: Run) -> None:
 
 
 @pytest.mark.parametrize("worker", [stub_worker.COMMAND, WORKER], ids=["stub", "real"])
-@pytest.mark.slow("real")
+@pytest.mark.exhaustive("real")
 def test_two_workers_share_the_trials_and_one_is_killed(tmp_path: Path, worker: Sequence[str]) -> None:
     progress = Killing(after=2)
     run = bench(tmp_path / "store", worker, progress)

@@ -175,6 +175,7 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
     assert same.stdout == done.stdout
 
 
+@pytest.mark.long
 def test_an_interrupted_bench_keeps_its_rounds(tmp_path: Path) -> None:
     command = [
         *VIVACE,

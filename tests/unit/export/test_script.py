@@ -95,6 +95,7 @@ def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
 
 @pytest.mark.parametrize(("model", "recipe"), [(model, r) for model in COMPOSED for r in COMPOSED[model]])
 @pytest.mark.slow("tiny-sd-bf16*", "tiny-flux-bf16*", "*scheduler(lms*", "*flow_lcm*", "*bitsandbytes*")
+@pytest.mark.exhaustive("tiny-flux-bf16+quantize*", "*flow_lcm*")
 def test_compositions(model: str, recipe: str, scripts: Path) -> None:
     if "bitsandbytes" in recipe:
         pytest.importorskip("bitsandbytes")
@@ -375,6 +376,7 @@ def test_random_weights_are_refused_with_advice() -> None:
         write("synthetic:sdxl", "baseline")
 
 
+@pytest.mark.long
 def test_alone_in_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "draw.py").write_text(write("tiny-sd", "tiny_vae+bf16@vae+steps(3)").text)
     subprocess.run([sys.executable, "draw.py"], cwd=tmp_path, check=True, capture_output=True)

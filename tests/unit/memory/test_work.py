@@ -92,7 +92,8 @@ def test_a_source_is_as_many_tokens_as_the_image() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["baseline", "cfg_cutoff(0.4)", "tiny_vae+steps(7)", "scheduler(heun)"])
-@pytest.mark.quick("cfg_cutoff*")
+@pytest.mark.quick("baseline")
+@pytest.mark.exhaustive("tiny_vae*")
 def test_the_count_is_that_of_the_benchmark(recipe: str) -> None:
     """Which runs every step, and counts with PyTorch's own counter."""
     trial = make_trial(recipe)

@@ -39,6 +39,7 @@ def _forked() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_forked")
+@pytest.mark.long
 def test_a_killed_process_is_told_at_once_and_the_others_end() -> None:
     sharded = families.session("sd", "parallel(cfg, gpus=3)")
     first, second = pids(sharded)

@@ -181,6 +181,7 @@ def quality(folder: Path, *flags: str, code: int = 0) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_folders_are_held_to_what_their_images_were_made_from(folders: Path) -> None:
     files = [part for k in range(6) for part in ("--image", str(FOLDER / f"{k:02}.png"))]
     files += [part for k in range(6) for part in ("--mask", str(FOLDER / f"{k:02}-mask.png"))]

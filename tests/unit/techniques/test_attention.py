@@ -181,7 +181,7 @@ class _Bypass:
         return hidden_states
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_flex_composes() -> None:
     recipe = "bf16+fuse_qkv"
     alone, both = (session("flux", text) for text in (recipe, f"attention(flex)+{recipe}"))

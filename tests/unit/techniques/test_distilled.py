@@ -161,7 +161,7 @@ def test_tiny_sd_draws_in_few_steps_without_guidance(steps: int) -> None:
     assert np.isfinite(picture).all()
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_tiny_sds_keeps_more_of_the_clip_margin_than_plain_few_steps() -> None:
     """As the gate counts it; 8 prompts, one seed each, one thread. Plain steps of the same work are two."""
     prompts = PROMPT_SETS["tinyworld"][:8]

@@ -157,7 +157,7 @@ def test_every_call_starts_anew(family: str) -> None:
     assert np.array_equal(draw(made, num_inference_steps=8), first)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_better_than_fewer_steps_of_the_same_work() -> None:
     """The pictures nearer to the plain ones, over many prompts; single ones turn out either way."""
     prompts = [f"a {colour} {shape}" for colour in ("red", "green", "blue", "yellow", "purple", "orange")

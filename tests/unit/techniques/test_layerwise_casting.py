@@ -71,7 +71,7 @@ def test_it_composes(family: str, recipe: str) -> None:
     assert num_fp8(both.pipe.unet if family != "flux" else both.pipe.transformer) > 0
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_it_composes_with_compile_and_a_step_cache() -> None:
     alone = drawn("flux", "layerwise_casting")
     assert psnr(drawn("flux", "layerwise_casting+compile(backend=eager)"), alone) > 60

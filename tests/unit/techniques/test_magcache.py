@@ -105,6 +105,7 @@ def test_every_call_starts_anew() -> None:
 
 @pytest.mark.parametrize("recipe", ["magcache(0.3)", "magcache(hits=0.5)"])
 @pytest.mark.long
+@pytest.mark.exhaustive("magcache(0.3)*")
 def test_compiled_and_recorded_it_is_two_graphs(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = draw(with_ratios(recipe), **CALL)
     made = with_ratios(f"{recipe}+compile(backend=eager)")

@@ -242,8 +242,8 @@ def test_a_picture_that_is_no_square() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["seacache(0.5)", "seacache(0.5, order=1)"])
-@pytest.mark.long
 @pytest.mark.exhaustive("*order=1*")
+@pytest.mark.soak
 def test_compiled_it_has_no_break(recipe: str) -> None:
     alone = drawn("flux", recipe, **CALL)
     made = session("flux", f"{recipe}+compile(backend=eager)")

@@ -78,7 +78,7 @@ def test_each_picture_of_a_batch_has_pairs_of_its_own() -> None:
         assert psnr(draw(made, prompt, seed=number), both[number : number + 1]) > 40
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_it_is_traced_into_one_graph() -> None:
     # Counts are of the whole process, and what other tests compiled counts for the limit of recompiling.
     torch._dynamo.reset()

@@ -102,6 +102,7 @@ def test_one_picture_refutes_slicing() -> None:
     "recipe", ["bf16", "tiny_vae", "channels_last", "compile(backend=eager)@vae", "fuse_qkv"]
 )
 @pytest.mark.slow("compile*")
+@pytest.mark.soak
 def test_they_compose(recipe: str) -> None:
     both = vivace.load("tiny-sd", f"vae_tiling(32, overlap=0.25)+vae_slicing+{recipe}")
     pictures = draw(both, PROMPTS)
