@@ -52,6 +52,7 @@ FAMILIES = ("flux-dev", "flux-schnell", "sdxl", "sd15")
 HITS = (0.3, 0.5, 0.65)
 TRANSFORMER_CACHES = (
     "first_block_cache",
+    "dual_block_cache",
     "teacache",
     "magcache",
     "seacache",

@@ -51,6 +51,7 @@ def test_all_models_are_asked_for_the_usual_ones_first() -> None:
     assert every_model._chosen(("playground", "sdxl")) == ["sdxl", "playground"]
 
 
+@pytest.mark.soak
 def test_the_record_holds_every_case_as_it_was_measured(measured: Path) -> None:
     records = read_records(measured / "record.json")
     assert [(model, recipe) for model, recipe in records] == [
@@ -78,6 +79,7 @@ def test_what_is_in_the_record_is_not_measured_again(folder: Path, capfd: pytest
     assert not (folder / "store").exists(), "no process was asked for anything"
 
 
+@pytest.mark.soak
 def test_what_crashed_is_tried_again_and_a_line_tells_of_it(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

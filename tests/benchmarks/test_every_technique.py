@@ -140,6 +140,7 @@ def test_it_goes_on_where_it_stopped(
     assert (tmp_path / "record.json").read_bytes() == before
 
 
+@pytest.mark.soak
 def test_the_best_are_drawn_at_full_length(
     measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

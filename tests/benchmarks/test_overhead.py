@@ -28,6 +28,7 @@ def record(tmp_path: Path) -> Path:
     return tmp_path / "overhead.jsonl"
 
 
+@pytest.mark.soak
 def test_every_case_is_a_line_of_pairs(
     record: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from vivace.spec.record import Outcome, Record, Round
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
 
 
+@pytest.mark.soak
 def test_on_a_cpu_processes_take_the_places_of_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def test_the_counts_are_committed_for_every_recipe() -> None:
     ("name", "technique"),
     [("sd15", "deepcache"), ("sd15", "cfg_cutoff"), ("flux-schnell", "first_block_cache")],
 )
+@pytest.mark.soak
 def test_the_committed_counts_are_what_is_counted(name: str, technique: str) -> None:
     knobs = "0.5" if technique == "cfg_cutoff" else "hits=0.5"
     assert count_operations(name, f"{technique}({knobs})") == read_operations()[name][technique]
@@ -96,6 +97,7 @@ def test_a_block_of_flux_is_one_of_57() -> None:
     assert 1 / 57 < found.hit / found.step < 2 / 57
 
 
+@pytest.mark.soak
 def test_skipping_beside_its_ideal(measured: Path) -> None:
     records = read_records(measured / "skipped-work-sd15.json")
     assert [one.outcome for one in records] == [Outcome.MEASURED] * 5, [one.reason for one in records]

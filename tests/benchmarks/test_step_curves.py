@@ -62,6 +62,7 @@ def test_every_step_cache_has_a_curve_on_a_model_that_takes_it() -> None:
                 assert len({resolve(text).text for text in curves[name]}) >= 4, name
 
 
+@pytest.mark.soak
 def test_each_recipe_has_its_work_and_its_figures(measured: Path) -> None:
     cases = read_cases(measured / "record.json")
     assert list(cases) == ["baseline", *ASKED]
@@ -116,6 +117,7 @@ def test_other_pictures_or_another_machine_want_another_file(
     assert "is not a record of this script" in capfd.readouterr().err
 
 
+@pytest.mark.soak
 def test_what_needs_to_know_its_model_finds_it_out_first_and_is_counted_over_every_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,7 +89,7 @@ def test_recipes_compose_or_give_a_reason(drawer: Drawer, number: int) -> None:
     assert sum(row["outcome"] == "measured" for row in rows) > len(rows) / 3, "many recipes run"
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_flat_image_is_retried_with_all_steps(drawer: Drawer) -> None:
     names = ("prune", "scheduler")
     found = drawer.draw(Case("pair", "tiny-flux", "prune+scheduler(flow_euler, karras=True)", names))

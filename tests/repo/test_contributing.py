@@ -79,7 +79,7 @@ except Unsupported as error:
 """
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_it_does_what_it_declares(source: Path) -> None:
     done = run(source, "-c", _DRAW)
     assert done.returncode == 0, done.stderr
@@ -88,7 +88,7 @@ def test_it_does_what_it_declares(source: Path) -> None:
     )
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_the_contract_holds_for_it(source: Path) -> None:
     suite = ROOT / "tests" / "contract" / "test_technique_contract.py"
     done = run(source, "-m", "pytest", "-n0", "-m", "", "-k", "text_length", "-c", str(ROOT / "pyproject.toml"),

@@ -254,7 +254,7 @@ def test_a_rehearsal_reports_where_memory_ran_out(monkeypatch: pytest.MonkeyPatc
     assert calls == 3, "not at the first call, and no call after it"
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_rehearsal_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TECHNIQUES, "fault", Fault)
     with start_launcher("cpu", COMMAND) as launcher:

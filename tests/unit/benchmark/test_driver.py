@@ -38,8 +38,8 @@ def run(program: str, known: str) -> str:
 
 
 @pytest.mark.parametrize(("known", "expected"), [("(9, 0)", "False"), ("None", "True")])
-@pytest.mark.long
 @pytest.mark.exhaustive("None*")
+@pytest.mark.soak
 def test_importing_asks_nvml_and_not_the_driver(known: str, expected: str) -> None:
     """Without NVML the libraries do ask the driver, so the test can tell the two cases apart."""
     program = "from vivace.benchmark.worker import import_all\nimport_all()\nprint(bool(woken))"

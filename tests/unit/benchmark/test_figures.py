@@ -114,7 +114,7 @@ def test_a_wrong_scorer_is_reported_before_measuring(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_two_models_in_one_command_have_two_tables_and_one_page(tmp_path: Path) -> None:
     folder = Path(vivace.__file__).parent / "models/weights/tiny-sd"
     models = ["--model", "tiny-sd", "--model", str(folder)]

@@ -65,7 +65,7 @@ def test_each_fault_has_an_outcome_and_affects_no_other_trial(launcher: Launcher
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["hang", "late_hang", "stubborn"])
 @pytest.mark.quick("hang")
-@pytest.mark.exhaustive("late_hang")
+@pytest.mark.exhaustive("late_hang", "stubborn")
 def test_a_hang_ends_at_the_time_limit(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     timing = TIMING.model_copy(update={"timeout_s": 8.0})
     records = run(launcher, tmp_path / "s", f"fault({kind})", "baseline", timing=timing)
@@ -103,7 +103,7 @@ def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
         vivace.bench("tiny-sd", ["baseline"], store=tmp_path / "s", launcher=launcher)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_broken_images_are_named(launcher: Launcher, tmp_path: Path) -> None:
     good, broken = run(launcher, tmp_path / "s", "guidance(3)", "fault(black)")
     assert [p.faults for p in good.rounds[0].pictures] == [()] * 6

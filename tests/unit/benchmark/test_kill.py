@@ -186,7 +186,7 @@ def test_a_worker_whose_parent_died_first_ends() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.long
+@pytest.mark.soak
 def test_killed_benches(tmp_path: Path) -> None:
     assert kill_benches(tmp_path, kills=2, seed=2) >= 1, "the kills must hit a process"
 

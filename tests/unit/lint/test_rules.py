@@ -224,7 +224,7 @@ def test_nothing_that_vivace_publishes_is_impossible() -> None:
     assert [one for one in found if one.severity == "impossible"] == []
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_vivace_s_own_output_passes(tmp_path: Path) -> None:
     run = vivace.bench(
         "tiny-sd", ["baseline", "tiny_vae"], num_inference_steps=1, device="cpu", quality=False, store=tmp_path / "s",

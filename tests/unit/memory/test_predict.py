@@ -197,7 +197,7 @@ def _each_prediction_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "predict", once)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_what_stands_in_the_way_of_a_change_makes_way() -> None:
     """Compiled whole, a denoiser would have to be on the GPU whole."""
     model, recipe = (

@@ -116,8 +116,8 @@ def test_its_entry_says_how_it_is_run(model: str) -> None:
         ("qwen-image-edit-2509", 57.75, 61.43, 57.98),
     ],
 )
-@pytest.mark.long
 @pytest.mark.exhaustive("qwen-image-edit-2509*")
+@pytest.mark.soak
 def test_its_memory_is_predicted_with_the_picture(
     model: str, model_gb: float, peak_gb: float, encoder_mb: float
 ) -> None:

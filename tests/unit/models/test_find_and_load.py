@@ -33,7 +33,7 @@ def test_names_are_forgiving_about_case() -> None:
     assert find_model(" Tiny-SD ").model == find_model("tiny-sd").model
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_saved_pipeline_is_benched_like_any_other(folder: Path, tmp_path: Path) -> None:
     timing = Timing(rounds=1, repeats=1, max_warmup=1, threads=1)
     recipes = ["baseline", "steps(2)", "tiny_vae"]

@@ -283,7 +283,7 @@ def test_without_a_network(client: Hub, home: Path, monkeypatch: pytest.MonkeyPa
         find_model("sdxl")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_it_is_benched_like_any_other(served: Hub, home: Path, tmp_path: Path) -> None:
     comparison_of("org/model", "baseline")
     timing = Timing(rounds=1, repeats=1, max_warmup=1, threads=1)

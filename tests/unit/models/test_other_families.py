@@ -162,8 +162,8 @@ def test_it_comes_from_a_hub_too(client: Hub, folders: dict[str, Path]) -> None:
     assert type(pipe).__name__ == "PixArtSigmaPipeline"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["pixart", "sd3"])
+@pytest.mark.soak
 def test_what_techniques_cannot_do_there_is_said_in_words(
     folders: dict[str, Path], tmp_path: Path, name: str
 ) -> None:

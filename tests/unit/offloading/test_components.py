@@ -179,8 +179,8 @@ def test_tied_weights_stay_tied() -> None:
 
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize("recipe", ["", "int8+", "layerwise_casting@text_encoder+"])
-@pytest.mark.long
 @pytest.mark.exhaustive("layerwise_casting*")
+@pytest.mark.soak
 def test_compiled_code_goes_on_being_used(recipe: str) -> None:
     reference = drawn("sd", f"{recipe}compile(backend=eager)")
     torch._dynamo.reset()

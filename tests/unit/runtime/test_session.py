@@ -174,7 +174,7 @@ def test_quantize_leaves_a_count_of_what_it_did() -> None:
     assert np.isfinite(draw(session, PROMPTS[0], 0)).all()
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_no_class_is_patched() -> None:
     from diffusers import AutoencoderKL, StableDiffusionPipeline, UNet2DConditionModel
 

@@ -201,7 +201,7 @@ def test_published_numbers_are_judged_by_all_models_whatever_was_run() -> None:
     assert h100.because.startswith("holds in ")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_the_waterfall_runs_whole(tmp_path: Path) -> None:
     run = study("001", tiny=True, store=tmp_path / "s")
     assert isinstance(run, StudyRun)

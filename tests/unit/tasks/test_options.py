@@ -67,7 +67,7 @@ WANTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_profile_is_of_the_task() -> None:
     found = vivace.profile("tiny-sd", task="inpaint", calls=1, **SMALL)
     workload = found.profile.trial.workload
@@ -76,7 +76,7 @@ def test_a_profile_is_of_the_task() -> None:
     assert str(found).startswith("tiny-sd, inpaint, strength 0.9, baseline, 64x64, 2 denoiser calls")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_pairs_and_advice_are_of_the_task(tmp_path: Path) -> None:
     given: dict[str, Any] = SMALL | {"prompts": [PROMPT], "images": (IMAGE,), "strength": 0.7}
     found = vivace.compare("tiny-sd", "baseline", "tiny_vae", max_pairs=3, store=tmp_path / "pairs", **given)
@@ -144,7 +144,7 @@ def test_techniques_judge_the_pipeline_of_the_task() -> None:
         vivace.profile("tiny-sd", task="edit")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_search_is_of_the_task(tmp_path: Path) -> None:
     asked = Asked(task="inpaint", num_inference_steps=4, height=64, width=64)
     found = vivace.tune(

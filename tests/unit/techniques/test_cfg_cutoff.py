@@ -180,8 +180,8 @@ def test_compiled_there_is_nothing_new_to_compile(blocks: str) -> None:
 
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
 @pytest.mark.parametrize("num", [1, 2])
-@pytest.mark.long
 @pytest.mark.exhaustive("2-sdxl", "1-sd*")
+@pytest.mark.soak
 def test_a_unets_two_batch_sizes_are_compiled_in_the_first_call(family: str, num: int) -> None:
     """That is the warm-up: no recompile falls into the window that is measured."""
     prompts = ["a red circle", "a star"][:num]

@@ -47,7 +47,7 @@ def test_unnamed_blocks_are_refused_with_a_reason() -> None:
     assert "needs compute capability 7.5" in (Compile().unsupported(target_of(machine=old)) or "")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_each_session_counts_its_own_graphs() -> None:
     first = session("sd", "compile(backend=eager)")
     draw(first)
@@ -60,8 +60,8 @@ def test_each_session_counts_its_own_graphs() -> None:
 
 
 @pytest.mark.parametrize("family", ["sd", "flux"])
-@pytest.mark.long
 @pytest.mark.exhaustive("sd")
+@pytest.mark.soak
 def test_dynamic_code_serves_another_size(family: str) -> None:
     def graphs(recipe: str) -> list[int]:
         made = session(family, recipe)

@@ -133,7 +133,7 @@ def test_warming_up_draws_each_size() -> None:
 
 
 @pytest.mark.parametrize(("family", "blocks"), [("sd", "whole"), ("flux", "repeated")])
-@pytest.mark.long
+@pytest.mark.soak
 def test_whole_denoisers_and_repeated_blocks(family: str, blocks: str) -> None:
     made = session(family, f"compile(backend=eager, blocks={blocks}, sizes=[64x64, 96x64])")
     for warmed in made.warm_up("a red circle", num_inference_steps=1):

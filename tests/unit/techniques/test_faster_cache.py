@@ -199,8 +199,8 @@ def test_an_even_batch_without_guidance_is_not_split() -> None:
 
 @pytest.mark.parametrize(("extra", "graphs"), [("", 2), ("+cfg_cutoff(0.5)", 3), ("+bf16+channels_last", 2)])
 @pytest.mark.parametrize("family", UNETS)
-@pytest.mark.long
 @pytest.mark.exhaustive("sdxl*", "sd--2", "sd-+bf16*")
+@pytest.mark.soak
 def test_compiled_it_is_two_graphs_without_a_break(family: str, extra: str, graphs: int) -> None:
     recipe = f"faster_cache(2, start=1001){extra}"
     alone = drawn(family, recipe, num_inference_steps=8)

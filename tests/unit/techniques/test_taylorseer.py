@@ -100,8 +100,8 @@ def test_batches_and_guidance_that_is_cut_off() -> None:
 
 @pytest.mark.parametrize("extra", ["", "+bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.long
 @pytest.mark.exhaustive("sd*", "*+bf16")
+@pytest.mark.soak
 def test_compiled_it_has_no_break(family: str, extra: str) -> None:
     alone = drawn(family, f"taylorseer{extra}", **CALL)
     made = session(family, f"taylorseer+compile(backend=eager){extra}")
