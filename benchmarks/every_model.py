@@ -46,6 +46,7 @@ Key = tuple[str, str]  # model, recipe
 @click.option(
     "--recipe", "recipes", multiple=True, default=RECIPES, show_default=True, help="The baseline first."
 )
+@click.option("--steps", type=click.IntRange(1, 1000), help="Default: the model's own number.")
 @click.option("--text", type=click.Choice(["prompts", "embeddings"]), default="prompts", show_default=True)
 @click.option("--rounds", type=click.IntRange(1, 100), default=1, show_default=True)
 @click.option(
@@ -65,6 +66,7 @@ def every_model(
     limit_s: float | None,
     only: Sequence[str],
     recipes: Sequence[str],
+    steps: int | None,
     text: str,
     rounds: int,
     repeats: int,
@@ -95,6 +97,7 @@ def every_model(
             measured = vivace.bench(
                 model,
                 missing,
+                num_inference_steps=steps,
                 text=text,
                 timing=timing,
                 device=device,

@@ -15,7 +15,7 @@ from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize
 import vivace
 from tests.families import build, draw, psnr
 from vivace.contract import Machine
-from vivace.errors import NoEffect, Unsupported
+from vivace.errors import Unsupported
 from vivace.models import find_model, load_pipeline
 from vivace.quantization.packed_int4 import dequantize, pack
 from vivace.quantization.scheme import Settings
@@ -169,7 +169,7 @@ def _copy_ms(source: torch.Tensor) -> float:
 
 
 def test_a_scale_per_row_wants_bf16() -> None:
-    with pytest.raises(NoEffect, match="a scale per row wants bf16"):
+    with pytest.raises(Unsupported, match="a scale per row wants bf16"):
         opened("flux", "fp16+fp8")
     assert (
         psnr(picture(opened("flux", "fp16+quantize(fp8, granularity=tensor)")), picture(opened("flux"))) > 15
