@@ -176,6 +176,17 @@ def test_a_scale_per_row_wants_bf16() -> None:
     )
 
 
+@pytest.mark.parametrize("num_rows", [1, 23, 256, 512])
+def test_fp8_with_a_scale_per_row_takes_few_rows(num_rows: int) -> None:
+    """Qwen-Image's MLP of its text: as many rows as the prompt has tokens."""
+    layer = torch.nn.Linear(12288, 3072, device=DEVICE, dtype=torch.bfloat16).requires_grad_(False)
+    inputs = torch.randn(1, num_rows, 12288, device=DEVICE, dtype=torch.bfloat16)
+    exact = layer(inputs)
+    TORCHAO["fp8"].convert(layer, Settings(Machine("cuda", "a GPU", (9, 0), None)))
+    for call in (layer, torch.compile(layer)):
+        assert (call(inputs) - exact).norm() < 0.06 * exact.norm()
+
+
 def test_int4_gemm_works_or_says_what_is_missing() -> None:
     try:
         made = opened("flux", "int4_gemm")

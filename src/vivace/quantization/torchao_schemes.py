@@ -15,6 +15,7 @@ from vivace.quantization.scheme import Scheme, Settings, no_fp8_on_apple
 from vivace.quantization.torchao_four_bits import FOUR_BITS
 from vivace.quantization.torchao_tensors import (
     PACKAGE,
+    fp8_row_weight,
     int8_dynamic_tensor,
     int8_weight_tensor,
     not_a_multiple,
@@ -83,7 +84,8 @@ def _fp8(layer: torch.nn.Module, settings: Settings) -> torch.nn.Module:
     inputs = QuantizeTensorToFloat8Kwargs(
         torch.float8_e4m3fn, _granularity(settings), mm_config, hp_value_lb=_lower_bound(layer)
     )
-    return with_weight(layer, _fp8_tensor(layer, settings, mm_config=mm_config, act_quant_kwargs=inputs))
+    weight = _fp8_tensor(layer, settings, mm_config=mm_config, act_quant_kwargs=inputs)
+    return with_weight(layer, fp8_row_weight(weight) if settings.granularity == "row" else weight)
 
 
 def _fp8_static(layer: torch.nn.Module, settings: Settings) -> torch.nn.Module:

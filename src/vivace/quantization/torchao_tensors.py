@@ -1,4 +1,4 @@
-"""How torchao's schemes put a quantised weight into a layer, and two int8 tensors with matmuls of vivace's own.
+"""How torchao's schemes put a quantised weight into a layer, and subclasses of its tensors with other matmuls.
 
 Every configuration is given `set_inductor_config=False`: torchao's default changes inductor's settings for the whole
 process, and so everything that is measured later.
@@ -7,6 +7,7 @@ process, and so everything that is measured later.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def int8_weight_tensor() -> Any:
             return int8_weight_linear(*args, **kwargs)
         return theirs(func, types, args, kwargs)
 
-    return _int8_subclass("Int8WeightTensor", linear)
+    return _subclass(_int8_tensor(), "Int8WeightTensor", linear)
 
 
 @functools.cache
@@ -78,7 +79,60 @@ def int8_dynamic_tensor() -> Any:
             return theirs(func, types, args, kwargs)
         return int8_dynamic_linear(*args, **kwargs)
 
-    return _int8_subclass("Int8DynamicTensor", linear)
+    return _subclass(_int8_tensor(), "Int8DynamicTensor", linear)
+
+
+_FP8_LACKING = ("cuda",)
+_FP8_FEW_ROWS = 256
+_FP8_LONG_SUM = 4096
+"""cuBLAS has no fp8 matmul with a scale per row for so few rows whose sums are longer than this: 127 rows of 9,216
+channels fail and 3,072 channels do not (https://github.com/pytorch/ao/issues/4582, H100; an H200 fails for 23 rows of
+12,288, with torch 2.11). Where it begins to fail is not known; FLUX.1 has sums of 3,072 and one row."""
+
+
+@functools.cache
+def fp8_row_tensor() -> Any:
+    """torchao's Float8Tensor with a scale per row, whose matmuls of few rows are padded where cuBLAS has none."""
+    from torchao.quantization.quantize_.workflows import Float8Tensor
+
+    def linear(theirs: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        inputs, weight = args[0], args[1]
+        few_rows = inputs.numel() // inputs.shape[-1] <= _FP8_FEW_ROWS
+        if inputs.device.type in _FP8_LACKING and few_rows and weight.shape[1] > _FP8_LONG_SUM:
+            return in_more_rows(lambda padded: theirs(func, types, (padded, *args[1:]), kwargs), inputs)
+        return theirs(func, types, args, kwargs)
+
+    return _subclass(Float8Tensor, "Fp8RowTensor", linear)
+
+
+def fp8_row_weight(weight: Any) -> torch.Tensor:
+    """Return a Float8Tensor with a scale per row as one of `fp8_row_tensor`, over the same memory."""
+    made: torch.Tensor = fp8_row_tensor()(
+        weight.qdata,
+        weight.scale,
+        block_size=weight.block_size,
+        mm_config=weight.mm_config,
+        act_quant_kwargs=weight.act_quant_kwargs,
+        kernel_preference=weight.kernel_preference,
+        dtype=weight.dtype,
+    )
+    return made
+
+
+def in_more_rows(linear: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+    """Call a layer with rows of zeros added, and return the output of the rows that were given.
+
+    Args:
+        linear: takes (rows, in_features), computes each row apart.
+        inputs: (..., in_features).
+    """
+    import torch
+
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    number = rows.shape[0]
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, _FP8_FEW_ROWS + 16 - number))
+    output = linear(padded)[:number]
+    return output.reshape(*inputs.shape[:-1], output.shape[-1])
 
 
 def _is_traced() -> bool:
@@ -89,17 +143,22 @@ def _is_traced() -> bool:
     return TracingContext.try_get() is not None
 
 
-def _int8_subclass(name: str, linear: Any) -> Any:
-    """Make a subclass of torchao's Int8Tensor; `linear` gets torchao's own implementation as its first argument."""
-    import torch
+def _int8_tensor() -> Any:
     from torchao.quantization import Int8Tensor
 
-    made: Any = type(name, (Int8Tensor,), {"__module__": __name__, "__qualname__": name})
+    return Int8Tensor
+
+
+def _subclass(base: Any, name: str, linear: Any) -> Any:
+    """Make a subclass of a tensor of torchao's; `linear` gets torchao's own implementation as its first argument."""
+    import torch
+
+    made: Any = type(name, (base,), {"__module__": __name__, "__qualname__": name})
     for implements, table, function in (
         (made.implements_torch_function, "_TORCH_FN_TABLE", torch.nn.functional.linear),
         (made.implements, "_ATEN_OP_TABLE", torch.ops.aten.linear.default),
     ):
-        theirs = getattr(Int8Tensor, table)[Int8Tensor][function]
+        theirs = getattr(base, table)[base][function]
 
         def computed(func: Any, types: Any, args: Any, kwargs: Any, theirs: Any = theirs) -> Any:
             return linear(theirs, func, types, args, kwargs)
@@ -114,6 +173,8 @@ def __getattr__(name: str) -> Any:
         return int8_weight_tensor()
     if name == "Int8DynamicTensor":
         return int8_dynamic_tensor()
+    if name == "Fp8RowTensor":
+        return fp8_row_tensor()
     raise AttributeError(name)
 
 

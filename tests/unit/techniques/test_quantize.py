@@ -17,6 +17,7 @@ from vivace.measure.memory import plain_tensors, weights_bytes
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.quantization import SCHEMES as SCHEMES_OF
+from vivace.quantization import torchao_schemes, torchao_tensors
 from vivace.quantization.layers import matches, summarise
 from vivace.quantization.scheme import Settings
 from vivace.quantization.torchao_tensors import int8_dynamic_linear, int8_weight_linear
@@ -318,6 +319,33 @@ def test_int8_dynamic_asks_no_gpu_for_the_text_of_its_inputs(monkeypatch: pytest
     assert ours(inputs).shape == (2, 20, 64)
     with torch.inference_mode():
         assert ours(inputs[:1, :4]).shape == (1, 4, 64)
+
+
+@pytest.mark.parametrize("num_rows", [1, 23, 256, 257])
+def test_fp8_matmuls_of_few_rows_and_long_sums_get_more_rows(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuBLAS has no such matmul with a scale per row. PyTorch has one on a CPU, which stands in."""
+    layer = torch.nn.Linear(4112, 32, dtype=torch.bfloat16).requires_grad_(False)
+    torchao_schemes.TORCHAO["fp8"].convert(layer, Settings(Machine("cpu", "CPU", None, "c++")))
+    inputs = torch.randn(1, num_rows, 4112, dtype=torch.bfloat16)
+    expected = layer(inputs)
+    rows: list[int] = []
+    multiply = torch._scaled_mm
+
+    def watched(left: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        rows.append(left.shape[0])
+        return multiply(left, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "_scaled_mm", watched)
+    monkeypatch.setattr(torchao_tensors, "_FP8_LACKING", ("cpu",))
+    assert torch.equal(layer(inputs), expected)
+    assert len(rows) == 1
+    assert rows[0] > 256
+    short = torch.nn.Linear(64, 32, dtype=torch.bfloat16).requires_grad_(False)
+    torchao_schemes.TORCHAO["fp8"].convert(short, Settings(Machine("cpu", "CPU", None, "c++")))
+    short(inputs[..., :64])
+    assert rows[1] == num_rows, "short sums are left as they are"
 
 
 def test_nothing_of_the_process_is_changed() -> None:
