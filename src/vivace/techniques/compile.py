@@ -10,7 +10,8 @@ Source: Ansel et al., PyTorch 2, ASPLOS 2024; PyTorch, "Reducing torch.compile c
 
 `blocks=repeated` compiles one of each kind of block that the model repeats, and uses that code for all of them: a
 fraction of the compile time for most of the gain, where nearly all work is in such blocks, as in FLUX. Of a UNet only
-the transformer blocks are repeated, and its ResNets stay eager. VAEs and text encoders name no such blocks.
+the transformer blocks are repeated, and its ResNets stay eager. VAEs and text encoders name no such blocks. Where
+diffusers names no repeated blocks of a transformer (SD 3, Sana), vivace takes those that it knows of the architecture.
 Without `sizes` each process compiles for its first size; at the next size it compiles again, for any width or height
 that has changed, which may happen a second time. `sizes=[512x512, 768x512]` (width x height) announces a few: each gets
 code of its own, compiled when the session is warmed up (`vivace warm`, `session.warm_up()`), and a size that was not
@@ -154,7 +155,7 @@ class Compile(Technique):
                     "default or max-autotune-no-cudagraphs with repeated blocks"
                 )
             for component, module in target.modules(self.targets).items():
-                if not getattr(module, "_repeated_blocks", None):
+                if not _names_blocks(module) and not _chains(module):
                     return (
                         f"the {component} ({type(module).__name__}) names no repeated blocks; compile it whole, or "
                         "aim this at the denoiser"
@@ -172,7 +173,8 @@ class Compile(Technique):
         captures_graphs = self._captures_graphs and target.machine.captures_graphs
         for component, module in target.modules(self.targets).items():
             if self.blocks == "repeated":
-                module.compile_repeated_blocks(**options)
+                for block in _repeated(module):
+                    block.compile(**options)
             else:
                 _compile_whole(working_part(component, module), options, captures_graphs)
         return Effect(
@@ -240,11 +242,9 @@ class Compile(Technique):
                 f"# Each size has code of its own: {', '.join(self.sizes)}.",
                 f"torch._dynamo.config.recompile_limit = {graph_limit(len(self.sizes))}",
             ]
-        for component in target.modules(self.targets):
+        for component, module in target.modules(self.targets).items():
             if self.blocks == "repeated":
-                lines += written_call(
-                    f"{target.path(component)}.compile_repeated_blocks", **given
-                ).splitlines()
+                lines += _script_of_blocks(target.path(component), module, given)
                 continue
             # A pipeline calls vae.decode, never vae.forward.
             path = f"{target.working_path(component)}.forward"
@@ -272,13 +272,35 @@ def _compile_whole(part: torch.nn.Module, options: dict[str, Any], captures_grap
     part.forward = _with_copied_outputs(compiled) if captures_graphs else compiled
 
 
+def _names_blocks(module: torch.nn.Module) -> tuple[str, ...]:
+    """Return the classes of blocks that diffusers says the model repeats."""
+    return tuple(getattr(module, "_repeated_blocks", None) or ())
+
+
+def _chains(module: torch.nn.Module) -> tuple[str, ...]:
+    """Return the lists of blocks that vivace knows of the architecture; diffusers names none for SD 3 and Sana."""
+    family = family_of(module)
+    return family.blocks.chains if family is not None and family.blocks is not None else ()
+
+
 def _repeated(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the blocks of the kinds that the model says it repeats."""
-    kinds = module._repeated_blocks
+    """Return the blocks that the model repeats."""
+    if not (kinds := _names_blocks(module)):
+        return [block for chain in _chains(module) for block in module.get_submodule(chain).children()]
     found = [part for part in module.modules() if type(part).__name__ in kinds]
     if not found:
         raise Unsupported(f"compile: none of the repeated blocks ({', '.join(kinds)}) is in this model")
     return found
+
+
+def _script_of_blocks(path: str, module: torch.nn.Module, options: dict[str, str]) -> list[str]:
+    if _names_blocks(module):
+        return written_call(f"{path}.compile_repeated_blocks", **options).splitlines()
+    lines = []
+    for chain in _chains(module):
+        call = written_call("block.compile", **options).splitlines()
+        lines += [f"for block in {path}.{chain}:", *(f"    {line}" for line in call)]
+    return lines
 
 
 # Like `_with_copied_outputs`, for denoisers: pipelines ask them for a tuple.

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import vivace
+from tests import flow_models
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.compilation.compiled_code import code_folder
@@ -33,6 +34,21 @@ def test_repeated_blocks_share_their_graphs(family: str) -> None:
     assert np.array_equal(draw(made), drawn(family))
     num = made.effects["compile@denoiser"]["denoiser.compiled_blocks"]
     assert (num, made.evidence()["compiled_graphs"]) == BLOCKS[family]
+
+
+@pytest.mark.parametrize("model", ["sana-1600m", "sd35-medium"])
+@pytest.mark.quick("sana*")
+def test_blocks_that_vivace_knows_where_diffusers_names_none(model: str) -> None:
+    made = flow_models.session(model, "compile(backend=eager, blocks=repeated)")
+    blocks = list(made.pipe.transformer.transformer_blocks)
+    with made:
+        picture = flow_models.draw(made)
+    assert psnr(picture, flow_models.reference(model)) > 60
+    assert made.effects["compile@denoiser"]["denoiser.compiled_blocks"] == len(blocks)
+    assert 1 <= made.evidence()["compiled_graphs"] <= 3
+    script = Compile(blocks="repeated").script(target_of(pipe=flow_models.pipeline(model)))
+    assert script is not None
+    assert script.lines == ("for block in pipe.transformer.transformer_blocks:", "    block.compile()")
 
 
 def test_unnamed_blocks_are_refused_with_a_reason() -> None:
