@@ -21,8 +21,8 @@ from vivace.spec.record import Record
 from vivace.stats import median_interval
 
 _HEADINGS = (
-    "model", "size", "steps, guidance", "recipe", "s/image", "speed-up [95 % interval]", "model memory", "peak memory",
-    "first call", "built in",
+    "model", "size", "steps, guidance", "recipe", "s/image", "speed-up [95 % interval]", "GPU busy", "model memory",
+    "peak memory", "first call", "built in",
 )  # fmt: skip
 Planned = dict[tuple[str, str], dict[str, Any]]
 
@@ -42,8 +42,8 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
         note,
         "# Every model, measured\n",
         "The models of the catalogue at their published architecture with **random weights** (`synthetic:NAME`), at "
-        "their native size, steps, guidance and scheduler. Times and memory are those of the real model; images "
-        "mean nothing, so quality is not judged.\n",
+        "their native size, guidance and scheduler, and over their own number of steps where the table names no "
+        "other. Times and memory are those of the real model; images mean nothing, so quality is not judged.\n",
         *conditions_of(records.values()),
         f"- {_workload([row for rows in _tables(records) for row in rows])}\n",
         f"| {' | '.join(headings)} |",
@@ -58,7 +58,8 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
     lines.append(
         "The interval covers the timed calls, not other processes or days. *Built in*: the time to make random "
         "weights on the GPU; loading real ones from disk takes longer. *First call*: includes compilation; short "
-        "where the compiler's cache on disk already had the same graph, as for the second SDXL of a size."
+        "where the compiler's cache on disk already had the same graph, as for the second SDXL of a size. *GPU "
+        "busy*: the share of the call in which the GPU works; the rest of the time it waits for the CPU."
     )
     if any(len(record.rounds) == 1 for record in records.values()):
         lines.append(f"\nWith {ONE_ROUND}.")
@@ -110,8 +111,8 @@ def _tables(records: dict[Any, Any]) -> list[list[Row]]:
 
 def _cells(row: Row, is_first: bool, predicted: Planned) -> list[str]:
     workload = row.record.trial.workload
-    steps = "1 step" if workload.num_inference_steps == 1 else f"{workload.num_inference_steps} steps"
-    guidance = f"guidance {workload.guidance_scale:g}" if workload.guidance_scale > 1 else "none"
+    steps = _steps(row.model, workload.num_inference_steps)
+    guidance = _guidance(row.model, workload.guidance_scale)
     cells = [_plain(row.model), f"{workload.width}x{workload.height}", f"{steps}, {guidance}"]
     cells = cells if is_first else ["", "", ""]
     cells.append(f"`{row.recipe}`".replace("|", "\\|"))
@@ -122,12 +123,27 @@ def _cells(row: Row, is_first: bool, predicted: Planned) -> list[str]:
     memory = ["-", "-"]
     if row.memory is not None:
         memory = [size(row.memory.model_bytes), size(row.memory.peak_bytes)]
+    busy = "-" if row.gpu_busy_s is None else f"{row.gpu_busy_s / row.latency.median.point:.0%}"
     times = ["-" if value is None else seconds(value) for value in (row.first_call_s, row.load_s)]
-    cells += [plus_minus(row.latency.median), gain, *memory, *times]
+    cells += [plus_minus(row.latency.median), gain, busy, *memory, *times]
     if predicted:
         said = predicted.get((row.model, row.recipe), {}).get("peak_bytes")
         cells.append("-" if said is None or row.memory is None else _beside(said, row.memory.peak_bytes))
     return cells
+
+
+def _steps(model: str, number: int) -> str:
+    """Say how many steps were timed, and of how many where the model takes another number."""
+    native = CATALOGUE[_plain(model)].num_inference_steps
+    plural = "" if number == 1 else "s"
+    return f"{number} step{plural}" if number == native else f"{number} of {native} steps"
+
+
+def _guidance(model: str, scale: float) -> str:
+    true_cfg = CATALOGUE[_plain(model)].arguments.get("true_cfg_scale")
+    if true_cfg is not None:
+        return f"true CFG {true_cfg:g}"
+    return f"guidance {scale:g}" if scale > 1 else "none"
 
 
 def _beside(predicted: int, measured: int) -> str:
