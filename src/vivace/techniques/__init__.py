@@ -16,6 +16,7 @@ from vivace.techniques.faster_cache import FasterCache
 from vivace.techniques.first_block_cache import FirstBlockCache
 from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.fused import Fused
+from vivace.techniques.gpu_postprocess import GpuPostprocess
 from vivace.techniques.guidance import Guidance
 from vivace.techniques.inference_mode import InferenceMode
 from vivace.techniques.layerwise_casting import LayerwiseCasting
@@ -76,6 +77,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         ProgressiveResolution,
         PromptCache,
         InferenceMode,
+        GpuPostprocess,
         Offload,
     )
 }
