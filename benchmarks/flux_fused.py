@@ -26,9 +26,9 @@ from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.spec.record import Record
 
-_VAE = "channels_last@vae+compile@vae"
+_VAE = "channels_last@vae+compile@vae+gpu_postprocess"
 RECIPES = (
-    "quantize(fp8_static)+channels_last@vae+compile@denoiser,vae",
+    "quantize(fp8_static)+channels_last@vae+compile@denoiser,vae+gpu_postprocess",
     f"fused(fp8, attention=fp8)+cuda_graph+{_VAE}",
     f"fused(fp8)+cuda_graph+{_VAE}",
     f"fused(bf16)+cuda_graph+{_VAE}",

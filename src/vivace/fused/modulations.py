@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+OF_DOUBLE, OF_SINGLE = 12, 3
+"""Vectors of modulations of a block: six each of the image and of the text, in this order; three of a single block."""
+
 CAPACITY = 64
 """Rows of the table: 2.1 MB each for FLUX.1."""
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from vivace.kernels.reference import Bounds, Branch, Modulation, Tokens
+    from vivace.kernels.reference import Branch, Modulation, Tokens
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Inputs of a matmul, (rows, channels): in bf16, or in e4m3 with a scale (rows, 1) for each row."""
+    """Inputs of a matmul, (rows, channels): in bf16, or in e4m3 with a scale (1 or 2,), of all or of each stream."""
 
     values: torch.Tensor
     scale: torch.Tensor | None = None
@@ -25,12 +25,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class AttentionScales:
-    """Scales of attention's e4m3 inputs and output, all in fp32; see `vivace.kernels.qk_norm_rope.qk_norm_rope`."""
+    """Scales of attention's e4m3 inputs and output, in fp32.
+
+    Attributes:
+        queries_keys: (2,).
+        values: (2,), of values and output: the scale and its inverse.
+    """
 
     queries_keys: torch.Tensor
-    bound: torch.Tensor
     values: torch.Tensor
-    rows: torch.Tensor
 
 
 def takes_kernels(x: torch.Tensor) -> bool:
@@ -51,36 +54,34 @@ def add_and_norm(
     modulations: torch.Tensor,
     norm: tuple[Modulation, Modulation] | None,
     tokens: Tokens,
-    quantize: bool,
-    bounds: Bounds | None = None,
+    scale: torch.Tensor | None,
 ) -> Rows:
-    """Add a gated branch to the stream, and return its norm, modulated: see `vivace.kernels.norm_modulate`."""
+    """Add a gated branch to the stream, and return its norm, modulated: see `vivace.kernels.norm_modulate`.
+
+    Args:
+        scale: (1 or 2,), fp32: round to e4m3 with it; None: to the stream's dtype.
+    """
     import torch
 
     from vivace.kernels import reference
 
     if x.is_meta or takes_kernels(x):
-        out = scale = None
+        out = None
         if norm is not None:
-            out = torch.empty_like(x, dtype=torch.float8_e4m3fn if quantize else x.dtype)
-            scale = x.new_empty((x.shape[0], 1), dtype=torch.float32) if quantize else None
+            out = torch.empty_like(x, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
         if not x.is_meta:
             from vivace.kernels.norm_modulate import residual_norm
 
-            residual_norm(x, branch, modulations, norm, tokens, out, scale, bounds)
+            residual_norm(x, branch, modulations, norm, tokens, out, scale)
         return Rows(x if out is None else out, scale)
     if branch is not None:
         x.copy_(reference.add_gated(x, branch.values, branch.bias, modulations, branch.gate, tokens))
     if norm is None:
         return Rows(x)
     normed = reference.norm_modulate(x, modulations, *norm, tokens)
-    if bounds is not None:
-        of_rows = reference.product_bounds(normed, bounds.limits, tokens)
-        if bounds.largest is not None:
-            bounds.largest.copy_(torch.maximum(bounds.largest, of_rows.amax()))
-        if bounds.row_scales is not None:
-            bounds.row_scales.copy_(reference.scale_of(of_rows))
-    return Rows(*reference.quantize_rows(normed)) if quantize else Rows(normed.to(x.dtype))
+    if scale is None:
+        return Rows(normed.to(x.dtype))
+    return Rows(reference.to_e4m3(normed / reference.by_stream(scale[:, None], tokens)), scale)
 
 
 def attention_inputs(
@@ -114,7 +115,7 @@ def attention_inputs(
     if not qkv.is_meta:
         from vivace.kernels.qk_norm_rope import qk_norm_rope
 
-        given = None if scales is None else (scales.queries_keys, scales.bound, scales.values, scales.rows)
+        given = None if scales is None else (scales.queries_keys, scales.values)
         qk_norm_rope(qkv, bias, weights, *rope, tokens, q, k, v, given)
     if v is None:
         v = qkv[:, 2 * inner : 3 * inner].unflatten(-1, (num_heads, channels))
@@ -122,54 +123,17 @@ def attention_inputs(
     return q, k, v
 
 
-def activate(
-    x: torch.Tensor,
-    bias: torch.Tensor | None,
-    tokens: Tokens,
-    onto: Rows | None = None,
-    bound: torch.Tensor | None = None,
-) -> Rows:
-    """Return GELU(x + bias): see `vivace.kernels.gelu`. It overwrites `x`, or is written to `onto` in e4m3."""
-    from vivace.kernels import reference
-
-    made = Rows(x) if onto is None else onto
-    if x.is_meta:
-        return made
-    if takes_kernels(x):
-        from vivace.kernels.gelu import gelu
-
-        gelu(x, bias, tokens, made.values, made.scale, bound)
-        return made
-    active = reference.gelu(x, bias, tokens)
-    if made.scale is not None:
-        if bound is not None:
-            made.scale.copy_(reference.scale_of(bound))
-        active = reference.to_e4m3(active / made.scale)
-    made.values.copy_(active)
-    return made
-
-
-def quantized(x: torch.Tensor, onto: Rows | None = None) -> Rows:
-    """Return rows of bf16 in e4m3, with scales of their own, or with those of `onto`, to which they are written."""
+def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = None) -> Rows:
+    """Return rows of bf16 in e4m3 with one scale, (1,), written to `onto` if it is given."""
     import torch
 
     from vivace.kernels import reference
 
-    made = onto
-    if made is None:
-        made = Rows(
-            torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device),
-            torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device),
-        )
-    assert made.scale is not None
-    if x.is_meta:
-        return made
+    made = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device) if onto is None else onto
     if takes_kernels(x):
-        from vivace.kernels.quantize_rows import quantize_rows
+        from vivace.kernels.quantize import quantize
 
-        quantize_rows(x, made.values, made.scale, is_given=onto is not None)
-    elif onto is not None:
-        made.values.copy_(reference.to_e4m3(x.float() / made.scale))
-    else:
-        return Rows(*reference.quantize_rows(x))
-    return made
+        quantize(x, made, scale)
+    elif not x.is_meta:
+        made.copy_(reference.to_e4m3(x.float() / scale))
+    return Rows(made, scale)

@@ -1,9 +1,9 @@
 """Residual, gate, LayerNorm, modulation and quantisation of a token, in one pass over it.
 
-In PyTorch's operators these are seven passes: the gated branch is added to the stream, mean and variance are reduced,
-the normalised token is scaled and shifted, its largest value is reduced, and it is divided and rounded. Each is bound
-by memory. Here one program keeps two tokens (of 3,072 channels in FLUX) in registers: it reads the stream and the
-branch, and writes the stream and the input of the next matmul.
+In PyTorch's operators these are six passes: the gated branch is added to the stream, mean and variance are reduced, the
+normalised token is scaled and shifted, and it is divided and rounded. Each is bound by memory. Here one program keeps
+two tokens (of 3,072 channels in FLUX) in registers: it reads the stream and the branch, and writes the stream and the
+input of the next matmul. The scale of that input is known before: see `vivace.fused.scales`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vivace.kernels.reference import GROWTH, Bounds, Branch, Modulation, Tokens
+from vivace.kernels.reference import Branch, Modulation, Tokens
 
 _ROWS, _WARPS = 2, 4
 
@@ -23,17 +23,14 @@ def _residual_norm(  # type: ignore[no-untyped-def]
     y,
     bias,
     modulations,
-    limits,
     out,
     out_scale,
-    bound,
-    row_scales,
     num_text_rows,
     text,
     image,
     row_modulations,
     bias_stride,
-    limits_stride,
+    scale_stride,
     gate_text,
     gate_image,
     shift_text,
@@ -42,13 +39,10 @@ def _residual_norm(  # type: ignore[no-untyped-def]
     scale_image,
     channels,
     eps,
-    growth,
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     HAS_Y: tl.constexpr,  # noqa: N803
     HAS_BIAS: tl.constexpr,  # noqa: N803
-    HAS_BOUND: tl.constexpr,  # noqa: N803
-    HAS_ROW_SCALES: tl.constexpr,  # noqa: N803
     QUANTIZE: tl.constexpr,  # noqa: N803
     NORM: tl.constexpr,  # noqa: N803
 ) -> None:
@@ -82,19 +76,8 @@ def _residual_norm(  # type: ignore[no-untyped-def]
         variance = tl.sum(centred * centred, axis=1) / channels
         normed = centred * (1.0 / tl.sqrt(variance + eps))[:, None]
         normed = normed * (1.0 + scale.to(tl.float32))[None, :] + shift.to(tl.float32)[None, :]
-        if HAS_BOUND or HAS_ROW_SCALES:
-            length = tl.sqrt(tl.sum(normed * normed, axis=1))
-            largest_weight = tl.load(limits + stream * limits_stride)
-            largest_bias = tl.load(limits + stream * limits_stride + 1)
-            limit = length * largest_weight * growth + largest_bias
-            if HAS_BOUND:
-                tl.atomic_max(bound, tl.max(limit, axis=0), sem="relaxed")
-            if HAS_ROW_SCALES:
-                tl.store(row_scales + row, tl.maximum(limit, 1e-12) / 448.0)
         if QUANTIZE:
-            largest = tl.maximum(tl.max(tl.abs(normed), axis=1), 1e-12)
-            normed = normed * (448.0 / largest)[:, None]  # the cast saturates
-            tl.store(out_scale + row, largest / 448.0)
+            normed = normed * (1.0 / tl.load(out_scale + stream * scale_stride))  # the cast saturates
         tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)
 
 
@@ -106,7 +89,6 @@ def residual_norm(
     tokens: Tokens,
     out: torch.Tensor | None,
     scale: torch.Tensor | None = None,
-    bounds: Bounds | None = None,
     eps: float = 1e-6,
 ) -> None:
     """Add the branch to `x` in place, and write its norm, modulated, to `out`.
@@ -116,33 +98,26 @@ def residual_norm(
         branch: None: nothing is added.
         modulations: (batch, all modulations); the branch's gate and `norm` (shift, scale) say where theirs start.
         out: (rows, channels); e4m3 if `scale` is given, else x's dtype. None with `norm`: nothing is normalised.
-        scale: (rows, 1), fp32: one for each row of an e4m3 `out`.
-        bounds: of the product that reads `out`.
+        scale: (1 or 2,), fp32, by which an e4m3 `out` is divided: of all rows, or of the text's and the image's.
     """
     rows, channels = x.shape
     shift_at, scale_at = norm if norm is not None else (Modulation(0, 0), Modulation(0, 0))
     gate = branch.gate if branch is not None else Modulation(0, 0)
     bias = branch.bias if branch is not None else None
-    limits, largest, row_scales = (
-        (bounds.limits, bounds.largest, bounds.row_scales) if bounds is not None else (None, None, None)
-    )
     together = next(k for k in (_ROWS, 2, 1) if not (tokens.text % k or tokens.image % k) and k <= _ROWS)
     _residual_norm[(rows // together,)](
         x,
         branch.values if branch is not None else x,
         bias if bias is not None else x,
         modulations,
-        limits if limits is not None else x,
         out if out is not None else x,
         scale if scale is not None else x,
-        largest if largest is not None else x,
-        row_scales if row_scales is not None else x,
         tokens.num_text_rows,
         tokens.text,
         tokens.image,
         modulations.stride(0),
         channels if bias is not None and bias.shape[0] > 1 else 0,
-        2 if limits is not None and limits.shape[0] > 1 else 0,
+        scale.stride(0) if scale is not None and len(scale) > 1 else 0,
         gate.text,
         gate.image,
         shift_at.text,
@@ -151,13 +126,10 @@ def residual_norm(
         scale_at.image,
         channels,
         eps,
-        GROWTH,
         ROWS=together,
         BLOCK=triton.next_power_of_2(channels),
         HAS_Y=branch is not None,
         HAS_BIAS=bias is not None,
-        HAS_BOUND=largest is not None,
-        HAS_ROW_SCALES=row_scales is not None,
         QUANTIZE=scale is not None,
         NORM=norm is not None,
         num_warps=_WARPS,

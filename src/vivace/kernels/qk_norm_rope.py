@@ -5,8 +5,7 @@ rotate pairs of channels, and, for fp8, divide and round: about twelve passes. H
 few heads: it reads each element of the projection once, and writes each element of attention's inputs once.
 
 For fp8, no pass is needed to find scales. A normalised query of n channels has the norm sqrt(n) before its weight, so
-no element exceeds sqrt(n) max|w|, rotated or not. Values are bounded by the norm of the token that they are made of
-(`bound`). e4m3 has an exponent of its own, so a scale that is a few times too large costs nothing.
+no element exceeds sqrt(n) max|w|, rotated or not. For values see `vivace.fused.scales`.
 """
 
 from __future__ import annotations
@@ -46,9 +45,7 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
     k,
     v,
     qk_scales,
-    bound,
-    v_scales,
-    row_scales,
+    v_scale,
     row_stride,
     num_text_rows,
     text,
@@ -103,13 +100,7 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
                 tl.float32
             )
         if QUANTIZE:
-            scale = tl.maximum(tl.load(bound), 1e-12) / 448.0
-            values = _scaled(values, scale)
-            if tl.program_id(1) == 0:
-                tl.store(row_scales + row, scale)
-                if row == 0:
-                    tl.store(v_scales, scale)
-                    tl.store(v_scales + 1, 1.0 / scale)
+            values = _scaled(values, tl.load(v_scale))
         tl.store(v + target, values.to(v.dtype.element_ty), mask=inside)
 
 
@@ -123,7 +114,7 @@ def qk_norm_rope(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor | None,
-    scales: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 1e-6,
 ) -> None:
     """Write attention's inputs.
@@ -134,12 +125,11 @@ def qk_norm_rope(
         weights: (1 or 2, 2, channels), the norms of queries and keys; channels is a power of two.
         cos, sin: (tokens, channels / 2), fp32.
         q, k, v: (batch, tokens, heads, channels), contiguous. v may be None: then values are left where they are.
-        scales: for e4m3 buffers, all in fp32. The scales of queries and keys (2,); the values' bound (1,), both given;
-            the values' scale and its inverse (2,), and the values' scale for each row (rows, 1), both written.
+        scales: of e4m3 buffers, fp32: those of queries and keys (2,), and that of values (1 or more,), the first.
     """
     _, _, num_heads, channels = q.shape
     inner = num_heads * channels
-    qk_scales, bound, v_scales, row_scales = scales if scales is not None else (cos, cos, cos, cos)
+    qk_scales, v_scale = scales if scales is not None else (cos, cos)
     assert weights.is_contiguous()
     _qk_norm_rope[(qkv.shape[0], triton.cdiv(num_heads, _HEADS))](
         qkv,
@@ -151,9 +141,7 @@ def qk_norm_rope(
         k,
         v if v is not None else q,
         qk_scales,
-        bound,
-        v_scales,
-        row_scales,
+        v_scale,
         qkv.stride(0),
         tokens.num_text_rows,
         tokens.text,

@@ -6,7 +6,6 @@ other. All arithmetic is in fp32, or in fp64 for fp64 inputs, and is rounded onc
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +13,6 @@ import torch
 E4M3_MAX = 448.0
 TINY = 1e-12
 """The smallest largest value that a scale is made from, so that rows of zeros stay zeros."""
-GROWTH = 1.15
-"""By how much rounding to e4m3 can enlarge a product of two factors: (1 + 1/16)^2, and a little."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +65,17 @@ class Branch:
     bias: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What the product that reads normalised rows can reach, for the scale of its output in e4m3.
-
-    Attributes:
-        limits: of the product's weights; see `product_bounds`.
-        largest: (1,), fp32, becomes at least the largest bound; None: not wanted.
-        row_scales: (rows, 1), fp32, written: the scale of e4m3 values that do not exceed the row's bound; None: not
-            wanted.
-    """
-
-    limits: torch.Tensor
-    largest: torch.Tensor | None = None
-    row_scales: torch.Tensor | None = None
-
-
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return e4m3 values (rows, channels) and scales (rows, 1) in fp32; their product is about `x`."""
     wide = _wide(x)
     scale = wide.abs().amax(dim=-1, keepdim=True).clamp(min=TINY) / E4M3_MAX
+    return to_e4m3(wide / scale), scale.float()
+
+
+def quantize_whole(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return e4m3 values and one scale (1,) in fp32; their product is about `x`."""
+    wide = _wide(x)
+    scale = scale_of(wide.abs().amax().reshape(1))
     return to_e4m3(wide / scale), scale.float()
 
 
@@ -107,7 +95,7 @@ def add_gated(
     wide = _wide(x)
     change = _wide(y)
     if bias is not None:
-        change = change + _by_stream(_wide(bias), tokens)
+        change = change + by_stream(_wide(bias), tokens)
     return (wide + _spread(modulations, gate, x.shape[-1], tokens) * change).to(x.dtype)
 
 
@@ -127,16 +115,6 @@ def norm_modulate(
     return normal * (1 + _spread(modulations, scale, channels, tokens)) + _spread(
         modulations, shift, channels, tokens
     )
-
-
-def product_bounds(normed: torch.Tensor, limits: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-    """Return, for each row (rows, 1), what no element of its product exceeds: |x| |w| + |b|, by Cauchy and Schwarz.
-
-    Args:
-        limits: (streams, 2), the largest norm of a row of the product's weight, and the largest of its bias.
-    """
-    limit = _by_stream(_wide(limits), tokens)
-    return (normed.norm(dim=-1, keepdim=True) * limit[:, :1] * GROWTH + limit[:, 1:]).float()
 
 
 def scale_of(bound: torch.Tensor) -> torch.Tensor:
@@ -162,13 +140,13 @@ def qk_norm_rope(
     inner = num_heads * channels
     wide = _wide(qkv[:, : 3 * inner])
     if bias is not None:
-        wide = wide + _by_stream(_wide(bias[:, : 3 * inner]), tokens)
+        wide = wide + by_stream(_wide(bias[:, : 3 * inner]), tokens)
     parts = wide.unflatten(-1, (3, num_heads, channels))
     found = []
     for index in range(2):
         part = parts[:, index]
         part = part * torch.rsqrt(part.square().mean(dim=-1, keepdim=True) + eps)
-        part = part * _by_stream(_wide(weights[:, index]), tokens)[:, None]
+        part = part * by_stream(_wide(weights[:, index]), tokens)[:, None]
         joined = to_joint(part, tokens)
         even, odd = joined.unflatten(-1, (-1, 2)).unbind(-1)
         c, s = cos.to(joined.dtype)[None, :, None], sin.to(joined.dtype)[None, :, None]
@@ -176,12 +154,9 @@ def qk_norm_rope(
     return found[0], found[1], to_joint(parts[:, 2], tokens)
 
 
-def gelu(x: torch.Tensor, bias: torch.Tensor | None, tokens: Tokens) -> torch.Tensor:
-    """Return GELU(x + bias) in its tanh form, in fp32 or fp64."""
-    wide = _wide(x)
-    if bias is not None:
-        wide = wide + _by_stream(_wide(bias), tokens)
-    return 0.5 * wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """Return GELU in its tanh form, in fp32 or fp64."""
+    return torch.nn.functional.gelu(_wide(x), approximate="tanh")
 
 
 def to_joint(rows: torch.Tensor, tokens: Tokens) -> torch.Tensor:
@@ -203,7 +178,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _by_stream(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+def by_stream(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
     """Values (streams, ...) for each row; with one stream, the same for all."""
     if values.shape[0] == 1:
         return values.expand(tokens.num_rows, *values.shape[1:])

@@ -126,6 +126,37 @@ def test_new_inputs_are_never_mixed_up_with_old_ones() -> None:
         assert error(made(**given)[0], plain(**given)[0]) < 0.015, name
 
 
+@pytest.mark.parametrize("kind", ["normal", "outliers"])
+@torch.no_grad()
+def test_no_activation_exceeds_its_bound(kind: str) -> None:
+    """Scales come from bounds alone: an activation beyond one would be cut off."""
+    from vivace.fused import operations
+    from vivace.kernels import reference
+
+    made = transformer()
+    Fused(precision="fp8").apply(target(made))
+    given = inputs(2, 7, 5, 9)
+    if kind == "outliers":
+        given["hidden_states"][:, ::5] *= 1000
+        given["pooled_projections"] *= 30
+    largest: list[float] = []
+    rounded = reference.to_e4m3
+
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        largest.append(float(x.abs().amax()))
+        return rounded(x)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reference, "to_e4m3", watched)
+        patched.setattr(operations, "has_triton", lambda: False)
+        made(**given)
+    assert len(largest) == 2 * 2 + 2 * 2 * 2 + 2 * 3 - 2, (
+        "norms, attention and MLP of 2 double and 2 single blocks"
+    )
+    assert max(largest) <= reference.E4M3_MAX
+    assert min(largest) > reference.E4M3_MAX / 1000, "a bound is not that loose"
+
+
 def test_weights_keep_their_size() -> None:
     def size(module: Any) -> int:
         return sum(t.nbytes for t in [*module.parameters(), *module.buffers()])

@@ -1,0 +1,318 @@
+"""cuBLASLt's matmuls in e4m3, called through its C interface, for what `torch._scaled_mm` leaves out.
+
+PyTorch passes no activation to fp8 matmuls, and takes the first algorithm that cuBLASLt proposes. Here GELU and the
+rounding to e4m3 are part of the product: its output is written once, in one byte an element. cuBLASLt writes e4m3 only
+where each factor has one scale.
+
+The library is the one that PyTorch has loaded. Source: NVIDIA, cuBLAS, "Using the cuBLASLt API".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from vivace.errors import Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+Epilogue = Literal["none", "bias", "gelu_bias"]
+
+# The values of cublasLt.h (CUDA 13) and library_types.h.
+_COMPUTE_FP32, _FP32, _BF16, _E4M3 = 68, 0, 14, 28
+_TRANSA, _EPILOGUE, _BIAS, _A_SCALE, _B_SCALE, _D_SCALE = 3, 7, 8, 17, 18, 20
+_FAST_ACCUM, _BIAS_TYPE, _A_SCALE_MODE, _B_SCALE_MODE = 25, 26, 31, 32
+_TRANSPOSED, _BY_ROW = 1, 3
+_EPILOGUES = {"none": 1, "bias": 4, "gelu_bias": 36}
+_WORKSPACE_PREFERENCE = 1
+_WORKSPACE_BYTES = 32 << 20  # what PyTorch gives cuBLASLt on Hopper
+
+
+class _Algorithm(ctypes.Structure):
+    _fields_ = (
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("status", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A matmul: e4m3 values (rows, inputs) by an e4m3 weight (outputs, inputs).
+
+    Attributes:
+        values_stride, out_stride: from row to row, in elements.
+        quantizes: write e4m3; else bf16.
+        by_row: each row of both factors has a scale; else each factor has one.
+        workspace_bytes: the most that an algorithm may use.
+    """
+
+    rows: int
+    outputs: int
+    inputs: int
+    values_stride: int
+    out_stride: int
+    quantizes: bool
+    epilogue: Epilogue = "none"
+    by_row: bool = False
+    workspace_bytes: int = _WORKSPACE_BYTES
+
+
+@functools.cache
+def _library() -> Any:
+    import torch
+
+    major = (torch.version.cuda or "").split(".")[0]
+    name = f"libcublasLt.so.{major}"
+    try:
+        library = ctypes.CDLL(name)
+    except OSError as error:
+        raise Unsupported(
+            f"fused: {name}, which comes with PyTorch for CUDA, cannot be loaded: {error}"
+        ) from error
+    pointer = ctypes.c_void_p
+    library.cublasLtGetStatusString.restype = ctypes.c_char_p
+    library.cublasLtMatmul.argtypes = [*[pointer] * 14, ctypes.c_size_t, pointer]
+    library.cublasLtMatmulDescSetAttribute.argtypes = [pointer, ctypes.c_int, pointer, ctypes.c_size_t]
+    library.cublasLtMatrixLayoutCreate.argtypes = [
+        pointer, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64,
+    ]  # fmt: skip
+    library.cublasLtMatmulPreferenceSetAttribute.argtypes = [pointer, ctypes.c_int, pointer, ctypes.c_size_t]
+    library.cublasLtMatmulAlgoGetHeuristic.argtypes = [*[pointer] * 7, ctypes.c_int, pointer, pointer]
+    return library
+
+
+def _call(name: str, *args: Any) -> None:
+    library = _library()
+    if status := getattr(library, name)(*args):
+        said = library.cublasLtGetStatusString(status).decode()
+        raise Unsupported(f"fused: cuBLASLt does not take this matmul ({name}: {said})")
+
+
+@functools.cache
+def _handle(device: int) -> ctypes.c_void_p:
+    handle = ctypes.c_void_p()
+    _call("cublasLtCreate", ctypes.byref(handle))
+    return handle
+
+
+# One for all matmuls of a device: they run one after the other on a stream. Graphs captured earlier replay with it.
+@functools.cache
+def _workspace(device: int, size: int) -> torch.Tensor:
+    import torch
+
+    return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
+
+
+class Plan:
+    """What cuBLASLt needs to know of one kind of matmul.
+
+    Args:
+        kind: see `Kind`.
+        device: index of the GPU.
+
+    Attributes:
+        algorithms: those that cuBLASLt proposes, the most promising first.
+
+    Raises:
+        Unsupported: cuBLASLt has no such matmul.
+    """
+
+    def __init__(self, kind: Kind, device: int, num_algorithms: int = 1) -> None:
+        self._kind, self._device = kind, device
+        self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        self._description = self._described(kind)
+        # cuBLASLt's matrices are column by column, so it computes out^T = weight values^T.
+        written = _E4M3 if kind.quantizes else _BF16
+        self._weight = _layout(_E4M3, kind.inputs, kind.outputs, kind.inputs)
+        self._values = _layout(_E4M3, kind.inputs, kind.rows, kind.values_stride)
+        self._added = _layout(_BF16, kind.outputs, kind.rows, kind.out_stride)
+        self._out = _layout(written, kind.outputs, kind.rows, kind.out_stride)
+        self.algorithms = self._proposed(num_algorithms)
+
+    def __call__(
+        self,
+        values: torch.Tensor,
+        weight: torch.Tensor,
+        scales: Sequence[torch.Tensor],
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        algorithm: int = 0,
+    ) -> None:
+        """Write the matmul of the plan's kind to `out`, on the current stream.
+
+        Args:
+            values: (rows, inputs), e4m3; weight: (outputs, inputs), e4m3, contiguous.
+            scales: fp32, of values and weight; and with an e4m3 `out` the inverse of its scale.
+            bias: (outputs,), bf16, for epilogues that add one.
+            out: (rows, outputs), e4m3 or bf16.
+        """
+        import torch
+
+        self._set(_B_SCALE, ctypes.c_void_p(scales[0].data_ptr()))
+        self._set(_A_SCALE, ctypes.c_void_p(scales[1].data_ptr()))
+        if self._kind.quantizes:
+            self._set(_D_SCALE, ctypes.c_void_p(scales[2].data_ptr()))
+        if bias is not None:
+            self._set(_BIAS, ctypes.c_void_p(bias.data_ptr()))
+        chosen = self.algorithms[algorithm]
+        workspace = _workspace(self._device, max(self._kind.workspace_bytes, 1))
+        _call(
+            "cublasLtMatmul",
+            _handle(self._device),
+            self._description,
+            ctypes.byref(self._one),
+            weight.data_ptr(),
+            self._weight,
+            values.data_ptr(),
+            self._values,
+            ctypes.byref(self._zero),
+            None if self._kind.quantizes else out.data_ptr(),
+            self._added,
+            out.data_ptr(),
+            self._out,
+            ctypes.byref(chosen.algorithm),
+            workspace.data_ptr(),
+            chosen.workspace_bytes,
+            torch.cuda.current_stream(self._device).cuda_stream,
+        )
+
+    def _described(self, kind: Kind) -> ctypes.c_void_p:
+        self._description = ctypes.c_void_p()
+        _call("cublasLtMatmulDescCreate", ctypes.byref(self._description), _COMPUTE_FP32, _FP32)
+        self._set(_TRANSA, ctypes.c_int32(_TRANSPOSED))
+        self._set(_FAST_ACCUM, ctypes.c_int8(1))
+        self._set(_EPILOGUE, ctypes.c_int32(_EPILOGUES[kind.epilogue]))
+        if kind.epilogue != "none":
+            self._set(_BIAS_TYPE, ctypes.c_int32(_BF16))
+        if kind.by_row:
+            self._set(_A_SCALE_MODE, ctypes.c_int32(_BY_ROW))
+            self._set(_B_SCALE_MODE, ctypes.c_int32(_BY_ROW))
+        return self._description
+
+    def _set(self, attribute: int, value: Any) -> None:
+        _call(
+            "cublasLtMatmulDescSetAttribute",
+            self._description,
+            attribute,
+            ctypes.byref(value),
+            ctypes.sizeof(value),
+        )
+
+    def _proposed(self, number: int) -> list[_Algorithm]:
+        preference = ctypes.c_void_p()
+        _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
+        most = ctypes.c_uint64(self._kind.workspace_bytes)
+        _call(
+            "cublasLtMatmulPreferenceSetAttribute",
+            preference,
+            _WORKSPACE_PREFERENCE,
+            ctypes.byref(most),
+            ctypes.sizeof(most),
+        )
+        found, count = (_Algorithm * number)(), ctypes.c_int()
+        # The search wants to see pointers of the alignment that a call's will have.
+        pointed = [_A_SCALE, _B_SCALE]
+        pointed += [_D_SCALE] if self._kind.quantizes else []
+        pointed += [_BIAS] if self._kind.epilogue != "none" else []
+        for attribute in pointed:
+            self._set(attribute, ctypes.c_void_p(_workspace(self._device, 256).data_ptr()))
+        _call(
+            "cublasLtMatmulAlgoGetHeuristic",
+            _handle(self._device),
+            self._description,
+            self._weight,
+            self._values,
+            self._added,
+            self._out,
+            preference,
+            number,
+            ctypes.byref(found),
+            ctypes.byref(count),
+        )
+        _call("cublasLtMatmulPreferenceDestroy", preference)
+        proposed = [found[index] for index in range(count.value) if found[index].status == 0]
+        if not proposed:
+            raise Unsupported(f"fused: cuBLASLt has no algorithm for this matmul: {self._kind}")
+        return proposed
+
+
+def multiply(
+    values: torch.Tensor,
+    weight: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """Write the product of two e4m3 factors to `out`: in bf16 as it is, in e4m3 after a bias and GELU.
+
+    Args:
+        values: (rows, inputs), and out: (rows, outputs), whose rows may be part of wider ones.
+        weight: (outputs, inputs), contiguous.
+        scales: fp32, one element each, at a multiple of 16 bytes: of values and weight, and with an e4m3 `out` the
+            inverse of its scale.
+        bias: (outputs,), bf16, with an e4m3 `out`.
+    """
+    import torch
+
+    (rows, inputs), outputs = values.shape, weight.shape[0]
+    if not rows:
+        return
+    assert all(scale.data_ptr() % 16 == 0 for scale in scales), "cuBLASLt takes no scale at another place"
+    quantizes = out.dtype == torch.float8_e4m3fn
+    kind = Kind(
+        rows,
+        outputs,
+        inputs,
+        values.stride(0),
+        out.stride(0),
+        quantizes,
+        epilogue="gelu_bias" if quantizes else "none",
+        workspace_bytes=0,
+    )
+    device = out.device.index or 0
+    plan = _plan(kind, device)
+    index = _fastest.get((kind, device))
+    if index is None and not torch.cuda.is_current_stream_capturing():
+        index = _fastest[kind, device] = _timed(plan, (values, weight, scales, bias, out))
+    plan(values, weight, scales, bias, out, index or 0)
+
+
+_NUM_ALGORITHMS = 6
+_ROUNDS, _CALLS = 3, 8
+_fastest: dict[tuple[Kind, int], int] = {}
+
+
+@functools.cache
+def _plan(kind: Kind, device: int) -> Plan:
+    return Plan(kind, device, _NUM_ALGORITHMS)
+
+
+def _timed(plan: Plan, given: tuple[Any, Any, Any, Any, Any]) -> int:
+    """Return the fastest of a plan's algorithms, by its best round. All write the same bits: no image depends on it."""
+    import torch
+
+    best: dict[int, float] = {}
+    for _ in range(_ROUNDS):
+        for index in range(len(plan.algorithms)):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            plan(*given, index)
+            begin.record()
+            for _ in range(_CALLS):
+                plan(*given, index)
+            end.record()
+            end.synchronize()
+            best[index] = min(best.get(index, float("inf")), begin.elapsed_time(end))
+    return min(best, key=best.__getitem__)
+
+
+def _layout(kind: int, rows: int, columns: int, stride: int) -> ctypes.c_void_p:
+    layout = ctypes.c_void_p()
+    _call("cublasLtMatrixLayoutCreate", ctypes.byref(layout), kind, rows, columns, stride)
+    return layout

@@ -1,0 +1,85 @@
+"""cuBLASLt's fp8 matmuls with GELU and rounding inside, on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vivace.fused.cublas_lt import Kind, Plan, multiply
+from vivace.fused.products import product_with_gelu
+
+pytestmark = pytest.mark.gpu
+
+
+def _eight(*shape: int) -> torch.Tensor:
+    return (torch.randn(shape, device="cuda") * 60).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("rows", [1, 77, 512, 4096])
+@pytest.mark.parametrize("wide", [False, True])
+def test_gelu_and_rounding_are_part_of_the_product(rows: int, wide: bool) -> None:
+    values, weight = _eight(rows, 3072), _eight(1536, 3072)
+    bias = torch.randn(1536, device="cuda", dtype=torch.bfloat16)
+    whole = torch.zeros(rows, 2048 if wide else 1536, device="cuda", dtype=torch.float8_e4m3fn)
+    out = whole[:, 512:] if wide else whole
+    scales = [torch.tensor([scale], device="cuda") for scale in (0.001, 0.002, 60.0)]
+    multiply(values, weight, scales, bias, out)
+    exact = (values.double() * 0.001) @ (weight.double() * 0.002).t() + bias.double()
+    exact = torch.nn.functional.gelu(exact, approximate="tanh")
+    got = out.double() / 60.0
+    assert (got - exact).norm() < 0.04 * exact.norm()
+    assert (got - exact).abs().max() < 0.07 * exact.abs().max()
+    if wide:
+        assert not whole[:, :512].view(torch.uint8).any(), "what lies beside is not written"
+
+
+@pytest.mark.parametrize("rows", [1, 77, 512])
+def test_gelu_is_part_of_the_product_in_bf16(rows: int) -> None:
+    """PyTorch's own call, whose GELU is the tanh form on GPUs only."""
+    values = torch.randn(rows, 3072, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(1536, 3072, device="cuda", dtype=torch.bfloat16) * 0.02
+    bias = torch.randn(1536, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(rows, 1536, device="cuda", dtype=torch.bfloat16)
+    product_with_gelu(values, weight, bias, out)
+    exact = values.double() @ weight.double().t() + bias.double()
+    tanh, erf = (torch.nn.functional.gelu(exact, approximate=form) for form in ("tanh", "none"))
+    assert (out.double() - tanh).norm() < 0.003 * tanh.norm()
+    near_zero = exact.abs() < 3
+    assert (out.double() - tanh)[near_zero].norm() < 0.003 * tanh.norm()
+    assert (tanh - erf).norm() < 0.003 * tanh.norm()
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(9216, 3072), (12288, 3072), (3072, 12288)])
+@pytest.mark.parametrize("quantizes", [False, True])
+def test_all_algorithms_write_the_same_bits(outputs: int, inputs: int, quantizes: bool) -> None:
+    """Which one is the fastest depends on the day; images must not."""
+    for rows in (77, 512, 4608):
+        values, weight = _eight(rows, inputs), _eight(outputs, inputs)
+        bias = torch.randn(outputs, device="cuda", dtype=torch.bfloat16)
+        scales = [torch.tensor([scale], device="cuda") for scale in (0.001, 0.002, 60.0)]
+        epilogue = "gelu_bias" if quantizes else "none"
+        plan = Plan(
+            Kind(rows, outputs, inputs, inputs, outputs, quantizes, epilogue, workspace_bytes=0), 0, 6
+        )
+        found = []
+        for algorithm in range(len(plan.algorithms)):
+            dtype = torch.float8_e4m3fn if quantizes else torch.bfloat16
+            out = torch.zeros(rows, outputs, device="cuda", dtype=dtype)
+            plan(values, weight, scales, bias if quantizes else None, out, algorithm)
+            found.append(out.view(torch.uint8 if quantizes else torch.int16))
+        differing = [index for index, out in enumerate(found) if not torch.equal(out, found[0])]
+        assert len(found) > 1
+        assert not differing, (rows, differing)
+
+
+def test_scales_by_row_as_pytorch() -> None:
+    values, weight = _eight(512, 3072), _eight(1024, 3072)
+    rows, outputs = torch.rand(512, 1, device="cuda"), torch.rand(1, 1024, device="cuda")
+    out = torch.empty(512, 1024, device="cuda", dtype=torch.bfloat16)
+    Plan(Kind(512, 1024, 3072, 3072, 1024, quantizes=False, by_row=True), 0)(
+        values, weight, [rows, outputs], None, out
+    )
+    expected = torch._scaled_mm(
+        values, weight.t(), rows, outputs, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+    assert (out.float() - expected.float()).norm() < 0.01 * expected.float().norm()
