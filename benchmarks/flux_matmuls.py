@@ -141,7 +141,7 @@ def _ways(rows: int, outputs: int, inputs: int, number: int) -> Iterator[Way]:
         except Unsupported as error:
             click.echo(f"{way}: {error}", err=True)
             continue
-        given = [of_rows, of_outputs] if kind.by_row else scales
+        given = [of_rows, of_outputs] if kind.by_row else scales if kind.quantizes else scales[:2]
         for index, algorithm in enumerate(plan.algorithms):
 
             def call(

@@ -178,18 +178,14 @@ class FluxForward:
         of_kept = Rows(rows.values[kept], rows.scale)
         if dropped:
             step.x, tokens = step.x[kept], Tokens(1, 0, tokens.image - dropped)
-        if scales is None:
-            attended = self._attend(qkv, block, step, None)
-            out = block.out(Rows(attended.values[kept]), tokens)
-            active = block.up.activated(of_kept, tokens, None)
-            return _Pending(tokens, Branch(block.down(active, tokens, onto=out), gate))
-        # Attention and MLP share a scale, so that their outputs, side by side, are the input of one product.
-        shared = scales.values[num_doubles + index]
+        # The outputs of attention and MLP, side by side, are the input of one product; in e4m3 they share a scale.
+        shared = None if scales is None else scales.values[num_doubles + index]
         width = self._channels + block.up.weight.shape[1]
-        joined = torch.empty((len(qkv), width), dtype=torch.float8_e4m3fn, device=qkv.device)
-        block.up.activated(of_kept, tokens, shared[:, None], joined[kept, self._channels :])
+        joined = torch.empty((len(qkv), width), dtype=rows.values.dtype, device=qkv.device)
+        of_hidden = None if shared is None else shared[:, None]
+        block.up.activated(of_kept, tokens, of_hidden, joined[kept, self._channels :])
         self._attend(qkv, block, step, shared, joined[:, : self._channels])
-        out = block.out(Rows(joined[kept], shared[:1]), tokens)
+        out = block.out(Rows(joined[kept], None if shared is None else shared[:1]), tokens)
         return _Pending(tokens, Branch(out, gate, block.out.left_bias))
 
     def _norm(
@@ -231,7 +227,9 @@ class FluxForward:
                 q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             )
             attended = _as_rows(out.transpose(1, 2), tokens)
-            return Rows(attended) if values is None else operations.quantized(attended, values[:1], onto)
+            if values is not None:
+                return operations.quantized(attended, values[:1], onto)
+            return Rows(attended if onto is None else onto.copy_(attended))
         eight = torch.empty_like(q)
         if onto is not None:
             eight = onto.unflatten(-1, q.shape[2:]).unflatten(0, q.shape[:2])

@@ -51,14 +51,9 @@ def _classes() -> tuple[Any, Any, Any]:
         def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
             super().__init__()
             product, attn = product_class(), block.attn
-            inner = block.proj_mlp.in_features
             self.qkv = product([_projections(attn, "image")], quantize)
             self.up = product([[block.proj_mlp]], quantize)
-            if quantize:
-                self.out = product([[block.proj_out]], quantize)
-            else:
-                self.out = product([[block.proj_out]], quantize, slice(0, inner))
-                self.down = product([[block.proj_out]], quantize, slice(inner, None), with_bias=False)
+            self.out = product([[block.proj_out]], quantize)
             self.norms = Norms([(attn.norm_q, attn.norm_k)], bounded)
 
         def limits(self) -> torch.Tensor:

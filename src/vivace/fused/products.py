@@ -2,8 +2,8 @@
 
 In bf16 biases are added by the matmul. In fp8 both factors are in e4m3, each with one scale, and sums are accumulated
 fast (in the tensor cores' own 22 bits); biases are left to the kernel that reads the result, where they cost nothing.
-On GPUs GELU, and in fp8 the rounding of its output, are part of the matmul. The text's matmuls, which leave most of the
-GPU idle, run beside the image's.
+GELU, and in fp8 the rounding of its output, are part of the matmul. The text's matmuls, which leave most of the GPU
+idle, run beside the image's.
 """
 
 from __future__ import annotations
@@ -33,21 +33,13 @@ def product_class() -> Any:
         Args:
             linears: for each stream the Linear layers whose outputs lie side by side.
             quantize: store e4m3, with a scale for each stream's weight, (streams,).
-            inputs: take only these columns of the weights.
-            with_bias: False: the bias is added with another product.
         """
 
-        def __init__(
-            self,
-            linears: Sequence[Sequence[torch.nn.Linear]],
-            quantize: bool,
-            inputs: slice = slice(None),
-            with_bias: bool = True,
-        ) -> None:
+        def __init__(self, linears: Sequence[Sequence[torch.nn.Linear]], quantize: bool) -> None:
             super().__init__()
             weights, scales = [], []
             for layers in linears:
-                whole = torch.cat([layer.weight.detach()[:, inputs].bfloat16() for layer in layers])
+                whole = torch.cat([layer.weight.detach().bfloat16() for layer in layers])
                 if quantize:
                     whole, scale = _quantized_weight(whole)
                     scales.append(scale)
@@ -55,7 +47,7 @@ def product_class() -> Any:
             self.weight = torch.nn.Parameter(torch.stack(weights), requires_grad=False)
             self.register_buffer("spread_scale", spread(torch.cat(scales)) if quantize else None)
             biases = [torch.cat([_bias(layer) for layer in layers]) for layers in linears]
-            self.register_buffer("bias", torch.stack(biases).bfloat16() if with_bias else None)
+            self.register_buffer("bias", torch.stack(biases).bfloat16())
 
         @property
         def scale(self) -> torch.Tensor | None:
@@ -67,25 +59,22 @@ def product_class() -> Any:
             """The bias, if the reader of the result has to add it."""
             return self.bias if self.scale is not None else None
 
-        def forward(self, rows: Rows, tokens: Tokens, onto: torch.Tensor | None = None) -> torch.Tensor:
-            """Return the product (rows, outputs) in bf16; in bf16 it may be added to `onto`, in place."""
-            made = self._empty(rows, torch.bfloat16) if onto is None else onto
-            if made.is_meta:
-                return made
+        def forward(self, rows: Rows, tokens: Tokens) -> torch.Tensor:
+            """Return the product (rows, outputs) in bf16."""
+            made = self._empty(rows, torch.bfloat16)
             with _side_by_side(made, len(self.weight)) as places:
                 for stream, span in enumerate(self._spans(tokens)):
-                    values, weight = rows.values[span], self.weight[stream]
+                    if made.is_meta:
+                        continue
                     with places[stream]:
-                        if self.scale is not None:
-                            assert onto is None
-                            given = (_of(rows.scale, stream), self.scale[stream])
-                            scaled_product(values, weight, given, made[span])
-                        elif onto is not None:
-                            made[span].addmm_(values, weight.t())
-                        elif self.bias is not None:
-                            torch.addmm(self.bias[stream], values, weight.t(), out=made[span])
-                        else:
-                            torch.mm(values, weight.t(), out=made[span])
+                        bias = None if self.scale is not None else self.bias[stream]
+                        multiply(
+                            rows.values[span],
+                            self.weight[stream],
+                            self._scales(rows, stream),
+                            bias,
+                            made[span],
+                        )
             return made
 
         def activated(
@@ -103,17 +92,24 @@ def product_class() -> Any:
             made = self._empty(rows, dtype) if onto is None else onto
             with _side_by_side(made, len(self.weight)) as places:
                 for stream, span in enumerate(self._spans(tokens)):
-                    values, weight, bias = rows.values[span], self.weight[stream], self.bias[stream]
-                    if made.is_meta or not len(values):
+                    if made.is_meta:
                         continue
+                    of_out = None if scales is None else (_of(scales[0], stream), _of(scales[1], stream))
+                    given = self._scales(rows, stream)
                     with places[stream]:
-                        if scales is None or self.scale is None:
-                            product_with_gelu(values, weight, bias, made[span])
-                        else:
-                            given = (_of(rows.scale, stream), self.scale[stream], _of(scales[0], stream))
-                            inverse = _of(scales[1], stream)
-                            scaled_product_with_gelu(values, weight, bias, given, inverse, made[span])
+                        multiply_with_gelu(
+                            rows.values[span],
+                            self.weight[stream],
+                            given,
+                            self.bias[stream],
+                            made[span],
+                            of_out,
+                        )
             return Rows(made, None if scales is None else scales[0])
+
+        def _scales(self, rows: Rows, stream: int) -> tuple[torch.Tensor, ...]:
+            """Of a stream's values and weight; none in bf16."""
+            return () if self.scale is None else (_of(rows.scale, stream), self.scale[stream])
 
         def _empty(self, rows: Rows, dtype: torch.dtype) -> torch.Tensor:
             shape = (rows.values.shape[0], self.weight.shape[1])
@@ -147,62 +143,62 @@ def _side_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
 
 
-def scaled_product(
-    values: torch.Tensor, weight: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor
-) -> None:
-    """Write the product of two e4m3 factors and their scales to `out`, in bf16; on a CPU it is computed in fp32.
-
-    Args:
-        values: (rows, inputs); weight: (outputs, inputs).
-        scales: of values and weight, fp32, one element each.
-    """
-    if values.is_cuda:
-        from vivace.fused.cublas_lt import multiply
-
-        multiply(values, weight, scales, None, out)
-    else:
-        out.copy_((values.float() @ weight.float().t()) * scales[0] * scales[1])
-
-
-def scaled_product_with_gelu(
+def multiply(
     values: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor,
-    scales: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    inverse: torch.Tensor,
+    scales: tuple[torch.Tensor, ...],
+    bias: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    """Write GELU(product + bias), divided by its scale, to `out`, in e4m3.
+    """Write a product, with a bias if there is one, to `out`, in bf16. On a CPU it is computed in fp32.
 
     Args:
-        bias: (outputs,), bf16.
-        scales: of values, weight and `out`.
-        inverse: of the scale of `out`.
+        values: (rows, inputs); weight: (outputs, inputs): both bf16 or e4m3.
+        scales: of values and weight in e4m3, fp32, one element each.
+    """
+    if values.is_cuda:
+        from vivace.fused import cublas_lt
+
+        cublas_lt.multiply(values, weight, scales, bias, out)
+        return
+    out.copy_(_product(values, weight, scales, bias))
+
+
+def multiply_with_gelu(
+    values: torch.Tensor,
+    weight: torch.Tensor,
+    scales: tuple[torch.Tensor, ...],
+    bias: torch.Tensor,
+    out: torch.Tensor,
+    of_out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> None:
+    """Write GELU of a product and its bias to `out`: in bf16, or in e4m3 divided by its scale. See `multiply`.
+
+    Args:
+        of_out: the scale of an e4m3 `out`, and its inverse.
     """
     from vivace.kernels import reference
 
     if values.is_cuda:
-        from vivace.fused.cublas_lt import multiply
+        from vivace.fused import cublas_lt
 
-        multiply(values, weight, (scales[0], scales[1], inverse), bias, out)
-    else:
-        product = (values.float() @ weight.float().t()) * scales[0] * scales[1]
-        out.copy_(reference.to_e4m3(reference.gelu(product + bias.float()) / scales[2]))
+        given = scales if of_out is None else (*scales, of_out[1])
+        cublas_lt.multiply(values, weight, given, bias, out, gelu=True)
+        return
+    active = reference.gelu(_product(values, weight, scales, bias))
+    out.copy_(active if of_out is None else reference.to_e4m3(active / of_out[0]))
 
 
-def product_with_gelu(
-    values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor
-) -> None:
-    """Write GELU(product + bias) to `out`, in bf16."""
-    import torch
-
-    from vivace.kernels import reference
-
-    if values.is_cuda:
-        # On GPUs its GELU is the tanh form, in cuBLASLt's epilogue.
-        torch._addmm_activation(bias, values, weight.t(), use_gelu=True, out=out)
-    else:
-        out.copy_(reference.gelu(values.float() @ weight.float().t() + bias.float()))
+def _product(
+    values: torch.Tensor,
+    weight: torch.Tensor,
+    scales: tuple[torch.Tensor, ...],
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    made = values.float() @ weight.float().t()
+    for scale in scales:
+        made = made * scale
+    return made if bias is None else made + bias.float()
 
 
 def _of(scales: Any, stream: int) -> Any:
