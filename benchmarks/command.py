@@ -138,3 +138,8 @@ def run(command: click.Command, arguments: Sequence[str] | None = None) -> int:
         click.echo(f"{command.name}: {error}", err=True)
         return error.exit_code
     return status if isinstance(status, int) else 0
+
+
+def record_on(record: Path, device: str) -> Path:
+    """Return the record of a device: rows of a CPU and of a GPU are never in one file."""
+    return record if device == "cpu" else record.with_name(f"{record.stem}-{device}{record.suffix}")

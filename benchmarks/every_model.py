@@ -22,6 +22,7 @@ from pydantic import ValidationError
 import vivace
 from benchmarks.command import MEASURED_IN_PART, locked, run
 from vivace.benchmark import Timing, planned, studies
+from vivace.benchmark.runner import ask_environment
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError, UnknownModel, nearest
 from vivace.models.find import SYNTHETIC, synthetic_names
@@ -83,6 +84,7 @@ def every_model(
         return _predict(records, record)
     timing = Timing(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
     started = time.monotonic()
+    on: str | None = None
     left = []
     with studies.start_launcher(device) as launcher:
         for name in names:
@@ -94,6 +96,9 @@ def every_model(
             if limit_s is not None and time.monotonic() - started >= limit_s:
                 left.append(name)
                 continue
+            if on is None:
+                on = ask_environment(launcher, device, None).device_name
+                _check_device(records, on, record)  # before minutes of a GPU are spent
             measured = vivace.bench(
                 model,
                 missing,
@@ -179,15 +184,19 @@ def _is_done(records: dict[Key, Record], key: Key) -> bool:
     return key in records and records[key].outcome.is_final
 
 
+def _check_device(records: dict[Key, Record], name: str, path: Path) -> None:
+    """Refuse to add rows of one device to those of another: rows are compared with each other."""
+    for old in records.values():
+        if old.environment.device_name != name:
+            raise StoreError(
+                f"{path} was made on {old.environment.device_name}, and this is {name}; give --record another file"
+            )
+
+
 def _with(records: dict[Key, Record], measured: Sequence[Record], path: Path) -> dict[Key, Record]:
-    """Add new cases to a record. They must be of the same device, since rows are compared with each other."""
+    """Add new cases to a record."""
     for new in measured:
-        for old in records.values():
-            if old.environment.device_name != new.environment.device_name:
-                raise StoreError(
-                    f"{path} was made on {old.environment.device_name}, and this is {new.environment.device_name}; "
-                    f"give --record another file"
-                )
+        _check_device(records, new.environment.device_name, path)
     return records | {(new.trial.model.name, new.trial.recipe.text): new for new in measured}
 
 

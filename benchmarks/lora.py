@@ -29,7 +29,7 @@ from typing import Any
 import click
 
 import vivace
-from benchmarks.command import run
+from benchmarks.command import record_on, run
 from vivace.benchmark.worker import import_all
 from vivace.contract import attribute_of
 from vivace.errors import StoreError, VivaceError
@@ -45,7 +45,13 @@ RECORD = Path(__file__).parents[1] / "results" / "lora.jsonl"
 MODELS = {"cpu": ("tiny-sd",), "cuda": ("synthetic:sdxl", "synthetic:flux-dev")}
 RECIPES = {
     "cpu": ("inference_mode", "compile", "quantize(int8)+compile"),
-    "cuda": ("inference_mode", "compile", "compile+cuda_graph", "quantize(fp8)+compile"),
+    "cuda": (
+        "quantize(fp8)+compile(blocks=repeated)",
+        "compile(blocks=repeated)",
+        "inference_mode",
+        "compile+cuda_graph",
+        "quantize(fp8)+compile",
+    ),
 }
 SIDES = ("plain", "merged", "hot")
 FAILED_IN_PART = 4
@@ -57,7 +63,11 @@ Key = tuple[str, str, int, int]  # model, recipe, rank, reserve
 
 
 @click.command("lora")
-@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Default: results/lora.jsonl, on a GPU results/lora-cuda.jsonl.",
+)
 @click.option("--limit-s", type=click.FloatRange(min=0), help="Start no case after this many seconds.")
 @click.option(
     "--model", "models", multiple=True, help="Default: tiny-sd on a CPU, else SDXL and FLUX.1 [dev]."
@@ -70,7 +80,7 @@ Key = tuple[str, str, int, int]  # model, recipe, rank, reserve
 @click.option("--steps", type=click.IntRange(1, 1000), default=8, show_default=True, help="Of each call.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def lora(
-    record: Path,
+    record: Path | None,
     limit_s: float | None,
     models: Sequence[str],
     recipes: Sequence[str],
@@ -82,9 +92,10 @@ def lora(
     device: str,
 ) -> int:
     """Compare a hot LoRA with none and with a merged one, one line per case; resumable."""
-    known = read_cases(record)
     import_all()
     chosen = choose_device(device)
+    record = record or record_on(RECORD, chosen)
+    known = read_cases(record)
     if chosen == "cpu":
         import torch
 

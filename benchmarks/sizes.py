@@ -32,7 +32,7 @@ from unittest import mock
 import click
 
 import vivace
-from benchmarks.command import run
+from benchmarks.command import record_on, run
 from vivace.benchmark.worker import import_all
 from vivace.compilation.compiled_code import TRITON_VARIABLE, VARIABLE
 from vivace.errors import StoreError, VivaceError
@@ -72,7 +72,11 @@ Case = dict[str, Any]
 
 
 @click.command("sizes")
-@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Default: results/sizes.jsonl, on a GPU results/sizes-cuda.jsonl.",
+)
 @click.option("--limit-s", type=click.FloatRange(min=0), help="Start no case after this many seconds.")
 @click.option(
     "--model", "models", multiple=True, type=click.Choice(list(SIZES)), help="Default: by the device."
@@ -82,7 +86,7 @@ Case = dict[str, Any]
 @click.option("--steps", type=click.IntRange(1, 1000), default=8, show_default=True, help="Of each call.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def sizes(
-    record: Path,
+    record: Path | None,
     limit_s: float | None,
     models: Sequence[str],
     ways: Sequence[str],
@@ -91,8 +95,9 @@ def sizes(
     device: str,
 ) -> int:
     """Measure what new sizes cost with each way of compiling, one line per case; resumable."""
-    known = read_cases(record)
     chosen = choose_device(device)
+    record = record or record_on(RECORD, chosen)
+    known = read_cases(record)
     here = environment(chosen)
     _check_device(known, here, record)
     started = time.monotonic()

@@ -1,10 +1,10 @@
 """Generate the pages that come from code or records.
 
-docs/techniques.md, docs/choosing.md, docs/hardware.md, docs/lint.md, docs/cli.md, docs/api.md, a table of
-docs/tuning.md; if their records
-exist, docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md,
-docs/composition.md, docs/coverage.md, docs/step-curves.md and its plots; the README's table; and what the records say
-in the package (src/vivace/advice/committed.json).
+docs/techniques.md, docs/choosing.md, docs/hardware.md, docs/lint.md, docs/cli.md, docs/api.md, tables of
+docs/tuning.md, docs/loras.md and docs/compiling.md; if their records exist, docs/models-measured.md,
+docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md, docs/composition.md, docs/coverage.md,
+docs/step-curves.md and its plots; the README's table; and what the records say in the package
+(src/vivace/advice/committed.json).
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -30,6 +30,7 @@ from docs import (
     api,
     choosing,
     composition,
+    costs,
     coverage,
     hardware,
     lint,
@@ -208,6 +209,14 @@ def step_curves_page() -> str:
     return step_curves.page(NOTE, CURVE_RECORDS)
 
 
+def loras_page() -> str:
+    return costs.loras((DOCS / "loras.md").read_text())
+
+
+def compiling_page() -> str:
+    return costs.compiling((DOCS / "compiling.md").read_text())
+
+
 def tuning_page() -> str:
     return tuning.filled((DOCS / "tuning.md").read_text(), TUNER_RECORD)
 
@@ -221,6 +230,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/lint.md": lint_page,
     "README.md": readme,
     "docs/tuning.md": tuning_page,
+    "docs/loras.md": loras_page,
+    "docs/compiling.md": compiling_page,
     "src/vivace/advice/committed.json": committed_tables.content,
 }
 if every_model.RECORD.exists():

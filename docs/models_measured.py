@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -49,11 +49,10 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
         f"| {' | '.join(headings)} |",
         "|" + " --- |" * len(headings),
     ]
-    notes = []
-    for rows in _tables(records):
-        for number, row in enumerate(rows):
-            lines.append(f"| {' | '.join(_cells(row, number == 0, predicted))} |")
-            notes += _notes(row)
+    tables = _tables(records)
+    for rows in tables:
+        lines += [f"| {' | '.join(_cells(row, number == 0, predicted))} |" for number, row in enumerate(rows)]
+    notes = _notes(tables)
     lines += ["", *notes, *([""] if notes else [])]
     lines.append(
         "The interval covers the timed calls, not other processes or days. *Built in*: the time to make random "
@@ -66,7 +65,7 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
     if predicted:
         lines.append(
             "*Peak by plan*: the prediction of [`vivace plan`](memory.md) and its error; compiled components count as "
-            "eager ones."
+            "eager ones, and the memory of `cuda_graph`'s pool is not predicted."
         )
     lines.append(f"\nMade by `python -m benchmarks.every_model` ([record](../results/{record.name})).")
     if overhead is not None and overhead.exists():
@@ -113,7 +112,8 @@ def _cells(row: Row, is_first: bool, predicted: Planned) -> list[str]:
     workload = row.record.trial.workload
     steps = _steps(row.model, workload.num_inference_steps)
     guidance = _guidance(row.model, workload.guidance_scale)
-    cells = [_plain(row.model), f"{workload.width}x{workload.height}", f"{steps}, {guidance}"]
+    starts = "" if workload.task == "text" else f", {workload.task_in_words}"
+    cells = [_plain(row.model), f"{workload.width}x{workload.height}", f"{steps}, {guidance}{starts}"]
     cells = cells if is_first else ["", "", ""]
     cells.append(f"`{row.recipe}`".replace("|", "\\|"))
     if row.latency is None:
@@ -189,12 +189,79 @@ def _workload(rows: Sequence[Row]) -> str:
     )
 
 
-def _notes(row: Row) -> list[str]:
-    """Return the row's warnings; that weights are random is said above the table."""
-    where = f"- {_plain(row.model)}, `{row.recipe}`: "
-    if row.latency is None:
-        return [f"{where}{row.outcome.value}: {row.reason}"]
-    return [f"{where}{warning}" for warning in row.warnings if warning not in (RANDOM_WEIGHTS, ONE_ROUND)]
+def _notes(tables: Sequence[list[Row]]) -> list[str]:
+    """Return list items: why rows have no figures, and each warning once, with the rows that it is about.
+
+    That weights are random is said above the table, that there was one round below.
+    """
+    notes = [
+        f"- {_plain(row.model)}, `{row.recipe}`: {row.outcome.value}: {row.reason}"
+        for rows in tables
+        for row in rows
+        if row.latency is None
+    ]
+    notes += [note for rows in tables for note in (*_captures(rows), *_no_less_work(rows))]
+    measured = [[row for row in rows if row.latency is not None] for rows in tables]
+    said = dict.fromkeys(warning for rows in measured for row in rows for warning in _shared_warnings(row))
+    for warning in said:
+        names = [_names([row for row in rows if warning in _shared_warnings(row)], rows) for rows in measured]
+        notes.append(f"- {warning[0].upper()}{warning[1:]}: {'; '.join(name for name in names if name)}.")
+    drifted = [row for rows in measured for row in rows if row.cpu_drift is not None]
+    if drifted:
+        told = "; ".join(f"{_plain(row.model)} `{row.recipe}` {row.cpu_drift}" for row in drifted)
+        notes.append(
+            "- The CPU ran Python at another speed than while the model's baseline was measured, so times that wait "
+            f"for the CPU are not comparable: {told}."
+        )
+    return notes
+
+
+def _shared_warnings(row: Row) -> list[str]:
+    """Return the warnings that rows may have in common; that the CPU's speed changed has a figure of its own."""
+    own = (RANDOM_WEIGHTS, ONE_ROUND)
+    return [w for w in row.warnings if w not in own and not (row.cpu_drift and row.cpu_drift in w)]
+
+
+def _names(some: list[Row], rows: list[Row]) -> str:
+    """Name rows of a model; the model alone if they are all that were measured."""
+    if not some:
+        return ""
+    name = _plain(some[0].model)
+    return name if len(some) == len(rows) else f"{name} {', '.join(f'`{row.recipe}`' for row in some)}"
+
+
+_CAPTURED_AGAIN = 1.1  # times the shortest call: a call that captures takes two steps' work more
+
+
+def _captures(rows: Sequence[Row]) -> Iterator[str]:
+    """Say where timed calls captured CUDA graphs, which made them longer."""
+    for row in rows:
+        evidence: dict[str, Any] = row.record.rounds[0].evidence
+        graphs = evidence.get("cuda_graphs_recorded", 0)
+        times = [sample.total_s for sample in row.record.rounds[0].samples]
+        if row.recipe == "cuda_graph" and graphs > 1 and max(times) > _CAPTURED_AGAIN * min(times):
+            yield (
+                f"- {_plain(row.model)}, `{row.recipe}`: {graphs} graphs were captured, since the model takes prompts "
+                f"at their own length and each new length needs a graph. Calls take {seconds(min(times))} where the "
+                f"graph was there and up to {seconds(max(times))} where it had to be captured."
+            )
+
+
+_AS_MUCH = 0.95
+
+
+def _no_less_work(rows: Sequence[Row]) -> Iterator[str]:
+    """Say where fp8 leaves the GPU about as much to do as the same recipe without it."""
+    busy = {row.recipe: row.gpu_busy_s for row in rows if row.latency is not None}
+    for recipe, with_fp8 in busy.items():
+        without = busy.get(recipe.removeprefix("quantize(fp8)+"))
+        if recipe.startswith("quantize(fp8)+") and with_fp8 and without and with_fp8 > _AS_MUCH * without:
+            yield (
+                f"- {_plain(rows[0].model)}, `{recipe}`: the GPU works {seconds(with_fp8)} an image, and "
+                f"{seconds(without)} without fp8. The layers that fp8 takes are not what takes the time (Sana's "
+                "feed-forward is convolutions, which stay as they are), and each adds work for the CPU, for which the "
+                "GPU waits."
+            )
 
 
 def _range(numbers: Sequence[int]) -> str:

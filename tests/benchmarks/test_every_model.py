@@ -116,9 +116,11 @@ def test_records_of_two_devices_are_not_mixed(folder: Path, capfd: pytest.Captur
         record["environment"]["device_name"] = "another GPU"
     path.write_text(json.dumps(content[:1]))
     before = path.read_bytes()
+    shutil.rmtree(folder / "store")
     assert run(command, [*_paths(folder), *QUICK, "--only", "sd15"]) == 3
     assert "was made on another GPU, and this is" in capfd.readouterr().err
     assert path.read_bytes() == before
+    assert not (folder / "store").exists(), "refused before anything was measured"
 
 
 def test_the_plan_is_held_beside_what_a_gpu_measured(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

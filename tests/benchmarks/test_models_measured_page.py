@@ -59,17 +59,54 @@ def test_every_case_has_a_row_with_its_figures_or_its_reason(record: Path) -> No
     assert rows[0][4].startswith("1.00 s ±")
     assert rows[0][5] == "1"
     assert rows[1][5].startswith("2.00x [")
-    assert rows[1][6:] == ["400 MB", "450 MB", "1.50 s", "0.200 s"]
+    assert rows[1][6:] == ["-", "400 MB", "450 MB", "1.50 s", "0.200 s"]
     assert rows[2][2] == "1 step, none"
-    assert rows[4][4:] == ["out_of_memory", "-", "-", "-", "-", "-"]
+    assert rows[4][4:] == ["out_of_memory", *["-"] * 6]
     assert "- flux-dev, `compile`: out_of_memory: the allocation failed" in page
     assert "**random weights**" in page
     assert "- Test GPU; torch 2.13.0; vivace" in page
     assert page.count("Test GPU") == 1
     assert "rounds (processes) a recipe: 1; timed calls a recipe: 3" in page
     assert page.count("differences under 10 % cannot be told from drift") == 1, "once for all rows"
-    assert "- sdxl-turbo, `baseline`: the warm-up ended before the times were steady" in page
+    assert "- The warm-up ended before the times were steady: sdxl-turbo.\n" in page, "all rows of the model"
     assert page.count("random weights: times") == 0, "it stands above the table"
+
+
+def test_what_rows_have_in_common_is_said_once(tmp_path: Path) -> None:
+    """Warnings name their rows, a model alone where all of its rows share them; a slow call says why it was slow."""
+    unsteady = make_round(0).model_copy(update={"steady": False})
+    slow = make_round(0).model_copy(update={"conditions": {"python_ms": 9.0}})
+    quick = make_round(0).model_copy(update={"conditions": {"python_ms": 6.0}})
+    graphs = make_round(0, (1.0, 1.3, 1.01)).model_copy(update={"evidence": {"cuda_graphs_recorded": 3}})
+    one_graph = graphs.model_copy(update={"evidence": {"cuda_graphs_recorded": 1}})
+    cases = [
+        case("sd15", "baseline", unsteady),
+        case("sd15", "compile", unsteady),
+        case("sdxl", "baseline", quick),
+        case("sdxl", "compile", unsteady),
+        case("sdxl", "teacache", slow),
+        case("qwen-image", "cuda_graph", graphs),
+        case("flux-dev", "cuda_graph", one_graph),
+        case("sana-1600m", "compile", make_round(0).model_copy(update={"gpu_busy_s": 0.36})),
+        case("sana-1600m", "quantize(fp8)+compile", make_round(0).model_copy(update={"gpu_busy_s": 0.357})),
+        case("flux-dev", "compile", make_round(0).model_copy(update={"gpu_busy_s": 0.36})),
+        case("flux-dev", "quantize(fp8)+compile", make_round(0).model_copy(update={"gpu_busy_s": 0.25})),
+    ]
+    path = tmp_path / "every-model.json"
+    write_records(path, cases)
+    page = models_measured.page(path, generate.NOTE)
+    notes = [line for line in page.splitlines() if line.startswith("- ") and "Test GPU" not in line]
+    assert "- The warm-up ended before the times were steady: sd15; sdxl `compile`." in notes
+    assert "not comparable: sdxl `teacache` 1.5 times as slowly." in page
+    assert [note for note in notes if "graphs were captured" in note] == [
+        "- qwen-image, `cuda_graph`: 3 graphs were captured, since the model takes prompts at their own length and "
+        "each new length needs a graph. Calls take 1.00 s where the graph was there and up to 1.30 s where it had to "
+        "be captured."
+    ]
+    (less,) = [note for note in notes if "the GPU works" in note]
+    assert less.startswith(
+        "- sana-1600m, `quantize(fp8)+compile`: the GPU works 0.357 s an image, and 0.360 s without"
+    )
 
 
 def test_where_it_was_measured_is_told_once() -> None:

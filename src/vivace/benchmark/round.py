@@ -27,7 +27,7 @@ from vivace.models.load import load_pipeline
 from vivace.models.reading import Limits, is_trusted
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.session import Session, session_of
-from vivace.spec.record import Outcome, Picture, Round, Sample
+from vivace.spec.record import CAPTURED_WHILE_TIMED, Outcome, Picture, Round, Sample
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 from vivace.stats.intervals import MIN_SAMPLES
@@ -208,12 +208,16 @@ class Measurement:
         self.warm_up(timed)
         self.results["conditions"] |= gpu_conditions()  # only now is CUDA initialised, and the GPU warm
         meter.start_peak()
+        captured = _num_captured(session)
         with opened_gpu() as gpu, GpuMeter(gpu) as observed:
             self._time(timed, observed)
+        captured = _num_captured(session) - captured
         after = {f"{name}_after": value for name, value in gpu_conditions().items()}
         self.results["conditions"] |= after | {"python_after_ms": python_ms()}
         self.results["memory"] = meter.read()
         evidence: dict[str, Any] = dict(session.evidence())
+        if captured:
+            evidence[CAPTURED_WHILE_TIMED] = captured
         if pictures is not None:
             self.keep_pictures(session, self._trial.workload.calls(), pictures)
         self._report({"event": "phase", "phase": "evidence"})
@@ -381,6 +385,11 @@ class Measurement:
         """Keep the images of a call, unless an earlier call generated them already."""
         for (index, _, _), image in zip(call, output.images, strict=True):
             self._images.setdefault(index, image)
+
+
+def _num_captured(session: Session) -> int:
+    """Return how many CUDA graphs `cuda_graph` has captured; 0 without it."""
+    return int(session.evidence().get("cuda_graphs_recorded", 0))  # type: ignore[arg-type]
 
 
 def _parts_with_attention(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:

@@ -17,7 +17,7 @@ from vivace.report.quality import Fidelity, fidelity, paired_figures
 from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.recipe import short_form
-from vivace.spec.record import Memory, Outcome, Record
+from vivace.spec.record import CAPTURED_WHILE_TIMED, Memory, Outcome, Record
 from vivace.stats import (
     ONE_ROUND_MARGIN,
     Gate,
@@ -31,6 +31,8 @@ from vivace.stats import (
 
 RANDOM_WEIGHTS = "random weights: times and memory are the architecture's; image quality cannot be judged"
 ONE_ROUND = f"one round only: differences under {100 * ONE_ROUND_MARGIN:.0f} % cannot be told from drift"
+
+UNSTEADY = "the warm-up ended before the times were steady"
 
 LEAST_CPU_SHARE = 0.9
 """A process that gets less of its threads' time was held up by other programs."""
@@ -118,6 +120,13 @@ class Row:
         return self.cpu_ratio is not None and abs(math.log(self.cpu_ratio)) > math.log(CPU_DRIFT)
 
     @property
+    def cpu_drift(self) -> str | None:
+        """ "1.5 times as slowly", if the CPU's speed changed since the baseline."""
+        if self.cpu_ratio is None or not self.cpu_differs:
+            return None
+        return f"{max(self.cpu_ratio, 1 / self.cpu_ratio):.1f} times as {'slowly' if self.cpu_ratio > 1 else 'fast'}"
+
+    @property
     def cost_per_1000(self) -> float | None:
         """What 1,000 images cost, in the currency of the price; None without a price."""
         if self.price_per_hour is None or self.latency is None:
@@ -137,7 +146,13 @@ class Row:
         if len(self.record.rounds) == 1 and self.record.outcome is Outcome.MEASURED:
             found.append(ONE_ROUND)
         if any(r.steady is False and r.outcome is Outcome.MEASURED for r in self.record.rounds):
-            found.append("the warm-up ended before the times were steady")
+            found.append(UNSTEADY)
+        evidence: list[dict[str, Any]] = [r.evidence for r in self.record.rounds]
+        if graphs := max(found_in.get(CAPTURED_WHILE_TIMED, 0) for found_in in evidence):
+            found.append(
+                f"{graphs} CUDA graph{'' if graphs == 1 else 's'} captured during the timed calls, which made them "
+                "longer: each new shape needs one, such as that of a prompt of another length"
+            )
         if self.limit is not None and self.limit.problem is not None:
             found.append(self.limit.problem)
         if self.gpu is not None and self.gpu.slowed_down is not None:
@@ -146,11 +161,9 @@ class Row:
             found.append(
                 f"another program kept the CPU busy: this process got {self.cpu_share:.0%} of its threads' time"
             )
-        if self.cpu_ratio is not None and self.cpu_differs:
-            times, how = max(self.cpu_ratio, 1 / self.cpu_ratio), "slowly" if self.cpu_ratio > 1 else "fast"
+        if (drift := self.cpu_drift) is not None:
             found.append(
-                f"the CPU ran Python {times:.1f} times as {how} as while the baseline was measured: CPU-bound times "
-                "are not comparable"
+                f"the CPU ran Python {drift} as while the baseline was measured: CPU-bound times are not comparable"
             )
         return tuple(found)
 

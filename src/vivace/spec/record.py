@@ -11,6 +11,9 @@ from vivace.spec.ceilings import Ceilings, Work
 from vivace.spec.environment import Environment
 from vivace.spec.trial import Trial
 
+CAPTURED_WHILE_TIMED = "cuda_graphs_recorded_while_timed"
+"""Key of a round's evidence: how many CUDA graphs were captured during the timed calls, if any were."""
+
 
 class Outcome(StrEnum):
     """How a round ended. Every failure is stored with a reason."""

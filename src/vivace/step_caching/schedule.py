@@ -44,5 +44,9 @@ class StepCounter:
 
     def refuted(self, _: dict[str, Any]) -> str | None:
         if self.computed and not self.skipped:
-            return f"the cache never hit in {self.computed} steps"
+            calls = "1 call" if self.computed == 1 else f"{self.computed} calls"
+            return (
+                f"the cache never hit in {calls} of the denoiser: an image has too few steps for its share of hits, or "
+                "they differ too much for its threshold"
+            )
         return None

@@ -3,8 +3,10 @@
 Why: eager FLUX launches 3,705 kernels a step, each by a few microseconds of Python and driver. Where the GPU waits for
     them (small models, few tokens, batch 1), a replay, which is one launch, lets it run without gaps. It needs no
     compiler and seconds instead of minutes; `compile` (mode default) may run inside the graph.
-Costs: each graph keeps a step's activations, in a pool that all graphs share. The first call of each shape takes three
-    steps' work for one. Inputs are copied in and outputs copied out.
+Costs: each graph keeps a step's activations, in a pool that all graphs share. The first step of each shape takes three
+    steps' work. Inputs are copied in and outputs copied out. Qwen-Image and Z-Image take prompts at their own length:
+    each new length captures anew, and prompts of more than `max_graphs` lengths in turn do so with every image. On an
+    H200 that made 8 steps of Qwen-Image longer, 3.4 s instead of 2.9 (docs/models-measured.md).
 Needs: a CUDA device, and a denoiser that decides nothing on the CPU: a step cache that reads back whether to skip a
     step cannot be captured, nor can layers that copy from the host (most of GGUF's). Weights must stay at their
     addresses, so offloading them does not go with it.

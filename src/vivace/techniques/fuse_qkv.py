@@ -57,9 +57,10 @@ class FuseQkv(Technique):
                     continue
                 kind = type(attention.processor).__name__
                 if not hasattr(attention, "_supports_qkv_fusion") and kind not in _PLAIN:
+                    advice = "remove adapters first" if "Adapter" in kind else "leave fuse_qkv out"
                     return (
                         f"the {component}'s attention is computed by {kind}, which has no fused form in diffusers; "
-                        "remove adapters first, or target another component with @"
+                        f"{advice}, or target another component with @"
                     )
                 if kind == "JointAttnProcessor2_0" and attention.norm_q is not None:
                     return (

@@ -11,7 +11,7 @@ from tests.make import make_record, make_round
 from vivace.report.rows import rows_of, shared_warnings
 from vivace.report.summary import headline, particulars, ratio, seconds, size, summary
 from vivace.report.table import broken, print_table, render
-from vivace.spec.record import Outcome, Record, Round
+from vivace.spec.record import CAPTURED_WHILE_TIMED, Outcome, Record, Round
 from vivace.stats import Verdict
 
 FAST = (0.5, 0.51, 0.49, 0.5)
@@ -268,6 +268,14 @@ def test_a_cpu_that_became_slower_is_told_beside_what_suffers() -> None:
     (told,) = [w for w in slow.warnings if "the CPU" in w]
     assert told.startswith("the CPU ran Python 1.8 times as slowly as while the baseline was measured")
     assert any("2.0 times as fast" in w for w in fast.warnings)
+
+
+def test_graphs_that_were_captured_during_the_timed_calls_are_told() -> None:
+    captured = make_round(0).model_copy(update={"evidence": {CAPTURED_WHILE_TIMED: 3}})
+    plain, row = rows_of([make_record("baseline", make_round(0)), make_record("bf16", captured)])
+    assert not [warning for warning in plain.warnings if "CUDA graph" in warning]
+    (told,) = [warning for warning in row.warnings if "CUDA graph" in warning]
+    assert told.startswith("3 CUDA graphs captured during the timed calls, which made them longer")
 
 
 def held_up(share: float) -> Round:

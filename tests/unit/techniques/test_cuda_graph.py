@@ -13,12 +13,17 @@ from torch.utils._pytree import tree_leaves
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, psnr
 from tests.targets import target_of
+from vivace.benchmark import Timing
+from vivace.benchmark.comparison import comparison_of
+from vivace.benchmark.round import measure_round
 from vivace.compilation.captured import CapturedFunction
 from vivace.contract import Machine
 from vivace.errors import Unsupported
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.spec.record import CAPTURED_WHILE_TIMED
+from vivace.spec.trial import Trial
 from vivace.techniques import cuda_graph
 from vivace.techniques.compile import Compile
 from vivace.techniques.cuda_graph import CudaGraph
@@ -172,6 +177,22 @@ def test_schedulers_and_guidance(recipe: str, monkeypatch: pytest.MonkeyPatch) -
     for _ in range(2):
         assert psnr(draw(session, num_inference_steps=4), reference) > 90
     assert effect.evidence()["cuda_graphs_recorded"] == (2 if "cutoff" in recipe else 1)
+
+
+def test_a_round_says_how_many_graphs_were_captured_in_timed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With guidance for half of the steps a call has two kinds of steps; where one graph is kept, both come anew."""
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr(CudaGraph, "unsupported", lambda *_: None)
+    timing = Timing(rounds=1, repeats=2, max_warmup=1)
+
+    def evidence(max_graphs: int) -> dict[str, Any]:
+        recipe = f"cfg_cutoff(0.5)+cuda_graph(max_graphs={max_graphs})"
+        one = comparison_of("tiny-sd", recipe, num_inference_steps=4)
+        trial = Trial(model=one.found.model, recipe=one.recipes[0].spec, workload=one.workload, device="cpu")
+        return measure_round(trial, 0, timing, None, lambda event: None).evidence
+
+    assert evidence(1)[CAPTURED_WHILE_TIMED] == 4, "two in each of two calls"
+    assert CAPTURED_WHILE_TIMED not in evidence(2), "all were captured in the warm-up"
 
 
 def test_graphs_that_are_never_used_twice_refute_it(monkeypatch: pytest.MonkeyPatch) -> None:

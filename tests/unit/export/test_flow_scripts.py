@@ -1,0 +1,93 @@
+"""Scripts of the transformers after FLUX.1, run: diffusers loads a small pipeline, and draws what vivace draws."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import diffusers
+import numpy as np
+import pytest
+
+from tests import exported
+from tests.flow_models import EDITING, MODELS, PROMPT, _small, draw, pipeline, session, source
+from tests.narrow import SIDE, small_areas
+from vivace.benchmark import comparison
+from vivace.benchmark.comparison import workload_of
+from vivace.export import script
+from vivace.export.pictures import source_files
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import Found
+from vivace.recipes.resolve import resolve
+from vivace.spec.model import Model
+from vivace.spec.study import AskedWorkload
+
+RECIPES = (
+    "baseline",
+    "attention(math)+compile(blocks=repeated, backend=eager)+steps(3)",
+    "quantize(int8)+taylorseer(hits=0.5)",
+)
+
+
+def _marks(model: str, recipe: str) -> Any:
+    if (model, recipe) == ("z-image-turbo", "baseline"):
+        return ()
+    return pytest.mark.soak if model in EDITING else pytest.mark.long
+
+
+def _cases() -> list[Any]:
+    return [
+        pytest.param(
+            model,
+            recipe,
+            id=f"{recipe}-{model}",
+            marks=_marks(model, recipe),
+        )
+        for model in (*MODELS, *EDITING)
+        for recipe in RECIPES
+    ]
+
+
+@pytest.mark.parametrize(("model", "recipe"), _cases())
+def test_it_draws_what_vivace_draws(
+    model: str, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        comparison, "check_installed", lambda *_: None
+    )  # the small processor needs no torchvision
+    file = tmp_path / "source.png"
+    asked = AskedWorkload()
+    if model in EDITING:
+        source().save(file)
+        asked = AskedWorkload(task="edit", images=(str(file),))
+    opened = session(model, recipe)
+    expected = draw(opened)[0]
+    with _small(model):
+        found = Found(Model(name=model, source="hub", revision="main"), tmp_path, CATALOGUE[model])
+        workload = workload_of(found, asked)
+        with mock.patch.object(script, "load_pipeline", return_value=pipeline(model)):
+            written = script.write_script(
+                found,
+                resolve(recipe),
+                "cpu",
+                prompt=PROMPT,
+                seed=0,
+                threads=1,
+                workload=workload,
+                sources=source_files(found, workload, asked),
+            )
+    assert f'"{CATALOGUE[model].origin.repo}"' in written.text  # type: ignore[union-attr]
+    assert written.own == ([] if "taylorseer" not in recipe else ["taylorseer(hits=0.5)"])
+    with ExitStack() as stack:
+        for module, name, small_area in small_areas():
+            stack.enter_context(mock.patch.object(module, name, small_area))
+        loads = mock.patch.object(
+            diffusers.DiffusionPipeline, "from_pretrained", return_value=pipeline(model)
+        )
+        stack.enter_context(loads)
+        picture = exported.run(written.text, tmp_path)
+    assert picture.shape == (SIDE, SIDE, 3)
+    difference = np.abs(picture.astype(float) - np.round(expected * 255)).max()
+    assert difference <= 1
+    file.unlink(missing_ok=True)
+    exported.check(tmp_path)
