@@ -2,8 +2,8 @@
 
     python -m benchmarks.flux_matmuls --record results/flux-matmuls.jsonl
 
-Random values. Candidates take turns in a random order, so that all run at the clock which the GPU's power cap leaves,
-and the energy of each is read. A line for each shape, way and algorithm; docs/performance/flux.md tells what they mean.
+Random values. Candidates take turns in a random order, so that all run at the clock which the GPU's power cap leaves.
+A line for each shape, way and algorithm; docs/performance/flux.md tells what they mean.
 """
 
 from __future__ import annotations
@@ -62,20 +62,15 @@ def flux_matmuls(record: Path, algorithms: int, only: tuple[str, ...]) -> int:
                 "sizes": SHAPES[name],
                 "way": way,
                 "us": round(us, 2),
-                "mj": round(mj, 2),
                 **facts,
             }
-            for way, us, mj, facts in timed
+            for way, us, facts in timed
         ]
         with record.open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
-        for line in sorted(lines, key=lambda line: (line["way"], line["us"])):
-            if line is min(
-                (other for other in lines if other["way"] == line["way"]), key=lambda other: other["us"]
-            ):
-                click.echo(
-                    f"{name}, {line['way']}: {line['us']:.1f} us, {line['mj']:.1f} mJ, {line['kernel']}"
-                )
+        for way in dict.fromkeys(line["way"] for line in lines):
+            best = min((line for line in lines if line["way"] == way), key=lambda line: float(line["us"]))
+            click.echo(f"{name}, {way}: {best['us']:.1f} us, {best['kernel']}")
     return 0
 
 
@@ -159,8 +154,8 @@ def _ways(rows: int, outputs: int, inputs: int, number: int) -> Iterator[Way]:
             yield way, call, {"algorithm": index, "workspace": algorithm.workspace_bytes}
 
 
-def _timed(ways: Iterator[Way]) -> Iterator[tuple[str, float, float, dict[str, Any]]]:
-    """Yield each way with the medians over its turns: microseconds and millijoules a call."""
+def _timed(ways: Iterator[Way]) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    """Yield each way with the median over its turns, in microseconds a call."""
     import torch
 
     kept = []
@@ -176,7 +171,7 @@ def _timed(ways: Iterator[Way]) -> Iterator[tuple[str, float, float, dict[str, A
             for turn in range(_CALLS):
                 call(turn)
         kept.append((way, graph, {**facts, "kernel": _kernel(call)}))
-    taken: list[list[tuple[float, float]]] = [[] for _ in kept]
+    taken: list[list[float]] = [[] for _ in kept]
     order = list(range(len(kept)))
     for turn in range(_TURNS + 1):
         random.Random(turn).shuffle(order)
@@ -185,10 +180,10 @@ def _timed(ways: Iterator[Way]) -> Iterator[tuple[str, float, float, dict[str, A
             if turn:  # the first warms up
                 taken[index].append(found)
     for (way, _, facts), turns in zip(kept, taken, strict=True):
-        yield way, statistics.median(us for us, _ in turns), statistics.median(mj for _, mj in turns), facts
+        yield way, statistics.median(turns), facts
 
 
-def _turn(graph: Any) -> tuple[float, float]:
+def _turn(graph: Any) -> float:
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -198,23 +193,12 @@ def _turn(graph: Any) -> tuple[float, float]:
     end.record()
     end.synchronize()
     replays = max(1, int(_TURN_S * 1000 / max(begin.elapsed_time(end), 1e-3)))
-    before = _energy_mj()
     begin.record()
     for _ in range(replays):
         graph.replay()
     end.record()
     end.synchronize()
-    energy = _energy_mj() - before
-    calls = replays * _CALLS
-    return float(begin.elapsed_time(end)) * 1000 / calls, energy / calls
-
-
-def _energy_mj() -> float:
-    """What the GPU has used since its driver was loaded; the counter moves every 20 to 100 ms."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(pynvml.nvmlDeviceGetHandleByIndex(0)))
+    return float(begin.elapsed_time(end)) * 1000 / replays / _CALLS
 
 
 def _kernel(call: Callable[[int], None]) -> str:
@@ -224,7 +208,8 @@ def _kernel(call: Callable[[int], None]) -> str:
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         call(0)
         torch.cuda.synchronize()
-    return " + ".join(sorted({event.key[:90] for event in profiled.key_averages()}))
+    names = {event.key for event in profiled.key_averages() if event.device_time_total > 0}
+    return " + ".join(sorted(names))
 
 
 def _random(rows: int, columns: int) -> Any:

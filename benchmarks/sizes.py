@@ -229,7 +229,8 @@ def _call(session: Session, steps: int) -> Callable[[Size], None]:
 
 
 def _graphs(session: Session) -> int:
-    return int(str(session.evidence()["compiled_graphs"]))
+    evidence = session.evidence()
+    return int(str(evidence.get("compiled_graphs", evidence.get("cuda_graphs_recorded", 0))))
 
 
 def _clock(device: str) -> Callable[[], float]:

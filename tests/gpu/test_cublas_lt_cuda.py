@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vivace.fused.cublas_lt import Kind, Plan, multiply
+from vivace.fused.cublas_lt import Epilogue, Kind, Plan, multiply
 
 pytestmark = pytest.mark.gpu
 
@@ -47,16 +47,20 @@ def test_gelu_is_part_of_the_product_in_bf16(rows: int) -> None:
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(9216, 3072), (12288, 3072), (3072, 12288)])
-@pytest.mark.parametrize("quantizes", [False, True])
-def test_all_algorithms_write_the_same_bits(outputs: int, inputs: int, quantizes: bool) -> None:
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8 to e4m3"])
+def test_all_algorithms_write_the_same_bits(outputs: int, inputs: int, kind: str) -> None:
     """Which one is the fastest depends on the day; images must not."""
+    quantizes, bf16 = kind == "fp8 to e4m3", kind == "bf16"
     for rows in (77, 512, 4608):
         values, weight = _eight(rows, inputs), _eight(outputs, inputs)
+        if bf16:
+            values, weight = values.bfloat16() / 60, weight.bfloat16() / 600
         bias = torch.randn(outputs, device="cuda", dtype=torch.bfloat16)
         scales = [torch.tensor([scale], device="cuda") for scale in (0.001, 0.002, 60.0)]
-        epilogue = "gelu_bias" if quantizes else "none"
+        scales = [] if bf16 else scales if quantizes else scales[:2]
+        epilogue: Epilogue = "gelu_bias" if quantizes else "none"
         plan = Plan(
-            Kind(rows, outputs, inputs, inputs, outputs, quantizes, epilogue, workspace_bytes=0), 0, 6
+            Kind(rows, outputs, inputs, inputs, outputs, quantizes, epilogue, bf16, workspace_bytes=0), 0, 6
         )
         found = []
         for algorithm in range(len(plan.algorithms)):

@@ -2,15 +2,13 @@
 
 In bf16 biases are added by the matmul. In fp8 both factors are in e4m3, each with one scale, and sums are accumulated
 fast (in the tensor cores' own 22 bits); biases are left to the kernel that reads the result, where they cost nothing.
-GELU, and in fp8 the rounding of its output, are part of the matmul. The text's matmuls, which leave most of the GPU
-idle, run beside the image's.
+GELU, and in fp8 the rounding of its output, are part of the matmul.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,19 +60,12 @@ def product_class() -> Any:
         def forward(self, rows: Rows, tokens: Tokens) -> torch.Tensor:
             """Return the product (rows, outputs) in bf16."""
             made = self._empty(rows, torch.bfloat16)
-            with _side_by_side(made, len(self.weight)) as places:
-                for stream, span in enumerate(self._spans(tokens)):
-                    if made.is_meta:
-                        continue
-                    with places[stream]:
-                        bias = None if self.scale is not None else self.bias[stream]
-                        multiply(
-                            rows.values[span],
-                            self.weight[stream],
-                            self._scales(rows, stream),
-                            bias,
-                            made[span],
-                        )
+            for stream, span in enumerate(self._spans(tokens)):
+                if not made.is_meta:
+                    bias = None if self.scale is not None else self.bias[stream]
+                    multiply(
+                        rows.values[span], self.weight[stream], self._scales(rows, stream), bias, made[span]
+                    )
             return made
 
         def activated(
@@ -90,21 +81,12 @@ def product_class() -> Any:
 
             dtype = torch.bfloat16 if scales is None else torch.float8_e4m3fn
             made = self._empty(rows, dtype) if onto is None else onto
-            with _side_by_side(made, len(self.weight)) as places:
-                for stream, span in enumerate(self._spans(tokens)):
-                    if made.is_meta:
-                        continue
-                    of_out = None if scales is None else (_of(scales[0], stream), _of(scales[1], stream))
-                    given = self._scales(rows, stream)
-                    with places[stream]:
-                        multiply_with_gelu(
-                            rows.values[span],
-                            self.weight[stream],
-                            given,
-                            self.bias[stream],
-                            made[span],
-                            of_out,
-                        )
+            for stream, span in enumerate(self._spans(tokens)):
+                if made.is_meta:
+                    continue
+                given, bias = self._scales(rows, stream), self.bias[stream]
+                of_out = None if scales is None else (_of(scales[0], stream), _of(scales[1], stream))
+                multiply_with_gelu(rows.values[span], self.weight[stream], given, bias, made[span], of_out)
             return Rows(made, None if scales is None else scales[0])
 
         def _scales(self, rows: Rows, stream: int) -> tuple[torch.Tensor, ...]:
@@ -120,27 +102,6 @@ def product_class() -> Any:
             return [slice(None)] if len(self.weight) == 1 else [slice(0, split), slice(split, None)]
 
     return Product
-
-
-@contextlib.contextmanager
-def _side_by_side(made: torch.Tensor, number: int) -> Iterator[list[Any]]:
-    """Yield a context for each of one or two matmuls; on GPUs two run on two streams, and both are done at the end."""
-    import torch
-
-    if number == 1 or not made.is_cuda:
-        yield [contextlib.nullcontext()] * number
-        return
-    main, side = torch.cuda.current_stream(made.device), _side_stream(made.device)
-    side.wait_stream(main)
-    yield [torch.cuda.stream(side), contextlib.nullcontext()]
-    main.wait_stream(side)
-
-
-@functools.cache
-def _side_stream(device: torch.device) -> Any:
-    import torch
-
-    return torch.cuda.Stream(device)
 
 
 def multiply(
