@@ -163,7 +163,7 @@ def _sections(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> Iterat
     if not compared:
         return
     try:
-        store = Store.read_only(run.store)
+        store = None if run.store is None else Store.read_only(run.store)
     except StoreError:
         store = None
 
