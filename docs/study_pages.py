@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from benchmarks import study_profiles
 from benchmarks.study_groups import RESULTS, all_sittings, record_file
 from docs.models_measured import told_of
+from docs.study_profiles import lines as profiles_of
 from vivace.foreign.text import markdown_cell, markdown_code_cell
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS
 from vivace.report.summary import ratio, seconds, size
@@ -68,6 +70,8 @@ def page(name: str, note: str, folder: Path = RESULTS) -> str:
     lines = [note, f"# {file.name}: {markdown_cell(file.title)}\n", *_about(found, folder)]
     for view in views(found.run):
         lines += _part(view, found)
+    if name == study_profiles.STUDY:
+        lines += profiles_of(folder / study_profiles.RECORD.name)
     lines += _conclusions(found.run)
     lines += _other_tables(found.run)
     return "\n".join(lines).rstrip() + "\n"
