@@ -146,7 +146,7 @@ class Row:
             found.append(
                 f"another program kept the CPU busy: this process got {self.cpu_share:.0%} of its threads' time"
             )
-        if self.cpu_ratio is not None and self.cpu_differs:
+        if self.latency is not None and self.cpu_ratio is not None and self.cpu_differs:
             times, how = max(self.cpu_ratio, 1 / self.cpu_ratio), "slowly" if self.cpu_ratio > 1 else "fast"
             found.append(
                 f"the CPU ran Python {times:.1f} times as {how} as while the baseline was measured: CPU-bound times "
