@@ -20,7 +20,7 @@ from vivace.studies.figures import FIGURES
 from vivace.studies.published import Published
 from vivace.studies.runs import StudyRun
 from vivace.studies.sittings import Sitting, rounds_of, run_of
-from vivace.studies.view import PartView, Shown, notes, outcome_text, value_text, views
+from vivace.studies.view import PartView, Shown, notes, outcome_text, stand_ins, value_text, views
 
 _MEMORY = ("model_memory", "peak_memory")
 _SHORT = {"NVIDIA H200": "H200"}
@@ -155,6 +155,8 @@ def _part(view: PartView, found: Measured) -> Iterator[str]:
         if figure not in figures and (whys := _whys(view, figure)):
             yield f"- No numbers of {FIGURES[figure].title}: {'; '.join(whys)}"
     for label, why in notes(view):
+        yield f"- {markdown_cell(f'{label}: {why}')}"
+    for label, why in stand_ins(found.run.file, view):
         yield f"- {markdown_cell(f'{label}: {why}')}"
     yield from _remarks(view)
     yield from _warnings(view)

@@ -121,7 +121,7 @@ def test_groups_share_a_sitting_where_model_and_workload_are_the_same() -> None:
     groups = {group.name: group for group in study_groups.groups_of("004", timing)}
     (group,) = groups.values()
     assert [part.part.name for part in group.parts] == ["techniques", "combined", "members"]
-    cached = "first_block_cache(0.3)+attention(flash)"
+    cached = "first_block_cache(hits=0.8)+attention(flash)"
     assert group.baselines([cached]) == ["dtype(fp16)", "baseline"]
     assert group.missing([]) == sorted(group.missing([]), key=lambda recipe: group.known_s[recipe])
 

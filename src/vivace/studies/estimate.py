@@ -31,6 +31,7 @@ from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.spec.timing import Timing
 from vivace.spec.workload import Workload
+from vivace.step_caching.technique import StepCache
 from vivace.studies.expand import ModelPart
 from vivace.studies.known import known
 from vivace.techniques.compile import Compile
@@ -56,7 +57,8 @@ class Estimate:
         time_from, memory_from: where the estimates come from, or why there is none.
         refused: why its techniques do not go together; then it is not measured.
         rounds_left: rounds that the store lacks.
-        is_rough: whether the time is that of the baseline, as if the recipe changed only the number of steps.
+        is_rough: whether the time is that of the baseline, as if the recipe changed only the number of steps
+            that are computed.
     """
 
     part: str
@@ -187,7 +189,9 @@ def _roughly(name: str, recipe: str, workload: Workload) -> tuple[float, float, 
     base = known(name, BASELINE, workload.height, workload.width, own)
     if base is None:
         return None
-    call_s = base.seconds(next((one.steps for one in found if isinstance(one, Steps)), own))
+    steps = next((one.steps for one in found if isinstance(one, Steps)), own)
+    skipped = max((one.hits or 0.0 for one in found if isinstance(one, StepCache)), default=0.0)
+    call_s = base.rest_s + (1 - skipped) * steps * base.step_s
     compiling_s = [
         _AUTOTUNING_S if "autotune" in one.mode else _COMPILING_S for one in found if isinstance(one, Compile)
     ]

@@ -24,7 +24,7 @@ from vivace.report.page import (
 from vivace.report.summary import ratio
 from vivace.studies.claims import Claim, Judged
 from vivace.studies.figures import FIGURES
-from vivace.studies.view import PartView, Shown, notes, outcome_text, value_text, views
+from vivace.studies.view import PartView, Shown, notes, outcome_text, stand_ins, value_text, views
 
 if TYPE_CHECKING:
     from vivace.studies.runs import StudyRun
@@ -120,7 +120,7 @@ def _part(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> PagePart:
         groups=tuple((FIGURES[figure].title, columns) for figure in figures),
         rows=rows,
         gains=gains,
-        notes=tuple(notes(view)),
+        notes=(*notes(view), *stand_ins(run.file, view)),
         remarks=_remarks(view),
         stand_in="" if planned.measured_on == planned.model else planned.measured_on,
         sections=tuple(_sections(id_, view, run, max_bytes)),
