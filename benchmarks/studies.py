@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,10 +45,15 @@ from vivace.errors import UsageError, nearest
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.report.summary import seconds
-from vivace.spec.record import Record
+from vivace.spec.record import Outcome, Record
 from vivace.studies.file import published_studies
 from vivace.studies.sittings import Sitting, SittingRow, of_store, write_sittings
 from vivace.techniques.compile import Compile
+
+CACHED_S = 25.0
+"""A trial whose code is in the compiler's cache takes at least so long: a cached first call took 9 to 25 s."""
+SAME_CODE = ("scheduler", "steps", "guidance", "cfg_cutoff", "tiny_vae")
+"""Techniques that leave most of the compiled code as it is."""
 
 
 @click.command("studies")
@@ -129,6 +134,7 @@ class Running:
     Attributes:
         only: recipes in canonical form; empty for all.
         started: time.monotonic() at the start.
+        compiled: what the compiler's cache has by now, by model and the techniques that the code depends on.
     """
 
     folder: Path
@@ -137,14 +143,19 @@ class Running:
     timing: Timing
     limit_s: float | None
     only: tuple[str, ...] = ()
-    started: float = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "started", time.monotonic())
+    started: float = field(default_factory=time.monotonic)
+    compiled: set[tuple[str, ...]] = field(default_factory=set)
 
     def left_s(self) -> float:
         """Return the seconds that are left."""
         return float("inf") if self.limit_s is None else self.limit_s - (time.monotonic() - self.started)
+
+    def cost_s(self, group: Group, recipe: str) -> float:
+        """Return the estimate of a trial; less if the compiler's cache has its code."""
+        cost_s = group.known_s[recipe]
+        if _code_of(group, recipe) in self.compiled:
+            cost_s = min(cost_s, max(cost_s - group.compiling_s[recipe], CACHED_S))
+        return cost_s
 
     def missing(self, group: Group, rounds: int) -> list[str]:
         found = group.missing(all_sittings(group.file.name, self.folder), rounds)
@@ -161,13 +172,18 @@ class Running:
         for group in sorted(groups, key=lambda group: self.mean_s(group, rounds)):
             missing = self.missing(group, rounds)
             trials = {case.recipe for part in group.parts for case in part.cases if case.refused is None}
-            cost_s = group.cost_s(missing)
+            costs_s = {}
+            for recipe in dict.fromkeys([*group.baselines(missing), *missing]):
+                costs_s[recipe] = self.cost_s(group, recipe)
+                if _compiles(recipe):
+                    self.compiled.add(_code_of(group, recipe))
+            cost_s = sum(costs_s.values())
             total += cost_s
             click.echo(
                 f"{group.name}: {len(missing)} of {len(trials)} trials missing, about {seconds(cost_s)}"
             )
-            for recipe in missing:
-                click.echo(f"    {recipe}: about {seconds(group.known_s[recipe])}")
+            for recipe, trial_s in costs_s.items():
+                click.echo(f"    {recipe}: about {seconds(trial_s)}")
         click.echo(f"in all about {seconds(total)}")
         return 0
 
@@ -180,10 +196,12 @@ class Running:
         for recipe in dict.fromkeys([*group.baselines(missing), *missing]):
             if sitting is not None and sitting.row(recipe) is not None:
                 continue
-            if group.known_s[recipe] > self.left_s():
+            if self.cost_s(group, recipe) > self.left_s():
                 return False
             before = time.monotonic()
             record = _measured(group, recipe, self.timing, self.store, self.device, launcher)
+            if record.outcome is Outcome.MEASURED and _compiles(recipe):
+                self.compiled.add(_code_of(group, recipe))
             sitting = self._add(group, sitting, record)
             first = sitting.row(group.baselines([recipe])[0])
             beside = record if first is None else record_of(sitting, first)
@@ -194,7 +212,8 @@ class Running:
     def compile(self, group: Group, rounds: int, at_once: int) -> None:
         """Fill the compiler's cache; recipes that time kernels to choose them are left to their own round."""
         workload = group.parts[0].study.workload
-        left = [r for r in self.missing(group, rounds) if _compiles(r)] if self.left_s() > 0 else []
+        wanted = self.missing(group, rounds) if self.left_s() > 0 else []
+        left = [r for r in wanted if _compiles(r) and not _tunes(r)]
         command = [
             sys.executable,
             "-m",
@@ -221,6 +240,8 @@ class Running:
                     left.clear()
                     one[2].kill()
                     one[2].wait()
+                if one[2].returncode == 0:
+                    self.compiled.add(_code_of(group, one[0]))
                 spent = time.monotonic() - one[1]
                 click.echo(f"{group.name} {one[0]}: compiled, exit {one[2].returncode} ({spent:.0f} s)")
 
@@ -271,7 +292,17 @@ def _measured(
 
 
 def _compiles(recipe: str) -> bool:
-    return any(isinstance(one, Compile) and "autotune" not in one.mode for one in resolve(recipe))
+    return any(isinstance(one, Compile) for one in resolve(recipe))
+
+
+def _tunes(recipe: str) -> bool:
+    """Whether kernels are timed to choose them, which other processes on the GPU would disturb."""
+    return any(isinstance(one, Compile) and "autotune" in one.mode for one in resolve(recipe))
+
+
+def _code_of(group: Group, recipe: str) -> tuple[str, ...]:
+    """Return what most of a recipe's compiled code depends on: the model and the denoiser's techniques."""
+    return (group.parts[0].measured_on, *(t.text for t in resolve(recipe) if t.name not in SAME_CODE))
 
 
 def _add_store(groups: Sequence[Group], source: Path, folder: Path) -> int:

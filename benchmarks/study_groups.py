@@ -38,11 +38,13 @@ class Group:
 
     Attributes:
         known_s: estimated seconds of a trial by recipe.
+        compiling_s: those of them that compiling takes with an empty cache, where the estimate is rough.
     """
 
     file: StudyFile
     parts: tuple[ModelPart, ...]
     known_s: Mapping[str, float]
+    compiling_s: Mapping[str, float]
 
     @property
     def name(self) -> str:
@@ -63,10 +65,6 @@ class Group:
         """Return the baselines that a sitting of these recipes begins with."""
         needed = [p for p in self.parts if any(case.recipe in recipes for case in p.cases)]
         return list(dict.fromkeys(part.cases[0].recipe for part in needed))
-
-    def cost_s(self, recipes: Sequence[str]) -> float:
-        """Return the estimated seconds of a sitting of these recipes."""
-        return sum(self.known_s[recipe] for recipe in {*recipes, *self.baselines(recipes)})
 
 
 def _lacks(outcomes: Sequence[Outcome], rounds: int) -> bool:
@@ -98,11 +96,13 @@ def groups_of(
         found.setdefault((one.measured_on, study.workload.digest()), []).append(replace(one, study=study))
     groups = []
     for group in found.values():
-        known = {each.recipe: each.trial_s for each in estimates(group, None)}
+        found_s = estimates(group, None)
+        known = {each.recipe: each.trial_s for each in found_s}
+        compiling_s = {each.recipe: each.compiling_s for each in found_s}
         known_s = {
             r: (TINY_S if tiny else UNKNOWN_S) if s is None else PROCESS_S + s for r, s in known.items()
         }
-        groups.append(Group(file, tuple(group), known_s))
+        groups.append(Group(file, tuple(group), known_s, compiling_s))
     return groups
 
 

@@ -126,6 +126,19 @@ def test_groups_share_a_sitting_where_model_and_workload_are_the_same() -> None:
     assert group.missing([]) == sorted(group.missing([]), key=lambda recipe: group.known_s[recipe])
 
 
+def test_code_that_is_compiled_makes_later_trials_cheaper(tmp_path: Path) -> None:
+    """Six recipes of 001 share the UNet's code: with it in the cache they fit into a run that one alone would fill."""
+    (group,) = study_groups.groups_of("001", Timing(rounds=1, repeats=3, max_warmup=2))
+    running = script.Running(tmp_path, tmp_path / "s", "cpu", Timing(), limit_s=None)
+    tuned = [recipe for recipe in group.known_s if "max-autotune" in recipe]
+    assert len(tuned) == 7
+    before = [running.cost_s(group, recipe) for recipe in tuned]
+    assert min(before) > 150
+    running.compiled.add(script._code_of(group, tuned[0]))
+    assert max(running.cost_s(group, recipe) for recipe in tuned) < 60
+    assert running.cost_s(group, "scheduler(euler_a)") == group.known_s["scheduler(euler_a)"]
+
+
 @pytest.mark.parametrize("name", published_studies())
 def test_the_page_has_every_table_of_the_source(name: str) -> None:
     """Each published value is in a cell of its row, and each remark and each reason of an empty cell is said."""

@@ -59,6 +59,7 @@ class Estimate:
         rounds_left: rounds that the store lacks.
         is_rough: whether the time is that of the baseline, as if the recipe changed only the number of steps
             that are computed.
+        compiling_s: the part of a rough `trial_s` that is compiling with an empty cache.
     """
 
     part: str
@@ -74,6 +75,7 @@ class Estimate:
     refused: str | None = None
     rounds_left: int = 0
     is_rough: bool = False
+    compiling_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -176,7 +178,17 @@ def _estimate(
     call_s, first_s, compiling_s, source = rough
     trial_s = _trial_s(call_s, first_s, timing, rounds_left, images)
     trial_s += compiling_s if rounds_left else 0.0  # later rounds find the code in the compiler's cache
-    return Estimate(*about, call_s, trial_s, peak, source, memory_from, None, rounds_left, is_rough=True)
+    return Estimate(
+        *about,
+        call_s=call_s,
+        trial_s=trial_s,
+        peak_bytes=peak,
+        time_from=source,
+        memory_from=memory_from,
+        rounds_left=rounds_left,
+        is_rough=True,
+        compiling_s=compiling_s,
+    )
 
 
 def _roughly(name: str, recipe: str, workload: Workload) -> tuple[float, float, float, str] | None:
