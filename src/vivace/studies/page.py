@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from markupsafe import Markup
 
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError
+from vivace.models.find import SYNTHETIC
 from vivace.report.page import (
     MAX_PICTURE_BYTES,
     Section,
@@ -155,6 +157,12 @@ def _cell(figure: str, shown: Shown, is_measured: bool) -> PageCell:
     return PageCell(value_text(figure, value), below, over, shown.cell.note, is_measured, is_lost=False)
 
 
+def _command(run: StudyRun, view: PartView) -> str:
+    """Return the command that measures what a record holds."""
+    is_synthetic = view.planned.measured_on.startswith(SYNTHETIC)
+    return shlex.join(["vivace", "study", run.file.name, *(["--synthetic"] if is_synthetic else [])])
+
+
 def _sections(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> Iterator[object]:
     """Yield the report's section of the measured rows of each GPU or host: table, charts and images."""
     compared = [
@@ -174,7 +182,8 @@ def _sections(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> Iterat
             return None
 
     try:
-        command = store.runs()[-1].command if store is not None and store.runs() else ""
+        runs = store.runs() if store is not None else []
+        command = runs[-1].command if runs else _command(run, view)
         for number, one in enumerate(compared):
             started = min(r.started_at for record in one.records for r in record.rounds)
             section = Section(command, started or datetime.now(UTC).isoformat(), tuple(one.rows()))

@@ -182,6 +182,7 @@ def test_what_is_missing_is_a_typed_cell_with_its_reason() -> None:
     ((_, (judged,)),) = found.claims()
     assert judged.said.value == "agrees"
     assert "data:image" not in found.page(), "a record has no images"
+    assert "vivace study x --synthetic" in found.page(), "the command that measures it"
 
 
 def test_records_of_other_scripts_are_sittings_of_their_baselines() -> None:
