@@ -13,11 +13,14 @@ import csv
 import io
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.every_technique import FAMILIES, RESULTS, read_records, record_file
+from benchmarks.study_groups import own, record_of
 from vivace.models.find import SYNTHETIC
 from vivace.spec.record import Outcome, Record
+from vivace.studies.file import published_studies
 from vivace.studies.known import COLUMNS, KNOWN
 
 TARGET = Path(__file__).parents[1] / "src" / "vivace" / "studies" / "published" / KNOWN
@@ -26,15 +29,23 @@ TARGET = Path(__file__).parents[1] / "src" / "vivace" / "studies" / "published" 
 def content() -> str:
     """Return the CSV: the last record of each model, recipe, size and number of steps."""
     found: dict[tuple[object, ...], list[object]] = {}
-    for path in [RESULTS / "every-model.json", *(record_file(name) for name in FAMILIES)]:
-        for record in read_records(path):
-            if (line := _line(record)) is not None:
-                found[tuple(line[:6])] = line
+    for record in _records():
+        if (line := _line(record)) is not None:
+            found[tuple(line[:6])] = line
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(found.values())
     return out.getvalue()
+
+
+def _records() -> Iterator[Record]:
+    """Yield the records of full-size models; a study's row counts where no other record has it."""
+    for name in published_studies():
+        for sitting in own(name):
+            yield from (record_of(sitting, row) for row in sitting.rows)
+    for path in [RESULTS / "every-model.json", *(record_file(name) for name in FAMILIES)]:
+        yield from read_records(path)
 
 
 def _line(record: Record) -> list[object] | None:

@@ -1,10 +1,18 @@
 """Generate the pages that come from code or records.
 
+<<<<<<< HEAD
 docs/techniques.md, docs/choosing.md, docs/hardware.md, docs/lint.md, docs/cli.md, docs/api.md, tables of
 docs/tuning.md, docs/loras.md and docs/compiling.md; if their records exist, docs/models-measured.md,
 docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md, docs/composition.md, docs/coverage.md,
 docs/step-curves.md and its plots; the README's table; and what the records say in the package
 (src/vivace/advice/committed.json).
+=======
+docs/techniques.md, docs/choosing.md, docs/hardware.md, docs/lint.md, docs/cli.md, docs/api.md, a table of
+docs/tuning.md; if their records
+exist, docs/models-measured.md, docs/techniques-measured.md, docs/skipped-work.md, docs/several-gpus.md,
+docs/composition.md, docs/coverage.md, docs/step-curves.md and its plots; docs/studies/; the README's table; and what
+the records say in the package (src/vivace/advice/committed.json, src/vivace/studies/published/known.csv).
+>>>>>>> studies
 
 python -m docs.generate            write them
 python -m docs.generate --check    exit 1 if they are not current
@@ -21,7 +29,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import committed_tables, every_model, every_technique, overhead
+from benchmarks import committed_tables, every_model, every_technique, known_figures, overhead
 from benchmarks import coverage as simulated
 from benchmarks import several_gpus as measured_gpus
 from benchmarks import skipped_work as skipping
@@ -41,11 +49,13 @@ from docs import (
     techniques_measured,
     tuning,
 )
+from docs.study_pages import page as study_page
 from tests.composition.run import DEVICES, record_of
 from vivace.cli import app
 from vivace.recipes.describe import describe
 from vivace.report.summary import plus_minus, ratio, size
 from vivace.stats import Interval
+from vivace.studies.file import published_studies
 from vivace.techniques import ALIASES, TECHNIQUES
 
 DOCS = Path(__file__).parent
@@ -233,6 +243,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/loras.md": loras_page,
     "docs/compiling.md": compiling_page,
     "src/vivace/advice/committed.json": committed_tables.content,
+    "src/vivace/studies/published/known.csv": known_figures.content,
 }
 if every_model.RECORD.exists():
     PAGES["docs/models-measured.md"] = models_measured_page
@@ -249,6 +260,8 @@ if simulated.RESULTS.exists():
 for _family in step_curves.families(CURVE_RECORDS):
     PAGES["docs/step-curves.md"] = step_curves_page
     PAGES[f"docs/{step_curves.plot_file(_family.name)}"] = partial(step_curves.plot, _family)
+for _study in published_studies():
+    PAGES[f"docs/studies/{_study}.md"] = partial(study_page, _study, NOTE)
 
 
 def main() -> int:

@@ -167,10 +167,11 @@ def conditions_of(records: Iterable[Record]) -> list[str]:
     Each text appears once: a resumed record may span environments that differ in what is not shown, such as the commit
     or the number of cores.
     """
-    return [f"- {told}" for told in dict.fromkeys(_conditions(record.environment) for record in records)]
+    return [f"- {told}" for told in dict.fromkeys(told_of(record.environment) for record in records)]
 
 
-def _conditions(environment: Environment) -> str:
+def told_of(environment: Environment) -> str:
+    """Say where something was measured: device, driver and libraries."""
     driver = f", driver {environment.driver}" if environment.driver else ""
     libraries = ", ".join(f"{name} {version}" for name, version in environment.libraries.items())
     return f"{environment.device_name}{driver}; {libraries}; vivace {environment.vivace}"

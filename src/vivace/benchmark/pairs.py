@@ -70,8 +70,8 @@ class Paired:
             "verdict": one.verdict.value,
             "regressed": one.regressed,
             "fail_if": one.fail_if,
-            "time_ratio": one.ratio.point,
-            "interval": None if one.ratio.low is None else [one.ratio.low, one.ratio.high],
+            "time_ratio": one.shown.point,
+            "interval": None if one.shown.low is None else [one.shown.low, one.shown.high],
             "pairs": one.num_pairs,
         }
 

@@ -224,11 +224,12 @@ def judge(found: Paired) -> tuple[int, str]:
 
 def difference(one: Decision) -> str:
     """Return e.g. "3.1 % more time [+1.2, +5.0]"."""
-    percent = 100 * (one.ratio.point - 1)
+    ratio = one.shown
+    percent = 100 * (ratio.point - 1)
     text = f"{abs(percent):.1f} % {'more' if percent >= 0 else 'less'} time"
-    if one.ratio.low is None or one.ratio.high is None:
+    if ratio.low is None or ratio.high is None:
         return text
-    return f"{text} [{100 * (one.ratio.low - 1):+.1f}, {100 * (one.ratio.high - 1):+.1f}]"
+    return f"{text} [{100 * (ratio.low - 1):+.1f}, {100 * (ratio.high - 1):+.1f}]"
 
 
 def _limit(found: Paired) -> str:

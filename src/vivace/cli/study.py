@@ -12,6 +12,7 @@ import click
 from vivace.cli import options
 from vivace.cli.bench import SOME_NOT_MEASURED
 from vivace.cli.output import check_writable, replace
+from vivace.errors import UsageError
 
 if TYPE_CHECKING:
     from vivace.studies.expand import ModelPart
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
 )
 @click.option("--model", "models", multiple=True, metavar="NAME", help="Only this model; repeat for more.")
 @click.option("--part", "parts", multiple=True, metavar="NAME", help="Only this part; repeat for more.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Show what this record holds, e.g. results/study-001.json; measure nothing.",
+)
 @options.device
 @options.store
 @options.places
@@ -65,6 +71,7 @@ def study(
     check_plan: bool,
     models: Sequence[str],
     parts: Sequence[str],
+    record: Path | None,
     device: str,
     store: Path,
     gpus: int | Literal["all"] | None,
@@ -90,6 +97,8 @@ def study(
     if name is None:
         return _list(format_)
     file = read_study(name)
+    if record is not None:
+        return _recorded(file, record, tiny, models, parts, output, format_)
     planned = expand(file, tiny=tiny, synthetic=synthetic, models=models, parts=parts, device=device)
     if dry_run:
         return _dry_run(planned, store, check_plan and not tiny, format_)
@@ -131,6 +140,36 @@ def _run(
         click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return 130
+    return _end(run, output, format_)
+
+
+def _recorded(
+    file: StudyFile,
+    record: Path,
+    tiny: bool,
+    models: Sequence[str],
+    parts: Sequence[str],
+    output: Path | None,
+    format_: str,
+) -> int:
+    """Show what a record holds of a study; it says itself whether its models had random weights."""
+    from vivace.studies.expand import expand
+    from vivace.studies.sittings import read_sittings, run_of
+
+    sittings = read_sittings(record)
+    synthetic = not tiny and any(sitting.model.is_synthetic for sitting in sittings)
+    planned = expand(file, tiny=tiny, synthetic=synthetic, models=models, parts=parts)
+    run = run_of(file, planned, sittings)
+    if not run.records:
+        has = ", ".join(dict.fromkeys(sitting.model.name for sitting in sittings)) or "nothing"
+        raise UsageError(f"{record} has no row of study {file.name}; it has {has}")
+    if output is not None:
+        check_writable(output.parent, output)
+    return _end(run, output, format_)
+
+
+def _end(run: StudyRun, output: Path | None, format_: str) -> int:
+    """Show a run, write its page, and return the exit code."""
     _show(run, format_)
     if output is not None:
         replace(output, run.page().encode())

@@ -161,7 +161,7 @@ class Row:
             found.append(
                 f"another program kept the CPU busy: this process got {self.cpu_share:.0%} of its threads' time"
             )
-        if (drift := self.cpu_drift) is not None:
+        if self.latency is not None and (drift := self.cpu_drift) is not None:
             found.append(
                 f"the CPU ran Python {drift} as while the baseline was measured: CPU-bound times are not comparable"
             )

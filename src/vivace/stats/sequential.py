@@ -34,6 +34,7 @@ class Decision:
         regressed: whether it is slower by more than `fail_if`; None if that is not sure yet.
         ratio: time of the second over that of the first, with the interval that differences are judged by.
         fail_if: the slowdown that is allowed: 0.03 is 3 %; None if none was given.
+        sameness: the same ratio with the interval that sameness, or the lack of a regression, is judged by.
     """
 
     verdict: Verdict
@@ -41,6 +42,13 @@ class Decision:
     ratio: Interval
     num_pairs: int
     fail_if: float | None = None
+    sameness: Interval | None = None
+
+    @property
+    def shown(self) -> Interval:
+        """The ratio with the interval that the answer rests on."""
+        is_same = self.verdict is Verdict.SAME if self.fail_if is None else self.regressed is False
+        return self.sameness if is_same and self.sameness is not None else self.ratio
 
     @property
     def is_final(self) -> bool:
@@ -84,7 +92,8 @@ def decide_logs(
     number = len(logs)
     if number < 2 or sure.low is None or sure.high is None or usual.low is None or usual.high is None:
         return Decision(Verdict.UNCLEAR, None, Interval(sure.point, None, None), number, fail_if)
-    return Decision(_verdict(sure, usual), _regressed(sure, usual, fail_if), sure, number, fail_if)
+    regressed = _regressed(sure, usual, fail_if)
+    return Decision(_verdict(sure, usual), regressed, sure, number, fail_if, sameness=usual)
 
 
 def _verdict(sure: Interval, usual: Interval) -> Verdict:

@@ -1,7 +1,8 @@
 """What a study will run, and an estimate of time and memory for each trial, where anything is known.
 
 In this order: the store's own rounds of the trial; vivace's committed records of the architecture, on the GPU that they
-name; for memory on a GPU, what `vivace plan` predicts. What none of them knows is unknown.
+name; for time, roughly what its baseline takes there; for memory on a GPU, what `vivace plan` predicts. What none of
+them knows is unknown.
 """
 
 from __future__ import annotations
@@ -30,11 +31,17 @@ from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.spec.timing import Timing
 from vivace.spec.workload import Workload
+from vivace.step_caching.technique import StepCache
 from vivace.studies.expand import ModelPart
 from vivace.studies.known import known
+from vivace.techniques.compile import Compile
+from vivace.techniques.steps import Steps
 
 _CALLS = 10  # timed calls of a round where the number is not fixed
 _WARM_UP = 4  # calls before them, mostly
+_COMPILING_S = 60.0
+_AUTOTUNING_S = 180.0
+"""Added to a first call whose compilation no record knows: on full-size models they take 20 to 340 s."""
 
 Predict = Callable[[str, str, Workload], int | None]
 
@@ -50,6 +57,9 @@ class Estimate:
         time_from, memory_from: where the estimates come from, or why there is none.
         refused: why its techniques do not go together; then it is not measured.
         rounds_left: rounds that the store lacks.
+        is_rough: whether the time is that of the baseline, as if the recipe changed only the number of steps
+            that are computed.
+        compiling_s: the part of a rough `trial_s` that is compiling with an empty cache.
     """
 
     part: str
@@ -64,6 +74,8 @@ class Estimate:
     memory_from: str = "unknown"
     refused: str | None = None
     rounds_left: int = 0
+    is_rough: bool = False
+    compiling_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -71,18 +83,19 @@ class Estimate:
 
 def estimates(
     planned: Sequence[ModelPart],
-    store: Path,
+    store: Path | None,
     predict: Predict | None = None,
 ) -> list[Estimate]:
     """Return each trial of a study, in order, with what is known of it.
 
     Args:
+        store: None: as if nothing had been measured.
         predict: returns the peak of a recipe; None: nothing is predicted.
 
     Raises:
         UsageError, UnknownModel, Unsupported, WorkloadError: what would end the study before its first round.
     """
-    records = _stored(store)
+    records = [] if store is None else _stored(store)
     found = []
     for one in planned:
         workload = workload_of(
@@ -101,7 +114,9 @@ def estimates(
                 and record.trial.recipe.text == case.recipe
                 and record.trial.workload == workload
             ]
-            found.append(_estimate(about, workload, one.study.timing, mine, predict))
+            # Random weights have no images: only the timed calls are made.
+            images = workload.num_pictures if one.study.quality.enabled else 0
+            found.append(_estimate(about, workload, one.study.timing, images, mine, predict))
     return found
 
 
@@ -117,6 +132,7 @@ def _estimate(
     about: tuple[str, str, str, str, str],
     workload: Workload,
     timing: Timing,
+    images: int,
     mine: Sequence[Record],
     predict: Predict | None,
 ) -> Estimate:
@@ -124,6 +140,7 @@ def _estimate(
 
     Args:
         about: part, model, what is measured, row and recipe.
+        images: how many are drawn for the quality pass.
     """
     recipe = about[4]
     rounds_left = timing.rounds
@@ -137,7 +154,7 @@ def _estimate(
             peak = max((r.memory.peak_bytes for r in record.rounds if r.memory), default=None)
             source = f"this store, {record.environment.device_name}"
             first = record.rounds[0].first_call_s or call_s
-            trial_s = _trial_s(call_s, first, timing, rounds_left, workload.num_pictures)
+            trial_s = _trial_s(call_s, first, timing, rounds_left, images)
             return Estimate(
                 *about, call_s, trial_s, peak, source, source if peak else "unknown", None, rounds_left
             )
@@ -150,16 +167,48 @@ def _estimate(
         committed = known(name, recipe, workload.height, workload.width, workload.num_inference_steps)
     if committed is not None:
         call_s = committed.seconds(workload.num_inference_steps)
-        trial_s = _trial_s(call_s, committed.first_call_s, timing, rounds_left, workload.num_pictures)
+        trial_s = _trial_s(call_s, committed.first_call_s, timing, rounds_left, images)
         source = f"record of {committed.device}"
         return Estimate(*about, call_s, trial_s, committed.peak_bytes, source, source, None, rounds_left)
     peak = None if predict is None else predict(about[2], recipe, workload)
+    memory_from = "unknown" if peak is None else "plan"
+    rough = _roughly(name, recipe, workload) if workload.task == "text" else None
+    if rough is None:
+        return Estimate(*about, peak_bytes=peak, memory_from=memory_from, rounds_left=rounds_left)
+    call_s, first_s, compiling_s, source = rough
+    trial_s = _trial_s(call_s, first_s, timing, rounds_left, images)
+    trial_s += compiling_s if rounds_left else 0.0  # later rounds find the code in the compiler's cache
     return Estimate(
         *about,
+        call_s=call_s,
+        trial_s=trial_s,
         peak_bytes=peak,
-        memory_from="unknown" if peak is None else "plan",
+        time_from=source,
+        memory_from=memory_from,
         rounds_left=rounds_left,
+        is_rough=True,
+        compiling_s=compiling_s,
     )
+
+
+def _roughly(name: str, recipe: str, workload: Workload) -> tuple[float, float, float, str] | None:
+    """Return seconds of a call, of an eager first one and of compiling, and where they are from.
+
+    None if the baseline has no record.
+    """
+    found = resolve(recipe)
+    own = workload.num_inference_steps
+    base = known(name, BASELINE, workload.height, workload.width, own)
+    if base is None:
+        return None
+    steps = next((one.steps for one in found if isinstance(one, Steps)), own)
+    skipped = max((one.hits or 0.0 for one in found if isinstance(one, StepCache)), default=0.0)
+    call_s = base.rest_s + (1 - skipped) * steps * base.step_s
+    compiling_s = [
+        _AUTOTUNING_S if "autotune" in one.mode else _COMPILING_S for one in found if isinstance(one, Compile)
+    ]
+    source = f"record of {base.device}, of the baseline: rough, marked ~"
+    return call_s, base.first_call_s, max(compiling_s, default=0.0), source
 
 
 def _trial_s(call_s: float, first_s: float, timing: Timing, rounds: int, num_pictures: int) -> float:
@@ -260,8 +309,9 @@ def _long(number: float) -> str:
 def _cells(one: Estimate) -> tuple[str, str, str]:
     if one.refused is not None:
         return "refused", "–", "–"
-    call = "unknown" if one.call_s is None else seconds(one.call_s)
-    trial = "unknown" if one.trial_s is None else _long(one.trial_s)
+    about = "~" if one.is_rough else ""
+    call = "unknown" if one.call_s is None else about + seconds(one.call_s)
+    trial = "unknown" if one.trial_s is None else about + _long(one.trial_s)
     if one.call_s is None and one.rounds_left == 0:
         call = trial = one.time_from.removeprefix("this store: ")
     elif one.rounds_left == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vivace.contract import Technique
 from vivace.errors import RecipeError, UsageError, nearest
@@ -23,11 +23,13 @@ class Case:
     Attributes:
         recipe: in canonical form; as written if its techniques conflict.
         refused: why its techniques do not go together; then it is not measured.
+        stands_for: the recipe that `recipe` stands for, where random weights could not decide it.
     """
 
     label: str
     recipe: str
     refused: str | None = None
+    stands_for: str | None = None
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,11 @@ def _check_known(option: str, asked: Sequence[str], known: Sequence[str], file: 
 
 
 def _on_model(file: StudyFile, part: Part, model: str, tiny: bool, synthetic: bool, device: str) -> ModelPart:
-    replace = file.tiny.replace if tiny and file.tiny is not None else {}
-    cases, gains = _cases(part, tiny, replace)
+    table = file.tiny if tiny else file.synthetic if synthetic else None
+    cases, gains = _cases(part, tiny, table.replace if table is not None else {})
+    if synthetic and table is not None:
+        published = {case.label: case.recipe for case in _cases(part, tiny, {})[0]}
+        cases = [_standing(case, published.get(case.label)) for case in cases]
     measured_on, quality, timing = model, file.quality, file.timing
     workload = _merged(file.workload, file.model.get(model), part.workload)
     if tiny and file.tiny is not None:
@@ -143,6 +148,11 @@ def _on_model(file: StudyFile, part: Part, model: str, tiny: bool, synthetic: bo
     return ModelPart(part, model, measured_on, tuple(cases), tuple(gains), study)
 
 
+def _standing(case: Case, published: str | None) -> Case:
+    """Return a case with the recipe that its own stands for, if that is another one."""
+    return case if published in (None, case.recipe) else replace(case, stands_for=published)
+
+
 def _merged(*workloads: AskedWorkload | None) -> AskedWorkload:
     """Return the workload in which a later one's given values replace those of the earlier ones."""
     given: dict[str, object] = {}
@@ -151,9 +161,9 @@ def _merged(*workloads: AskedWorkload | None) -> AskedWorkload:
     return AskedWorkload.model_validate(given)
 
 
-def _cases(part: Part, tiny: bool, replace: dict[str, str]) -> tuple[list[Case], list[Gain]]:
+def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[Case], list[Gain]]:
     swaps = [
-        (resolve(old).techniques[0], resolve(new).techniques if new else ()) for old, new in replace.items()
+        (resolve(old).techniques[0], resolve(new).techniques if new else ()) for old, new in others.items()
     ]
 
     def recipe_of(labelled: Labelled) -> Recipe:

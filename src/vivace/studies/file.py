@@ -151,6 +151,19 @@ class Tiny(Spec):
     quality: AskedQuality = AskedQuality()
 
 
+class Synthetic(Spec):
+    """How `--synthetic` runs the study.
+
+    Attributes:
+        replace: techniques that random weights cannot decide, by what is measured in their place.
+        about: why, and how it was chosen; shown beside the rows. Such rows say nothing about what they stand for
+            where the choice decides.
+    """
+
+    replace: dict[str, str] = Field(min_length=1)
+    about: str = Field(min_length=1, max_length=1000)
+
+
 class StudyFile(Spec):
     """A study as its file declares it.
 
@@ -175,6 +188,7 @@ class StudyFile(Spec):
     part: tuple[Part, ...] = Field(min_length=1, max_length=100)
     claim: tuple[Claim, ...] = Field(default=(), max_length=200)
     tiny: Tiny | None = None
+    synthetic: Synthetic | None = None
     cells: tuple[Published, ...] = ()
 
     @model_validator(mode="after")
@@ -281,11 +295,12 @@ def _parse(text: str, name: str, read_cells: Any) -> StudyFile:
         raise UsageError(f"{name}: {_said(error)}; see docs/studies.md") from None
     for part in study.part:
         _check_recipes(part, name)
-    for old, new in study.tiny.replace.items() if study.tiny else ():
-        for text in filter(None, (old, new)):
-            _check_recipe(text, f"{name}, [tiny.replace]")
-        if len(resolve(old).techniques) != 1:
-            raise UsageError(f"{name}, [tiny.replace]: '{old}' must be one technique")
+    for place, table in (("tiny", study.tiny), ("synthetic", study.synthetic)):
+        for old, new in table.replace.items() if table else ():
+            for text in filter(None, (old, new)):
+                _check_recipe(text, f"{name}, [{place}.replace]")
+            if len(resolve(old).techniques) != 1:
+                raise UsageError(f"{name}, [{place}.replace]: '{old}' must be one technique")
     return study
 
 
@@ -316,6 +331,7 @@ def _fields_at(place: tuple[int | str, ...]) -> list[str]:
         (): StudyFile,
         ("part",): Part,
         ("tiny",): Tiny,
+        ("synthetic",): Synthetic,
         ("workload",): AskedWorkload,
         ("part", "workload"): AskedWorkload,
         ("tiny", "workload"): AskedWorkload,

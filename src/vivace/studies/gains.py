@@ -37,7 +37,7 @@ def speed_up(
     several GPUs, are compared by way of the baselines, one of which was measured beside each.
 
     Args:
-        baselines: the baseline's rows, one for each GPU or host.
+        baselines: the baseline's rows, one for each GPU or host, or for each set of sittings.
     """
     old, new = _samples(before), _samples(after)
     shared = sorted(set(old) & set(new)) if _place(before) == _place(after) else []
@@ -51,24 +51,21 @@ def speed_up(
         (to_old, rounds_old), (to_new, rounds_new) = ways[0], ways[1]
         found = _difference(to_new, to_old)
         num_rounds = min(rounds_old, rounds_new)
-    if _disturbed(before, after):
-        return SpeedUp(
-            found.interval(), Verdict.UNCLEAR, "another program kept the CPU busy", is_disturbed=True
-        )
+    if disturbed := _disturbed(before, after):
+        return SpeedUp(found.interval(), Verdict.UNCLEAR, disturbed, is_disturbed=True)
     doubt = "one round only" if num_rounds < 2 else ""
     return SpeedUp(found.interval(), verdict(found, num_rounds), doubt)
 
 
 def _beside(baselines: Sequence[Row], row: Row, spread: Spread) -> tuple[LogMean, int] | None:
     """Return the speed-up over the baseline of the same place, and in how many rounds it was measured."""
-    baseline = next((one for one in baselines if _place(one) == _place(row)), None)
-    if baseline is None:
-        return None
-    old, new = _samples(baseline), _samples(row)
-    shared = sorted(set(old) & set(new))
-    if not shared:
-        return None
-    return log_speedup([old[i] for i in shared], [new[i] for i in shared], spread), len(shared)
+    new = _samples(row)
+    for baseline in baselines:
+        old = _samples(baseline)
+        shared = sorted(set(old) & set(new)) if _place(baseline) == _place(row) else []
+        if shared:
+            return log_speedup([old[i] for i in shared], [new[i] for i in shared], spread), len(shared)
+    return None
 
 
 def _difference(one: LogMean, other: LogMean) -> LogMean:
@@ -100,7 +97,11 @@ def _samples(row: Row) -> dict[int, tuple[float, ...]]:
     return {r.index: tuple(s.total_s / batch for s in r.samples) for r in row.record.rounds if r.samples}
 
 
-def _disturbed(before: Row, after: Row) -> bool:
-    held_up = any(row.cpu_share is not None and row.cpu_share < LEAST_CPU_SHARE for row in (before, after))
+def _disturbed(before: Row, after: Row) -> str:
+    """Return what disturbed the measurement of two rows; "" for nothing."""
+    if any(row.cpu_share is not None and row.cpu_share < LEAST_CPU_SHARE for row in (before, after)):
+        return "another program kept the CPU busy"
     drift = math.log(after.cpu_ratio / before.cpu_ratio) if after.cpu_ratio and before.cpu_ratio else 0.0
-    return held_up or abs(drift) > math.log(CPU_DRIFT)
+    if abs(drift) > math.log(CPU_DRIFT):
+        return f"the CPU's speed changed by {math.exp(abs(drift)):.1f} times between the two"
+    return ""

@@ -223,7 +223,15 @@ def _untrusted(part: ModelPart, column: Column, names: Sequence[str], kind: str)
         return "on a CPU it is the process's resident set, libraries included"
     if kind == "time" and any(_decides_on_values(row) for row in rows):
         return "with random weights a cache's threshold decides on noise"
+    is_set = any(case.stands_for for case in part.cases if case.label in names)
+    if kind == "time" and is_set and (len(rows) == 1 or len({_schedules(row) for row in rows}) > 1):
+        return "with random weights the number of skipped steps is set, and with it the outcome"
     return ""
+
+
+def _schedules(row: Row) -> tuple[float | None, ...]:
+    """Return what share of the steps each step cache of a row skips."""
+    return tuple(t.hits for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache))
 
 
 _DEVICE = "device memory allocated"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from markupsafe import Markup
 
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError
+from vivace.models.find import SYNTHETIC
 from vivace.report.page import (
     MAX_PICTURE_BYTES,
     Section,
@@ -24,7 +26,7 @@ from vivace.report.page import (
 from vivace.report.summary import ratio
 from vivace.studies.claims import Claim, Judged
 from vivace.studies.figures import FIGURES
-from vivace.studies.view import PartView, Shown, notes, outcome_text, value_text, views
+from vivace.studies.view import PartView, Shown, notes, outcome_text, stand_ins, value_text, views
 
 if TYPE_CHECKING:
     from vivace.studies.runs import StudyRun
@@ -120,7 +122,7 @@ def _part(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> PagePart:
         groups=tuple((FIGURES[figure].title, columns) for figure in figures),
         rows=rows,
         gains=gains,
-        notes=tuple(notes(view)),
+        notes=(*notes(view), *stand_ins(run.file, view)),
         remarks=_remarks(view),
         stand_in="" if planned.measured_on == planned.model else planned.measured_on,
         sections=tuple(_sections(id_, view, run, max_bytes)),
@@ -155,6 +157,12 @@ def _cell(figure: str, shown: Shown, is_measured: bool) -> PageCell:
     return PageCell(value_text(figure, value), below, over, shown.cell.note, is_measured, is_lost=False)
 
 
+def _command(run: StudyRun, view: PartView) -> str:
+    """Return the command that measures what a record holds."""
+    is_synthetic = view.planned.measured_on.startswith(SYNTHETIC)
+    return shlex.join(["vivace", "study", run.file.name, *(["--synthetic"] if is_synthetic else [])])
+
+
 def _sections(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> Iterator[object]:
     """Yield the report's section of the measured rows of each GPU or host: table, charts and images."""
     compared = [
@@ -163,7 +171,7 @@ def _sections(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> Iterat
     if not compared:
         return
     try:
-        store = Store.read_only(run.store)
+        store = None if run.store is None else Store.read_only(run.store)
     except StoreError:
         store = None
 
@@ -174,7 +182,8 @@ def _sections(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> Iterat
             return None
 
     try:
-        command = store.runs()[-1].command if store is not None and store.runs() else ""
+        runs = store.runs() if store is not None else []
+        command = runs[-1].command if runs else _command(run, view)
         for number, one in enumerate(compared):
             started = min(r.started_at for record in one.records for r in record.rounds)
             section = Section(command, started or datetime.now(UTC).isoformat(), tuple(one.rows()))

@@ -25,6 +25,8 @@ from vivace.studies.file import StudyFile, read_study
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
 from vivace.studies.judging import judge
 
+_NOT_MEASURED = Cell("not_measured", note="the record has no round of it yet")
+
 
 @dataclass(frozen=True)
 class MeasuredPart:
@@ -69,10 +71,14 @@ class MeasuredPart:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """What a study published and measured. `print(run)` shows its tables; iterating yields the records."""
+    """What a study published and measured. `print(run)` shows its tables; iterating yields the records.
+
+    Attributes:
+        store: where the images are; None for a run from a record, which need not have every row.
+    """
 
     file: StudyFile
-    store: Path
+    store: Path | None
     parts: tuple[MeasuredPart, ...]
 
     @property
@@ -109,10 +115,23 @@ class StudyRun:
                         here[key] = cell_of(row, figure)
                     elif case.refused:
                         here[key] = Cell("refused", note=case.refused)
+                    elif self.store is None:
+                        here[key] = _NOT_MEASURED
+        if self.store is None:
+            for here in cells.values():
+                here |= {key: cell for key, cell in self._missing() if key not in here}
         return [
             Column(device, "measured", found, rows.get(device, {}), baselines.get(device, {}))
             for device, found in cells.items()
         ]
+
+    def _missing(self) -> Iterator[tuple[tuple[str, str, str, str], Cell]]:
+        """Yield what every cell is as long as its row is not measured, by part, model, row and figure."""
+        for one in self.parts:
+            for case in one.planned.cases:
+                cell = Cell("refused", note=case.refused) if case.refused else _NOT_MEASURED
+                for figure in one.planned.part.figures:
+                    yield (one.planned.part.name, one.planned.model, case.label, figure), cell
 
     def claims(self) -> list[tuple[Claim, list[Judged]]]:
         """Return each conclusion with what every column says of it.
@@ -130,6 +149,8 @@ class StudyRun:
     @property
     def is_complete(self) -> bool:
         """Whether every recipe was measured."""
+        if any(len(one.rows) < len(one.planned.cases) for one in self.parts):
+            return False
         return all(record.outcome is Outcome.MEASURED for record in self.records) and not any(
             case.refused for one in self.parts for case in one.planned.cases
         )

@@ -18,7 +18,7 @@ from vivace.report.table import broken
 from vivace.studies.claims import Claim, Judged
 from vivace.studies.figures import FIGURES
 from vivace.studies.runs import StudyRun
-from vivace.studies.view import PartView, Shown, notes, outcome_text, value_text, views
+from vivace.studies.view import PartView, Shown, notes, outcome_text, stand_ins, value_text, views
 
 _PIPE_WIDTH = 120
 _LABEL_WIDTH = 26
@@ -114,7 +114,7 @@ def print_tables(run: StudyRun, console: Console) -> None:
         console.print(Text(view.title, style="bold"))
         for figure in _terminal_figures(view):
             _print_block(view, figure, console)
-        for row, reason in notes(view):
+        for row, reason in [*notes(view), *stand_ins(run.file, view)]:
             console.print(Text(f"{row}: {reason}"))
         _print_gains(view, console)
     _print_claims(run.claims(), console)
@@ -202,7 +202,13 @@ def _markdown(run: StudyRun) -> str:
             cells = [row.case.label, row.case.recipe]
             cells += [_text(figure, row.cells[figure][k]) for figure, k in columns]
             lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
-        lines += ["", *(f"- {markdown_cell(f'{row}: {reason}')}" for row, reason in notes(view))]
+        lines += [
+            "",
+            *(
+                f"- {markdown_cell(f'{row}: {reason}')}"
+                for row, reason in [*notes(view), *stand_ins(run.file, view)]
+            ),
+        ]
         for member, gain in view.gains:
             said = "not measured" if gain is None else f"{ratio(gain.ratio)}, {gain.verdict.value}"
             lines.append(f"- {markdown_cell(f'{member} contributes: {said}')}")

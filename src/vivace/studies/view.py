@@ -10,6 +10,7 @@ from vivace.stats import Interval
 from vivace.studies.claims import shown_value
 from vivace.studies.expand import Case, ModelPart
 from vivace.studies.figures import FIGURES, Cell, Column
+from vivace.studies.file import StudyFile
 from vivace.studies.gains import SpeedUp
 from vivace.studies.judging import time_of
 from vivace.studies.runs import MeasuredPart, StudyRun
@@ -131,6 +132,14 @@ def value_text(figure: str, value: Interval) -> str:
 def outcome_text(cell: Cell) -> str:
     """Return what a cell without a number says: "out of memory", "unsupported", "–"."""
     return "–" if cell.outcome in ("absent", "measured", "published") else cell.outcome.replace("_", " ")
+
+
+def stand_ins(file: StudyFile, view: PartView) -> list[tuple[str, str]]:
+    """Return (rows, remark) of rows whose recipe stands for one that random weights cannot decide."""
+    rows = [row.case.label for row in view.rows if row.case.stands_for]
+    if not rows or file.synthetic is None:
+        return []
+    return [(", ".join(rows), f"measured by another recipe: {' '.join(file.synthetic.about.split())}")]
 
 
 def notes(view: PartView) -> list[tuple[str, str]]:

@@ -268,6 +268,10 @@ def test_a_cpu_that_became_slower_is_told_beside_what_suffers() -> None:
     (told,) = [w for w in slow.warnings if "the CPU" in w]
     assert told.startswith("the CPU ran Python 1.8 times as slowly as while the baseline was measured")
     assert any("2.0 times as fast" in w for w in fast.warnings)
+    lost = make_record("tf32", make_round(0, outcome=Outcome.UNSUPPORTED, reason="no tensor cores"))
+    lost_round = lost.rounds[0].model_copy(update={"conditions": {"python_ms": 9.0}})
+    (_, row) = rows_of([baseline, lost.model_copy(update={"rounds": (lost_round,)})])
+    assert row.warnings == (), "it has no time that could be wrong"
 
 
 def test_graphs_that_were_captured_during_the_timed_calls_are_told() -> None:

@@ -71,3 +71,22 @@ def test_a_recipe_is_rarely_slower_than_itself(process_sd: float) -> None:
         drawn = generator.normal(0, math.sqrt(2) * process_sd, 32).tolist()
         wrong += any(decide_logs(drawn[:n], [0.002] * n, 9).verdict is Verdict.SLOWER for n in looks(32))
     assert wrong / repeats <= FALSE_DIFFERENCE
+
+
+@pytest.mark.parametrize("fail_if", [None, 0.03])
+@pytest.mark.parametrize("ratio", [0.9, 0.99, 1.0, 1.005, 1.02, 1.03, 1.05])
+@pytest.mark.parametrize("sd", [0.002, 0.004, 0.08])
+def test_the_interval_that_is_shown_is_the_one_that_decides(
+    ratio: float, sd: float, fail_if: float | None
+) -> None:
+    """Nobody should read "not slower by more than 3 %" beside an interval that ends at 5 %."""
+    found = decide_logs(*logs(ratio, 16 if sd < 0.05 else 6, sd), num_looks=9, fail_if=fail_if)
+    low, high, margin = found.shown.low, found.shown.high, 0.01 if fail_if is None else fail_if
+    assert low is not None
+    assert high is not None
+    if fail_if is not None:
+        assert found.regressed is None or (low > 1 + margin if found.regressed else high <= 1 + margin)
+    elif found.verdict is Verdict.SAME:
+        assert 1 / (1 + margin) <= low <= high <= 1 + margin
+    elif found.verdict is not Verdict.UNCLEAR:
+        assert low > 1 + margin or high < 1 / (1 + margin)

@@ -13,7 +13,7 @@ from vivace.studies import read_study
 from vivace.studies.claims import Claim, Judged, Said
 from vivace.studies.expand import ModelPart, expand
 from vivace.studies.figures import Cell, Column, cell_of, published_columns
-from vivace.studies.file import Part, StudyFile
+from vivace.studies.file import Part, StudyFile, Synthetic
 from vivace.studies.judging import judge
 
 FIGURES = ("latency", "p99", "peak_memory", "clip")
@@ -237,3 +237,52 @@ def test_no_claim_is_empty(name: str) -> None:
         assert all(one.because != "no row of it was measured" for one in judge(claim, parts, columns)), (
             claim.says
         )
+
+
+def cached_part() -> ModelPart:
+    """A part on random weights whose thresholds are fixed schedules."""
+    cache = "first_block_cache(0.3)"
+    file = StudyFile(
+        name="x",
+        title="T",
+        synthetic=Synthetic(
+            replace={cache: "first_block_cache(hits=0.8)"}, about="as the source's times imply"
+        ),
+        part=(
+            Part(
+                name="p", models=("flux-dev",), recipes=(cache, f"{cache}+attention(flash)"), figures=FIGURES
+            ),
+        ),  # type: ignore[arg-type]
+    )
+    (found,) = expand(file, synthetic=True)
+    return found
+
+
+def test_a_schedule_that_was_set_decides_only_between_rows_that_share_it() -> None:
+    """The share of skipped steps is from the source's times: that it is faster with it would confirm itself."""
+    planned = cached_part()
+    cache, both = "first_block_cache(0.3)", "first_block_cache(0.3)+attention(flash)"
+    assert [(case.recipe, case.stands_for) for case in planned.cases] == [
+        ("baseline", None),
+        ("first_block_cache(hits=0.8)", cache),
+        ("first_block_cache(hits=0.8)+attention(flash)", both),
+    ]
+    records = [timed(case.recipe, s, s) for case, s in zip(planned.cases, (4.0, 1.0, 0.8), strict=True)]
+    rows = rows_of(records)
+    labels = {("p", "flux-dev", case.label): row for case, row in zip(planned.cases, rows, strict=True)}
+    cells = {(*key, figure): cell_of(row, figure) for key, row in labels.items() for figure in FIGURES}
+    column = Column("GPU", "measured", cells, labels, {("p", "flux-dev"): (rows[0],)})
+
+    def said(**claim: object) -> tuple[Said, str]:
+        (found,) = judge(Claim.model_validate({"says": "S", **claim}), [planned], [column])
+        return found.said, found.because
+
+    assert said(kind="faster", rows=[both], than=cache)[0] is Said.AGREES
+    for claim in (
+        {"kind": "faster", "rows": [cache], "than": "baseline"},
+        {"kind": "best", "rows": [both]},
+        {"kind": "limit", "rows": [cache], "figure": "latency", "at_most": 9},
+    ):
+        found, because = said(**claim)
+        assert found is Said.CANNOT_TELL, claim
+        assert "the number of skipped steps is set" in because

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.typed import said as vivace
+from vivace.benchmark.store import Store
 from vivace.studies import StudyFile, StudyRun, read_study, study
 from vivace.studies.expand import expand
 from vivace.studies.file import Tiny
 from vivace.studies.runs import MeasuredPart
+from vivace.studies.sittings import of_store, write_sittings
 from vivace.studies.view import views
 
 QUICK = """
@@ -111,6 +113,23 @@ def test_markdown_has_the_conclusions(folder: Path, printed: str) -> None:
     assert "- A tiny VAE is faster\n  - A100: agrees" in out
 
 
+def test_a_store_becomes_a_record_that_shows_the_same(folder: Path, printed: str) -> None:
+    """Times, memory, outcomes and conclusions; a record has no images, so no figures of them."""
+    file = read_study(folder / "own.toml")
+    with Store.read_only(folder / "s") as store:
+        write_sittings(folder / "record.json", of_store(store, expand(file)))
+    shown = ("study", "own.toml", "--format", "json")
+    before = json.loads(vivace(folder, *shown, "--store", "s", code=4).stdout)
+    after = json.loads(vivace(folder, *shown, "--record", "record.json", "-o", "again.html", code=4).stdout)
+    with_images = ("sharpness", "clip")
+    kept = [[cell for cell in one["cells"] if cell["figure"] not in with_images] for one in (before, after)]
+    assert kept[0] == kept[1]
+    assert (before["gains"], before["claims"]) == (after["gains"], after["claims"])
+    assert "data:image" not in (folder / "again.html").read_text()
+    wrong = vivace(folder, "study", "000", "--record", "record.json", "--tiny", code=2).stderr
+    assert "has no row of study 000; it has tiny-sd" in wrong
+
+
 def test_a_dry_run_measures_nothing(folder: Path) -> None:
     before = vivace(folder, "study", "own.toml", "--store", "none", "--dry-run", "--no-plan").stdout
     assert "3 trials, 3 rounds to run; the time of 3 is unknown" in before
@@ -133,7 +152,10 @@ def test_the_published_studies_run_dry(name: str, tmp_path: Path) -> None:
     if name == "000":  # the committed records have FLUX.1 [dev]'s ten configurations
         known = [one for one in full if one["model"] == "flux-dev"]
         assert all(one["call_s"] > 1 and one["time_from"] == "record of NVIDIA H200" for one in known)
-        assert any(one["call_s"] is None for one in full)
+        assert not any(one["is_rough"] for one in known)
+    # Where no record has the recipe, the baseline's says roughly how long it takes.
+    assert all(one["call_s"] for one in full)
+    assert all(one["time_from"].endswith("rough, marked ~") for one in full if one["is_rough"])
 
 
 def test_a_dry_run_predicts_memory_that_no_record_knows(tmp_path: Path) -> None:

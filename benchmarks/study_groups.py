@@ -1,0 +1,145 @@
+"""The trials of the published studies by model, what their records have of them, and what is missing.
+
+`benchmarks.studies` measures it, and docs/study_pages.py shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from benchmarks import every_model, every_technique
+from vivace.benchmark import Timing
+from vivace.spec.record import Outcome, Record, Round
+from vivace.spec.study import AskedQuality
+from vivace.spec.trial import Trial
+from vivace.studies.estimate import estimates
+from vivace.studies.expand import ModelPart, expand
+from vivace.studies.file import StudyFile, read_study
+from vivace.studies.sittings import Sitting, SittingRow, of_records, read_sittings, rounds_of
+
+RESULTS = Path(__file__).parents[1] / "results"
+BORROWED = (every_model.RECORD.name, every_technique.record_file("flux-dev").name)
+"""Records of other scripts that have trials of the studies: FLUX's ten configurations, the models' own baselines."""
+PROCESS_S = 10.0
+"""What a trial takes beside its calls: a process, random weights, the traced call."""
+UNKNOWN_S = 60.0
+TINY_S = 2.0
+"""A trial of which no record says anything, and one of an embedded model."""
+ATTEMPTS = 2
+"""A trial that crashed or timed out so often is not tried again."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The parts of a study that are of one model with one workload: one sitting measures all of them.
+
+    Attributes:
+        known_s: estimated seconds of a trial by recipe.
+        compiling_s: those of them that compiling takes with an empty cache, where the estimate is rough.
+    """
+
+    file: StudyFile
+    parts: tuple[ModelPart, ...]
+    known_s: Mapping[str, float]
+    compiling_s: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        return f"{self.file.name} {self.parts[0].measured_on}"
+
+    def missing(self, sittings: Sequence[Sitting], rounds: int = 1) -> list[str]:
+        """Return the recipes that lack rounds, the cheapest first, those that failed before last."""
+        found: dict[str, bool] = {}
+        for part in self.parts:
+            have = rounds_of(part, sittings)
+            for case in part.cases:
+                done = [round_.outcome for _, _, round_ in have.get(case.recipe, [])]
+                if case.refused is None and _lacks(done, rounds):
+                    found[case.recipe] = bool(done) and Outcome.MEASURED not in done
+        return sorted(found, key=lambda recipe: (found[recipe], self.known_s[recipe]))
+
+    def baselines(self, recipes: Sequence[str]) -> list[str]:
+        """Return the baselines that a sitting of these recipes begins with."""
+        needed = [p for p in self.parts if any(case.recipe in recipes for case in p.cases)]
+        return list(dict.fromkeys(part.cases[0].recipe for part in needed))
+
+
+def _lacks(outcomes: Sequence[Outcome], rounds: int) -> bool:
+    """Whether a recipe with these rounds is to be measured (again)."""
+    measured = outcomes.count(Outcome.MEASURED)
+    if measured or not outcomes:
+        return measured < rounds
+    return len(outcomes) < ATTEMPTS and not any(outcome.is_final for outcome in outcomes)
+
+
+def groups_of(
+    name: str,
+    timing: Timing,
+    *,
+    tiny: bool = False,
+    models: Sequence[str] = (),
+    parts: Sequence[str] = (),
+    device: str = "auto",
+) -> list[Group]:
+    """Return the groups of a study with what a trial is estimated to take."""
+    file = read_study(name)
+    found: dict[tuple[str, str], list[ModelPart]] = {}
+    models = [model for model in models if any(model in part.models for part in file.part)] if models else ()
+    for one in expand(file, tiny=tiny, synthetic=not tiny, models=models, parts=parts, device=device):
+        # Times do not depend on quality, which needs images.
+        study = one.study.model_copy(
+            update={"timing": timing, "quality": AskedQuality(enabled=False), "rivals": False}
+        )
+        found.setdefault((one.measured_on, study.workload.digest()), []).append(replace(one, study=study))
+    groups = []
+    for group in found.values():
+        found_s = estimates(group, None)
+        known = {each.recipe: each.trial_s for each in found_s}
+        compiling_s = {each.recipe: each.compiling_s for each in found_s}
+        known_s = {
+            r: (TINY_S if tiny else UNKNOWN_S) if s is None else PROCESS_S + s for r, s in known.items()
+        }
+        groups.append(Group(file, tuple(group), known_s, compiling_s))
+    return groups
+
+
+def record_file(name: str, folder: Path = RESULTS) -> Path:
+    """Return the path of a study's record."""
+    return folder / f"study-{name}.json"
+
+
+def own(name: str, folder: Path = RESULTS) -> list[Sitting]:
+    """Return what this script has measured of a study."""
+    path = record_file(name, folder)
+    return read_sittings(path) if path.exists() else []
+
+
+@cache
+def borrowed() -> tuple[Sitting, ...]:
+    """Return the sittings of other scripts' records; their rounds fill gaps."""
+    return tuple(
+        sitting
+        for name in BORROWED
+        for sitting in of_records(every_technique.read_records(RESULTS / name), ("baseline",), name)
+    )
+
+
+def all_sittings(name: str, folder: Path = RESULTS) -> list[Sitting]:
+    """Return what is known of a study: its own sittings, then those of other records."""
+    return [*own(name, folder), *borrowed()]
+
+
+def record_of(sitting: Sitting, row: SittingRow) -> Record:
+    """Return a row of a sitting as a record of one round."""
+    trial = Trial(
+        model=sitting.model, recipe=row.recipe, workload=sitting.workload, device=sitting.device, repetition=0
+    )
+    return Record(trial=trial, environment=sitting.environment, rounds=(plain(row.round),))
+
+
+def plain(round_: Round) -> Round:
+    """Return a round as the record has it: a sitting has one of each recipe."""
+    return round_.model_copy(update={"index": 0, "pictures": ()})

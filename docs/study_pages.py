@@ -1,0 +1,317 @@
+"""The pages docs/studies/NNN.md: what each study published beside what is measured here, and its conclusions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from benchmarks import study_profiles
+from benchmarks.study_groups import RESULTS, all_sittings, record_file
+from docs.models_measured import told_of
+from docs.study_profiles import lines as profiles_of
+from vivace.foreign.text import markdown_cell, markdown_code_cell
+from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS
+from vivace.report.summary import ratio, seconds, size
+from vivace.spec.record import Outcome
+from vivace.studies.expand import expand
+from vivace.studies.figures import FIGURES
+from vivace.studies.published import Published
+from vivace.studies.runs import StudyRun
+from vivace.studies.sittings import Sitting, rounds_of, run_of
+from vivace.studies.view import PartView, Shown, notes, outcome_text, stand_ins, value_text, views
+
+_MEMORY = ("model_memory", "peak_memory")
+_SHORT = {"NVIDIA H200": "H200"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A study's run with where its rows are from.
+
+    Attributes:
+        sources: by part, model and row: names of the records; "" is the study's own.
+        used: the sittings that rows are taken from.
+    """
+
+    run: StudyRun
+    sources: Mapping[tuple[str, str, str], tuple[str, ...]]
+    used: tuple[Sitting, ...]
+
+
+def measured(name: str, folder: Path = RESULTS, *, tiny: bool = False) -> Measured:
+    """Return what the records say of a study."""
+    from vivace.studies.file import read_study
+
+    file = read_study(name)
+    planned, sittings = expand(file, tiny=tiny, synthetic=not tiny), all_sittings(name, folder)
+    sources: dict[tuple[str, str, str], tuple[str, ...]] = {}
+    used: dict[int, Sitting] = {}
+    for one in planned:
+        rounds = rounds_of(one, sittings)
+        for case in one.cases:
+            for number, sitting, _ in rounds.get(case.recipe, []):
+                key = (one.part.name, one.model, case.label)
+                sources[key] = tuple(dict.fromkeys((*sources.get(key, ()), sitting.source)))
+                used[number] = sitting
+    return Measured(run_of(file, planned, sittings), sources, tuple(used.values()))
+
+
+def page(name: str, note: str, folder: Path = RESULTS) -> str:
+    """Return the page of a study as Markdown.
+
+    Args:
+        note: the line above the heading that says the page is generated.
+        folder: of the records.
+    """
+    found = measured(name, folder)
+    file = found.run.file
+    lines = [note, f"# {file.name}: {markdown_cell(file.title)}\n", *_about(found, folder)]
+    for view in views(found.run):
+        lines += _part(view, found)
+    if name == study_profiles.STUDY:
+        lines += profiles_of(folder / study_profiles.RECORD.name)
+    lines += _conclusions(found.run)
+    lines += _other_tables(found.run)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _about(found: Measured, folder: Path) -> Iterator[str]:
+    file = found.run.file
+    yield f"{markdown_cell(' '.join(file.about.split()))}\n"
+    yield f"- Published: {markdown_cell(file.source)}. Every cell of its tables is on this page."
+    yield (
+        "- Measured: the same configurations at full size with **random weights** (`--synthetic`), batch 1, text "
+        "encoders in the call. Times and memory are those of the real models; images mean nothing, so quality is not "
+        "judged."
+    )
+    for told in dict.fromkeys(told_of(sitting.environment) for sitting in found.used):
+        days = sorted({row.round.started_at[:10] for s in _of(found, told) for row in s.rows})
+        yield f"- {told}; {days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}"
+    borrowed = sorted({sitting.source for sitting in found.used if sitting.source})
+    if borrowed:
+        links = " and ".join(f"[{source}](../../results/{source})" for source in borrowed)
+        yield (
+            f"- Rows marked \\* are of {links}: the same model, recipe, size, steps and guidance with other prompts, "
+            "which random weights take as long for. They fill gaps until the study's own record has the row."
+        )
+    yield (
+        "- Each row is compared with the baseline that was measured beside it (× after its value, with the 95 % "
+        "interval). The last columns are this GPU's value divided by the published one. A row of one round tells "
+        "only differences above 10 %."
+    )
+    yield f"- {_coverage(found)}"
+    own = record_file(file.name, folder)
+    link = f" ([record](../../results/{own.name}))" if own.exists() else ""
+    yield (
+        f"- Made by `python -m benchmarks.studies {file.name}`{link}, which goes on with what is missing. On your own "
+        f"machine: `vivace study {file.name}`, or with `--synthetic` as here ([studies](../studies.md)).\n"
+    )
+
+
+def _of(found: Measured, told: str) -> list[Sitting]:
+    return [sitting for sitting in found.used if told_of(sitting.environment) == told]
+
+
+def _coverage(found: Measured) -> str:
+    """Say how many of the rows are measured, lost, or missing."""
+    total = measured_ = 0
+    lost: dict[str, int] = {}
+    for one in found.run.parts:
+        rows = one.rows
+        for case in one.planned.cases:
+            total += 1
+            row = rows.get(case.label)
+            if row is not None and row.record.outcome is Outcome.MEASURED:
+                measured_ += 1
+            else:
+                why = "not measured yet" if row is None else row.record.outcome.value.replace("_", " ")
+                why = "refused" if case.refused else why
+                lost[why] = lost.get(why, 0) + 1
+    others = ", ".join(f"{number} {why}" for why, number in sorted(lost.items()))
+    return f"**{measured_} of {total} rows are measured**" + (f"; {others}." if others else ".")
+
+
+def _part(view: PartView, found: Measured) -> Iterator[str]:
+    planned = view.planned
+    name = planned.part.title or planned.part.name
+    yield f"## {markdown_cell(planned.model)}: {markdown_cell(name)}\n"
+    is_published = view.num_published > 0
+    if not is_published and all(row.row is None and not row.case.refused for row in view.rows):
+        labels = ", ".join(f"`{row.case.recipe}`" for row in view.rows)
+        yield f"Not measured yet, and the source has no numbers of it: {labels}.\n"
+        return
+    figures = [figure for figure in planned.part.figures if _has_numbers(view, figure)] or [view.time]
+    shown = [figure for figure in figures if figure in (view.time, *_MEMORY)]
+    for figure in shown:
+        yield from _table(view, figure, found, with_recipe=figure == shown[0])
+    if others := [figure for figure in figures if figure not in shown]:
+        yield f"<details><summary>{', '.join(FIGURES[figure].title for figure in others)}</summary>\n"
+        for figure in others:
+            yield from _table(view, figure, found, with_recipe=False)
+        yield "</details>\n"
+    for figure in planned.part.figures:
+        if figure not in figures and (whys := _whys(view, figure)):
+            yield f"- No numbers of {FIGURES[figure].title}: {'; '.join(whys)}"
+    for label, why in notes(view):
+        yield f"- {markdown_cell(f'{label}: {why}')}"
+    for label, why in stand_ins(found.run.file, view):
+        yield f"- {markdown_cell(f'{label}: {why}')}"
+    yield from _remarks(view)
+    yield from _warnings(view)
+    yield ""
+    if view.gains:
+        yield "| contributes | speed-up [95 % interval] | verdict |"
+        yield "| --- | --- | --- |"
+        for member, gain in view.gains:
+            said = ("–", "not measured") if gain is None else (ratio(gain.ratio), gain.verdict.value)
+            yield f"| {markdown_code_cell(member)} | {said[0]} | {said[1]} |"
+        yield ""
+
+
+def _has_numbers(view: PartView, figure: str) -> bool:
+    return any(shown.cell.value is not None for row in view.rows for shown in row.cells[figure])
+
+
+def _table(view: PartView, figure: str, found: Measured, *, with_recipe: bool) -> Iterator[str]:
+    """Yield the table of one figure: published, measured, and the quotients."""
+    told = [
+        k
+        for k, column in enumerate(view.columns)
+        if column.kind == "measured" or any(row.cells[figure][k].cell.value is not None for row in view.rows)
+    ]
+    published = [k for k in told if k < view.num_published]
+    here = [k for k in told if k >= view.num_published]
+    if FIGURES[figure].kind == "number":  # random weights have no images to look at
+        here = [k for k in here if any(row.cells[figure][k].cell.value is not None for row in view.rows)]
+    headings = [FIGURES[figure].title, *(["recipe"] if with_recipe else [])]
+    headings += [view.columns[k].name for k in published]
+    headings += [f"here: {_short(view.columns[k].name)}" for k in here]
+    headings += [f"here / {view.columns[k].name}" for k in published if here]
+    yield "| " + " | ".join(map(markdown_cell, headings)) + " |"
+    yield "|" + " --- |" * len(headings)
+    for row in view.rows:
+        cells = [markdown_cell(row.case.label)]
+        cells += [markdown_code_cell(row.case.recipe)] if with_recipe else []
+        shown = row.cells[figure]
+        cells += [markdown_cell(_text(figure, shown[k])) for k in published]
+        key = (view.planned.part.name, view.planned.model, row.case.label)
+        mark = "\\*" if any(found.sources.get(key, ())) else ""
+        cells += [
+            markdown_cell(_text(figure, shown[k])) + (mark if shown[k].cell.value is not None else "")
+            for k in here
+        ]
+        cells += ["–" if (over := shown[k].over) is None else f"{over:.2f}" for k in published if here]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def _short(device: str) -> str:
+    return _SHORT.get(device, device)
+
+
+def _text(figure: str, shown: Shown) -> str:
+    """Return e.g. "6.93 s, 1.49×"."""
+    if shown.cell.value is None:
+        return outcome_text(shown.cell)
+    text = value_text(figure, shown.cell.value)
+    return text if shown.relative is None else f"{text}, {ratio(shown.relative).replace('x', '×', 1)}"
+
+
+def _whys(view: PartView, figure: str) -> list[str]:
+    """Return why a figure has no numbers, each reason once."""
+    found: dict[str, None] = {}
+    for row in view.rows:
+        for column, shown in zip(view.columns, row.cells[figure], strict=True):
+            if shown.cell.note and shown.cell.outcome in ("absent", "measured"):
+                who = "" if column.kind == "published" else "here: "
+                found.setdefault(f"{who}{markdown_cell(shown.cell.note)}")
+    return list(found)
+
+
+def _remarks(view: PartView) -> Iterator[str]:
+    """Yield what the source's own cells need said: contradictions, and why cells are empty."""
+    found: dict[str, list[str]] = {}
+    for row in view.rows:
+        for figure, cells in row.cells.items():
+            if not _has_numbers(view, figure):
+                continue
+            for column, shown in zip(view.columns, cells, strict=True):
+                if column.kind == "published" and shown.cell.note:
+                    place = f"{row.case.label}, {FIGURES[figure].title}, {column.name}"
+                    found.setdefault(shown.cell.note, []).append(place)
+    for said, places in found.items():
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield f"- {markdown_cell(f'{places[0]}{more}: {said}')}"
+
+
+def _warnings(view: PartView) -> Iterator[str]:
+    """Yield what a reader must know of measured rows, each warning once."""
+    found: dict[str, list[str]] = {}
+    for row in view.rows:
+        if row.row is not None and row.row.latency is not None:
+            for warning in row.row.warnings:
+                if warning not in (RANDOM_WEIGHTS, ONE_ROUND):
+                    found.setdefault(warning, []).append(row.case.label)
+    for warning, labels in found.items():
+        yield f"- {markdown_cell(', '.join(labels))}: {markdown_cell(warning)}"
+
+
+def _conclusions(run: StudyRun) -> Iterator[str]:
+    claims = run.claims()
+    if not claims:
+        return
+    yield "## Its conclusions\n"
+    yield "Judged by each GPU's published numbers, and by the rows above ([how](../studies.md#conclusions)).\n"
+    for claim, judged in claims:
+        yield f"- {markdown_cell(claim.says)}"
+        for one in judged:
+            name = one.column if one.kind == "published" else f"here, {_short(one.column)}"
+            yield f"  - {markdown_cell(name)}: **{one.said.value}**. {markdown_cell(one.because)}"
+        if not any(one.kind == "measured" for one in judged):
+            yield "  - here: nothing is measured yet"
+    yield ""
+
+
+def _other_tables(run: StudyRun) -> Iterator[str]:
+    """Yield the source's tables, or columns of them, that no part shows."""
+    shown = {table for part in run.file.part for table in part.tables}
+    groups: dict[tuple[str, str, str], list[Published]] = {}
+    for cell in run.file.cells:
+        all_tables = any(not part.tables for part in run.file.part)
+        is_shown = (all_tables or cell.table in shown) and cell.gpu and cell.metric in FIGURES
+        if not is_shown:
+            groups.setdefault((cell.table, cell.gpu, cell.model), []).append(cell)
+    if not groups:
+        return
+    yield "## The source's other tables and columns\n"
+    for (table, gpu, model), cells in groups.items():
+        title = ", ".join(text for text in (table, model, gpu) if text)
+        metrics = list(dict.fromkeys(cell.metric for cell in cells))
+        rows = list(dict.fromkeys(cell.row for cell in cells))
+        by_key = {(cell.row, cell.metric): cell for cell in cells}
+        yield f"<details><summary>{escape(title)}</summary>\n"
+        yield f"| row | {' | '.join(markdown_cell(metric.replace('_', ' ')) for metric in metrics)} |"
+        yield "|" + " --- |" * (1 + len(metrics))
+        for row in rows:
+            texts = [printed(by_key.get((row, metric))) for metric in metrics]
+            yield f"| {markdown_code_cell(row)} | {' | '.join(texts)} |"
+        said = dict.fromkeys(cell.note for cell in cells if cell.note)
+        yield ""
+        yield from (f"- {markdown_cell(text)}" for text in said)
+        yield "\n</details>\n" if said else "</details>\n"
+
+
+def printed(cell: Published | None) -> str:
+    """Return a published cell as text."""
+    if cell is None or not cell.value:
+        return "–"
+    form: dict[str, Callable[[float], str]] = {"s": seconds, "ms": seconds}
+    form |= dict.fromkeys(("GB", "GiB", "MB", "bytes"), size)
+    if cell.unit in form and cell.number is not None:
+        return form[cell.unit](cell.number)
+    if cell.unit == "bool":
+        return "yes" if cell.value == "true" else "no"
+    unit = {"%": " %", "x": "×"}.get(cell.unit, "")
+    return markdown_cell(cell.value + unit)

@@ -1,0 +1,80 @@
+"""The profiles of study 002's runs, as a section of its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from benchmarks.study_profiles import OTHERS, is_of, read_profiles, runs
+from vivace.foreign.text import markdown_cell, markdown_code_cell
+from vivace.report.profile import changes_text, sections
+from vivace.report.summary import seconds
+from vivace.spec.profiling import Profile, Share
+
+TOP = 10
+_FAMILIES = ("GEMM", "convolution", "attention", "norm", "elementwise", "copy")
+
+
+def lines(record: Path, *, tiny: bool = False) -> Iterator[str]:
+    """Yield the section as Markdown."""
+    found = read_profiles(record)
+    cases = runs(tiny=tiny).cases
+    yield "## Its profiles, here\n"
+    yield (
+        "The source's tables of operators are [below](#the-sources-other-tables-and-columns). These are of whole calls "
+        "after the warm-up, with nothing compiled or tuned inside; each kernel counts once, so shares add up to 100 % "
+        "([what the columns mean](../profile.md)).\n"
+    )
+    if not found:
+        yield "Not measured yet: `python -m benchmarks.study_profiles` does it.\n"
+        return
+    yield f"| run | call | profiled | GPU busy | host late | {' | '.join(_FAMILIES)} |"
+    yield "|" + " --- |" * (5 + len(_FAMILIES))
+    by_label: dict[str, Profile] = {}
+    for case in cases:
+        one = next((one for one in found if is_of(one, case.recipe)), None)
+        if one is None:
+            yield f"| {markdown_cell(case.label)} | not measured |" + " – |" * (3 + len(_FAMILIES))
+            continue
+        by_label[case.label] = one
+        times = [one.plain_s, one.traced_s, one.gpu_busy_s, one.host_late_s]
+        cells = ["–" if value is None else seconds(value) for value in times]
+        cells += [_share(one.families, name, is_gpu=one.gpu_busy_s is not None) for name in _FAMILIES]
+        yield f"| {markdown_cell(case.label)} | {' | '.join(cells)} |"
+    yield ""
+    for label, one in by_label.items():
+        yield f"<details><summary>{escape(label)}: operators, components, gaps, waits, memory</summary>\n"
+        yield f"{markdown_code_cell(one.trial.title)}, {one.num_denoiser_calls} denoiser calls\n"
+        for section in sections(one, TOP):
+            yield from _table(section.title, section.headings, section.rows)
+        yield from (f"- {markdown_cell(warning)}" for warning in one.warnings)
+        yield "\n</details>\n"
+    if len(by_label) > 1:
+        (first, before), *_, (last, after) = by_label.items()
+        yield f"<details><summary>{escape(first)} against {escape(last)}</summary>\n"
+        text = changes_text(_named(before), _named(after), "md", TOP)
+        yield text.replace("### ", "**").replace("\n\n|", "**\n\n|")
+        yield "</details>\n"
+    yield f"Made by `python -m benchmarks.study_profiles` ([record](../../results/{record.name})).\n"
+
+
+def _named(profile: Profile) -> Profile:
+    """Return a profile without the row of many operators, which is not one that went or appeared."""
+    kept = tuple(one for one in profile.operators if not one.name.startswith(OTHERS))
+    return profile.model_copy(update={"operators": kept})
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"**{title}**\n"
+    yield f"| {' | '.join(map(markdown_cell, headings))} |"
+    yield "|" + " --- |" * len(headings)
+    for row in rows:
+        yield f"| {' | '.join(map(markdown_cell, row))} |"
+    yield ""
+
+
+def _share(shares: Sequence[Share], name: str, *, is_gpu: bool) -> str:
+    times = {one.name: one.cuda_s if is_gpu else one.cpu_s for one in shares}
+    total = sum(times.values())
+    return f"{times.get(name, 0) / total:.0%}" if total else "–"

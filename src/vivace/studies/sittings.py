@@ -1,0 +1,265 @@
+"""What a study measured, as a file that can be committed, and the run that its sittings make together.
+
+A sitting is what was measured of one model without a pause: one round of the baseline and of each recipe beside it, in
+one environment. A study may take many, on different days. A row is compared with the baseline of its own sittings;
+rows of different sittings by way of their baselines.
+
+The file is JSON: a list of sittings, one row a line. It holds no images, so it says nothing about quality.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from vivace.benchmark.comparison import workload_of
+from vivace.benchmark.run import Compared
+from vivace.benchmark.store import Store
+from vivace.errors import StoreError
+from vivace.foreign.files import read_json
+from vivace.foreign.reading import reading
+from vivace.models.find import Found, find_model
+from vivace.spec.base import Spec
+from vivace.spec.environment import Environment
+from vivace.spec.figures import QualityPass
+from vivace.spec.model import Model
+from vivace.spec.recipe import RecipeSpec, unpinned
+from vivace.spec.record import Outcome, Record, Round
+from vivace.spec.trial import Trial
+from vivace.spec.words import in_words
+from vivace.spec.workload import Workload
+from vivace.studies.expand import ModelPart
+from vivace.studies.file import StudyFile
+from vivace.studies.runs import MeasuredPart, StudyRun
+
+MAX_BYTES = 32_000_000
+
+
+class SittingRow(Spec):
+    """One round of a recipe."""
+
+    recipe: RecipeSpec
+    round: Round
+
+
+class Sitting(Spec):
+    """Rounds of one model that were measured one after the other.
+
+    Attributes:
+        rows: in the order of measurement, each recipe once.
+        source: the record that they are taken from; "" for the study's own.
+    """
+
+    environment: Environment
+    model: Model
+    workload: Workload
+    device: str
+    rows: tuple[SittingRow, ...]
+    source: str = ""
+
+    def row(self, recipe: str) -> SittingRow | None:
+        """Return the row of a recipe in canonical form; None if there is none."""
+        return next((row for row in self.rows if unpinned(row.recipe.text) == unpinned(recipe)), None)
+
+    def with_row(self, row: SittingRow) -> Sitting:
+        """Return the sitting with one more row, in place of an earlier one of the same recipe."""
+        kept = tuple(one for one in self.rows if one.recipe.text != row.recipe.text)
+        return self.model_copy(update={"rows": (*kept, row)})
+
+    def is_of(self, model: Model, workload: Workload) -> bool:
+        """Whether it has measured this model and workload.
+
+        Prompts do not matter to random weights: texts are padded to one length, and the images mean nothing.
+        """
+        mine, wanted = self.workload, workload
+        if model.is_synthetic:
+            same = {"prompts": wanted.prompts, "seeds": wanted.seeds}
+            mine = mine.model_copy(update=same)
+        return self.model == model and mine == wanted
+
+
+def read_sittings(path: Path) -> list[Sitting]:
+    """Read a record.
+
+    Raises:
+        StoreError: it cannot be read, or is not a study's record.
+    """
+    advice = "give a file that `python -m benchmarks.studies` wrote"
+    with reading(path, StoreError, advice):
+        found = read_json(path, MAX_BYTES)
+    try:
+        if not isinstance(found, list):
+            raise StoreError(f"{path} is not a study's record: it is no list of sittings; {advice}")
+        return [Sitting.model_validate(one) for one in found]
+    except ValidationError as error:
+        raise StoreError(f"{path} is not a study's record: {in_words(error)}; {advice}") from None
+
+
+def write_sittings(path: Path, sittings: Iterable[Sitting]) -> None:
+    """Write a record atomically: a sitting's head in one line, then one line for each row."""
+    texts = []
+    for sitting in sittings:
+        head = sitting.model_dump(mode="json", exclude={"rows"})
+        lines = ",\n".join(json.dumps(_compact(row)) for row in sitting.rows)
+        texts.append(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text("[\n" + ",\n".join(texts) + "\n]\n")
+    os.replace(part, path)
+
+
+def _compact(row: SittingRow) -> dict[str, Any]:
+    """Return a row without the fields of its round that say nothing."""
+    return {
+        "recipe": row.recipe.model_dump(mode="json"),
+        "round": row.round.model_dump(mode="json", exclude_defaults=True),
+    }
+
+
+def of_records(records: Sequence[Record], baselines: Iterable[str], source: str) -> list[Sitting]:
+    """Return sittings from records in the order of measurement, each baseline before the rows beside it.
+
+    Rows before the first baseline are left out: nothing was measured beside them.
+
+    Args:
+        baselines: recipes in canonical form.
+        source: see `Sitting`.
+    """
+    found: list[Sitting] = []
+    latest: dict[tuple[Model, Workload], list[int]] = {}
+    for record in records:
+        trial = record.trial
+        if trial.recipe.text in baselines:
+            latest[trial.model, trial.workload] = [len(found) + k for k in range(len(record.rounds))]
+            found += [
+                Sitting(
+                    environment=record.environment,
+                    model=trial.model,
+                    workload=trial.workload,
+                    device=trial.device,
+                    rows=(),
+                    source=source,
+                )
+                for _ in record.rounds
+            ]
+        for place, round_ in zip(latest.get((trial.model, trial.workload), ()), record.rounds, strict=False):
+            found[place] = found[place].with_row(SittingRow(recipe=trial.recipe, round=round_))
+    return found
+
+
+def of_store(store: Store, planned: Sequence[ModelPart]) -> list[Sitting]:
+    """Return what a store holds of these parts, e.g. after `vivace study 001 --synthetic --store ...`.
+
+    Rounds with one index in one environment were measured beside each other.
+    """
+    recipes = {unpinned(case.recipe) for one in planned for case in one.cases}
+    wanted = [(found.model, workload) for one in planned for found, workload in [_measured(one)]]
+    keys = dict.fromkeys(key for run in store.runs() for key in run.keys)
+    found: dict[tuple[str, Model, Workload, int], Sitting] = {}
+    for record in (record for key in keys if (record := store.record(key)) is not None):
+        trial = record.trial
+        if (trial.model, trial.workload) not in wanted or unpinned(trial.recipe.text) not in recipes:
+            continue
+        for round_ in record.rounds:
+            place = (record.environment.digest(), trial.model, trial.workload, round_.index)
+            sitting = found.get(place) or Sitting(
+                environment=record.environment,
+                model=trial.model,
+                workload=trial.workload,
+                device=trial.device,
+                rows=(),
+            )
+            row = SittingRow(recipe=trial.recipe, round=round_.model_copy(update={"pictures": ()}))
+            found[place] = sitting.with_row(row)
+    return list(found.values())
+
+
+def run_of(file: StudyFile, planned: Sequence[ModelPart], sittings: Sequence[Sitting]) -> StudyRun:
+    """Return the run that sittings make together: rows that no sitting has are not measured."""
+    return StudyRun(file, None, tuple(MeasuredPart(one, _compared(one, sittings)) for one in planned))
+
+
+def rounds_of(one: ModelPart, sittings: Sequence[Sitting]) -> dict[str, list[tuple[int, Sitting, Round]]]:
+    """Return the rounds of each recipe of a part that were measured beside its baseline, by recipe without pins.
+
+    The first item is the number of the sitting. A recipe's own sittings count alone where it has any: those of other
+    records only fill gaps.
+    """
+    found, workload = _measured(one)
+    baseline = one.cases[0].recipe
+    here = [
+        (number, sitting)
+        for number, sitting in enumerate(sittings)
+        if sitting.is_of(found.model, workload) and sitting.row(baseline) is not None
+    ]
+    rounds: dict[str, list[tuple[int, Sitting, Round]]] = {}
+    for case in one.cases:
+        if case.refused is not None:
+            continue
+        mine = [(n, s, row.round) for n, s in here if (row := s.row(case.recipe)) is not None]
+        own = [entry for entry in mine if not entry[1].source]
+        if mine := own or mine:
+            rounds[unpinned(case.recipe)] = mine
+    return rounds
+
+
+def _measured(one: ModelPart) -> tuple[Found, Workload]:
+    """Return what a part measures: the model, and its workload."""
+    found = find_model(one.measured_on)
+    return found, workload_of(found, one.study.workload, one.study.workload.batches[0])
+
+
+def _compared(one: ModelPart, sittings: Sequence[Sitting]) -> tuple[Compared, ...]:
+    """Return one comparison for each set of sittings in which recipes were measured, the baseline's own first.
+
+    Rows of the same sittings stand beside the baseline's rounds of exactly these, so that a host that was slower on
+    another day does not count.
+    """
+    baseline = unpinned(one.cases[0].recipe)
+    groups: dict[tuple[int, ...], list[str]] = {}
+    kept: dict[str, dict[int, Round]] = {}
+    for recipe, rounds in rounds_of(one, sittings).items():
+        kept[recipe] = dict(_kept(rounds))
+        groups.setdefault(tuple(kept[recipe]), []).append(recipe)
+    compared = []
+    for numbers in sorted(groups, key=lambda numbers: baseline not in groups[numbers]):
+        recipes = [baseline, *(recipe for recipe in groups[numbers] if recipe != baseline)]
+        beside = {n: row.round for n in numbers if (row := sittings[n].row(baseline)) is not None}
+        records = [
+            _record(sittings, recipe, beside if recipe == baseline else kept[recipe]) for recipe in recipes
+        ]
+        compared.append(Compared(tuple(records), QualityPass()))
+    return tuple(compared)
+
+
+def _kept(rounds: Sequence[tuple[int, Sitting, Round]]) -> Iterator[tuple[int, Round]]:
+    """Yield the rounds of a recipe that count: the measured ones of the latest libraries, or its last failure."""
+    measured = [one for one in rounds if one[2].outcome is Outcome.MEASURED]
+    if not measured:
+        measured = [max(rounds, key=lambda one: one[2].started_at)]
+    latest = alike(max(measured, key=lambda one: one[2].started_at)[1].environment)
+    for number, sitting, round_ in measured:
+        if alike(sitting.environment) == latest:
+            yield number, round_
+
+
+def alike(environment: Environment) -> tuple[str, str, Mapping[str, str]]:
+    """Return what two sittings must have in common for one row to have rounds of both."""
+    return environment.device_name, environment.vivace, environment.libraries
+
+
+def _record(sittings: Sequence[Sitting], recipe: str, rounds: Mapping[int, Round]) -> Record:
+    """Return the record of a recipe with its rounds, numbered by sitting."""
+    sitting = sittings[max(rounds)]
+    row = sitting.row(recipe)
+    assert row is not None
+    trial = Trial(
+        model=sitting.model, recipe=row.recipe, workload=sitting.workload, device=sitting.device, repetition=0
+    )
+    numbered = [round_.model_copy(update={"index": n}) for n, round_ in sorted(rounds.items())]
+    return Record(trial=trial, environment=sitting.environment, rounds=tuple(numbered))

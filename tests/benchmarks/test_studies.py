@@ -1,0 +1,200 @@
+"""The script that measures the published studies in pieces, and the pages of its records."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import studies as script
+from benchmarks import study_groups
+from benchmarks.command import MEASURED_IN_PART, run
+from benchmarks.study_groups import borrowed, own, record_file
+from docs.study_pages import page, printed
+from tests import stub_worker
+from vivace.benchmark import Timing
+from vivace.benchmark.launcher import Launcher
+from vivace.foreign.text import markdown_cell
+from vivace.spec.record import Outcome
+from vivace.stats import Interval
+from vivace.studies.figures import FIGURES
+from vivace.studies.file import published_studies, read_study
+from vivace.studies.sittings import write_sittings
+from vivace.studies.view import value_text
+
+Call = Callable[..., int]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The script with a worker that answers at once, on the studies' own models."""
+    monkeypatch.setattr(
+        script.studies, "start_launcher", lambda device: Launcher(stub_worker.COMMAND, tries_gpu=False)
+    )
+
+    def called(*arguments: str, store: str = "store") -> int:
+        places = ["--folder", str(tmp_path / "results"), "--store", str(tmp_path / store)]
+        return run(script.command, [*arguments, *places])
+
+    return called
+
+
+def rows(folder: Path, name: str = "002") -> list[list[str]]:
+    """The recipes of each sitting of a record."""
+    return [[row.recipe.text for row in sitting.rows] for sitting in own(name, folder / "results")]
+
+
+@pytest.mark.long
+def test_a_study_is_measured_in_pieces(call: Call, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    base = "dtype(fp32)+attention(math)"
+    assert call("002", "--limit-s", "0") == MEASURED_IN_PART
+    assert "the same command goes on with 002 synthetic:sd15" in capfd.readouterr().err
+    assert rows(tmp_path) == []
+
+    assert call("002", "--only", "fp32+attention(math)+compile") == 0
+    assert rows(tmp_path) == [[base, "dtype(fp32)+compile+attention(math)"]]
+    told = capfd.readouterr().out.splitlines()
+    assert [line.startswith("002 synthetic:sd15 ") for line in told] == [True, True]
+    assert "1.00x" in told[1]
+
+    # Another machine: the store is new, so a new sitting begins with its baseline; the old row is not measured again.
+    assert call("002", "--only", "fp32+attention(efficient)+compile", store="new") == 0
+    assert rows(tmp_path)[1] == [base, "dtype(fp32)+compile+attention(efficient)"]
+    # The same machine, at once: the sitting goes on.
+    assert call("002", store="new") == 0
+    assert [len(one) for one in rows(tmp_path)] == [2, 6]
+    capfd.readouterr()
+
+    assert call("002", store="third") == 0
+    assert capfd.readouterr().out == "", "all is measured"
+    assert not (tmp_path / "third").exists()
+    assert call("002", "--rounds", "2", store="third") == 0
+    assert [len(one) for one in rows(tmp_path)] == [2, 6, 7]
+    text = page("002", "", tmp_path / "results")
+    assert "**7 of 7 rows are measured**" in text
+    assert "here: Test CPU" in text
+
+
+@pytest.mark.long
+def test_what_crashed_is_tried_once_more_and_what_cannot_run_is_not(call: Call, tmp_path: Path) -> None:
+    assert call("002") == 0
+    path = record_file("002", tmp_path / "results")
+    content = json.loads(path.read_text())
+    for row, outcome in zip(content[0]["rows"][-2:], ("crashed", "unsupported"), strict=True):
+        row["round"] = {key: row["round"][key] for key in ("index", "started_at")}
+        row["round"] |= {"outcome": outcome, "reason": "it did"}
+    path.write_text(json.dumps(content))
+    assert call("002", store="new") == 0
+    assert len(rows(tmp_path)[1]) == 2, "the baseline and the one that crashed"
+    text = page("002", "", tmp_path / "results")
+    assert "**6 of 7 rows are measured**; 1 unsupported." in text
+    assert "unsupported: it did" in text
+
+    content[0]["rows"][-2]["round"]["outcome"] = "timed_out"
+    path.write_text(json.dumps([content[0], content[0]]))
+    assert call("002", store="new") == 0
+    assert len(rows(tmp_path)) == 2, "it timed out twice"
+
+
+def test_the_list_says_what_is_missing_and_measures_nothing(
+    call: Call, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call("--list") == 0
+    out = capfd.readouterr().out
+    counts = re.findall(r"^(\d{3}) synthetic:(\S+): (\d+) of (\d+) trials missing", out, re.MULTILINE)
+    assert {study for study, *_ in counts} == set(published_studies())
+    assert ("000", "flux-dev", "0", "10") in counts, "another script's record has them"
+    assert not (tmp_path / "results").exists()
+
+
+def test_wrong_names_are_named(call: Call, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("006") == 2
+    assert "no study '006'" in capfd.readouterr().err
+    assert run(script.command, ["001", "--tiny"]) == 2
+    assert "give --folder another folder" in capfd.readouterr().err
+
+
+def test_groups_share_a_sitting_where_model_and_workload_are_the_same() -> None:
+    timing = Timing(rounds=1, repeats=3)
+    groups = {group.name: group for group in study_groups.groups_of("004", timing)}
+    (group,) = groups.values()
+    assert [part.part.name for part in group.parts] == ["techniques", "combined", "members"]
+    cached = "first_block_cache(hits=0.8)+attention(flash)"
+    assert group.baselines([cached]) == ["dtype(fp16)", "baseline"]
+    assert group.missing([]) == sorted(group.missing([]), key=lambda recipe: group.known_s[recipe])
+
+
+def test_code_that_is_compiled_makes_later_trials_cheaper(tmp_path: Path) -> None:
+    """Six recipes of 001 share the UNet's code: with it in the cache they fit into a run that one alone would fill."""
+    (group,) = study_groups.groups_of("001", Timing(rounds=1, repeats=3, max_warmup=2))
+    running = script.Running(tmp_path, tmp_path / "s", "cpu", Timing(), limit_s=None)
+    tuned = [recipe for recipe in group.known_s if "max-autotune" in recipe]
+    assert len(tuned) == 7
+    before = [running.cost_s(group, recipe) for recipe in tuned]
+    assert min(before) > 150
+    running.compiled.add(script._code_of(group, tuned[0]))
+    assert max(running.cost_s(group, recipe) for recipe in tuned) < 60
+    assert running.cost_s(group, "scheduler(euler_a)") == group.known_s["scheduler(euler_a)"]
+
+
+@pytest.mark.parametrize("name", published_studies())
+def test_the_page_has_every_table_of_the_source(name: str) -> None:
+    """Each published value is in a cell of its row, and each remark and each reason of an empty cell is said."""
+    text = page(name, "")
+    for cell in read_study(name).cells:
+        assert not cell.note or markdown_cell(cell.note) in text, cell
+        if not cell.value:
+            continue
+        shown = printed(cell)
+        if cell.metric in FIGURES and cell.gpu and cell.number is not None:
+            shown = value_text(cell.metric, Interval(cell.number, None, None))
+        lines = [
+            line
+            for line in text.splitlines()
+            if line.startswith((f"| {markdown_cell(cell.row)} |", f"| `{cell.row}` |"))
+        ]
+        assert any(f"| {shown}" in line for line in lines), cell
+
+
+def test_borrowed_rows_are_marked_and_linked() -> None:
+    assert {sitting.source for sitting in borrowed()} == {"every-model.json", "techniques-flux-dev.json"}
+    text = page("000", "", Path("no such folder"))
+    assert "[techniques-flux-dev.json](../../results/techniques-flux-dev.json)" in text
+    (line,) = [one for one in text.splitlines() if one.startswith("| Config 3 | `compile@denoiser,text_en")][
+        :1
+    ]
+    assert "\\* |" in line
+
+
+@pytest.mark.soak
+def test_an_embedded_model_goes_the_whole_way(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    places = ["--folder", str(tmp_path), "--store", str(tmp_path / "s")]
+    asked = [
+        "003",
+        "--tiny",
+        "--part",
+        "remedies",
+        "--only",
+        "channels_last",
+        "--repeats",
+        "3",
+        "--warmup",
+        "1",
+    ]
+    assert run(script.command, [*asked, *places]) == 0
+    (sitting,) = own("003", tmp_path)
+    assert [row.round.outcome for row in sitting.rows] == [Outcome.MEASURED] * 2
+    # The same through a store of `vivace study`: its rounds are not added twice.
+    shutil.copy(record_file("003", tmp_path), tmp_path / "copy.json")
+    from_store = [*asked[:2], "--from-store", str(tmp_path / "s"), "--folder", str(tmp_path)]
+    assert run(script.command, from_store) == 0
+    assert "003: 0 rounds" in capfd.readouterr().out
+    write_sittings(record_file("003", tmp_path), [])
+    assert run(script.command, from_store) == 0
+    assert "003: 2 rounds" in capfd.readouterr().out
+    assert {row.recipe.text for one in own("003", tmp_path) for row in one.rows} == {
+        "baseline",
+        "channels_last",
+    }

@@ -1,0 +1,213 @@
+"""Sittings: a study that was measured in pieces, on several days, read back as one run."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.make import make_environment, make_round
+from vivace.benchmark.comparison import workload_of
+from vivace.errors import StoreError
+from vivace.models.find import find_model
+from vivace.recipes.resolve import resolve
+from vivace.spec.record import Outcome, Record, Round
+from vivace.spec.trial import Trial
+from vivace.studies import StudyFile, StudyRun
+from vivace.studies.claims import Claim
+from vivace.studies.expand import ModelPart, expand
+from vivace.studies.file import Labelled, Part
+from vivace.studies.sittings import (
+    Sitting,
+    SittingRow,
+    of_records,
+    read_sittings,
+    run_of,
+    write_sittings,
+)
+from vivace.studies.view import views
+
+FILE = StudyFile(
+    name="x",
+    title="T",
+    part=(
+        Part(
+            name="p",
+            models=("synthetic:sd15",),
+            stack=(Labelled(recipe="tiny_vae", row="VAE"), Labelled(recipe="steps(9)", row="few")),
+            recipes=(Labelled(recipe="bf16", row="bf16"),),
+        ),
+    ),
+    claim=(Claim(says="The VAE is faster", kind="faster", rows=("VAE",), than="baseline"),),
+)
+PLANNED: tuple[ModelPart, ...] = expand(FILE)
+VAE, FEW = "tiny_vae", "tiny_vae+steps(9)"
+
+
+def lasting(seconds: float, **fields: object) -> Round:
+    """A measured round of ten calls with little spread."""
+    return make_round(0, tuple(seconds * (1 + 0.001 * k) for k in range(10))).model_copy(
+        update={"pictures": (), **fields}
+    )
+
+
+def sitting(source: str = "", torch: str = "2.11", **rounds: Round) -> Sitting:
+    """A sitting of synthetic:sd15, its rows by recipe: baseline=lasting(1.0)."""
+    found = find_model("synthetic:sd15")
+    environment = make_environment().model_copy(update={"libraries": {"torch": torch}})
+    return Sitting(
+        environment=environment,
+        model=found.model,
+        workload=workload_of(found, PLANNED[0].study.workload),
+        device="cuda",
+        rows=tuple(
+            SittingRow(recipe=resolve(recipe).spec, round=round_) for recipe, round_ in rounds.items()
+        ),
+        source=source,
+    )
+
+
+def run(*sittings: Sitting) -> StudyRun:
+    return run_of(FILE, PLANNED, sittings)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    lost = make_round(0, outcome=Outcome.OUT_OF_MEMORY, reason="too large")
+    given = [
+        sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)}),
+        sitting("other.json", baseline=lasting(2.0), bf16=lost),
+    ]
+    path = tmp_path / "deep" / "record.json"
+    write_sittings(path, given)
+    assert read_sittings(path) == given
+    assert len(path.read_text().splitlines()) == 2 + 2 * 4, "a line for a row"
+    write_sittings(path, [])
+    assert read_sittings(path) == []
+
+
+@pytest.mark.parametrize("text", ["{}", "[{}]", "nothing", "[1]"])
+def test_another_file_is_no_record(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(StoreError, match=r"x\.json.*`python -m benchmarks\.studies` wrote"):
+        read_sittings(tmp_path / "x.json")
+
+
+def test_a_row_is_compared_with_the_baseline_beside_it() -> None:
+    """The second day's host is half as fast. That must not look like a slower recipe."""
+    found = run(
+        sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)}),
+        sitting(baseline=lasting(2.0), **{FEW: lasting(0.5)}),
+    )
+    (part,) = found.parts
+    gains = {label: row.speedup.point for label, row in part.rows.items() if row.speedup is not None}
+    assert gains == {"VAE": pytest.approx(2.0, rel=0.01), "few": pytest.approx(4.0, rel=0.01)}
+    steps = dict(part.gains())["steps(9)"]
+    assert steps is not None, "compared by way of both baselines"
+    assert steps.ratio.point == pytest.approx(2.0, rel=0.01)
+
+
+def test_rounds_of_two_days_are_two_rounds_of_one_row() -> None:
+    found = run(
+        sitting(baseline=lasting(1.0), bf16=lasting(0.8), **{VAE: lasting(0.5)}),
+        sitting(baseline=lasting(2.0), **{VAE: lasting(1.0)}),
+    )
+    rows = found.parts[0].rows
+    assert [len(rows[label].record.rounds) for label in ("VAE", "bf16", "baseline")] == [2, 1, 2]
+    assert rows["VAE"].speedup is not None
+    assert rows["VAE"].speedup.point == pytest.approx(2.0, rel=0.01)
+    assert rows["bf16"].speedup is not None
+    assert rows["bf16"].speedup.point == pytest.approx(1.25, rel=0.01), "with the first day's baseline alone"
+
+
+def test_a_later_success_replaces_a_failure_and_not_the_reverse() -> None:
+    crash = make_round(0, outcome=Outcome.CRASHED, reason="signal 11")
+    ways = [
+        [sitting(baseline=lasting(1.0), **{VAE: one}), sitting(baseline=lasting(1.0), **{VAE: other})]
+        for one, other in ((crash, lasting(0.5)), (lasting(0.5), crash))
+    ]
+    for way in ways:
+        assert run(*way).parts[0].rows["VAE"].record.outcome is Outcome.MEASURED
+    lost = run(sitting(baseline=lasting(1.0), **{VAE: crash}), sitting(baseline=lasting(1.0), **{VAE: crash}))
+    row = lost.parts[0].rows["VAE"]
+    assert (row.outcome, row.reason) == (Outcome.CRASHED, "signal 11")
+
+
+def test_rounds_of_other_libraries_are_not_mixed() -> None:
+    later = {"started_at": "2026-02-01T00:00:00+00:00"}
+    found = run(
+        sitting(torch="2.12", baseline=lasting(1.0, **later), **{VAE: lasting(0.25, **later)}),
+        sitting(torch="2.11", baseline=lasting(1.0), **{VAE: lasting(0.5)}),
+    )
+    record = found.parts[0].rows["VAE"].record
+    assert record.environment.libraries == {"torch": "2.12"}, "the latest, wherever it stands in the file"
+    assert len(record.rounds) == 1
+
+
+def test_rows_of_other_records_fill_gaps_only() -> None:
+    found = run(
+        sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)}),
+        sitting("other.json", baseline=lasting(1.0), bf16=lasting(0.8), **{VAE: lasting(0.1)}),
+    )
+    rows = found.parts[0].rows
+    assert rows["VAE"].latency is not None
+    assert rows["VAE"].latency.median.point == pytest.approx(0.5, rel=0.01)
+    assert rows["bf16"].latency is not None
+
+
+def test_rows_without_a_baseline_beside_them_and_other_models_do_not_count() -> None:
+    other = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
+    larger = other.workload.model_copy(update={"height": 1024})
+    found = run(
+        sitting(**{VAE: lasting(0.5)}),
+        other.model_copy(update={"workload": larger}),
+        other.model_copy(update={"model": find_model("synthetic:sdxl").model}),
+    )
+    assert found.records == []
+
+
+def test_prompts_do_not_matter_to_random_weights() -> None:
+    one = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
+    prompts = one.workload.model_copy(update={"prompts": ("another",), "seeds": (3, 4)})
+    assert run(one.model_copy(update={"workload": prompts})).parts[0].rows.keys() == {"baseline", "VAE"}
+    real = one.model.model_copy(update={"source": "hub"})
+    assert not one.model_copy(update={"workload": prompts, "model": real}).is_of(real, one.workload)
+
+
+def test_what_is_missing_is_a_typed_cell_with_its_reason() -> None:
+    found = run(sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)}))
+    assert not found.is_complete
+    (view,) = views(found)
+    cells = {row.case.label: row.cells["latency"][0].cell for row in view.rows}
+    assert cells["VAE"].outcome == "measured"
+    assert (cells["few"].outcome, cells["bf16"].outcome) == ("not_measured", "not_measured")
+    assert "no round" in cells["few"].note
+    ((_, (judged,)),) = found.claims()
+    assert judged.said.value == "agrees"
+    assert "data:image" not in found.page(), "a record has no images"
+    assert "vivace study x --synthetic" in found.page(), "the command that measures it"
+
+
+def test_records_of_other_scripts_are_sittings_of_their_baselines() -> None:
+    found = find_model("synthetic:sd15")
+    workload = workload_of(found, PLANNED[0].study.workload)
+
+    def record(recipe: str, *rounds: Round) -> Record:
+        trial = Trial(model=found.model, recipe=resolve(recipe).spec, workload=workload, device="cuda")
+        return Record(trial=trial, environment=make_environment(), rounds=rounds)
+
+    sittings = of_records(
+        [
+            record("bf16", lasting(9.0)),
+            record("baseline", lasting(1.0), lasting(1.1)),
+            record("tiny_vae", lasting(0.5), lasting(0.6)),
+            record("baseline", lasting(2.0)),
+            record("bf16", lasting(1.5)),
+        ],
+        ("baseline",),
+        "other.json",
+    )
+    assert [[row.recipe.text for row in one.rows] for one in sittings] == [
+        ["baseline", "tiny_vae"],
+        ["baseline", "tiny_vae"],
+        ["baseline", "dtype(bf16)"],
+    ]
+    assert sittings[1].rows[1].round.samples[0].total_s == pytest.approx(0.6)
+    assert {one.source for one in sittings} == {"other.json"}
