@@ -163,17 +163,33 @@ def _mixes_guidance(target: Target) -> str | None:
     is_asked = target.model.defaults.get("true_cfg_scale", 1) > 1 or any(
         technique.values.get("true_cfg") for technique in asked
     )
-    if not is_asked or names_its_context(target.pipe):
+    if names_its_context(target.pipe):
         return None
-    return (
-        f"{type(target.pipe).__name__} does not say which of true CFG's two calls is which, and a cache would mix "
-        "them; leave true CFG out"
-    )
+    name = type(target.pipe).__name__
+    if is_asked:
+        return (
+            f"{name} does not say which of true CFG's two calls is which, and a cache would mix them; leave true CFG "
+            "out"
+        )
+    if guides_in_unnamed_calls(target.pipe) and target.model.defaults.get("guidance_scale", 2) > 1:
+        return (
+            f"{name} guides with a second call of the denoiser and does not say which call is which, so a cache would "
+            "mix them"
+        )
+    return None
 
 
 def names_its_context(pipe: Any) -> bool:
     """Return whether the pipeline tells caches which call is which; of FLUX's pipelines only text-to-image does."""
     return "cache_context" in inspect.getsource(type(pipe).__call__)
+
+
+def guides_in_unnamed_calls(pipe: Any) -> bool:
+    """Return whether a transformer's pipeline guides by its usual scale in two calls that it gives no names: Chroma."""
+    call = type(pipe).__call__
+    is_optional = "true_cfg_scale" in inspect.signature(call).parameters
+    twice = inspect.getsource(call).count("self.transformer(") > 1
+    return twice and not is_optional and not names_its_context(pipe)
 
 
 def _reset_before_call(denoiser: Any) -> CallContext:
