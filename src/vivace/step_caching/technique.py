@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from vivace.contract import CallContext, Component, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.families import family_of_pipeline
 from vivace.step_caching.cache_state import IsHit
 from vivace.step_caching.schedule import StepCounter, evenly_spaced, never
 
@@ -185,11 +186,19 @@ def names_its_context(pipe: Any) -> bool:
 
 
 def guides_in_unnamed_calls(pipe: Any) -> bool:
-    """Return whether a transformer's pipeline guides by its usual scale in two calls that it gives no names: Chroma."""
+    """Return whether a transformer's pipeline guides by its usual scale in two calls that it gives no names: Chroma.
+
+    SD 3's second call is another guidance, of skipped layers, beside a batch that is known to be doubled.
+    """
     call = type(pipe).__call__
-    is_optional = "true_cfg_scale" in inspect.signature(call).parameters
-    twice = inspect.getsource(call).count("self.transformer(") > 1
-    return twice and not is_optional and not names_its_context(pipe)
+    family = family_of_pipeline(type(pipe).__name__)
+    if family is not None and family.doubled is not None:
+        return False
+    code = inspect.getsource(call)
+    guides = (
+        "do_classifier_free_guidance" in code and "true_cfg_scale" not in inspect.signature(call).parameters
+    )
+    return guides and code.count("self.transformer(") > 1 and not names_its_context(pipe)
 
 
 def _reset_before_call(denoiser: Any) -> CallContext:

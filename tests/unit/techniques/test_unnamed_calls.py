@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,8 @@ from diffusers import ChromaPipeline, ChromaTransformer2DModel
 import vivace
 from tests.families import build
 from vivace.errors import Unsupported
+from vivace.families import FAMILIES
+from vivace.step_caching.technique import guides_in_unnamed_calls
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +69,9 @@ def test_what_leaves_its_calls_alone_works(chroma: Any) -> None:
     expected = draw(chroma)
     picture = draw(vivace.apply(copy.deepcopy(chroma), "fuse_qkv+attention(math)+prompt_cache"))
     assert np.abs(picture - expected).max() < 1e-3
+
+
+@pytest.mark.parametrize("pipeline", [name for family in FAMILIES for name in family.pipelines])
+def test_no_known_pipeline_is_taken_for_one(pipeline: str) -> None:
+    """SD 3's has a second call too: of guidance by skipped layers."""
+    assert not guides_in_unnamed_calls(object.__new__(getattr(diffusers, pipeline)))
