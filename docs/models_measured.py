@@ -60,6 +60,10 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
         "where the compiler's cache on disk already had the same graph, as for the second SDXL of a size. *GPU "
         "busy*: the share of the call in which the GPU works; the rest of the time it waits for the CPU."
     )
+    if any(record.trial.workload.task != "text" for record in records.values()):
+        lines.append(
+            "\nModels that edit are shown pictures that ship with vivace, scaled up to the size of the table."
+        )
     if any(len(record.rounds) == 1 for record in records.values()):
         lines.append(f"\nWith {ONE_ROUND}.")
     if predicted:

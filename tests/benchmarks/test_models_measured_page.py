@@ -11,6 +11,7 @@ from docs import generate, models_measured
 from tests.make import make_environment, make_record, make_round
 from vivace.models.find import find_model
 from vivace.spec.record import Outcome, Record, Round
+from vivace.spec.workload import Source
 
 
 def case(name: str, recipe: str, *rounds: Round) -> Record:
@@ -157,3 +158,16 @@ def test_what_the_harness_costs_stands_below(record: Path, tmp_path: Path) -> No
     page = models_measured.page(record, generate.NOTE, path)
     assert "| sdxl | eager | 8 | 2.00 s | 2.00 s | 1.000 [0.843, 1.186] | 3 |" in page
     assert "python -m benchmarks.overhead" in page
+
+
+def test_an_editing_model_says_that_it_edits(tmp_path: Path) -> None:
+    edits = case("flux-kontext", "baseline", make_round(0))
+    source = Source(image="0" * 64)
+    workload = edits.trial.workload
+    workload = workload.model_copy(update={"task": "edit", "sources": (source,) * len(workload.prompts)})
+    edits = edits.model_copy(update={"trial": edits.trial.model_copy(update={"workload": workload})})
+    path = tmp_path / "every-model.json"
+    write_records(path, [edits])
+    page = models_measured.page(path, generate.NOTE)
+    assert rows_in(page)[2][2] == "28 steps, guidance 2.5, edit"
+    assert "are shown pictures that ship with vivace" in page

@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 _METADATA = "lora_adapter_metadata"
 """What diffusers writes beside the matrices: PEFT's configuration, with alphas and ranks."""
 
+_OTHER_LAYOUTS = {
+    "base_model": "; it is an adapter as PEFT itself saves one: save it with pipe.save_lora_weights, or rename "
+    "'base_model.model.' to '{wanted}.' in its keys",
+    "diffusion_model": "; diffusers does not convert ComfyUI's layout for this model: if the rest of the names are "
+    "diffusers', rename 'diffusion_model.' to '{wanted}.' in its keys",
+}
+"""What to do with files of a layout that diffusers does not read for every model, by how their keys begin."""
+
 
 def distillations(entry: Entry | None) -> tuple[Distillation, ...]:
     """Return the few-step LoRAs that the catalogue lists for a model."""
@@ -109,9 +117,11 @@ def read_lora(pipe: Any, path: Path) -> LoraLayers:
         found: dict[Component, Mapping[str, LoraLayer]] = {}
         for attribute in dict.fromkeys(key.partition(".")[0] for key in state):
             if attribute not in parts and attribute not in DENOISERS:
+                wanted = attribute_of(pipe, "denoiser")
+                advice = _OTHER_LAYOUTS.get(attribute, "").format(wanted=wanted)
                 raise UnusableModel(
                     f"{path} is not a LoRA that diffusers reads: a layer's name begins with '{attribute[:80]}', not "
-                    "with that of the denoiser or a text encoder"
+                    f"with that of the denoiser or a text encoder{advice}"
                 )
             component = parts.get(attribute, "denoiser")
             own, scales = _of_part(state, attribute), _of_part(alphas, attribute)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from vivace.contract import CallContext, Component, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.families import family_of_pipeline
 from vivace.step_caching.cache_state import IsHit
 from vivace.step_caching.schedule import StepCounter, evenly_spaced, never
 
@@ -163,17 +164,41 @@ def _mixes_guidance(target: Target) -> str | None:
     is_asked = target.model.defaults.get("true_cfg_scale", 1) > 1 or any(
         technique.values.get("true_cfg") for technique in asked
     )
-    if not is_asked or names_its_context(target.pipe):
+    if names_its_context(target.pipe):
         return None
-    return (
-        f"{type(target.pipe).__name__} does not say which of true CFG's two calls is which, and a cache would mix "
-        "them; leave true CFG out"
-    )
+    name = type(target.pipe).__name__
+    if is_asked:
+        return (
+            f"{name} does not say which of true CFG's two calls is which, and a cache would mix them; leave true CFG "
+            "out"
+        )
+    if guides_in_unnamed_calls(target.pipe) and target.model.defaults.get("guidance_scale", 2) > 1:
+        return (
+            f"{name} guides with a second call of the denoiser and does not say which call is which, so a cache would "
+            "mix them"
+        )
+    return None
 
 
 def names_its_context(pipe: Any) -> bool:
     """Return whether the pipeline tells caches which call is which; of FLUX's pipelines only text-to-image does."""
     return "cache_context" in inspect.getsource(type(pipe).__call__)
+
+
+def guides_in_unnamed_calls(pipe: Any) -> bool:
+    """Return whether a transformer's pipeline guides by its usual scale in two calls that it gives no names: Chroma.
+
+    SD 3's second call is another guidance, of skipped layers, beside a batch that is known to be doubled.
+    """
+    call = type(pipe).__call__
+    family = family_of_pipeline(type(pipe).__name__)
+    if family is not None and family.doubled is not None:
+        return False
+    code = inspect.getsource(call)
+    guides = (
+        "do_classifier_free_guidance" in code and "true_cfg_scale" not in inspect.signature(call).parameters
+    )
+    return guides and code.count("self.transformer(") > 1 and not names_its_context(pipe)
 
 
 def _reset_before_call(denoiser: Any) -> CallContext:

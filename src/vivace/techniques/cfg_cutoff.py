@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 from vivace.contract import Effect, Stage, Target, Technique, component_of, knob
 from vivace.families import Doubled, family_of
+from vivace.step_caching.technique import guides_in_unnamed_calls
 
 # Names of the cache contexts in which pipelines make the two calls.
 _CONDITIONAL, _UNCONDITIONAL = "cond", "uncond"
@@ -46,7 +47,11 @@ class CfgCutoff(Technique):
         pipeline = type(target.pipe)
         inputs = getattr(target.pipe, "_callback_tensor_inputs", ())
         doubled = _doubled(target.pipe)
-        if not {*doubled.tensors[:1]} <= {*inputs} or not hasattr(pipeline, "do_classifier_free_guidance"):
+        if (
+            not {*doubled.tensors[:1]} <= {*inputs}
+            or not hasattr(pipeline, "do_classifier_free_guidance")
+            or guides_in_unnamed_calls(target.pipe)
+        ):
             return (
                 f"{pipeline.__name__} runs guidance neither as a doubled batch nor as two denoiser calls in cache "
                 "contexts (cond, then uncond), so nothing can be cut"
