@@ -27,6 +27,7 @@ def status_of(command: Callable[[], object], *, debug: Callable[[], bool] = lamb
     except click.exceptions.Abort:
         return INTERRUPTED
     except click.ClickException as error:
+        _add_hint(error)
         error.show()
         return error.exit_code
     except KeyboardInterrupt:
@@ -57,6 +58,15 @@ def check_arguments(arguments: list[str]) -> None:
             raise UsageError(
                 f"'{shown[:200]}' is not UTF-8 text; rename the file, or type it again"
             ) from None
+
+
+def _add_hint(error: click.ClickException) -> None:
+    """Say how the model is given, where it was given as an argument to a command that takes it as an option."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None or not error.message.startswith("Got unexpected extra argument"):
+        return
+    if any("--model" in parameter.opts for parameter in context.command.params):
+        error.message += f". {context.command.name} takes the model as an option: --model NAME"
 
 
 def _explained(error: Exception) -> tuple[str | None, int]:

@@ -35,6 +35,7 @@ BENCH = ("bench", "--recipe", "baseline")
     [
         (("bench", "--model", "tiny-ds", "--recipe", "baseline"), 2, "did you mean 'tiny-sd'"),
         (("generate", "x", "--model", "sxdl"), 2, "did you mean 'sdxl'"),
+        (("export", "tiny-sd", "--recipe", "baseline"), 2, "takes the model as an option: --model NAME"),
         (("generate", "x", "--model", "org/model"), 3, "HF_HUB_OFFLINE forbids the network"),
         (("generate", "x", "--model", "org/model@../x"), 2, "no model 'org/model@../x'"),
         (("generate", "x", "--model", "not-a-model"), 3, "has no model_index.json"),
