@@ -268,9 +268,7 @@ KINDS = sorted(
 )
 CALIBRATED = frozenset(KINDS[: len(KINDS) // 2])
 """The kinds on which limits are chosen; the others are held out."""
-LATER = frozenset(
-    kind for kinds in (*LATER_RECIPES.values(), damage.LATER_IMAGE) for kind in kinds
-)
+LATER = frozenset(kind for kinds in (*LATER_RECIPES.values(), damage.LATER_IMAGE) for kind in kinds)
 
 
 def half_of(kind: str) -> str:
