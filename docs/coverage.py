@@ -134,7 +134,9 @@ def _for_real(record: Path) -> str:
             f"than {LEAST_CPU_SHARE:.0%} of its threads' time, which alone makes the verdict *unclear*. The ratios "
             f"were {min(ratios):.2f} to {max(ratios):.2f}; {outside} of {len(of)} 95 % intervals do not contain 1."
         )
-    return "\n\n".join([*told, f"Made by `python -m benchmarks.against_itself` ([record](../results/{record.name}))."])
+    return "\n\n".join(
+        [*told, f"Made by `python -m benchmarks.against_itself` ([record](../results/{record.name}))."]
+    )
 
 
 def _of_pairs(found: dict[str, Any]) -> dict[str, Any]:
