@@ -87,7 +87,7 @@ def _files(found: Found) -> str:
 
 @functools.cache
 def _installed() -> str:
-    """Return the digest of vivace's source, and of the folders of packages: installing one changes its folder's time."""
+    """Return the digest of vivace's source, and of the folders of packages, which change with what is installed."""
     own = Path(__file__).parents[1]
     seen = [(path.relative_to(own).as_posix(), path.stat()) for path in sorted(own.rglob("*.py"))]
     told: list[Any] = [sys.version, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in seen]]
