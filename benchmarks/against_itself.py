@@ -1,16 +1,18 @@
 """Compare a recipe with itself, for real: how often do two rounds call it faster or slower than itself?
 
-python -m benchmarks.against_itself             50 comparisons on a quiet machine, then 50 with one core kept busy
+python -m benchmarks.against_itself             50 comparisons with one core kept busy
+python -m benchmarks.against_itself --quiet     50 without
 python -m benchmarks.against_itself --number N
 
 Every comparison is a `vivace.bench` of the baseline with itself: two rounds (A B, B A), each in a process of its own,
 timed until there are enough samples. The record, results/against-itself.json, is written after each comparison; the
-same command goes on.
+same command goes on. Each case has the machine's load before it: what else ran there shares the cores.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -35,20 +37,21 @@ Case = dict[str, Any]
 
 @click.command()
 @click.option("--number", default=NUMBER, show_default=True, type=click.IntRange(1))
+@click.option("--busy/--quiet", default=True, show_default=True, help="Keep one core busy meanwhile.")
 @click.option("--record", default=RESULTS, type=click.Path(path_type=Path))
-def command(number: int, record: Path) -> int:
+def command(number: int, busy: bool, record: Path) -> int:
     """Compare, and print how many of the verdicts were faster or slower."""
     cases: list[Case] = json.loads(record.read_text()) if record.exists() else []
-    with start_launcher("cpu") as launcher:
-        for busy in (False, True):
-            with keep_busy() if busy else nullcontext():
-                for _ in range(sum(case["busy"] is busy for case in cases), number):
-                    cases.append({"busy": busy} | compare(launcher))
-                    record.write_text("[\n" + ",\n".join(map(json.dumps, cases)) + "\n]\n")
-            these = [case for case in cases if case["busy"] is busy]
-            wrong = [case for case in these if case["verdict"] in ("faster", "slower")]
-            where = "with one core kept busy" if busy else "on a quiet machine"
-            click.echo(f"{where}: {len(wrong)} of {len(these)} called faster or slower than itself")
+    with start_launcher("cpu") as launcher, keep_busy() if busy else nullcontext():
+        for _ in range(sum(case["busy"] is busy for case in cases), number):
+            load = round(os.getloadavg()[0], 1)
+            cases.append({"busy": busy, "load": load, "cores": os.cpu_count()} | compare(launcher))
+            record.write_text("[\n" + ",\n".join(map(json.dumps, cases)) + "\n]\n")
+            click.echo(json.dumps(cases[-1]))
+    these = [case for case in cases if case["busy"] is busy]
+    wrong = [case for case in these if case["verdict"] in ("faster", "slower")]
+    where = "with one core kept busy" if busy else "with no core kept busy"
+    click.echo(f"{where}: {len(wrong)} of {len(these)} called faster or slower than itself")
     return 0
 
 

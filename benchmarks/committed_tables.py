@@ -120,8 +120,8 @@ def _row_of_demo(row: Mapping[str, Any]) -> Seen:
         judged=Judged(
             gate=quality["verdict"],
             reason=quality["reason"],
-            clip=_interval(fidelity["clip_bounds"], "mean", "ci90"),
-            match=_interval(fidelity["match_bounds"], "mean", "ci90"),
+            clip=_bounds(fidelity["clip_bounds"]),
+            match=_bounds(fidelity["match_bounds"]),
             ssim=_interval(fidelity["ssim"], "mean", "ci95"),
             num_prompts=fidelity["num_prompts"],
         )
@@ -132,6 +132,11 @@ def _row_of_demo(row: Mapping[str, Any]) -> Seen:
 
 def _interval(found: Mapping[str, Any] | None, point: str, ends: str) -> Interval | None:
     return None if found is None else Interval(found[point], *(found[ends] or (None, None)))
+
+
+def _bounds(found: Mapping[str, Any] | None) -> Interval | None:
+    """Return what the gate compares with a limit. Older records have a 90 % interval."""
+    return _interval(found, "mean", "bounds" if found is None or "bounds" in found else "ci90")
 
 
 def _of_techniques(name: str, records: Sequence[Record]) -> Table:

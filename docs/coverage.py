@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import against_itself
 from benchmarks.coverage import ROUNDS
 from benchmarks.noises import NOISES, PROCESS_SDS
 from benchmarks.sequential_coverage import FAIL_IF, SLOWDOWNS
-from vivace.stats import DEFAULT_SPREAD
+from vivace.report.rows import LEAST_CPU_SHARE
+from vivace.stats import DEFAULT_SPREAD, Verdict
 from vivace.stats.intervals import MIN_SAMPLES
 from vivace.stats.sequential import DEFAULT_MAX_PAIRS, FALSE_DIFFERENCE, FALSE_SAME, looks
 from vivace.stats.verdicts import ONE_ROUND_MARGIN, SAME_WITHIN, SURE
@@ -52,6 +54,10 @@ least and the most of these cases.
 {false}
 
 The most with two or more rounds: {worst}.
+
+### For real
+
+{real}
 
 ## A true gain of 3 %, called faster
 
@@ -101,7 +107,35 @@ def page(note: str, record: Path) -> str:
         power_3=_table(cases, "power_3"),
         power_10=_table(cases, "power_10"),
         record=record.name,
+        real=_for_real(record.with_name(against_itself.RESULTS.name)),
         **_of_pairs(found),
+    )
+
+
+def _for_real(record: Path) -> str:
+    """Say what real comparisons of a recipe with itself came to; one line where there are none."""
+    if not record.exists():
+        return "Still to be measured: `python -m benchmarks.against_itself`."
+    cases: list[Case] = json.loads(record.read_text())
+    told = []
+    for busy in (True, False):
+        of = [case for case in cases if case["busy"] is busy]
+        if not of:
+            continue
+        wrong = sum(case["verdict"] in (Verdict.FASTER, Verdict.SLOWER) for case in of)
+        outside = sum(not case["low"] <= 1 <= case["high"] for case in of if case["low"] is not None)
+        starved = sum(min(case["cpu_shares"]) < LEAST_CPU_SHARE for case in of)
+        loads = [case["load"] for case in of]
+        ratios = [case["ratio"] for case in of]
+        told.append(
+            f"{len(of)} comparisons of tiny-sd's baseline with itself, two rounds, on {of[0]['cores']} CPU cores, "
+            f"{'one of them kept busy' if busy else 'none kept busy'}; other work ran there (load {min(loads):g} to "
+            f"{max(loads):g}). **{wrong} of {len(of)} were called faster or slower.** In {starved} a process got less "
+            f"than {LEAST_CPU_SHARE:.0%} of its threads' time, which alone makes the verdict *unclear*. The ratios "
+            f"were {min(ratios):.2f} to {max(ratios):.2f}; {outside} of {len(of)} 95 % intervals do not contain 1."
+        )
+    return "\n\n".join(
+        [*told, f"Made by `python -m benchmarks.against_itself` ([record](../results/{record.name}))."]
     )
 
 

@@ -92,6 +92,70 @@ def half_of_other_prompts(pictures: Pictures, prompts: Sequence[str]) -> Picture
     return out
 
 
+def toned(pictures: Pictures, contrast: float = 1.0, saturation: float = 1.0, gamma: float = 1.0) -> Pictures:
+    """Change contrast around each picture's mean colour, saturation around gray, and gamma."""
+    mean = pictures.mean(axis=(1, 2), keepdims=True)
+    out = mean + contrast * (pictures - mean)
+    light = out @ np.array([0.299, 0.587, 0.114])
+    out = light[..., None] + saturation * (out - light[..., None])
+    return _bytes(255 * (out.clip(0, 255) / 255) ** gamma)
+
+
+def pixelated(pictures: Pictures, side: int) -> Pictures:
+    """Replace squares of `side` pixels by their mean colour."""
+    number, height, width, _ = pictures.shape
+    squares = pictures.reshape(number, height // side, side, width // side, side, 3).mean(axis=(2, 4))
+    return _bytes(squares.repeat(side, axis=1).repeat(side, axis=2))
+
+
+def rotated(pictures: Pictures, degrees: float) -> Pictures:
+    """Rotate around the centre; what comes in is a copy of the edge."""
+    turned_ = ndimage.rotate(
+        pictures.astype(np.float32), degrees, axes=(1, 2), reshape=False, order=1, mode="nearest"
+    )
+    return _bytes(turned_)
+
+
+def enlarged(pictures: Pictures, factor: float) -> Pictures:
+    """Enlarge the middle to the whole picture."""
+    side = pictures.shape[1]
+    inner = round(side / factor)
+    start = (side - inner) // 2
+    box = (start, start, start + inner, start + inner)
+    resized = [
+        Image.fromarray(one).resize((side, side), Image.Resampling.BICUBIC, box=box) for one in pictures
+    ]
+    return np.stack([np.asarray(one) for one in resized])
+
+
+def covered(pictures: Pictures, top: int, bottom: int, right: int) -> Pictures:
+    """Paint rows `top` to `bottom` gray, up to the column `right`."""
+    out = pictures.copy()
+    out[:, top:bottom, :right] = 128
+    return out
+
+
+def posterised(pictures: Pictures, levels: int) -> Pictures:
+    return _bytes(np.round(pictures / 255 * (levels - 1)) / (levels - 1) * 255)
+
+
+def speckled(pictures: Pictures, share: float) -> Pictures:
+    """Make a share of all pixels black or white."""
+    random = np.random.default_rng(0)
+    out = pictures.copy()
+    hit = random.random(pictures.shape[:3]) < share
+    out[hit] = random.choice(np.array([0, 255], np.uint8), int(hit.sum()))[:, None]
+    return out
+
+
+def fringed(pictures: Pictures, pixels: int) -> Pictures:
+    """Shift red to the right and blue to the left."""
+    out = pictures.copy()
+    out[..., 0] = shifted(pictures, pixels)[..., 0]
+    out[..., 2] = shifted(pictures, -pixels)[..., 2]
+    return out
+
+
 def _bytes(pictures: NDArray[np.floating]) -> Pictures:
     return np.round(pictures).clip(0, 255).astype(np.uint8)
 
@@ -148,6 +212,50 @@ IMAGE: dict[str, dict[str, Callable[[Pictures, Sequence[str]], Pictures]]] = {
     },
 }
 """Damage of images, and changes that harm nothing, by kind and name."""
+
+LATER_IMAGE: dict[str, dict[str, Callable[[Pictures, Sequence[str]], Pictures]]] = {
+    "contrast": {
+        "half of the contrast": lambda images, prompts: toned(images, contrast=0.5),
+        "95 % of the contrast": lambda images, prompts: toned(images, contrast=0.95),
+    },
+    "saturation": {
+        "30 % of the saturation": lambda images, prompts: toned(images, saturation=0.3),
+        "95 % of the saturation": lambda images, prompts: toned(images, saturation=0.95),
+    },
+    "gamma": {
+        "gamma 1.05": lambda images, prompts: toned(images, gamma=1.05),
+        "gamma 4": lambda images, prompts: toned(images, gamma=4),
+    },
+    "pixelation": {
+        "squares of 2 pixels": lambda images, prompts: pixelated(images, 2),
+        "squares of 8 pixels": lambda images, prompts: pixelated(images, 8),
+        "squares of 16 pixels": lambda images, prompts: pixelated(images, 16),
+    },
+    "rotation": {
+        "rotation by 0.5 degrees": lambda images, prompts: rotated(images, 0.5),
+        "rotation by 45 degrees": lambda images, prompts: rotated(images, 45),
+        "rotation by 90 degrees": lambda images, prompts: rotated(images, 90),
+    },
+    "enlargement": {
+        "enlarged 1.02 times": lambda images, prompts: enlarged(images, 1.02),
+        "enlarged 2 times": lambda images, prompts: enlarged(images, 2),
+    },
+    "cover": {
+        "a gray band of 40 pixels": lambda images, prompts: covered(images, 44, 84, 128),
+        "the upper half gray": lambda images, prompts: covered(images, 0, 64, 128),
+    },
+    "few colours": {
+        "32 levels": lambda images, prompts: posterised(images, 32),
+        "2 levels": lambda images, prompts: posterised(images, 2),
+    },
+    "speckles": {
+        "10 % of the pixels black or white": lambda images, prompts: speckled(images, 0.1),
+    },
+    "fringes": {
+        "colours 8 pixels apart": lambda images, prompts: fringed(images, 8),
+    },
+}
+"""The same, of kinds that were added after the gate's rules were settled."""
 
 WEIGHTS = {
     "denoiser noise": {

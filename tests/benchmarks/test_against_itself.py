@@ -22,11 +22,21 @@ def test_it_counts_and_goes_on(
 
     monkeypatch.setattr(against_itself, "compare", compare)
     path = tmp_path / "record.json"
-    assert run(against_itself.command, ["--number", "2", "--record", str(path)]) == 0
-    assert "quiet machine: 1 of 2 called" in capsys.readouterr().out
-    assert run(against_itself.command, ["--number", "3", "--record", str(path)]) == 0
-    assert "with one core kept busy: 1 of 3 called" in capsys.readouterr().out
-    assert [case["busy"] for case in json.loads(path.read_text())].count(True) == 3
+    assert run(against_itself.command, ["--number", "2", "--quiet", "--record", str(path)]) == 0
+    assert "with no core kept busy: 1 of 2 called" in capsys.readouterr().out
+    for _ in range(2):
+        assert run(against_itself.command, ["--number", "3", "--record", str(path)]) == 0
+        assert "with one core kept busy: 1 of 3 called" in capsys.readouterr().out
+    cases = json.loads(path.read_text())
+    assert [case["busy"] for case in cases] == [False] * 2 + [True] * 3
+    assert all(case["load"] >= 0 and case["cores"] >= 1 for case in cases)
+
+
+def test_the_committed_record_has_at_most_one_false_verdict() -> None:
+    cases = json.loads(against_itself.RESULTS.read_text())
+    busy = [case for case in cases if case["busy"]]
+    assert len(busy) >= against_itself.NUMBER
+    assert sum(case["verdict"] in (Verdict.FASTER, Verdict.SLOWER) for case in busy) <= 1
 
 
 @pytest.mark.soak

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tinyworld import calibrate_gate, damage, evaluate
-from tinyworld.calibrate_gate import CALIBRATED, KINDS, SET_PICTURES, Variant
+from tinyworld.calibrate_gate import CALIBRATED, KINDS, LATER, SET_PICTURES, Variant
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve
 from vivace.spec.limits import Limits
@@ -42,8 +42,9 @@ def test_a_kind_is_in_one_half_whatever_the_model() -> None:
         v.kind
         for model in calibrate_gate.RECIPES
         for v in calibrate_gate.variants(model)
-        if v.kind != "baseline"
+        if v.kind != "baseline" and v.kind not in LATER
     }
+    assert not LATER & set(KINDS)
     assert 2 * len(CALIBRATED) in (len(KINDS), len(KINDS) - 1)
 
 
@@ -61,7 +62,7 @@ def test_the_committed_gate_keeps_its_promise_on_kinds_that_no_limit_was_chosen_
     held_out = record["tally"][str(SET_PICTURES)]["held out"]
     assert sum(held_out["ruined"].values()) >= 60
     assert sum(held_out["good"].values()) >= 40
-    assert held_out["ruined"]["failed"] >= 0.9 * sum(held_out["ruined"].values())
+    assert held_out["ruined"]["failed"] >= 0.95 * sum(held_out["ruined"].values())
     assert held_out["good"]["passed"] >= 0.95 * sum(held_out["good"].values())
     own = Limits().for_scorer(record["scorer"]).model_dump(mode="json")
     assert {name: own[name] for name in record["limits"]} == record["limits"], "the product's own"
@@ -92,6 +93,8 @@ def test_drawing_looking_and_judging(
     monkeypatch.setattr(calibrate_gate, "SET_PICTURES", 6)
     monkeypatch.setattr(calibrate_gate, "NUMBERS", (6, 8))
     monkeypatch.setattr(damage, "WEIGHTS", {"denoiser noise": {"denoiser, noise of 0.4": ("denoiser", 0.4)}})
+    monkeypatch.setattr(damage, "LATER_IMAGE", {})
+    monkeypatch.setattr(calibrate_gate, "LATER_RECIPES", {})
     monkeypatch.setattr(damage, "IMAGE", {kind: damage.IMAGE[kind] for kind in ("gray", "shift")})
     calibrate_gate.tasks.cache_clear()
     ask = Namespace(model=None, out=tmp_path / "gate", record=tmp_path / "record.json")

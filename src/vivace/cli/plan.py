@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -95,7 +97,7 @@ def _plan(
     from vivace.advice.speeds import Speeds, known_speeds
     from vivace.errors import NoEffect
     from vivace.memory.fit import changes, fits, use_free_memory
-    from vivace.memory.predict import predict
+    from vivace.memory.remembered import predicted as predict
     from vivace.recipes.resolve import resolve
     from vivace.spec.recipe import BASELINE
 
@@ -132,6 +134,10 @@ def _report_attempt(recipe: str) -> None:
 
 
 def _this_gpu() -> tuple[float | None, str]:
+    from vivace.advice.gpus import this_gpu
+
+    if sys.platform == "linux" and this_gpu() is None and not Path("/dev/kfd").exists():
+        return None, ""  # neither NVIDIA's driver nor AMD's, known without the seconds that torch takes
     import torch
 
     if not torch.cuda.is_available():

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from vivace.contract import DENOISERS, TEXT_ENCODERS, Stage
 from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
-from vivace.memory.predict import Prediction, predict
+from vivace.memory.predict import Prediction
+from vivace.memory.remembered import predicted
 from vivace.memory.weightless import Weightless
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
@@ -93,7 +94,7 @@ def use_free_memory(
             continue
         on_attempt(variant.text)
         changed = recipe.without(technique).with_(variant)
-        after = predict(
+        after = predicted(
             model, changed, height=now.height, width=now.width, batch=now.batch, text=now.text, task=now.task
         )
         if fits(after, card_bytes):
@@ -121,7 +122,7 @@ def _saving_changes(
     ) -> Prediction | None:
         on_attempt(what)
         try:
-            after = predict(
+            after = predicted(
                 model,
                 changed,
                 height=height or now.height,

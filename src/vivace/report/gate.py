@@ -176,7 +176,7 @@ def _judge_kept(
     capped = f"{label} {_percent(bounds.point)} %, single images capped"
     verdict = gate(bounds, minimum)
     if verdict is Gate.FAILED:
-        reason = f"{said}, below {_percent(bounds.high)} with 95 % confidence: {wanted}"
+        reason = f"{said}, below {_percent(bounds.high)} with 90 % confidence: {wanted}"
     elif verdict is Gate.PASSED:
         reason = f"{capped}, above {_percent(bounds.low)} with 95 % confidence; {wanted}"
     else:

@@ -1,0 +1,157 @@
+"""Predictions that were made before."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vivace.errors import NoEffect, Unsupported, WorkloadError
+from vivace.memory import remembered
+from vivace.memory.predict import Prediction
+from vivace.memory.weightless import find_weightless
+from vivace.models.find import WEIGHTS
+from vivace.recipes.resolve import resolve
+
+PREDICTION = Prediction(
+    model="m",
+    recipe="baseline",
+    height=128,
+    width=128,
+    batch=1,
+    text="prompts",
+    components=(),
+    model_bytes=1,
+    peak_bytes=2,
+    peak_stage="vae",
+    stages={},
+    loading_bytes=1,
+)
+
+
+class Predictor:
+    """Stands for `predict`: counts what it is asked, and answers or raises."""
+
+    def __init__(self, answer: Prediction | Exception = PREDICTION) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def __call__(self, model: Any, recipe: Any, **asked: Any) -> Prediction:
+        self.asked.append(f"{model.name} {recipe.text} {asked}")
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "plans"
+
+
+def predictor(monkeypatch: pytest.MonkeyPatch, answer: Prediction | Exception = PREDICTION) -> Predictor:
+    made = Predictor(answer)
+    monkeypatch.setattr(remembered, "predict", made)
+    return made
+
+
+def ask(model: str = "tiny-sd", recipe: str = "baseline", **asked: Any) -> Prediction:
+    return remembered.predicted(find_weightless(model), resolve(recipe), **asked)
+
+
+def test_the_same_question_is_answered_from_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = predictor(monkeypatch)
+    assert ask(batch=2) == ask(batch=2) == PREDICTION
+    assert len(made.asked) == 1
+    for other in ({"batch": 3}, {"recipe": "fp16"}, {"model": "tiny-flux"}):
+        ask(**({"batch": 2} | other))
+    assert len(made.asked) == 4, "another question"
+    monkeypatch.setattr(remembered, "_installed", lambda: "another vivace, or another diffusers")
+    ask(batch=2)
+    assert len(made.asked) == 5
+
+
+def test_a_changed_configuration_is_another_model(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(WEIGHTS / "tiny-sd", folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    made = predictor(monkeypatch)
+    ask(str(folder))
+    ask(str(folder))
+    assert len(made.asked) == 1
+    path = folder / "unet" / "config.json"
+    config = json.loads(path.read_text()) | {"norm_eps": 2e-5}
+    path.write_text(json.dumps(config))
+    ask(str(folder))
+    assert len(made.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [NoEffect("so already", already_so=True), NoEffect("no layer"), Unsupported("no"), WorkloadError("size")],
+)
+def test_that_there_is_no_answer_is_remembered(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    made = predictor(monkeypatch, refusal)
+    for _ in range(2):
+        with pytest.raises(type(refusal), match=str(refusal)) as caught:
+            ask()
+        assert getattr(caught.value, "already_so", None) == getattr(refusal, "already_so", None)
+    assert len(made.asked) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"model": 1}', b'["Unheard", "of", null]', b"\xff"])
+def test_a_damaged_answer_is_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    made = predictor(monkeypatch)
+    ask()
+    (path,) = cache.iterdir()
+    path.write_bytes(content)
+    assert ask() == PREDICTION
+    assert len(made.asked) == 2
+    assert ask() == PREDICTION
+    assert len(made.asked) == 2
+
+
+def test_what_depends_on_the_real_model_is_not_remembered(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = predictor(monkeypatch)
+    ask(recipe="prune(0.1)")
+    ask(recipe="prune(0.1)")
+    assert len(made.asked) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "file"))
+    made = predictor(monkeypatch)
+    assert ask() == ask() == PREDICTION
+    assert len(made.asked) == 2
+
+
+def test_the_oldest_answers_go(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor(monkeypatch)
+    monkeypatch.setattr(remembered, "MOST_KEPT", 4)
+    for batch in range(1, 8):
+        ask(batch=batch)
+    assert len(list(cache.iterdir())) <= 4
+
+
+def test_an_answer_from_disk_needs_no_torch(cache: Path) -> None:
+    """The real prediction here, the answer in a new process."""
+    found = ask(recipe="bf16", batch=1)
+    code = (
+        "import sys; from vivace.memory.remembered import predicted; from vivace.recipes.resolve import resolve; "
+        "from vivace.memory.weightless import find_weightless; "
+        "print(predicted(find_weightless('tiny-sd'), resolve('bf16'), batch=1).peak_bytes); "
+        "print([name for name in ('torch', 'diffusers', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == [str(found.peak_bytes), "[]"]
