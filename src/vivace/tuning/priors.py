@@ -29,6 +29,8 @@ _FAMILIES = {
 }
 _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction of this model's on this GPU."""
+SAME = 0.1
+"""A larger error has only what was measured of another model or family."""
 _NOT_THE_BASELINE = 0.1  # more for a gain over a recipe that is not the baseline
 _TIMES = ("latency", "mean")
 _STAGES = {"denoiser": "steps", "vae": "vae"} | dict.fromkeys(TEXT_ENCODERS, "text")
@@ -114,6 +116,12 @@ def known_sources(
         if study not in left_out
     ]
     return tuple(source for source in found if source.data)
+
+
+def reported(sources: Iterable[Source]) -> list[Technique]:
+    """Return what was measured in recipes of the same model on the same family: worth trying as it was written."""
+    data = [datum for source in sources for datum in source.data if datum.error <= SAME]
+    return list(dict.fromkeys(technique for datum in data for technique in datum.recipe))
 
 
 def _of_records(model: str, mine: str | None) -> Iterable[Datum]:

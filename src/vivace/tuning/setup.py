@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from vivace.benchmark.store import Store
 from vivace.benchmark.support import ask_support
@@ -27,7 +28,13 @@ from vivace.tuning.space import Space
 from vivace.tuning.wanted import Wanted
 
 DEFAULT_MINUTES = 8.0
-_ROOM = 1.25  # a final may take this much longer than estimated
+_ROOM = 1.1  # a final may take this much longer than estimated
+
+
+class Timed(Protocol):
+    """Estimates how long a final takes."""
+
+    def seconds_of_final(self, finalists: Sequence[Seen]) -> float: ...
 
 
 @dataclass
@@ -35,12 +42,13 @@ class Minutes:
     """A budget of time that keeps enough for the final."""
 
     minutes: float
-    bench: Bench
+    bench: Timed
     started: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def left_s(self) -> float:
-        return 60 * self.minutes - (time.monotonic() - self.started)
+        return 60 * self.minutes - (self.clock() - self.started)
 
     def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
         return self.left_s < _ROOM * self.bench.seconds_of_final(finalists)
@@ -87,13 +95,15 @@ def start_of(text: str | None, wanted: Wanted) -> Recipe | None:
     return recipe
 
 
-def space_of(wanted: Wanted, bench: Bench, trusted: frozenset[Recipe] | None) -> Space:
-    """Return the space without what this machine or model does not support.
+def space_of(
+    wanted: Wanted, bench: Bench, trusted: frozenset[Recipe] | None, reported: Sequence[Technique] = ()
+) -> Space:
+    """Return the space without what this machine or model does not support. For `reported` see `Space.of`.
 
     Raises:
         Unsupported: that includes a technique that is to be kept.
     """
-    every = [option.text for option in Space.of(wanted).options]
+    every = [option.text for option in Space.of(wanted, reported=reported).options]
     reasons = ask_support(bench.launcher, bench.model, every, bench.device)
 
     def why_not(technique: Technique) -> str | None:
@@ -102,7 +112,7 @@ def space_of(wanted: Wanted, bench: Bench, trusted: frozenset[Recipe] | None) ->
             return "the trusted model was not seen to keep its quality with it"
         return reasons.get(technique.text)
 
-    space = Space.of(wanted, why_not)
+    space = Space.of(wanted, why_not, reported)
     space.trusted = trusted
     for technique in wanted.kept:
         if (why := space.cut.get(technique.text)) is not None:
@@ -162,6 +172,7 @@ def check_memory(wanted: Wanted, bench: Bench) -> None:
     space = Space.of(wanted)
     saving = [text for option in space.options for text in option.memory_advice.saving]
     recipes = [Recipe(), *(resolve(text) for text in dict.fromkeys(saving))]
+    bench.predict_peaks(recipes)
     peaks = {recipe: peak for recipe in recipes if (peak := bench.predicted_peak(recipe)) is not None}
     if peaks and min(peaks.values()) > limit:
         least = min(peaks, key=lambda recipe: peaks[recipe])

@@ -7,7 +7,7 @@ of a recipe once more. So a new technique is searched without a line here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
@@ -108,13 +108,17 @@ class Space:
     _why_not: Why = field(default=lambda technique: None, repr=False)
 
     @classmethod
-    def of(cls, wanted: Wanted, why_not: Why = lambda technique: None) -> Space:
+    def of(
+        cls, wanted: Wanted, why_not: Why = lambda technique: None, reported: Iterable[Technique] = ()
+    ) -> Space:
         """Make the space of all techniques.
 
         Args:
             why_not: says why a technique cannot work here; None if nothing is known against it.
+            reported: techniques with the knobs and targets with which they were measured elsewhere.
         """
         space = cls(wanted, _why_not=why_not)
+        reported = tuple(reported)
         for kind in TECHNIQUES.values():
             if kind.name in wanted.without:
                 space.cut[kind.name] = "--without"
@@ -122,7 +126,8 @@ class Space:
             if wanted.same_picture_only and not kind.same_picture:
                 space.cut[kind.name] = "it changes the picture, and quality cannot be judged here"
                 continue
-            for option in (*options(kind), *(one for one in wanted.kept if isinstance(one, kind))):
+            named = [one for one in (*wanted.kept, *reported) if isinstance(one, kind)]
+            for option in (*options(kind), *named):
                 if option not in space.options and space.allows(option):
                     space.options.append(option)
         return space
