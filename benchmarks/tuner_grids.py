@@ -137,8 +137,10 @@ def tuner_grids(model: str, store: Path, record: Path | None, again: int | None,
 def time_again(path: Path, store: Path, rounds: int, everything: bool) -> None:
     """Add interleaved rounds to the rows of a grid, as `again`: the samples of each round, in seconds."""
     grid = json.loads(path.read_text())
+    baseline, *others = grid["rows"]
     chosen = [
-        row for row in grid["rows"] if "s" in row and (everything or row.get("gate", "passed") == "passed")
+        baseline,
+        *(row for row in others if "s" in row and (everything or row.get("gate", "passed") == "passed")),
     ]
     study = Study.of(
         grid["model"],
@@ -193,7 +195,7 @@ def _row(row: Row) -> dict[str, Any]:
     assert row.memory is not None
     found["peak"] = row.memory.peak_bytes
     found["first_call_s"] = None if row.first_call_s is None else round(row.first_call_s, 3)
-    if quality is not None:
+    if quality is not None and not row.is_baseline:
         found["gate"] = quality.gate.value
     fidelity = row.fidelity
     for name in ("clip", "match"):

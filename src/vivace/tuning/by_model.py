@@ -23,6 +23,8 @@ _SLACK_OF_SAME = Effect(0.0, 0.01)
 _SLACK_AT_BEST = 0.02
 _NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
 _PEAK_ERROR = 0.02
+_WORTH_A_PLACE = 0.1
+"""Of the first recipe's expected improvement: what promises less is not measured together with it."""
 _WORTH_OF_LESS = 0.002  # of recipes that promise the same, the one with fewer techniques
 
 
@@ -118,8 +120,14 @@ class ModelSampler:
         pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
         pool = [r for r in pool if self._is_known_but_for_one(r)]
+        first = 0.0
         while pool and len(chosen) < number:
-            pick = pool.pop(int(np.argmax(self._score(pool, best))))
+            scores = self._score(pool, best)
+            which = int(np.argmax(scores))
+            if chosen and scores[which] < _WORTH_A_PLACE * first:
+                break  # with this trial's result there is more to choose from
+            first = first or float(scores[which])
+            pick = pool.pop(which)
             chosen.append(pick)
             # Until it is measured it counts as what is expected of it, so that the next one is a different bet.
             mean, _ = self.gain.estimate([pick])

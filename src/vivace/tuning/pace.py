@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from vivace.contract import Technique, Trait
 from vivace.recipes.recipe import Recipe
 from vivace.tuning.seen import Seen
+from vivace.tuning.space import is_worth_tuning
 
 WARM_UP = 2
 SCREENING = 3  # timed calls
@@ -24,6 +25,7 @@ _USUAL_CORRECTION, _LEAST_CORRECTION, _MOST_CORRECTION = 1.1, 0.8, 2.5
 # blocks 15 s. Where a CPU compiles a small model for itself it takes 9 to 46 s a graph.
 _COMPILING_S = {"whole": 80.0, "blocks": 18.0, "other": 20.0}
 _ON_A_CPU = 0.4
+_UNUSUAL = 4.0  # modes that nobody thinks worth tuning: they try out kernels
 
 
 @dataclass
@@ -64,7 +66,8 @@ class Pace:
                 continue
             for component in technique.targets or ("denoiser",):
                 kind = "whole" if Trait.COMPILED_WHOLE in technique.provides else "blocks"
-                found += _COMPILING_S[kind if component == "denoiser" else "other"]
+                seconds = _COMPILING_S[kind if component == "denoiser" else "other"]
+                found += seconds if is_worth_tuning(technique) else _UNUSUAL * seconds
         if not found:
             return 0.0
         if recipe in self._first_s:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -19,6 +19,7 @@ from vivace.recipes.resolve import resolve
 from vivace.studies.known import Known, all_known
 from vivace.studies.published import parse_published
 from vivace.tuning.belief import Datum, Effect
+from vivace.tuning.space import is_worth_tuning
 from vivace.tuning.wanted import Wanted
 
 _FAMILIES = {
@@ -31,6 +32,9 @@ _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction of this model's on this GPU."""
 SAME = 0.1
 """A larger error has only what was measured of another model or family."""
+_MUCH_SLOWER = -0.3
+"""The gain below which a combination says nothing of its parts: what one part repairs, another has broken (fp32 and
+tf32 on a bf16 model)."""
 _NOT_THE_BASELINE = 0.1  # more for a gain over a recipe that is not the baseline
 _TIMES = ("latency", "mean")
 _STAGES = {"denoiser": "steps", "vae": "vae"} | dict.fromkeys(TEXT_ENCODERS, "text")
@@ -61,37 +65,40 @@ def family(device_name: str) -> str | None:
 def effects(
     techniques: Iterable[Technique], stages_s: Mapping[str, float] | None, wanted: Wanted
 ) -> dict[str, Effect]:
-    """Return each option's effect on the goal before anything is known of it, by its text.
+    """Return each option's effect on the goal before anything is known of it, by its text, and by name@component.
 
     Args:
         stages_s: the baseline's seconds by stage; None if unknown.
     """
-    return {technique.text: _effect(technique, stages_s, wanted) for technique in techniques}
+    found = {}
+    for technique in techniques:
+        found[technique.text] = _effect(technique, technique.targets, stages_s, wanted)
+        for component in technique.targetable:
+            name = f"{technique.name}@{component}"
+            found[name] = _effect(technique, (component,), stages_s, wanted)
+    return found
 
 
-def _effect(technique: Technique, stages_s: Mapping[str, float] | None, wanted: Wanted) -> Effect:
+def _effect(
+    technique: Technique, targets: Sequence[str], stages_s: Mapping[str, float] | None, wanted: Wanted
+) -> Effect:
     saves_memory = bool(technique.memory_advice.saving)
     if wanted.measures_memory:
         return Effect(0.2, 0.3) if saves_memory else Effect(0.0, 0.08)
-    share = touched_share(technique, stages_s)
-    reach = -math.log(1 - min(share, 0.9))
+    reach = -math.log(1 - min(touched_share(targets, stages_s), 0.9))
     # What changes the picture does so to skip work. What saves memory mostly pays with time.
     mean = 0.25 if not technique.same_picture else -0.15 if saves_memory else 0.0
-    first = next(iter(technique.knobs()), None)
-    if first is not None:
-        extra = technique.knobs()[first].json_schema_extra
-        assert isinstance(extra, dict)
-        tune = extra["tune"]
-        if isinstance(tune, list) and tune and technique.values[first] not in tune:
-            mean -= 0.08  # its author does not think it worth tuning
-    return Effect(mean * min(1.0, reach), max(0.01, min(_LARGEST_SD, 0.5 * reach)))
+    sd = max(0.01, min(_LARGEST_SD, 0.5 * reach))
+    if not is_worth_tuning(technique):
+        mean, sd = mean - 0.08, sd / 2
+    return Effect(mean * min(1.0, reach), sd)
 
 
-def touched_share(technique: Technique, stages_s: Mapping[str, float] | None) -> float:
+def touched_share(targets: Sequence[str], stages_s: Mapping[str, float] | None) -> float:
     """Return the share of the baseline's time in the components that a technique works on; 1 if that is unknown."""
-    if not technique.targets or not stages_s:
+    if not targets or not stages_s:
         return 1.0
-    stages = {_STAGES[component] for component in technique.targets}
+    stages = {_STAGES[component] for component in targets}
     return sum(stages_s.get(stage, 0.0) for stage in stages) / max(sum(stages_s.values()), 1e-9)
 
 
@@ -163,5 +170,5 @@ def _data(gains: Mapping[str, float], error: float) -> Iterable[Datum]:
             recipe = resolve(text)
         except RecipeError:  # of an older vivace
             continue
-        if not recipe.is_baseline:
+        if not recipe.is_baseline and (gain > _MUCH_SLOWER or len(recipe.techniques) == 1):
             yield Datum(recipe, gain, error)

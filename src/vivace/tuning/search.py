@@ -122,7 +122,7 @@ class Search:
     def run(self) -> Seen | None:
         """Search until the budget is spent, then prove; return the pick, None if no recipe beats the baseline."""
         self._judge_promising()  # of an interrupted search
-        while not self.budget.is_over(self.num_trials, self._candidates()[:FINALISTS]):
+        while not self.budget.is_over(self.num_trials, self._finalists(self._candidates())):
             left = getattr(self.budget, "number", math.inf) - self.num_trials
             recipes = self._ask(int(min(self.batch, left)))
             if not recipes:
@@ -212,7 +212,7 @@ class Search:
             pick = self.pick()
             found = self._candidates()
             if pick is not None:
-                if self.budget.is_over(0, found[:FINALISTS]):
+                if self.budget.is_over(0, self._finalists(found)):
                     break
                 found = [one for one in self._promising_more(found, pick) if one.recipe not in tried]
             finalists = [one.recipe for one in self._finalists(found)]
@@ -229,18 +229,21 @@ class Search:
         return self.pick()
 
     def _finalists(self, found: Sequence[Seen]) -> list[Seen]:
-        """Return the most promising candidates; one of them is likely to pass, so that a final ends with an answer."""
-        chosen = list(found[:FINALISTS])
-        if len(found) > FINALISTS:
-            worth = self.sampler.worth(found, self.history)
-            careful = [
-                value * (max(value, 0.0) / _gain(one)) ** _CARE
-                for one, value in zip(found, worth, strict=True)
-            ]
-            surest = found[careful.index(max(careful))]
-            if surest not in chosen:
-                chosen[-1] = surest
-        return chosen
+        """Return the most promising candidates that may win, and one that is likely to pass, so that there is an answer."""
+        if not found:
+            return []
+        worth = self.sampler.worth(found, self.history)
+        first = found[0]
+        chosen = [
+            one
+            for one, value in zip(found, worth, strict=True)
+            if one is first or value > worth[0] - max(_REACH, 2 * one.error)
+        ][:FINALISTS]
+        careful = [
+            value * (max(value, 0.0) / _gain(one)) ** _CARE for one, value in zip(found, worth, strict=True)
+        ]
+        surest = found[careful.index(max(careful))]
+        return chosen if surest in chosen else [*chosen[: FINALISTS - 1], surest]
 
     def _promising_more(self, found: Sequence[Seen], pick: Seen) -> list[Seen]:
         """Return the candidates that would win if their quality passed, and probably does."""

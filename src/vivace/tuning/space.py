@@ -58,6 +58,17 @@ def is_usual(technique: Technique) -> bool:
     return technique.targets == type(technique).default_targets
 
 
+def is_worth_tuning(technique: Technique) -> bool:
+    """Whether its author thinks so: its first knob has the default, or a value that is declared."""
+    for name, field_ in list(type(technique).knobs().items())[:1]:
+        extra = field_.json_schema_extra
+        assert isinstance(extra, dict)
+        tune = cast("list[Any]", extra["tune"])
+        is_default = not field_.is_required() and technique.values[name] == field_.default
+        return not tune or is_default or technique.values[name] in tune
+    return True
+
+
 def variants(technique: Technique) -> Iterator[Technique]:
     """Yield the technique with one knob or its targets changed."""
     kind = type(technique)

@@ -64,8 +64,8 @@ def test_expected_improvement() -> None:
 def test_what_a_technique_touches_bounds_its_effect() -> None:
     stages = {"text": 0.1, "steps": 0.8, "vae": 0.1, "other": 0.0}
     (vae,), (compiled,) = resolve("compile@vae"), resolve("compile")
-    assert touched_share(vae, stages) == pytest.approx(0.1)
-    assert touched_share(compiled, stages) == pytest.approx(0.8)
+    assert touched_share(vae.targets, stages) == pytest.approx(0.1)
+    assert touched_share(compiled.targets, stages) == pytest.approx(0.8)
     found = effects([vae, compiled], stages, Wanted())
     assert found["compile@vae"].sd < -math.log(0.9) < found["compile"].sd
 
