@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.command import run
 from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.support import pipeline_without_weights
-from vivace.contract import Machine, Placement, Request, Target, Trait
+from vivace.contract import Machine, Placement, Request, Target, Technique, Trait
 from vivace.errors import VivaceError
 from vivace.memory.predict import predict_trial
 from vivace.models.find import find_model
@@ -67,6 +67,7 @@ class Simulated:
     now: float = _STARTING_S
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=True))
     peaks: dict[Recipe, float | None] = field(default_factory=dict)
+    reasons: dict[Technique, str | None] = field(default_factory=dict)
     rounds: int = 2
 
     def __post_init__(self) -> None:
@@ -85,7 +86,6 @@ class Simulated:
         self.world.learn(merged([datum for source in sources for datum in source.data]))
         self.offsets: dict[Recipe, float] = {}
         self.compiled: set[object] = set()
-        self.log: list[str] = []
 
     @property
     def stages(self) -> dict[str, float]:
@@ -107,13 +107,18 @@ class Simulated:
     def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
         return self.pace.of_final(finalists, self.rounds, 0)
 
+    def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
+        return sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
+
     def start(self) -> Seen:
         self.pace.base_s, self.pace.few_s = self.full_s, self.few_s
         self._round(Recipe(), self.few_s, 3)
         return dataclasses.replace(self._seen(Recipe(), Rung.SCREENED, self.few_s), gain=0.0)
 
-    def why_not(self, technique: object) -> str | None:
-        return technique.unsupported(self.target)  # type: ignore[attr-defined, no-any-return]
+    def why_not(self, technique: Technique) -> str | None:
+        if technique not in self.reasons:
+            self.reasons[technique] = technique.unsupported(self.target)
+        return self.reasons[technique]
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
         found = []

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from vivace.contract import Technique
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
@@ -18,12 +19,13 @@ from vivace.tuning.seen import Seen, latest
 from vivace.tuning.space import Space, is_usual
 
 _NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
-_SLACK_OF_CHANGES = Effect(-0.01, 0.03)
+_SLACK_OF_CHANGES = Effect(-0.02, 0.08)
 _SLACK_OF_SAME = Effect(0.0, 0.01)
 _SLACK_AT_BEST = 0.02
+_ODD = 0.5
 _NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
 _PEAK_ERROR = 0.02
-_WORTH_A_PLACE = 0.1
+_WORTH_A_PLACE = 0.5
 """Of the first recipe's expected improvement: what promises less is not measured together with it."""
 _WORTH_OF_LESS = 0.002  # of recipes that promise the same, the one with fewer techniques
 
@@ -71,6 +73,7 @@ class ModelSampler:
         self._blame: dict[frozenset[str], float] = {}
         self._tested: set[str] = set()
         self._tested_names: set[str] = set()
+        self._alone = False
 
     def learn(self, history: Sequence[Seen]) -> None:
         """Take in what has been measured."""
@@ -83,8 +86,10 @@ class ModelSampler:
         judged = [one for one in measured if one.slack is not None and not one.recipe.is_baseline]
         self.slack.learn(
             [
-                Datum(one.recipe, _clipped(one.slack or 0.0) - _SLACK_AT_BEST, one.slack_error)
+                # How far below its limit a recipe is says little of how far others will be: an odd image decides.
+                Datum(one.recipe, slack - _SLACK_AT_BEST, math.hypot(one.slack_error, _ODD * slack))
                 for one in judged
+                if (slack := _clipped(one.slack or 0.0)) is not None
             ]
         )
         self._base_memory = next(
@@ -107,6 +112,7 @@ class ModelSampler:
     def ask(self, history: Sequence[Seen], number: int) -> list[Recipe]:
         results = latest(history)
         self.learn(history)
+        self._alone = not self._alone
         if self.start is not None and self.start not in results and not self.start.is_baseline:
             return [self.start]
         chosen: list[Recipe] = []
@@ -115,6 +121,7 @@ class ModelSampler:
         self._blame = _blame(history)
         measured = [one.recipe for one in results.values() if one.is_measured]
         self._tested = set().union(*map(texts_of, [*measured, self.space.base()]))
+        self._tested |= {part for recipe in measured for technique in recipe for part in _parts_of(technique)}
         self._tested_names = {technique.name for recipe in measured for technique in recipe}
         pool = self.space.pool(self._draw, [self.space.base(), *around])
         pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
@@ -162,9 +169,18 @@ class ModelSampler:
         ]
 
     def _is_known_but_for_one(self, recipe: Recipe) -> bool:
+        """Whether at most one of its options is new, or as many as were measured together elsewhere.
+
+        In every second batch what is new and changes the picture comes alone, so that what it does to quality is
+        seen; in the others it comes on top of what is good already.
+        """
         new = texts_of(recipe) - self._tested
         if len(new) > 1:
             return any(new <= ran for ran in self._ran)
+        is_alone = len(texts_of(recipe) - texts_of(self.space.base())) == 1
+        changes = any(technique.text in new and not technique.same_picture for technique in recipe)
+        if self._alone and changes and not is_alone:
+            return False
         return all(
             technique.name in self._tested_names
             or technique.text in self._tested
@@ -206,6 +222,15 @@ class ModelSampler:
 def texts_of(recipe: Recipe) -> frozenset[str]:
     """Return the texts of a recipe's techniques."""
     return frozenset(technique.text for technique in recipe)
+
+
+@lru_cache(maxsize=10_000)
+def _parts_of(technique: Technique) -> frozenset[str]:
+    """Return the texts of a technique aimed at each of its several components: so it has run, too."""
+    if len(technique.targets) < 2:
+        return frozenset()
+    kind = type(technique)
+    return frozenset(kind(**technique.values, targets=(target,)).text for target in technique.targets)
 
 
 def _tries_the_same(recipe: Recipe, other: Recipe, tested: set[str]) -> bool:

@@ -202,6 +202,11 @@ class Bench:
         """Return about how long a screening takes, compiling included."""
         return self.pace.of_trial(recipe)
 
+    def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
+        """Return about how long it takes to screen recipes beside the baseline, and to judge the better half."""
+        judging = 0.5 if self.judges else 0.0
+        return (1 + judging) * sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
+
     def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
         """Return an estimate of how long the final takes."""
         return self.pace.of_final(finalists, _FINAL_ROUNDS, self._final_images)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from vivace.recipes.recipe import Recipe
 from vivace.stats import Gate
-from vivace.tuning.samplers import Sampler
+from vivace.tuning.samplers import Sampler, chance_of
 from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space
 from vivace.tuning.wanted import Wanted
@@ -27,6 +27,9 @@ _FINALS = 4
 _WORTH_A_FINAL = 0.01
 _CARE = 3
 """The power of the probability to pass, beyond what a recipe is worth, by which the careful finalist is chosen."""
+_LIKELY = 0.5
+_HOPELESS = 0.02
+"""Probabilities that a recipe's quality passes in full."""
 _MOST_REFUSED = 40  # recipes that are refused without being measured, one after the other
 _REACH = 0.10
 """A recipe this much slower than the best so far, or two standard errors, is not worth judging."""
@@ -55,6 +58,10 @@ class Measurer(Protocol):
 class Budget(Protocol):
     """How much may still be measured."""
 
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+        """Return the first of the recipes, as many as can be measured before the final."""
+        ...
+
     def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
         """Whether only the final still fits, given the number of recipes that have been measured."""
         ...
@@ -67,6 +74,9 @@ class Trials:
     """A budget of recipes, the baseline not counted."""
 
     number: int
+
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+        return recipes
 
     def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
         return num_trials >= self.number
@@ -128,11 +138,15 @@ class Search:
             if not recipes:
                 self.exhausted = True
                 break
+            recipes = self.budget.affordable(recipes, self._finalists(self._candidates()))
+            if not recipes:
+                break
             self.watcher.note(f"screening {len(recipes)}: {', '.join(recipe.text for recipe in recipes)}")
             self._note(self.measurer.screen(recipes))
             self._leave_out_failed()
             if self.judges:
                 self._judge_promising(recipes)
+        self._judge_until_one_may_pass()
         return self._prove()
 
     def _ask(self, number: int) -> list[Recipe]:
@@ -164,7 +178,10 @@ class Search:
                 self.space.leave_out(added[0], one.reason or one.outcome.value)
 
     def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
-        """Judge the better half of the screened recipes, if they can still win."""
+        """Judge the better half of the screened recipes, if they can still win, and what changes the picture anew.
+
+        What ruins the picture is then known before more recipes are made of it.
+        """
         if not self.judges:
             return
         screened = [
@@ -179,8 +196,31 @@ class Search:
         promising = [one for one in screened if _gain(one) > best - max(_REACH, 2 * one.error)]
         number = math.ceil(PROMOTED * len(screened))
         chosen = [one.recipe for one in self._by_worth(promising)[:number]]
+        chosen += [one.recipe for one in screened if one.recipe not in chosen and self._tells_of_quality(one)]
         if chosen:
             self.watcher.note(f"judging the quality of {len(chosen)}")
+            self._note(self.measurer.judge(chosen))
+
+    def _tells_of_quality(self, one: Seen) -> bool:
+        """Whether a recipe gains something by a technique that changes the picture, and that was never judged."""
+        judged = {t for seen in self.history if seen.slack is not None for t in seen.recipe}
+        return _gain(one) > _WORTH_A_FINAL and any(
+            not technique.same_picture and technique not in judged for technique in one.recipe
+        )
+
+    def _judge_until_one_may_pass(self) -> None:
+        """Judge recipes that were only screened, the most promising first, until one probably passes its final."""
+        while self.judges and not any(chance_of(one) > _LIKELY for one in self._candidates()):
+            left = [
+                one
+                for one in latest(self.history).values()
+                if one.rung is Rung.SCREENED and one.keeps(self.wanted) and _gain(one) > _WORTH_A_FINAL
+            ]
+            chosen = [one.recipe for one in self._by_worth(left)[:FINALISTS]]
+            chosen = self.budget.affordable(chosen, [])
+            if not chosen:
+                break
+            self.watcher.note(f"no recipe is likely to pass yet; judging the quality of {len(chosen)} more")
             self._note(self.measurer.judge(chosen))
 
     def _by_worth(self, found: Sequence[Seen]) -> list[Seen]:
@@ -196,6 +236,7 @@ class Search:
             if one.keeps(self.wanted)
             and not one.recipe.is_baseline
             and not one.is_ruined
+            and chance_of(one) > _HOPELESS
             and _gain(one) > 0
             and not (one.rung is Rung.PROVEN and self.judges and one.gate is not Gate.PASSED)
             and (not self.judges or one.rung > Rung.SCREENED)
@@ -229,7 +270,7 @@ class Search:
         return self.pick()
 
     def _finalists(self, found: Sequence[Seen]) -> list[Seen]:
-        """Return the most promising candidates that may win, and one that is likely to pass, so that there is an answer."""
+        """Return the most promising candidates that may win; one of them is likely to pass, so that there is a pick."""
         if not found:
             return []
         worth = self.sampler.worth(found, self.history)

@@ -32,8 +32,9 @@ _ROOM = 1.1  # a final may take this much longer than estimated
 
 
 class Timed(Protocol):
-    """Estimates how long a final takes."""
+    """Estimates how long a final takes, and a batch of recipes before it with its baseline."""
 
+    def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float: ...
     def seconds_of_final(self, finalists: Sequence[Seen]) -> float: ...
 
 
@@ -50,6 +51,14 @@ class Minutes:
     def left_s(self) -> float:
         return 60 * self.minutes - (self.clock() - self.started)
 
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+        spare = self.left_s - _ROOM * self.bench.seconds_of_final(finalists)
+        return [
+            recipe
+            for k, recipe in enumerate(recipes)
+            if self.bench.seconds_of_batch(recipes[: k + 1]) < spare
+        ]
+
     def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
         return self.left_s < _ROOM * self.bench.seconds_of_final(finalists)
 
@@ -63,6 +72,9 @@ class Both:
 
     number: int
     time: Minutes
+
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+        return self.time.affordable(recipes, finalists)
 
     def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
         return num_trials >= self.number or self.time.is_over(num_trials, finalists)
