@@ -23,7 +23,7 @@ from benchmarks.command import run
 from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.support import pipeline_without_weights
 from vivace.contract import Machine, Placement, Request, Target, Technique, Trait
-from vivace.errors import VivaceError
+from vivace.errors import NoEffect, VivaceError
 from vivace.memory.predict import predict_trial
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
@@ -35,6 +35,7 @@ from vivace.studies.known import known
 from vivace.tuning.belief import Belief, merged
 from vivace.tuning.measuring import Asked
 from vivace.tuning.pace import WARM_UP, Pace
+from vivace.tuning.peaks import Peaks
 from vivace.tuning.priors import effects, known_sources, reported
 from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
@@ -66,11 +67,12 @@ class Simulated:
     rng: np.random.Generator
     now: float = _STARTING_S
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=True))
-    peaks: dict[Recipe, float | None] = field(default_factory=dict)
+    no_effect: set[Recipe] = field(default_factory=set)
     reasons: dict[Technique, str | None] = field(default_factory=dict)
     rounds: int = 2
 
     def __post_init__(self) -> None:
+        self.peaks = Peaks(self._predict)
         name = self.model.removeprefix("synthetic:")
         size, self.steps = _SIZES[name]
         found = known(name, "baseline", size, size, self.steps)
@@ -121,13 +123,14 @@ class Simulated:
         return self.reasons[technique]
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
-        found = []
+        found: list[Seen] = []
+        peaks = dict(zip(recipes, self.peaks.least(recipes), strict=True)) if self.limits_memory else {}
         for recipe in recipes:
             reason = next((why for technique in recipe if (why := self.why_not(technique))), None)
             limit = self.wanted.max_memory_bytes
             if reason is not None:
                 found.append(Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=reason))
-            elif limit is not None and (peak := self._peak(recipe)) is not None and peak > limit:
+            elif limit is not None and (peak := peaks[recipe]) is not None and peak > limit:
                 found.append(
                     Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=f"{peak / 1e9:.1f} GB")
                 )
@@ -140,6 +143,11 @@ class Simulated:
         self._round(Recipe(), self.few_s, 3)
         found = []
         for recipe in recipes:
+            if recipe in self.no_effect:
+                self.now += 2 * _LOADING_S
+                self._say(f"no effect: {recipe.text}")
+                found.append(Seen(recipe, Outcome.NO_EFFECT, Rung.SCREENED, reason="no effect"))
+                continue
             first_s = self._round(recipe, self.few_s / math.exp(self.gain(recipe)), 3)
             found.append(self._seen(recipe, Rung.SCREENED, first_s))
         self.pace.learn(found)
@@ -187,17 +195,31 @@ class Simulated:
         one = Seen(recipe, Outcome.MEASURED, rung, gain, 0.02, seconds=seconds)
         return dataclasses.replace(one, peak_bytes=peak, first_call_s=first_s)
 
+    @property
+    def limits_memory(self) -> bool:
+        return self.wanted.max_memory_bytes is not None or self.wanted.measures_memory
+
     def _peak(self, recipe: Recipe) -> float | None:
-        if self.wanted.max_memory_bytes is None and not self.wanted.measures_memory:
+        """Return what would be measured: the prediction, or the least that is known, and a tenth."""
+        if not self.limits_memory:
             return 1.0
-        if recipe not in self.peaks:
+        (least,) = self.peaks.least([recipe])
+        exact = self.peaks.of(recipe)
+        return exact if exact is not None or least is None else 1.1 * least
+
+    def _predict(self, recipes: Sequence[Recipe]) -> list[float | None]:
+        found: list[float | None] = []
+        for recipe in recipes:
             trial = Trial(model=self.found.model, recipe=recipe.spec, workload=self.workload, device="cuda")
             try:
-                self.peaks[recipe] = predict_trial(trial, self.machine).peak_bytes
+                found.append(float(predict_trial(trial, self.machine).peak_bytes))
+            except NoEffect:
+                self.no_effect.add(recipe)
+                found.append(None)
             except VivaceError:
-                self.peaks[recipe] = None
-            self.now += 0.7
-        return self.peaks[recipe]
+                found.append(None)
+            self.now += 1.0
+        return found
 
     def _say(self, text: str | None) -> None:
         if text is not None:
@@ -219,12 +241,12 @@ def simulated(model: str, minutes: float, max_memory: str | None, seed: int) -> 
     space = Space.of(wanted, gpu.why_not, reported(sources))
     click.echo(f"{len(space.options)} options, {len(space.cut)} left out")
     if max_memory is not None:
-        for text in dict.fromkeys(text for option in space.options for text in option.memory_advice.saving):
-            gpu._peak(resolve(text))
+        saving = [text for option in space.options for text in option.memory_advice.saving]
+        gpu.peaks.ask([Recipe(), *map(resolve, dict.fromkeys(saving))])
     base = gpu.start()
     sampler = sampler_of(
         "model", space, sources=sources, effects=effects(space.options, gpu.stages, wanted),
-        seconds_of=gpu.pace.of_trial, most_s=0.2 * 60 * minutes, peaks=gpu.peaks, seed=seed,
+        seconds_of=gpu.pace.of_trial, most_s=0.2 * 60 * minutes, peaks=gpu.peaks.known, seed=seed,
     )  # fmt: skip
     budget = Minutes(minutes, gpu, 0.0, clock=lambda: gpu.now)
     search = Search(wanted, space, sampler, gpu, budget, judges=False, history=[base])

@@ -21,6 +21,7 @@ from vivace.tuning.space import Space, is_usual
 _NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
 _SLACK_OF_CHANGES = Effect(-0.02, 0.08)
 _SLACK_OF_SAME = Effect(0.0, 0.01)
+_SAVES, _SAVES_NOTHING = Effect(-0.2, 0.3), Effect(0.0, 0.05)
 _SLACK_AT_BEST = 0.02
 _ODD = 0.5
 _NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
@@ -63,7 +64,11 @@ class ModelSampler:
             pair_sd=0.03,
             own_sd=0.03,  # quality adds up less well than time: two techniques may cost more, or less, than each
         )
-        self.memory = Belief(usual=Effect(0.0, 0.3), pair_sd=0.05)
+        self.memory = Belief(
+            {t.text: _SAVES if t.memory_advice.saving else _SAVES_NOTHING for t in self.space.options},
+            usual=_SAVES_NOTHING,
+            pair_sd=0.05,
+        )
         names = {option.name for option in self.space.options}
         every = [d for source in self.sources for d in source.data]
         self._prior_data = merged([d for d in every if {technique.name for technique in d.recipe} <= names])

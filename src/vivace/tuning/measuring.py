@@ -30,6 +30,7 @@ from vivace.spec.workload import Task, Workload
 from vivace.stats import MIN_GROUPS, Gate
 from vivace.tuning.belief import Datum
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace
+from vivace.tuning.peaks import Peaks
 from vivace.tuning.priors import Source
 from vivace.tuning.seen import Rung, Seen, seen_of
 from vivace.tuning.wanted import Wanted
@@ -110,7 +111,7 @@ class Bench:
         timeout_s: of a round.
         screen_timeout_s: of a round before the final, so that one recipe cannot take the time of the whole search.
         last: the last comparison of finalists with the baseline.
-        peaks: what `vivace plan` predicts, bytes, as far as it was asked.
+        peaks: what `vivace plan` predicts.
         pace: how long measurements take here.
     """
 
@@ -133,8 +134,11 @@ class Bench:
     seeds: int = 1
     last: Compared | None = None
     baseline: Seen | None = None
-    peaks: dict[Recipe, float | None] = field(default_factory=dict, repr=False)
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=False))
+
+    def __post_init__(self) -> None:
+        self.peaks = Peaks(self._predict)
+        self.pace.on_gpu = self.environment.device != "cpu"
 
     def start(self) -> Seen | None:
         """Measure the baseline alone; None if it fails. Its stages say what techniques can touch.
@@ -173,11 +177,13 @@ class Bench:
             for recipe in recipes
             if recipe.text in reasons
         ]
-        if self._limits_memory:
-            self.predict_peaks([recipe for recipe in recipes if recipe.text not in reasons])
-        for recipe in recipes:
-            if recipe.text not in reasons and (why := self._too_large(recipe)) is not None:
-                found.append(Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=why))
+        limit = self.wanted.max_memory_bytes
+        if limit is not None and self.environment.device == "cuda":
+            left = [recipe for recipe in recipes if recipe.text not in reasons]
+            for recipe, peak in zip(left, self.peaks.least(left), strict=True):
+                if peak is not None and peak > limit:
+                    why = f"`vivace plan` predicts a peak of {size(peak)}, more than {size(limit)}"
+                    found.append(Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=why))
         return found
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
@@ -339,7 +345,8 @@ class Bench:
         calls = sum(s.total_s for row in rows for r in row.record.rounds for s in r.samples) + sum(
             sum(r.warmup_s) for row in rows for r in row.record.rounds
         )
-        self.pace.note(calls, sum(len(row.record.rounds) for row in rows), time.monotonic() - started)
+        if not judges and all(row.record.outcome is not Outcome.TIMED_OUT for row in rows):
+            self.pace.note(calls, sum(len(row.record.rounds) for row in rows), time.monotonic() - started)
         if timing.rounds > 1:
             self.last = run.comparisons[0]
         return rows
@@ -358,28 +365,7 @@ class Bench:
                 return rung, 0.0 if steps is None else self._steps / steps - 1
         return None, 0.0
 
-    @property
-    def _limits_memory(self) -> bool:
-        return self.wanted.max_memory_bytes is not None and self.environment.device == "cuda"
-
-    def _too_large(self, recipe: Recipe) -> str | None:
-        """Say that the recipe is predicted not to fit into the wanted memory of a GPU; None if it may."""
-        limit = self.wanted.max_memory_bytes
-        if limit is None or not self._limits_memory:
-            return None
-        peak = self.predicted_peak(recipe)
-        if peak is None or peak <= limit:
-            return None
-        return f"`vivace plan` predicts a peak of {size(peak)}, more than {size(limit)}"
-
-    def predicted_peak(self, recipe: Recipe) -> float | None:
-        """Return the peak that `vivace plan` predicts on this GPU, bytes; None if it cannot tell."""
-        self.predict_peaks([recipe])
-        return self.peaks[recipe]
-
-    def predict_peaks(self, recipes: Sequence[Recipe]) -> None:
-        """Predict the peaks of recipes, all that are missing in one process: starting it is most of the time."""
-        missing = [recipe for recipe in dict.fromkeys(recipes) if recipe not in self.peaks]
+    def _predict(self, recipes: Sequence[Recipe]) -> list[float | None]:
         trials = [
             Trial(
                 model=self.found.model,
@@ -387,11 +373,9 @@ class Bench:
                 workload=self._full,
                 device=self.environment.device,
             )
-            for recipe in missing
+            for recipe in recipes
         ]
-        if trials:
-            found = predict_by_worker(trials, self.environment, self.launcher)
-            self.peaks.update(zip(missing, found, strict=True))
+        return predict_by_worker(trials, self.environment, self.launcher)
 
     _supported: set[Recipe] = field(default_factory=set, repr=False)
 

@@ -19,12 +19,12 @@ SCREENING = 3  # timed calls
 _MOST_REPEATS, _FEWEST_REPEATS = 6, 3
 _LONG_S = 15.0  # of the baseline's timed calls in a round of the final: slow calls are steady, so fewer do
 _USUAL_OVERHEAD_S = 2.0
-_USUAL_CORRECTION, _LEAST_CORRECTION, _MOST_CORRECTION = 1.1, 0.8, 2.5
+_USUAL_CORRECTION, _LEAST_CORRECTION, _MOST_CORRECTION = 1.1, 0.8, 1.5
 
 # Cold first calls of FLUX.1 [dev] on one H200 (results/techniques-flux-dev-compiling.json): whole 51 to 107 s, by its
-# blocks 15 s. Where a CPU compiles a small model for itself it takes 9 to 46 s a graph.
+# blocks 15 s. Where a CPU compiles a small model for itself it takes 9 to 46 s a graph, and more on a busy one.
 _COMPILING_S = {"whole": 80.0, "blocks": 18.0, "other": 20.0}
-_ON_A_CPU = 0.4
+_ON_A_CPU = 2.0
 _UNUSUAL = 4.0  # modes that nobody thinks worth tuning: they try out kernels
 
 
@@ -36,7 +36,7 @@ class Pace:
         batch: images of a call.
         base_s: of one call of the baseline, at full steps.
         few_s: of one with the few steps of a screening; None where screening takes all steps.
-        overhead_s: what rounds took beyond their calls: starting, loading, drawing and comparing images.
+        overhead_s: what rounds took beyond their calls: starting and loading.
         corrections: what comparisons took over what was estimated.
     """
 

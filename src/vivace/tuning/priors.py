@@ -30,6 +30,7 @@ _FAMILIES = {
 }
 _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction of this model's on this GPU."""
+_NO_GPU = 0.2  # more where no GPU is known: all records are of GPUs
 SAME = 0.1
 """A larger error has only what was measured of another model or family."""
 _MUCH_SLOWER = -0.3
@@ -142,7 +143,7 @@ def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
             continue
         before = base.seconds(base.steps)
         gains = {recipe: math.log(before / one.seconds(base.steps)) for recipe, one in recipes.items()}
-        yield from _data(gains, _error(name == model, mine is not None and family(device) == mine))
+        yield from _data(gains, _error(name == model, family(device), mine))
 
 
 def _of_study(study: str, model: str, mine: str | None) -> Iterable[Datum]:
@@ -154,14 +155,16 @@ def _of_study(study: str, model: str, mine: str | None) -> Iterable[Datum]:
     for (_, gpu, name), times in groups.items():
         reference = min(times, key=lambda recipe: (recipe != "baseline", recipe.count("+")))
         gains = {recipe: math.log(times[reference] / seconds) for recipe, seconds in times.items()}
-        error = _error(name == model, mine is not None and family(gpu) == mine)
+        error = _error(name == model, family(gpu), mine)
         yield from _data(gains, error + (0.0 if reference == "baseline" else _NOT_THE_BASELINE))
 
 
-def _error(same_model: bool, same_family: bool) -> float:
+def _error(same_model: bool, theirs: str | None, mine: str | None) -> float:
+    if mine is None:
+        return _NO_GPU + (_OTHER_FAMILY if same_model else _BOTH_OTHER)
     if same_model:
-        return _SAME if same_family else _OTHER_FAMILY
-    return _OTHER_MODEL if same_family else _BOTH_OTHER
+        return _SAME if theirs == mine else _OTHER_FAMILY
+    return _OTHER_MODEL if theirs == mine else _BOTH_OTHER
 
 
 def _data(gains: Mapping[str, float], error: float) -> Iterable[Datum]:

@@ -184,8 +184,8 @@ def check_memory(wanted: Wanted, bench: Bench) -> None:
     space = Space.of(wanted)
     saving = [text for option in space.options for text in option.memory_advice.saving]
     recipes = [Recipe(), *(resolve(text) for text in dict.fromkeys(saving))]
-    bench.predict_peaks(recipes)
-    peaks = {recipe: peak for recipe in recipes if (peak := bench.predicted_peak(recipe)) is not None}
+    bench.peaks.ask(recipes)
+    peaks = {recipe: peak for recipe in recipes if (peak := bench.peaks.of(recipe)) is not None}
     if peaks and min(peaks.values()) > limit:
         least = min(peaks, key=lambda recipe: peaks[recipe])
         raise UsageError(

@@ -169,7 +169,7 @@ def tune(
             start=first,
             seconds_of=None if isinstance(budget, Trials) else bench.seconds_of_trial,
             most_s=bench.screen_timeout_s or math.inf,
-            peaks=bench.peaks,
+            peaks=bench.peaks.known,
             seed=seed,
         )
         search = Search(

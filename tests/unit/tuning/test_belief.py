@@ -78,7 +78,7 @@ def test_records_of_the_same_model_and_family_count_most() -> None:
     mine = [d for d in data if d.recipe.text == "quantize(fp8)+compile"]
     assert min(d.error for d in mine) == 0.05
     elsewhere = [d for s in known_sources("flux-dev", "some CPU", Wanted()) for d in s.data]
-    assert min(d.error for d in elsewhere) == 0.2
+    assert min(d.error for d in elsewhere) == 0.4
     named = {source.name for source in known_sources("flux-dev", "NVIDIA H200", Wanted(), ("records",))}
     assert "vivace's records" not in named
     assert "study 004" in named
