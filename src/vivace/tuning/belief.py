@@ -70,7 +70,7 @@ class Belief:
 
     effects: Mapping[str, Effect] = field(default_factory=dict)
     usual: Effect = Effect()
-    knob_share: float = 0.6
+    knob_share: float = 1.0
     pair_sd: float = 0.06
     own_sd: float = 0.01
     _index: dict[Feature, int] = field(default_factory=dict)

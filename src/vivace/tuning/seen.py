@@ -56,13 +56,13 @@ class Seen:
     gain: float | None = None
     error: float = _UNKNOWN_ERROR
     slack: float | None = None
-    slack_error: float = _PROVEN_ERROR
     gate: Gate | None = None
     seconds: float | None = None
     peak_bytes: float | None = None
     first_call_s: float | None = None
     stages_s: tuple[tuple[str, float], ...] = ()
     reason: str | None = None
+    slack_error: float = _PROVEN_ERROR
 
     @property
     def is_measured(self) -> bool:

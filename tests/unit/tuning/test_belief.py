@@ -8,8 +8,8 @@ import pytest
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.tuning.belief import Belief, Datum, Effect
+from vivace.tuning.by_model import improvement
 from vivace.tuning.priors import effects, family, known_sources, touched_share
-from vivace.tuning.samplers import improvement
 from vivace.tuning.wanted import Wanted
 
 
