@@ -28,7 +28,7 @@ from vivace.tuning.space import Space
 from vivace.tuning.wanted import Wanted
 
 DEFAULT_MINUTES = 8.0
-_ROOM = 1.1  # a final may take this much longer than estimated
+_ROOM = 1.2  # a final may take this much longer than estimated
 
 
 class Timed(Protocol):

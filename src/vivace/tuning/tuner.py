@@ -227,6 +227,7 @@ def _answer(
         options=bench.asked.options,
         task=bench.task,
         explained=tuple(_explained(sampler, search, sources)),
+        expected=_expected(sampler, search, pick),
     )
 
 
@@ -271,6 +272,17 @@ def _unmet(search: Search) -> list[str]:
             f"{best.reason}"
         )
     return found
+
+
+def _expected(sampler: object, search: Search, pick: Seen | None) -> dict[str, float]:
+    """Return the gain that the model expects of the pick with one technique less."""
+    if pick is None or not isinstance(sampler, ModelSampler):
+        return {}
+    sampler.learn(search.history)
+    less = [pick.recipe.without(technique) for technique in pick.recipe]
+    return {
+        recipe.text: float(gain) for recipe, gain in zip(less, sampler.gain.estimate(less)[0], strict=True)
+    }
 
 
 def _explained(sampler: object, search: Search, sources: Sequence[Source]) -> list[str]:
