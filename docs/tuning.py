@@ -20,18 +20,19 @@ baseline.
 
 {gate}
 
-*What is held out.* The grids of the embedded models are from a shared two-core CPU, where a single round is 10 % off and the
-best of a hundred single rounds is mostly luck. So the recipes that pass were timed again in six interleaved rounds; the
-search sees every second one, and the others, which agree with them within 3 %, say how fast recipes are. The best recipe
-is the best by the held-out rounds. Quality is that of the record, ten prompts; most verdicts there are unclear, and what
-passes is partly chance: on tiny-sd `steps(8)` does not pass, and with `cfg_cutoff(0.6)` it does. FLUX.1 [dev]'s grid is of one
-H200 with one round a recipe, to which noise is added; vivace's own records, of which it consists, are kept from the search.
+*What is held out.* The grids of the embedded models are from a shared two-core CPU, where a single round is 10 % off
+and the best of a hundred single rounds is mostly luck. So the recipes that pass were timed again in six interleaved
+rounds; the search sees every second one, and the others, which agree with them within 3 %, say how fast recipes are.
+The best recipe is the best by the held-out rounds. Quality is that of the record, ten prompts; most verdicts there
+are unclear, and what passes is partly chance: on tiny-sd `steps(8)` does not pass, and with `cfg_cutoff(0.6)` it
+does. FLUX.1 [dev]'s grid is of one H200 with one round a recipe, to which noise is added; vivace's own records, of
+which it consists, are kept from the search.
 
-*What was chosen on these grids.* That techniques which change the picture come alone in every second batch (it takes tiny-flux
-from 22 % to 0.2 %, and leaves tiny-sd as it is), the spread of quality effects (0.08; no difference from 0.03 to 0.12 in the
-medians at a tenth of the trials), and that another knob may differ as much as another technique (it takes flux-dev from 36 %
-to 0 % at 5 trials, and leaves the others as they are). Each was decided by one grid and confirmed by the others only in that it
-does not harm them.
+*What was chosen on these grids.* That techniques which change the picture come alone in every second batch (it takes
+tiny-flux from 22 % to 0.2 %, and leaves tiny-sd as it is), the spread of quality effects (0.08; no difference from
+0.03 to 0.12 in the medians at a tenth of the trials), and that another knob may differ as much as another technique
+(it takes flux-dev from 36 % to 0 % at 5 trials, and leaves the others as they are). Each was decided by one grid and
+confirmed by the others only in that it does not harm them.
 """
 
 
@@ -70,8 +71,8 @@ def _gate(grids: dict[str, Any]) -> str:
     failed = sum(one["failed"] for one in found)
     below = sum(len(one["mean_below_limit"]) for one in found)
     return (
-        f"In {runs} searches whose finals draw other images than the record's (39, with its spread), {proposed} end with a "
-        f"proposal; {failed} of these fail the record's gate, and of {below} the\nrecord's mean is below the limit."
+        f"In {runs} searches whose finals draw other images than the record's (39, with its spread), {proposed} end with "
+        f"a proposal; {failed} of these fail the record's gate, and of {below} the\nrecord's mean is below the limit."
     )
 
 
