@@ -23,7 +23,7 @@ from benchmarks.command import run
 from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.support import pipeline_without_weights
 from vivace.contract import Machine, Placement, Request, Target, Technique, Trait
-from vivace.errors import NoEffect, VivaceError
+from vivace.errors import VivaceError
 from vivace.memory.predict import predict_trial
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
@@ -67,7 +67,7 @@ class Simulated:
     rng: np.random.Generator
     now: float = _STARTING_S
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=True))
-    no_effect: set[Recipe] = field(default_factory=set)
+    useless: set[Recipe] = field(default_factory=set)
     reasons: dict[Technique, str | None] = field(default_factory=dict)
     rounds: int = 2
 
@@ -143,9 +143,9 @@ class Simulated:
         self._round(Recipe(), self.few_s, 3)
         found = []
         for recipe in recipes:
-            if recipe in self.no_effect:
+            if recipe in self.useless:
                 self.now += 2 * _LOADING_S
-                self._say(f"no effect: {recipe.text}")
+                self._say(f"no effect, or does not work: {recipe.text}")
                 found.append(Seen(recipe, Outcome.NO_EFFECT, Rung.SCREENED, reason="no effect"))
                 continue
             first_s = self._round(recipe, self.few_s / math.exp(self.gain(recipe)), 3)
@@ -213,10 +213,9 @@ class Simulated:
             trial = Trial(model=self.found.model, recipe=recipe.spec, workload=self.workload, device="cuda")
             try:
                 found.append(float(predict_trial(trial, self.machine).peak_bytes))
-            except NoEffect:
-                self.no_effect.add(recipe)
-                found.append(None)
-            except VivaceError:
+            except VivaceError as error:
+                if "cannot be predicted" not in str(error):
+                    self.useless.add(recipe)  # it does not work here, or does nothing
                 found.append(None)
             self.now += 1.0
         return found

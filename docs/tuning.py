@@ -71,8 +71,9 @@ def _gate(grids: dict[str, Any]) -> str:
     failed = sum(one["failed"] for one in found)
     below = sum(len(one["mean_below_limit"]) for one in found)
     return (
-        f"In {runs} searches whose finals draw other images than the record's (39, with its spread), {proposed} end with "
-        f"a proposal; {failed} of these fail the record's gate, and of {below} the\nrecord's mean is below the limit."
+        f"In {runs} searches whose finals draw other images than the record's (39, with its spread), {proposed} end "
+        f"with a proposal; {failed} of these fail the record's gate, and of {below} the record's mean is below the "
+        "limit."
     )
 
 

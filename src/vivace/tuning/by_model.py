@@ -74,7 +74,8 @@ class ModelSampler:
         self._prior_data = merged([d for d in every if {technique.name for technique in d.recipe} <= names])
         near = [datum.recipe for datum in self._prior_data if datum.error <= _NEAR]
         self._reported = set().union(*map(texts_of, near))
-        self._ran = {texts_of(datum.recipe) for datum in self._prior_data if datum.error <= SAME}
+        self._elsewhere = [datum for datum in self._prior_data if datum.error <= SAME]
+        self._ran = {texts_of(datum.recipe) for datum in self._elsewhere}
         self._blame: dict[frozenset[str], float] = {}
         self._tested: set[str] = set()
         self._tested_names: set[str] = set()
@@ -120,6 +121,8 @@ class ModelSampler:
         self._alone = not self._alone
         if self.start is not None and self.start not in results and not self.start.is_baseline:
             return [self.start]
+        if not any(not recipe.is_baseline for recipe in results) and (known := self._best_elsewhere()):
+            return [known]
         chosen: list[Recipe] = []
         best = self._best(results.values())
         around = sorted(results, key=lambda r: -value_of(results[r], self.space.wanted))[:3]
@@ -148,6 +151,17 @@ class ModelSampler:
             pool = [r for r in pool if not _tries_the_same(r, pick, self._tested)]
         self.learn(history)
         return chosen
+
+    def _best_elsewhere(self) -> Recipe | None:
+        """Return the best recipe that was measured of this model on such a GPU; None if there is none."""
+        held = [datum for datum in self._elsewhere if datum.value > 0 and self.space.holds(datum.recipe)]
+        if self.seconds_of is not None:
+            held = [datum for datum in held if self.seconds_of(datum.recipe) <= self.most_s]
+        if not held:
+            return None
+        chance = self._chance([datum.recipe for datum in held])
+        worth = [datum.value * float(one) for datum, one in zip(held, chance, strict=True)]
+        return held[int(np.argmax(worth))].recipe
 
     def _best(self, results: Iterable[Seen]) -> float:
         """Return the best gain so far, discounted by what its quality leaves in doubt; 0 of the baseline."""
