@@ -243,11 +243,12 @@ def simulated(model: str, minutes: float, max_memory: str | None, seed: int) -> 
         saving = [text for option in space.options for text in option.memory_advice.saving]
         gpu.peaks.ask([Recipe(), *map(resolve, dict.fromkeys(saving))])
     base = gpu.start()
+    budget = Minutes(minutes, gpu, 0.0, clock=lambda: gpu.now)
     sampler = sampler_of(
         "model", space, sources=sources, effects=effects(space.options, gpu.stages, wanted),
-        seconds_of=gpu.pace.of_trial, most_s=0.2 * 60 * minutes, peaks=gpu.peaks.known, seed=seed,
+        seconds_of=gpu.pace.of_trial, most_s=lambda: min(0.2 * 60 * minutes, budget.spare_s),
+        peaks=gpu.peaks.known, seed=seed,
     )  # fmt: skip
-    budget = Minutes(minutes, gpu, 0.0, clock=lambda: gpu.now)
     search = Search(wanted, space, sampler, gpu, budget, judges=False, history=[base])
     pick = search.run()
     if pick is None:

@@ -40,7 +40,7 @@ class ModelSampler:
         effects: of the goal, by option; see `priors.effects`.
         start: a recipe to begin with.
         seconds_of: what a trial of a recipe takes, about; improvement is then sought per second.
-        most_s: what a trial may take; recipes that are expected to take longer are not tried.
+        most_s: says what a trial may take; recipes that are expected to take longer are not tried.
         peaks: predicted peaks in bytes, read again each time.
 
     A recipe has at most one option that no measured recipe has had, so techniques come in one at a time, and what fails
@@ -54,7 +54,7 @@ class ModelSampler:
     effects: dict[str, Effect] = field(default_factory=dict)
     start: Recipe | None = None
     seconds_of: Callable[[Recipe], float] | None = None
-    most_s: float = math.inf
+    most_s: Callable[[], float] = lambda: math.inf
     peaks: Mapping[Recipe, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class ModelSampler:
         """Return the best recipe that was measured of this model on such a GPU; None if there is none."""
         held = [datum for datum in self._elsewhere if datum.value > 0 and self.space.holds(datum.recipe)]
         if self.seconds_of is not None:
-            held = [datum for datum in held if self.seconds_of(datum.recipe) <= self.most_s]
+            held = [datum for datum in held if self.seconds_of(datum.recipe) <= self.most_s()]
         if not held:
             return None
         chance = self._chance([datum.recipe for datum in held])
@@ -217,7 +217,7 @@ class ModelSampler:
         found: Array = improvement(mean, sd, best) * self._chance(recipes)
         if self.seconds_of is not None:
             seconds = np.array([self.seconds_of(recipe) for recipe in recipes])
-            found = np.where(seconds > self.most_s, 0.0, found / seconds)
+            found = np.where(seconds > self.most_s(), 0.0, found / seconds)
         return found - 100.0 * self._unknown(recipes)
 
     def _unknown(self, recipes: list[Recipe]) -> Array:

@@ -1,6 +1,7 @@
 """How long measurements take: what a trial and the final cost, before they are begun.
 
-Estimates start from the baseline's seconds and usual overheads, and are corrected by what comparisons really took.
+Estimates are made of the baseline's seconds, of recipes' own where they were measured, and of what rounds took beyond
+their calls.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SCREENING = 3  # timed calls
 _MOST_REPEATS, _FEWEST_REPEATS = 6, 3
 _LONG_S = 15.0  # of the baseline's timed calls in a round of the final: slow calls are steady, so fewer do
 _USUAL_OVERHEAD_S = 2.0
-_USUAL_CORRECTION, _LEAST_CORRECTION, _MOST_CORRECTION = 1.1, 0.8, 1.5
+_WARM = 0.5  # of a first call, where the compiler may have kept its code
 
 # Cold first calls of FLUX.1 [dev] on one H200 (results/techniques-flux-dev-compiling.json): whole 51 to 107 s, by its
 # blocks 15 s. Where a CPU compiles a small model for itself it takes 9 to 46 s a graph, and more on a busy one.
@@ -37,7 +38,6 @@ class Pace:
         base_s: of one call of the baseline, at full steps.
         few_s: of one with the few steps of a screening; None where screening takes all steps.
         overhead_s: what rounds took beyond their calls: starting and loading.
-        corrections: what comparisons took over what was estimated.
     """
 
     on_gpu: bool
@@ -45,7 +45,6 @@ class Pace:
     base_s: float = 1.0
     few_s: float | None = None
     overhead_s: list[float] = field(default_factory=list)
-    corrections: list[float] = field(default_factory=list)
     _compiled_s: dict[frozenset[Technique], float] = field(default_factory=dict)
     _first_s: dict[Recipe, float] = field(default_factory=dict)
 
@@ -56,7 +55,7 @@ class Pace:
 
     def of_round(self) -> float:
         """Return the usual seconds of a round beyond its calls."""
-        return statistics.median(self.overhead_s) if self.overhead_s else _USUAL_OVERHEAD_S
+        return statistics.mean(self.overhead_s[-5:]) if self.overhead_s else _USUAL_OVERHEAD_S
 
     def of_compiling(self, recipe: Recipe) -> float:
         """Return about how much longer the first call of a recipe takes, for what the compiler has not seen yet."""
@@ -93,21 +92,13 @@ class Pace:
             (one.first_call_s or 0.0) - seconds for one, seconds in zip(finalists, each[1:], strict=True)
         ]
         noise_floor = 6 * self.base_s if images else 0.0
-        total = sum(calls * seconds for seconds in each) + rounds * sum(max(0.0, first) for first in firsts)
-        return self.correction * (total + rounds * len(each) * self.of_round() + noise_floor)
-
-    @property
-    def correction(self) -> float:
-        """What comparisons take over what is estimated: the larger of the usual and of the last three's median."""
-        seen = statistics.median(self.corrections[-3:]) if self.corrections else _USUAL_CORRECTION
-        return min(max(seen, _LEAST_CORRECTION), _MOST_CORRECTION)
+        total = sum(calls * seconds for seconds in each) + noise_floor
+        total += _WARM * rounds * sum(max(0.0, first) for first in firsts)
+        return total + rounds * len(each) * self.of_round()
 
     def note(self, calls_s: float, rounds: int, seconds: float) -> None:
         """Take in how long a comparison took, of which so many seconds were its calls."""
         if rounds and seconds > calls_s:  # else the rounds were stored already
-            expected = calls_s + rounds * self.of_round()
-            if self.overhead_s:
-                self.corrections.append(seconds / max(expected, 1e-3))
             self.overhead_s.append((seconds - calls_s) / rounds)
 
     def learn(self, found: Sequence[Seen]) -> None:

@@ -43,7 +43,7 @@ def sampler_of(
     effects: dict[str, Effect] | None = None,
     start: Recipe | None = None,
     seconds_of: Callable[[Recipe], float] | None = None,
-    most_s: float = math.inf,
+    most_s: Callable[[], float] = lambda: math.inf,
     peaks: Mapping[Recipe, float | None] | None = None,
     seed: int = 0,
 ) -> Sampler:

@@ -28,7 +28,7 @@ from vivace.tuning.space import Space
 from vivace.tuning.wanted import Wanted
 
 DEFAULT_MINUTES = 8.0
-_ROOM = 1.2  # a final may take this much longer than estimated
+_ROOM = 1.25  # a final may take this much longer than estimated
 
 
 class Timed(Protocol):
@@ -46,21 +46,28 @@ class Minutes:
     bench: Timed
     started: float = field(default_factory=time.monotonic)
     clock: Callable[[], float] = time.monotonic
+    final_s: float = 0.0
 
     @property
     def left_s(self) -> float:
         return 60 * self.minutes - (self.clock() - self.started)
 
+    @property
+    def spare_s(self) -> float:
+        """Seconds until the final must begin, by the finalists that were asked about last."""
+        return self.left_s - self.final_s
+
     def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
-        spare = self.left_s - _ROOM * self.bench.seconds_of_final(finalists)
-        return [
-            recipe
-            for k, recipe in enumerate(recipes)
-            if self.bench.seconds_of_batch(recipes[: k + 1]) < spare
-        ]
+        self.is_over(0, finalists)
+        chosen: list[Recipe] = []
+        for recipe in recipes:
+            if self.bench.seconds_of_batch([*chosen, recipe]) < self.spare_s:
+                chosen.append(recipe)
+        return chosen
 
     def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
-        return self.left_s < _ROOM * self.bench.seconds_of_final(finalists)
+        self.final_s = _ROOM * self.bench.seconds_of_final(finalists)
+        return self.spare_s < 0
 
     def allows_another_final(self) -> bool:
         return self.left_s > 0
@@ -78,6 +85,10 @@ class Both:
 
     def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
         return num_trials >= self.number or self.time.is_over(num_trials, finalists)
+
+    @property
+    def spare_s(self) -> float:
+        return self.time.spare_s
 
     def allows_another_final(self) -> bool:
         return self.time.allows_another_final()

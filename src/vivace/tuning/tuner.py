@@ -168,7 +168,7 @@ def tune(
             effects=effects(space.options, dict(base.stages_s), wanted),
             start=first,
             seconds_of=None if isinstance(budget, Trials) else bench.seconds_of_trial,
-            most_s=bench.screen_timeout_s or math.inf,
+            most_s=lambda: min(bench.screen_timeout_s or math.inf, getattr(budget, "spare_s", math.inf)),
             peaks=bench.peaks.known,
             seed=seed,
         )
