@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
 from vivace.tuning.priors import SAME, Source
-from vivace.tuning.samplers import chance_of, value_of
+from vivace.tuning.samplers import chance_of, floor_of, value_of
 from vivace.tuning.seen import Seen, latest
 from vivace.tuning.space import Space, is_usual
 
@@ -124,10 +124,12 @@ class ModelSampler:
         if not any(not recipe.is_baseline for recipe in results) and (known := self._best_elsewhere()):
             return [known]
         chosen: list[Recipe] = []
-        best = self._best(results.values())
+        best = self._best(list(results.values()))
         around = sorted(results, key=lambda r: -value_of(results[r], self.space.wanted))[:3]
         self._blame = _blame(history)
-        measured = [one.recipe for one in results.values() if one.is_measured]
+        measured = [
+            one.recipe for one in results.values() if one.is_measured or one.outcome is Outcome.OUT_OF_MEMORY
+        ]
         self._tested = set().union(*map(texts_of, [*measured, self.space.base()]))
         self._tested |= {part for recipe in measured for technique in recipe for part in _parts_of(technique)}
         self._tested_names = {technique.name for recipe in measured for technique in recipe}
@@ -146,7 +148,8 @@ class ModelSampler:
             chosen.append(pick)
             # Until it is measured it counts as what is expected of it, so that the next one is a different bet.
             mean, _ = self.gain.estimate([pick])
-            best = max(best, float(mean[0] * self._chance([pick])[0]))
+            floor = floor_of(history, self.space.wanted)
+            best = max(best, floor + float((mean[0] - floor) * self._chance([pick])[0]))
             self.gain.learn([*self.gain.data, Datum(pick, float(mean[0]), 0.05)])
             pool = [r for r in pool if not _tries_the_same(r, pick, self._tested)]
         self.learn(history)
@@ -163,12 +166,14 @@ class ModelSampler:
         worth = [datum.value * float(one) for datum, one in zip(held, chance, strict=True)]
         return held[int(np.argmax(worth))].recipe
 
-    def _best(self, results: Iterable[Seen]) -> float:
+    def _best(self, results: Sequence[Seen]) -> float:
         """Return the best gain so far, discounted by what its quality leaves in doubt; 0 of the baseline."""
-        found = [0.0]
+        floor = floor_of(results, self.space.wanted)
+        found = [floor]
         for one in results:
             if one.slack is not None or (one.is_measured and self.space.wanted.same_picture_only):
-                found.append(chance_of(one) * max(0.0, value_of(one, self.space.wanted, failed=0.0)))
+                above = max(0.0, value_of(one, self.space.wanted, failed=floor) - floor)
+                found.append(floor + chance_of(one) * above)
         return max(found)
 
     def worth(self, results: Sequence[Seen], history: Sequence[Seen]) -> list[float]:
@@ -282,7 +287,7 @@ def _blame(history: Sequence[Seen]) -> dict[frozenset[str], float]:
             good |= _parts(one.recipe)
     blame: dict[frozenset[str], float] = {}
     for one in history:
-        if one.is_measured or one.outcome is Outcome.FAILED_QUALITY:
+        if one.is_measured or one.outcome in (Outcome.FAILED_QUALITY, Outcome.OUT_OF_MEMORY):
             continue
         suspects = _parts(one.recipe) - good
         for part in suspects:

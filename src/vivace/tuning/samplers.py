@@ -139,6 +139,15 @@ class GreedySampler(AsMeasured):
             best = value_of(results[current], self.space.wanted)
 
 
+_ANY_GAIN = -3.0
+
+
+def floor_of(history: Sequence[Seen], wanted: Wanted) -> float:
+    """Return the gain that a proposal must exceed: the baseline's, 0, unless it breaks a limit itself."""
+    baseline = next((one for one in history if one.recipe.is_baseline and one.is_measured), None)
+    return 0.0 if baseline is None or baseline.keeps(wanted) else _ANY_GAIN
+
+
 def constraint_of(one: Seen) -> float:
     """Return what Optuna calls feasible if it is not above zero."""
     if not one.is_measured:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from vivace.recipes.recipe import Recipe
+from vivace.spec.record import Outcome
 from vivace.stats import Gate
-from vivace.tuning.samplers import Sampler, chance_of
+from vivace.tuning.samplers import Sampler, chance_of, floor_of
 from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space
 from vivace.tuning.wanted import Wanted
@@ -174,6 +175,8 @@ class Search:
         base = self.space.base()
         for one in self.history:
             added = [t for t in one.recipe if t not in base.techniques]
+            if one.outcome is Outcome.OUT_OF_MEMORY and self.wanted.max_memory_bytes is not None:
+                continue  # with others that save memory it may fit
             if len(added) == 1 and not one.is_measured and one.outcome.is_final:
                 self.space.leave_out(added[0], one.reason or one.outcome.value)
 
@@ -192,7 +195,10 @@ class Search:
             and not one.recipe.is_baseline
             and (recipes is None or one.recipe in recipes)
         ]
-        best = max([0.0, *(_gain(one) for one in self._candidates() if one.slack is None or one.slack >= 0)])
+        floor = floor_of(self.history, self.wanted)
+        best = max(
+            [floor, *(_gain(one) for one in self._candidates() if one.slack is None or one.slack >= 0)]
+        )
         promising = [one for one in screened if _gain(one) > best - max(_REACH, 2 * one.error)]
         number = math.ceil(PROMOTED * len(screened))
         chosen = [one.recipe for one in self._by_worth(promising)[:number]]
@@ -230,6 +236,7 @@ class Search:
 
     def _candidates(self) -> list[Seen]:
         """Return what could be proposed, the most promising first: proven, judged, then screened recipes."""
+        floor = floor_of(self.history, self.wanted)
         found = [
             one
             for one in latest(self.history).values()
@@ -237,7 +244,7 @@ class Search:
             and not one.recipe.is_baseline
             and not one.is_ruined
             and chance_of(one) > _HOPELESS
-            and _gain(one) > 0
+            and _gain(one) > floor
             and not (one.rung is Rung.PROVEN and self.judges and one.gate is not Gate.PASSED)
             and (not self.judges or one.rung > Rung.SCREENED)
         ]
@@ -281,7 +288,9 @@ class Search:
             if one is first or value > worth[0] - max(_REACH, 2 * one.error)
         ][:FINALISTS]
         careful = [
-            value * (max(value, 0.0) / _gain(one)) ** _CARE for one, value in zip(found, worth, strict=True)
+            value * (max(value, 0.0) / max(abs(_gain(one)), 1e-6)) ** _CARE
+            for one, value in zip(found, worth, strict=True)
+            for one, value in zip(found, worth, strict=True)
         ]
         surest = found[careful.index(max(careful))]
         return chosen if surest in chosen else [*chosen[: FINALISTS - 1], surest]
@@ -299,13 +308,14 @@ class Search:
 
     def pick(self) -> Seen | None:
         """Return the best recipe that has been proven."""
+        floor = floor_of(self.history, self.wanted)
         good = [
             one
             for one in latest(self.history).values()
             if one.rung is Rung.PROVEN
             and not one.recipe.is_baseline
             and one.keeps(self.wanted)
-            and _gain(one) > 0
+            and _gain(one) > floor
             and (not self.judges or one.gate is Gate.PASSED)
         ]
         return max(good, key=_gain, default=None)

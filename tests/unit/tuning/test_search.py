@@ -166,3 +166,16 @@ def test_the_answer_fits_a_terminal() -> None:
     above_commands = text.partition("Run it")[0].splitlines()
     assert max(map(len, above_commands)) <= 80
     assert f"vivace.load('tiny-sd', {pick.recipe.text!r})" in text
+
+
+def test_a_slower_recipe_is_the_answer_where_the_baseline_breaks_the_limit() -> None:
+    search = made(["tiny_vae"], max_memory_bytes=1e9)
+    search.history = [
+        result("baseline", 0.0, peak_bytes=2e9),
+        result("tiny_vae", -0.4, peak_bytes=5e8),
+    ]
+    pick = search.pick()
+    assert pick is not None
+    assert pick.recipe.text == "tiny_vae"
+    search.history[0] = result("baseline", 0.0, peak_bytes=9e8)
+    assert search.pick() is None
