@@ -56,6 +56,7 @@ _SUITED: dict[tuple[str, str], list[Any]] = {
     ("attention", "backend"): ["math", "flash"],  # flash is a CPU's default, so it changes nothing
     ("lora", "path"): ["tinyworld/loras/tiny-sd-outlines.safetensors"],  # from the repository's root
     ("lora", "hot"): [False, True],
+    ("fused", "attention"): ["bf16"],  # fp8 is a GPU's
 }
 _OF_FLOW_MODELS: dict[tuple[str, str], list[Any]] = {
     ("scheduler", "sampler"): ["flow_euler"],  # a sampler of the same family; solvers have no other spacing

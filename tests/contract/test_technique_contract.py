@@ -46,6 +46,7 @@ LEAST_DB = {
     "quantize(int4)": 20,  # sixteen values a weight
     "quantize(nf4)": 20,
     "quantize(fp8_static)": 20,  # one scale for all inputs of a layer
+    "fused(fp8)": 20,  # one scale for all inputs of a layer, as loose as a bound
     "quantize(q5_1, backend=gguf)": 20,
     "quantize(q5_0, backend=gguf)": 20,
     "quantize(q4_1, backend=gguf)": 15,

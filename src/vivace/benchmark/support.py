@@ -41,7 +41,7 @@ def unsupported(model: str, recipes: Sequence[str], device: str, task: Task | No
     from vivace.measure.machine import choose_device, this_machine
 
     placement = Placement(this_machine(choose_device(device)))
-    pipe, facts = _pipeline(model, task)
+    pipe, facts = pipeline_without_weights(model, task)
     target = Target(placement, pipe, facts, Request(prompts=("a red circle",)))
     reasons: dict[str, str] = {}
     for text in recipes:
@@ -53,7 +53,7 @@ def unsupported(model: str, recipes: Sequence[str], device: str, task: Task | No
     return reasons
 
 
-def _pipeline(model: str, task: Task | None) -> tuple[object | None, ModelFacts]:
+def pipeline_without_weights(model: str, task: Task | None) -> tuple[object | None, ModelFacts]:
     """Return the pipeline on the meta device, with what is known of it; no pipeline if it cannot be built."""
     is_synthetic = model.startswith(SYNTHETIC)
     try:

@@ -254,10 +254,9 @@ class Shown:
         click.echo(_fit(f"[{number}] {one.recipe.text}", f": {said}"), err=True)
         best = best_of(history)
         if best is not None and best.gain is not None:
-            click.echo(
-                _fit(f"    best {math.exp(best.gain):.2f}x {best.recipe.text}", f"; {self._left(number)}"),
-                err=True,
-            )
+            state = "" if best.gate is None else f", quality {best.gate.value}"
+            shown = f"    best {math.exp(best.gain):.2f}x {best.recipe.text}"
+            click.echo(_fit(shown, f"{state}; {self._left(number)}"), err=True)
 
     def final(self, finalists: Sequence[Recipe]) -> None:
         click.echo(f"final, interleaved with the baseline ({self._left(None)}):", err=True)

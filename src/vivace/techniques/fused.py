@@ -44,7 +44,9 @@ class Fused(Technique):
     precision: Literal["bf16", "fp8"] = knob(
         "bf16", tune=["bf16", "fp8"], about="of the matmuls; everything between them is computed in fp32"
     )
-    attention: Literal["bf16", "fp8"] = knob("bf16", about="of attention; fp8 is cuDNN's, on Hopper")
+    attention: Literal["bf16", "fp8"] = knob(
+        "bf16", tune=["bf16", "fp8"], about="of attention; fp8 is cuDNN's, on Hopper"
+    )
     bf16_blocks: int = knob(
         0, ge=0, le=100, about="attention=fp8: the first and last blocks whose attention stays in bf16"
     )

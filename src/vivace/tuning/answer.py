@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class Tuned:
         options: steps, size and pictures that are not the model's own, as options of `vivace generate`.
         task: what was drawn from.
         notes: what a reader must know: what quality rests on, which limit could not be met.
+        expected: logarithm of the gain that is expected of the pick with one technique less, by recipe.
     """
 
     model: str
@@ -71,6 +72,7 @@ class Tuned:
     options: tuple[tuple[str, str | int | float], ...] = ()
     task: Task = "text"
     explained: tuple[str, ...] = ()
+    expected: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def recipe(self) -> str:
@@ -94,7 +96,9 @@ class Tuned:
     def neighbours(self) -> list[Neighbour]:
         """The recipes that were measured with one technique less, more or swapped, and those with one less that were
         not."""
-        return [] if self.pick is None else _neighbours(self.pick, self.history, self.wanted, self.judges)
+        if self.pick is None:
+            return []
+        return _neighbours(self.pick, self.history, self.wanted, self.judges, self.expected)
 
     @property
     def looser(self) -> list[Looser]:
@@ -216,14 +220,31 @@ def _rank(one: Seen) -> int:
     return 2 if one.gate is Gate.UNCLEAR else 3
 
 
-def _neighbours(pick: Seen, history: Sequence[Seen], wanted: Wanted, judges: bool) -> list[Neighbour]:
+def _expected(less: Recipe, pick: Seen, wanted: Wanted, expected: Mapping[str, float]) -> str:
+    """Say what the model expects of a neighbour that was not measured."""
+    if less.text not in expected:
+        return "not measured"
+    slower = 100 * (math.exp((pick.gain or 0.0) - expected[less.text]) - 1)
+    what = "more memory" if wanted.measures_memory else "slower"
+    return (
+        f"not measured; about {slower:.0f} % {what} is expected"
+        if slower >= 1
+        else "not measured; about as good"
+    )
+
+
+def _neighbours(
+    pick: Seen, history: Sequence[Seen], wanted: Wanted, judges: bool, expected: Mapping[str, float]
+) -> list[Neighbour]:
     known = latest(history)
     mine = set(pick.recipe.techniques)
     found: dict[Recipe, Neighbour] = {}
     for technique in pick.recipe:
         less = pick.recipe.without(technique)
         one = known.get(less)
-        reason = "not measured" if one is None else why_lost(one, pick, wanted, judges)
+        reason = (
+            _expected(less, pick, wanted, expected) if one is None else why_lost(one, pick, wanted, judges)
+        )
         if less.is_baseline:
             reason = why_lost(one, pick, wanted, judges) if one else "the baseline"
         found[less] = Neighbour(f"without {technique.text}", less.text, one, reason)

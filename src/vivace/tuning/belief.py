@@ -1,9 +1,10 @@
 """A model of what techniques do to a figure of a recipe: Bayesian linear regression over its techniques.
 
 A recipe's figure (the logarithm of its speed-up, of its memory, or its slack at the quality gate) is the sum of an
-effect of each technique, of each of its knobs that differs from the default, and of each pair of techniques. Pairs have
-little weight until measurements say otherwise, so one trial of a technique says something about all its recipes. Before
-the first trial the effects come from records and from the share of the time that a technique can touch (`priors`).
+effect of each technique on each component that it is aimed at, of each of its knobs that differs from the default, and
+of each pair of techniques that share a component. Pairs have little weight until measurements say otherwise, so one
+trial of a technique says something about all its recipes. Before the first trial the effects come from records and from
+the share of the time that a technique can touch (`priors`).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Belief:
     """What is believed of one figure.
 
     Attributes:
-        effects: of techniques, by name; others have `usual`.
+        effects: of techniques, by text or by name, and by name@component; others have `usual`.
         knob_share: standard deviation of a knob's effect, in shares of its technique's.
         pair_sd: of the effect of a pair.
         own_sd: what single recipes differ from the sum of their effects.
@@ -69,7 +70,7 @@ class Belief:
 
     effects: Mapping[str, Effect] = field(default_factory=dict)
     usual: Effect = Effect()
-    knob_share: float = 0.6
+    knob_share: float = 1.0
     pair_sd: float = 0.06
     own_sd: float = 0.01
     _index: dict[Feature, int] = field(default_factory=dict)
@@ -158,17 +159,22 @@ class Belief:
         found: list[tuple[Feature, float, float]] = []
         for technique in recipe:
             effect = self.effects.get(technique.text) or self.effects.get(technique.name) or self.usual
-            found.append((("technique", technique.name), 0.0, effect.sd))
             found.append((("option", technique.text), effect.mean, self.knob_share * effect.sd / 2))
-            for name, value in technique.values.items():
-                if value != technique.knobs()[name].default:
-                    feature = ("knob", technique.name, name, repr(value))
-                    found.append((feature, 0.0, self.knob_share * effect.sd))
-            if technique.targets != technique.default_targets:
-                aimed: Feature = ("targets", technique.name, *technique.targets)
-                found.append((aimed, 0.0, self.knob_share * effect.sd))
+            changed = [
+                (name, repr(value))
+                for name, value in technique.values.items()
+                if value != technique.knobs()[name].default
+            ]
+            # What a technique does to one component says nothing of what it does to another.
+            for where in technique.targets or ("",):
+                reach = self.effects.get(f"{technique.name}@{where}", effect)
+                found.append((("technique", technique.name, where), 0.0, reach.sd))
+                for name, value in changed:
+                    sd = self.knob_share * min(reach.sd, effect.sd)
+                    found.append((("knob", technique.name, where, name, value), 0.0, sd))
         for a, b in itertools.combinations(recipe.techniques, 2):
-            found.append((("pair", *sorted((a.name, b.name))), 0.0, self.pair_sd))
+            if not a.targets or not b.targets or set(a.targets) & set(b.targets):
+                found.append((("pair", *sorted((a.name, b.name))), 0.0, self.pair_sd))
         return found
 
     def _number(self, feature: Feature, mean: float, sd: float) -> int:

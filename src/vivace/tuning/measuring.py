@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,6 @@ from vivace.benchmark.runner import Progress
 from vivace.benchmark.schedule import comparable
 from vivace.benchmark.store import Store
 from vivace.benchmark.support import ask_support
-from vivace.contract import Trait
 from vivace.models.find import Found
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row, rows_of
@@ -30,6 +29,8 @@ from vivace.spec.trial import Trial
 from vivace.spec.workload import Task, Workload
 from vivace.stats import MIN_GROUPS, Gate
 from vivace.tuning.belief import Datum
+from vivace.tuning.pace import SCREENING, WARM_UP, Pace
+from vivace.tuning.peaks import Peaks
 from vivace.tuning.priors import Source
 from vivace.tuning.seen import Rung, Seen, seen_of
 from vivace.tuning.wanted import Wanted
@@ -38,9 +39,9 @@ MOST_SEEDS = 3
 _FEWEST_STEPS = 4
 _OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
 """Standard errors of a stored gain as a prediction of this one."""
-_USUAL_OVERHEAD_S = 2.0
-_WARM_UP = 2
-_COMPILING_S = 30.0  # a usual time, on GPUs and for small models on CPUs
+_FINAL_ROUNDS = 2
+_SHARE_OF_IMAGES = 0.25
+"""Of a search's time; if its final takes no more with the most images, it draws them: fewer verdicts are unclear."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class Bench:
         timeout_s: of a round.
         screen_timeout_s: of a round before the final, so that one recipe cannot take the time of the whole search.
         last: the last comparison of finalists with the baseline.
-        round_s: seconds that a round took beyond its images, of each round so far.
+        peaks: what `vivace plan` predicts.
+        pace: how long measurements take here.
     """
 
     model: str
@@ -131,14 +133,39 @@ class Bench:
     screen_timeout_s: float | None = None
     seeds: int = 1
     last: Compared | None = None
-    baseline: Row | None = None
-    round_s: list[float] = field(default_factory=list)
+    baseline: Seen | None = None
+    pace: Pace = field(default_factory=lambda: Pace(on_gpu=False))
+
+    def __post_init__(self) -> None:
+        self.peaks = Peaks(self._predict)
+        self.pace.on_gpu = self.environment.device != "cpu"
 
     def start(self) -> Seen | None:
-        """Measure the baseline alone; None if it fails. Its stages say what techniques can touch."""
-        rows = self._rows((), self._workload(Rung.SCREENED), self._timing(Rung.SCREENED), judges=False)
-        self.baseline = rows[0]
-        return seen_of(rows[0], rows[0], Rung.SCREENED, self.wanted)
+        """Measure the baseline alone; None if it fails. Its stages say what techniques can touch.
+
+        Few steps suffice where only techniques are searched that keep the picture: full ones are not screened.
+        """
+        steps = self._few_steps if self.wanted.same_picture_only else None
+        workload, timing = self._workload(Rung.SCREENED, steps), self._timing(Rung.SCREENED)
+        row = self._rows((), workload, timing, judges=False)[0]
+        self.baseline = seen_of(row, row, Rung.SCREENED, self.wanted, self._left_of(workload))
+        if self.baseline is not None and self.baseline.seconds:
+            batch = self.asked.batch
+            denoising = dict(self.baseline.stages_s).get("steps", 0.0) * (
+                1 if steps is None else self._steps / steps
+            )
+            few = self._few_steps
+            left = 0.0 if few is None else denoising * (1 - few / self._steps)
+            self.pace.batch, self.pace.base_s = batch, batch * self.baseline.seconds
+            self.pace.few_s = None if few is None else batch * (self.baseline.seconds - left)
+        return self.baseline
+
+    def spend(self, minutes: float | None) -> None:
+        """Take in how long the search may last: the final draws the most images if there is time for them."""
+        if self.judges and minutes is not None:
+            images = len(self.prompts) * MOST_SEEDS
+            if self.pace.of_final([], _FINAL_ROUNDS, images) < _SHARE_OF_IMAGES * 60 * minutes:
+                self.seeds = MOST_SEEDS
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
         """Techniques judge the model without its weights; memory is predicted if it is limited."""
@@ -150,9 +177,13 @@ class Bench:
             for recipe in recipes
             if recipe.text in reasons
         ]
-        for recipe in recipes:
-            if recipe.text not in reasons and (why := self._too_large(recipe)) is not None:
-                found.append(Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=why))
+        limit = self.wanted.max_memory_bytes
+        if limit is not None and self.environment.device == "cuda":
+            left = [recipe for recipe in recipes if recipe.text not in reasons]
+            for recipe, peak in zip(left, self.peaks.least(left), strict=True):
+                if peak is not None and peak > limit:
+                    why = f"`vivace plan` predicts a peak of {size(peak)}, more than {size(limit)}"
+                    found.append(Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=why))
         return found
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
@@ -174,29 +205,17 @@ class Bench:
         return [one for one in found if one.rung is Rung.PROVEN]
 
     def seconds_of_trial(self, recipe: Recipe) -> float:
-        """Return about how long a screening takes; compiling counts."""
-        compiled = any(Trait.COMPILED in technique.provides for technique in recipe)
-        base_s = (
-            1.0
-            if self.baseline is None or self.baseline.latency is None
-            else self.baseline.latency.median.point
-        )
-        overhead = statistics.median(self.round_s) if self.round_s else _USUAL_OVERHEAD_S
-        return overhead + 5 * base_s + (_COMPILING_S if compiled else 0.0)
+        """Return about how long a screening takes, compiling included."""
+        return self.pace.of_trial(recipe)
+
+    def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
+        """Return about how long it takes to screen recipes beside the baseline, and to judge the better half."""
+        judging = 0.5 if self.judges else 0.0
+        return (1 + judging) * sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
 
     def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
         """Return an estimate of how long the final takes."""
-        if self.baseline is None or self.baseline.latency is None:
-            return 0.0
-        timing = self._timing(Rung.PROVEN)
-        base_s = self.baseline.latency.median.point
-        calls = timing.rounds * ((timing.repeats or 6) + _WARM_UP)
-        drawn = max(0, len(self.prompts) * self.seeds - (timing.repeats or 6)) if self.judges else 0
-        overhead = statistics.median(self.round_s) if self.round_s else _USUAL_OVERHEAD_S
-        images = [base_s, *((one.seconds or base_s) for one in finalists)]
-        firsts = [(one.first_call_s or 0.0) - (one.seconds or 0.0) for one in finalists]
-        total = sum((calls + drawn) * seconds for seconds in images) + timing.rounds * sum(firsts)
-        return total + timing.rounds * len(images) * overhead + (6 * base_s if self.judges else 0.0)
+        return self.pace.of_final(finalists, _FINAL_ROUNDS, self._final_images)
 
     def history(self) -> tuple[list[Seen], Source]:
         """Return what the store knows of this model: results of the same search, and figures of other runs."""
@@ -214,7 +233,9 @@ class Bench:
                 is_here = environment.model_copy(update={"place": None}) == self.environment
                 rows = rows_of(records, store.quality_pass(run), self.wanted.limits)
                 for row in rows:
-                    one = seen_of(row, rows[0], rung or Rung.SCREENED, self.wanted, steps)
+                    one = seen_of(
+                        row, rows[0], rung or Rung.SCREENED, self.wanted, steps, self._final_prompts
+                    )
                     if one is None:
                         continue
                     if rung is Rung.PROVEN and self.judges and one.is_measured and one.gate is None:
@@ -225,6 +246,14 @@ class Bench:
                         error = _OTHER_WORKLOAD if is_here else _OTHER_MACHINE
                         others.append(Datum(one.recipe, one.gain, error))
         return results, Source("this store", tuple(others))
+
+    @property
+    def _final_images(self) -> int:
+        return len(self.prompts) * self.seeds if self.judges else 0
+
+    @property
+    def _final_prompts(self) -> float:
+        return len(self.prompts) * math.sqrt(self.seeds)
 
     @property
     def _steps(self) -> int:
@@ -253,11 +282,15 @@ class Bench:
         return self.asked.of(self.prompts[:number], steps, seeds)
 
     def _timing(self, rung: Rung) -> Timing:
-        rounds, repeats = {Rung.SCREENED: (1, 3), Rung.JUDGED: (1, 4), Rung.PROVEN: (2, 6)}[rung]
+        rounds, repeats = {
+            Rung.SCREENED: (1, SCREENING),
+            Rung.JUDGED: (1, 4),
+            Rung.PROVEN: (_FINAL_ROUNDS, self.pace.repeats),
+        }[rung]
         return Timing(
             rounds=rounds,
             repeats=repeats,
-            max_warmup=_WARM_UP,
+            max_warmup=WARM_UP,
             timeout_s=self.timeout_s
             if rung is Rung.PROVEN or self.screen_timeout_s is None
             else min(self.timeout_s, self.screen_timeout_s),
@@ -268,17 +301,22 @@ class Bench:
         self, recipes: Sequence[Recipe], workload: AskedWorkload, rung: Rung, judges: bool
     ) -> list[Seen]:
         rows = self._rows(recipes, workload, self._timing(rung), judges)
-        steps = workload.num_inference_steps
-        left = 0.0 if steps is None or rung > Rung.SCREENED else self._steps / steps - 1
+        left = self._left_of(workload) if rung is Rung.SCREENED else 0.0
         found = []
         baseline = rows[0]
         for row in rows:
             if row.is_baseline:
                 baseline = row
-            one = seen_of(row, baseline, rung, self.wanted, left)
+            one = seen_of(row, baseline, rung, self.wanted, left, self._final_prompts)
             if one is not None:
                 found.append(one)
+        self.pace.learn(found)
         return found
+
+    def _left_of(self, workload: AskedWorkload) -> float:
+        """Return the steps that a workload leaves out over its own."""
+        steps = workload.num_inference_steps
+        return 0.0 if steps is None else self._steps / steps - 1
 
     def _rows(
         self, recipes: Sequence[Recipe], workload: AskedWorkload, timing: Timing, judges: bool
@@ -304,19 +342,14 @@ class Bench:
             gpus=spread,
         )
         rows = [row for compared in run.comparisons for row in compared.rows(self.wanted.limits)]
-        self._note_overhead(rows, time.monotonic() - started)
-        if timing.rounds > 1:
-            self.last = run.comparisons[0]
-        return rows
-
-    def _note_overhead(self, rows: Sequence[Row], seconds: float) -> None:
-        """Note what a round takes beyond its calls: loading, starting, comparing images."""
         calls = sum(s.total_s for row in rows for r in row.record.rounds for s in r.samples) + sum(
             sum(r.warmup_s) for row in rows for r in row.record.rounds
         )
-        rounds = sum(len(row.record.rounds) for row in rows)
-        if seconds > calls:  # else the rounds were stored already
-            self.round_s.append((seconds - calls) / max(1, rounds))
+        if not judges and all(row.record.outcome is not Outcome.TIMED_OUT for row in rows):
+            self.pace.note(calls, sum(len(row.record.rounds) for row in rows), time.monotonic() - started)
+        if timing.rounds > 1:
+            self.last = run.comparisons[0]
+        return rows
 
     def _rung_of(self, workload: Workload, rounds: int | None) -> tuple[Rung | None, float]:
         """Return at which rung a comparison was measured, None for none, and the steps it left out over its own."""
@@ -332,30 +365,19 @@ class Bench:
                 return rung, 0.0 if steps is None else self._steps / steps - 1
         return None, 0.0
 
-    def _too_large(self, recipe: Recipe) -> str | None:
-        """Say that the recipe is predicted not to fit into the wanted memory of a GPU; None if it may."""
-        limit = self.wanted.max_memory_bytes
-        if limit is None or self.environment.device != "cuda":
-            return None
-        peak = self.predicted_peak(recipe)
-        if peak is None or peak <= limit:
-            return None
-        return f"`vivace plan` predicts a peak of {size(peak)}, more than {size(limit)}"
-
-    def predicted_peak(self, recipe: Recipe) -> float | None:
-        """Return the peak that `vivace plan` predicts on this GPU, bytes; None if it cannot tell."""
-        if recipe not in self._peaks:
-            trial = Trial(
+    def _predict(self, recipes: Sequence[Recipe]) -> list[float | None]:
+        trials = [
+            Trial(
                 model=self.found.model,
                 recipe=recipe.spec,
                 workload=self._full,
                 device=self.environment.device,
             )
-            (self._peaks[recipe],) = predict_by_worker([trial], self.environment, self.launcher)
-        return self._peaks[recipe]
+            for recipe in recipes
+        ]
+        return predict_by_worker(trials, self.environment, self.launcher)
 
     _supported: set[Recipe] = field(default_factory=set, repr=False)
-    _peaks: dict[Recipe, float | None] = field(default_factory=dict, repr=False)
 
     def is_unclear(self, found: Sequence[Seen]) -> bool:
         """Whether more images could decide on a finalist."""

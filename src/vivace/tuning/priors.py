@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -19,6 +19,7 @@ from vivace.recipes.resolve import resolve
 from vivace.studies.known import Known, all_known
 from vivace.studies.published import parse_published
 from vivace.tuning.belief import Datum, Effect
+from vivace.tuning.space import is_worth_tuning
 from vivace.tuning.wanted import Wanted
 
 _FAMILIES = {
@@ -29,6 +30,12 @@ _FAMILIES = {
 }
 _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction of this model's on this GPU."""
+_NO_GPU = 0.2  # more where no GPU is known: all records are of GPUs
+SAME = 0.1
+"""A larger error has only what was measured of another model or family."""
+_MUCH_SLOWER = -0.3
+"""The gain below which a combination says nothing of its parts: what one part repairs, another has broken (fp32 and
+tf32 on a bf16 model)."""
 _NOT_THE_BASELINE = 0.1  # more for a gain over a recipe that is not the baseline
 _TIMES = ("latency", "mean")
 _STAGES = {"denoiser": "steps", "vae": "vae"} | dict.fromkeys(TEXT_ENCODERS, "text")
@@ -59,37 +66,40 @@ def family(device_name: str) -> str | None:
 def effects(
     techniques: Iterable[Technique], stages_s: Mapping[str, float] | None, wanted: Wanted
 ) -> dict[str, Effect]:
-    """Return each option's effect on the goal before anything is known of it, by its text.
+    """Return each option's effect on the goal before anything is known of it, by its text, and by name@component.
 
     Args:
         stages_s: the baseline's seconds by stage; None if unknown.
     """
-    return {technique.text: _effect(technique, stages_s, wanted) for technique in techniques}
+    found = {}
+    for technique in techniques:
+        found[technique.text] = _effect(technique, technique.targets, stages_s, wanted)
+        for component in technique.targetable:
+            name = f"{technique.name}@{component}"
+            found[name] = _effect(technique, (component,), stages_s, wanted)
+    return found
 
 
-def _effect(technique: Technique, stages_s: Mapping[str, float] | None, wanted: Wanted) -> Effect:
+def _effect(
+    technique: Technique, targets: Sequence[str], stages_s: Mapping[str, float] | None, wanted: Wanted
+) -> Effect:
     saves_memory = bool(technique.memory_advice.saving)
     if wanted.measures_memory:
         return Effect(0.2, 0.3) if saves_memory else Effect(0.0, 0.08)
-    share = touched_share(technique, stages_s)
-    reach = -math.log(1 - min(share, 0.9))
+    reach = -math.log(1 - min(touched_share(targets, stages_s), 0.9))
     # What changes the picture does so to skip work. What saves memory mostly pays with time.
     mean = 0.25 if not technique.same_picture else -0.15 if saves_memory else 0.0
-    first = next(iter(technique.knobs()), None)
-    if first is not None:
-        extra = technique.knobs()[first].json_schema_extra
-        assert isinstance(extra, dict)
-        tune = extra["tune"]
-        if isinstance(tune, list) and tune and technique.values[first] not in tune:
-            mean -= 0.08  # its author does not think it worth tuning
-    return Effect(mean * min(1.0, reach), max(0.01, min(_LARGEST_SD, 0.5 * reach)))
+    sd = max(0.01, min(_LARGEST_SD, 0.5 * reach))
+    if not is_worth_tuning(technique):
+        mean, sd = mean - 0.08, sd / 2
+    return Effect(mean * min(1.0, reach), sd)
 
 
-def touched_share(technique: Technique, stages_s: Mapping[str, float] | None) -> float:
+def touched_share(targets: Sequence[str], stages_s: Mapping[str, float] | None) -> float:
     """Return the share of the baseline's time in the components that a technique works on; 1 if that is unknown."""
-    if not technique.targets or not stages_s:
+    if not targets or not stages_s:
         return 1.0
-    stages = {_STAGES[component] for component in technique.targets}
+    stages = {_STAGES[component] for component in targets}
     return sum(stages_s.get(stage, 0.0) for stage in stages) / max(sum(stages_s.values()), 1e-9)
 
 
@@ -116,6 +126,12 @@ def known_sources(
     return tuple(source for source in found if source.data)
 
 
+def reported(sources: Iterable[Source]) -> list[Technique]:
+    """Return what was measured in recipes of the same model on the same family: worth trying as it was written."""
+    data = [datum for source in sources for datum in source.data if datum.error <= SAME]
+    return list(dict.fromkeys(technique for datum in data for technique in datum.recipe))
+
+
 def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
     groups: dict[tuple[str, str, int, int], dict[str, Known]] = defaultdict(dict)
     for (name, recipe, height, width), known in all_known().items():
@@ -127,7 +143,7 @@ def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
             continue
         before = base.seconds(base.steps)
         gains = {recipe: math.log(before / one.seconds(base.steps)) for recipe, one in recipes.items()}
-        yield from _data(gains, _error(name == model, mine is not None and family(device) == mine))
+        yield from _data(gains, _error(name == model, family(device), mine))
 
 
 def _of_study(study: str, model: str, mine: str | None) -> Iterable[Datum]:
@@ -139,14 +155,16 @@ def _of_study(study: str, model: str, mine: str | None) -> Iterable[Datum]:
     for (_, gpu, name), times in groups.items():
         reference = min(times, key=lambda recipe: (recipe != "baseline", recipe.count("+")))
         gains = {recipe: math.log(times[reference] / seconds) for recipe, seconds in times.items()}
-        error = _error(name == model, mine is not None and family(gpu) == mine)
+        error = _error(name == model, family(gpu), mine)
         yield from _data(gains, error + (0.0 if reference == "baseline" else _NOT_THE_BASELINE))
 
 
-def _error(same_model: bool, same_family: bool) -> float:
+def _error(same_model: bool, theirs: str | None, mine: str | None) -> float:
+    if mine is None:
+        return _NO_GPU + (_OTHER_FAMILY if same_model else _BOTH_OTHER)
     if same_model:
-        return _SAME if same_family else _OTHER_FAMILY
-    return _OTHER_MODEL if same_family else _BOTH_OTHER
+        return _SAME if theirs == mine else _OTHER_FAMILY
+    return _OTHER_MODEL if theirs == mine else _BOTH_OTHER
 
 
 def _data(gains: Mapping[str, float], error: float) -> Iterable[Datum]:
@@ -155,5 +173,5 @@ def _data(gains: Mapping[str, float], error: float) -> Iterable[Datum]:
             recipe = resolve(text)
         except RecipeError:  # of an older vivace
             continue
-        if not recipe.is_baseline:
+        if not recipe.is_baseline and (gain > _MUCH_SLOWER or len(recipe.techniques) == 1):
             yield Datum(recipe, gain, error)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from vivace.recipes.recipe import Recipe
+from vivace.spec.record import Outcome
 from vivace.stats import Gate
-from vivace.tuning.samplers import Sampler
+from vivace.tuning.samplers import Sampler, chance_of, floor_of
 from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space
 from vivace.tuning.wanted import Wanted
@@ -27,6 +28,9 @@ _FINALS = 4
 _WORTH_A_FINAL = 0.01
 _CARE = 3
 """The power of the probability to pass, beyond what a recipe is worth, by which the careful finalist is chosen."""
+_LIKELY = 0.5
+_HOPELESS = 0.02
+"""Probabilities that a recipe's quality passes in full."""
 _MOST_REFUSED = 40  # recipes that are refused without being measured, one after the other
 _REACH = 0.10
 """A recipe this much slower than the best so far, or two standard errors, is not worth judging."""
@@ -55,6 +59,10 @@ class Measurer(Protocol):
 class Budget(Protocol):
     """How much may still be measured."""
 
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+        """Return the first of the recipes, as many as can be measured before the final."""
+        ...
+
     def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
         """Whether only the final still fits, given the number of recipes that have been measured."""
         ...
@@ -67,6 +75,9 @@ class Trials:
     """A budget of recipes, the baseline not counted."""
 
     number: int
+
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+        return recipes
 
     def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
         return num_trials >= self.number
@@ -122,17 +133,21 @@ class Search:
     def run(self) -> Seen | None:
         """Search until the budget is spent, then prove; return the pick, None if no recipe beats the baseline."""
         self._judge_promising()  # of an interrupted search
-        while not self.budget.is_over(self.num_trials, self._candidates()[:FINALISTS]):
+        while not self.budget.is_over(self.num_trials, self._finalists(self._candidates())):
             left = getattr(self.budget, "number", math.inf) - self.num_trials
             recipes = self._ask(int(min(self.batch, left)))
             if not recipes:
                 self.exhausted = True
+                break
+            recipes = self.budget.affordable(recipes, self._finalists(self._candidates()))
+            if not recipes:
                 break
             self.watcher.note(f"screening {len(recipes)}: {', '.join(recipe.text for recipe in recipes)}")
             self._note(self.measurer.screen(recipes))
             self._leave_out_failed()
             if self.judges:
                 self._judge_promising(recipes)
+        self._judge_until_one_may_pass()
         return self._prove()
 
     def _ask(self, number: int) -> list[Recipe]:
@@ -160,11 +175,16 @@ class Search:
         base = self.space.base()
         for one in self.history:
             added = [t for t in one.recipe if t not in base.techniques]
+            if one.outcome is Outcome.OUT_OF_MEMORY and self.wanted.max_memory_bytes is not None:
+                continue  # with others that save memory it may fit
             if len(added) == 1 and not one.is_measured and one.outcome.is_final:
                 self.space.leave_out(added[0], one.reason or one.outcome.value)
 
     def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
-        """Judge the better half of the screened recipes, if they can still win."""
+        """Judge the better half of the screened recipes, if they can still win, and what changes the picture anew.
+
+        What ruins the picture is then known before more recipes are made of it.
+        """
         if not self.judges:
             return
         screened = [
@@ -175,12 +195,38 @@ class Search:
             and not one.recipe.is_baseline
             and (recipes is None or one.recipe in recipes)
         ]
-        best = max([0.0, *(_gain(one) for one in self._candidates() if one.slack is None or one.slack >= 0)])
+        floor = floor_of(self.history, self.wanted)
+        best = max(
+            [floor, *(_gain(one) for one in self._candidates() if one.slack is None or one.slack >= 0)]
+        )
         promising = [one for one in screened if _gain(one) > best - max(_REACH, 2 * one.error)]
         number = math.ceil(PROMOTED * len(screened))
         chosen = [one.recipe for one in self._by_worth(promising)[:number]]
+        chosen += [one.recipe for one in screened if one.recipe not in chosen and self._tells_of_quality(one)]
         if chosen:
             self.watcher.note(f"judging the quality of {len(chosen)}")
+            self._note(self.measurer.judge(chosen))
+
+    def _tells_of_quality(self, one: Seen) -> bool:
+        """Whether a recipe gains something by a technique that changes the picture, and that was never judged."""
+        judged = {t for seen in self.history if seen.slack is not None for t in seen.recipe}
+        return _gain(one) > _WORTH_A_FINAL and any(
+            not technique.same_picture and technique not in judged for technique in one.recipe
+        )
+
+    def _judge_until_one_may_pass(self) -> None:
+        """Judge recipes that were only screened, the most promising first, until one probably passes its final."""
+        while self.judges and not any(chance_of(one) > _LIKELY for one in self._candidates()):
+            left = [
+                one
+                for one in latest(self.history).values()
+                if one.rung is Rung.SCREENED and one.keeps(self.wanted) and _gain(one) > _WORTH_A_FINAL
+            ]
+            chosen = [one.recipe for one in self._by_worth(left)[:FINALISTS]]
+            chosen = self.budget.affordable(chosen, [])
+            if not chosen:
+                break
+            self.watcher.note(f"no recipe is likely to pass yet; judging the quality of {len(chosen)} more")
             self._note(self.measurer.judge(chosen))
 
     def _by_worth(self, found: Sequence[Seen]) -> list[Seen]:
@@ -190,13 +236,15 @@ class Search:
 
     def _candidates(self) -> list[Seen]:
         """Return what could be proposed, the most promising first: proven, judged, then screened recipes."""
+        floor = floor_of(self.history, self.wanted)
         found = [
             one
             for one in latest(self.history).values()
             if one.keeps(self.wanted)
             and not one.recipe.is_baseline
             and not one.is_ruined
-            and _gain(one) > 0
+            and chance_of(one) > _HOPELESS
+            and _gain(one) > floor
             and not (one.rung is Rung.PROVEN and self.judges and one.gate is not Gate.PASSED)
             and (not self.judges or one.rung > Rung.SCREENED)
         ]
@@ -212,7 +260,7 @@ class Search:
             pick = self.pick()
             found = self._candidates()
             if pick is not None:
-                if self.budget.is_over(0, found[:FINALISTS]):
+                if self.budget.is_over(0, self._finalists(found)):
                     break
                 found = [one for one in self._promising_more(found, pick) if one.recipe not in tried]
             finalists = [one.recipe for one in self._finalists(found)]
@@ -229,18 +277,23 @@ class Search:
         return self.pick()
 
     def _finalists(self, found: Sequence[Seen]) -> list[Seen]:
-        """Return the most promising candidates; one of them is likely to pass, so that a final ends with an answer."""
-        chosen = list(found[:FINALISTS])
-        if len(found) > FINALISTS:
-            worth = self.sampler.worth(found, self.history)
-            careful = [
-                value * (max(value, 0.0) / _gain(one)) ** _CARE
-                for one, value in zip(found, worth, strict=True)
-            ]
-            surest = found[careful.index(max(careful))]
-            if surest not in chosen:
-                chosen[-1] = surest
-        return chosen
+        """Return the most promising candidates that may win; one of them is likely to pass, so that there is a pick."""
+        if not found:
+            return []
+        worth = self.sampler.worth(found, self.history)
+        first = found[0]
+        chosen = [
+            one
+            for one, value in zip(found, worth, strict=True)
+            if one is first or value > worth[0] - max(_REACH, 2 * one.error)
+        ][:FINALISTS]
+        careful = [
+            value * (max(value, 0.0) / max(abs(_gain(one)), 1e-6)) ** _CARE
+            for one, value in zip(found, worth, strict=True)
+            for one, value in zip(found, worth, strict=True)
+        ]
+        surest = found[careful.index(max(careful))]
+        return chosen if surest in chosen else [*chosen[: FINALISTS - 1], surest]
 
     def _promising_more(self, found: Sequence[Seen], pick: Seen) -> list[Seen]:
         """Return the candidates that would win if their quality passed, and probably does."""
@@ -255,13 +308,14 @@ class Search:
 
     def pick(self) -> Seen | None:
         """Return the best recipe that has been proven."""
+        floor = floor_of(self.history, self.wanted)
         good = [
             one
             for one in latest(self.history).values()
             if one.rung is Rung.PROVEN
             and not one.recipe.is_baseline
             and one.keeps(self.wanted)
-            and _gain(one) > 0
+            and _gain(one) > floor
             and (not self.judges or one.gate is Gate.PASSED)
         ]
         return max(good, key=_gain, default=None)

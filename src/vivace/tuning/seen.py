@@ -13,6 +13,7 @@ from vivace.report.rows import Row
 from vivace.spec.limits import Limits
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
+from vivace.stats.intervals import Interval, student_t
 from vivace.tuning.wanted import Wanted
 
 RUINED = 0.15
@@ -20,6 +21,7 @@ RUINED = 0.15
 _LEAST_ERROR = 0.01
 _UNKNOWN_ERROR = 0.08  # of one round without an interval
 _DISTURBED_ERROR = 0.10
+_PROVEN_ERROR = 0.004  # of a slack: what another build of the same library, or another seed, changes
 
 
 class Rung(IntEnum):
@@ -40,7 +42,9 @@ class Seen:
     Attributes:
         gain: logarithm of the goal's improvement over the baseline beside it: time or memory, more is better.
         error: its standard error.
-        slack: by how much quality exceeds its limit at the lower bound of its interval; negative: by how much less.
+        slack: by how much quality exceeds its limit at the lower bound of its interval; negative: by how much less. Of
+            few images, as it is to be expected of all that the final draws.
+        slack_error: its standard error, as a prediction of the final's.
         seconds, peak_bytes, first_call_s: measured; `seconds` per image.
         stages_s: seconds per image by stage.
         reason: why it was not measured, or why quality failed.
@@ -58,6 +62,7 @@ class Seen:
     first_call_s: float | None = None
     stages_s: tuple[tuple[str, float], ...] = ()
     reason: str | None = None
+    slack_error: float = _PROVEN_ERROR
 
     @property
     def is_measured(self) -> bool:
@@ -78,11 +83,15 @@ class Seen:
         return not (first is not None and (self.first_call_s is None or self.first_call_s > first))
 
 
-def seen_of(row: Row, baseline: Row, rung: Rung, wanted: Wanted, steps_left: float = 0.0) -> Seen | None:
+def seen_of(
+    row: Row, baseline: Row, rung: Rung, wanted: Wanted, steps_left: float = 0.0, final_prompts: float = 0.0
+) -> Seen | None:
     """Return what a row says of its recipe; None for a recipe that this version of vivace cannot read.
 
     Args:
         steps_left: the workload's steps over the measured ones, less one: the time of the steps is scaled up by it.
+        final_prompts: by which quality is going to be decided; 0: no more than these. Further seeds of a prompt count
+            as the root of their number, since images of one prompt suffer together.
     """
     try:
         recipe = Recipe.from_spec(row.record.trial.recipe)
@@ -98,13 +107,17 @@ def seen_of(row: Row, baseline: Row, rung: Rung, wanted: Wanted, steps_left: flo
             return Seen(recipe, Outcome.UNSUPPORTED, rung, reason="its memory could not be measured")
         gain, error = math.log(baseline.memory.peak_bytes / peak), _LEAST_ERROR
     judged = None if row.is_baseline else row.judgement
+    slack, slack_error = (
+        (None, _PROVEN_ERROR) if row.is_baseline else slack_of(row, row.limits, final_prompts)
+    )
     return Seen(
         recipe=recipe,
         outcome=Outcome.MEASURED,
         rung=rung,
         gain=gain,
         error=error,
-        slack=None if row.is_baseline else slack_of(row, row.limits),
+        slack=slack,
+        slack_error=slack_error,
         gate=Gate.PASSED if row.is_baseline else None if judged is None else judged.gate,
         seconds=seconds,
         peak_bytes=peak,
@@ -114,13 +127,13 @@ def seen_of(row: Row, baseline: Row, rung: Rung, wanted: Wanted, steps_left: flo
     )
 
 
-def slack_of(row: Row, limits: Limits) -> float | None:
-    """Return by how much a row's figures exceed their limits, the least of them; None without figures."""
+def slack_of(row: Row, limits: Limits, final_prompts: float = 0.0) -> tuple[float | None, float]:
+    """Return by how much a row's figures exceed their limits, the least of them, and its error; None without any."""
     found = row.fidelity
     if row.judgement is not None and row.judgement.figure == "broken":
-        return -2 * RUINED
+        return -2 * RUINED, _PROVEN_ERROR
     if found is None:
-        return None
+        return None, _PROVEN_ERROR
     wanted = {"clip": limits.for_scorer(None).clip, "witness": limits.witness}
     if row.record.trial.recipe.same_picture:
         wanted["match"] = limits.match
@@ -128,9 +141,29 @@ def slack_of(row: Row, limits: Limits) -> float | None:
     for name, limit in wanted.items():
         kept = getattr(found, name)
         if kept is not None and isinstance(limit, float):
-            reached = kept.bounds.point if kept.bounds.low is None else kept.bounds.low
-            slacks.append(reached - limit)
-    return min(slacks, default=None)
+            reached, error = expected_low(kept.bounds, found.num_prompts, found.num_pictures, final_prompts)
+            slacks.append((reached - limit, error))
+    return min(slacks, default=(None, _PROVEN_ERROR))
+
+
+def expected_low(bounds: Interval, prompts: int, pictures: int, final: float) -> tuple[float, float]:
+    """Return the lower bound that is to be expected of more images, and the standard error of that prediction.
+
+    The point moves as means of samples do, and the interval shrinks with the root of their number.
+
+    Args:
+        prompts, pictures: that the bounds are of.
+        final: prompts of the final.
+    """
+    if bounds.low is None:
+        return bounds.point, 2 * RUINED
+    more = math.sqrt(final / prompts) if final > prompts and prompts == pictures else 1.0
+    reach = bounds.point - bounds.low
+    if more == 1.0 or reach <= 0:
+        return bounds.low, _PROVEN_ERROR
+    error = reach / student_t(0.95, prompts - 1)
+    at_the_end = error / more * student_t(0.95, final - 1)
+    return bounds.point - at_the_end, max(_PROVEN_ERROR, error * math.sqrt(1 - 1 / more**2))
 
 
 def _full_s(row: Row, steps_left: float) -> float:

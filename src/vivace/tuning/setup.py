@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from vivace.benchmark.store import Store
 from vivace.benchmark.support import ask_support
@@ -30,20 +31,43 @@ DEFAULT_MINUTES = 8.0
 _ROOM = 1.25  # a final may take this much longer than estimated
 
 
+class Timed(Protocol):
+    """Estimates how long a final takes, and a batch of recipes before it with its baseline."""
+
+    def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float: ...
+    def seconds_of_final(self, finalists: Sequence[Seen]) -> float: ...
+
+
 @dataclass
 class Minutes:
     """A budget of time that keeps enough for the final."""
 
     minutes: float
-    bench: Bench
+    bench: Timed
     started: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
+    final_s: float = 0.0
 
     @property
     def left_s(self) -> float:
-        return 60 * self.minutes - (time.monotonic() - self.started)
+        return 60 * self.minutes - (self.clock() - self.started)
+
+    @property
+    def spare_s(self) -> float:
+        """Seconds until the final must begin, by the finalists that were asked about last."""
+        return self.left_s - self.final_s
+
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+        self.is_over(0, finalists)
+        chosen: list[Recipe] = []
+        for recipe in recipes:
+            if self.bench.seconds_of_batch([*chosen, recipe]) < self.spare_s:
+                chosen.append(recipe)
+        return chosen
 
     def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
-        return self.left_s < _ROOM * self.bench.seconds_of_final(finalists)
+        self.final_s = _ROOM * self.bench.seconds_of_final(finalists)
+        return self.spare_s < 0
 
     def allows_another_final(self) -> bool:
         return self.left_s > 0
@@ -56,8 +80,15 @@ class Both:
     number: int
     time: Minutes
 
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+        return self.time.affordable(recipes, finalists)
+
     def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
         return num_trials >= self.number or self.time.is_over(num_trials, finalists)
+
+    @property
+    def spare_s(self) -> float:
+        return self.time.spare_s
 
     def allows_another_final(self) -> bool:
         return self.time.allows_another_final()
@@ -87,13 +118,15 @@ def start_of(text: str | None, wanted: Wanted) -> Recipe | None:
     return recipe
 
 
-def space_of(wanted: Wanted, bench: Bench, trusted: frozenset[Recipe] | None) -> Space:
-    """Return the space without what this machine or model does not support.
+def space_of(
+    wanted: Wanted, bench: Bench, trusted: frozenset[Recipe] | None, reported: Sequence[Technique] = ()
+) -> Space:
+    """Return the space without what this machine or model does not support. For `reported` see `Space.of`.
 
     Raises:
         Unsupported: that includes a technique that is to be kept.
     """
-    every = [option.text for option in Space.of(wanted).options]
+    every = [option.text for option in Space.of(wanted, reported=reported).options]
     reasons = ask_support(bench.launcher, bench.model, every, bench.device)
 
     def why_not(technique: Technique) -> str | None:
@@ -102,7 +135,7 @@ def space_of(wanted: Wanted, bench: Bench, trusted: frozenset[Recipe] | None) ->
             return "the trusted model was not seen to keep its quality with it"
         return reasons.get(technique.text)
 
-    space = Space.of(wanted, why_not)
+    space = Space.of(wanted, why_not, reported)
     space.trusted = trusted
     for technique in wanted.kept:
         if (why := space.cut.get(technique.text)) is not None:
@@ -162,7 +195,8 @@ def check_memory(wanted: Wanted, bench: Bench) -> None:
     space = Space.of(wanted)
     saving = [text for option in space.options for text in option.memory_advice.saving]
     recipes = [Recipe(), *(resolve(text) for text in dict.fromkeys(saving))]
-    peaks = {recipe: peak for recipe in recipes if (peak := bench.predicted_peak(recipe)) is not None}
+    bench.peaks.ask(recipes)
+    peaks = {recipe: peak for recipe in recipes if (peak := bench.peaks.of(recipe)) is not None}
     if peaks and min(peaks.values()) > limit:
         least = min(peaks, key=lambda recipe: peaks[recipe])
         raise UsageError(

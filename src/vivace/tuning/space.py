@@ -7,7 +7,7 @@ of a recipe once more. So a new technique is searched without a line here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
@@ -56,6 +56,17 @@ def options(kind: type[Technique]) -> list[Technique]:
 def is_usual(technique: Technique) -> bool:
     """Whether it is aimed as usual."""
     return technique.targets == type(technique).default_targets
+
+
+def is_worth_tuning(technique: Technique) -> bool:
+    """Whether its author thinks so: its first knob has the default, or a value that is declared."""
+    for name, field_ in list(type(technique).knobs().items())[:1]:
+        extra = field_.json_schema_extra
+        assert isinstance(extra, dict)
+        tune = cast("list[Any]", extra["tune"])
+        is_default = not field_.is_required() and technique.values[name] == field_.default
+        return not tune or is_default or technique.values[name] in tune
+    return True
 
 
 def variants(technique: Technique) -> Iterator[Technique]:
@@ -108,13 +119,17 @@ class Space:
     _why_not: Why = field(default=lambda technique: None, repr=False)
 
     @classmethod
-    def of(cls, wanted: Wanted, why_not: Why = lambda technique: None) -> Space:
+    def of(
+        cls, wanted: Wanted, why_not: Why = lambda technique: None, reported: Iterable[Technique] = ()
+    ) -> Space:
         """Make the space of all techniques.
 
         Args:
             why_not: says why a technique cannot work here; None if nothing is known against it.
+            reported: techniques with the knobs and targets with which they were measured elsewhere.
         """
         space = cls(wanted, _why_not=why_not)
+        reported = tuple(reported)
         for kind in TECHNIQUES.values():
             if kind.name in wanted.without:
                 space.cut[kind.name] = "--without"
@@ -122,7 +137,8 @@ class Space:
             if wanted.same_picture_only and not kind.same_picture:
                 space.cut[kind.name] = "it changes the picture, and quality cannot be judged here"
                 continue
-            for option in (*options(kind), *(one for one in wanted.kept if isinstance(one, kind))):
+            named = [one for one in (*wanted.kept, *reported) if isinstance(one, kind)]
+            for option in (*options(kind), *named):
                 if option not in space.options and space.allows(option):
                     space.options.append(option)
         return space

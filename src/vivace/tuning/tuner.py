@@ -22,9 +22,10 @@ from vivace.report.summary import seconds, size
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.stats import Gate
 from vivace.tuning.answer import Tuned
+from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.measuring import MOST_SEEDS, Asked, Bench
-from vivace.tuning.priors import Source, effects, known_sources
-from vivace.tuning.samplers import ModelSampler, Name, sampler_of
+from vivace.tuning.priors import Source, effects, known_sources, reported
+from vivace.tuning.samplers import Name, sampler_of
 from vivace.tuning.search import Search, Trials, Unwatched, Watcher
 from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.setup import (
@@ -39,7 +40,7 @@ from vivace.tuning.setup import (
 from vivace.tuning.wanted import Goal, Wanted
 
 _BATCHES = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
-_MOST_OF_THE_TIME = 0.15  # of a search, for one round of a recipe before the final
+_MOST_OF_THE_TIME = 0.2  # of a search, for one round of a recipe before the final
 _LEAST_TIMEOUT_S = 20.0
 _EXPLAINED = 16
 
@@ -145,18 +146,20 @@ def tune(
             gpus=gpus,
             timeout_s=timeout_s,
         )
-        space = space_of(wanted, bench, trusted)
+        known = known_sources(model, bench.environment.device_name, wanted)
+        space = space_of(wanted, bench, trusted, reported(known))
         check_memory(wanted, bench)
         told = watcher or Unwatched()
         told.note(f"{len(space.options)} options, {len(space.cut)} left out; measuring the baseline")
         history, stored = bench.history()
         base = bench.start()
         check_baseline(base, bench)
+        bench.spend(DEFAULT_MINUTES if minutes is None and trials is None else minutes)
         budget = budget_of(minutes, trials, bench, began)
         if not isinstance(budget, Trials):
             spare = 60 * (minutes or DEFAULT_MINUTES) * _MOST_OF_THE_TIME
             bench.screen_timeout_s = max(_LEAST_TIMEOUT_S, spare)
-        sources = (stored, *known_sources(model, bench.environment.device_name, wanted))
+        sources = (stored, *known)
         assert base is not None
         chosen = sampler_of(
             sampler,
@@ -165,6 +168,8 @@ def tune(
             effects=effects(space.options, dict(base.stages_s), wanted),
             start=first,
             seconds_of=None if isinstance(budget, Trials) else bench.seconds_of_trial,
+            most_s=lambda: min(bench.screen_timeout_s or math.inf, getattr(budget, "spare_s", math.inf)),
+            peaks=bench.peaks.known,
             seed=seed,
         )
         search = Search(
@@ -222,6 +227,7 @@ def _answer(
         options=bench.asked.options,
         task=bench.task,
         explained=tuple(_explained(sampler, search, sources)),
+        expected=_expected(sampler, search, pick),
     )
 
 
@@ -266,6 +272,17 @@ def _unmet(search: Search) -> list[str]:
             f"{best.reason}"
         )
     return found
+
+
+def _expected(sampler: object, search: Search, pick: Seen | None) -> dict[str, float]:
+    """Return the gain that the model expects of the pick with one technique less."""
+    if pick is None or not isinstance(sampler, ModelSampler):
+        return {}
+    sampler.learn(search.history)
+    less = [pick.recipe.without(technique) for technique in pick.recipe]
+    return {
+        recipe.text: float(gain) for recipe, gain in zip(less, sampler.gain.estimate(less)[0], strict=True)
+    }
 
 
 def _explained(sampler: object, search: Search, sources: Sequence[Source]) -> list[str]:

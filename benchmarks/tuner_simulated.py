@@ -1,0 +1,263 @@
+"""A dry run of `vivace tune` for one H200, without a GPU: what would it try, in which order, and does the time suffice?
+
+    python -m benchmarks.tuner_simulated flux-dev --minutes 8
+    python -m benchmarks.tuner_simulated sdxl --minutes 8 --max-memory 8GB
+
+The space, the search, its knowledge and its estimates of time are those of `vivace tune`. The machine answers from what
+vivace's own records say, by the same kind of model that the search has, with another error of each recipe for each
+seed; so the speed of a recipe that no record has is a guess. First calls are as long as on a machine that has compiled
+nothing. Memory is what `vivace plan` predicts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import click
+import numpy as np
+
+from benchmarks.command import run
+from vivace.benchmark.comparison import workload_of
+from vivace.benchmark.support import pipeline_without_weights
+from vivace.contract import Machine, Placement, Request, Target, Technique, Trait
+from vivace.errors import VivaceError
+from vivace.memory.predict import predict_trial
+from vivace.models.find import find_model
+from vivace.models.prompts import PROMPT_SETS
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.spec.record import Outcome
+from vivace.spec.trial import Trial
+from vivace.studies.known import known
+from vivace.tuning.belief import Belief, merged
+from vivace.tuning.measuring import Asked
+from vivace.tuning.pace import WARM_UP, Pace
+from vivace.tuning.peaks import Peaks
+from vivace.tuning.priors import effects, known_sources, reported
+from vivace.tuning.samplers import sampler_of
+from vivace.tuning.search import Search
+from vivace.tuning.seen import Rung, Seen
+from vivace.tuning.setup import Minutes
+from vivace.tuning.space import Space
+from vivace.tuning.wanted import Wanted, parse_bytes
+
+_MISSING = frozenset({"flash_attn_interface", "flash_attn.cute", "sageattention", "xformers", "mslk"})
+_STARTING_S, _LOADING_S = 20.0, 2.5
+_SIZES = {"flux-dev": (1024, 28), "sdxl": (1024, 50)}
+_OFF = 0.015  # standard deviation of what a recipe's gain differs from what records let expect
+_KERNELS_S = 8.0  # Triton's first compilation of vivace's own kernels
+
+
+class H200(Machine):
+    """The GPU of the records, with the packages that were installed there."""
+
+    def has_package(self, name: str) -> bool:
+        return name not in _MISSING
+
+
+@dataclass
+class Simulated:
+    """A `Measurer` and a clock: what is measured takes as long as it would."""
+
+    model: str
+    wanted: Wanted
+    rng: np.random.Generator
+    now: float = _STARTING_S
+    pace: Pace = field(default_factory=lambda: Pace(on_gpu=True))
+    useless: set[Recipe] = field(default_factory=set)
+    reasons: dict[Technique, str | None] = field(default_factory=dict)
+    rounds: int = 2
+
+    def __post_init__(self) -> None:
+        self.peaks = Peaks(self._predict)
+        name = self.model.removeprefix("synthetic:")
+        size, self.steps = _SIZES[name]
+        found = known(name, "baseline", size, size, self.steps)
+        assert found is not None
+        self.rest_s, self.step_s = found.rest_s, found.step_s
+        self.machine = H200("cuda", "NVIDIA H200", (9, 0), "c++", num_gpus=1)
+        pipe, facts = pipeline_without_weights(self.model, None)
+        self.target = Target(Placement(self.machine), pipe, facts, Request(prompts=("a red circle",)))
+        self.found = find_model(self.model)
+        self.workload = workload_of(self.found, Asked().of(PROMPT_SETS[self.found.prompt_set][:1]), 1)
+        sources = known_sources(self.model, "NVIDIA H200", self.wanted)
+        self.world = Belief(effects(Space.of(self.wanted).options, self.stages, self.wanted))
+        self.world.learn(merged([datum for source in sources for datum in source.data]))
+        self.offsets: dict[Recipe, float] = {}
+        self.compiled: set[object] = set()
+
+    @property
+    def stages(self) -> dict[str, float]:
+        return {
+            "steps": self.steps * self.step_s,
+            "vae": 0.6 * self.rest_s,
+            "text": 0.2 * self.rest_s,
+            "other": 0,
+        }
+
+    @property
+    def full_s(self) -> float:
+        return self.rest_s + self.steps * self.step_s
+
+    @property
+    def few_s(self) -> float:
+        return self.rest_s + max(4, self.steps // 4) * self.step_s
+
+    def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
+        return self.pace.of_final(finalists, self.rounds, 0)
+
+    def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
+        return sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
+
+    def start(self) -> Seen:
+        self.pace.base_s, self.pace.few_s = self.full_s, self.few_s
+        self._round(Recipe(), self.few_s, 3)
+        return dataclasses.replace(self._seen(Recipe(), Rung.SCREENED, self.few_s), gain=0.0)
+
+    def why_not(self, technique: Technique) -> str | None:
+        if technique not in self.reasons:
+            self.reasons[technique] = technique.unsupported(self.target)
+        return self.reasons[technique]
+
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        found: list[Seen] = []
+        peaks = dict(zip(recipes, self.peaks.least(recipes), strict=True)) if self.limits_memory else {}
+        for recipe in recipes:
+            reason = next((why for technique in recipe if (why := self.why_not(technique))), None)
+            limit = self.wanted.max_memory_bytes
+            if reason is not None:
+                found.append(Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=reason))
+            elif limit is not None and (peak := peaks[recipe]) is not None and peak > limit:
+                found.append(
+                    Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=f"{peak / 1e9:.1f} GB")
+                )
+            self._say(
+                f"refused {recipe.text}: {found[-1].reason}" if found and found[-1].recipe is recipe else None
+            )
+        return found
+
+    def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        self._round(Recipe(), self.few_s, 3)
+        found = []
+        for recipe in recipes:
+            if recipe in self.useless:
+                self.now += 2 * _LOADING_S
+                self._say(f"no effect, or does not work: {recipe.text}")
+                found.append(Seen(recipe, Outcome.NO_EFFECT, Rung.SCREENED, reason="no effect"))
+                continue
+            first_s = self._round(recipe, self.few_s / math.exp(self.gain(recipe)), 3)
+            found.append(self._seen(recipe, Rung.SCREENED, first_s))
+        self.pace.learn(found)
+        return found
+
+    def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        raise AssertionError("random weights are not judged")
+
+    def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        firsts = {}
+        for _ in range(self.rounds):
+            for recipe in (Recipe(), *recipes):
+                seconds = self.full_s / math.exp(self.gain(recipe))
+                firsts[recipe] = self._round(recipe, seconds, self.pace.repeats)
+        return [self._seen(recipe, Rung.PROVEN, firsts[recipe]) for recipe in (Recipe(), *recipes)]
+
+    def gain(self, recipe: Recipe) -> float:
+        if recipe.is_baseline:
+            return 0.0
+        if recipe not in self.offsets:
+            self.offsets[recipe] = _OFF * float(self.rng.standard_normal())
+        exact = any(datum.recipe == recipe and datum.error <= 0.05 for datum in self.world.data)
+        return float(self.world.estimate([recipe])[0][0]) + (0.0 if exact else self.offsets[recipe])
+
+    def _round(self, recipe: Recipe, call_s: float, repeats: int) -> float:
+        compiling_s = Pace(on_gpu=True).of_compiling(recipe)
+        key = frozenset(t for t in recipe if Trait.COMPILED in t.provides or t.name == "quantize")
+        if compiling_s and key in self.compiled:
+            compiling_s /= 4
+        if any(Trait.FUSED in technique.provides for technique in recipe):
+            compiling_s += 2 if Trait.FUSED in self.compiled else _KERNELS_S
+            self.compiled.add(Trait.FUSED)
+        self.compiled.add(key)
+        overhead = _LOADING_S + (3.0 if not recipe.is_baseline else 0.0)
+        calls_s = compiling_s + (repeats + WARM_UP) * call_s
+        self.pace.note(calls_s, 1, calls_s + overhead)
+        self.now += overhead + calls_s
+        self._say(f"{repeats} x {call_s:5.2f} s, first call {call_s + compiling_s:5.1f} s  {recipe.text}")
+        return call_s + compiling_s
+
+    def _seen(self, recipe: Recipe, rung: Rung, first_s: float) -> Seen:
+        gain = self.gain(recipe)
+        seconds = self.full_s / math.exp(gain)
+        peak = self._peak(recipe)
+        one = Seen(recipe, Outcome.MEASURED, rung, gain, 0.02, seconds=seconds)
+        return dataclasses.replace(one, peak_bytes=peak, first_call_s=first_s)
+
+    @property
+    def limits_memory(self) -> bool:
+        return self.wanted.max_memory_bytes is not None or self.wanted.measures_memory
+
+    def _peak(self, recipe: Recipe) -> float | None:
+        """Return what would be measured: the prediction, or the least that is known, and a tenth."""
+        if not self.limits_memory:
+            return 1.0
+        (least,) = self.peaks.least([recipe])
+        exact = self.peaks.of(recipe)
+        return exact if exact is not None or least is None else 1.1 * least
+
+    def _predict(self, recipes: Sequence[Recipe]) -> list[float | None]:
+        found: list[float | None] = []
+        for recipe in recipes:
+            trial = Trial(model=self.found.model, recipe=recipe.spec, workload=self.workload, device="cuda")
+            try:
+                found.append(float(predict_trial(trial, self.machine).peak_bytes))
+            except VivaceError as error:
+                if "cannot be predicted" not in str(error):
+                    self.useless.add(recipe)  # it does not work here, or does nothing
+                found.append(None)
+            self.now += 1.0
+        return found
+
+    def _say(self, text: str | None) -> None:
+        if text is not None:
+            click.echo(f"{self.now:6.0f} s  {text}")
+
+
+@click.command()
+@click.argument("model", type=click.Choice(list(_SIZES)))
+@click.option("--minutes", type=float, default=8.0, show_default=True)
+@click.option("--max-memory", default=None)
+@click.option("--seed", type=int, default=0, show_default=True)
+def simulated(model: str, minutes: float, max_memory: str | None, seed: int) -> int:
+    """Run a search of random weights on a simulated H200, and print what it does when."""
+    wanted = Wanted(
+        max_memory_bytes=None if max_memory is None else parse_bytes(max_memory), same_picture_only=True
+    )
+    gpu = Simulated(f"synthetic:{model}", wanted, np.random.default_rng(seed))
+    sources = known_sources(f"synthetic:{model}", "NVIDIA H200", wanted)
+    space = Space.of(wanted, gpu.why_not, reported(sources))
+    click.echo(f"{len(space.options)} options, {len(space.cut)} left out")
+    if max_memory is not None:
+        saving = [text for option in space.options for text in option.memory_advice.saving]
+        gpu.peaks.ask([Recipe(), *map(resolve, dict.fromkeys(saving))])
+    base = gpu.start()
+    budget = Minutes(minutes, gpu, 0.0, clock=lambda: gpu.now)
+    sampler = sampler_of(
+        "model", space, sources=sources, effects=effects(space.options, gpu.stages, wanted),
+        seconds_of=gpu.pace.of_trial, most_s=lambda: min(0.2 * 60 * minutes, budget.spare_s),
+        peaks=gpu.peaks.known, seed=seed,
+    )  # fmt: skip
+    search = Search(wanted, space, sampler, gpu, budget, judges=False, history=[base])
+    pick = search.run()
+    if pick is None:
+        click.echo("no pick")
+        return 1
+    click.echo(f"pick {pick.recipe.text}: {pick.seconds:.2f} s, baseline {gpu.full_s:.2f} s")
+    click.echo(f"{search.num_trials} trials, {gpu.now:.0f} s of {60 * minutes:.0f}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(simulated))

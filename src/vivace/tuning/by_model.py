@@ -1,0 +1,309 @@
+"""The sampler that `vivace tune` uses: a model of what techniques do says which recipe to measure next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from vivace.contract import Technique
+from vivace.recipes.recipe import Recipe
+from vivace.spec.record import Outcome
+from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
+from vivace.tuning.priors import SAME, Source
+from vivace.tuning.samplers import chance_of, floor_of, value_of
+from vivace.tuning.seen import Seen, latest
+from vivace.tuning.space import Space, is_usual
+
+_NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
+_SLACK_OF_CHANGES = Effect(-0.02, 0.08)
+_SLACK_OF_SAME = Effect(0.0, 0.01)
+_SAVES, _SAVES_NOTHING = Effect(-0.2, 0.3), Effect(0.0, 0.05)
+_SLACK_AT_BEST = 0.02
+_ODD = 0.5
+_NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
+_PEAK_ERROR = 0.02
+_WORTH_A_PLACE = 0.5
+"""Of the first recipe's expected improvement: what promises less is not measured together with it."""
+_WORTH_OF_LESS = 0.002  # of recipes that promise the same, the one with fewer techniques
+
+
+@dataclass
+class ModelSampler:
+    """Measures where the expected improvement is largest, times the probability that the limits are kept.
+
+    Attributes:
+        sources: figures of other runs.
+        effects: of the goal, by option; see `priors.effects`.
+        start: a recipe to begin with.
+        seconds_of: what a trial of a recipe takes, about; improvement is then sought per second.
+        most_s: says what a trial may take; recipes that are expected to take longer are not tried.
+        peaks: predicted peaks in bytes, read again each time.
+
+    A recipe has at most one option that no measured recipe has had, so techniques come in one at a time, and what fails
+    is known, and a technique comes in aimed as usual, or as is reported of this model. A recipe that was measured of
+    this model on such a GPU may come as a whole.
+    """
+
+    space: Space
+    rng: np.random.Generator
+    sources: tuple[Source, ...] = ()
+    effects: dict[str, Effect] = field(default_factory=dict)
+    start: Recipe | None = None
+    seconds_of: Callable[[Recipe], float] | None = None
+    most_s: Callable[[], float] = lambda: math.inf
+    peaks: Mapping[Recipe, float | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.gain = Belief(self.effects)
+        self.slack = Belief(
+            {t.text: _SLACK_OF_SAME if t.same_picture else _SLACK_OF_CHANGES for t in self.space.options},
+            pair_sd=0.03,
+            own_sd=0.03,  # quality adds up less well than time: two techniques may cost more, or less, than each
+        )
+        self.memory = Belief(
+            {t.text: _SAVES if t.memory_advice.saving else _SAVES_NOTHING for t in self.space.options},
+            usual=_SAVES_NOTHING,
+            pair_sd=0.05,
+        )
+        names = {option.name for option in self.space.options}
+        every = [d for source in self.sources for d in source.data]
+        self._prior_data = merged([d for d in every if {technique.name for technique in d.recipe} <= names])
+        near = [datum.recipe for datum in self._prior_data if datum.error <= _NEAR]
+        self._reported = set().union(*map(texts_of, near))
+        self._elsewhere = [datum for datum in self._prior_data if datum.error <= SAME]
+        self._ran = {texts_of(datum.recipe) for datum in self._elsewhere}
+        self._blame: dict[frozenset[str], float] = {}
+        self._tested: set[str] = set()
+        self._tested_names: set[str] = set()
+        self._alone = False
+
+    def learn(self, history: Sequence[Seen]) -> None:
+        """Take in what has been measured."""
+        results = list(latest(history).values())
+        measured = [one for one in results if one.gain is not None]
+        data = [Datum(one.recipe, float(one.gain or 0), one.error) for one in measured]
+        known = {one.recipe for one in measured}
+        data += [datum for datum in self._prior_data if datum.recipe not in known]
+        self.gain.learn(data)
+        judged = [one for one in measured if one.slack is not None and not one.recipe.is_baseline]
+        self.slack.learn(
+            [
+                # How far below its limit a recipe is says little of how far others will be: an odd image decides.
+                Datum(one.recipe, slack - _SLACK_AT_BEST, math.hypot(one.slack_error, _ODD * slack))
+                for one in judged
+                if (slack := _clipped(one.slack or 0.0)) is not None
+            ]
+        )
+        self._base_memory = next(
+            (math.log(o.peak_bytes) for o in measured if o.recipe.is_baseline and o.peak_bytes), None
+        )
+        if self._base_memory is not None:
+            self.memory.learn([*self._measured_memory(measured), *self._predicted_memory(known)])
+
+    def _measured_memory(self, measured: Sequence[Seen]) -> Iterator[Datum]:
+        for one in measured:
+            if one.peak_bytes:
+                yield Datum(one.recipe, math.log(one.peak_bytes) - (self._base_memory or 0.0), _PEAK_ERROR)
+
+    def _predicted_memory(self, known: set[Recipe]) -> Iterator[Datum]:
+        base = self.peaks.get(Recipe())
+        for recipe, peak in self.peaks.items():
+            if peak and base and recipe not in known:
+                yield Datum(recipe, math.log(peak / base), _PEAK_ERROR)
+
+    def ask(self, history: Sequence[Seen], number: int) -> list[Recipe]:
+        results = latest(history)
+        self.learn(history)
+        self._alone = not self._alone
+        if self.start is not None and self.start not in results and not self.start.is_baseline:
+            return [self.start]
+        if not any(not recipe.is_baseline for recipe in results) and (known := self._best_elsewhere()):
+            return [known]
+        chosen: list[Recipe] = []
+        best = self._best(list(results.values()))
+        around = sorted(results, key=lambda r: -value_of(results[r], self.space.wanted))[:3]
+        self._blame = _blame(history)
+        measured = [
+            one.recipe for one in results.values() if one.is_measured or one.outcome is Outcome.OUT_OF_MEMORY
+        ]
+        self._tested = set().union(*map(texts_of, [*measured, self.space.base()]))
+        self._tested |= {part for recipe in measured for technique in recipe for part in _parts_of(technique)}
+        self._tested_names = {technique.name for recipe in measured for technique in recipe}
+        pool = self.space.pool(self._draw, [self.space.base(), *around])
+        pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
+        pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
+        pool = [r for r in pool if self._is_known_but_for_one(r)]
+        first = 0.0
+        while pool and len(chosen) < number:
+            scores = self._score(pool, best)
+            which = int(np.argmax(scores))
+            if chosen and scores[which] < _WORTH_A_PLACE * first:
+                break  # with this trial's result there is more to choose from
+            first = first or float(scores[which])
+            pick = pool.pop(which)
+            chosen.append(pick)
+            # Until it is measured it counts as what is expected of it, so that the next one is a different bet.
+            mean, _ = self.gain.estimate([pick])
+            floor = floor_of(history, self.space.wanted)
+            best = max(best, floor + float((mean[0] - floor) * self._chance([pick])[0]))
+            self.gain.learn([*self.gain.data, Datum(pick, float(mean[0]), 0.05)])
+            pool = [r for r in pool if not _tries_the_same(r, pick, self._tested)]
+        self.learn(history)
+        return chosen
+
+    def _best_elsewhere(self) -> Recipe | None:
+        """Return the best recipe that was measured of this model on such a GPU; None if there is none."""
+        held = [datum for datum in self._elsewhere if datum.value > 0 and self.space.holds(datum.recipe)]
+        if self.seconds_of is not None:
+            held = [datum for datum in held if self.seconds_of(datum.recipe) <= self.most_s()]
+        if not held:
+            return None
+        chance = self._chance([datum.recipe for datum in held])
+        worth = [datum.value * float(one) for datum, one in zip(held, chance, strict=True)]
+        return held[int(np.argmax(worth))].recipe
+
+    def _best(self, results: Sequence[Seen]) -> float:
+        """Return the best gain so far, discounted by what its quality leaves in doubt; 0 of the baseline."""
+        floor = floor_of(results, self.space.wanted)
+        found = [floor]
+        for one in results:
+            if one.slack is not None or (one.is_measured and self.space.wanted.same_picture_only):
+                above = max(0.0, value_of(one, self.space.wanted, failed=floor) - floor)
+                found.append(floor + chance_of(one) * above)
+        return max(found)
+
+    def worth(self, results: Sequence[Seen], history: Sequence[Seen]) -> list[float]:
+        """By the model, which has seen all recipes, so that one lucky measurement does not win."""
+        if not results:
+            return []
+        self.learn(history)
+        self._blame = _blame(history)
+        recipes = [one.recipe for one in results]
+        mean, _ = self.gain.estimate(recipes)
+        chance = self._chance(recipes)
+        # Of quality a recipe's own images say more than those of recipes like it.
+        own = [chance_of(one) if one.slack is not None else float(chance[k]) for k, one in enumerate(results)]
+        return [
+            float(gain) * probability - _WORTH_OF_LESS * len(recipe.techniques)
+            for gain, probability, recipe in zip(mean, own, recipes, strict=True)
+        ]
+
+    def _is_known_but_for_one(self, recipe: Recipe) -> bool:
+        """Whether at most one of its options is new, or as many as were measured together elsewhere.
+
+        In every second batch what is new and changes the picture comes alone, so that what it does to quality is
+        seen; in the others it comes on top of what is good already.
+        """
+        new = texts_of(recipe) - self._tested
+        if len(new) > 1:
+            return any(new <= ran for ran in self._ran)
+        is_alone = len(texts_of(recipe) - texts_of(self.space.base())) == 1
+        changes = any(technique.text in new and not technique.same_picture for technique in recipe)
+        if self._alone and changes and not is_alone:
+            return False
+        return all(
+            technique.name in self._tested_names
+            or technique.text in self._tested
+            or technique.text in self._reported
+            or is_usual(technique)
+            for technique in recipe
+        )
+
+    def _draw(self, recipes: list[Recipe]) -> Array:
+        found: Array = self.gain.draw(recipes, self.rng) + np.log(self._chance(recipes))
+        return found - 100.0 * self._unknown(recipes)
+
+    def _score(self, recipes: list[Recipe], best: float) -> Array:
+        mean, sd = self.gain.estimate(recipes)
+        found: Array = improvement(mean, sd, best) * self._chance(recipes)
+        if self.seconds_of is not None:
+            seconds = np.array([self.seconds_of(recipe) for recipe in recipes])
+            found = np.where(seconds > self.most_s(), 0.0, found / seconds)
+        return found - 100.0 * self._unknown(recipes)
+
+    def _unknown(self, recipes: list[Recipe]) -> Array:
+        return np.array([0.0 if self._is_known_but_for_one(recipe) else 1.0 for recipe in recipes])
+
+    def _chance(self, recipes: list[Recipe]) -> Array:
+        """Return the probability that each recipe runs and keeps the limits, at least a millionth."""
+        chance = np.array([_runs(recipe, self._blame) for recipe in recipes])
+        mean, sd = self.slack.estimate(recipes)
+        if not self.space.wanted.same_picture_only:
+            chance *= normal((mean + _SLACK_AT_BEST) / sd)
+        limit = self.space.wanted.max_memory_bytes
+        if limit is not None and self._base_memory is not None:
+            mean, sd = self.memory.estimate(recipes)
+            chance *= normal((math.log(limit) - self._base_memory - mean) / sd)
+        found: Array = np.maximum(chance, 1e-6)
+        return found
+
+
+@lru_cache(maxsize=100_000)
+def texts_of(recipe: Recipe) -> frozenset[str]:
+    """Return the texts of a recipe's techniques."""
+    return frozenset(technique.text for technique in recipe)
+
+
+@lru_cache(maxsize=10_000)
+def _parts_of(technique: Technique) -> frozenset[str]:
+    """Return the texts of a technique aimed at each of its several components: so it has run, too."""
+    if len(technique.targets) < 2:
+        return frozenset()
+    kind = type(technique)
+    return frozenset(kind(**technique.values, targets=(target,)).text for target in technique.targets)
+
+
+def _tries_the_same(recipe: Recipe, other: Recipe, tested: set[str]) -> bool:
+    """Whether both would be the first to try an option of the same technique: one of them tells about both."""
+    mine = {technique.name for technique in recipe if technique.text not in tested}
+    return any(technique.name in mine for technique in other if technique.text not in tested)
+
+
+def improvement(mean: Array, sd: Array, best: float) -> Array:
+    """Return the expected improvement over `best` of normally distributed values."""
+    z = (mean - best) / sd
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    found: Array = (mean - best) * normal(z) + sd * density
+    return np.maximum(found, 0.0)
+
+
+def normal(z: Array) -> Array:
+    return np.array([0.5 * (1 + math.erf(float(x) / math.sqrt(2))) for x in np.atleast_1d(z)])
+
+
+def _clipped(slack: float) -> float:
+    return min(max(slack, -0.3), _SLACK_AT_BEST)
+
+
+def _blame(history: Sequence[Seen]) -> dict[frozenset[str], float]:
+    """Return which techniques, alone or in pairs, probably make recipes fail, with the probability."""
+    good: set[frozenset[str]] = set()
+    for one in history:
+        if one.is_measured:
+            good |= _parts(one.recipe)
+    blame: dict[frozenset[str], float] = {}
+    for one in history:
+        if one.is_measured or one.outcome in (Outcome.FAILED_QUALITY, Outcome.OUT_OF_MEMORY):
+            continue
+        suspects = _parts(one.recipe) - good
+        for part in suspects:
+            weight = 0.5 if one.outcome in _NOT_YET else 1.0
+            blame[part] = max(blame.get(part, 0.0), 0.9 * weight / len(suspects))
+    return blame
+
+
+def _parts(recipe: Recipe) -> set[frozenset[str]]:
+    texts = texts_of(recipe)
+    return {frozenset((a, b)) for a in texts for b in texts}
+
+
+def _runs(recipe: Recipe, blame: dict[frozenset[str], float]) -> float:
+    found = 1.0
+    if blame:
+        for part in _parts(recipe):
+            found *= 1 - blame.get(part, 0.0)
+    return found

@@ -1,0 +1,115 @@
+"""How long measurements take: what a trial and the final cost, before they are begun.
+
+Estimates are made of the baseline's seconds, of recipes' own where they were measured, and of what rounds took beyond
+their calls.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vivace.contract import Technique, Trait
+from vivace.recipes.recipe import Recipe
+from vivace.tuning.seen import Seen
+from vivace.tuning.space import is_worth_tuning
+
+WARM_UP = 2
+SCREENING = 3  # timed calls
+_MOST_REPEATS, _FEWEST_REPEATS = 6, 3
+_LONG_S = 15.0  # of the baseline's timed calls in a round of the final: slow calls are steady, so fewer do
+_USUAL_OVERHEAD_S = 2.0
+_WARM = 0.5  # of a first call, where the compiler may have kept its code
+
+# Cold first calls of FLUX.1 [dev] on one H200 (results/techniques-flux-dev-compiling.json): whole 51 to 107 s, by its
+# blocks 15 s. Where a CPU compiles a small model for itself it takes 9 to 46 s a graph, and more on a busy one.
+_COMPILING_S = {"whole": 80.0, "blocks": 18.0, "other": 20.0}
+_ON_A_CPU = 2.0
+_UNUSUAL = 4.0  # modes that nobody thinks worth tuning: they try out kernels
+
+
+@dataclass
+class Pace:
+    """Estimates seconds of trials and finals.
+
+    Attributes:
+        batch: images of a call.
+        base_s: of one call of the baseline, at full steps.
+        few_s: of one with the few steps of a screening; None where screening takes all steps.
+        overhead_s: what rounds took beyond their calls: starting and loading.
+    """
+
+    on_gpu: bool
+    batch: int = 1
+    base_s: float = 1.0
+    few_s: float | None = None
+    overhead_s: list[float] = field(default_factory=list)
+    _compiled_s: dict[frozenset[Technique], float] = field(default_factory=dict)
+    _first_s: dict[Recipe, float] = field(default_factory=dict)
+
+    @property
+    def repeats(self) -> int:
+        """Timed calls of each round of the final."""
+        return max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(_LONG_S / max(self.base_s, 1e-3))))
+
+    def of_round(self) -> float:
+        """Return the usual seconds of a round beyond its calls."""
+        return statistics.mean(self.overhead_s[-5:]) if self.overhead_s else _USUAL_OVERHEAD_S
+
+    def of_compiling(self, recipe: Recipe) -> float:
+        """Return about how much longer the first call of a recipe takes, for what the compiler has not seen yet."""
+        found = 0.0
+        for technique in recipe:
+            if Trait.COMPILED not in technique.provides:
+                continue
+            for component in technique.targets or ("denoiser",):
+                kind = "whole" if Trait.COMPILED_WHOLE in technique.provides else "blocks"
+                seconds = _COMPILING_S[kind if component == "denoiser" else "other"]
+                found += seconds if is_worth_tuning(technique) else _UNUSUAL * seconds
+        if not found:
+            return 0.0
+        if recipe in self._first_s:
+            return self._first_s[recipe]
+        found *= 1.0 if self.on_gpu else _ON_A_CPU
+        known = self._compiled_s.get(_compiled(recipe))
+        return found if known is None else max(known, found / 4)
+
+    def of_trial(self, recipe: Recipe) -> float:
+        """Return about how long a screening takes."""
+        call_s = self.base_s if self.few_s is None or not recipe.same_picture else self.few_s
+        return self.of_round() + (SCREENING + WARM_UP) * call_s + self.of_compiling(recipe)
+
+    def of_final(self, finalists: Sequence[Seen], rounds: int, images: int) -> float:
+        """Return about how long a final takes.
+
+        Args:
+            images: that are drawn of each recipe for its quality; 0 if quality is not judged.
+        """
+        calls = rounds * (self.repeats + WARM_UP) + max(0.0, images / self.batch - self.repeats)
+        each = [self.base_s, *(self.batch * one.seconds if one.seconds else self.base_s for one in finalists)]
+        firsts = [
+            (one.first_call_s or 0.0) - seconds for one, seconds in zip(finalists, each[1:], strict=True)
+        ]
+        noise_floor = 6 * self.base_s if images else 0.0
+        total = sum(calls * seconds for seconds in each) + noise_floor
+        total += _WARM * rounds * sum(max(0.0, first) for first in firsts)
+        return total + rounds * len(each) * self.of_round()
+
+    def note(self, calls_s: float, rounds: int, seconds: float) -> None:
+        """Take in how long a comparison took, of which so many seconds were its calls."""
+        if rounds and seconds > calls_s:  # else the rounds were stored already
+            self.overhead_s.append((seconds - calls_s) / rounds)
+
+    def learn(self, found: Sequence[Seen]) -> None:
+        """Take in the first calls of compiled recipes: the compiler keeps its code."""
+        for one in found:
+            if one.first_call_s is not None and one.seconds is not None and _compiled(one.recipe):
+                seconds = max(0.0, one.first_call_s - self.batch * one.seconds)
+                self._compiled_s[_compiled(one.recipe)] = seconds
+                self._first_s[one.recipe] = seconds
+
+
+def _compiled(recipe: Recipe) -> frozenset[Technique]:
+    """Return the techniques that compile."""
+    return frozenset(technique for technique in recipe if Trait.COMPILED in technique.provides)

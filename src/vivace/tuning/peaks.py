@@ -1,0 +1,57 @@
+"""The peaks that `vivace plan` predicts of recipes, asked once each, and what can be said where it predicts none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from vivace.recipes.recipe import Recipe
+
+Predict = Callable[[Sequence[Recipe]], Sequence[float | None]]
+
+
+@dataclass
+class Peaks:
+    """Predicted peaks on one GPU.
+
+    Attributes:
+        predict: returns bytes of each recipe; None where there is no prediction.
+        known: what was asked so far.
+    """
+
+    predict: Predict
+    known: dict[Recipe, float | None] = field(default_factory=dict)
+
+    def ask(self, recipes: Sequence[Recipe]) -> None:
+        """Predict what is missing, all at once: starting the process that does it is most of the time."""
+        missing = [recipe for recipe in dict.fromkeys(recipes) if recipe not in self.known]
+        if missing:
+            self.known.update(zip(missing, self.predict(missing), strict=True))
+
+    def of(self, recipe: Recipe) -> float | None:
+        """Return the predicted peak; None if there is none."""
+        self.ask([recipe])
+        return self.known[recipe]
+
+    def least(self, recipes: Sequence[Recipe]) -> list[float | None]:
+        """Return the peak of each recipe, or a lower bound of it; None if nothing is known.
+
+        Some techniques have no prediction, such as captured graphs. Unless they save memory, the recipe takes no less
+        than it takes without them.
+        """
+        self.ask(recipes)
+        singles = {
+            technique: Recipe((technique,))
+            for recipe in recipes
+            if self.known[recipe] is None
+            for technique in recipe
+            if not technique.memory_advice.saving
+        }
+        self.ask(list(singles.values()))
+        without = {
+            recipe: Recipe(tuple(t for t in recipe if t not in singles or self.known[singles[t]] is not None))
+            for recipe in recipes
+            if self.known[recipe] is None
+        }
+        self.ask(list(without.values()))
+        return [self.known[without.get(recipe, recipe)] for recipe in recipes]
