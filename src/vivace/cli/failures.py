@@ -27,8 +27,7 @@ def status_of(command: Callable[[], object], *, debug: Callable[[], bool] = lamb
     except click.exceptions.Abort:
         return INTERRUPTED
     except click.ClickException as error:
-        _add_hint(error)
-        error.show()
+        _hinted(error).show()
         return error.exit_code
     except KeyboardInterrupt:
         click.echo("\nvivace: interrupted", err=True)
@@ -60,13 +59,15 @@ def check_arguments(arguments: list[str]) -> None:
             ) from None
 
 
-def _add_hint(error: click.ClickException) -> None:
+def _hinted(error: click.ClickException) -> click.ClickException:
     """Say how the model is given, where it was given as an argument to a command that takes it as an option."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or not error.message.startswith("Got unexpected extra argument"):
-        return
-    if any("--model" in parameter.opts for parameter in context.command.params):
-        error.message += f". {context.command.name} takes the model as an option: --model NAME"
+        return error
+    if not any("--model" in parameter.opts for parameter in context.command.params):
+        return error
+    hint = f"{context.command.name} takes the model as an option: --model NAME"
+    return click.UsageError(f"{error.message.rstrip('.')}. {hint}", context)
 
 
 def _explained(error: Exception) -> tuple[str | None, int]:
