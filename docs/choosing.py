@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import every_technique, several_gpus, skipped_work
+from benchmarks import every_model, every_technique, several_gpus, skipped_work
 from benchmarks.every_technique import full_length, key_of, read_records, rows_with_baselines
 from benchmarks.skipped_work import read_operations
 from benchmarks.step_curves import STEPS
@@ -17,8 +17,8 @@ from docs.several_gpus import soonest
 from docs.skipped_work import skipping_of
 from docs.step_curves import Against, Family, Point, families
 from docs.techniques_measured import Line, lines_of
-from vivace.report.rows import Row
-from vivace.report.summary import ratio, size
+from vivace.report.rows import Row, rows_of
+from vivace.report.summary import ratio, seconds, size
 from vivace.spec.recipe import BASELINE
 from vivace.stats import Gate, Verdict
 
@@ -137,7 +137,35 @@ def _same_picture(name: str, results: Path) -> list[str]:
         lines.append(
             f"- **{name}, less memory** (baseline peak {size(memory.peak_bytes)}): {told or 'none of those measured'}."
         )
-    return lines
+    return lines + _fused(name, results)
+
+
+def _fused(name: str, results: Path) -> list[str]:
+    """Name the fastest fused recipe that keeps the image, from the record of fused FLUX, if there is one."""
+    record = results / f"flux-fused-{name}.json"
+    if not record.exists():
+        return []
+    rows = [
+        row for row in rows_of(list(every_model.read_records(record).values())) if row.latency is not None
+    ]
+    fused = [row for row in rows if row.record.trial.recipe.same_picture and row.recipe.startswith("fused")]
+    compiled = [row for row in rows if "fused" not in row.recipe]
+    if not fused or not compiled:
+        return []
+
+    def time_of(row: Row) -> float:
+        assert row.latency is not None
+        return row.latency.median.point
+
+    def cards(row: Row) -> set[object]:
+        return {(round_.conditions or {}).get("gpu_uuid") for round_ in row.record.rounds}
+
+    best, other = min(fused, key=time_of), min(compiled, key=time_of)
+    where = "" if cards(best) == cards(other) else ", on another card of the kind"
+    return [
+        f"- **{name} on Hopper, faster still:** `{best.recipe}` {seconds(time_of(best))} an image, with prompts "
+        f"encoded before; `{other.recipe}` {seconds(time_of(other))}{where} ([how](performance/flux.md))."
+    ]
 
 
 def _worthwhile(smaller: Sequence[Line], peak: int) -> list[Line]:

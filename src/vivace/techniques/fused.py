@@ -3,18 +3,18 @@
 Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neither matmul nor attention: quantising,
     norms, modulation, GELU, rotary embedding, copies and gaps. Kernels of vivace's own take each of these in one pass
     over memory, together with its neighbours; the modulations of all steps are computed at once, before the first.
-Costs: other rounding than diffusers'; with fp8 also that of weights and activations, a scale for each row of both.
+Costs: other rounding than diffusers'; with fp8 also that of weights and activations, with one scale a tensor.
     `attention=fp8` rounds queries, keys, values and the softmax as well. The blocks are replaced, so adapters must be
     merged before, and techniques that work on blocks do not go with it.
-Needs: a FLUX transformer. On GPUs Triton, and for fp8 compute capability 8.9; `attention=fp8` needs Hopper and the
+Needs: a FLUX transformer. On GPUs Triton and cuBLASLt; fp8 compute capability 8.9; `attention=fp8` Hopper and the
     package nvidia-cudnn-frontend. Elsewhere plain PyTorch computes the same, which is right and slow.
 Source: Peebles and Xie, DiT (adaLN-Zero), arXiv 2212.09748; Micikevicius et al., FP8 Formats for Deep Learning, arXiv
     2209.05433; Shah et al., FlashAttention-3, arXiv 2407.08608 (attention in fp8). Kernels: vivace.kernels.
 
-Scales need no calibration: those of norms' outputs are taken from each row as it is written; queries and keys are
-bounded by their RMSNorm, values and the MLP's hidden channels by the norms of tokens and weights. e4m3 has an exponent
-of its own, so a bound that is a hundred times too large costs it nothing.
-A step still launches about 800 kernels; `cuda_graph` replays them in one.
+Scales need no calibration: norms' outputs, queries and keys are bounded by their norms, values and the MLP's hidden
+channels by those of tokens and weights. e4m3 has an exponent of its own, so a bound that is a hundred times too large
+costs it nothing.
+A step still launches about 500 kernels; `cuda_graph` replays them in one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Fused(Technique):
 
     @property
     def arithmetic(self) -> Arithmetic:
-        weights = {"bf16": "in bf16", "fp8": "in fp8 (e4m3), a scale per output row"}[self.precision]
+        weights = {"bf16": "in bf16", "fp8": "in fp8 (e4m3), one scale a tensor"}[self.precision]
         return Arithmetic(weights, f"in {self.precision}")
 
     @property
