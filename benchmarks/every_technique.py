@@ -57,6 +57,7 @@ MOST_DRIFT = 1.1
 
 ALONE = (
     "inference_mode",
+    "gpu_postprocess",
     "channels_last",
     "fuse_qkv",
     "attention(efficient)",

@@ -14,9 +14,9 @@ from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
 from vivace.tuning.priors import SAME, Source
-from vivace.tuning.samplers import chance_of, floor_of, value_of
 from vivace.tuning.seen import Seen, latest
 from vivace.tuning.space import Space, is_usual
+from vivace.tuning.worth import chance_of, floor_of, value_of
 
 _NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
 _SLACK_OF_CHANGES = Effect(-0.02, 0.08)

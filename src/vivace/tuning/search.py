@@ -14,10 +14,11 @@ from typing import Protocol
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
-from vivace.tuning.samplers import Sampler, chance_of, floor_of
+from vivace.tuning.samplers import Sampler
 from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space
 from vivace.tuning.wanted import Wanted
+from vivace.tuning.worth import chance_of, floor_of
 
 FINALISTS = 3
 """Recipes that are measured in the final beside the baseline: the pick and its rivals."""

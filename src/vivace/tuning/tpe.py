@@ -7,9 +7,9 @@ from typing import Any
 
 from vivace.errors import Unsupported
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.samplers import TRIES, AsMeasured, constraint_of, value_of, with_option
 from vivace.tuning.seen import Seen, latest
 from vivace.tuning.space import Space
+from vivace.tuning.worth import TRIES, AsMeasured, constraint_of, value_of, with_option
 
 
 class TpeSampler(AsMeasured):

@@ -194,7 +194,7 @@ def _each_prediction_once(monkeypatch: pytest.MonkeyPatch) -> None:
             raise found
         return found
 
-    monkeypatch.setattr(fit, "predict", once)
+    monkeypatch.setattr(fit, "predicted", once)
 
 
 @pytest.mark.soak
