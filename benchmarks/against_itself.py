@@ -5,8 +5,8 @@ python -m benchmarks.against_itself --quiet     50 without
 python -m benchmarks.against_itself --number N
 
 Every comparison is a `vivace.bench` of the baseline with itself: two rounds (A B, B A), each in a process of its own,
-timed until there are enough samples. The record, results/against-itself.json, is written after each comparison; the
-same command goes on. Each case has the machine's load before it: what else ran there shares the cores.
+with one thread, which needs no part of the busy core. The record, results/against-itself.json, is written after each
+comparison; the same command goes on. Each case has the machine's load before it: what else ran there shares the cores.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def compare(launcher: Launcher) -> Case:
             "tiny-sd",
             ["baseline", "baseline"],
             num_inference_steps=4,
-            timing=vivace.Timing(rounds=2, max_seconds=5),
+            timing=vivace.Timing(rounds=2, max_seconds=4, threads=1),
             quality=False,
             device="cpu",
             store=store,

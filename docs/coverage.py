@@ -128,9 +128,10 @@ def _for_real(record: Path) -> str:
         loads = [case["load"] for case in of]
         ratios = [case["ratio"] for case in of]
         told.append(
-            f"{len(of)} comparisons of tiny-sd's baseline with itself, two rounds, on {of[0]['cores']} CPU cores, "
-            f"{'one of them kept busy' if busy else 'none kept busy'}; other work ran there (load {min(loads):g} to "
-            f"{max(loads):g}). **{wrong} of {len(of)} were called faster or slower.** In {starved} a process got less "
+            f"{len(of)} comparisons of tiny-sd's baseline with itself, two rounds and one thread, on "
+            f"{of[0]['cores']} CPU cores, "
+            f"{'one of them kept busy' if busy else 'none kept busy'} (load {min(loads):g} to {max(loads):g}). "
+            f"**{wrong} of {len(of)} were called faster or slower.** In {starved} a process got less "
             f"than {LEAST_CPU_SHARE:.0%} of its threads' time, which alone makes the verdict *unclear*. The ratios "
             f"were {min(ratios):.2f} to {max(ratios):.2f}; {outside} of {len(of)} 95 % intervals do not contain 1."
         )
