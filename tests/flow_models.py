@@ -30,6 +30,7 @@ MODELS = (
     "qwen-image",
     "flux2-klein-4b",
     "flux2-dev",
+    "cogview4-6b",
 )
 EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509")
 """Models that edit a picture, of the same transformers or FLUX.1's."""

@@ -115,6 +115,9 @@ def _flow(name: str) -> dict[str, dict[str, Any]]:
             "vae": {"base_dim": 16},
             "text_encoder": _with_text(name, **text, rope_parameters=rope) | _MARKS,
         }
+    if pipeline == "CogView4Pipeline":
+        transformer = {"attention_head_dim": 32, "num_attention_heads": 2, "text_embed_dim": 64}
+        return {"transformer": transformer | {"time_embed_dim": 64}, "vae": _VAE, "text_encoder": _LANGUAGE}
     if pipeline == "Flux2KleinPipeline":
         return {"transformer": _FLUX2 | {"joint_attention_dim": 192}, "vae": _VAE, "text_encoder": _LANGUAGE}
     return {
@@ -197,6 +200,9 @@ def _few_blocks(name: str) -> dict[str, dict[str, Any]]:
     if pipeline in ("SanaPipeline", "SanaSprintPipeline"):
         layers = {f"{part}_layers_per_block": [1] * 6 for part in ("encoder", "decoder")}
         return {"transformer": {"num_layers": 2}, "vae": layers, "text_encoder": {"num_hidden_layers": 1}}
+    if pipeline == "CogView4Pipeline":
+        text = {"num_hidden_layers": 2, "pad_token_id": None}
+        return {"transformer": {"num_layers": 2}, "vae": one_layer, "text_encoder": text}
     if pipeline == "ZImagePipeline":
         return {
             "transformer": {"n_layers": 2, "n_refiner_layers": 1},

@@ -98,4 +98,4 @@ def test_the_contract_holds_for_it(source: Path) -> None:
 
 
 def test_the_family_that_it_shows_is_the_one_in_the_package() -> None:
-    assert block("py") == (PACKAGE / "families" / "flux2.py").read_text()
+    assert block("py") == (PACKAGE / "families" / "cogview4.py").read_text()

@@ -1,5 +1,6 @@
 """Families of models: what vivace knows of an architecture, as data. One file each."""
 
+from vivace.families.cogview4 import COGVIEW4
 from vivace.families.family import Blocks, Doubled, Family
 from vivace.families.flux import FLUX
 from vivace.families.flux2 import FLUX2
@@ -11,7 +12,7 @@ from vivace.families.z_image import Z_IMAGE
 
 __all__ = ["FAMILIES", "Blocks", "Doubled", "Family", "family_of", "family_of_pipeline"]
 
-FAMILIES: tuple[Family, ...] = (STABLE_DIFFUSION, FLUX, SD3, SANA, Z_IMAGE, QWEN_IMAGE, FLUX2)
+FAMILIES: tuple[Family, ...] = (STABLE_DIFFUSION, FLUX, SD3, SANA, Z_IMAGE, QWEN_IMAGE, FLUX2, COGVIEW4)
 
 
 def family_of(denoiser: object) -> Family | None:

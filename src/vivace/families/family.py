@@ -37,7 +37,9 @@ class Blocks:
             attention gets them, normed and modulated by the timestep.
         grid: rows and columns of the image's tokens, which come first, from the transformer and the arguments of its
             call.
-        with_text: whether blocks take the text's tokens by name, `encoder_hidden_states`, and return them first.
+        text: a block's argument that holds the text's tokens, by name or position; None where blocks take none, or get
+            them in one tensor with the image's.
+        returns_text_first: whether blocks return text and image, or image and text.
         joined: those of the chains whose blocks take and return text and image as one tensor, the text first, although
             those before them keep the two apart.
         added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
@@ -49,10 +51,31 @@ class Blocks:
     leaving: Watch
     modulated: Callable[[Any, Any, Arguments], torch.Tensor]
     grid: Callable[[Any, Arguments], tuple[int, int]]
-    with_text: bool = True
+    text: str | int | None = "encoder_hidden_states"
+    returns_text_first: bool = True
     joined: tuple[str, ...] = ()
     added_between: tuple[str, ...] = ()
     outside: str = ""
+
+    def text_of(self, call: Arguments) -> Any:
+        """Return the text's tokens that a block is given, or None."""
+        args, kwargs = call
+        if self.text is None:
+            return None
+        return kwargs[self.text] if isinstance(self.text, str) else args[self.text]
+
+    def returned(self, image: Any, text: Any) -> Any:
+        """Return what a block returns for these tokens; `text` is None where it returns the image's alone."""
+        if text is None:
+            return image
+        return (text, image) if self.returns_text_first else (image, text)
+
+    def taken(self, returned: Any) -> tuple[Any, Any]:
+        """Return the tokens of the image, and of the text or None, from what a block has returned."""
+        if not isinstance(returned, tuple):
+            return returned, None
+        first, second = returned
+        return (second, first) if self.returns_text_first else (first, second)
 
 
 @dataclass(frozen=True)

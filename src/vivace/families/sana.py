@@ -49,7 +49,7 @@ SANA = Family(
         leaving=input_of("norm_out"),
         modulated=_modulated,
         grid=grid_of_latents(_patch),
-        with_text=False,
+        text=None,
         added_between=("controlnet_block_samples",),
     ),
     doubled=Doubled(tensors=("prompt_embeds",), masks=("encoder_attention_mask",)),

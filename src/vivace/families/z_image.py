@@ -35,7 +35,7 @@ Z_IMAGE = Family(
         leaving=input_of("all_final_layer.2-1"),
         modulated=_modulated,
         grid=_grid,
-        with_text=False,
+        text=None,
         added_between=("controlnet_block_samples",),
         outside="the refining blocks",
     ),

@@ -56,6 +56,7 @@ MODEL_FLOPS = (
     ModelFlops("Qwen-Image-Edit-2509", r"qwen[ _-]?image[ _-]?edit.*2509", 332_528_651_550_720, 1024 * 1024),
     ModelFlops("Qwen-Image-Edit", r"qwen[ _-]?image[ _-]?edit(?!.*25\d\d)", 395_390_816_501_760, 1024 * 1024),
     ModelFlops("Qwen-Image", r"qwen[ _-]?image(?!.*(?:edit|layered|25\d\d))", 136_353_835_204_608, 1024 * 1024),
+    ModelFlops("CogView4", r"cogview[ _-]?4", 108_245_923_397_632, 1024 * 1024),
     ModelFlops("Z-Image-Turbo", r"z[ _-]?image[ _-]?turbo", 55_120_597_221_376, 1024 * 1024),
     ModelFlops("SD 3.5 Large", r"(?:sd|diffusion)[ -]?3\.?5[ -]?large(?!.*turbo)", 62_242_229_815_296, 1024 * 1024),
     ModelFlops("SD 3.5 Medium", r"(?:sd|diffusion)[ -]?3\.?5[ -]?medium", 22_499_147_415_552, 1024 * 1024),

@@ -84,6 +84,9 @@ MISTRAL_SMALL_24B = of_transformers(
 # google/gemma-2-2b-it without its head, as text_encoder of Sana. Its configuration is the class's default.
 GEMMA2_2B = of_transformers("Gemma2Model", vocab_size=256000, hidden_size=2304, num_hidden_layers=26)
 
+# THUDM/glm-4-9b-hf without its head, as text_encoder of CogView4. Its configuration is the class's default.
+GLM4_9B = of_transformers("GlmModel", vocab_size=151552, hidden_size=4096, num_hidden_layers=40)
+
 # --- VAEs -----------------------------------------------------------------------------------------------------------
 
 # stabilityai/stable-diffusion-3.5-large, -medium
@@ -117,6 +120,19 @@ SANA_VAE = of_diffusers(
 QWEN_IMAGE_VAE = of_diffusers("AutoencoderKLQwenImage", base_dim=96, z_dim=16)
 # black-forest-labs/FLUX.2-dev: 32 channels, normalised by running statistics where others have a scaling factor.
 FLUX2_VAE = of_diffusers("AutoencoderKLFlux2", **KL, sample_size=1024, latent_channels=32)
+
+# THUDM/CogView4-6B, as in convert_cogview4_to_diffusers.py.
+COGVIEW4_VAE = of_diffusers(
+    "AutoencoderKL",
+    **KL | {"block_out_channels": [128, 512, 1024, 1024], "layers_per_block": 3},
+    sample_size=1024,
+    latent_channels=16,
+    scaling_factor=1.0,
+    force_upcast=True,
+    use_quant_conv=False,
+    use_post_quant_conv=False,
+    mid_block_add_attention=False,
+)
 
 # --- denoisers ------------------------------------------------------------------------------------------------------
 
@@ -175,6 +191,11 @@ FLUX2_KLEIN_9B = of_diffusers(
     guidance_embeds=False,
 )
 
+# THUDM/CogView4-6B, as in the same script.
+COGVIEW4 = of_diffusers(
+    "CogView4Transformer2DModel", num_layers=28, num_attention_heads=32, attention_head_dim=128
+)
+
 # --- schedulers -----------------------------------------------------------------------------------------------------
 
 _FLOW = "FlowMatchEulerDiscreteScheduler"
@@ -188,6 +209,10 @@ _SANA_FLOW = of_diffusers(
     "DPMSolverMultistepScheduler", prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
 )
 _SCM = of_diffusers("SCMScheduler")
+# Its pipeline computes the shift from the number of tokens.
+_COGVIEW4_FLOW = of_diffusers(
+    _FLOW, base_shift=0.25, max_shift=0.75, use_dynamic_shifting=True, time_shift_type="linear"
+)
 
 # --- models ---------------------------------------------------------------------------------------------------------
 
@@ -285,5 +310,12 @@ FLOW_ARCHITECTURES: tuple[Architecture, ...] = (
         {"transformer": FLUX2_DEV, "vae": FLUX2_VAE, "text_encoder": MISTRAL_SMALL_24B},
         _FLUX2_FLOW,
         {"text_encoder": 512},
+    ),
+    _model(
+        "cogview4-6b",
+        "CogView4Pipeline",
+        {"transformer": COGVIEW4, "vae": COGVIEW4_VAE, "text_encoder": GLM4_9B},
+        _COGVIEW4_FLOW,
+        {"text_encoder": 1024},
     ),
 )

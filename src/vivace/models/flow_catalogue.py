@@ -180,4 +180,14 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
         num_inference_steps=50,
         guidance_scale=4.0,
     ),
+    # Steps and guidance from diffusers' example.
+    _entry(
+        "cogview4-6b",
+        "CogView4, 6 B parameters, guidance in a second call, prompts in English or Chinese",
+        "CogView4Pipeline",
+        Hub(repo="THUDM/CogView4-6B", download_bytes=31_140_000_000),
+        licence="Apache-2.0",
+        num_inference_steps=50,
+        guidance_scale=3.5,
+    ),
 )

@@ -3,7 +3,7 @@
 As `vivace.models.hashed_tokenizer`, with what pipelines ask of a language model's tokenizer: the chat template, and
 single tokens for its marks ("<|im_start|>"). A template is written here in the form of the published one; only the
 number of its tokens matters, since ids are hashes. Checked: Qwen-Image drops the first 34 tokens of each prompt, which
-is as long as its template is here; of the 64 of Qwen-Image-Edit three are two tokens each here. Mistral pads on
+is as long as its template is here; of the 64 of Qwen-Image-Edit three are two tokens each here. Mistral and GLM pad on
 the left when published; here every tokenizer pads on the right, which takes the same time.
 """
 
@@ -44,7 +44,7 @@ class HashedChatTokenizer:
     Attributes:
         model_max_length: number of tokens to which a prompt is truncated or padded where the call names none.
         first_word, last_word: the range of word ids, both included.
-        start: id of the start token, or None (Qwen).
+        start: ids that begin every text; none of Qwen, two of GLM.
         padding: id of the padding token.
         template: the text of a conversation, from its messages and whether a reply without thinking is to follow.
         padding_side: set by pipelines, and ignored: padding is on the right.
@@ -53,7 +53,7 @@ class HashedChatTokenizer:
     model_max_length: int
     first_word: int
     last_word: int
-    start: int | None
+    start: tuple[int, ...]
     padding: int
     template: Callable[[list[Message], bool], str] | None = None
     padding_side: str = "right"
@@ -85,7 +85,7 @@ class HashedChatTokenizer:
     def encode(self, text: str) -> list[int]:
         count = self.last_word - self.first_word + 1
         words = [self.first_word + zlib.crc32(token.encode()) % count for token in self.tokenize(text)]
-        return words if self.start is None else [self.start, *words]
+        return [*self.start, *words]
 
     def tokenize(self, text: str) -> list[str]:
         return _TOKENS.findall(text)
@@ -103,6 +103,10 @@ class HashedChatTokenizer:
         if not tokenize:
             return self.template(messages, enable_thinking)
         return self([self.template(one, enable_thinking) for one in messages], **call)
+
+    @property
+    def pad_token_id(self) -> int:
+        return self.padding
 
     def batch_decode(self, rows: Any, **_: Any) -> list[str]:
         """Return the ids as text, since hashes cannot be inverted."""
@@ -132,7 +136,7 @@ def chat_tokenizer_for(config: Any, length: int) -> HashedChatTokenizer | None:
     """Return the tokenizer for a language model's config, or None if it is no language model.
 
     Args:
-        config: of Qwen3, Qwen2.5-VL, Gemma 2 or Mistral 3, as transformers has it.
+        config: of Qwen3, Qwen2.5-VL, Gemma 2, GLM or Mistral 3, as transformers has it.
         length: number of tokens per prompt.
     """
     text = getattr(config, "text_config", config)
@@ -142,9 +146,13 @@ def chat_tokenizer_for(config: Any, length: int) -> HashedChatTokenizer | None:
     if kind in ("qwen3", "qwen2_5_vl"):
         # No word may have the id that stands for a token of a picture.
         last = min(last, getattr(config, "vision_start_token_id", last + 1) - 1)
-        return HashedChatTokenizer(length, 0, last, start=None, padding=0, template=_qwen)
+        return HashedChatTokenizer(length, 0, last, start=(), padding=0, template=_qwen)
     if kind == "mistral3":
-        return HashedChatTokenizer(length, 20, last, start=1, padding=11, template=_mistral)
+        return HashedChatTokenizer(length, 20, last, start=(1,), padding=11, template=_mistral)
     if kind == "gemma2":
-        return HashedChatTokenizer(length, 5, last, start=2, padding=0)
+        return HashedChatTokenizer(length, 5, last, start=(2,), padding=0)
+    if kind == "glm":
+        # Its marks, among them the two that begin a text and the padding, are behind 151,329 words.
+        words = last + 1 - 223 if text.vocab_size > 100_000 else last - 2
+        return HashedChatTokenizer(length, 0, words - 1, start=(words + 2, words + 1), padding=words)
     return None

@@ -60,6 +60,18 @@ def _qwen_image(transformer: Any) -> Rules:
     ]
 
 
+def _cogview4(transformer: Any) -> Rules:
+    last = 1 / (MODULATION * math.sqrt(2 * transformer.config.num_layers))
+    return [
+        (r"condition_embedder\.linear_1", SINUSOID),
+        *_embedders(2),
+        (r"norm(1|_out)\.linear", MODULATION * SILU),
+        (r"ff\.net\.2", GELU * last),
+        (r"to_out\.0", last),
+        (r"to_[qkv]\.|ff\.net\.0|^proj_out", MODULATED**-0.5),
+    ]
+
+
 def _flux2(transformer: Any) -> Rules:
     config = transformer.config
     last = 1 / (MODULATION * math.sqrt(2 * config.num_layers + config.num_single_layers))
@@ -167,9 +179,11 @@ RULES: dict[str, Callable[[Any], Rules]] = {
     "ZImageTransformer2DModel": _z_image,
     "QwenImageTransformer2DModel": _qwen_image,
     "Flux2Transformer2DModel": _flux2,
+    "CogView4Transformer2DModel": _cogview4,
     "AutoencoderDC": _dc_vae,
     "AutoencoderKLQwenImage": _qwen_vae,
     "Gemma2Model": _gemma2,
+    "GlmModel": _language_model,
     "Qwen3Model": _language_model,
     "Qwen3ForCausalLM": _language_model,
     "Qwen2_5_VLForConditionalGeneration": _language_model,

@@ -68,13 +68,13 @@ def residual_forwards(transformer: Any) -> StepForwards:
     class AddResidual(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             image = args[0] if args else kwargs["hidden_states"]
-            return _returned(blocks, kwargs, image + passing.residual)
+            return blocks.returned(image + passing.residual, blocks.text_of((args, kwargs)))
 
     class Modulate(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             image = args[0] if args else kwargs["hidden_states"]
             passing.modulated = blocks.modulated(first, image, (args, kwargs))
-            return _returned(blocks, kwargs, image)
+            return blocks.returned(image, blocks.text_of((args, kwargs)))
 
     def entered(tokens: Any) -> None:
         passing.entering = tokens
@@ -111,11 +111,6 @@ def residual_forwards(transformer: Any) -> StepForwards:
         return modulated
 
     return StepForwards(compute, reuse, look)
-
-
-def _returned(blocks: Blocks, kwargs: dict[str, Any], image: Any) -> Any:
-    """What a block returns."""
-    return (kwargs["encoder_hidden_states"], image) if blocks.with_text else image
 
 
 def _without_extras(blocks: Blocks, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -107,13 +107,13 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
                     *(tensor + residual for tensor, residual in added),
                     *tokens[len(passing.residual) :],
                 )
-                returned = _returned(tokens)
+                returned = _returned(blocks, tokens)
             else:
-                returned = _returned(tokens)
+                returned = _returned(blocks, tokens)
             if self.ends_first:
                 passing.first = returned
             if self.leaves:
-                passing.leaving = _taken(returned)
+                passing.leaving = _taken(blocks, returned)
             return returned
 
     def entering() -> Tokens:
@@ -168,7 +168,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
     def look(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
         run("look", args, kwargs)
         begin = _joined(passing.begin) if joins_in_first else passing.begin
-        added, returned = _taken(passing.first)[0] - begin[0], passing.first
+        added, returned = _taken(blocks, passing.first)[0] - begin[0], passing.first
         passing.clear()
         return added, returned
 
@@ -191,19 +191,19 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
 def _given(blocks: Blocks, joined: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tokens:
     """The tokens that a block is given."""
     image = args[0] if args else kwargs["hidden_states"]
-    return (image,) if joined or not blocks.with_text else (image, kwargs["encoder_hidden_states"])
+    text = None if joined else blocks.text_of((args, kwargs))
+    return (image,) if text is None else (image, text)
 
 
-def _returned(tokens: Tokens) -> Any:
-    """What a block returns: the text first, if it has both."""
-    return tokens[0] if len(tokens) == 1 else (tokens[1], tokens[0])
+def _returned(blocks: Blocks, tokens: Tokens) -> Any:
+    """What a block returns."""
+    image, text = (*tokens, None)[:2]
+    return blocks.returned(image, text)
 
 
-def _taken(returned: Any) -> Tokens:
+def _taken(blocks: Blocks, returned: Any) -> Tokens:
     """The tokens that a block has returned. SD3's last one returns no text."""
-    if not isinstance(returned, tuple):
-        return (returned,)
-    text, image = returned
+    image, text = blocks.taken(returned)
     return (image,) if text is None else (image, text)
 
 

@@ -5,9 +5,9 @@ Why: guidance runs the denoiser on two branches, but late steps only add detail 
 Costs: another image; with an early cutoff it follows the prompt less. If the two branches are one doubled batch (SD,
     SDXL), the denoiser gets a second batch size, so `compile` compiles twice (both in the warm-up).
 Needs: a pipeline that runs guidance as a doubled batch (SD, SDXL, SD 3.5, Sana, Z-Image), or as two calls with cache
-    contexts, the conditional one first: Qwen-Image, FLUX.2 [klein]'s base models, and FLUX's true CFG,
-    `guidance(3.5, true_cfg=4)` or `true_cfg_scale` and a negative prompt in the call. Distilled guidance, as in FLUX,
-    is an input of a single call, so nothing can be cut.
+    contexts, the conditional one first: Qwen-Image, CogView4, FLUX.2 [klein]'s base models, and FLUX's true
+    CFG, `guidance(3.5, true_cfg=4)` or `true_cfg_scale` and a negative prompt in the call. Distilled guidance, as in
+    FLUX, is an input of a single call, so nothing can be cut.
 Source: Kynkaanniemi et al., Applying Guidance in a Limited Interval, arXiv 2404.07724; the idea of cutting late
     guidance for speed is common in the field.
 

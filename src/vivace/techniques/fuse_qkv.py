@@ -93,7 +93,7 @@ class FuseQkv(Technique):
         if not changed:
             if num_fused_before:
                 raise NoEffect("the projections are fused already", already_so=True)
-            raise NoEffect(f"no attention with separate projections in {', '.join(self.targets)}")
+            raise NoEffect(f"no attention that diffusers can fuse in {', '.join(self.targets)}")
         return Effect(changed=changed)
 
     def script(self, target: Target) -> Script:

@@ -22,6 +22,7 @@ ATTENTION = {
     "SD3Transformer2DModel": "attn",
     "SanaTransformer2DModel": "attn1",
     "ZImageTransformer2DModel": "attention",
+    "CogView4Transformer2DModel": "attn1",
 }
 TOKENS = {"sana-1600m": 4 * 4, "sana-sprint-1600m": 4 * 4}
 """Of an image of SIDE pixels; the others have one for 16 pixels."""

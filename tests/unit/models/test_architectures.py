@@ -23,11 +23,13 @@ from vivace.models.architectures import (
     Component,
 )
 from vivace.models.flow_architectures import (
+    COGVIEW4,
     FLUX2_DEV,
     FLUX2_KLEIN_4B,
     FLUX2_KLEIN_9B,
     FLUX2_VAE,
     GEMMA2_2B,
+    GLM4_9B,
     MISTRAL_SMALL_24B,
     QWEN3_8B,
     QWEN25_VL_7B,
@@ -84,6 +86,8 @@ def test_every_model_of_the_studies_has_an_architecture() -> None:
         (QWEN25_VL_7B, 8292.166656),
         (MISTRAL_SMALL_24B, 24011.36128),
         (GEMMA2_2B, 2614.341888),
+        (COGVIEW4, 6369.1),  # 6 B
+        (GLM4_9B, 9399.951360 - 151552 * 4096 / 1e6),  # published with a head
     ],
     ids=lambda value: value.class_name if isinstance(value, Component) else None,
 )

@@ -76,7 +76,7 @@ def test_what_cannot_be_fused_is_said_in_words() -> None:
     vivace.apply(pipe, "int8")
     with pytest.raises(Unsupported, match="quantised weights cannot be fused"):
         vivace.apply(pipe, "fuse_qkv")
-    with pytest.raises(NoEffect, match="no attention with separate projections in vae"):
+    with pytest.raises(NoEffect, match="no attention that diffusers can fuse in vae"):
         vivace.load("tiny-sd", "tiny_vae+fuse_qkv@vae")
 
     class Adapter:
