@@ -13,6 +13,7 @@ from benchmarks.every_model import plan_file, read_records
 from benchmarks.overhead import ratios, read_cases
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
+from vivace.recipes.resolve import resolve
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS, Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.environment import Environment
@@ -46,14 +47,21 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
         "other. Times and memory are those of the real model; images mean nothing, so quality is not judged.\n",
         *conditions_of(records.values()),
         f"- {_workload([row for rows in _tables(records) for row in rows])}\n",
-        f"| {' | '.join(headings)} |",
-        "|" + " --- |" * len(headings),
     ]
     tables = _tables(records)
-    for rows in tables:
-        lines += [f"| {' | '.join(_cells(row, number == 0, predicted))} |" for number, row in enumerate(rows)]
+    lines += _at_a_glance(tables)
+    for purpose in _PURPOSES:
+        of_it = [rows for rows in tables if _purpose(rows[0]) == purpose]
+        if of_it:
+            lines += [f"## {purpose}\n", f"| {' | '.join(headings)} |", "|" + " --- |" * len(headings)]
+        for rows in of_it:
+            lines += [
+                f"| {' | '.join(_cells(row, number == 0, predicted))} |" for number, row in enumerate(rows)
+            ]
+        lines += [""] if of_it else []
+    lines.append("## How to read this\n")
     notes = _notes(tables)
-    lines += ["", *notes, *([""] if notes else [])]
+    lines += [*notes, *([""] if notes else [])]
     lines.append(
         "The interval covers the timed calls, not other processes or days. *Built in*: the time to make random "
         "weights on the GPU; loading real ones from disk takes longer. *First call*: includes compilation; short "
@@ -112,6 +120,54 @@ def _tables(records: dict[Any, Any]) -> list[list[Row]]:
     return [rows_of(list(group)) for _, group in groupby(found, key=lambda record: record.trial.model.name)]
 
 
+_MANY, _FEW, _EDITS = "Text to image, many steps", "Text to image, ten steps or fewer", "Models that edit"
+_PURPOSES = (_MANY, _FEW, _EDITS)
+_FEW_STEPS = 10
+
+
+def _purpose(row: Row) -> str:
+    if row.record.trial.workload.task == "edit":
+        return _EDITS
+    return _FEW if CATALOGUE[_plain(row.model)].num_inference_steps <= _FEW_STEPS else _MANY
+
+
+def _at_a_glance(tables: Sequence[list[Row]]) -> list[str]:
+    """Return a table with one line a model: its baseline, and the fastest recipe that computes every step."""
+    lines = [
+        "## At a glance\n",
+        "Of each model the baseline and the fastest recipe measured that leaves out no step's work: weights in eight "
+        "bits count, step caches do not, since what they cost in quality cannot be seen with random weights.\n",
+        "| model | steps | baseline | peak | fastest | s/image | speed-up [95 % interval] | peak |",
+        "|" + " --- |" * 8,
+    ]
+    for rows in tables:
+        timed = [row for row in rows if row.latency is not None and resolve(row.recipe).same_picture]
+        if not timed:
+            continue
+        fastest = min(timed, key=lambda row: row.latency.median.point if row.latency else 0.0)
+        baseline = next((row for row in timed if row.is_baseline), None)
+        found = [
+            _plain(rows[0].model),
+            _steps(rows[0].model, rows[0].record.trial.workload.num_inference_steps),
+        ]
+        found += ["-", "-"] if baseline is None else [_seconds_of(baseline), _peak_of(baseline)]
+        found += [f"`{fastest.recipe}`", _seconds_of(fastest), _gain_of(fastest), _peak_of(fastest)]
+        lines.append(f"| {' | '.join(found)} |")
+    return [*lines, ""]
+
+
+def _seconds_of(row: Row) -> str:
+    return "-" if row.latency is None else seconds(row.latency.median.point)
+
+
+def _peak_of(row: Row) -> str:
+    return "-" if row.memory is None else size(row.memory.peak_bytes)
+
+
+def _gain_of(row: Row) -> str:
+    return "1" if row.is_baseline else "-" if row.speedup is None else ratio(row.speedup)
+
+
 def _cells(row: Row, is_first: bool, predicted: Planned) -> list[str]:
     workload = row.record.trial.workload
     steps = _steps(row.model, workload.num_inference_steps)
@@ -123,7 +179,7 @@ def _cells(row: Row, is_first: bool, predicted: Planned) -> list[str]:
     if row.latency is None:
         missing = len(_HEADINGS) - len(cells) - 1 + bool(predicted)
         return [*cells, row.outcome.value, *["-"] * missing]
-    gain = "1" if row.is_baseline else "-" if row.speedup is None else ratio(row.speedup)
+    gain = _gain_of(row)
     memory = ["-", "-"]
     if row.memory is not None:
         memory = [size(row.memory.model_bytes), size(row.memory.peak_bytes)]

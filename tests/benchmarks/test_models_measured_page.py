@@ -39,30 +39,42 @@ def record(tmp_path: Path) -> Path:
     return path
 
 
+def tables_in(page: str) -> dict[str, list[list[str]]]:
+    """Return the lines of each table, its headings first, by the heading above it."""
+    found: dict[str, list[list[str]]] = {}
+    for line in page.splitlines():
+        if line.startswith("## "):
+            above = line.removeprefix("## ")
+        elif line.startswith("|") and not line.startswith("| ---"):
+            found.setdefault(above, []).append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
 def rows_in(page: str) -> list[list[str]]:
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if "|" in line[:1]
-    ]
+    """Return the headings of the tables of all measurements, and then their rows."""
+    tables = [rows for above, rows in tables_in(page).items() if above in models_measured._PURPOSES]
+    assert len({tuple(rows[0]) for rows in tables}) == 1
+    return [tables[0][0], *(row for rows in tables for row in rows[1:])]
 
 
 def test_every_case_has_a_row_with_its_figures_or_its_reason(record: Path) -> None:
     page = models_measured.page(record, generate.NOTE)
-    headings, _, *rows = rows_in(page)
+    headings, *rows = rows_in(page)
     assert {len(row) for row in [headings, *rows]} == {len(headings)}, "no row is short"
     assert [(row[0], row[3]) for row in rows] == [
         ("sdxl", "`baseline`"),
         ("", "`compile`"),
-        ("sdxl-turbo", "`baseline`"),
         ("flux-dev", "`baseline`"),
         ("", "`compile`"),
+        ("sdxl-turbo", "`baseline`"),
     ]
     assert rows[0][1:3] == ["1024x1024", "50 steps, guidance 5"]
     assert rows[0][4].startswith("1.00 s ±")
     assert rows[0][5] == "1"
     assert rows[1][5].startswith("2.00x [")
     assert rows[1][6:] == ["-", "400 MB", "450 MB", "1.50 s", "0.200 s"]
-    assert rows[2][2] == "1 step, none"
-    assert rows[4][4:] == ["out_of_memory", *["-"] * 6]
+    assert rows[4][2] == "1 step, none"
+    assert rows[3][4:] == ["out_of_memory", *["-"] * 6]
     assert "- flux-dev, `compile`: out_of_memory: the allocation failed" in page
     assert "**random weights**" in page
     assert "- Test GPU; torch 2.13.0; vivace" in page
@@ -71,6 +83,23 @@ def test_every_case_has_a_row_with_its_figures_or_its_reason(record: Path) -> No
     assert page.count("differences under 10 % cannot be told from drift") == 1, "once for all rows"
     assert "- The warm-up ended before the times were steady: sdxl-turbo.\n" in page, "all rows of the model"
     assert page.count("random weights: times") == 0, "it stands above the table"
+
+
+def test_each_purpose_has_a_table_and_each_model_a_line_at_a_glance(record: Path) -> None:
+    slower = case("flux-schnell", "compile", make_round(0, (0.9, 0.91, 0.89)))
+    cached = case("flux-schnell", "teacache(hits=0.5)", make_round(0, (0.5, 0.51, 0.49)))
+    more = [case("flux-schnell", "baseline", make_round(0)), slower, cached]
+    write_records(record, [*every_model.read_records(record).values(), *more])
+    tables = tables_in(models_measured.page(record, generate.NOTE))
+    assert list(tables) == ["At a glance", "Text to image, many steps", "Text to image, ten steps or fewer"]
+    glance = tables["At a glance"]
+    assert {len(line) for line in glance} == {8}
+    assert [(line[0], line[4], line[6][:5]) for line in glance[1:]] == [
+        ("sdxl", "`compile`", "2.00x"),
+        ("sdxl-turbo", "`baseline`", "1"),
+        ("flux-dev", "`baseline`", "1"),
+        ("flux-schnell", "`compile`", "1.11x"),
+    ], "the step cache was faster, and skips work"
 
 
 def test_what_rows_have_in_common_is_said_once(tmp_path: Path) -> None:
@@ -130,7 +159,7 @@ def test_where_it_was_measured_is_told_once() -> None:
 def test_predictions_stand_beside_where_they_were_made(record: Path) -> None:
     said = {"model": "synthetic:sdxl", "recipe": "compile", "peak_bytes": 459_000_000, "reason": None}
     plan_file(record).write_text(json.dumps([said]))
-    headings, _, *rows = rows_in(models_measured.page(record, generate.NOTE))
+    headings, *rows = rows_in(models_measured.page(record, generate.NOTE))
     assert headings[-1] == "peak by plan"
     assert [row[-1] for row in rows] == ["-", "459 MB, +2.0 %", "-", "-", "-"]
     assert {len(row) for row in rows} == {len(headings)}
@@ -169,5 +198,5 @@ def test_an_editing_model_says_that_it_edits(tmp_path: Path) -> None:
     path = tmp_path / "every-model.json"
     write_records(path, [edits])
     page = models_measured.page(path, generate.NOTE)
-    assert rows_in(page)[2][2] == "28 steps, guidance 2.5, edit"
+    assert tables_in(page)["Models that edit"][1][2] == "28 steps, guidance 2.5, edit"
     assert "are shown pictures that ship with vivace" in page

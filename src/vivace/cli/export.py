@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from vivace.benchmark.comparison import Comparison
 
 _LIBRARIES = ("torch", "diffusers", "transformers", "torchao")
+_NEEDS_PEFT = "# Needs peft."  # how scripts say it
 
 
 @click.command()
@@ -133,6 +135,8 @@ def _write(
     if written.own:
         techniques = ", ".join(written.own)
         click.echo(f"note: the script imports vivace, because no other library has {techniques}", err=True)
+    if _NEEDS_PEFT in written.text and importlib.util.find_spec("peft") is None:
+        click.echo("note: the script loads a LoRA, which needs the PEFT library; pip install peft", err=True)
     if output is None:
         click.echo(written.text, nl=False)
         return 0

@@ -1,5 +1,6 @@
 """vivace export: a script in a file or on the terminal, and one message for each error."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,23 @@ def test_a_file(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
     assert "torch.set_num_threads(2)" in text
     for argument in ('"a star"', "num_inference_steps=5", "height=64", "width=128", "manual_seed(7)"):
         assert argument in text
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_it_says_that_a_lora_needs_a_library(
+    installed: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lora = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.safetensors"
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *a: (installed or None) if name == "peft" else found(name, *a),
+    )
+    assert run(monkeypatch, "--recipe", f"lora('{lora}')", "--device", "cpu", "-o", "lora.py") == 0
+    assert ("pip install peft" in capfd.readouterr().err) is not installed
+    assert run(monkeypatch, "--device", "cpu", "-o", "plain.py") == 0
+    assert "peft" not in capfd.readouterr().err
 
 
 def test_on_the_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
