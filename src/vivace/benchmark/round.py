@@ -18,6 +18,7 @@ from vivace.errors import NoEffect, Unsupported, VivaceError
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
 from vivace.measure.gpu_busy import gpu_busy_s
 from vivace.measure.kernels import attention_kernels
+from vivace.measure.machine import check_works
 from vivace.measure.memory import MemoryMeter
 from vivace.measure.nvml import GpuMeter, opened_gpu
 from vivace.measure.quality import faults, pixels
@@ -285,6 +286,7 @@ class Measurement:
             raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
         self._given = Arguments(trial.workload, found.pipeline, self._sources)
         recipe = Recipe.from_spec(trial.recipe)
+        check_works(trial.device)
         pipe = load_pipeline(
             found,
             trial.device,

@@ -45,6 +45,7 @@ def doctor(
     import torch
 
     from vivace.compilation.compiled_code import code_folder
+    from vivace.measure.ceilings import MEASURED
     from vivace.measure.dtypes import probe_dtypes, slow_dtypes
     from vivace.measure.environment import conditions, environment
     from vivace.measure.machine import choose_device, this_machine
@@ -59,8 +60,9 @@ def doctor(
         torch.set_num_threads(threads)
     machine = this_machine(chosen)
     facts = environment(chosen)
-    times = probe_dtypes(chosen)
-    slow = slow_dtypes(times)
+    probed = probe_dtypes(chosen)
+    slow = slow_dtypes(probed)
+    fails = {name: ms for name, ms in probed.items() if isinstance(ms, str)}
     here = [state for technique in TECHNIQUES.values() for state in states(technique, machine)]
     now = conditions()
     limits = _limits(facts, measure, rerun, time_limit)
@@ -68,6 +70,15 @@ def doctor(
         f"{name} takes {factor:.1f} times as long as fp32 here; recipes with {name} will be slow"
         for name, factor in slow.items()
     ]
+    if len(fails) == len(probed):
+        advice.append(
+            f"nothing runs on this device: PyTorch sees it, and says '{next(iter(fails.values()))}'; check the driver "
+            "and that PyTorch was built for it, or use --device cpu"
+        )
+    else:
+        advice += [
+            f"{name} does not run here: {why}; leave recipes with {name} out" for name, why in fails.items()
+        ]
     load = float(now["load_1min"])
     if chosen == "cpu" and load > 0.5 * (os.cpu_count() or 1):
         advice.append(
@@ -75,7 +86,7 @@ def doctor(
         )
     if chosen == "cpu" and machine.compiler is None:
         advice.append("no C++ compiler, which compile needs; install g++ or clang++")
-    if limits is None:
+    if limits is None and chosen in MEASURED:
         advice.append(
             f"how far a recipe is from the limits of this {_kind(facts)} is not known; {_how(facts)}"
         )
@@ -85,7 +96,7 @@ def doctor(
             "conditions": now,
             "compiler": machine.compiler,
             "compiled_code": str(code_folder()),
-            "dtype_ms": times,
+            "dtype_ms": {name: None if name in fails else ms for name, ms in probed.items()},
             "limits": None if limits is None else limits.model_dump(mode="json"),
             "techniques": here,
             "advice": advice,
@@ -100,7 +111,9 @@ def doctor(
     click.echo(f"compiler     {machine.compiler or 'none found'}; compiled code is kept in {code_folder()}")
     click.echo(
         "dtypes       "
-        + ", ".join(f"{k} {v:.2f} ms" for k, v in times.items())
+        + ", ".join(
+            f"{k} does not run" if isinstance(v, str) else f"{k} {v:.2f} ms" for k, v in probed.items()
+        )
         + " (the same small computation in each)"
     )
     for line in [] if limits is None else _limits_in_words(limits):
@@ -120,8 +133,14 @@ def doctor(
 
 def _limits(facts: Environment, measure: bool, rerun: bool, time_limit_s: float) -> Ceilings | None:
     """Return the device's limits: known ones, or measured now if that is asked; None if they are not known."""
-    from vivace.measure.ceilings import keep, known_ceilings, measure_ceilings
+    from vivace.errors import Unsupported
+    from vivace.measure.ceilings import MEASURED, keep, known_ceilings, measure_ceilings
 
+    if measure and facts.device not in MEASURED:
+        raise Unsupported(
+            f"--measure: vivace does not measure the highest rates of {facts.device_name}, only those of CPUs "
+            "and of NVIDIA's and AMD's GPUs; leave it out"
+        )
     known = known_ceilings(facts)
     if not measure or (known is not None and not rerun):
         return known
@@ -148,7 +167,7 @@ def _limits_in_words(limits: Ceilings) -> list[str]:
 
 
 def _kind(facts: Environment) -> str:
-    return "GPU" if facts.device == "cuda" else f"CPU with {facts.num_threads} threads"
+    return f"CPU with {facts.num_threads} threads" if facts.device == "cpu" else "GPU"
 
 
 def _how(facts: Environment) -> str:

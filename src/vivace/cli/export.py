@@ -114,7 +114,10 @@ def _write(
     from vivace.benchmark.comparison import default_threads
     from vivace.export.pictures import source_files
     from vivace.export.script import write_script
+    from vivace.measure.machine import check_works
     from vivace.spec.study import AskedWorkload
+
+    check_works(chosen)
 
     found, workload = prepared.found, prepared.workload
     written = write_script(

@@ -49,6 +49,8 @@ _ATTENTION: dict[str, tuple[tuple[int, int, int, int], ...]] = {
     "cpu": ((2, 8, 1024, 40), (1, 12, 576, 64)),
 }
 _COPIED_BYTES = {"cuda": 2**30, "cpu": 2**27}
+MEASURED = tuple(_COPIED_BYTES)
+"""The devices whose ceilings can be measured."""
 _BY_DEVICE: dict[str, dict[str, tuple[str, ...]]] = {
     "cuda": {
         "gemm": ("fp32", "tf32", "bf16", "fp16", "fp8", "int8"),

@@ -6,6 +6,7 @@ import shutil
 
 from vivace.contract import Machine
 from vivace.errors import Unsupported
+from vivace.foreign.reading import is_out_of_memory, reason
 from vivace.measure.accelerator import GPUS, available_gpu, is_available
 from vivace.measure.nvml import gpu_index
 from vivace.spec.environment import Place
@@ -36,6 +37,25 @@ def choose_device(wanted: str) -> str:
         )
         raise Unsupported(f"--device cuda: {built}; use --device cpu")
     return wanted
+
+
+def check_works(device: str) -> None:
+    """Check that a device does something, before a model is loaded for it.
+
+    Raises:
+        Unsupported: PyTorch sees the device, and cannot use it: another build, or a driver that does not fit.
+    """
+    import torch
+
+    try:
+        torch.zeros(1).to(device)
+    except (RuntimeError, AssertionError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise Unsupported(
+            f"--device {device}: PyTorch {torch.__version__} sees it, and cannot use it ({reason(error)}); check the "
+            "driver and that PyTorch was built for it, or use --device cpu"
+        ) from None
 
 
 def this_machine(device: str) -> Machine:

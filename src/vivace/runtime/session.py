@@ -26,7 +26,7 @@ from vivace.contract import (
 )
 from vivace.contract.traits import give, traits_of
 from vivace.errors import NoEffect, Unsupported
-from vivace.measure.machine import choose_device, this_machine, torch_type
+from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
 from vivace.models.lora import distillations
@@ -71,9 +71,8 @@ def load(model: str, recipe: str = BASELINE, *, device: str = "auto", task: Task
     Raises:
         UnknownModel, UnusableModel, RecipeError, Unsupported, NoEffect: see `vivace.errors`.
     """
-    resolved = resolve(recipe)
-    found = find_model(model)
-    return open_session(found, resolved, choose_device(device), task=task)
+    resolved = resolve(recipe)  # what is wrong with it comes before what is wrong with the model
+    return open_session(find_model(model), resolved, choose_device(device), task=task)
 
 
 def open_session(
@@ -86,8 +85,9 @@ def open_session(
     controlnet: str | None = None,
 ) -> Session:
     """Load a resolved model for a task and apply a resolved recipe. For the other arguments see `session_of`."""
-    keeps = recipe.loads_from_host
-    pipe = load_pipeline(found, device, keep_on_host=keeps, task=task, controlnet=controlnet)
+    check_works(device)
+    on_host = recipe.loads_from_host
+    pipe = load_pipeline(found, device, keep_on_host=on_host, task=task, controlnet=controlnet)
     return session_of(pipe, found, recipe, device, defaults, prompts)
 
 

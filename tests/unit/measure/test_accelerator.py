@@ -1,6 +1,7 @@
 """GPUs of other makers: PyTorch's own functions are called, and what they cannot do is refused. No such GPU is here."""
 
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,13 +9,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import vivace
 from tests.targets import target_of
 from vivace.cli.doctor import doctor
 from vivace.contract import Machine
 from vivace.errors import Unsupported
 from vivace.measure import accelerator
 from vivace.measure.environment import environment
-from vivace.measure.machine import choose_device, this_machine, torch_type
+from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.measure.memory import MemoryMeter
 from vivace.measure.timer import PipelineTimer
 from vivace.recipes.resolve import resolve
@@ -186,3 +188,71 @@ def test_doctor_describes_another_makers_gpu(monkeypatch: pytest.MonkeyPatch) ->
     reasons = {one["recipe"]: one["unsupported"] for one in found["techniques"]}
     assert reasons["quantize(int8)"] is None
     assert "NVIDIA" in reasons["tf32"]
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, error: Exception, *dtypes: torch.dtype) -> None:
+    """Let moves to an Apple GPU fail, in some dtypes or in all; others stay on the CPU."""
+    to = torch.Tensor.to
+
+    def moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        asked = {arg for arg in args if isinstance(arg, torch.dtype)}
+        if "mps" not in {str(arg) for arg in args}:
+            return to(tensor, *args, **kwargs)
+        if not dtypes or asked & set(dtypes):
+            raise error
+        return to(tensor, *(arg for arg in args if str(arg) != "mps"), **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", moved)
+    monkeypatch.setattr(accelerator, "is_available", lambda device: True)
+    monkeypatch.setattr("vivace.measure.machine.is_available", lambda device: True)
+
+
+_NO_BF16 = TypeError("BFloat16 is not supported on MPS")
+_NOT_LINKED = RuntimeError("PyTorch is not linked with support for mps devices")
+
+
+@pytest.mark.parametrize(
+    ("error", "dtypes", "ran", "said"),
+    [
+        (
+            _NO_BF16,
+            (torch.bfloat16,),
+            {"fp32", "fp16"},
+            "bf16 does not run here: .*BFloat16 is not supported",
+        ),
+        (_NOT_LINKED, (), set(), "nothing runs on this device: .*not linked .*use --device cpu"),
+    ],
+)
+def test_doctor_says_what_a_gpu_does_not_compute(
+    error: Exception,
+    dtypes: tuple[torch.dtype, ...],
+    ran: set[str],
+    said: str,
+    calls: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fails(monkeypatch, error, *dtypes)
+    for module in ("machine", "environment"):
+        monkeypatch.setattr(f"vivace.measure.{module}.this_machine", lambda device: MPS)
+    done = CliRunner().invoke(doctor, ["--device", "mps", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert {name for name, ms in found["dtype_ms"].items() if ms is not None} == ran
+    assert len([line for line in found["advice"] if re.match(said, line)]) == 1
+    assert not any("--measure" in line for line in found["advice"]), "it cannot measure this GPU"
+    measured = CliRunner().invoke(doctor, ["--device", "mps", "--measure"])
+    assert isinstance(measured.exception, Unsupported)
+    assert "--measure: vivace does not measure the highest rates of" in str(measured.exception)
+    text = CliRunner().invoke(doctor, ["--device", "mps"])
+    assert text.exit_code == 0, text.output
+    assert "bf16 does not run" in text.stdout
+
+
+def test_a_gpu_that_cannot_be_used_is_refused_before_a_model_is_loaded(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails(monkeypatch, _NOT_LINKED)
+    monkeypatch.setattr("vivace.runtime.session.load_pipeline", lambda *_, **__: pytest.fail("it loads"))
+    with pytest.raises(Unsupported, match=r"--device mps: .* sees it, and cannot use it \(.*not linked.*cpu"):
+        vivace.load("tiny-sd", device="mps")
+    check_works("cpu")
