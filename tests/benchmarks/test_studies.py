@@ -160,7 +160,7 @@ def test_each_code_is_compiled_once_before(
         def poll(self) -> int:
             return 0
 
-    monkeypatch.setattr(script.subprocess, "Popen", Done)
+    monkeypatch.setattr("subprocess.Popen", Done)
     running = script.Running(tmp_path, tmp_path / "s", "cpu", Timing(), limit_s=None)
     running.compile(group, 1, at_once=9)
     assert len(begun) == codes
