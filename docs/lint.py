@@ -11,7 +11,7 @@ from vivace.lint.rules import RULES
 _TEXT = """{note}
 # Checking tables
 
-`vivace lint FILE...` reads tables of latencies in CSV, TSV, Markdown and JSON, by anybody, and finds rows that cannot
+`vivace lint FILE...` reads tables of latencies in CSV, TSV, Markdown (also in a .txt) and JSON, by anybody, and finds rows that cannot
 be:
 
 ```sh
