@@ -5,6 +5,8 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,12 +14,15 @@ from benchmarks import studies as script
 from benchmarks import study_groups
 from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.study_groups import borrowed, own, record_file
+from docs import study_pages
 from docs.study_pages import page, printed
 from tests import stub_worker
+from tests.make import make_record, make_round
 from vivace.benchmark import Timing
 from vivace.benchmark.launcher import Launcher
 from vivace.foreign.text import markdown_cell
-from vivace.spec.record import Outcome
+from vivace.report.rows import rows_of
+from vivace.spec.record import Outcome, Round
 from vivace.stats import Interval
 from vivace.studies.figures import FIGURES
 from vivace.studies.file import published_studies, read_study
@@ -227,3 +232,31 @@ def test_an_embedded_model_goes_the_whole_way(tmp_path: Path, capfd: pytest.Capt
         "baseline",
         "channels_last",
     }
+
+
+def test_the_page_tells_what_the_card_did() -> None:
+    use = {
+        "calls": 3,
+        "seconds": 3.0,
+        "num_readings": 30,
+        "energy_j": 1500.0,
+        "energy_from": "counter",
+        "power_w": 500.0,
+        "sm_clock_mhz": 1785.0,
+        "throttled": ["power cap"],
+    }
+    measured = make_round(0, (1.0, 1.0, 1.0)).model_dump() | {"gpu": use, "gpu_busy_s": 0.85}
+    rows = [
+        SimpleNamespace(row=row, case=SimpleNamespace(label=label))
+        for label, row in (
+            ("fast", rows_of([make_record("baseline", Round.model_validate(measured))])[0]),
+            ("without", rows_of([make_record("baseline")])[0]),
+            ("not measured", None),
+        )
+    ]
+    view: Any = SimpleNamespace(rows=rows)
+    lines = list(study_pages._card(view))
+    assert "| fast | 500 J | 500 W | 1785 MHz | power cap | 85 % |" in lines
+    assert not any("without" in line or "not measured" in line for line in lines)
+    view.rows = rows[1:]
+    assert list(study_pages._card(view)) == []

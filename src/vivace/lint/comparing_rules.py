@@ -22,14 +22,15 @@ _ORDERED_SHARE = 0.8
 def techniques_add_alike(rows: Sequence[Reading]) -> Iterator[Fault]:
     """What one technique adds to two recipes of a table does not differ much: "A+B (0.2)" over "A (0.2)"."""
     named = [(row, *found) for row in rows if (found := _techniques(row)) is not None]
-    added = []
-    for (base, *one), (grown, *other) in itertools.permutations(named, 2):
-        if one[1] == other[1] and one[0] < other[0] and (base.section, base.of) == (grown.section, grown.of):
+    added: list[tuple[Reading, Reading, str, frozenset[str]]] = []
+    for (base, fewer, number), (grown, more, other_number) in itertools.permutations(named, 2):
+        is_alike = number == other_number and (base.section, base.of) == (grown.section, grown.of)
+        if is_alike and fewer < more:
             centre = next(
                 (role for role in ("p50", "mean", "time") if base.has(role) and grown.has(role)), None
             )
             if centre is not None and base[centre].least > 0:
-                added.append((base, grown, centre, frozenset(other[0] - one[0])))
+                added.append((base, grown, centre, more - fewer))
     for base, grown, centre, extra in added:
         elsewhere = [
             (its_base, its_grown)
