@@ -16,8 +16,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks import every_model, every_technique, skipped_work, step_curves
+from benchmarks import every_model, every_technique, skipped_work, step_curves, study_groups
 from benchmarks.every_technique import RESULTS, read_records
+from benchmarks.known_figures import FUSED
+from benchmarks.study_groups import record_file
 from docs.techniques_measured import lines_of
 from vivace.advice.committed import FILE
 from vivace.advice.evidence import Judged, Seen, Spread, Table
@@ -27,9 +29,14 @@ from vivace.report.rows import Row, rows_of
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.stats import Interval
+from vivace.studies.expand import expand
+from vivace.studies.file import published_studies, read_study
+from vivace.studies.sittings import Sitting, run_of
 
 TARGET = Path(__file__).parents[1] / "src" / "vivace" / "advice" / FILE
 DEMO = RESULTS / "demo-cpu.json"
+CARDS_DIFFER = 0.03
+"""Times of one recipe on two H200s differ by 2 % (docs/performance/flux.md)."""
 _DIGITS = 4
 
 
@@ -55,11 +62,70 @@ def tables() -> Iterator[Table]:
         if records := read_records(path):
             found = every_technique.rows_with_baselines(records, every_technique.baseline(name))
             yield _table(path, _each_once(found))
+    for path in FUSED:
+        yield _of_fused(path)
+    for name in published_studies():
+        yield from of_study(study_groups.own(name), record_file(name))
     for name in step_curves.CURVES:
         for device in ("cuda", "cpu"):
             if cases := step_curves.read_cases(step_curves.record_file(name, device)):
                 yield _of_curves(name, device, cases)
     yield _of_demo(json.loads(DEMO.read_text()))
+
+
+def _of_fused(path: Path) -> Table:
+    """Return the rows of fused FLUX beside the model's own baseline, which another sitting has."""
+    rows = rows_of(read_records(path))
+    model = rows[0].record.trial.model.name
+    beside = [r for r in read_records(every_model.RECORD) if r.trial.model.name == model]
+    (base,) = rows_of([r for r in beside if r.trial.recipe.text == BASELINE])
+    return table_of("committed", _name(path), [base, *rows], apart_from(base, rows)).model_copy(
+        update={
+            "note": f"the baseline is that of {_name(every_model.RECORD)}, of another sitting, and encodes the prompts "
+            "too, which takes FLUX 25 ms"
+        }
+    )
+
+
+def apart_from(base: Row, rows: Sequence[Row]) -> list[Seen]:
+    """Return a baseline and rows that were not timed beside it: speed-ups from the times, with what cards differ by."""
+    found = [seen_of(base)]
+    for row in rows:
+        seen = seen_of(row)
+        if seen.latency is None or found[0].latency is None:
+            found.append(seen)
+            continue
+        here, there = seen.latency, found[0].latency
+        low = (there.low or there.point) / (here.high or here.point) / (1 + CARDS_DIFFER)
+        high = (there.high or there.point) / (here.low or here.point) * (1 + CARDS_DIFFER)
+        gain = Interval(there.point / here.point, low, high)
+        found.append(seen.model_copy(update={"gain": gain, "verdict": None}))
+    return found
+
+
+def of_study(sittings: Sequence[Sitting], path: Path) -> Iterator[Table]:
+    """Yield a table for each model, workload and baseline of a study's record, whose rows are those of its sittings.
+
+    Rows of several sittings stand beside the baselines of theirs; the latest libraries count.
+    """
+    if not sittings:
+        return
+    name = path.stem.removeprefix("study-")
+    is_tiny = not any(sitting.model.is_synthetic for sitting in sittings)
+    file = read_study(name)
+    found: dict[tuple[str, str, str], dict[str, Row]] = {}
+    for part in run_of(file, expand(file, tiny=is_tiny, synthetic=not is_tiny), sittings).parts:
+        for compared in part.compared:
+            rows = rows_of(compared.records)
+            if rows[0].latency is None:
+                continue
+            trial = rows[0].record.trial
+            key = (trial.model.name, trial.workload.digest(), trial.recipe.text)
+            mine = found.setdefault(key, {})
+            for row in rows:
+                mine.setdefault(row.recipe, row)
+    for rows_by_recipe in found.values():
+        yield _table(path, list(rows_by_recipe.values()))
 
 
 def _of_curves(name: str, device: str, cases: Mapping[str, step_curves.Case]) -> Table:

@@ -13,6 +13,7 @@ them (`make docs`).
 
 from __future__ import annotations
 
+import math
 import statistics
 import subprocess
 import sys
@@ -52,8 +53,8 @@ from vivace.techniques.compile import Compile
 
 CACHED_S = 25.0
 """A trial whose code is in the compiler's cache takes at least so long: a cached first call took 9 to 25 s."""
-SAME_CODE = ("scheduler", "steps", "guidance", "cfg_cutoff", "tiny_vae")
-"""Techniques that leave most of the compiled code as it is."""
+SAME_CODE = ("scheduler", "steps", "guidance", "tiny_vae", "inference_mode")
+"""Techniques that leave most of the compiled code as it is. `cfg_cutoff` does not: half the batch is another graph."""
 
 
 @click.command("studies")
@@ -161,6 +162,23 @@ class Running:
         found = group.missing(all_sittings(group.file.name, self.folder), rounds)
         return [recipe for recipe in found if not self.only or recipe in self.only]
 
+    def next_of(self, group: Group, todo: Sequence[str]) -> str:
+        """Return what to measure next: baselines, then the cheapest, of equally cheap ones the study's first.
+
+        Costs fall as the compiler's cache fills. Those that failed before, at the end of `todo`, stay there.
+        """
+        baselines = group.baselines(todo)
+        if todo[0] in baselines:
+            return todo[0]
+        failed = group.failed(all_sittings(group.file.name, self.folder))
+        order = list(group.known_s)
+
+        def place(recipe: str) -> tuple[bool, int, int]:
+            power_of_two = math.frexp(self.cost_s(group, recipe))[1]
+            return recipe in failed, power_of_two, order.index(recipe)
+
+        return min(todo, key=place)
+
     def mean_s(self, group: Group, rounds: int) -> float:
         """Return the mean estimate of a trial that is missing, by which groups are ordered."""
         found = self.missing(group, rounds)
@@ -173,7 +191,10 @@ class Running:
             missing = self.missing(group, rounds)
             trials = {case.recipe for part in group.parts for case in part.cases if case.refused is None}
             costs_s = {}
-            for recipe in dict.fromkeys([*group.baselines(missing), *missing]):
+            todo = list(dict.fromkeys([*group.baselines(missing), *missing]))
+            while todo:
+                recipe = self.next_of(group, todo)
+                todo.remove(recipe)
                 costs_s[recipe] = self.cost_s(group, recipe)
                 if _compiles(recipe):
                     self.compiled.add(_code_of(group, recipe))
@@ -193,7 +214,10 @@ class Running:
         if not missing:
             return True
         sitting = self._continued(group)
-        for recipe in dict.fromkeys([*group.baselines(missing), *missing]):
+        todo = list(dict.fromkeys([*group.baselines(missing), *missing]))
+        while todo:
+            recipe = self.next_of(group, todo)
+            todo.remove(recipe)
             if sitting is not None and sitting.row(recipe) is not None:
                 continue
             if self.cost_s(group, recipe) > self.left_s():
@@ -213,7 +237,12 @@ class Running:
         """Fill the compiler's cache; recipes that time kernels to choose them are left to their own round."""
         workload = group.parts[0].study.workload
         wanted = self.missing(group, rounds) if self.left_s() > 0 else []
-        left = [r for r in wanted if _compiles(r) and not _tunes(r)]
+        left: list[str] = []
+        begun = set(self.compiled)
+        for recipe in wanted:
+            if _compiles(recipe) and not _tunes(recipe) and _code_of(group, recipe) not in begun:
+                begun.add(_code_of(group, recipe))
+                left.append(recipe)
         command = [
             sys.executable,
             "-m",

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -52,14 +52,21 @@ class Group:
 
     def missing(self, sittings: Sequence[Sitting], rounds: int = 1) -> list[str]:
         """Return the recipes that lack rounds, the cheapest first, those that failed before last."""
-        found: dict[str, bool] = {}
+        found = {recipe for recipe, done in self._outcomes(sittings) if _lacks(done, rounds)}
+        failed = self.failed(sittings)
+        return sorted(found, key=lambda recipe: (recipe in failed, self.known_s[recipe]))
+
+    def failed(self, sittings: Sequence[Sitting]) -> set[str]:
+        """Return the recipes that were tried and never measured."""
+        return {recipe for recipe, done in self._outcomes(sittings) if done and Outcome.MEASURED not in done}
+
+    def _outcomes(self, sittings: Sequence[Sitting]) -> Iterator[tuple[str, list[Outcome]]]:
+        """Yield each recipe that can be measured, with the outcomes of its rounds."""
         for part in self.parts:
             have = rounds_of(part, sittings)
             for case in part.cases:
-                done = [round_.outcome for _, _, round_ in have.get(case.recipe, [])]
-                if case.refused is None and _lacks(done, rounds):
-                    found[case.recipe] = bool(done) and Outcome.MEASURED not in done
-        return sorted(found, key=lambda recipe: (found[recipe], self.known_s[recipe]))
+                if case.refused is None:
+                    yield case.recipe, [round_.outcome for _, _, round_ in have.get(case.recipe, [])]
 
     def baselines(self, recipes: Sequence[str]) -> list[str]:
         """Return the baselines that a sitting of these recipes begins with."""

@@ -11,8 +11,8 @@ from vivace.lint.rules import RULES
 _TEXT = """{note}
 # Checking tables
 
-`vivace lint FILE...` reads tables of latencies in CSV, TSV, Markdown and JSON, by anybody, and finds rows that cannot
-be:
+`vivace lint FILE...` reads tables of latencies in CSV, TSV, Markdown (also in a .txt) and JSON, by anybody, and finds
+rows that cannot be:
 
 ```sh
 vivace lint README.md results.csv

@@ -161,6 +161,7 @@ def _part(view: PartView, found: Measured) -> Iterator[str]:
     yield from _remarks(view)
     yield from _warnings(view)
     yield ""
+    yield from _card(view)
     if view.gains:
         yield "| contributes | speed-up [95 % interval] | verdict |"
         yield "| --- | --- | --- |"
@@ -244,6 +245,30 @@ def _remarks(view: PartView) -> Iterator[str]:
     for said, places in found.items():
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         yield f"- {markdown_cell(f'{places[0]}{more}: {said}')}"
+
+
+def _card(view: PartView) -> Iterator[str]:
+    """Yield the table of what the card did: energy, power, clock, and how much of the time it was busy."""
+    lines = []
+    for row in view.rows:
+        if row.row is None or row.row.latency is None or (row.row.gpu is None and row.row.gpu_busy_s is None):
+            continue
+        use, busy_s, total_s = row.row.gpu, row.row.gpu_busy_s, row.row.latency.median.point
+        cells = [
+            "–" if use is None or use.energy_j is None else f"{use.energy_j:.3g} J",
+            "–" if use is None or use.power_w is None else f"{use.power_w:.0f} W",
+            "–" if use is None or use.sm_clock_mhz is None else f"{use.sm_clock_mhz:.0f} MHz",
+            "–" if use is None else ", ".join(use.throttled) or "nothing",
+            "–" if busy_s is None else f"{100 * min(1.0, busy_s / total_s):.0f} %",
+        ]
+        lines.append(f"| {markdown_cell(row.case.label)} | {' | '.join(cells)} |")
+    if not lines:
+        return
+    yield "<details><summary>energy, power, clocks, GPU busy</summary>\n"
+    yield "| measured here | energy an image | mean power | SM clock | clocks held down by | GPU busy |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    yield from lines
+    yield "\n</details>\n"
 
 
 def _warnings(view: PartView) -> Iterator[str]:

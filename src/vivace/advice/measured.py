@@ -21,9 +21,9 @@ from vivace.spec.record import Outcome
 from vivace.stats import Interval, Verdict
 from vivace.step_caching.technique import StepCache
 
-GPU_BOUND = 0.9
 DISTURBED = "other programs, or a change of the CPU's speed, disturbed its times"
 CPU_MOVED = "the CPU's speed changed between it and the baseline"
+ALLOWED_FOR = CPU_MOVED + ", which the interval allows for: the GPU was busy {busy:.0f} % of the time"
 DECIDES_ON_NOISE = "with random weights the cache's threshold decides on noise"
 
 
@@ -77,15 +77,33 @@ def table_of(kind: Kind, place: str, rows: Sequence[Row], seen: Sequence[Seen] |
 
 def _in_table(row: Row, baseline: Row) -> Seen:
     held_up = any(one.cpu_share is not None and one.cpu_share < LEAST_CPU_SHARE for one in (row, baseline))
-    is_moved = row.cpu_differs and not (_is_gpu_bound(row) and _is_gpu_bound(baseline))
-    return seen_of(row, is_disturbed=held_up or is_moved)
+    stretch = _stretch(row) if row.cpu_differs else None
+    seen = seen_of(row, is_disturbed=held_up or (row.cpu_differs and stretch is None))
+    if stretch is None or seen.gain is None or row.gpu_busy_s is None or row.latency is None:
+        return seen
+    told = ALLOWED_FOR.format(busy=100 * min(1.0, row.gpu_busy_s / row.latency.median.point))
+    note = "; ".join((*row.record.rounds[0].warnings, told))
+    return seen.model_copy(update={"gain": _stretched(seen.gain, stretch), "note": note})
 
 
-def _is_gpu_bound(row: Row) -> bool:
-    """Whether the GPU is busy nearly all the time, so that the CPU's speed does not matter."""
-    if row.gpu_busy_s is None or row.latency is None:
-        return False
-    return row.gpu_busy_s > GPU_BOUND * row.latency.median.point
+def _stretch(row: Row) -> float | None:
+    """Return the factor by which a row's speed-up would change if the CPU were as fast as during the baseline.
+
+    Only the time in which the GPU waits depends on the CPU. None if it is not known how long it waits.
+    """
+    if row.gpu_busy_s is None or row.latency is None or not row.cpu_ratio:
+        return None
+    total_s = row.latency.median.point
+    waiting_s = max(0.0, total_s - row.gpu_busy_s)
+    return total_s / (total_s - waiting_s + waiting_s / row.cpu_ratio)
+
+
+def _stretched(gain: Interval, stretch: float) -> Interval:
+    """Return the gain with an interval that holds what the other speed of the CPU would give as well."""
+    if gain.low is None or gain.high is None:
+        ends = (gain.point, gain.point * stretch)
+        return Interval(gain.point, min(ends), max(ends))
+    return Interval(gain.point, gain.low * min(1.0, stretch), gain.high * max(1.0, stretch))
 
 
 def seen_of(

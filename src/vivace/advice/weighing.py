@@ -8,10 +8,11 @@ from itertools import groupby
 
 from vivace.advice.allowed import Judge
 from vivace.advice.answer import Basis, Figures, LeftOut
-from vivace.advice.evidence import Table
+from vivace.advice.evidence import Seen, Table
 from vivace.advice.families import Kin, kin_of
 from vivace.advice.gpus import Near, near
 from vivace.advice.ranking import Choice, Ranked, choose, gain_of, rank
+from vivace.advice.wanted import Goal
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Weighed:
     choice: Choice | None
     num_ranked: int
     left_out: tuple[LeftOut, ...]
+    goal: Goal
 
     @property
     def is_comparison(self) -> bool:
@@ -52,7 +54,7 @@ class Weighed:
         if self.choice is None:
             return 0.0
         published = next((one.score.point for one in self.choice.ranking if one.row.num_techniques == 0), 1.0)
-        return self.choice.chosen.score.point / min(1.0, published)
+        return self.choice.chosen.score.point / published
 
 
 def weigh(table: Table, kin: Kin, gpu: str | None, judge: Judge) -> Weighed | None:
@@ -86,7 +88,14 @@ def weigh(table: Table, kin: Kin, gpu: str | None, judge: Judge) -> Weighed | No
     out.sort(key=lambda one: -(one.score or 0))
     choice = choose([one for one in scored if any(one.row is row for row in allowed)], judge.wanted.goal)
     return Weighed(
-        table, kin, _order(table, nearness, is_own_model), nearness, choice, len(scored), tuple(out)
+        table,
+        kin,
+        _order(table, nearness, is_own_model),
+        nearness,
+        choice,
+        len(scored),
+        tuple(out),
+        judge.wanted.goal,
     )
 
 
@@ -111,12 +120,52 @@ def _order(table: Table, nearness: Near, is_own_model: bool) -> tuple[int, ...]:
 
 
 def followed(weighed: Sequence[Weighed]) -> Weighed | None:
-    """Return the table to follow: of the best evidence that allows a recipe, the one with the largest gain."""
+    """Return the table to follow: of the best evidence that allows a recipe, the one with the largest gain.
+
+    Tables with other baselines than the model as published are compared by their times, or peaks, where another table
+    has the published model with the same workload; where none has it, they come last.
+    """
     for _, group in groupby(weighed, key=lambda one: one.order):
         usable = [one for one in group if one.is_comparison]
         if usable:
-            return max(usable, key=lambda one: (one.has_rivals, one.score, one.table.at))
+            return max(usable, key=lambda one: (one.has_rivals, *_gain(one, usable), one.table.at))
     return None
+
+
+def _gain(one: Weighed, others: Sequence[Weighed]) -> tuple[bool, float]:
+    """Return whether a table's gain over the model as published is known, and the gain over that or its baseline."""
+    goal = one.goal
+    if goal == "stability" or one.table.rows[0].num_techniques == 0 or one.choice is None:
+        return True, one.score
+    if any(each.row.num_techniques == 0 for each in one.choice.ranking):
+        return True, one.score
+    mine = _absolute(one.choice.chosen.row, goal)
+    for other in others:
+        base = _absolute(other.table.rows[0], goal)
+        is_published = other.table.rows[0].num_techniques == 0
+        if is_published and _workload(other.table) == _workload(one.table) and mine and base:
+            return True, base / mine
+    return False, one.score
+
+
+def _absolute(row: Seen, goal: Goal) -> float | None:
+    """Return a row's peak in bytes or its seconds an image, whichever the goal looks at."""
+    if goal == "memory":
+        return row.peak_bytes
+    return None if row.latency is None else row.latency.point
+
+
+def _workload(table: Table) -> tuple[object, ...]:
+    return (
+        table.kind,
+        table.model,
+        table.device,
+        table.gpu,
+        table.height,
+        table.width,
+        table.steps,
+        table.batch,
+    )
 
 
 def figures_of(one: Ranked, of: Weighed, judge: Judge) -> Figures:

@@ -30,7 +30,8 @@ class Progress(Protocol):
     """Receives events while trials run, for a terminal or a log.
 
     `index` is that of the trial; the baseline is 0. `todo` lists the rounds that will run, as (trial, index). `quality`
-    says what the quality pass does, and how many of its images are done.
+    says what the quality pass does, and how many of its images are done. An `event` is what a worker tells of a round,
+    or with the key "lost" the name of a place that ended, and with "why" the reason.
     """
 
     def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None: ...

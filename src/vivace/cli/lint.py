@@ -33,9 +33,9 @@ IMPOSSIBLE = 1
 def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int | None, format_: str) -> int:
     """Find impossible and doubtful rows in tables of latencies.
 
-    FILES are CSV, TSV, Markdown or JSON, by anybody: columns are recognised by their headings. Impossible: figures that
-    contradict each other or the chip, such as a mean below the minimum. Doubtful: figures that do not show what they
-    seem to, such as a p99 of ten samples. Rounding is allowed for.
+    FILES are CSV, TSV, Markdown (also .txt) or JSON, by anybody: columns are recognised by their headings. Impossible:
+    figures that contradict each other or the chip, such as a mean below the minimum. Doubtful: figures that do not show
+    what they seem to, such as a p99 of ten samples. Rounding is allowed for.
 
     Exit codes: 0 nothing impossible, 1 something impossible; others as for all commands.
 
@@ -45,12 +45,16 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
     """
     from vivace.lint.check import impossible
     from vivace.lint.check import lint as check
+    from vivace.lint.tables import read_tables
 
     given = {
         name: str(value)
         for name, value in (("model", model), ("gpu", gpu), ("steps", steps))
         if value is not None
     }
+    for file in files:
+        if not any(table.rows for table in read_tables(file)):
+            click.echo(f"vivace: {file}: no table in it; times in sentences are not read", err=True)
     found = check(files, given)
     wrong = list(impossible(found))
     if format_ == "json":

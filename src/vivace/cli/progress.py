@@ -14,6 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 from vivace.cli.terminal import console
+from vivace.foreign.text import plain
 from vivace.report.summary import seconds
 from vivace.report.table import whole_words
 from vivace.spec.record import Outcome, Record, Round
@@ -118,7 +119,9 @@ class PlainProgress(_RoundCount):
     def start_round(self, index: int, round_index: int) -> None:
         self.set_round(index)
 
-    def event(self, event: dict[str, Any]) -> None: ...
+    def event(self, event: dict[str, Any]) -> None:
+        if "lost" in event:
+            click.echo(lost(event), err=True)
 
     def end_round(self, index: int, round_: Round) -> None:
         self.done += 1
@@ -161,6 +164,9 @@ class TerminalProgress(_RoundCount):
         self._show("start", 0.0)
 
     def event(self, event: dict[str, Any]) -> None:
+        if "lost" in event:
+            self._bar.console.print(Text(lost(event), "yellow"))
+            return
         phase = event.get("phase", "")
         part = _PHASE_STARTS.get(phase, 0.0)
         if phase == "timing":
@@ -235,6 +241,13 @@ class _Clock(ProgressColumn):
 
 def for_this_terminal() -> PlainProgress | TerminalProgress:
     return TerminalProgress() if sys.stderr.isatty() else PlainProgress()
+
+
+def lost(event: dict[str, Any]) -> str:
+    """Return what happened to a place, and what becomes of its rounds."""
+    return plain(
+        f"{event['lost']} was lost: {event['why']}; its finished rounds are kept, the others are measured elsewhere"
+    )
 
 
 def result(round_: Round, batch: int = 1) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vivace.lint import profile_rules, timing_rules
+from vivace.lint import comparing_rules, profile_rules, timing_rules
 from vivace.lint.faults import Rule
 
 RULES: dict[str, Rule] = {
@@ -26,4 +26,7 @@ RULES: dict[str, Rule] = {
     "chip-limit": timing_rules.chip_is_fast_enough,
     "ruined-images": timing_rules.images_are_whole,
     "threshold-order": timing_rules.thresholds_in_order,
+    "added-technique": comparing_rules.techniques_add_alike,
+    "quantised-memory": comparing_rules.quantised_weights_are_smaller,
+    "gpu-order": comparing_rules.gpus_keep_their_order,
 }

@@ -20,7 +20,8 @@ _MAX_BYTES = 64_000_000
 _MAX_ROWS = 200_000
 _RULE = re.compile(r"^\s*\|?\s*:?-{1,}:?\s*(\|\s*:?-{1,}:?\s*)*\|?\s*$")
 _SEPARATOR = re.compile(r"(?<!\\)\|")
-SUFFIXES = (".csv", ".tsv", ".md", ".json", ".jsonl")
+SUFFIXES = (".csv", ".tsv", ".md", ".txt", ".json", ".jsonl")
+"""A text may hold tables of Markdown."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def read_tables(file: Path) -> list[Table]:
     with reading(file, UsageError, "give a CSV, Markdown or JSON file"):
         text = read_text(file, _MAX_BYTES)
         match file.suffix.lower():
-            case ".md":
+            case ".md" | ".txt":
                 found = list(_markdown(file, text))
             case ".json" | ".jsonl":
                 found = _json(file, text)

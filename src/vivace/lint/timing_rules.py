@@ -17,6 +17,8 @@ _MEASURED = ("mean", "time", "min", "p50", "p90", "p99", "max", "step")
 _TAIL_SAMPLES = {"p90": 20, "p95": 40, "p99": 200}
 _RATIO_TOLERANCE = 0.02
 _FULL_SIZE_BYTES = 2e9
+_LEAST_SHARE, _LEAST_BYTES = 0.003, 40e6
+"""What a call of a full-size model needs at least beside its weights: a feature map of SDXL's first block has 21 MB."""
 _RUINED = 0.7
 """Of the best CLIP score with the same model."""
 _THRESHOLD = re.compile(r"(\w*cache)\s*\(([\d.]+)\)$", re.IGNORECASE)
@@ -219,7 +221,9 @@ def peak_holds_model(rows: Sequence[Reading]) -> Iterator[Fault]:
                 row, written(row, "model_memory", "peak_memory"), "the peak of a call includes the model",
                 "whether the model was offloaded between both readings, and which counter each column is",
             )  # fmt: skip
-        elif model.value > _FULL_SIZE_BYTES and peak.most < model.least * 1.003:
+        elif model.value > _FULL_SIZE_BYTES and peak.most - model.least < max(
+            _LEAST_SHARE * model.least, _LEAST_BYTES
+        ):
             yield Fault(
                 row, written(row, "model_memory", "peak_memory"),
                 f"the call would need only {max(0.0, peak.value - model.value) / 1e6:.0f} MB for all activations",

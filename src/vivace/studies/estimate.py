@@ -41,7 +41,7 @@ _CALLS = 10  # timed calls of a round where the number is not fixed
 _WARM_UP = 4  # calls before them, mostly
 _COMPILING_S = 60.0
 _AUTOTUNING_S = 180.0
-"""Added to a first call whose compilation no record knows: on full-size models they take 20 to 340 s."""
+"""Added to a first call where no record knows how long the model compiles: on full-size models 20 to 340 s."""
 
 Predict = Callable[[str, str, Workload], int | None]
 
@@ -204,8 +204,10 @@ def _roughly(name: str, recipe: str, workload: Workload) -> tuple[float, float, 
     steps = next((one.steps for one in found if isinstance(one, Steps)), own)
     skipped = max((one.hits or 0.0 for one in found if isinstance(one, StepCache)), default=0.0)
     call_s = base.rest_s + (1 - skipped) * steps * base.step_s
+    compiled = known(name, "compile", workload.height, workload.width, own)
+    usual_s = _COMPILING_S if compiled is None else compiled.first_call_s
     compiling_s = [
-        _AUTOTUNING_S if "autotune" in one.mode else _COMPILING_S for one in found if isinstance(one, Compile)
+        _AUTOTUNING_S if "autotune" in one.mode else usual_s for one in found if isinstance(one, Compile)
     ]
     source = f"record of {base.device}, of the baseline: rough, marked ~"
     return call_s, base.first_call_s, max(compiling_s, default=0.0), source

@@ -532,3 +532,70 @@ def test_the_limit_of_the_chip_is_told() -> None:
     assert "50 computed steps of 283 TFLOP take at" in str(answer)
     assert vivace.recommend("flux2-dev", gpu="RTX 2060", store=()).limit is None, "no data sheet"
     assert vivace.recommend("tiny-sd", gpu="H100", store=()).limit is None, "no count"
+
+
+def test_a_cpu_that_changed_matters_only_while_the_gpu_waits() -> None:
+    """The GPU's busy time bounds what the CPU's speed can have done to a speed-up."""
+
+    def at(python_ms: float, busy_s: float, *times: float) -> tuple[Round, ...]:
+        rounds = (make_round(index, times) for index in range(2))
+        update = {"conditions": {"python_ms": python_ms}, "gpu_busy_s": busy_s}
+        return tuple(r.model_copy(update=update) for r in rounds)
+
+    records = [
+        make_record("baseline", *at(2.0, 0.99, 1.0, 1.01, 0.99)),
+        make_record("compile", *at(4.0, 0.4, 0.5, 0.51, 0.49)),
+    ]
+    plain = rows_of(records)[1].speedup
+    _, row = table_of("own", "here", rows_of(records)).rows
+    assert row.gain is not None
+    assert plain is not None
+    assert (row.gain.point, row.gain.low) == (plain.point, plain.low)
+    # 0.1 s of waiting would be 0.05 s at the baseline's speed: 0.45 instead of 0.5 s.
+    assert row.gain.high == pytest.approx(plain.high * 0.5 / 0.45)
+    assert "the GPU was busy 80 % of the time" in row.note
+    answer = ask(table_of("own", "here", rows_of(records)), model="tiny-sd", gpu=None)
+    assert answer.recipe == "compile"
+
+
+def test_a_table_with_another_baseline_is_compared_by_its_times() -> None:
+    """A study that starts from fp32 has the larger gain, and a slower recipe."""
+    usual = table(seen("compile", 1.5), kind="committed", place="usual", steps=50)
+    study = table(
+        seen("dtype(fp32)", latency=Interval(30.0, 29.9, 30.1)),
+        seen("bf16+compile", 3.0, latency=Interval(10.0, 9.9, 10.1)),
+        seen("baseline", 2.7, latency=Interval(11.0, 10.9, 11.1)),
+        kind="committed",
+        place="study",
+        baseline="dtype(fp32)",
+        steps=50,
+    )
+    assert study.rows[0].recipe == "dtype(fp32)"
+    for tables in ((usual, study), (study, usual)):
+        answer = ask(*tables)
+        assert answer.basis is not None
+        assert answer.basis.place == "usual"
+    without = study.model_copy(update={"rows": study.rows[:2]})
+    assert ask(without, usual).recipe == "compile", "10 s an image instead of the published model's 10 s"
+    other_size = without.model_copy(update={"height": 512})
+    assert ask(other_size, usual).recipe == "compile", "nothing says what the published model takes there"
+    quick = without.rows[1].model_copy(update={"latency": Interval(5.0, 4.9, 5.1)})
+    faster = without.model_copy(update={"rows": (without.rows[0], quick)})
+    assert ask(usual, faster).recipe == "dtype(bf16)+compile"
+    assert ask(faster).recipe == "dtype(bf16)+compile", "alone it is followed"
+
+
+@pytest.mark.parametrize("model", ["flux-dev", "flux-schnell"])
+def test_the_fused_recipe_is_what_an_h200_wants(model: str) -> None:
+    """Its record is not beside the published model's, and the answer says so."""
+    answer = vivace.recommend(model, gpu="H200", store=())
+    assert answer.recipe is not None
+    assert answer.recipe.startswith("fused(fp8, attention=fp8)")
+    assert answer.basis is not None
+    assert answer.basis.place == f"results/flux-fused-{model}.json"
+    assert answer.chosen is not None
+    assert answer.chosen.gain is not None
+    assert answer.chosen.gain.low is not None
+    assert answer.chosen.gain.low > 2.2
+    assert any("of another sitting" in doubt for doubt in answer.doubts)
+    assert answer.sure == "medium"

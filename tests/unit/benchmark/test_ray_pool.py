@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,27 @@ def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(Unsupported, match=r"--ray needs Ray on every node: pip install 'vivace\[ray\]'"):
         RayPool("auto", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("somewhere", "give HOST:PORT of the cluster's head"),
+        ("host:port", "give HOST:PORT of the cluster's head"),
+        (
+            "127.0.0.1:1",
+            r"nothing answers there \(Connection refused\); start a cluster with `ray start --head`",
+        ),
+        ("no-such-host.invalid:6379", "nothing answers there"),
+    ],
+)
+def test_a_wrong_address_is_told_at_once(address: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        pytest.fail("Ray tries for a minute and a half")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    with pytest.raises(Unsupported, match=said):
+        RayPool(address, "cpu")
 
 
 @pytest.fixture

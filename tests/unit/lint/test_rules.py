@@ -76,6 +76,18 @@ CASES = {
         "recipe,time (s)\nTeaCache (0.2),5.10\nTeaCache (0.4),5.90\n",
         "recipe,time (s)\nTeaCache (0.2),5.10\nTeaCache (0.4),4.90\n",
     ),
+    "added-technique": (
+        "recipe,time (s)\nA (0.2),2.56\nB (0.6),2.65\nA+FA2 (0.2),3.20\nB+FA2 (0.6),2.63\n",
+        "recipe,time (s)\nA (0.2),2.56\nB (0.6),2.65\nA+FA2 (0.2),3.20\nB+FA2 (0.6),3.31\n",
+    ),
+    "quantised-memory": (
+        "model,quant,VRAM model (GB)\nSDXL,fp16,6.9\nSDXL,int4_gemm,7.3\n",
+        "model,quant,VRAM model (GB)\nSDXL,fp16,6.9\nSDXL,int4_gemm,3.6\n",
+    ),
+    "gpu-order": (
+        "recipe,A100 (s),H100 (s)\n" + "".join(f"r{k},3.{k},2.{k}\n" for k in range(9)) + "int8,4.30,9.10\n",
+        "recipe,A100 (s),H100 (s)\n" + "".join(f"r{k},3.{k},2.{k}\n" for k in range(9)) + "int8,4.30,4.40\n",
+    ),
 }  # fmt: skip
 
 
@@ -194,6 +206,15 @@ def test_the_command_names_file_and_line_and_its_exit_code_tells(tmp_path: Path)
     assert [(one["rule"], one["row"], one["severity"]) for one in found] == [("tail-samples", 5, "doubtful")]
 
 
+def test_a_text_has_tables_or_is_said_to_have_none(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text\n\n| recipe | p99 (s) | n |\n|---|---|---|\n| a | 1.2 | 10 |\n")
+    (tmp_path / "b.txt").write_text("1.30 s an image at first, 0.30 s at last\n")
+    done = said(tmp_path, "lint", "a.txt", "b.txt")
+    assert "a.txt:5 (a): doubtful, tail-samples" in done.stdout
+    assert "b.txt: no table in it" in done.stderr
+    assert "a.txt" not in done.stderr
+
+
 def test_what_the_rows_do_not_name_can_be_given(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("recipe,time (s)\nbf16,0.5\n")
     said(tmp_path, "lint", "a.csv")
@@ -204,7 +225,7 @@ def test_what_the_rows_do_not_name_can_be_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"", "give a file that ends in"),
+        ("a.pdf", b"", "give a file that ends in"),
         ("a.json", b"{", "cannot be read"),
         ("a.csv", b"\xff\xfe", "not UTF-8"),
         ("none.csv", None, "cannot be read"),

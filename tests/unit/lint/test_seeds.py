@@ -105,6 +105,25 @@ def test_a_higher_threshold_that_is_slower(tmp_path: Path) -> None:
     assert row.severity == "doubtful"
 
 
+def test_a_label_that_another_recipe_contradicts(tmp_path: Path) -> None:
+    """FlashAttention 2 adds a quarter to FBCache at 0.2 and nothing to TeaCache: the row is that of 0.15."""
+    rows = """\
+| TeaCache (0.6)       | 2.65 | 2.44 | 2.69 | 2.73 | 2.74 |
+| TeaCache+FA2 (0.6)   | 2.63 | 2.45 | 2.70 | 2.73 | 2.73 |
+| FBCache+FA2 (0.2)    | 3.20 | 3.02 | 3.27 | 3.28 | 3.28 |
+"""
+    (row,) = (one for one in found_in(tmp_path, LATENCIES + rows) if one.rule == "added-technique")
+    assert (row.label, row.severity) == ("FBCache+FA2 (0.2)", "doubtful")
+    assert "1.27 times as long" in row.why
+
+
+def test_four_bits_that_take_more_than_sixteen(tmp_path: Path) -> None:
+    text = "Model,Quant,VRAM peak (GB),VRAM model (GB)\nSDXL,fp16,11.1,6.9\nSDXL,int8,8.9,4.7\n"
+    text += "SDXL,int4_gemm,11.4,7.3\n"
+    (row,) = found_in(tmp_path, text, "table.csv")
+    assert (row.rule, row.label) == ("quantised-memory", "SDXL, int4_gemm")
+
+
 def test_calls_without_activations(tmp_path: Path) -> None:
     found = found_in(tmp_path, MEMORY)
     assert [(one.rule, one.label) for one in found] == [

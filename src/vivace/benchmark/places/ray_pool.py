@@ -25,6 +25,7 @@ from vivace.spec.environment import Environment, Place
 from vivace.spec.record import Round
 
 _INSTALL = "pip install 'vivace[ray]'"
+_ANSWER_S = 5.0
 _POLL_S = 1.0
 """How long Ray's own wait is, so that Ctrl-C is noticed."""
 
@@ -85,7 +86,7 @@ class RayPool:
         worker: the command line that starts a worker process on a node.
 
     Raises:
-        Unsupported: Ray is not installed, the cluster cannot be reached, or it has no GPUs.
+        Unsupported: Ray is not installed, no cluster answers, or it has no GPUs.
     """
 
     num_places: int | None = None
@@ -102,6 +103,7 @@ class RayPool:
         # Ray otherwise warns of what it will change some day about actors that ask for no GPU.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         if self._started:
+            _check_answers(address)
             try:
                 ray.init(address=address, log_to_driver=False, logging_level="error")
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -199,6 +201,28 @@ class RayPool:
         resource = {"num_gpus": 1} if self._device == "cuda" else {"num_cpus": 1}
         kind = self._ray.remote(**resource, max_restarts=0, max_task_retries=0)(RayPlace)
         return kind.options(**options).remote(self._device, self._threads, self._worker)
+
+
+def _check_answers(address: str) -> None:
+    """Check that something listens at HOST:PORT; Ray itself tries for over a minute, and writes into the terminal.
+
+    Raises:
+        Unsupported: nothing does, or it is no address.
+    """
+    if address in ("auto", "local") or "://" in address:
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise Unsupported(
+            f"--ray {address}: give HOST:PORT of the cluster's head (ray's own is 6379), auto, or local"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except OSError as error:
+        raise Unsupported(
+            f"--ray {address}: nothing answers there ({error.strerror or error}); start a cluster with "
+            "`ray start --head`, whose output has its address, or give --ray local"
+        ) from error
 
 
 def _sources_of(job: Job) -> dict[str, bytes]:

@@ -168,8 +168,10 @@ class Spread:
         """Note that a place was lost. Finished rounds stay; trials that lack some run elsewhere.
 
         Args:
-            why: in words, for a trial whose places were lost too often.
+            why: in words, for the progress and for a trial whose places were lost too often.
         """
+        place = ticket.environment.place
+        self._progress.event({"lost": "a place" if place is None else place.name, "why": why})
         for trial in self._wanted(ticket):
             if not self._lacks(trial, ticket.environment, rerun=self._rerun):
                 self._measured_at[trial] = ticket.environment

@@ -1,0 +1,60 @@
+"""What the records say in the package, for `vivace recommend`."""
+
+from pathlib import Path
+
+from benchmarks import committed_tables
+from benchmarks.study_groups import own, record_file
+from tests.make import make_environment, make_round
+from vivace.advice import Wanted
+from vivace.advice.advise import recommend_from
+from vivace.benchmark.comparison import workload_of
+from vivace.models.find import find_model
+from vivace.recipes.resolve import resolve
+from vivace.studies.expand import expand
+from vivace.studies.file import read_study
+from vivace.studies.sittings import Sitting, SittingRow, write_sittings
+
+
+def test_recommend_reads_studies(tmp_path: Path) -> None:
+    """A row of a study's record counts beside the baseline of its own sitting."""
+    path = record_file("001", tmp_path)
+    assert list(committed_tables.of_study(own("001", tmp_path), path)) == []
+
+    (part,) = expand(read_study("001"), synthetic=True)
+    recipes = {case.label: case.recipe for case in part.cases}
+    found = find_model(part.measured_on)
+    gpu = make_environment().model_copy(update={"device": "cuda", "device_name": "NVIDIA H200"})
+    sittings = [
+        Sitting(
+            environment=gpu,
+            model=found.model,
+            workload=workload_of(found, part.study.workload, 1),
+            device="cuda",
+            rows=tuple(
+                SittingRow(recipe=resolve(recipes[label]).spec, round=make_round(0, (s, 1.01 * s, 0.99 * s)))
+                for label, s in times.items()
+            ),
+        )
+        for times in ({"Baseline": 1.2, "Compiled": 0.4}, {"Baseline": 1.0, "Final": 0.2})
+    ]
+    write_sittings(path, sittings)
+    (table,) = committed_tables.of_study(own("001", tmp_path), path)
+    assert (table.kind, table.place, table.model, table.random_weights) == (
+        "committed",
+        "results/study-001.json",
+        "sd15",
+        True,
+    )
+    assert table.baseline == recipes["Baseline"]
+    gains = {row.recipe: row.gain and round(row.gain.point, 2) for row in table.rows}
+    assert gains == {recipes["Baseline"]: None, recipes["Compiled"]: 3.0, recipes["Final"]: 5.0}
+    answer = recommend_from(Wanted(model="sd15", gpu="H200"), [table])
+    assert answer.recipe == recipes["Final"]
+    assert "judged on tiny-sd, a small model of the same kind" in answer.quality, (
+        "random weights have no images"
+    )
+    assert answer.basis is not None
+    assert answer.basis.place == "results/study-001.json"
+    kept = recommend_from(Wanted(model="sd15", gpu="H200", same_picture=True), [table])
+    assert kept.recipe == recipes["Compiled"]
+    assert [out.recipe for out in kept.left_out] == [recipes["Final"]]
