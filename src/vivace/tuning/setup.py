@@ -127,7 +127,7 @@ def space_of(
         Unsupported: that includes a technique that is to be kept.
     """
     every = [option.text for option in Space.of(wanted, reported=reported).options]
-    reasons = ask_support(bench.launcher, bench.model, every, bench.device)
+    reasons = ask_support(bench.launcher, bench.model, every, bench.device, bench.task, bench.asked.batch)
 
     def why_not(technique: Technique) -> str | None:
         is_known = technique.same_picture or trusted is None

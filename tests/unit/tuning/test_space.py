@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import pytest
 
+from vivace.benchmark.support import unsupported
 from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.errors import RecipeError, UsageError
 from vivace.recipes.resolve import resolve
@@ -122,3 +123,10 @@ def test_amounts_that_are_none() -> None:
     for text in ("", "12 apples", "-3GB", "0", "1e9"):
         with pytest.raises(UsageError, match="is not"):
             parse_bytes(text)
+
+
+@pytest.mark.parametrize(("batch", "reason"), [(1, "so there is no batch to slice"), (4, None), (None, None)])
+def test_slicing_needs_a_batch(batch: int | None, reason: str | None) -> None:
+    found = unsupported("tiny-sd", ["vae_slicing", "fuse_qkv"], "cpu", batch=batch)
+    assert set(found) == (set() if reason is None else {"vae_slicing"})
+    assert reason is None or reason in found["vae_slicing"]
