@@ -239,7 +239,7 @@ def simulated(model: str, minutes: float, max_memory: str | None, seed: int) -> 
     )
     gpu = Simulated(f"synthetic:{model}", wanted, np.random.default_rng(seed))
     sources = known_sources(f"synthetic:{model}", "NVIDIA H200", wanted)
-    space = Space.of(wanted, gpu.why_not, reported(sources))
+    space = Space.of(wanted, gpu.why_not, reported(sources), judges=False)
     click.echo(f"{len(space.options)} options, {len(space.cut)} left out")
     if max_memory is not None:
         saving = [text for option in space.options for text in option.memory_advice.saving]
