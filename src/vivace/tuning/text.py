@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from vivace.report.summary import change, ratio, seconds, size
+from vivace.report.summary import change, money, ratio, seconds, size
 from vivace.report.table import broken
 from vivace.stats import Gate, Verdict
 from vivace.tuning.answer import Tuned
@@ -71,6 +71,8 @@ def _pick(tuned: Tuned) -> Iterator[str]:
             indent="         ",
             first="",
         )
+    if row.cost_per_1000 is not None and baseline.cost_per_1000 is not None:
+        yield f"cost     {money(row.cost_per_1000)} per 1,000 images instead of {money(baseline.cost_per_1000)}"
     if row.memory is not None and baseline.memory is not None:
         first = "" if row.first_call_s is None else f", first call {seconds(row.first_call_s)}"
         yield f"memory   peak {size(row.memory.peak_bytes)} ({change(row, baseline)}){first}"

@@ -16,15 +16,20 @@ from benchmarks.tuner import (
     replay,
     trials_of,
 )
+from tests.make import make_record, make_round
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.report.rows import priced, rows_of
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.answer import Tuned, why_lost
+from vivace.tuning.belief import Datum
+from vivace.tuning.priors import Source
 from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search, Trials
 from vivace.tuning.seen import Rung, Seen
 from vivace.tuning.space import FixedSpace
+from vivace.tuning.tuner import _known_of
 from vivace.tuning.wanted import Wanted
 
 GRIDS = ("tiny-sd", "tiny-flux", "flux-dev-h200")
@@ -179,3 +184,22 @@ def test_a_slower_recipe_is_the_answer_where_the_baseline_breaks_the_limit() -> 
     assert pick.recipe.text == "tiny_vae"
     search.history[0] = result("baseline", 0.0, peak_bytes=9e8)
     assert search.pick() is None
+
+
+def test_the_answer_says_what_images_cost() -> None:
+    records = [
+        make_record("baseline", make_round(0, (1.8, 1.8, 1.8))),
+        make_record("tiny_vae", make_round(0, (0.9, 0.9, 0.9))),
+    ]
+    pick = result("tiny_vae", 0.69)
+    found = dataclasses.replace(answer(pick), rows=tuple(priced(rows_of(records), 2.0)))
+    assert "cost     0.5 per 1,000 images instead of 1.00" in str(found).splitlines()
+    assert "cost " not in str(dataclasses.replace(found, rows=tuple(rows_of(records))))
+
+
+def test_a_search_says_what_it_goes_on_from() -> None:
+    data = (Datum(resolve("tiny_vae"), 0.1, 0.1),)
+    history = [result("baseline", 0.0), result("tiny_vae", 0.1), result("tiny_vae", 0.2)]
+    assert _known_of([], Source("this store", ())) == ""
+    assert "has 1 recipe of this search, which goes on" in _known_of(history, Source("this store", ()))
+    assert "learns from 1 that" in _known_of([], Source("this store", data))
