@@ -124,7 +124,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Also write the page of the store.",
+    help="Also write the page of the search: the answer, and every table and image of the store.",
 )
 @click.option(
     "--format",
