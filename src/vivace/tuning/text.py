@@ -20,8 +20,9 @@ _QUALITY = {Gate.PASSED: "passed", Gate.FAILED: "failed", Gate.UNCLEAR: "unclear
 def lines(tuned: Tuned) -> Iterator[str]:
     """Yield the lines of the answer."""
     goal = tuned.wanted.goal
+    recipes = "recipe" if tuned.num_trials == 1 else "recipes"
     yield from _wrapped(
-        f"{tuned.model} on {tuned.device_name}, {goal}: {tuned.num_trials} {'recipe' if tuned.num_trials == 1 else 'recipes'} measured in "
+        f"{tuned.model} on {tuned.device_name}, {goal}: {tuned.num_trials} {recipes} measured in "
         f"{_clock(tuned.seconds)}"
     )
     yield ""
