@@ -47,7 +47,8 @@ _NOISE = {Rung.SCREENED: 0.05, Rung.JUDGED: 0.03, Rung.PROVEN: 0.005}
 _ERRORS = {Rung.SCREENED: 0.06, Rung.JUDGED: 0.05, Rung.PROVEN: 0.04}
 """Of the logarithm of a gain on the embedded models' grids, whose rounds differ by 0.045."""
 _RECORDED, _JUDGED, _FINAL = 10, 6, 13 * math.sqrt(3)
-"""Prompts of the record, of a judgement and of a final; further seeds of a prompt count as their root."""
+"""Prompts of most records, of a judgement, and of a final and the records of the fastest recipes; further seeds of a
+prompt count as their root."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Entry:
         true_s: what held-out rounds say; of the only round, if there is one.
         gate, slack: the verdict on its images, and by how much the bound exceeds the limit.
         width: from the bound to the mean.
+        prompts: of the record.
     """
 
     recipe: Recipe
@@ -70,6 +72,7 @@ class Entry:
     gate: Gate | None = None
     slack: float | None = None
     width: float = 0.0
+    prompts: float = _RECORDED
 
     @property
     def is_below_the_limit(self) -> bool:
@@ -83,6 +86,7 @@ class Grid:
 
     name: str
     device_name: str
+    is_cpu: bool
     judged: bool
     entries: dict[Recipe, Entry]
 
@@ -132,8 +136,11 @@ def read_grid(path: Path) -> Grid:
             Gate(row["gate"]) if "gate" in row else None,
             slack,
             width or 0.0,
+            _FINAL if "images" in row else _RECORDED,
         )
-    return Grid(found["model"], found["device_name"], found.get("judged", True), entries)
+    return Grid(
+        found["model"], found["device_name"], found["device"] == "cpu", found.get("judged", True), entries
+    )
 
 
 Rounds = tuple[tuple[float, ...], ...]
@@ -215,14 +222,14 @@ class Simulated:
             gate = Gate.FAILED if slack + 2 * reach < 0 else Gate.UNCLEAR if slack < 0 else Gate.PASSED
             return replace(one, slack=slack, gate=gate)
         # Of the record's prompts some are drawn, so the mean misses the record's by what the others say.
-        error = entry.width / student_t(0.95, _RECORDED - 1) * math.sqrt(_RECORDED / _JUDGED - 1)
+        error = entry.width / student_t(0.95, entry.prompts - 1) * math.sqrt(entry.prompts / _JUDGED - 1)
         slack = entry.slack + error * float(self.rng.standard_normal())
         gate = Gate.FAILED if entry.gate is Gate.FAILED else Gate.UNCLEAR if slack < 0 else Gate.PASSED
         return replace(one, slack=slack, slack_error=max(0.004, error), gate=gate)
 
     def _other_images(self, entry: Entry, prompts: float) -> tuple[float, float]:
         """Return the slack by other images, and the reach of their interval."""
-        of_one = entry.width / student_t(0.95, _RECORDED - 1) * math.sqrt(_RECORDED)
+        of_one = entry.width / student_t(0.95, entry.prompts - 1) * math.sqrt(entry.prompts)
         error = of_one / math.sqrt(prompts)
         reach = student_t(0.95, prompts - 1) * error
         mean = (entry.slack or 0.0) + entry.width + error * float(self.rng.standard_normal())
@@ -249,7 +256,7 @@ def replay(
     chosen = sampler_of(
         sampler,
         space,
-        sources=known_sources(grid.name, grid.device_name, wanted, without),
+        sources=known_sources(grid.name, grid.device_name, wanted, without, grid.is_cpu),
         effects=effects(space.options, None, wanted),
         seed=seed,
     )

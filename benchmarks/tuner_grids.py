@@ -1,6 +1,7 @@
 """The exhaustive grids that `benchmarks.tuner` replays: every recipe of a small space, measured once with quality.
 
     python -m benchmarks.tuner_grids tiny-sd        measure what is missing (tiny-flux likewise), minutes on a CPU
+    python -m benchmarks.tuner_grids tiny-sd --quality 24  39 images of the 24 fastest, for their verdicts
     python -m benchmarks.tuner_grids tiny-sd --again 6     six more rounds of what passed, interleaved, without quality
 
 Times are CPU seconds of the process, of one thread, since a shared machine's wall-clock times say who else was there.
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from benchmarks import every_technique
 from benchmarks.command import run
@@ -31,6 +33,8 @@ from vivace.spec.recipe import BASELINE
 RESULTS = Path(__file__).parents[1] / "results"
 STEPS = 12
 NUM_PROMPTS = 10
+_ANCHORS = 5
+NUM_SEEDS = 3  # of a verdict by every prompt
 AXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "tiny-sd": (
         ("", "tiny_vae"),
@@ -111,11 +115,19 @@ def of_records(name: str) -> dict[str, Any]:
 @click.option(
     "--again", type=click.IntRange(1, 100), help="Time what passed the gate once more, in so many rounds."
 )
+@click.option(
+    "--quality", type=click.IntRange(1), help="Judge the fastest that have not failed again, by 39 images."
+)
 @click.option("--everything", is_flag=True, help="With --again: whatever was measured, passed or not.")
-def tuner_grids(model: str, store: Path, record: Path | None, again: int | None, everything: bool) -> int:
+def tuner_grids(
+    model: str, store: Path, record: Path | None, again: int | None, quality: int | None, everything: bool
+) -> int:
     """Measure every recipe of a model's grid, with quality; resumable. flux-dev: of the committed H200 rows."""
     if model not in AXES:
         write_grid(record or grid_file(f"{model}-h200"), of_records(model))
+        return 0
+    if quality is not None:
+        judge_again(record or grid_file(model), store, quality)
         return 0
     if again is not None:
         time_again(record or grid_file(model), store, again, everything)
@@ -135,13 +147,16 @@ def tuner_grids(model: str, store: Path, record: Path | None, again: int | None,
 
 
 def time_again(path: Path, store: Path, rounds: int, everything: bool) -> None:
-    """Add interleaved rounds to the rows of a grid, as `again`: the samples of each round, in seconds."""
+    """Add interleaved rounds to the rows of a grid, as `again`: the samples of each round, in seconds.
+
+    Where some rows have them already, only the others are measured, beside the fastest of those that have: these say
+    how much faster or slower the machine was then.
+    """
     grid = json.loads(path.read_text())
     baseline, *others = grid["rows"]
-    chosen = [
-        baseline,
-        *(row for row in others if "s" in row and (everything or row.get("gate", "passed") == "passed")),
-    ]
+    wanted = [row for row in others if "s" in row and (everything or row.get("gate", "passed") == "passed")]
+    anchors = sorted((row for row in wanted if "again" in row), key=lambda row: np.median(row["again"]))
+    chosen = [baseline, *anchors[:_ANCHORS], *(row for row in wanted if "again" not in row)]
     study = Study.of(
         grid["model"],
         [row["recipe"] for row in chosen],
@@ -152,10 +167,43 @@ def time_again(path: Path, store: Path, rounds: int, everything: bool) -> None:
         quality=False,
         rivals=False,
     )
-    rows = {row["recipe"]: row for row in chosen}
+    found = run_study(study, store=store, progress=for_this_terminal()).rows()
+    measured = {row.recipe: np.array(_row(row)["s"]) for row in found if row.latency is not None}
+    pairs = [(row["again"], measured[row["recipe"]]) for row in chosen if "again" in row]
+    factor = (
+        float(np.exp(np.median([np.log(np.median(a) / np.median(b)) for a, b in pairs]))) if pairs else 1.0
+    )
+    for row in chosen:
+        if "again" not in row and row["recipe"] in measured:
+            row["again"] = (measured[row["recipe"]] * factor).round(5).tolist()
+    write_grid(path, grid)
+
+
+def judge_again(path: Path, store: Path, number: int) -> None:
+    """Replace the verdicts of the fastest recipes of a grid by those of every prompt with three seeds.
+
+    What has failed by ten images has been shown to; what is unclear there is mostly so because ten are few.
+    """
+    grid = json.loads(path.read_text())
+    baseline, *others = grid["rows"]
+    doubtful = [row for row in others if "s" in row and (row["gate"] != "failed" or "images" in row)]
+    timed = sorted(doubtful, key=lambda row: np.median(row["s"]))
+    study = Study.of(
+        grid["model"],
+        [row["recipe"] for row in (baseline, *timed[:number])],
+        prompts=PROMPT_SETS["tinyworld"],
+        num_seeds=NUM_SEEDS,
+        num_inference_steps=STEPS,
+        device="cpu",
+        timing=Timing(rounds=1, repeats=1, max_warmup=1, threads=1),
+        rivals=False,
+    )
+    rows = {row["recipe"]: row for row in others}
     for row in run_study(study, store=store, progress=for_this_terminal()).rows():
-        if row.latency is not None:
-            rows[row.recipe]["again"] = _row(row)["s"]
+        if row.recipe in rows and row.latency is not None:
+            judged = _row(row)
+            cells = {name: judged[name] for name in ("gate", "clip", "match") if name in judged}
+            rows[row.recipe].update(cells, images=len(PROMPT_SETS["tinyworld"]) * NUM_SEEDS)
     write_grid(path, grid)
 
 

@@ -80,7 +80,9 @@ class Simulated:
         self.rest_s, self.step_s = found.rest_s, found.step_s
         self.machine = H200("cuda", "NVIDIA H200", (9, 0), "c++", num_gpus=1)
         pipe, facts = pipeline_without_weights(self.model, None)
-        self.target = Target(Placement(self.machine), pipe, facts, Request(prompts=("a red circle",)))
+        self.target = Target(
+            Placement(self.machine), pipe, facts, Request(prompts=("a red circle",), batch=1)
+        )
         self.found = find_model(self.model)
         self.workload = workload_of(self.found, Asked().of(PROMPT_SETS[self.found.prompt_set][:1]), 1)
         sources = known_sources(self.model, "NVIDIA H200", self.wanted)
@@ -237,7 +239,7 @@ def simulated(model: str, minutes: float, max_memory: str | None, seed: int) -> 
     )
     gpu = Simulated(f"synthetic:{model}", wanted, np.random.default_rng(seed))
     sources = known_sources(f"synthetic:{model}", "NVIDIA H200", wanted)
-    space = Space.of(wanted, gpu.why_not, reported(sources))
+    space = Space.of(wanted, gpu.why_not, reported(sources), judges=False)
     click.echo(f"{len(space.options)} options, {len(space.cut)} left out")
     if max_memory is not None:
         saving = [text for option in space.options for text in option.memory_advice.saving]

@@ -47,6 +47,7 @@ from docs import (
     skipped_work,
     step_curves,
     techniques_measured,
+    tuned,
     tuning,
 )
 from docs.study_pages import page as study_page
@@ -228,7 +229,8 @@ def compiling_page() -> str:
 
 
 def tuning_page() -> str:
-    return tuning.filled((DOCS / "tuning.md").read_text(), TUNER_RECORD)
+    page = tuning.filled((DOCS / "tuning.md").read_text(), TUNER_RECORD)
+    return tuned.filled(page, sorted(TUNER_RECORD.parent.glob("tune-*.json")))
 
 
 PAGES: dict[str, Callable[[], str]] = {

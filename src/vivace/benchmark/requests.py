@@ -58,6 +58,7 @@ class SupportRequest(Request):
     model: str
     recipes: tuple[str, ...]
     task: Task | None = None
+    batch: int | None = None
 
 
 class RoundRequest(Request):

@@ -20,19 +20,27 @@ _TIMEOUT_S = 600.0
 
 
 def ask_support(
-    launcher: Launcher, model: str, recipes: Sequence[str], device: str, task: Task | None = None
+    launcher: Launcher,
+    model: str,
+    recipes: Sequence[str],
+    device: str,
+    task: Task | None = None,
+    batch: int | None = None,
 ) -> dict[str, str]:
     """Return why recipes cannot work here, by recipe; those that may work are not in it. A worker answers.
 
     Args:
         task: what is generated from; None for what the model is published for.
+        batch: images per call; None if unknown.
     """
-    request = SupportRequest(model=model, recipes=tuple(recipes), device=device, task=task)
+    request = SupportRequest(model=model, recipes=tuple(recipes), device=device, task=task, batch=batch)
     found = ask(launcher, request, _TIMEOUT_S)
     return {recipe: str(reason) for recipe, reason in found.items()}
 
 
-def unsupported(model: str, recipes: Sequence[str], device: str, task: Task | None = None) -> dict[str, str]:
+def unsupported(
+    model: str, recipes: Sequence[str], device: str, task: Task | None = None, batch: int | None = None
+) -> dict[str, str]:
     """Return why recipes cannot work, by recipe. Runs in the worker.
 
     Techniques judge the machine and a pipeline on the meta device. Of a model that cannot be built without its weights
@@ -42,7 +50,7 @@ def unsupported(model: str, recipes: Sequence[str], device: str, task: Task | No
 
     placement = Placement(this_machine(choose_device(device)))
     pipe, facts = pipeline_without_weights(model, task)
-    target = Target(placement, pipe, facts, Request(prompts=("a red circle",)))
+    target = Target(placement, pipe, facts, Request(prompts=("a red circle",), batch=batch))
     reasons: dict[str, str] = {}
     for text in recipes:
         for technique in resolve(text):

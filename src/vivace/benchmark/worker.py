@@ -222,10 +222,10 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             from vivace.measure.machine import visible_gpus
 
             return {"gpus": [place.model_dump(mode="json") for place in visible_gpus()]}
-        case SupportRequest(device=device, model=model, recipes=recipes, task=task):
+        case SupportRequest(device=device, model=model, recipes=recipes, task=task, batch=batch):
             from vivace.benchmark.support import unsupported
 
-            return dict(unsupported(model, recipes, device, task))
+            return dict(unsupported(model, recipes, device, task, batch))
         case RaceRequest(device=device, model=model, recipes=recipes):
             from vivace.benchmark.race import race
             from vivace.measure.machine import choose_device

@@ -112,6 +112,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     show_default=True,
     help="Time limit of a round, in seconds.",
 )
+@options.price
 @options.device
 @options.threads
 @options.store
@@ -123,7 +124,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Also write the page of the store.",
+    help="Also write the page of the search: the answer, and every table and image of the store.",
 )
 @click.option(
     "--format",
@@ -155,6 +156,7 @@ def tune(
     prompts: Path | None,
     batch: int,
     timeout: float,
+    price: float | None,
     device: str,
     threads: int | None,
     store: Path,
@@ -211,6 +213,7 @@ def tune(
             threads=threads,
             gpus=gpus,
             timeout_s=timeout,
+            price_per_hour=price,
             seed=seed,
             watcher=shown,
             command=options.command_line(),

@@ -85,12 +85,14 @@ class Request:
 
     Attributes:
         prompts: what will be drawn, or similar prompts, for techniques that adapt to them.
+        batch: images per call; None if unknown.
         earlier, later: the recipe's techniques before and after this one.
         given: what a call of the pipeline takes besides a prompt: pictures to start from, for techniques that make
             calls to adapt to.
     """
 
     prompts: tuple[str, ...] = ()
+    batch: int | None = None
     earlier: tuple[Technique, ...] = ()
     later: tuple[Technique, ...] = ()
     given: Mapping[str, Any] = field(default_factory=dict)

@@ -186,6 +186,14 @@ class Technique(BaseModel, ABC):
         """GPUs that each hold the denoiser, including this process's own."""
         return 1
 
+    def not_searched(self, judges: bool) -> str | None:
+        """Return why a search leaves it out unless it is asked to keep it; None: it is searched.
+
+        Args:
+            judges: whether the search compares images with the baseline's.
+        """
+        return None
+
     @property
     def arithmetic(self) -> Arithmetic:
         """What it does to weights and matmuls; for most techniques nothing."""

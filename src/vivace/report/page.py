@@ -96,13 +96,19 @@ class _View:
         return any(line.row.effects or line.row.record.rounds[0].evidence for line in self.lines)
 
 
-def render_page(sections: Sequence[Section], read_picture: ReadPicture, title: str | None = None) -> str:
+def render_page(
+    sections: Sequence[Section],
+    read_picture: ReadPicture,
+    title: str | None = None,
+    answer: str | None = None,
+) -> str:
     """Return the whole report as one HTML document.
 
     Args:
         sections: the runs, in the order in which they are shown.
         read_picture: returns the PNG of an image by its sha256, or None if its file is missing.
         title: of the page; None for one that names the model and the device.
+        answer: text that comes first, set as it is.
     """
     style, script = style_sheet(), sorting_script()
     filled = [s for s in sections if s.rows]
@@ -118,6 +124,7 @@ def render_page(sections: Sequence[Section], read_picture: ReadPicture, title: s
         .render(
             sections=views,
             title=title,
+            answer=answer,
             downloads=_all_tables(filled, max_table_bytes),
             style=Markup(style),
             script=Markup(script),

@@ -51,6 +51,12 @@ class Dtype(Technique):
     def arithmetic(self) -> Arithmetic:
         return Arithmetic(weights=f"in {self.dtype}", products=f"in {self.dtype}")
 
+    def not_searched(self, judges: bool) -> str | None:
+        """A model that was trained in bf16 may overflow in fp16, and only images of real weights show it."""
+        if self.dtype == "fp16" and not judges:
+            return "fp16 overflows at 65504, which cannot be seen here, since quality is not judged"
+        return None
+
     def unsupported(self, target: Target) -> str | None:
         capability = target.machine.capability
         if self.dtype == "bf16" and target.machine.is_cuda and capability is not None and capability < (8, 0):

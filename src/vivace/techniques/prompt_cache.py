@@ -58,6 +58,9 @@ class PromptCache(Technique):
     def provides(self) -> frozenset[Trait]:
         return frozenset({Trait.MOVED}) if self.free_encoders else frozenset()
 
+    def not_searched(self, judges: bool) -> str | None:
+        return "it gains only where a prompt is drawn again, as in a benchmark; if yours are, --keep prompt_cache"
+
     def unsupported(self, target: Target) -> str | None:
         if self.free_encoders and target.machine.backend in ("cpu", "mps"):
             where = "Apple's GPUs share host memory, so" if target.machine.is_gpu else "on a CPU"

@@ -27,6 +27,8 @@ class VaeSlicing(Technique):
     memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("vae_slicing",))
 
     def unsupported(self, target: Target) -> str | None:
+        if target.asked.batch == 1:
+            return "one image is drawn per call, so there is no batch to slice"
         if target.pipe is None:
             return None
         vae = target.module("vae")

@@ -128,8 +128,10 @@ class Tuned:
         return [(name, "FILE") for name in needed.get(self.task, []) if name not in given]
 
     def page(self) -> str:
-        """Return the page of the store, with every table and image of the search."""
-        return page_of([self.store], self.wanted.limits)
+        """Return the page of the search: the answer, then every table and image of the store."""
+        return page_of(
+            [self.store], self.wanted.limits, title=f"{self.model}: {self.recipe}", answer=str(self)
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -12,6 +12,7 @@ import numpy as np
 from vivace.contract import Technique
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
+from vivace.stats import Gate
 from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
 from vivace.tuning.priors import SAME, Source
 from vivace.tuning.seen import Seen, latest
@@ -23,6 +24,7 @@ _SLACK_OF_CHANGES = Effect(-0.02, 0.08)
 _SLACK_OF_SAME = Effect(0.0, 0.01)
 _SAVES, _SAVES_NOTHING = Effect(-0.2, 0.3), Effect(0.0, 0.05)
 _SLACK_AT_BEST = 0.02
+_SURE = 0.9
 _ODD = 0.5
 _NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
 _PEAK_ERROR = 0.02
@@ -280,19 +282,31 @@ def _clipped(slack: float) -> float:
 
 
 def _blame(history: Sequence[Seen]) -> dict[frozenset[str], float]:
-    """Return which techniques, alone or in pairs, probably make recipes fail, with the probability."""
+    """Return which techniques, alone or in pairs, probably make recipes fail, with the probability.
+
+    Of a recipe whose quality fails these are the techniques that were in no recipe whose quality does not.
+    """
     good: set[frozenset[str]] = set()
+    kept: set[str] = set()
     for one in history:
         if one.is_measured:
             good |= _parts(one.recipe)
+        if one.slack is not None and one.gate is not Gate.FAILED:
+            kept |= texts_of(one.recipe)
     blame: dict[frozenset[str], float] = {}
+    for one in history:
+        if one.gate is Gate.FAILED:
+            suspected = texts_of(one.recipe) - kept
+            for text in suspected:
+                part = frozenset((text,))
+                blame[part] = max(blame.get(part, 0.0), _SURE / len(suspected))
     for one in history:
         if one.is_measured or one.outcome in (Outcome.FAILED_QUALITY, Outcome.OUT_OF_MEMORY):
             continue
         suspects = _parts(one.recipe) - good
         for part in suspects:
             weight = 0.5 if one.outcome in _NOT_YET else 1.0
-            blame[part] = max(blame.get(part, 0.0), 0.9 * weight / len(suspects))
+            blame[part] = max(blame.get(part, 0.0), _SURE * weight / len(suspects))
     return blame
 
 

@@ -170,7 +170,11 @@ class Bench:
     def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
         """Techniques judge the model without its weights; memory is predicted if it is limited."""
         texts = [recipe.text for recipe in recipes if recipe not in self._supported]
-        reasons = ask_support(self.launcher, self.model, texts, self.device, self.task) if texts else {}
+        reasons = (
+            ask_support(self.launcher, self.model, texts, self.device, self.task, self.asked.batch)
+            if texts
+            else {}
+        )
         self._supported |= {recipe for recipe in recipes if recipe.text not in reasons}
         found = [
             Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=reasons[recipe.text])

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 
 from vivace.contract import TEXT_ENCODERS, Technique
 from vivace.errors import RecipeError
 from vivace.models.find import SYNTHETIC
+from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.studies.known import Known, all_known
 from vivace.studies.published import parse_published
@@ -104,13 +105,17 @@ def touched_share(targets: Sequence[str], stages_s: Mapping[str, float] | None) 
 
 
 def known_sources(
-    model: str, device_name: str, wanted: Wanted, without: Iterable[str] = ()
+    model: str, device_name: str, wanted: Wanted, without: Iterable[str] = (), is_cpu: bool = False
 ) -> tuple[Source, ...]:
-    """Return the gains that vivace's own records and published studies say of recipes, for a GPU.
+    """Return the gains that vivace's own records and published studies say of recipes, for a device.
+
+    What is known was measured on GPUs. A CPU compiles, rounds and multiplies in its own way, so there only what leaves
+    work out is taken over: it gains on any device.
 
     Args:
         without: sources to leave out: "records", or the number of a study, e.g. "000". A replay leaves out what it
             replays.
+        is_cpu: whether the device is a CPU.
     """
     mine = family(device_name)
     if wanted.measures_memory:
@@ -123,7 +128,13 @@ def known_sources(
         for study in ("000", "001", "003", "004")
         if study not in left_out
     ]
+    if is_cpu:
+        found = [replace(one, data=tuple(d for d in one.data if _leaves_work_out(d.recipe))) for one in found]
     return tuple(source for source in found if source.data)
+
+
+def _leaves_work_out(recipe: Recipe) -> bool:
+    return not any(technique.same_picture for technique in recipe)
 
 
 def reported(sources: Iterable[Source]) -> list[Technique]:

@@ -126,8 +126,8 @@ def space_of(
     Raises:
         Unsupported: that includes a technique that is to be kept.
     """
-    every = [option.text for option in Space.of(wanted, reported=reported).options]
-    reasons = ask_support(bench.launcher, bench.model, every, bench.device)
+    every = [option.text for option in Space.of(wanted, reported=reported, judges=bench.judges).options]
+    reasons = ask_support(bench.launcher, bench.model, every, bench.device, bench.task, bench.asked.batch)
 
     def why_not(technique: Technique) -> str | None:
         is_known = technique.same_picture or trusted is None
@@ -135,7 +135,7 @@ def space_of(
             return "the trusted model was not seen to keep its quality with it"
         return reasons.get(technique.text)
 
-    space = Space.of(wanted, why_not, reported)
+    space = Space.of(wanted, why_not, reported, bench.judges)
     space.trusted = trusted
     for technique in wanted.kept:
         if (why := space.cut.get(technique.text)) is not None:

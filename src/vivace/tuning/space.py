@@ -108,6 +108,7 @@ class Space:
     Attributes:
         options: what recipes are made of.
         cut: options that are left out before anything is timed, with the reason, by their text.
+        judges: whether images are compared with the baseline's.
         trusted: recipes whose quality is known to be kept; techniques that change the picture may then be combined only
             as in one of them. None: no such rule.
     """
@@ -115,20 +116,26 @@ class Space:
     wanted: Wanted
     options: list[Technique] = field(default_factory=list)
     cut: dict[str, str] = field(default_factory=dict)
+    judges: bool = True
     trusted: frozenset[Recipe] | None = None
     _why_not: Why = field(default=lambda technique: None, repr=False)
 
     @classmethod
     def of(
-        cls, wanted: Wanted, why_not: Why = lambda technique: None, reported: Iterable[Technique] = ()
+        cls,
+        wanted: Wanted,
+        why_not: Why = lambda technique: None,
+        reported: Iterable[Technique] = (),
+        judges: bool = True,
     ) -> Space:
         """Make the space of all techniques.
 
         Args:
             why_not: says why a technique cannot work here; None if nothing is known against it.
             reported: techniques with the knobs and targets with which they were measured elsewhere.
+            judges: whether images are compared with the baseline's.
         """
-        space = cls(wanted, _why_not=why_not)
+        space = cls(wanted, judges=judges, _why_not=why_not)
         reported = tuple(reported)
         for kind in TECHNIQUES.values():
             if kind.name in wanted.without:
@@ -147,7 +154,8 @@ class Space:
         """Whether a technique may be used; if not, `cut` says why."""
         if not self.wanted.allows(technique) or technique.text in self.cut:
             return False
-        if (why := self._why_not(technique)) is not None:
+        why = None if self.wanted.keeps(technique) else technique.not_searched(self.judges)
+        if (why := why or self._why_not(technique)) is not None:
             self.cut[technique.text] = why
             return False
         return True

@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from vivace.report.summary import change, ratio, seconds, size
+from vivace.report.summary import change, money, ratio, seconds, size
 from vivace.report.table import broken
 from vivace.stats import Gate, Verdict
 from vivace.tuning.answer import Tuned
@@ -20,8 +20,9 @@ _QUALITY = {Gate.PASSED: "passed", Gate.FAILED: "failed", Gate.UNCLEAR: "unclear
 def lines(tuned: Tuned) -> Iterator[str]:
     """Yield the lines of the answer."""
     goal = tuned.wanted.goal
+    recipes = "recipe" if tuned.num_trials == 1 else "recipes"
     yield from _wrapped(
-        f"{tuned.model} on {tuned.device_name}, {goal}: {tuned.num_trials} recipes measured in "
+        f"{tuned.model} on {tuned.device_name}, {goal}: {tuned.num_trials} {recipes} measured in "
         f"{_clock(tuned.seconds)}"
     )
     yield ""
@@ -71,6 +72,8 @@ def _pick(tuned: Tuned) -> Iterator[str]:
             indent="         ",
             first="",
         )
+    if row.cost_per_1000 is not None and baseline.cost_per_1000 is not None:
+        yield f"cost     {money(row.cost_per_1000)} per 1,000 images instead of {money(baseline.cost_per_1000)}"
     if row.memory is not None and baseline.memory is not None:
         first = "" if row.first_call_s is None else f", first call {seconds(row.first_call_s)}"
         yield f"memory   peak {size(row.memory.peak_bytes)} ({change(row, baseline)}){first}"

@@ -18,6 +18,7 @@ from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.models.find import find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
+from vivace.report.rows import priced
 from vivace.report.summary import seconds, size
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.stats import Gate
@@ -65,6 +66,7 @@ def tune(
     threads: int | None = None,
     gpus: NumGpus | None = None,
     timeout_s: float = 600.0,
+    price_per_hour: float | None = None,
     seed: int = 0,
     watcher: Watcher | None = None,
     progress: Progress | None = None,
@@ -90,6 +92,7 @@ def tune(
             searched where the store has seen them keep that model's quality.
         asked: size, steps and prompts; None for the model's own.
         gpus: screen and judge on so many GPUs of this host; the final runs on one.
+        price_per_hour: of this machine, in any currency: the answer says what images cost.
         seed: of the search's own randomness.
         watcher, progress: are told what happens.
         launcher: a running launcher; None to start one.
@@ -146,12 +149,15 @@ def tune(
             gpus=gpus,
             timeout_s=timeout_s,
         )
-        known = known_sources(model, bench.environment.device_name, wanted)
+        known = known_sources(
+            model, bench.environment.device_name, wanted, is_cpu=bench.environment.device == "cpu"
+        )
         space = space_of(wanted, bench, trusted, reported(known))
         check_memory(wanted, bench)
         told = watcher or Unwatched()
-        told.note(f"{len(space.options)} options, {len(space.cut)} left out; measuring the baseline")
         history, stored = bench.history()
+        told.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
+        told.note("measuring the baseline")
         base = bench.start()
         check_baseline(base, bench)
         bench.spend(DEFAULT_MINUTES if minutes is None and trials is None else minutes)
@@ -184,7 +190,22 @@ def tune(
         )
         pick = search.run()
         pick = _with_more_images(search, bench, pick)
-        return _answer(search, bench, pick, chosen, sources, time.monotonic() - began, trust_quality_of)
+        answer = _answer(search, bench, pick, chosen, sources, time.monotonic() - began, trust_quality_of)
+        return replace(answer, rows=tuple(priced(answer.rows, price_per_hour)))
+
+
+def _known_of(history: Sequence[Seen], stored: Source) -> str:
+    """Say what the store has: results of the same search, which count, and figures to learn from."""
+    number = len({one.recipe for one in history if not one.recipe.is_baseline})
+    others = len({datum.recipe for datum in stored.data})
+    found = []
+    if number:
+        found.append(
+            f"the store has {number} recipe{'' if number == 1 else 's'} of this search, which goes on"
+        )
+    if others:
+        found.append(f"it learns from {others} that were measured otherwise")
+    return "".join(f"; {part}" for part in found)
 
 
 def _with_more_images(search: Search, bench: Bench, pick: Seen | None) -> Seen | None:

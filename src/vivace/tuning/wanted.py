@@ -72,6 +72,10 @@ class Wanted:
             return False
         return technique.same_picture or not self.same_picture_only
 
+    def keeps(self, technique: Technique) -> bool:
+        """Whether a technique was asked for with `keep`."""
+        return technique.name in self.kept_names
+
     def has_kept(self, recipe: Recipe) -> bool:
         """Whether a recipe has every technique that is to be kept."""
         has = {technique.name for technique in recipe}

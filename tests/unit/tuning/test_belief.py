@@ -82,3 +82,12 @@ def test_records_of_the_same_model_and_family_count_most() -> None:
     named = {source.name for source in known_sources("flux-dev", "NVIDIA H200", Wanted(), ("records",))}
     assert "vivace's records" not in named
     assert "study 004" in named
+
+
+def test_a_cpu_learns_from_gpus_only_what_leaves_work_out() -> None:
+    gpu = [d for s in known_sources("flux-dev", "some card", Wanted()) for d in s.data]
+    cpu = [d for s in known_sources("flux-dev", "AMD EPYC", Wanted(), is_cpu=True) for d in s.data]
+    assert cpu
+    assert len(cpu) < len(gpu)
+    assert not any(technique.same_picture for datum in cpu for technique in datum.recipe)
+    assert any(technique.same_picture for datum in gpu for technique in datum.recipe)

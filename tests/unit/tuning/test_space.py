@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import pytest
 
+from vivace.benchmark.support import unsupported
 from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.errors import RecipeError, UsageError
 from vivace.recipes.resolve import resolve
@@ -122,3 +123,25 @@ def test_amounts_that_are_none() -> None:
     for text in ("", "12 apples", "-3GB", "0", "1e9"):
         with pytest.raises(UsageError, match="is not"):
             parse_bytes(text)
+
+
+@pytest.mark.parametrize(("batch", "reason"), [(1, "so there is no batch to slice"), (4, None), (None, None)])
+def test_slicing_needs_a_batch(batch: int | None, reason: str | None) -> None:
+    found = unsupported("tiny-sd", ["vae_slicing", "fuse_qkv"], "cpu", batch=batch)
+    assert set(found) == (set() if reason is None else {"vae_slicing"})
+    assert reason is None or reason in found["vae_slicing"]
+
+
+def test_what_only_a_benchmark_gains_by_is_searched_on_request_alone() -> None:
+    space = Space.of(Wanted())
+    assert "prompt_cache" not in texts(space)
+    assert "--keep prompt_cache" in space.cut["prompt_cache"]
+    assert "prompt_cache" in texts(Space.of(Wanted(keep=("prompt_cache",))))
+
+
+def test_precision_that_may_overflow_needs_a_judge() -> None:
+    assert "dtype(fp16)" in texts(Space.of(Wanted(), judges=True))
+    unjudged = Space.of(Wanted(same_picture_only=True), judges=False)
+    assert "dtype(fp16)" not in texts(unjudged)
+    assert "dtype(bf16)" in texts(unjudged)
+    assert "dtype(fp16)" in texts(Space.of(Wanted(same_picture_only=True, keep=("fp16",)), judges=False))

@@ -1,0 +1,55 @@
+"""The tables of searches on docs/tuning.md, made of a real search of an embedded model.
+
+`tune-tiny-sd.json` is the answer of `vivace tune tiny-sd --trials 1 --start "dtype(bf16)+cfg_cutoff(0.6)"
+--num-inference-steps 6 --format json`, without pictures, effects and what was left out.
+"""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from docs import tuned
+
+RECORD = Path(__file__).with_name("tune-tiny-sd.json")
+PAGE = f"before\n{tuned.START}\nold\n{tuned.END}\nafter\n"
+
+
+def found() -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(RECORD.read_text())
+    return answer
+
+
+def test_a_search_becomes_a_table() -> None:
+    page = tuned.filled(PAGE, [RECORD])
+    answer = found()
+    assert page.startswith("before\n")
+    assert page.endswith("\nafter\n")
+    assert "old" not in page
+    assert f"**tiny-sd** on {answer['device']}, goal latency: 1 recipe measured in" in page
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + len(answer["final"])
+    assert rows[2].startswith(f"| baseline | {answer['final'][0]['latency']['median_s']:.3f} | - |")
+    low, high = answer["final"][1]["speedup"]["ci95"]
+    assert rows[3].startswith("| `dtype(bf16)+cfg_cutoff(0.6)` |")
+    assert f"[{low:.2f}, {high:.2f}]" in rows[3]
+    assert len({row.count("|") for row in rows}) == 1
+    assert tuned.filled(page, [RECORD]) == page
+
+
+def test_without_a_record_the_page_says_so() -> None:
+    assert "No search on a GPU is recorded yet." in tuned.filled(PAGE, [])
+
+
+def test_the_pick_stands_beside_what_was_known() -> None:
+    answer = copy.deepcopy(found())
+    answer |= {"model": "synthetic:flux-dev", "device": "NVIDIA H200", "recipe": "fused"}
+    for row in answer["final"]:
+        row["workload"] = {"height": 1024, "width": 1024, "num_inference_steps": 28}
+    answer["final"][1]["recipe"] = "fused"
+    text = tuned.section(answer)
+    assert "The fastest recipe that vivace's other records have" in text
+    assert "`fused(fp8, attention=fp8)" in text  # a cache, which is faster, changes the picture
+    assert "teacache" not in text
+    answer["limits"]["max_memory_bytes"] = 1e9
+    assert "other records" not in tuned.section(answer)
