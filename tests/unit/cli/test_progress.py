@@ -1,7 +1,10 @@
 """The line of a finished round, and the title of a comparison."""
 
+import pytest
+
 from tests.make import make_round, make_trial
-from vivace.cli.progress import result, title
+from vivace.cli import progress as shown
+from vivace.cli.progress import PlainProgress, TerminalProgress, result, title
 from vivace.spec.record import Outcome
 
 
@@ -22,3 +25,42 @@ def test_the_title_has_the_batch_if_it_is_not_one() -> None:
     assert title(trial) == "tiny-flux"
     batched = trial.model_copy(update={"workload": trial.workload.model_copy(update={"batch": 2})})
     assert title(batched) == "tiny-flux, batch 2"
+
+
+class _Time:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_the_quality_pass_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = _Time()
+    monkeypatch.setattr(shown, "time", clock)
+    progress = PlainProgress()
+    progress.quality("comparing images", 0, 100)
+    for done in range(1, 41):
+        clock.now += 0.5
+        progress.quality("comparing images", done, 100)
+    assert capsys.readouterr().err.splitlines() == [
+        "quality pass: comparing images, 100 in all",
+        "quality pass: comparing images, 20 of 100  (about 40 s left)",
+        "quality pass: comparing images, 40 of 100  (about 30 s left)",
+    ]
+
+
+def test_a_pass_that_goes_on_counts_from_where_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Time()
+    monkeypatch.setattr(shown, "time", clock)
+    progress = TerminalProgress()
+    progress.quality("comparing images", 256, 356)
+    clock.now += 10
+    assert progress.shown_clock() == "10 s"
+    progress.quality("comparing images", 306, 356)
+    assert progress.shown_clock() == "10 s  about 10 s left"
+    progress.end()
