@@ -4,8 +4,10 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,25 +43,46 @@ def draw_all(args: argparse.Namespace) -> None:
     for model in args.model or gate_variants.RECIPES:
         for variant in variants(model):
             path = args.out / model / f"{variant.file}.npz"
-            claim = path.with_suffix(".lock")
-            if variant.sort == "images" or path.exists():
+            if variant.sort == "images":
                 continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:  # several of these commands can share the work
-                os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                continue
-            start = time.perf_counter()
-            try:
-                pictures, reason = draw_variant(variant), ""
-            except VivaceError as error:
-                pictures, reason = np.zeros((0, 128, 128, 3), np.uint8), str(error)
-            unfinished = path.with_suffix(".part")
-            with unfinished.open("wb") as file:
-                np.savez_compressed(file, pictures=pictures, reason=np.array(reason))
-            unfinished.rename(path)
-            claim.unlink()
-            print(f"{model} {variant.name}: {time.perf_counter() - start:.1f} s {reason}", flush=True)
+            with mine(path) as is_mine:
+                if is_mine:
+                    draw_to(path, variant)
+
+
+def draw_to(path: Path, variant: Variant) -> None:
+    start = time.perf_counter()
+    try:
+        pictures, reason = draw_variant(variant), ""
+    except VivaceError as error:
+        pictures, reason = np.zeros((0, 128, 128, 3), np.uint8), str(error)
+    unfinished = path.with_suffix(".part")
+    with unfinished.open("wb") as file:
+        np.savez_compressed(file, pictures=pictures, reason=np.array(reason))
+    unfinished.rename(path)
+    print(f"{variant.model} {variant.name}: {time.perf_counter() - start:.1f} s {reason}", flush=True)
+
+
+@contextmanager
+def mine(path: Path) -> Iterator[bool]:
+    """Yield whether a file is this process's to make: it does not exist, and no other process makes it.
+
+    So several of these commands can share the work.
+    """
+    claim = path.with_suffix(path.suffix + ".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        yield False
+        return
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        yield False
+        return
+    try:
+        yield not path.exists()
+    finally:
+        claim.unlink()
 
 
 def draw_variant(variant: Variant) -> NDArray[np.uint8]:
@@ -74,50 +97,64 @@ def draw_variant(variant: Variant) -> NDArray[np.uint8]:
 def look_at_all(args: argparse.Namespace) -> None:
     """Store the figures of every image beside it, and whether the verifier finds everything right in it."""
     clip = ClipScorer(find_scorer(SCORER).folder)
-    others = clip.embed_prompts(PROMPT_SETS[PROMPT_SET])
     for model in args.model or gate_variants.RECIPES:
         drawn = load(args.out, Variant(model, "baseline", "baseline", "recipe"))
         if drawn is None:
             continue
-        prompts = [prompt for prompt, _ in tasks()[: len(drawn)]]
-        read = clip.embed_prompts(prompts)
         for variant in variants(model):
             path = args.out / model / f"{variant.file}.json"
-            if path.exists():
-                continue
-            if variant.sort == "images":
-                damages = damage.IMAGE | damage.LATER_IMAGE
-                pictures: NDArray[np.uint8] | None = damages[variant.kind][variant.name](drawn, prompts)
-            else:
-                pictures = load(args.out, variant)
-            if pictures is None:
-                continue
-            rows = []
-            near = [aligned(pixels(one), pixels(other)) for one, other in zip(pictures, drawn, strict=True)]
-            seen = seen_by(clip, np.stack(near).astype(np.uint8))
-            for k, picture in enumerate(pictures):
-                alone = {"clip_score": 100 * float(seen[k] @ read[k])}
-                against: dict[str, float] = {}
-                if variant.kind == "baseline":
-                    strangers = [
-                        float(seen[k] @ other)
-                        for prompt, other in zip(PROMPT_SETS[PROMPT_SET], others, strict=True)
-                        if prompt != prompts[k]
-                    ]
-                    alone["clip_score_of_others"] = 100 * float(np.mean(strangers))
-                elif (picture != drawn[k]).any():
-                    against["match"] = match(pixels(picture), pixels(drawn[k]))
-                rows.append(
-                    {
-                        "faults": faults(pixels(picture)),
-                        "alone": rounded(alone),
-                        "against": rounded(against),
-                        "right": verifier.verify(np.ascontiguousarray(picture), prompts[k]).right,
-                    }
-                )
-            path.with_suffix(".tmp").write_text(json.dumps(rows) + "\n")
-            path.with_suffix(".tmp").rename(path)
-            print(model, variant.name, sum(row["right"] for row in rows), flush=True)
+            with mine(path) as is_mine:
+                pictures = pictures_of(args.out, variant, drawn) if is_mine else None
+                if pictures is None:
+                    continue
+                rows = figures_of(clip, variant, pictures, drawn)
+                path.with_suffix(".tmp").write_text(json.dumps(rows) + "\n")
+                path.with_suffix(".tmp").rename(path)
+                print(model, variant.name, sum(row["right"] for row in rows), flush=True)
+
+
+def pictures_of(out: Path, variant: Variant, drawn: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+    """Return the images of a variant; those of a damage are made of the baseline's."""
+    if variant.sort != "images":
+        return load(out, variant)
+    prompts = [prompt for prompt, _ in tasks()[: len(drawn)]]
+    return gate_variants.image_damages()[variant.kind][variant.name](drawn, prompts)
+
+
+def figures_of(
+    clip: ClipScorer, variant: Variant, pictures: NDArray[np.uint8], drawn: NDArray[np.uint8]
+) -> list[dict[str, Any]]:
+    """Return what the gate sees of each image, its faults, and the verifier's verdict.
+
+    Args:
+        drawn: the baseline's images.
+    """
+    prompts, others = [prompt for prompt, _ in tasks()[: len(pictures)]], PROMPT_SETS[PROMPT_SET]
+    read, read_others = clip.embed_prompts(prompts), clip.embed_prompts(others)
+    near = [aligned(pixels(one), pixels(other)) for one, other in zip(pictures, drawn, strict=False)]
+    seen = seen_by(clip, np.stack(near).astype(np.uint8))
+    rows = []
+    for k, picture in enumerate(pictures):
+        alone = {"clip_score": 100 * float(seen[k] @ read[k])}
+        against: dict[str, float] = {}
+        if variant.kind == "baseline":
+            strangers = [
+                float(seen[k] @ other)
+                for prompt, other in zip(others, read_others, strict=True)
+                if prompt != prompts[k]
+            ]
+            alone["clip_score_of_others"] = 100 * float(np.mean(strangers))
+        elif (picture != drawn[k]).any():
+            against["match"] = match(pixels(picture), pixels(drawn[k]))
+        rows.append(
+            {
+                "faults": faults(pixels(picture)),
+                "alone": rounded(alone),
+                "against": rounded(against),
+                "right": verifier.verify(np.ascontiguousarray(picture), prompts[k]).right,
+            }
+        )
+    return rows
 
 
 def load(out: Path, variant: Variant) -> NDArray[np.uint8] | None:

@@ -82,8 +82,13 @@ def variants(model: str) -> Iterator[Variant]:
             list(noises) if model == "tiny-flux-schnell" else list(noises)[1::2]
         )  # the others take long to draw
         yield from (Variant(model, kind, name, "weights") for name in chosen)
-    for kind, damages in (damage.IMAGE | damage.LATER_IMAGE).items():
+    for kind, damages in image_damages().items():
         yield from (Variant(model, kind, name, "images") for name in damages)
+
+
+def image_damages() -> dict[str, dict[str, damage.Damage]]:
+    """Return all damage of images, by kind and name."""
+    return damage.IMAGE | damage.LATER_IMAGE | damage.NEWEST_IMAGE
 
 
 @cache
@@ -105,8 +110,18 @@ KINDS = sorted(
 )
 CALIBRATED = frozenset(KINDS[: len(KINDS) // 2])
 """The kinds on which limits are chosen; the others are held out."""
-LATER = frozenset(kind for kinds in (*LATER_RECIPES.values(), damage.LATER_IMAGE) for kind in kinds)
+LATER = sorted(
+    {kind for kinds in (*LATER_RECIPES.values(), damage.LATER_IMAGE) for kind in kinds},
+    key=lambda kind: hashlib.sha256(kind.encode()).hexdigest(),
+)
+LATER_CALIBRATED = frozenset(LATER[: len(LATER) // 2])
+"""Of the kinds that were added later, those on which the scorer's zooms were chosen."""
+NEWEST = frozenset(damage.NEWEST_IMAGE)
 
 
 def half_of(kind: str) -> str:
-    return "later" if kind in LATER else "calibrated" if kind in CALIBRATED else "held out"
+    if kind in NEWEST:
+        return "newest"
+    if kind in LATER:
+        return "later, calibrated" if kind in LATER_CALIBRATED else "later"
+    return "calibrated" if kind in CALIBRATED else "held out"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tinyworld import calibrate_gate, damage, evaluate, gate_pictures, gate_tables, gate_variants
-from tinyworld.gate_variants import CALIBRATED, KINDS, LATER, SET_PICTURES, Variant
+from tinyworld.gate_variants import CALIBRATED, KINDS, LATER, LATER_CALIBRATED, NEWEST, SET_PICTURES, Variant
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve
 from vivace.spec.limits import Limits
@@ -42,9 +42,11 @@ def test_a_kind_is_in_one_half_whatever_the_model() -> None:
         v.kind
         for model in gate_variants.RECIPES
         for v in gate_variants.variants(model)
-        if v.kind != "baseline" and v.kind not in LATER
+        if v.kind != "baseline" and v.kind not in LATER and v.kind not in NEWEST
     }
-    assert not LATER & set(KINDS)
+    assert not set(LATER) & set(KINDS)
+    assert not NEWEST & {*LATER, *KINDS}
+    assert len(LATER_CALIBRATED) == len(LATER) // 2
     assert 2 * len(CALIBRATED) in (len(KINDS), len(KINDS) - 1)
 
 
@@ -95,6 +97,7 @@ def test_drawing_looking_and_judging(
     monkeypatch.setattr(gate_tables, "NUMBERS", (6, 8))
     monkeypatch.setattr(damage, "WEIGHTS", {"denoiser noise": {"denoiser, noise of 0.4": ("denoiser", 0.4)}})
     monkeypatch.setattr(damage, "LATER_IMAGE", {})
+    monkeypatch.setattr(damage, "NEWEST_IMAGE", {})
     monkeypatch.setattr(gate_variants, "LATER_RECIPES", {})
     monkeypatch.setattr(damage, "IMAGE", {kind: damage.IMAGE[kind] for kind in ("gray", "shift")})
     gate_variants.tasks.cache_clear()
@@ -114,6 +117,19 @@ def test_drawing_looking_and_judging(
     assert by_name["tiny_vae", "another picture"]["captions"] == 500, "the truth of the record"
     assert by_name["shift by 1 pixel", "same picture"]["match"] == [None, 1.0, None]
     assert by_name["denoiser, noise of 0.4", "another picture"]["fall"] > 0.5
+
+
+def test_processes_share_the_work_and_leave_no_claim(tmp_path: Path) -> None:
+    file = tmp_path / "model" / "a.json"
+    with gate_pictures.mine(file) as first, gate_pictures.mine(file) as second:
+        assert (first, second) == (True, False)
+    with pytest.raises(KeyboardInterrupt), gate_pictures.mine(file):
+        raise KeyboardInterrupt
+    with gate_pictures.mine(file) as again:
+        assert again, "an interrupted run goes on"
+        file.write_text("[]")
+    with gate_pictures.mine(file) as done:
+        assert not done
 
 
 def test_pictures_come_from_their_own_seeds_whatever_the_batch() -> None:
