@@ -82,6 +82,10 @@ class ClipScorer:
     def embed_pictures(self, pictures: Sequence[Any]) -> NDArray[np.float64]:
         """Return unit vectors (N, width) of PIL images: the mean over the model's zooms."""
         seen = [picture.convert("RGB") for picture in pictures]
+        if getattr(self._images, "do_center_crop", False) and "shortest_edge" in dict(
+            self._images.size or {}
+        ):
+            seen = [middle(picture) for picture in seen]
         with self._explained():
             views = [self._seen([zoomed(picture, zoom) for picture in seen]) for zoom in self._zooms]
         if len(views) == 1:
@@ -102,6 +106,19 @@ class ClipScorer:
         with torch.inference_mode():
             vectors = _vector(embed(**inputs.to(self._device))).double().cpu().numpy()
         return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
+
+
+def middle(picture: Any) -> Any:
+    """Cut off most of what the processor cuts anyway, of a PIL image with sides of more than 4 to 1.
+
+    It resizes first: an image of 1 x 5000 pixels would become one of 128 x 640,000.
+    """
+    width, height = picture.size
+    short, long = min(width, height), max(width, height)
+    if long <= 4 * short:
+        return picture
+    cut = (long - 3 * short) // 2
+    return picture.crop((cut, 0, width - cut, height) if width > height else (0, cut, width, height - cut))
 
 
 def zoomed(picture: Any, zoom: float) -> Any:
