@@ -118,7 +118,8 @@ def middle(picture: Any) -> Any:
     if long <= 4 * short:
         return picture
     cut = (long - 3 * short) // 2
-    return picture.crop((cut, 0, width - cut, height) if width > height else (0, cut, width, height - cut))
+    box = (cut, 0, width - cut, height) if width > height else (0, cut, width, height - cut)
+    return picture.crop(box)
 
 
 def zoomed(picture: Any, zoom: float) -> Any:

@@ -26,9 +26,9 @@ def test_a_zoom_enlarges_around_the_middle(zoom: float) -> None:
     seen = np.asarray(zoomed(_square(40), zoom), dtype=float).mean(axis=-1) / 255
     assert seen.shape == (96, 128)
     assert seen.sum() == pytest.approx((40 * zoom) ** 2, rel=0.02)
-    for axis, middle in ((0, 47.5), (1, 63.5)):
+    for axis, centre in ((0, 47.5), (1, 63.5)):
         line = seen.sum(axis=1 - axis)
-        assert (line * np.arange(len(line))).sum() / line.sum() == pytest.approx(middle, abs=0.1)
+        assert (line * np.arange(len(line))).sum() / line.sum() == pytest.approx(centre, abs=0.1)
 
 
 def test_reducing_repeats_the_edges() -> None:
