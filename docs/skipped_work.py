@@ -23,12 +23,13 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row
 from vivace.report.summary import plus_minus, ratio, seconds
 from vivace.spec.record import Outcome, Record
+from vivace.stats import Interval, learn_spread, speedup
 
 LIMIT = 0.05
 """Share of a step that a skipped step may cost beyond what it computes."""
 _HEADINGS = (
     "recipe", "s/image", "speed-up [95 % interval]", "steps skipped", "a skipped step computes", "ideal speed-up",
-    "overhead of a skipped step",
+    "overhead of a skipped step [95 % interval]",
 )  # fmt: skip
 
 
@@ -39,13 +40,14 @@ class Skipping:
     skipped: share of the steps.
     computes: operations of a skipped step over those of a computed one; None for plain fewer steps.
     ideal: speed-up if time fell in proportion to operations.
-    overhead: of a skipped step, over a computed step's time; None for plain fewer steps.
+    overhead: of a skipped step, over a computed step's time; None for plain fewer steps. Its interval follows from
+        that of the ratio of both runs' steps.
     """
 
     skipped: float
     computes: float | None
     ideal: float
-    overhead: float | None
+    overhead: Interval | None
 
 
 def page(note: str, results: Path) -> str:
@@ -67,8 +69,8 @@ def page(note: str, results: Path) -> str:
         "computes less launches about as many.\n",
         "*A skipped step computes*: its operations in the denoiser over those of a computed step, counted. *Ideal "
         "speed-up*: if the time of the steps fell in proportion to their operations. *Overhead of a skipped step*: "
-        "the time it took beyond that, over the time of a computed step; negative if it took less, in bold above "
-        f"{LIMIT:.0%}.\n",
+        "the time it took beyond that, over the time of a computed step; negative if it took less; with its 95 % "
+        f"interval, in bold if all of that lies above {LIMIT:.0%}.\n",
     ]
     operations = read_operations()
     found = {name: read_records(results / record_file(name).name) for name in FAMILIES}
@@ -100,9 +102,34 @@ def skipping_of(row: Row, whole: Row, operations: Mapping[str, Operations]) -> S
     counted = operations[call.name]
     computes = counted.hit / counted.step
     left = 1 - skipped * (1 - computes)
-    beyond = _times(row)[1] - steps * left
-    overhead = beyond / (skipped * steps) if skipped else None
+    overhead = _overhead(_share_of_steps(row, whole), left, skipped) if skipped else None
     return Skipping(skipped, computes, total / (total - steps * (1 - left)), overhead)
+
+
+def _overhead(took: Interval, left: float, skipped: float) -> Interval:
+    """Return the overhead of a skipped step, over a computed step's time.
+
+    Args:
+        took: the time of all steps, over that of the same number of computed ones.
+        left: what is left of their operations.
+        skipped: share of the steps.
+    """
+    low, high = (None if end is None else (end - left) / skipped for end in (took.low, took.high))
+    return Interval((took.point - left) / skipped, low, high)
+
+
+def _share_of_steps(row: Row, whole: Row) -> Interval:
+    """Return the time of a row's steps over those of the baseline's, with the interval that speed-ups have."""
+    of_row, of_whole = _steps_by_round(row), _steps_by_round(whole)
+    shared = sorted(of_row.keys() & of_whole.keys())
+    # "The baseline's over the other's", turned around.
+    return speedup(
+        [of_row[k] for k in shared], [of_whole[k] for k in shared], learn_spread([of_whole, of_row])
+    )
+
+
+def _steps_by_round(row: Row) -> dict[int, tuple[float, ...]]:
+    return {r.index: tuple(s.stages_s.get("steps", 0.0) for s in r.samples) for r in row.record.rounds}
 
 
 def _times(row: Row) -> tuple[float, float]:
@@ -158,16 +185,14 @@ def _family(name: str, records: Sequence[Record], operations: Mapping[str, Opera
             cells += [f"{found.ideal:.2f}x", _told(found.overhead)]
             if found.overhead is not None:
                 if skipping(row.record.trial.recipe, whole.record.trial.recipe).name == "guidance":
-                    halves = [_of_half_a_batch(row.recipe, found.overhead)]
+                    halves = [_of_half_a_batch(row.recipe, found.overhead.point)]
                 else:
-                    overheads.append((found.overhead, row.recipe))
+                    overheads.append((found.overhead.point, row.recipe, _told(found.overhead)))
         lines.append(f"| {' | '.join(cells)} |")
     lines.append("")
     if overheads:
         least, most = min(overheads), max(overheads)
-        lines.append(
-            f"Overhead of a skipped step: {least[0]:.1%} (`{least[1]}`) to {most[0]:.1%} (`{most[1]}`).\n"
-        )
+        lines.append(f"Overhead of a skipped step: {least[2]} (`{least[1]}`) to {most[2]} (`{most[1]}`).\n")
     lines += halves
     if notes:
         lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
@@ -190,7 +215,10 @@ def _of_half_a_batch(recipe: str, overhead: float) -> str:
     )
 
 
-def _told(overhead: float | None) -> str:
+def _told(overhead: Interval | None) -> str:
     if overhead is None:
         return "-"
-    return f"**{overhead:.1%}**" if overhead > LIMIT else f"{overhead:.1%}"
+    if overhead.low is None or overhead.high is None:
+        return f"{overhead.point:.1%}"
+    text = f"{overhead.point:.1%} [{100 * overhead.low:.1f}, {100 * overhead.high:.1f}]"
+    return f"**{text}**" if overhead.low > LIMIT else text

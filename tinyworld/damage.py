@@ -17,6 +17,7 @@ from tinyworld import verifier
 from vivace.runtime.session import Session
 
 Pictures = NDArray[np.uint8]
+Damage = Callable[[Pictures, Sequence[str]], Pictures]
 
 
 def turned(pictures: Pictures, degrees: float) -> Pictures:
@@ -156,11 +157,72 @@ def fringed(pictures: Pictures, pixels: int) -> Pictures:
     return out
 
 
+def resampled(pictures: Pictures, side: int) -> Pictures:
+    """Resize to `side` pixels and back."""
+    full = pictures.shape[1]
+    small = [Image.fromarray(one).resize((side, side), Image.Resampling.BICUBIC) for one in pictures]
+    return np.stack([np.asarray(one.resize((full, full), Image.Resampling.BICUBIC)) for one in small])
+
+
+def warped(pictures: Pictures, matrix: Sequence[Sequence[float]]) -> Pictures:
+    """Map coordinates (row, column) around the centre by a 2 x 2 matrix; what comes in is a copy of the edge."""
+    centre = np.array(pictures.shape[1:3]) / 2 - 0.5
+    offset = centre - np.array(matrix) @ centre
+
+    def one(channel: NDArray[np.float32]) -> NDArray[np.float32]:
+        return ndimage.affine_transform(channel, np.array(matrix), offset, order=1, mode="nearest")
+
+    moved = [
+        np.stack([one(picture[..., c].astype(np.float32)) for c in range(3)], axis=-1) for picture in pictures
+    ]
+    return _bytes(np.stack(moved))
+
+
+def waved(pictures: Pictures, reach: float) -> Pictures:
+    """Shift each row by up to `reach` pixels, in a wave of 32 rows."""
+    rows = np.arange(pictures.shape[1])
+    shifts = np.round(reach * np.sin(2 * np.pi * rows / 32)).astype(int)
+    columns = (np.arange(pictures.shape[2])[None] - shifts[:, None]).clip(0, pictures.shape[2] - 1)
+    return pictures[:, rows[:, None], columns]
+
+
+def vignetted(pictures: Pictures, share: float) -> Pictures:
+    """Darken towards the corners, by `share` there."""
+    y, x = (np.linspace(-1, 1, side) for side in pictures.shape[1:3])
+    fall = 1 - share * (y[:, None] ** 2 + x[None] ** 2) / 2
+    return _bytes(pictures * fall[..., None])
+
+
+def webp(pictures: Pictures, quality: int) -> Pictures:
+    def again(picture: Pictures) -> Pictures:
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, format="WEBP", quality=quality)
+        return np.asarray(Image.open(file).convert("RGB"))
+
+    return np.stack([again(picture) for picture in pictures])
+
+
+def sharpened(pictures: Pictures, amount: float) -> Pictures:
+    """Add `amount` times the difference from the picture blurred by a pixel."""
+    images = pictures.astype(np.float32)
+    return _bytes(images + amount * (images - ndimage.gaussian_filter(images, (0, 1, 1, 0))))
+
+
+def mixed(pictures: Pictures, share: float) -> Pictures:
+    """Let the next picture shine through."""
+    return _bytes((1 - share) * pictures + share * np.roll(pictures, -1, axis=0))
+
+
+def tiles_exchanged(pictures: Pictures) -> Pictures:
+    """Exchange the quarters crosswise."""
+    return np.roll(pictures, [side // 2 for side in pictures.shape[1:3]], axis=(1, 2))
+
+
 def _bytes(pictures: NDArray[np.floating]) -> Pictures:
     return np.round(pictures).clip(0, 255).astype(np.uint8)
 
 
-IMAGE: dict[str, dict[str, Callable[[Pictures, Sequence[str]], Pictures]]] = {
+IMAGE: dict[str, dict[str, Damage]] = {
     "gray": {"gray": lambda images, prompts: gray(images)},
     "hue": {
         **{f"hue {d} degrees": lambda images, prompts, d=d: turned(images, d) for d in (60, 120, 180)},
@@ -213,7 +275,7 @@ IMAGE: dict[str, dict[str, Callable[[Pictures, Sequence[str]], Pictures]]] = {
 }
 """Damage of images, and changes that harm nothing, by kind and name."""
 
-LATER_IMAGE: dict[str, dict[str, Callable[[Pictures, Sequence[str]], Pictures]]] = {
+LATER_IMAGE: dict[str, dict[str, Damage]] = {
     "contrast": {
         "half of the contrast": lambda images, prompts: toned(images, contrast=0.5),
         "95 % of the contrast": lambda images, prompts: toned(images, contrast=0.95),
@@ -256,6 +318,55 @@ LATER_IMAGE: dict[str, dict[str, Callable[[Pictures, Sequence[str]], Pictures]]]
     },
 }
 """The same, of kinds that were added after the gate's rules were settled."""
+
+NEWEST_IMAGE: dict[str, dict[str, Damage]] = {
+    "stretch": {
+        "stretched 1.03 times": lambda images, prompts: warped(images, ((1, 0), (0, 1 / 1.03))),
+        "stretched 3 times": lambda images, prompts: warped(images, ((1, 0), (0, 1 / 3))),
+    },
+    "reduction": {
+        "reduced 0.98 times": lambda images, prompts: warped(images, ((1 / 0.98, 0), (0, 1 / 0.98))),
+        "reduced 0.3 times": lambda images, prompts: warped(images, ((1 / 0.3, 0), (0, 1 / 0.3))),
+    },
+    "shear": {
+        "sheared by 2 %": lambda images, prompts: warped(images, ((1, 0), (0.02, 1))),
+        "sheared by 150 %": lambda images, prompts: warped(images, ((1, 0), (1.5, 1))),
+    },
+    "resampling": {
+        "96 pixels and back": lambda images, prompts: resampled(images, 96),
+        "10 pixels and back": lambda images, prompts: resampled(images, 10),
+    },
+    "waves": {
+        "waves of 1 pixel": lambda images, prompts: waved(images, 1),
+        "waves of 16 pixels": lambda images, prompts: waved(images, 16),
+    },
+    "vignette": {
+        "corners 5 % darker": lambda images, prompts: vignetted(images, 0.05),
+        "corners dark": lambda images, prompts: vignetted(images, 2),
+    },
+    "colour temperature": {
+        "3 % warmer": lambda images, prompts: _bytes(images * np.array([1.02, 1.0, 0.98])),
+        "red light": lambda images, prompts: _bytes(images * np.array([1.0, 0.2, 0.2])),
+    },
+    "median": {
+        "median of 3 pixels": lambda images, prompts: ndimage.median_filter(images, (1, 3, 3, 1)),
+        "median of 31 pixels": lambda images, prompts: ndimage.median_filter(images, (1, 31, 31, 1)),
+    },
+    "webp": {
+        "WebP 95": lambda images, prompts: webp(images, 95),
+        "WebP 0": lambda images, prompts: webp(images, 0),
+    },
+    "sharpening": {
+        "sharpened by a half": lambda images, prompts: sharpened(images, 0.5),
+        "sharpened 20 times": lambda images, prompts: sharpened(images, 20),
+    },
+    "double exposure": {
+        "2 % of the next picture": lambda images, prompts: mixed(images, 0.02),
+        "half of the next picture": lambda images, prompts: mixed(images, 0.5),
+    },
+    "quarters": {"quarters exchanged": lambda images, prompts: tiles_exchanged(images)},
+}
+"""The same, of kinds that were added after the scorer averaged over zooms; made and judged once."""
 
 WEIGHTS = {
     "denoiser noise": {

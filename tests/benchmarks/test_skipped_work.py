@@ -21,11 +21,13 @@ from benchmarks.skipped_work import (
 )
 from benchmarks.skipped_work import skipped_work as command
 from docs import choosing
+from docs import skipped_work as skipped_work_page
 from docs.skipped_work import page, skipping_of
 from tests.narrow import make_all_small
 from vivace.contract import Stage
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
+from vivace.stats import Interval
 from vivace.techniques import TECHNIQUES
 
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
@@ -129,7 +131,7 @@ def test_overhead_is_what_a_hit_takes_beyond_its_operations(measured: Path) -> N
         found = skipping_of(cache, whole, {"deepcache": Operations(100, hit)})
         assert found is not None
         assert found.overhead is not None
-        return found.overhead
+        return found.overhead.point
 
     assert overhead(0) - overhead(30) == pytest.approx(0.3)
 
@@ -164,3 +166,24 @@ def test_it_goes_on_where_it_stopped(measured: Path, capfd: pytest.CaptureFixtur
     assert run(command, ["sd15", "--record", str(record), *only, "--device", "cpu"]) == 0
     assert "all measured already" in capfd.readouterr().out
     assert record.read_text() == before
+
+
+def test_the_interval_of_an_overhead_is_that_of_the_steps() -> None:
+    """Half of the steps compute a fifth, so 60 % of the time would be left; it took 65 % [62, 68]."""
+    found = skipped_work_page._overhead(Interval(0.65, 0.62, 0.68), left=0.6, skipped=0.5)
+    assert (found.point, found.low, found.high) == pytest.approx((0.1, 0.04, 0.16))
+    assert skipped_work_page._told(found) == "10.0% [4.0, 16.0]"
+    assert skipped_work_page._told(Interval(0.1, 0.06, 0.14)) == "**10.0% [6.0, 14.0]**"
+    assert skipped_work_page._told(Interval(0.1, None, None)) == "10.0%"
+
+
+def test_committed_overheads_have_intervals() -> None:
+    rows = rows_with_baselines(read_records(skipped_work.record_file("sdxl")), baseline("sdxl"))
+    counted = read_operations()["sdxl"]
+    found = [one for row in rows[1:] if row.latency and (one := skipping_of(row, rows[0], counted))]
+    overheads = [one.overhead for one in found if one.overhead is not None]
+    assert len(overheads) > 5
+    for one in overheads:
+        assert one.low is not None
+        assert one.high is not None
+        assert one.low < one.point < one.high

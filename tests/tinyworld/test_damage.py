@@ -99,7 +99,7 @@ def test_what_loses_nothing_does_not_fail(judge: Judge, name: str) -> None:
     gate, reason = judge.verdict(name, same_picture=True)
     assert gate is (Gate.UNCLEAR if name == "JPEG 90" else Gate.PASSED), reason
     if name == "JPEG 90":
-        assert reason.startswith("CLIP margin kept 99.4 %, single images capped [98."), "a little is lost"
+        assert reason.startswith("CLIP margin kept 99.3 %, single images capped [98."), "a little is lost"
 
 
 @pytest.mark.long

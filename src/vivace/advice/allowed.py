@@ -16,11 +16,10 @@ from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import size
-from vivace.spec.limits import Limits
+from vivace.spec.limits import ONE_VIEW, Limits
 from vivace.stats import Gate, gate
 
 _NO_IMAGES = "random weights, so its images were not judged"
-_SCORER = "tiny-clip"  # of all committed images
 
 
 def _out(row: Seen, kind: Reason, why: str) -> LeftOut:
@@ -127,7 +126,7 @@ def held_to(known: Judged, limits: Limits, same_picture: bool) -> Judged:
     """Return the judgement by other limits than those that the images were judged by."""
     if known.is_lost:
         return known
-    clip = limits.for_scorer(_SCORER).clip
+    clip = limits.for_scorer(ONE_VIEW).clip
     asked = [("CLIP margin kept", 100.0, " %", known.clip, clip if isinstance(clip, float) else None)]
     if known.witness is not None:
         asked.append(("second witness's margin kept", 100.0, " %", known.witness, limits.witness))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vivace.benchmark.launcher import Launcher, ask, last_line
 from vivace.benchmark.pictures import picture_path
@@ -12,7 +13,9 @@ from vivace.benchmark.requests import FiguresRequest, PicturesRequest, Scorer
 from vivace.benchmark.runner import sources_folder
 from vivace.benchmark.store import Store
 from vivace.errors import RecipeError
+from vivace.models.find import WEIGHTS
 from vivace.models.prompts import PROMPT_SETS
+from vivace.models.reading import Limits
 from vivace.models.scorers import FoundScorer
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vivace.measure.scorer import ClipScorer
+    from vivace.measure.witness import Witness
 
+Model = TypeVar("Model")
 OnProgress = Callable[[str, int, int], None]
 _TIMEOUT_S = 3600.0
 _CHUNK = 256  # images per request; each chunk is stored, so an interrupted pass keeps those before
@@ -94,7 +99,8 @@ def add_figures(
                 on_progress(event["phase"], done + event["done"], len(todo))
 
         on_progress("comparing images", start, len(todo))
-        found = ask(launcher, request, _TIMEOUT_S, on_event)
+        what = None if scorer is None else f"the scorer {scorer.name}"
+        found = ask(launcher, request, _TIMEOUT_S, on_event, reads=what)
         store.add_figures([PictureFigures.model_validate(row) for row in found["figures"]])
     return len(todo)
 
@@ -214,13 +220,29 @@ def compute_figures(
             row.alone.update(_against_source(key, picture, sources))
             found.append(row)
     if scorer is not None:
+        from vivace.measure.scorer import ClipScorer
+
+        clip = _read_under_limits(ClipScorer, Path(scorer.folder), device, report)
         report({"event": "phase", "phase": "scoring images", "done": 0})
-        _add_scores(found, pictures, Path(scorer.folder), PROMPT_SETS[scorer.others], device, sources)
+        _add_scores(found, pictures, clip, PROMPT_SETS[scorer.others], sources)
         if scorer.witness is not None:
-            _add_witness(found, pictures, Path(scorer.witness), PROMPT_SETS[scorer.others], device)
+            from vivace.measure.witness import Witness
+
+            witness = _read_under_limits(Witness, Path(scorer.witness), device, report)
+            report({"event": "phase", "phase": "asking the second witness", "done": 0})
+            _add_witness(found, pictures, witness, PROMPT_SETS[scorer.others])
     if lpips:
         _add_lpips(found, pictures, device)
     return found
+
+
+def _read_under_limits(
+    kind: Callable[[Path, str], Model], folder: Path, device: str, report: Callable[[dict[str, Any]], None]
+) -> Model:
+    """Read a model that scores images. The launcher holds this process to limits if the model is somebody else's."""
+    limits = None if folder.parent == WEIGHTS else asdict(Limits.of_weights_in(folder))
+    report({"event": "phase", "phase": "reading the scorer", "done": 0, "limits": limits})
+    return kind(folder, device)
 
 
 def _pixel_figures(key: FiguresKey, picture: np.ndarray, original: np.ndarray) -> PictureFigures:
@@ -256,17 +278,13 @@ def _against_source(key: FiguresKey, picture: np.ndarray, sources: Path | None) 
 def _add_scores(
     rows: list[PictureFigures],
     pictures: Path,
-    folder: Path,
+    clip: ClipScorer,
     others: Sequence[str],
-    device: str,
     sources: Path | None,
 ) -> None:
     """Add CLIP scores and similarities to the rows, in place."""
     import numpy as np
 
-    from vivace.measure.scorer import ClipScorer
-
-    clip = ClipScorer(folder, device)
     prompts = list(dict.fromkeys([*(row.prompt for row in rows), *others]))
     prompt_embeddings = dict(zip(prompts, clip.embed_prompts(prompts), strict=True))
     shas = list(dict.fromkeys(sha for row in rows for sha in (row.sha256, row.reference)))
@@ -335,16 +353,11 @@ def _moved_back(row: PictureFigures, pictures: Path) -> Any:
     return None if near is picture else Image.fromarray(near.astype("uint8"))
 
 
-def _add_witness(
-    rows: list[PictureFigures], pictures: Path, folder: Path, others: Sequence[str], device: str
-) -> None:
+def _add_witness(rows: list[PictureFigures], pictures: Path, witness: Witness, others: Sequence[str]) -> None:
     """Add the second witness's scores to the rows, in place."""
     import numpy as np
     from PIL import Image
 
-    from vivace.measure.witness import Witness
-
-    witness = Witness(folder, device)
     for row in rows:
         strangers = [prompt for prompt in others if prompt != row.prompt] if row.is_reference else []
         own, *rest = witness.scores(Image.open(picture_path(pictures, row.sha256)), [row.prompt, *strangers])

@@ -295,12 +295,17 @@ def last_line(text: str) -> str:
 
 
 def ask(
-    launcher: Launcher, request: AnyRequest, timeout_s: float, on_event: OnEvent = lambda _: None
+    launcher: Launcher,
+    request: AnyRequest,
+    timeout_s: float,
+    on_event: OnEvent = lambda _: None,
+    reads: str | None = None,
 ) -> dict[str, Any]:
     """Return the value of a request, or raise if it failed.
 
     Args:
         on_event: called with each event other than the result.
+        reads: the model that the request reads, for messages.
 
     Raises:
         Unsupported: the worker answered with an error.
@@ -310,7 +315,7 @@ def ask(
     ending = launcher.run(request, timeout_s, on_event)
     kind = request.kind.replace("_", " ")
     if ending.excess is not None:
-        raise UnusableModel(complaint("the model", ending.excess))
+        raise UnusableModel(complaint(reads or "the model", ending.excess))
     if ending.timed_out:
         raise WorkerError(f"the worker process took longer than {timeout_s:g} s ({kind})")
     if ending.value is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -191,15 +192,21 @@ def cache(
         vivace calibrate cache --model tiny-flux --cache first_block_cache --min-quality clip=0.99
     """
     from vivace.benchmark.cache_calibration import CACHES, calibrate_caches
-    from vivace.cli.progress import for_this_terminal
+    from vivace.cli.progress import clock, for_this_terminal
 
     most = runs * len(caches or CACHES)
     click.echo(f"at most {most} settings, each measured beside the baseline", err=True)
     tried: list[Tried] = []
+    started = time.monotonic()
 
     def say(one: Tried) -> None:
         tried.append(one)
-        click.echo(f"setting {len(tried)}, {one.recipe}: {one.reason or one.outcome}", err=True)
+        done = len(tried)
+        left = (time.monotonic() - started) / done * (most - done)
+        after = f"  (at most about {clock(left)} left)" if done < most else ""
+        click.echo(
+            f"setting {done} of at most {most}, {one.recipe}: {one.reason or one.outcome}{after}", err=True
+        )
 
     try:
         found = calibrate_caches(
@@ -216,7 +223,11 @@ def cache(
             progress=for_this_terminal(),
         )
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; measured settings are kept. To continue, run the same command:", err=True)
+        click.echo(
+            f"\ninterrupted; {len(tried)} settings and all finished rounds are kept. "
+            "To continue, run the same command:",
+            err=True,
+        )
         click.echo(f"  {options.command_line()}", err=True)
         return 130
     if as_json:

@@ -101,6 +101,7 @@ def _plan(
     from vivace.recipes.resolve import resolve
     from vivace.spec.recipe import BASELINE
 
+    click.echo(f"predicting {resolved.text}", err=True)
     try:
         predicted = predict(found, resolved, **asked)
     except NoEffect as error:

@@ -36,6 +36,7 @@ _BAR = 24  # characters; half of it on a terminal that is not _WIDE
 _WIDE = 110
 _CLOCK = 36  # characters of the longest clock, and of the gaps between the columns
 _SLOW_LOAD_S = 1.0  # shorter loading times are not printed
+_QUALITY_EVERY_S = 10.0  # between lines about the quality pass, where there is no live line
 
 
 def title(trial: Trial) -> str:
@@ -63,6 +64,8 @@ class _RoundCount:
         self.label = ""
         self.batch = 1
         self._quality = ""
+        self._quality_began = 0.0, 0
+        self._said = 0.0
         self._to_run = Counter[int]()
         self._begun = Counter[int]()
 
@@ -83,10 +86,28 @@ class _RoundCount:
         click.echo(line, err=True)
 
     def quality(self, what: str, done: int, total: int) -> None:
-        """Say what the quality pass does, when that changes."""
+        """Say what the quality pass does, when that changes, and every 10 s how far it is."""
+        now = time.monotonic()
         if what != self._quality:
-            self._quality = what
+            self._begin_quality(what, done)
+            self._said = now
             click.echo(f"quality pass: {what}, {total} in all", err=True)
+        elif now - self._said >= _QUALITY_EVERY_S:
+            self._said = now
+            left = self.quality_left(done, total)
+            click.echo(f"quality pass: {what}, {done} of {total}" + (f"  ({left})" if left else ""), err=True)
+
+    def _begin_quality(self, what: str, done: int) -> None:
+        self._quality = what
+        self._quality_began = time.monotonic(), done
+
+    def quality_left(self, done: int, total: int) -> str:
+        """Return the estimated time left of what the quality pass does."""
+        began, first = self._quality_began
+        if done <= first:
+            return ""
+        left = (time.monotonic() - began) / (done - first) * (total - done)
+        return f"about {clock(left)} left"
 
     def end_quality(self, num_scored: int, num_drawn: int, seconds_: float) -> None:
         self._quality = ""
@@ -107,7 +128,7 @@ class _RoundCount:
         if passed < 0.3:
             return ""
         left = (time.monotonic() - self.started) / passed * (self.total - passed)
-        return f"about {_clock(left)} left"
+        return f"about {clock(left)} left"
 
 
 class PlainProgress(_RoundCount):
@@ -150,6 +171,7 @@ class TerminalProgress(_RoundCount):
         self._part = 0.0
         self._phase_started = 0.0
         self._times: list[float] = []
+        self._quality_done = 0, 1
 
     def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None:
         self.set_trials(trials, timing, todo)
@@ -195,26 +217,28 @@ class TerminalProgress(_RoundCount):
     def quality(self, what: str, done: int, total: int) -> None:
         """Show what the quality pass does."""
         if what != self._quality:
-            self._quality = what
+            self._begin_quality(what, done)
             if self._task is not None:
                 self._bar.remove_task(self._task)
             self._task = self._bar.add_task(what, total=max(1, total))
             self._phase_started = time.monotonic()
             self._bar.start()
         assert self._task is not None
+        self._quality_done = done, total
         self._bar.update(self._task, description=f"quality pass: {what}, {done} of {total}", completed=done)
 
     def end_quality(self, num_scored: int, num_drawn: int, seconds_: float) -> None:
         self._bar.stop()
         super().end_quality(num_scored, num_drawn, seconds_)
 
-    def clock(self) -> str:
+    def shown_clock(self) -> str:
         """Return the round's number, the phase's duration and the time left; called at each refresh."""
         if self._quality:
-            return _clock(time.monotonic() - self._phase_started)
+            left = self.quality_left(*self._quality_done)
+            return clock(time.monotonic() - self._phase_started) + (f"  {left}" if left else "")
         count = f"{min(self.done + 1, self.total)}/{self.total}"
         duration = time.monotonic() - self._phase_started
-        phase = f"  {_clock(duration)}" if duration >= 3 else ""
+        phase = f"  {clock(duration)}" if duration >= 3 else ""
         return f"{count}{phase}  {self.left(self._part)}"
 
     def _show(self, phase: str, part: float) -> None:
@@ -236,7 +260,7 @@ class _Clock(ProgressColumn):
         self._progress = progress
 
     def render(self, task: Task) -> Text:
-        return Text(self._progress.clock(), style="dim")
+        return Text(self._progress.shown_clock(), style="dim")
 
 
 def for_this_terminal() -> PlainProgress | TerminalProgress:
@@ -261,7 +285,8 @@ def result(round_: Round, batch: int = 1) -> str:
     return text
 
 
-def _clock(value_s: float) -> str:
+def clock(value_s: float) -> str:
+    """Return e.g. "3 min 20 s"."""
     minutes, secs = divmod(round(value_s), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

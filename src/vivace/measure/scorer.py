@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from vivace.errors import UnknownModel
 from vivace.foreign.reading import reading
 
+_MOST_ZOOMS, _FARTHEST = 9, 0.1
+
 
 class ClipScorer:
     """Any CLIP model in a local folder (transformers' format, safetensors only).
@@ -20,8 +23,11 @@ class ClipScorer:
     Scores are cosines of CLIP embeddings times 100, as usual. Text against image usually lies between 15 and 35 for
     openai/clip-vit-large-patch14; only differences between recipes are meaningful.
 
+    A model may ask for several views of each image, whose embeddings are averaged: `zooms` in its config.json, e.g.
+    [0.98, 1.0, 1.02]. Without it, an image is seen once, as it is.
+
     Raises:
-        UnknownModel: the folder does not hold a CLIP model.
+        UnknownModel: the folder does not hold a CLIP model, or asks for zooms other than 1 to 9 from 0.9 to 1.1.
     """
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
@@ -48,6 +54,8 @@ class ClipScorer:
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
+            zooms = _checked(getattr(model.config, "zooms", [1.0]))
+        self._zooms = zooms
         self._model = model.eval().requires_grad_(False).to(device)
         self._images = images
         self._tokenizer = tokenizer
@@ -72,10 +80,21 @@ class ClipScorer:
             return self._unit(self._model.get_text_features, text)
 
     def embed_pictures(self, pictures: Sequence[Any]) -> NDArray[np.float64]:
-        """Return unit vectors (N, width) of PIL images."""
+        """Return unit vectors (N, width) of PIL images: the mean over the model's zooms."""
+        seen = [picture.convert("RGB") for picture in pictures]
+        if getattr(self._images, "do_center_crop", False) and "shortest_edge" in dict(
+            self._images.size or {}
+        ):
+            seen = [middle(picture) for picture in seen]
         with self._explained():
-            inputs = self._images(images=[p.convert("RGB") for p in pictures], return_tensors="pt")
-            return self._unit(self._model.get_image_features, inputs)
+            views = [self._seen([zoomed(picture, zoom) for picture in seen]) for zoom in self._zooms]
+        if len(views) == 1:
+            return views[0]
+        mean = np.mean(views, axis=0)
+        return np.asarray(mean / np.linalg.norm(mean, axis=-1, keepdims=True))
+
+    def _seen(self, pictures: Sequence[Any]) -> NDArray[np.float64]:
+        return self._unit(self._model.get_image_features, self._images(images=pictures, return_tensors="pt"))
 
     def _explained(self) -> AbstractContextManager[None]:
         """Turn the libraries' failures into UnknownModel: a configuration may load, and fail in its first call."""
@@ -87,6 +106,47 @@ class ClipScorer:
         with torch.inference_mode():
             vectors = _vector(embed(**inputs.to(self._device))).double().cpu().numpy()
         return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
+
+
+def middle(picture: Any) -> Any:
+    """Cut off most of what the processor cuts anyway, of a PIL image with sides of more than 4 to 1.
+
+    It resizes first: an image of 1 x 5000 pixels would become one of 128 x 640,000.
+    """
+    width, height = picture.size
+    short, long = min(width, height), max(width, height)
+    if long <= 4 * short:
+        return picture
+    cut = (long - 3 * short) // 2
+    box = (cut, 0, width - cut, height) if width > height else (0, cut, width, height - cut)
+    return picture.crop(box)
+
+
+def zoomed(picture: Any, zoom: float) -> Any:
+    """Return a PIL image of the same size, enlarged around the centre; below 1 reduced, with its edges repeated."""
+    from PIL import Image
+
+    if zoom == 1:
+        return picture
+    width, height = picture.size
+    if zoom < 1:
+        margin = math.ceil(max(width, height) * (1 / zoom - 1) / 2)
+        array = np.pad(np.asarray(picture), ((margin, margin), (margin, margin), (0, 0)), mode="edge")
+        picture = Image.fromarray(array)
+    middle_x, middle_y = picture.size[0] / 2, picture.size[1] / 2
+    reach_x, reach_y = width / zoom / 2, height / zoom / 2
+    box = (middle_x - reach_x, middle_y - reach_y, middle_x + reach_x, middle_y + reach_y)
+    return picture.resize((width, height), Image.Resampling.BICUBIC, box=box)
+
+
+def _checked(zooms: object) -> list[float]:
+    if (
+        not isinstance(zooms, list)
+        or not 1 <= len(zooms) <= _MOST_ZOOMS
+        or not all(type(zoom) in (int, float) and 1 - _FARTHEST <= zoom <= 1 + _FARTHEST for zoom in zooms)
+    ):
+        raise ValueError(f"config.json: zooms must be 1 to {_MOST_ZOOMS} numbers from 0.9 to 1.1")
+    return [float(zoom) for zoom in zooms]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ with them: loop, allocate, or abort the process. So another process watches the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from vivace.models.files import num_bytes
 from vivace.models.find import Found
@@ -29,6 +30,11 @@ class Limits:
     def of(cls, found: Found) -> Limits:
         """Return the limits that follow from the size of a model's weights."""
         return cls.of_bytes(num_bytes({path.name: path for path in found.weights if path.is_file()}))
+
+    @classmethod
+    def of_weights_in(cls, folder: Path) -> Limits:
+        """Return the same of a folder whose weights are beside its configuration."""
+        return cls.of_bytes(num_bytes({path.name: path for path in folder.glob("*.safetensors")}))
 
     @classmethod
     def of_bytes(cls, size: int) -> Limits:

@@ -1,7 +1,7 @@
 """torch.compile: kernels generated for this model and shape, launches fused.
 
-Why: fusion of the many small memory-bound operations between matmuls, and fewer launches (eager FLUX launches 3,705
-    kernels a step). `reduce-overhead` also captures CUDA graphs, which matters most for small models.
+Why: fusion of the many small memory-bound operations between matmuls, and fewer launches.
+    `reduce-overhead` also captures CUDA graphs, which matters most for small models.
 Costs: the first call takes 20 to 340 s on full-size models, 10 to 50 s a graph on a CPU; a new size compiles again
     unless `sizes` says otherwise. Reports say after how many images that is paid back.
 Needs: on CPUs a C++ compiler; on GPUs Triton, which needs compute capability 7.5.

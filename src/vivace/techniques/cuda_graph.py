@@ -1,6 +1,6 @@
 """The denoiser's step captured once as a CUDA graph, and replayed as a whole.
 
-Why: eager FLUX launches 3,705 kernels a step, each by a few microseconds of Python and driver. Where the GPU waits for
+Why: an eager step launches its kernels one by one, each through Python and the driver. Where the GPU waits for
     them (small models, few tokens, batch 1), a replay, which is one launch, lets it run without gaps. It needs no
     compiler and seconds instead of minutes; `compile` (mode default) may run inside the graph.
 Costs: each graph keeps a step's activations, in a pool that all graphs share. The first step of each shape takes three

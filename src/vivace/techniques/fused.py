@@ -14,7 +14,8 @@ Source: Peebles and Xie, DiT (adaLN-Zero), arXiv 2212.09748; Micikevicius et al.
 Scales need no calibration: norms' outputs, queries and keys are bounded by their norms, values and the MLP's hidden
 channels by those of tokens and weights. e4m3 has an exponent of its own, so a bound that is a hundred times too large
 costs it nothing.
-A step still launches about 500 kernels; `cuda_graph` replays them in one.
+An image of 28 steps still takes 21,682 kernels, text encoders and VAE included (results/flux-fused-profiles.jsonl);
+`cuda_graph` replays those of a step in one launch.
 """
 
 from __future__ import annotations

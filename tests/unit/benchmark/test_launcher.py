@@ -1,12 +1,17 @@
 """While a worker reads a model of somebody else, it is held to limits on time and memory."""
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tinyworld import clip
+from vivace.benchmark.figures import compute_figures
 from vivace.benchmark.launcher import Launcher, ask
-from vivace.benchmark.requests import GpusRequest
+from vivace.benchmark.requests import GpusRequest, Scorer
 from vivace.errors import UnusableModel
+from vivace.models.find import WEIGHTS
 
 _WORKER = """
 import json, os, sys, time
@@ -53,3 +58,28 @@ def test_what_comes_after_reading_has_none() -> None:
     with _launcher("held = os.urandom(1) * 10**6", 0.3, 1e9) as launcher:
         ending = launcher.run(GpusRequest(), 60.0)
         assert (ending.value, ending.excess) == ({"held": 1}, None)
+
+
+def test_the_message_names_what_was_read() -> None:
+    with (
+        _launcher("time.sleep(60)", 0.5, 1e8) as launcher,
+        pytest.raises(UnusableModel, match="the scorer my-clip took more than 0 s to read"),
+    ):
+        ask(launcher, GpusRequest(), 60.0, reads="the scorer my-clip")
+
+
+def test_a_scorer_of_somebody_else_is_read_under_limits(tmp_path: Path) -> None:
+    """The event that the launcher waits for comes before the model is read, and one that ends the limits after it."""
+    folder = tmp_path / "clip"
+    clip.save(folder, clip.build())
+    for given, limited in ((folder, True), (WEIGHTS / "tiny-clip", False)):
+        events: list[dict[str, Any]] = []
+        scorer = Scorer(folder=str(given), others="tinyworld")
+        assert compute_figures(tmp_path, [], scorer, "cpu", report=events.append) == []
+        reading, scoring = events
+        assert (reading["limits"] is not None) is limited
+        assert "limits" not in scoring
+        if limited:
+            assert reading["limits"]["seconds"] > 60
+            weights = folder / "model.safetensors"
+            assert reading["limits"]["num_bytes"] > weights.stat().st_size

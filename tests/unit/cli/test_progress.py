@@ -3,6 +3,7 @@
 import pytest
 
 from tests.make import make_round, make_trial
+from vivace.cli import progress as shown
 from vivace.cli.progress import PlainProgress, TerminalProgress, result, title
 from vivace.spec.record import Outcome
 
@@ -31,6 +32,45 @@ def test_a_lost_place_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().err
     assert "was lost: its node ended; its finished rounds are kept, the others are measured elsewhere" in told
     assert "\x1b" not in told
-    shown = TerminalProgress()
-    shown.event({"lost": "GPU 1", "why": "its worker ended"})
+    live = TerminalProgress()
+    live.event({"lost": "GPU 1", "why": "its worker ended"})
     assert "GPU 1 was lost" in " ".join(capsys.readouterr().err.split())
+
+
+class _Time:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_the_quality_pass_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = _Time()
+    monkeypatch.setattr(shown, "time", clock)
+    progress = PlainProgress()
+    progress.quality("comparing images", 0, 100)
+    for done in range(1, 41):
+        clock.now += 0.5
+        progress.quality("comparing images", done, 100)
+    assert capsys.readouterr().err.splitlines() == [
+        "quality pass: comparing images, 100 in all",
+        "quality pass: comparing images, 20 of 100  (about 40 s left)",
+        "quality pass: comparing images, 40 of 100  (about 30 s left)",
+    ]
+
+
+def test_a_pass_that_goes_on_counts_from_where_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Time()
+    monkeypatch.setattr(shown, "time", clock)
+    progress = TerminalProgress()
+    progress.quality("comparing images", 256, 356)
+    clock.now += 10
+    assert progress.shown_clock() == "10 s"
+    progress.quality("comparing images", 306, 356)
+    assert progress.shown_clock() == "10 s  about 10 s left"
+    progress.end()

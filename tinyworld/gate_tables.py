@@ -1,0 +1,144 @@
+"""Counts of the gate's verdicts, and the tables of docs/quality.md and the README's sentence."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tinyworld.gate_variants import SET_PICTURES
+from vivace.stats import Gate
+
+ROOT = Path(__file__).parents[1]
+RECORD, PAGE = ROOT / "results/quality-gate.json", ROOT / "docs/quality.md"
+LABELS, HALVES = ("ruined", "between", "good"), (
+    "held out", "later", "newest", "calibrated", "later, calibrated",
+)  # fmt: skip
+UNSEEN = ("held out", "later", "newest")
+"""The halves on which neither a limit nor the scorer's zooms were chosen."""
+GATES = tuple(gate.value for gate in Gate)
+NUMBERS = (13, 39, 100)
+
+
+def tally(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Count the verdicts by number of images, half and label."""
+    return {
+        str(number): {
+            half: {
+                label: {
+                    gate: sum(
+                        row.get(str(number)) == gate and row["half"] == half and row["label"] == label
+                        for row in rows
+                    )
+                    for gate in GATES
+                }
+                for label in LABELS
+            }
+            for half in HALVES
+        }
+        for number in NUMBERS
+    }
+
+
+def summary_table(result: dict[str, Any]) -> str:
+    """Return a table of the gate's verdicts by half, number of images and label."""
+    lines = ["| half | images | truth | variants | failed | unclear | passed |", "|" + " --- |" * 7]
+    told = {
+        "ruined": "ruined: falls by 10 points or more",
+        "between": "between: falls by 2 to 10 points",
+        "good": "good: falls by under 2 points",
+    }
+    for half in HALVES:
+        for number in NUMBERS:
+            for label in LABELS:
+                counts = result["tally"][str(number)][half][label]
+                cells = [half, str(number), told[label], str(sum(counts.values()))]
+                cells += [str(counts[gate]) for gate in ("failed", "unclear", "passed")]
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", f"{headline(result)} (scorer `{result['scorer']}`)."])
+
+
+def headline(result: dict[str, Any]) -> str:
+    """Say how often the gate is right on kinds that nothing was chosen on, from the prompt set's 39 images."""
+    ruined, good = unseen(result)
+    fails, passes = ruined["failed"] / sum(ruined.values()), good["passed"] / sum(good.values())
+    return (
+        f"{', '.join(UNSEEN).capitalize()} together, {SET_PICTURES} images: of {sum(ruined.values())} ruined "
+        f"{100 * fails:.1f} % fail and {ruined['passed']} pass; of {sum(good.values())} good {100 * passes:.1f} % pass "
+        f"and {good['failed']} fail"
+    )
+
+
+def unseen(result: dict[str, Any], number: int = SET_PICTURES) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the counts of the ruined and of the good, by verdict, over UNSEEN."""
+    counts = [result["tally"][str(number)][half] for half in UNSEEN]
+    ruined, good = (
+        {gate: sum(c[label][gate] for c in counts) for gate in GATES} for label in ("ruined", "good")
+    )
+    return ruined, good
+
+
+def readme_claim(result: dict[str, Any]) -> str:
+    """Return the README's sentence on how often the gate is right."""
+    ruined, good = unseen(result)
+    fails = 100 * ruined["failed"] / sum(ruined.values())
+    passes = 100 * good["passed"] / sum(good.values())
+    none = "passes none" if ruined["passed"] == 0 else f"passes {ruined['passed']}"
+    return (
+        f"On kinds of damage that no limit was chosen on it fails {fails:.0f} % of the ruined and {none}, and passes "
+        f"{passes:.0f} % of the good, from {SET_PICTURES} images"
+    )
+
+
+def kinds_table(result: dict[str, Any]) -> str:
+    """Return how often the gate is right by kind of variant and model, of kinds that nothing was chosen on."""
+    rows = [row for row in result["rows"] if row["half"] in UNSEEN]
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    lines = ["| " + " | ".join(["kind", "half", *models, "all"]) + " |", "|" + " --- |" * (len(models) + 3)]
+    kinds = sorted({(UNSEEN.index(row["half"]), row["kind"]) for row in rows})
+    for half, kind in kinds:
+        of_kind = [row for row in rows if row["kind"] == kind]
+        cells = [right_of([row for row in of_kind if row["model"] == model]) for model in models]
+        lines.append("| " + " | ".join([kind, UNSEEN[half], *cells, right_of(of_kind)]) + " |")
+    cells = [right_of([row for row in rows if row["model"] == model]) for model in models]
+    lines.append("| " + " | ".join(["**all**", "", *cells, right_of(rows)]) + " |")
+    return "\n".join(lines)
+
+
+def right_of(rows: Sequence[dict[str, Any]]) -> str:
+    """Return e.g. "ruined 7/8, good 3/3": how many ruined fail and good pass; with what is worse than unclear."""
+    parts = []
+    for label, right, wrong in (("ruined", "failed", "passed"), ("good", "passed", "failed")):
+        verdicts = [row[str(SET_PICTURES)] for row in rows if row["label"] == label]
+        if verdicts:
+            worse = verdicts.count(wrong)
+            parts.append(
+                f"{label} {verdicts.count(right)}/{len(verdicts)}" + (f" ({worse} {wrong})" if worse else "")
+            )
+    return ", ".join(parts) or "–"
+
+
+def rows_table(result: dict[str, Any]) -> str:
+    headings = ["model", "variant", "held to", "half", "fall, points", "13", "39", "100", "why, of 39"]
+    lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
+    for row in sorted(result["rows"], key=lambda row: row["fall"]):
+        verdicts = [row.get(str(number), "–") for number in NUMBERS]
+        cells = [row["model"], f"`{row['variant']}`", row["held_to"], row["half"], f"{100 * row['fall']:.1f}"]
+        lines.append("| " + " | ".join([*cells, *verdicts, row["why"]]) + " |")
+    return "\n".join(lines)
+
+
+def filled(page: str, result: dict[str, Any]) -> str:
+    """Fill the page's tables from the record."""
+    for name, make in (
+        ("gate summary", summary_table),
+        ("gate kinds", kinds_table),
+        ("gate rows", rows_table),
+    ):
+        before, rest = page.split(f"<!-- {name} -->\n")
+        page = f"{before}<!-- {name} -->\n{make(result)}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
+    return page
+
+
+def write_tables(args: argparse.Namespace) -> None:
+    PAGE.write_text(filled(PAGE.read_text(), json.loads(RECORD.read_text())))
