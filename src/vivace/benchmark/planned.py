@@ -120,6 +120,8 @@ def _measured_memory(record: Record) -> Memory | None:
 
 
 def _with_error(predicted: int, measured: int) -> str:
+    if measured == 0:  # `offload(model)` leaves nothing on the GPU between calls
+        return f"{size(predicted)} (measured {size(measured)})"
     # Adding 0.0 turns -0.0 into 0.0, which prints without a minus sign.
     error = round(100 * (predicted / measured - 1), 1) + 0.0
     return f"{size(predicted)} (measured {size(measured)}, {error:+.1f} %)"

@@ -76,6 +76,13 @@ def test_each_measured_record_is_compared_with_its_prediction() -> None:
     assert str(found[1]).startswith("plan, baseline: no prediction: no model 'org/repo'")
 
 
+def test_a_model_that_leaves_the_gpu_between_calls_has_no_error_in_percent() -> None:
+    record = on_a_gpu(make_record("offload(model)", make_round(0)), model_bytes=0, peak_bytes=100)
+    answer = {"model_bytes": 0, "peak_bytes": 90, "peak_stage": "denoiser"}
+    (found,) = plan_again([record], _Fake(Ending({"predictions": [answer]})))  # type: ignore[arg-type]
+    assert "model 0 B (measured 0 B), peak " in str(found)
+
+
 def test_cpu_records_are_not_predicted() -> None:
     fake = _Fake(Ending({"predictions": []}))
     assert plan_again([make_record("baseline")], fake) == []  # type: ignore[arg-type]
