@@ -19,6 +19,9 @@ WARM_UP = 2
 SCREENING = 3  # timed calls
 _MOST_REPEATS, _FEWEST_REPEATS = 6, 3
 _LONG_S = 15.0  # of the baseline's timed calls in a round of the final: slow calls are steady, so fewer do
+_TRACED_ON_A_GPU = (
+    2.0  # calls: each round ends with one whose kernels are traced, and tracing may halve its speed
+)
 _USUAL_OVERHEAD_S = 2.0
 _WARM = 0.5  # of a first call, where the compiler may have kept its code
 
@@ -86,7 +89,8 @@ class Pace:
         Args:
             images: that are drawn of each recipe for its quality; 0 if quality is not judged.
         """
-        calls = rounds * (self.repeats + WARM_UP) + max(0.0, images / self.batch - self.repeats)
+        traced = _TRACED_ON_A_GPU if self.on_gpu else 0.0
+        calls = rounds * (self.repeats + WARM_UP + traced) + max(0.0, images / self.batch - self.repeats)
         each = [self.base_s, *(self.batch * one.seconds if one.seconds else self.base_s for one in finalists)]
         firsts = [
             (one.first_call_s or 0.0) - seconds for one, seconds in zip(finalists, each[1:], strict=True)
