@@ -36,7 +36,7 @@ from vivace.studies.sittings import Sitting, run_of
 TARGET = Path(__file__).parents[1] / "src" / "vivace" / "advice" / FILE
 DEMO = RESULTS / "demo-cpu.json"
 CARDS_DIFFER = 0.03
-"""Times of one recipe on two H200s differ by 2 % (docs/performance/flux.md)."""
+"""Times of one recipe on two H200s differ by 2 % (docs/performance/flux.md, two cards); a little more is allowed."""
 _DIGITS = 4
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vivace.errors import RecipeError
 from vivace.recipes.resolve import resolve
-from vivace.report.summary import seconds, size
+from vivace.report.summary import clock, seconds, size
 from vivace.studies.known import Known, all_known
 
 START, END = "<!-- tuned -->", "<!-- end of tuned -->"
@@ -30,7 +30,7 @@ def section(found: dict[str, Any]) -> str:
     """Return a search's answer: what was asked, the rows of its final, and how they compare with earlier records."""
     lines = [_what(found), "", _HEAD, "| --- |" + " --- |" * _HEAD.count(" | ")]
     lines += [_row(row) for row in found["final"]]
-    lines += ["", *(f"{sentence}" for sentence in _sentences(found))]
+    lines += ["", *_sentences(found)]
     return "\n".join(lines)
 
 
@@ -42,10 +42,9 @@ def _what(found: dict[str, Any]) -> str:
     if limits["max_first_call_s"] is not None:
         asked.append(f"`--max-first-call {limits['max_first_call_s']:g}s`")
     recipes = f"{found['trials']} recipe{'' if found['trials'] == 1 else 's'}"
-    minutes, rest = divmod(round(found["seconds"]), 60)
     return (
         f"**{found['model']}** on {found['device']}, {', '.join(asked)}: {recipes} measured in "
-        f"{minutes} min {rest} s; the pick is `{found['recipe']}`."
+        f"{clock(found['seconds'])}; the pick is `{found['recipe']}`."
     )
 
 

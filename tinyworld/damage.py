@@ -46,12 +46,12 @@ def blurred(pictures: Pictures, sigma: float) -> Pictures:
     return _bytes(ndimage.gaussian_filter(pictures.astype(np.float32), (0, sigma, sigma, 0)))
 
 
-def jpeg(pictures: Pictures, quality: int) -> Pictures:
-    """Save as JPEG and read again, as PIL does by default (colour at half resolution)."""
+def encoded(pictures: Pictures, format_: str, quality: int) -> Pictures:
+    """Save in a lossy format and read again, as PIL does by default (JPEG: colour at half resolution)."""
 
     def again(picture: Pictures) -> Pictures:
         file = io.BytesIO()
-        Image.fromarray(picture).save(file, format="JPEG", quality=quality)
+        Image.fromarray(picture).save(file, format=format_, quality=quality)
         return np.asarray(Image.open(file).convert("RGB"))
 
     return np.stack([again(picture) for picture in pictures])
@@ -193,15 +193,6 @@ def vignetted(pictures: Pictures, share: float) -> Pictures:
     return _bytes(pictures * fall[..., None])
 
 
-def webp(pictures: Pictures, quality: int) -> Pictures:
-    def again(picture: Pictures) -> Pictures:
-        file = io.BytesIO()
-        Image.fromarray(picture).save(file, format="WEBP", quality=quality)
-        return np.asarray(Image.open(file).convert("RGB"))
-
-    return np.stack([again(picture) for picture in pictures])
-
-
 def sharpened(pictures: Pictures, amount: float) -> Pictures:
     """Add `amount` times the difference from the picture blurred by a pixel."""
     images = pictures.astype(np.float32)
@@ -248,9 +239,9 @@ IMAGE: dict[str, dict[str, Damage]] = {
     },
     "object": {"the smaller object gone": lambda images, prompts: without_the_smaller(images)},
     "jpeg": {
-        "JPEG 90": lambda images, prompts: jpeg(images, 90),
-        "JPEG 75": lambda images, prompts: jpeg(images, 75),
-        "JPEG 5": lambda images, prompts: jpeg(images, 5),
+        "JPEG 90": lambda images, prompts: encoded(images, "JPEG", 90),
+        "JPEG 75": lambda images, prompts: encoded(images, "JPEG", 75),
+        "JPEG 5": lambda images, prompts: encoded(images, "JPEG", 5),
     },
     "pixel noise": {
         "noise of 3 levels": lambda images, prompts: noisy(images, 3),
@@ -353,8 +344,8 @@ NEWEST_IMAGE: dict[str, dict[str, Damage]] = {
         "median of 31 pixels": lambda images, prompts: ndimage.median_filter(images, (1, 31, 31, 1)),
     },
     "webp": {
-        "WebP 95": lambda images, prompts: webp(images, 95),
-        "WebP 0": lambda images, prompts: webp(images, 0),
+        "WebP 95": lambda images, prompts: encoded(images, "WEBP", 95),
+        "WebP 0": lambda images, prompts: encoded(images, "WEBP", 0),
     },
     "sharpening": {
         "sharpened by a half": lambda images, prompts: sharpened(images, 0.5),

@@ -192,7 +192,8 @@ def cache(
         vivace calibrate cache --model tiny-flux --cache first_block_cache --min-quality clip=0.99
     """
     from vivace.benchmark.cache_calibration import CACHES, calibrate_caches
-    from vivace.cli.progress import clock, for_this_terminal
+    from vivace.cli.progress import for_this_terminal
+    from vivace.report.summary import clock
 
     most = runs * len(caches or CACHES)
     click.echo(f"at most {most} settings, each measured beside the baseline", err=True)

@@ -43,8 +43,7 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
         vivace lint README.md results.csv
         vivace lint timings.csv --model flux-dev --gpu H100 --steps 28 --format json
     """
-    from vivace.lint.check import impossible
-    from vivace.lint.check import lint as check
+    from vivace.lint.check import check_table, impossible
     from vivace.lint.tables import read_tables
 
     given = {
@@ -52,10 +51,12 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
         for name, value in (("model", model), ("gpu", gpu), ("steps", steps))
         if value is not None
     }
+    found = []
     for file in files:
-        if not any(table.rows for table in read_tables(file)):
+        tables = read_tables(file)
+        if not any(table.rows for table in tables):
             click.echo(f"vivace: {file}: no table in it; times in sentences are not read", err=True)
-    found = check(files, given)
+        found += [finding for table in tables for finding in check_table(table, given)]
     wrong = list(impossible(found))
     if format_ == "json":
         click.echo(json.dumps([one.to_dict() for one in found], indent=2))

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from vivace.cli.terminal import console
 from vivace.foreign.text import plain
-from vivace.report.summary import seconds
+from vivace.report.summary import clock, seconds
 from vivace.report.table import whole_words
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.timing import Timing
@@ -283,12 +283,3 @@ def result(round_: Round, batch: int = 1) -> str:
     if round_.load_s is not None and round_.load_s >= _SLOW_LOAD_S:
         text += f", loaded in {seconds(round_.load_s)}"
     return text
-
-
-def clock(value_s: float) -> str:
-    """Return e.g. "3 min 20 s"."""
-    minutes, secs = divmod(round(value_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {secs} s" if minutes else f"{secs} s"

@@ -180,7 +180,8 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
         num_inference_steps=50,
         guidance_scale=4.0,
     ),
-    # Steps and guidance from diffusers' example.
+    # Steps and guidance from diffusers' example, the licence from the model's page; the download is counted from the
+    # parameters in bf16.
     _entry(
         "cogview4-6b",
         "CogView4, 6 B parameters, guidance in a second call, prompts in English or Chinese",

@@ -296,6 +296,15 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s" if value >= 99.95 else f"{value:#.3g} s"
 
 
+def clock(value_s: float) -> str:
+    """Format a duration in whole seconds, e.g. "3 min 20 s" or "1 h 5 min"."""
+    minutes, secs = divmod(round(value_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {secs} s" if minutes else f"{secs} s"
+
+
 def plus_minus(interval: Interval) -> str:
     """Return e.g. "0.784 s ±1.2 %"; without the interval if there are too few samples."""
     width = interval.half_width

@@ -19,9 +19,7 @@ WARM_UP = 2
 SCREENING = 3  # timed calls
 _MOST_REPEATS, _FEWEST_REPEATS = 6, 3
 _LONG_S = 15.0  # of the baseline's timed calls in a round of the final: slow calls are steady, so fewer do
-_TRACED_ON_A_GPU = (
-    2.0  # calls: each round ends with one whose kernels are traced, and tracing may halve its speed
-)
+_TRACED_ON_A_GPU = 2.0  # calls: a round ends with one whose kernels are traced, at half its speed or more
 _USUAL_OVERHEAD_S = 2.0
 _WARM = 0.5  # of a first call, where the compiler may have kept its code
 

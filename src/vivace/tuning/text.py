@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from vivace.report.summary import change, money, ratio, seconds, size
+from vivace.report.summary import change, clock, money, ratio, seconds, size
 from vivace.report.table import broken
 from vivace.stats import Gate, Verdict
 from vivace.tuning.answer import Tuned
@@ -23,7 +23,7 @@ def lines(tuned: Tuned) -> Iterator[str]:
     recipes = "recipe" if tuned.num_trials == 1 else "recipes"
     yield from _wrapped(
         f"{tuned.model} on {tuned.device_name}, {goal}: {tuned.num_trials} {recipes} measured in "
-        f"{_clock(tuned.seconds)}"
+        f"{clock(tuned.seconds)}"
     )
     yield ""
     yield from _pick(tuned)
@@ -142,8 +142,3 @@ def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]
         break_on_hyphens=False,
         break_long_words=False,
     )
-
-
-def _clock(value_s: float) -> str:
-    minutes, secs = divmod(round(value_s), 60)
-    return f"{minutes} min {secs} s" if minutes else f"{secs} s"
