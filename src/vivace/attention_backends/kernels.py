@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +106,8 @@ OF_PYTORCH = {
     "cudnn": "CUDNN_ATTENTION",
 }
 """Backends of `torch.nn.attention.sdpa_kernel`, and their members of SDPBackend. Calls are redirected to all others."""
+CACHE_TAG = "attention="
+"""In the keys of the compiler's cache, before the kernel's name."""
 
 
 def unsupported_on(backend: str, machine: Machine, needs_package: bool = True) -> str | None:
@@ -186,6 +190,25 @@ def refused_by_pytorch(backend: str, component: Component, module: Any, device: 
                 dtype = str(module.dtype).removeprefix("torch.")
                 return f"PyTorch's {backend} attention refuses the {component}'s heads of {size} in {dtype} on this GPU"
     return None
+
+
+@contextmanager
+def selected(backend: str) -> Iterator[None]:
+    """Select one of PyTorch's own kernels, for code that is compiled inside too.
+
+    The compiler's cache does not know which kernel is selected, and would return the code of another one. So the
+    kernel's name is a part of the keys.
+    """
+    from torch.compiler import config
+    from torch.nn.attention import sdpa_kernel
+
+    before = config.cache_key_tag
+    config.cache_key_tag = f"{before} {CACHE_TAG}{backend}".strip()
+    try:
+        with sdpa_kernel(sdp_backend(backend)):
+            yield
+    finally:
+        config.cache_key_tag = before
 
 
 def sdp_backend(name: str) -> Any:

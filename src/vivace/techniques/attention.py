@@ -25,13 +25,14 @@ from typing import Any, ClassVar, Literal
 
 from vivace.attention_backends.calls import RedirectedAttention
 from vivace.attention_backends.kernels import (
+    CACHE_TAG,
     KERNELS,
     OF_PYTORCH,
     attention_layers,
     chosen_by_pytorch,
     head_sizes,
     refused_by_pytorch,
-    sdp_backend,
+    selected,
     unsupported_for,
     unsupported_on,
 )
@@ -187,12 +188,10 @@ class Attention(Technique):
 
     def _select(self, changed: dict[str, int | float | str], components: list[Component]) -> Effect:
         """Select one of PyTorch's own kernels."""
-        from torch.nn.attention import sdpa_kernel
-
         wanted = _OPERATORS[self.backend]
 
         def context() -> Any:
-            return sdpa_kernel(sdp_backend(self.backend))
+            return selected(self.backend)
 
         def refuted(evidence: dict[str, Any]) -> str | None:
             for component in components:
@@ -236,13 +235,18 @@ class Attention(Technique):
     def script(self, target: Target) -> Script | None:
         if self.backend not in OF_PYTORCH:
             return None
-        lines = ["# Only for these: fused kernels do not support text masks, nor heads as large as a VAE's."]
+        lines = [
+            "# The compiler's cache does not know which kernel is chosen, and would return another one's code.",
+            f'torch.compiler.config.cache_key_tag = "{CACHE_TAG}{self.backend}"',
+            "# Only for these: fused kernels do not support text masks, nor heads as large as a VAE's.",
+        ]
         for component, module in target.modules(self.targets).items():
             if head_sizes(working_part(component, module)):
                 forward = f"{target.working_path(component)}.forward"
                 lines.append(f"{forward} = sdpa_kernel(SDPBackend.{OF_PYTORCH[self.backend]})({forward})")
         return Script(
-            imports=("torch.nn.attention:SDPBackend", "torch.nn.attention:sdpa_kernel"), lines=tuple(lines)
+            imports=("torch", "torch.nn.attention:SDPBackend", "torch.nn.attention:sdpa_kernel"),
+            lines=tuple(lines),
         )
 
 
