@@ -142,7 +142,7 @@ class Attention(Technique):
             {c: _joined(chosen_by_pytorch(m, _device(target, m))) for c, m in modules.items()}
         )
         if self.backend in OF_PYTORCH:
-            return self._select(changed, list(modules))
+            return self._select(changed, list(modules), _compiled_later(target))
         keep_compiled_code()
         redirected = {component: RedirectedAttention(self.backend) for component in modules}
         if self.bf16_blocks:
@@ -186,8 +186,18 @@ class Attention(Technique):
             raise NoEffect(f"PyTorch already picks {self.backend} attention here", already_so=True)
         return changed
 
-    def _select(self, changed: dict[str, int | float | str], components: list[Component]) -> Effect:
-        """Select one of PyTorch's own kernels."""
+    def _select(
+        self,
+        changed: dict[str, int | float | str],
+        components: list[Component],
+        compiled: frozenset[Component] = frozenset(),
+    ) -> Effect:
+        """Select one of PyTorch's own kernels.
+
+        Args:
+            compiled: components that a later technique compiles and nothing captures. The compiler keeps calls of fused
+                kernels, and takes `math` to pieces, which a trace cannot tell from other matmuls.
+        """
         wanted = _OPERATORS[self.backend]
 
         def context() -> Any:
@@ -198,6 +208,10 @@ class Attention(Technique):
                 seen = [n for n in evidence.get("attention_kernels", []) if n.startswith(f"{component}: ")]
                 if seen and not any(wanted in name for name in seen):
                     return f"{self.backend} attention was asked for, but {', '.join(seen)} ran"
+                traced = "attention_kernels" in evidence
+                if traced and not seen and component in compiled and self.backend != "math":
+                    compiled_code = f"the {component}'s compiled code calls no fused kernel"
+                    return f"{self.backend} attention was asked for, but {compiled_code}"
             return None
 
         contexts: dict[Component, CallContext] = dict.fromkeys(components, context)
@@ -248,6 +262,15 @@ class Attention(Technique):
             imports=("torch", "torch.nn.attention:SDPBackend", "torch.nn.attention:sdpa_kernel"),
             lines=tuple(lines),
         )
+
+
+def _compiled_later(target: Target) -> frozenset[Component]:
+    """Return the components that a later technique compiles, without those captured in a CUDA graph."""
+
+    def given(trait: Trait) -> set[Component]:
+        return {c for one in target.asked.later if trait in one.provides for c in one.targets}
+
+    return frozenset(given(Trait.COMPILED) - given(Trait.CAPTURED))
 
 
 def _chain(module: Any) -> list[Any]:

@@ -185,6 +185,17 @@ class _Bypass:
 
 
 @pytest.mark.soak
+def test_compiled_code_without_a_fused_kernel_refutes_flash_and_not_math() -> None:
+    elsewhere = {"attention_kernels": ["vae: _scaled_dot_product_efficient_attention x1"]}
+    recipe = "fp32+attention({})+compile(backend=eager)"
+    flash, math = (session("flux", recipe.format(backend)) for backend in ("flash", "math"))
+    said = "compiled code calls no fused kernel"
+    assert said in (flash.refuted(elsewhere) or "")
+    assert math.refuted(elsewhere) is None
+    seen = {"attention_kernels": ["denoiser: _scaled_dot_product_flash_attention_for_cpu x2"]}
+    assert said not in (flash.refuted(seen) or "")
+
+
 def test_flex_composes() -> None:
     recipe = "bf16+fuse_qkv"
     alone, both = (session("flux", text) for text in (recipe, f"attention(flex)+{recipe}"))
