@@ -15,12 +15,23 @@ from vivace.foreign.text import markdown_cell, markdown_code_cell
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS
 from vivace.report.summary import ratio, seconds, size
 from vivace.spec.record import Outcome
+from vivace.studies.claims import tally
 from vivace.studies.expand import expand
 from vivace.studies.figures import FIGURES
 from vivace.studies.published import Published
 from vivace.studies.runs import StudyRun
 from vivace.studies.sittings import Sitting, rounds_of, run_of
-from vivace.studies.view import PartView, Shown, notes, outcome_text, stand_ins, value_text, views
+from vivace.studies.taken import taken
+from vivace.studies.view import (
+    PartView,
+    Shown,
+    notes,
+    outcome_text,
+    quotient,
+    stand_ins,
+    value_text,
+    views,
+)
 
 _MEMORY = ("model_memory", "peak_memory")
 _SHORT = {"NVIDIA H200": "H200"}
@@ -101,6 +112,12 @@ def _about(found: Measured, folder: Path) -> Iterator[str]:
         "interval). The last columns are this GPU's value divided by the published one. A row of one round tells "
         "only differences above 10 %."
     )
+    if any(row.limit is not None for one in found.run.parts for row in one.rows.values()):
+        yield (
+            "- How far each row is from the GPU's [limit](../limits.md) is folded in below its part: the operations "
+            "counted over the highest rates that this GPU reached in single ones. The hours there, times the price of "
+            "an hour, are what 1,000 images cost; `--price-per-hour` does it for your own run."
+        )
     yield f"- {_coverage(found)}"
     own = record_file(file.name, folder)
     link = f" ([record](../../results/{own.name}))" if own.exists() else ""
@@ -203,13 +220,19 @@ def _table(view: PartView, figure: str, found: Measured, *, with_recipe: bool) -
             markdown_cell(_text(figure, shown[k])) + (mark if shown[k].cell.value is not None else "")
             for k in here
         ]
-        cells += ["–" if (over := shown[k].over) is None else f"{over:.2f}" for k in published if here]
+        cells += [quotient(shown[k].over) for k in published if here]
         yield f"| {' | '.join(cells)} |"
     yield ""
 
 
 def _short(device: str) -> str:
     return _SHORT.get(device, device)
+
+
+def _shortened(who: str) -> str:
+    for name, short in _SHORT.items():
+        who = who.replace(name, short)
+    return who
 
 
 def _text(figure: str, shown: Shown) -> str:
@@ -248,26 +271,16 @@ def _remarks(view: PartView) -> Iterator[str]:
 
 
 def _card(view: PartView) -> Iterator[str]:
-    """Yield the table of what the card did: energy, power, clock, and how much of the time it was busy."""
-    lines = []
-    for row in view.rows:
-        if row.row is None or row.row.latency is None or (row.row.gpu is None and row.row.gpu_busy_s is None):
-            continue
-        use, busy_s, total_s = row.row.gpu, row.row.gpu_busy_s, row.row.latency.median.point
-        cells = [
-            "–" if use is None or use.energy_j is None else f"{use.energy_j:.3g} J",
-            "–" if use is None or use.power_w is None else f"{use.power_w:.0f} W",
-            "–" if use is None or use.sm_clock_mhz is None else f"{use.sm_clock_mhz:.0f} MHz",
-            "–" if use is None else ", ".join(use.throttled) or "nothing",
-            "–" if busy_s is None else f"{100 * min(1.0, busy_s / total_s):.0f} %",
-        ]
-        lines.append(f"| {markdown_cell(row.case.label)} | {' | '.join(cells)} |")
-    if not lines:
+    """Yield the table of what the rows took of the GPU: distance from its limit, energy, clocks, hours of it."""
+    found = taken(view)
+    if not found.rows:
         return
-    yield "<details><summary>energy, power, clocks, GPU busy</summary>\n"
-    yield "| measured here | energy an image | mean power | SM clock | clocks held down by | GPU busy |"
-    yield "| --- | --- | --- | --- | --- | --- |"
-    yield from lines
+    yield "<details><summary>Distance from the limit, energy, clocks, GPU hours</summary>\n"
+    yield f"| measured here | {' | '.join(map(markdown_cell, found.headings))} |"
+    yield "|" + " --- |" * (1 + len(found.headings))
+    yield from (f"| {' | '.join(map(markdown_cell, (label, *cells)))} |" for label, cells in found.rows)
+    yield ""
+    yield from (f"- {markdown_cell(f'{labels}: {reason}')}" for labels, reason in found.reasons)
     yield "\n</details>\n"
 
 
@@ -289,6 +302,8 @@ def _conclusions(run: StudyRun) -> Iterator[str]:
         return
     yield "## Its conclusions\n"
     yield "Judged by each GPU's published numbers, and by the rows above ([how](../studies.md#conclusions)).\n"
+    told = "; ".join(f"{markdown_cell(_shortened(who))}: {said}" for who, said in tally(claims))
+    yield f"Of {len(claims)} conclusions, by column: {told}.\n"
     for claim, judged in claims:
         yield f"- {markdown_cell(claim.says)}"
         for one in judged:

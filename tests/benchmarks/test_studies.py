@@ -11,22 +11,25 @@ from typing import Any
 import pytest
 
 from benchmarks import studies as script
-from benchmarks import study_groups
+from benchmarks import study_groups, study_work
 from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.study_groups import borrowed, own, record_file
 from docs import study_pages
 from docs.study_pages import page, printed
 from tests import stub_worker
 from tests.make import make_record, make_round
+from tests.unit.report.test_limit import CEILINGS, WORK
 from vivace.benchmark import Timing
 from vivace.benchmark.launcher import Launcher
 from vivace.foreign.text import markdown_cell
+from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
-from vivace.spec.record import Outcome, Round
+from vivace.spec.ceilings import Work, identity_of
+from vivace.spec.record import Outcome, Record, Round
 from vivace.stats import Interval
 from vivace.studies.figures import FIGURES
 from vivace.studies.file import published_studies, read_study
-from vivace.studies.sittings import write_sittings
+from vivace.studies.sittings import Sitting, SittingRow, write_sittings
 from vivace.studies.view import value_text
 
 Call = Callable[..., int]
@@ -256,7 +259,43 @@ def test_the_page_tells_what_the_card_did() -> None:
     ]
     view: Any = SimpleNamespace(rows=rows)
     lines = list(study_pages._card(view))
-    assert "| fast | 500 J | 500 W | 1785 MHz | power cap | 85 % |" in lines
-    assert not any("without" in line or "not measured" in line for line in lines)
+    assert "| fast | 85 % | 500 J | 500 W | 1785 MHz | 0.278 | power cap |" in lines
+    assert "| without | – | – | – | – | 0.278 | nothing |" in lines
+    assert not any("not measured" in line for line in lines)
     view.rows = rows[1:]
     assert list(study_pages._card(view)) == []
+
+
+def test_the_work_of_measured_rows_is_counted_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = SittingRow(recipe=resolve("baseline").spec, round=make_round(0))
+    lost = SittingRow(recipe=resolve("bf16").spec, round=make_round(0, outcome=Outcome.CRASHED, reason="x"))
+    record = make_record("baseline")
+    trial, facts = record.trial, record.environment
+    given = Sitting(
+        environment=facts,
+        model=trial.model,
+        workload=trial.workload,
+        device=trial.device,
+        rows=(measured, lost),
+    )
+    write_sittings(record_file("002", tmp_path), [given])
+    known = CEILINGS.model_copy(update=identity_of(facts).model_dump())
+    (tmp_path / "ceilings.json").write_text(f"[{known.model_dump_json()}]")
+    asked: list[str] = []
+
+    def counted(record: Record, round_: Round, launcher: object) -> Work:
+        asked.append(record.trial.recipe.text)
+        return WORK
+
+    monkeypatch.setattr(study_work, "work_of", counted)
+    for _ in range(2):
+        assert run(study_work.command, ["002", "--folder", str(tmp_path)]) == 0
+    assert asked == ["baseline"]
+    assert "baseline: 0.251 TFLOP" in capfd.readouterr().out
+    (found,) = own("002", tmp_path)
+    assert [row.round.work for row in found.rows] == [WORK, None]
+    assert found.ceilings == known
+    assert run(study_work.command, ["02"]) == 2
+    assert "no study '02'; did you mean '002'" in capfd.readouterr().err

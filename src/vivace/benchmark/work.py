@@ -80,7 +80,7 @@ def add_work(records: Sequence[Record], store: Store, launcher: Launcher) -> lis
         if record.outcome is Outcome.MEASURED and not any(r.ceilings == ceilings for r in measured):
             latest = max(measured, key=lambda r: r.index)
             work = next((r.work for r in measured if r.work is not None and r.work.components), None)
-            work = work or _asked(record, latest, launcher)
+            work = work or work_of(record, latest, launcher)
             stored = store.rounds(record.trial.key(record.environment))[latest.index]
             added = {"work": work, "ceilings": ceilings}
             store.append(record.trial.key(record.environment), stored.model_copy(update=added))
@@ -90,8 +90,8 @@ def add_work(records: Sequence[Record], store: Store, launcher: Launcher) -> lis
     return found
 
 
-def _asked(record: Record, round_: Round, launcher: Launcher) -> Work:
-    """Return the work of a trial, counted by a worker. A failure is a reason: the measurements stay."""
+def work_of(record: Record, round_: Round, launcher: Launcher) -> Work:
+    """Return the work of a measured trial, counted by a worker. A failure is a reason: the measurements stay."""
     hits = round_.evidence.get("cache_hit_rate")
     request = WorkRequest(
         trial=record.trial,

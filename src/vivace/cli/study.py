@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 @options.device
 @options.store
 @options.places
+@options.price
 @click.option("--rerun", is_flag=True, help="Measure again what the store already has.")
 @click.option(
     "-o",
@@ -76,6 +78,7 @@ def study(
     store: Path,
     gpus: int | Literal["all"] | None,
     ray: str | None,
+    price: float | None,
     rerun: bool,
     output: Path | None,
     format_: str,
@@ -98,25 +101,24 @@ def study(
         return _list(format_)
     file = read_study(name)
     if record is not None:
-        return _recorded(file, record, tiny, models, parts, output, format_)
+        recorded = _recorded(file, record, tiny, models, parts)
+        if output is not None:
+            check_writable(output.parent, output)
+        return _end(recorded, price, output, format_)
     planned = expand(file, tiny=tiny, synthetic=synthetic, models=models, parts=parts, device=device)
     if dry_run:
         return _dry_run(planned, store, check_plan and not tiny, format_)
     if output is not None:
         check_writable(output.parent, output)
     where: dict[str, Any] = {"device": device, "store": store, "gpus": gpus, "ray": ray}
-    return _run(file, planned, where, rerun, output, format_)
+    run = _run(file, planned, where, rerun)
+    return 130 if run is None else _end(run, price, output, format_)
 
 
 def _run(
-    file: StudyFile,
-    planned: tuple[ModelPart, ...],
-    where: dict[str, Any],
-    rerun: bool,
-    output: Path | None,
-    format_: str,
-) -> int:
-    """Run the study and show it.
+    file: StudyFile, planned: tuple[ModelPart, ...], where: dict[str, Any], rerun: bool
+) -> StudyRun | None:
+    """Run the study; None if it was interrupted.
 
     Args:
         where: arguments of `run_parts`: device, store, gpus, ray.
@@ -128,7 +130,7 @@ def _run(
     if missing := left_out(file, planned):
         click.echo(f"left out: {', '.join(missing)}", err=True)
     try:
-        run = run_parts(
+        return run_parts(
             file,
             planned,
             rerun=rerun,
@@ -139,20 +141,13 @@ def _run(
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
-        return 130
-    return _end(run, output, format_)
+        return None
 
 
 def _recorded(
-    file: StudyFile,
-    record: Path,
-    tiny: bool,
-    models: Sequence[str],
-    parts: Sequence[str],
-    output: Path | None,
-    format_: str,
-) -> int:
-    """Show what a record holds of a study; it says itself whether its models had random weights."""
+    file: StudyFile, record: Path, tiny: bool, models: Sequence[str], parts: Sequence[str]
+) -> StudyRun:
+    """Return what a record holds of a study; it says itself whether its models had random weights."""
     from vivace.studies.expand import expand
     from vivace.studies.sittings import read_sittings, run_of
 
@@ -163,13 +158,12 @@ def _recorded(
     if not run.records:
         has = ", ".join(dict.fromkeys(sitting.model.name for sitting in sittings)) or "nothing"
         raise UsageError(f"{record} has no row of study {file.name}; it has {has}")
-    if output is not None:
-        check_writable(output.parent, output)
-    return _end(run, output, format_)
+    return run
 
 
-def _end(run: StudyRun, output: Path | None, format_: str) -> int:
+def _end(run: StudyRun, price: float | None, output: Path | None, format_: str) -> int:
     """Show a run, write its page, and return the exit code."""
+    run = dataclasses.replace(run, price_per_hour=price)
     _show(run, format_)
     if output is not None:
         replace(output, run.page().encode())

@@ -260,7 +260,7 @@ def gpu_in_words(row: Row) -> str:
         return "; ".join(said)
     told = []
     if found.energy_j is not None:
-        told.append(f"{found.energy_j:#.3g} J an image ({found.energy_from})".replace(". J", " J"))
+        told.append(f"{joules(found.energy_j)} an image ({found.energy_from})")
     for value, unit in ((found.power_w, "W"), (found.sm_clock_mhz, "MHz"), (found.max_temperature_c, "°C")):
         if value is not None:
             told.append(f"{value:.0f} {unit}")
@@ -274,6 +274,11 @@ def gpu_in_words(row: Row) -> str:
 def money(value: float) -> str:
     """Format an amount with three significant figures, at least two of them after the point below 100."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+
+
+def joules(value: float) -> str:
+    """Format an energy, e.g. "1,505 J", "0.81 J"."""
+    return f"{value:,.0f} J" if value >= 99.95 else f"{value:#.3g} J"
 
 
 def signed_seconds(value: float) -> str:

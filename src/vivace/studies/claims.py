@@ -6,6 +6,7 @@ so a statement that they do not settle is one of which the record cannot tell.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -132,6 +133,21 @@ def decide(checks: Sequence[Check]) -> tuple[Said, str]:
         return Said.CANNOT_TELL, shown
     tail = f" ({lacking} of {len(checks)} not known)" if lacking else ""
     return Said.AGREES, _shown(known) + tail
+
+
+def tally(claims: Sequence[tuple[Claim, Sequence[Judged]]]) -> list[tuple[str, str]]:
+    """Return what each column says of all claims together, e.g. ("A100", "agrees 8, does not 1, cannot tell 1")."""
+    found: dict[tuple[bool, str], Counter[Said]] = {}
+    for _, judged in claims:
+        for one in judged:
+            found.setdefault((one.kind == "measured", one.column), Counter())[one.said] += 1
+    return [
+        (
+            f"here, {column}" if is_measured else column,
+            ", ".join(f"{said.value} {count[said]}" for said in Said if count[said]),
+        )
+        for (is_measured, column), count in sorted(found.items(), key=lambda item: item[0][0])
+    ]
 
 
 def _shown(checks: Sequence[Check]) -> str:

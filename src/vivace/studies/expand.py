@@ -60,6 +60,11 @@ class ModelPart:
     gains: tuple[Gain, ...]
     study: Study
 
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether a small model was put in the place of the study's, so that figures say nothing about it."""
+        return self.measured_on not in (self.model, SYNTHETIC + self.model)
+
 
 def expand(
     file: StudyFile,

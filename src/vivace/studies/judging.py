@@ -167,6 +167,8 @@ def _limit(claim: Claim, part: ModelPart, column: Column, row: str, figure: str)
     assert cell.value is not None
     kind = FIGURES[figure].kind
     shown = f"{row} {shown_value(cell.value, kind)}"
+    if column.kind == "measured" and part.is_stand_in:
+        return Check(part.model, None, f"{shown}: on {part.measured_on}, which stands for {part.model}")
     if column.kind == "measured" and (untrusted := _untrusted(part, column, (row,), kind)):
         return Check(part.model, None, f"{shown}: {untrusted}")
     unit = _UNIT[kind]

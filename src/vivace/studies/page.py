@@ -23,10 +23,21 @@ from vivace.report.page import (
     sorting_script,
     style_sheet,
 )
+from vivace.report.rows import priced
 from vivace.report.summary import ratio
-from vivace.studies.claims import Claim, Judged
+from vivace.studies.claims import Claim, Judged, tally
 from vivace.studies.figures import FIGURES
-from vivace.studies.view import PartView, Shown, notes, outcome_text, stand_ins, value_text, views
+from vivace.studies.taken import Taken, taken
+from vivace.studies.view import (
+    PartView,
+    Shown,
+    notes,
+    outcome_text,
+    quotient,
+    stand_ins,
+    value_text,
+    views,
+)
 
 if TYPE_CHECKING:
     from vivace.studies.runs import StudyRun
@@ -64,6 +75,7 @@ class PagePart:
     notes: tuple[tuple[str, str], ...]
     remarks: tuple[str, ...]
     stand_in: str
+    taken: Taken
     sections: tuple[object, ...]
 
 
@@ -72,7 +84,7 @@ def page_of(run: StudyRun) -> str:
     style = style_sheet() + resources.files("vivace.studies").joinpath("templates", "study.css").read_text(
         "utf-8"
     )
-    script, shown = sorting_script(), views(run)
+    script, shown, claims = sorting_script(), views(run), run.claims()
     max_bytes = MAX_PICTURE_BYTES // max(1, len(shown))
     parts = [_part(f"part-{i}", view, run, max_bytes) for i, view in enumerate(shown, 1)]
     return (
@@ -81,7 +93,8 @@ def page_of(run: StudyRun) -> str:
         .render(
             file=run.file,
             parts=parts,
-            claims=_claims(run.claims()),
+            claims=_claims(claims),
+            tally=tally(claims),
             style=Markup(style),
             script=Markup(script),
             policy=Markup(policy_for(style, script)),
@@ -114,7 +127,7 @@ def _part(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> PagePart:
         else (member, ratio(gain.ratio), gain.verdict.value, gain.verdict.value)
         for member, gain in view.gains
     )
-    planned = view.planned
+    planned, used = view.planned, taken(view)
     return PagePart(
         id=id_,
         title=view.title,
@@ -122,8 +135,9 @@ def _part(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> PagePart:
         groups=tuple((FIGURES[figure].title, columns) for figure in figures),
         rows=rows,
         gains=gains,
-        notes=(*notes(view), *stand_ins(run.file, view)),
+        notes=(*notes(view), *stand_ins(run.file, view), *used.reasons),
         remarks=_remarks(view),
+        taken=used,
         stand_in="" if planned.measured_on == planned.model else planned.measured_on,
         sections=tuple(_sections(id_, view, run, max_bytes)),
     )
@@ -153,7 +167,7 @@ def _cell(figure: str, shown: Shown, is_measured: bool) -> PageCell:
     below = ""
     if shown.relative is not None:
         below = ratio(shown.relative).replace("x", "×", 1)
-    over = "" if shown.over is None else f"{shown.over:.2f}"
+    over = "" if shown.over is None else quotient(shown.over)
     return PageCell(value_text(figure, value), below, over, shown.cell.note, is_measured, is_lost=False)
 
 
@@ -186,7 +200,8 @@ def _sections(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> Iterat
         command = runs[-1].command if runs else _command(run, view)
         for number, one in enumerate(compared):
             started = min(r.started_at for record in one.records for r in record.rounds)
-            section = Section(command, started or datetime.now(UTC).isoformat(), tuple(one.rows()))
+            rows = priced(one.rows(), run.price_per_hour)
+            section = Section(command, started or datetime.now(UTC).isoformat(), tuple(rows))
             name = f"{id_}-run" if number == 0 else f"{id_}-run-{number + 1}"
             yield section_view(name, section, read_picture, max_bytes)
     finally:

@@ -75,11 +75,13 @@ class StudyRun:
 
     Attributes:
         store: where the images are; None for a run from a record, which need not have every row.
+        price_per_hour: of the machine, in any currency, to say what images cost.
     """
 
     file: StudyFile
     store: Path | None
     parts: tuple[MeasuredPart, ...]
+    price_per_hour: float | None = None
 
     @property
     def records(self) -> list[Record]:

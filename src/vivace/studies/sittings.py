@@ -25,6 +25,7 @@ from vivace.foreign.files import read_json
 from vivace.foreign.reading import reading
 from vivace.models.find import Found, find_model
 from vivace.spec.base import Spec
+from vivace.spec.ceilings import Ceilings
 from vivace.spec.environment import Environment
 from vivace.spec.figures import QualityPass
 from vivace.spec.model import Model
@@ -53,6 +54,7 @@ class Sitting(Spec):
     Attributes:
         rows: in the order of measurement, each recipe once.
         source: the record that they are taken from; "" for the study's own.
+        ceilings: of the device; None if they are not known, or each round has them.
     """
 
     environment: Environment
@@ -61,6 +63,7 @@ class Sitting(Spec):
     device: str
     rows: tuple[SittingRow, ...]
     source: str = ""
+    ceilings: Ceilings | None = None
 
     def row(self, recipe: str) -> SittingRow | None:
         """Return the row of a recipe in canonical form; None if there is none."""
@@ -104,7 +107,8 @@ def write_sittings(path: Path, sittings: Iterable[Sitting]) -> None:
     """Write a record atomically: a sitting's head in one line, then one line for each row."""
     texts = []
     for sitting in sittings:
-        head = sitting.model_dump(mode="json", exclude={"rows"})
+        unknown = {"ceilings"} if sitting.ceilings is None else set()
+        head = sitting.model_dump(mode="json", exclude={"rows", *unknown})
         lines = ",\n".join(json.dumps(_compact(row)) for row in sitting.rows)
         texts.append(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}')
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -261,5 +265,8 @@ def _record(sittings: Sequence[Sitting], recipe: str, rounds: Mapping[int, Round
     trial = Trial(
         model=sitting.model, recipe=row.recipe, workload=sitting.workload, device=sitting.device, repetition=0
     )
-    numbered = [round_.model_copy(update={"index": n}) for n, round_ in sorted(rounds.items())]
+    numbered = [
+        round_.model_copy(update={"index": n, "ceilings": round_.ceilings or sittings[n].ceilings})
+        for n, round_ in sorted(rounds.items())
+    ]
     return Record(trial=trial, environment=sitting.environment, rounds=tuple(numbered))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,10 +15,20 @@ from rich.text import Text
 from vivace.foreign.text import csv_cell, markdown_cell
 from vivace.report.summary import ratio
 from vivace.report.table import broken
-from vivace.studies.claims import Claim, Judged
+from vivace.studies.claims import Claim, Judged, tally
 from vivace.studies.figures import FIGURES
 from vivace.studies.runs import StudyRun
-from vivace.studies.view import PartView, Shown, notes, outcome_text, stand_ins, value_text, views
+from vivace.studies.taken import SHORT, numbers, taken
+from vivace.studies.view import (
+    PartView,
+    Shown,
+    notes,
+    outcome_text,
+    quotient,
+    stand_ins,
+    value_text,
+    views,
+)
 
 _PIPE_WIDTH = 120
 _LABEL_WIDTH = 26
@@ -62,7 +72,24 @@ def flat(run: StudyRun) -> list[dict[str, Any]]:
                         shown.over, shown.cell.note,
                     )  # fmt: skip
                     found.append(dict(zip(_FIELDS, line, strict=True)))
+        found += _taken_lines(run, view)
     return found
+
+
+def _taken_lines(run: StudyRun, view: PartView) -> Iterator[dict[str, Any]]:
+    """Yield what the rows took of their device, in the fields of the other cells."""
+    part = view.planned
+    for row in view.rows:
+        if row.row is None or row.row.latency is None:
+            continue
+        device = row.row.record.environment.device_name
+        for name, unit, value in numbers(row.row):
+            line = dict.fromkeys(_FIELDS) | {
+                "study": run.file.name, "part": part.part.name, "model": part.model, "measured_on": part.measured_on,
+                "row": row.case.label, "recipe": row.case.recipe, "figure": name, "unit": unit, "source": device,
+                "kind": "measured", "outcome": "measured", "value": value, "note": "",
+            }  # fmt: skip
+            yield line
 
 
 def to_json(run: StudyRun) -> dict[str, Any]:
@@ -114,7 +141,8 @@ def print_tables(run: StudyRun, console: Console) -> None:
         console.print(Text(view.title, style="bold"))
         for figure in _terminal_figures(view):
             _print_block(view, figure, console)
-        for row, reason in [*notes(view), *stand_ins(run.file, view)]:
+        _print_taken(view, console)
+        for row, reason in [*notes(view), *stand_ins(run.file, view), *taken(view, SHORT).reasons]:
             console.print(Text(f"{row}: {reason}"))
         _print_gains(view, console)
     _print_claims(run.claims(), console)
@@ -139,11 +167,30 @@ def _print_block(view: PartView, figure: str, console: Console) -> None:
         column = view.columns[k]
         heading = column.name if column.kind == "published" else f"here: {column.name}"
         table.add_column(heading, justify="right", overflow="fold")
+    over = [k for k in told if any(row.cells[figure][k].over is not None for row in view.rows)]
+    for k in over:
+        table.add_column(f"here / {view.columns[k].name}", justify="right", overflow="fold")
     for row in view.rows:
         cells = [row.cells[figure][k] for k in told]
+        quotients = [quotient(row.cells[figure][k].over) for k in over]
         style = "dim" if row.row is None or row.row.latency is None else None
         label = "\n".join(broken(row.case.label, _LABEL_WIDTH))
-        table.add_row(Text(label), *(Text(_text(figure, shown)) for shown in cells), style=style)
+        texts = [*(_text(figure, shown) for shown in cells), *quotients]
+        table.add_row(Text(label), *map(Text, texts), style=style)
+    console.print(table)
+
+
+def _print_taken(view: PartView, console: Console) -> None:
+    """Print how far each row is from the limit, its energy and its price."""
+    found = taken(view, SHORT)
+    if not found.rows:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("measured here", overflow="fold", max_width=_LABEL_WIDTH)
+    for heading in found.headings:
+        table.add_column(heading, justify="right", overflow="fold")
+    for label, cells in found.rows:
+        table.add_row(Text("\n".join(broken(label, _LABEL_WIDTH))), *map(Text, cells))
     console.print(table)
 
 
@@ -173,6 +220,8 @@ def _print_claims(claims: Sequence[tuple[Claim, list[Judged]]], console: Console
         return
     console.print()
     console.print(Text("Conclusions", style="bold"))
+    for who, said in tally(claims):
+        console.print(Text(f"{who}: {said}"))
     for claim, judged in claims:
         console.print(Text(claim.says))
         table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
@@ -191,24 +240,34 @@ def _markdown(run: StudyRun) -> str:
         lines += [f"## {markdown_cell(view.title)}", ""]
         headings = ["row", "recipe"]
         columns = [(figure, k) for figure in view.figures() for k in range(len(view.columns))]
+        over = {
+            (figure, k)
+            for figure, k in columns
+            if any(r.cells[figure][k].over is not None for r in view.rows)
+        }
         for figure, k in columns:
             kind = "" if view.columns[k].kind == "published" else "here: "
             headings.append(f"{FIGURES[figure].title}, {kind}{view.columns[k].name}")
+            if (figure, k) in over:
+                headings.append(f"{FIGURES[figure].title}, here / {view.columns[k].name}")
         lines += [
             "| " + " | ".join(map(markdown_cell, headings)) + " |",
             "|" + " --- |" * len(headings),
         ]
         for row in view.rows:
             cells = [row.case.label, row.case.recipe]
-            cells += [_text(figure, row.cells[figure][k]) for figure, k in columns]
+            for figure, k in columns:
+                shown = row.cells[figure][k]
+                cells.append(_text(figure, shown))
+                cells += [quotient(shown.over)] if (figure, k) in over else []
             lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
-        lines += [
-            "",
-            *(
-                f"- {markdown_cell(f'{row}: {reason}')}"
-                for row, reason in [*notes(view), *stand_ins(run.file, view)]
-            ),
-        ]
+        found = taken(view)
+        if found.rows:
+            lines += ["", f"| {' | '.join(map(markdown_cell, ('measured here', *found.headings)))} |"]
+            lines.append("|" + " --- |" * (1 + len(found.headings)))
+            lines += [f"| {' | '.join(map(markdown_cell, (label, *cells)))} |" for label, cells in found.rows]
+        remarks = [*notes(view), *stand_ins(run.file, view), *found.reasons]
+        lines += ["", *(f"- {markdown_cell(f'{label}: {reason}')}" for label, reason in remarks)]
         for member, gain in view.gains:
             said = "not measured" if gain is None else f"{ratio(gain.ratio)}, {gain.verdict.value}"
             lines.append(f"- {markdown_cell(f'{member} contributes: {said}')}")

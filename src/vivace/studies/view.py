@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vivace.report.rows import Row
+from vivace.report.rows import Row, priced
 from vivace.stats import Interval
 from vivace.studies.claims import shown_value
 from vivace.studies.expand import Case, ModelPart
@@ -23,7 +23,8 @@ class Shown:
     Attributes:
         relative: times: how many times as fast as the part's baseline on the same GPU; other figures: their share of
             the baseline's. None for the baseline, and where either is missing.
-        over: of a published cell: what was measured, divided by it; None if nothing was.
+        over: of a published cell: what was measured, divided by it; None if nothing was, or on a small model that
+            stands for the study's.
     """
 
     cell: Cell
@@ -78,21 +79,28 @@ class PartView:
 def views(run: StudyRun) -> list[PartView]:
     """Return each part of a run on each of its models."""
     columns = run.columns
-    return [_view(part, columns) for part in run.parts]
+    return [_view(part, columns, run.price_per_hour) for part in run.parts]
 
 
-def _view(part: MeasuredPart, columns: Sequence[Column]) -> PartView:
+def _view(part: MeasuredPart, columns: Sequence[Column], price_per_hour: float | None) -> PartView:
     planned = part.planned
     key = (planned.part.name, planned.model)
     here = [column for column in columns if any(cell[:2] == key for cell in column.cells)]
-    measured = part.rows
+    found = part.rows
+    measured = dict(zip(found, priced(list(found.values()), price_per_hour), strict=True))
     baseline = planned.cases[0].label
     rows = []
     for case in planned.cases:
         cells = {}
         for name in planned.part.figures:
             cells[name] = tuple(
-                _shown(column, here, (*key, case.label, name), (*key, baseline, name)) for column in here
+                _shown(
+                    column,
+                    () if planned.is_stand_in else here,
+                    (*key, case.label, name),
+                    (*key, baseline, name),
+                )
+                for column in here
             )
         rows.append(RowView(case, case.label == baseline, measured.get(case.label), cells))
     published = sum(column.kind == "published" for column in here)
@@ -127,6 +135,11 @@ def _shown(
 def value_text(figure: str, value: Interval) -> str:
     """Return a figure as text with its unit."""
     return shown_value(value, FIGURES[figure].kind)
+
+
+def quotient(over: float | None) -> str:
+    """Return measured divided by published, e.g. "0.84", "0.0063"; "–" if it is not known."""
+    return "–" if over is None else f"{over:.2f}" if over >= 0.1 else f"{over:.2g}"
 
 
 def outcome_text(cell: Cell) -> str:

@@ -1,6 +1,7 @@
 """Conclusions: what published numbers and measured rows say of each kind of claim."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from vivace.spec.environment import Place
 from vivace.spec.record import Outcome, Record
 from vivace.stats import Interval
 from vivace.studies import read_study
-from vivace.studies.claims import Claim, Judged, Said
+from vivace.studies.claims import Claim, Judged, Said, tally
 from vivace.studies.expand import ModelPart, expand
 from vivace.studies.figures import Cell, Column, cell_of, published_columns
 from vivace.studies.file import Part, StudyFile, Synthetic
@@ -162,6 +163,23 @@ def test_a_limit_is_in_the_figures_unit() -> None:
     assert only(claim, published("A100", "peak_memory", tiny_vae=9e9), "tiny_vae").said is Said.DISAGREES
 
 
+def test_a_small_model_says_nothing_about_a_limit_of_another() -> None:
+    claim = Claim(says="under a minute", kind="limit", rows=("baseline",), figure="latency", at_most=60)
+    column = measured(timed("baseline", 1.0, 1.0))
+    assert judge(claim, [part("baseline")], [column])[0].said is Said.AGREES
+    (tiny,) = judge(claim, [replace(part("baseline"), measured_on="tiny-flux")], [column])
+    assert tiny.said is Said.CANNOT_TELL
+    assert "on tiny-flux, which stands for tiny-sd" in tiny.because
+
+
+def test_conclusions_are_counted_by_column_the_published_first() -> None:
+    claim = Claim(says="x", kind="open", because="y")
+    agrees, open_ = (Judged("H100", "published", said, "") for said in (Said.AGREES, Said.CANNOT_TELL))
+    here = Judged("H200", "measured", Said.DISAGREES, "")
+    counted = tally([(claim, [here, agrees]), (claim, [here, open_])])
+    assert counted == [("H100", "agrees 1, cannot tell 1"), ("here, H200", "does not 2")]
+
+
 def test_gpus_are_compared_row_by_row() -> None:
     claim = Claim(says="x", kind="gpu", gpu="H100", than="A100")
     columns = [
@@ -208,6 +226,9 @@ PUBLISHED_SAY = {
     ("004", "torchao's fp8 alone is no faster"): "cannot agrees",
     ("004", "Flash attention saves about 11 %"): "agrees",
     ("004", "bf16, flash attention and a first-block cache at 0.3 are the most stable"): "cannot does",
+    ("004", "On an H100 a first-block cache is the fastest at 0.35"): "agrees",
+    ("004", "On an A100 a first-block cache at 0.4"): "agrees",
+    ("004", "torchao's fp8 and int8 make a combination with TeaCache"): "cannot agrees",
 }
 
 

@@ -1,0 +1,81 @@
+"""What measured rows of a study took of their device, on every page that shows it."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.make import make_round
+from tests.unit.report.test_limit import CEILINGS, WORK
+from tests.unit.studies.test_sittings import FEW, VAE, lasting, run, sitting
+from vivace.spec.ceilings import Work
+from vivace.spec.record import GpuWindow, Outcome
+from vivace.studies.sittings import read_sittings, write_sittings
+from vivace.studies.table import render
+from vivace.studies.taken import SHORT, taken
+from vivace.studies.view import views
+
+WINDOW = GpuWindow(
+    calls=10, seconds=10.0, num_readings=90, energy_j=15_050.0, energy_from="counter", power_w=700.0,
+    sm_clock_mhz=1785.0, throttled=("power cap",),
+)  # fmt: skip
+COUNTED = sitting(
+    baseline=lasting(1.0, work=WORK, gpu_busy_s=0.6, gpu=WINDOW),
+    **{
+        VAE: lasting(0.5, work=Work(reason="one image on several GPUs")),
+        FEW: make_round(0, outcome=Outcome.OUT_OF_MEMORY, reason="too large"),
+    },
+).model_copy(update={"ceilings": CEILINGS})
+
+
+def test_the_table_has_limit_energy_and_hours() -> None:
+    (view,) = views(run(COUNTED))
+    found = taken(view)
+    cells = {label: dict(zip(found.headings, texts, strict=True)) for label, texts in found.rows}
+    assert cells == {
+        "baseline": {
+            "at the limit": "0.350 s", "speed, of the limit's": "35 %", "lost to kernels": "0.250 s",
+            "to gaps": "0.314 s", "outside": "90.4 ms", "GPU busy": "60 %",
+            "energy an image": "1,505 J", "mean power": "700 W",
+            "SM clock": "1785 MHz", "hours for 1,000 images": "0.279", "clocks held down by": "power cap",
+        },
+        "VAE": dict.fromkeys(found.headings, "–")
+        | {"hours for 1,000 images": "0.14", "clocks held down by": "nothing"},
+    }  # fmt: skip
+    assert found.reasons == (
+        ("VAE", "no limit: the work of this recipe was not counted: one image on several GPUs"),
+    )
+
+
+def test_times_alone_make_no_table() -> None:
+    (view,) = views(run(sitting(baseline=lasting(1.0))))
+    assert taken(view).rows == taken(view, SHORT).rows == ()
+
+
+def test_ceilings_of_a_sitting_are_kept_once_and_count_for_each_row(tmp_path: Path) -> None:
+    write_sittings(tmp_path / "x.json", [COUNTED])
+    assert (tmp_path / "x.json").read_text().count('"per_s"') == len(CEILINGS.ceilings)
+    assert read_sittings(tmp_path / "x.json") == [COUNTED]
+    without = COUNTED.model_copy(update={"ceilings": None})
+    (view,) = views(run(without))
+    assert "at the limit" not in taken(view).headings, "nothing to hold the count against"
+
+
+@pytest.mark.parametrize("price", [None, 3.6])
+def test_every_format_has_the_price_if_it_was_given(price: float | None) -> None:
+    priced = replace(run(COUNTED), price_per_hour=price)
+    lines = list(csv.DictReader(io.StringIO(render(priced, "csv"))))
+    kept = {(line["row"], line["figure"]): (line["value"], line["unit"]) for line in lines}
+    assert float(kept["baseline", "limit_share"][0]) == pytest.approx(0.35, rel=0.01)
+    assert kept["baseline", "energy"] == ("1505.0", "J")
+    assert ("baseline", "cost_per_1000") in kept or price is None
+    shown = [render(priced, "table"), render(priced, "md"), priced.page()]
+    for text in shown:
+        assert "1,505 J" in text
+        assert ("cost of 1,000" in text) is (price is not None)
+    if price is not None:
+        cost, unit = kept["baseline", "cost_per_1000"]
+        assert (float(cost), unit) == (pytest.approx(1.0, rel=0.02), "price")
+        assert "1,000 images cost 1.00 at 3.6 an hour" in shown[2]
