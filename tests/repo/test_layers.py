@@ -43,6 +43,12 @@ LAYERS = {
 SIDEWAYS = {("spec", "errors"), ("stats", "errors"), ("foreign", "errors")}
 # Libraries that import torch; `report` and `spec` must not import them.
 IMPORTED_LATE = {
+    "vivace.fused.first_norm",
+    "vivace.fused.flux_forward",
+    "vivace.fused.flux_weights",
+    "vivace.fused.modulations",
+    "vivace.fused.products",
+    "vivace.fused.scales",
     "vivace.kernels.dequantize_int4",
     "vivace.kernels.norm_modulate",
     "vivace.kernels.qk_norm_rope",
@@ -52,8 +58,8 @@ IMPORTED_LATE = {
     "vivace.multi_gpu.flux_tokens",
     "vivace.multi_gpu.collectives",
 }
-"""Triton's kernels are compiled from a module's own names, and torch's operators and diffusers' blocks are made where a
-module is read; these are imported where they are used."""
+"""Triton's kernels are compiled from a module's own names, and torch's operators and modules and diffusers' blocks are
+made where a module is read; these are imported where they are used."""
 HEAVY = {"torch", "diffusers", "transformers", "torchao", "accelerate"}
 
 

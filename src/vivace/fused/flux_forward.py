@@ -8,19 +8,19 @@ the kernel that also makes the next branch's input.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from vivace.errors import Unsupported
 from vivace.fused import operations
+from vivace.fused.flux_weights import FusedFlux
 from vivace.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.fused.operations import AttentionScales, Rows
 from vivace.fused.rope import tables
-
-if TYPE_CHECKING:
-    import torch
-
-    from vivace.fused.scales import StepScales
-    from vivace.kernels.reference import Branch, Modulation, Tokens
+from vivace.fused.scales import StepScales
+from vivace.kernels.reference import Branch, Modulation, Tokens, from_joint, to_joint
 
 Attention = Literal["bf16", "fp8"]
 
@@ -53,7 +53,7 @@ class FluxForward:
         fused: see `vivace.fused.flux_weights`.
     """
 
-    def __init__(self, transformer: Any, fused: Any) -> None:
+    def __init__(self, transformer: Any, fused: FusedFlux) -> None:
         self.num_calls = 0
         self._transformer = transformer
         self._fused = fused
@@ -75,11 +75,6 @@ class FluxForward:
         return_dict: bool = True,
         controlnet_blocks_repeat: bool = False,
     ) -> Any:
-        import torch
-        from diffusers.models.modeling_outputs import Transformer2DModelOutput
-
-        from vivace.kernels.reference import Tokens
-
         _refuse_extras(joint_attention_kwargs, controlnet_block_samples, controlnet_single_block_samples)
         transformer, fused = self._transformer, self._fused
         self.num_calls += 1
@@ -113,8 +108,6 @@ class FluxForward:
         Args:
             dtype: of the latents, to which diffusers rounds time and guidance.
         """
-        import torch
-
         timestep = timestep.to(dtype)
         pooled = pooled.bfloat16()
         embed = self._transformer.time_text_embed
@@ -128,8 +121,6 @@ class FluxForward:
         return asked, embedding
 
     def _blocks(self, step: _Step) -> None:
-        from vivace.kernels.reference import to_joint
-
         pending = _Pending(step.tokens)
         for index, block in enumerate(self._fused.doubles):
             pending = self._double(block, index, step, pending)
@@ -148,8 +139,6 @@ class FluxForward:
         self._norm(step, pending, None)
 
     def _double(self, block: Any, index: int, step: _Step, pending: _Pending) -> _Pending:
-        from vivace.kernels.reference import Branch
-
         scales, tokens = step.scales, step.tokens
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self._of_double(index * OF_DOUBLE)
         of_inputs: Any = (None, None) if scales is None else scales.doubles[index]
@@ -165,10 +154,6 @@ class FluxForward:
 
     def _single(self, block: Any, index: int, step: _Step, pending: _Pending, dropped: int) -> _Pending:
         """dropped: first rows whose output is not needed; they are attended to all the same."""
-        import torch
-
-        from vivace.kernels.reference import Branch, Tokens
-
         scales, tokens, num_doubles = step.scales, step.tokens, len(self._fused.doubles)
         shift, scale, gate = self._of_single(num_doubles * OF_DOUBLE + index * OF_SINGLE)
         of_input = None if scales is None else scales.singles[index : index + 1]
@@ -212,8 +197,6 @@ class FluxForward:
             values: (2,), the scale of values and output, and its inverse.
             onto: where to write it.
         """
-        import torch
-
         tokens, norms = step.tokens, block.norms
         scales = None
         if norms.scales is not None:
@@ -243,23 +226,17 @@ class FluxForward:
 
     def _of_double(self, vector: int) -> list[Modulation]:
         """Where the modulations of a double block are, whose first is this vector."""
-        from vivace.kernels.reference import Modulation
-
         half = OF_DOUBLE // 2
         image = [(vector + k) * self._channels for k in range(half)]
         return [Modulation(text=start + half * self._channels, image=start) for start in image]
 
     def _of_single(self, vector: int) -> list[Modulation]:
-        from vivace.kernels.reference import Modulation
-
         starts = [(vector + k) * self._channels for k in range(OF_SINGLE)]
         return [Modulation(start, start) for start in starts]
 
 
 def _as_rows(joint: torch.Tensor, tokens: Tokens) -> torch.Tensor:
     """(batch, tokens, heads, channels) as rows (rows, heads * channels)."""
-    from vivace.kernels.reference import from_joint
-
     return from_joint(joint.flatten(2), tokens)
 
 

@@ -2,110 +2,104 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vivace.fused.modulations import OF_DOUBLE, OF_SINGLE, modulations_class
-from vivace.fused.products import product_class
+import torch
+from torch import nn
+
+from vivace.fused.modulations import OF_DOUBLE, OF_SINGLE, Modulations
+from vivace.fused.products import Product
 from vivace.fused.rope import frequencies
-from vivace.fused.scales import bounds_class
-
-if TYPE_CHECKING:
-    import torch
+from vivace.fused.scales import Bounds
 
 
-@functools.cache
-def _classes() -> tuple[Any, Any, Any]:
-    import torch
+class Norms(nn.Module):  # type: ignore[misc]
+    """The weights of the norms of queries and keys (streams, 2, channels), and for fp8 their scales (2,).
 
-    class Norms(torch.nn.Module):  # type: ignore[misc]
-        """The weights of the norms of queries and keys (streams, 2, channels), and for fp8 their scales (2,).
+    A normalised query of n channels has the norm sqrt(n), so no element exceeds sqrt(n) max|weight|.
+    """
 
-        A normalised query of n channels has the norm sqrt(n), so no element exceeds sqrt(n) max|weight|.
-        """
+    def __init__(self, norms: list[tuple[Any, Any]], bounded: bool) -> None:
+        super().__init__()
+        weight = torch.stack([torch.stack([q.weight, k.weight]) for q, k in norms]).detach().bfloat16()
+        self.register_buffer("weight", weight.contiguous())
+        largest = weight.float().abs().amax(dim=(0, 2))
+        scales = (weight.shape[-1] ** 0.5 * largest / 448).contiguous() if bounded else None
+        self.register_buffer("scales", scales)
 
-        def __init__(self, norms: list[tuple[Any, Any]], bounded: bool) -> None:
-            super().__init__()
-            weight = torch.stack([torch.stack([q.weight, k.weight]) for q, k in norms]).detach().bfloat16()
-            self.register_buffer("weight", weight.contiguous())
-            largest = weight.float().abs().amax(dim=(0, 2))
-            scales = (weight.shape[-1] ** 0.5 * largest / 448).contiguous() if bounded else None
-            self.register_buffer("scales", scales)
 
-    class Double(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
-            super().__init__()
-            product, attn = product_class(), block.attn
-            self.qkv = product([_projections(attn, "text"), _projections(attn, "image")], quantize)
-            self.out = product([[attn.to_add_out], [attn.to_out[0]]], quantize)
-            self.up = product([[block.ff_context.net[0].proj], [block.ff.net[0].proj]], quantize)
-            self.down = product([[block.ff_context.net[2]], [block.ff.net[2]]], quantize)
-            norms = [(attn.norm_added_q, attn.norm_added_k), (attn.norm_q, attn.norm_k)]
-            self.norms = Norms(norms, bounded)
+class Double(nn.Module):  # type: ignore[misc]
+    def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
+        super().__init__()
+        attn = block.attn
+        self.qkv = Product([_projections(attn, "text"), _projections(attn, "image")], quantize)
+        self.out = Product([[attn.to_add_out], [attn.to_out[0]]], quantize)
+        self.up = Product([[block.ff_context.net[0].proj], [block.ff.net[0].proj]], quantize)
+        self.down = Product([[block.ff_context.net[2]], [block.ff.net[2]]], quantize)
+        norms = [(attn.norm_added_q, attn.norm_added_k), (attn.norm_q, attn.norm_k)]
+        self.norms = Norms(norms, bounded)
 
-        def limits(self) -> torch.Tensor:
-            """Of the values and of the MLP's hidden channels, for text and image: (2, 2, 2). See `Bounds`."""
-            return torch.stack([_limits(self.qkv, 2 * self.qkv.weight.shape[2]), _limits(self.up)])
+    def limits(self) -> torch.Tensor:
+        """Of the values and of the MLP's hidden channels, for text and image: (2, 2, 2). See `Bounds`."""
+        return torch.stack([_limits(self.qkv, 2 * self.qkv.weight.shape[2]), _limits(self.up)])
 
-    class Single(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
-            super().__init__()
-            product, attn = product_class(), block.attn
-            self.qkv = product([_projections(attn, "image")], quantize)
-            self.up = product([[block.proj_mlp]], quantize)
-            self.out = product([[block.proj_out]], quantize)
-            self.norms = Norms([(attn.norm_q, attn.norm_k)], bounded)
 
-        def limits(self) -> torch.Tensor:
-            """Of the values and the MLP's hidden channels together: (2,). See `Bounds`."""
-            values = _limits(self.qkv, 2 * self.qkv.weight.shape[2])[0]
-            return torch.maximum(values, _limits(self.up)[0])
+class Single(nn.Module):  # type: ignore[misc]
+    def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
+        super().__init__()
+        attn = block.attn
+        self.qkv = Product([_projections(attn, "image")], quantize)
+        self.up = Product([[block.proj_mlp]], quantize)
+        self.out = Product([[block.proj_out]], quantize)
+        self.norms = Norms([(attn.norm_q, attn.norm_k)], bounded)
 
-    class FusedFlux(torch.nn.Module):  # type: ignore[misc]
-        """All blocks.
+    def limits(self) -> torch.Tensor:
+        """Of the values and the MLP's hidden channels together: (2,). See `Bounds`."""
+        values = _limits(self.qkv, 2 * self.qkv.weight.shape[2])[0]
+        return torch.maximum(values, _limits(self.up)[0])
 
-        Attributes:
-            modulations: of double blocks, then of single ones.
-            doubles, singles: products and norms of each block.
-            bounds: for fp8, what activations cannot exceed.
-            frequency, axis: of the rotary embedding.
-        """
 
-        def __init__(self, transformer: Any, quantize: bool, bounded: tuple[bool, ...]) -> None:
-            super().__init__()
-            config = transformer.config
-            device = transformer.x_embedder.weight.device
-            channels = config.num_attention_heads * config.attention_head_dim
-            doubles, singles = transformer.transformer_blocks, transformer.single_transformer_blocks
-            num_outputs = (OF_DOUBLE * len(doubles) + OF_SINGLE * len(singles)) * channels
-            num_inputs = 2 + config.pooled_projection_dim
-            self.modulations = modulations_class()(num_outputs, channels, quantize, num_inputs, device)
-            self.doubles, self.singles = torch.nn.ModuleList(), torch.nn.ModuleList()
-            at, which = 0, iter(bounded)
-            for block in _taken(doubles):
-                at = self.modulations.fill(at, block.norm1.linear)
-                at = self.modulations.fill(at, block.norm1_context.linear)
-                self.doubles.append(Double(block, quantize, next(which)))
-            for block in _taken(singles):
-                at = self.modulations.fill(at, block.norm.linear)
-                self.singles.append(Single(block, quantize, next(which)))
-            self.bounds = None
-            if quantize:
-                limits = [[block.limits() for block in blocks] for blocks in (self.doubles, self.singles)]
-                empty = torch.empty((0, 2), device=device)
-                of_doubles, of_singles = (torch.stack(found) if found else empty for found in limits)
-                self.bounds = bounds_class()(of_doubles, of_singles)
-            frequency, axis = frequencies(config.axes_dims_rope, transformer.pos_embed.theta, device)
-            self.register_buffer("frequency", frequency, persistent=False)
-            self.register_buffer("axis", axis, persistent=False)
+class FusedFlux(nn.Module):  # type: ignore[misc]
+    """All blocks.
 
-    return FusedFlux, Double, Single
+    Attributes:
+        modulations: of double blocks, then of single ones.
+        doubles, singles: products and norms of each block.
+        bounds: for fp8, what activations cannot exceed.
+        frequency, axis: of the rotary embedding.
+    """
+
+    def __init__(self, transformer: Any, quantize: bool, bounded: tuple[bool, ...]) -> None:
+        super().__init__()
+        config = transformer.config
+        device = transformer.x_embedder.weight.device
+        channels = config.num_attention_heads * config.attention_head_dim
+        doubles, singles = transformer.transformer_blocks, transformer.single_transformer_blocks
+        num_outputs = (OF_DOUBLE * len(doubles) + OF_SINGLE * len(singles)) * channels
+        num_inputs = 2 + config.pooled_projection_dim
+        self.modulations = Modulations(num_outputs, channels, quantize, num_inputs, device)
+        self.doubles, self.singles = nn.ModuleList(), nn.ModuleList()
+        at, which = 0, iter(bounded)
+        for block in _taken(doubles):
+            at = self.modulations.fill(at, block.norm1.linear)
+            at = self.modulations.fill(at, block.norm1_context.linear)
+            self.doubles.append(Double(block, quantize, next(which)))
+        for block in _taken(singles):
+            at = self.modulations.fill(at, block.norm.linear)
+            self.singles.append(Single(block, quantize, next(which)))
+        self.bounds = None
+        if quantize:
+            limits = [[block.limits() for block in blocks] for blocks in (self.doubles, self.singles)]
+            empty = torch.empty((0, 2), device=device)
+            of_doubles, of_singles = (torch.stack(found) if found else empty for found in limits)
+            self.bounds = Bounds(of_doubles, of_singles)
+        frequency, axis = frequencies(config.axes_dims_rope, transformer.pos_embed.theta, device)
+        self.register_buffer("frequency", frequency, persistent=False)
+        self.register_buffer("axis", axis, persistent=False)
 
 
 def _limits(product: Any, start: int = 0) -> torch.Tensor:
     """For each stream the largest norm of a row of an e4m3 weight, and the largest bias, from output `start` on."""
-    import torch
-
     found = []
     for weight, scale, bias in zip(product.weight, product.scale, product.bias, strict=True):
         norms = (weight[start:].float() * scale).norm(dim=1)
@@ -113,14 +107,15 @@ def _limits(product: Any, start: int = 0) -> torch.Tensor:
     return torch.stack(found)
 
 
-def fused_flux(transformer: Any, quantize: bool, bounded: tuple[bool, ...]) -> torch.nn.Module:
+def fused_flux(transformer: Any, quantize: bool, bounded: tuple[bool, ...]) -> FusedFlux:
     """Take the weights over from a transformer's blocks, which are removed from it.
 
     Args:
         quantize: store weights in e4m3, with one scale for each; else in bf16.
         bounded: for each block, whether attention's inputs are to be bounded, for fp8.
     """
-    fused: torch.nn.Module = _classes()[0](transformer, quantize, bounded).eval().requires_grad_(False)
+    fused = FusedFlux(transformer, quantize, bounded)
+    fused.eval().requires_grad_(False)
     return fused
 
 

@@ -11,11 +11,13 @@ whether it is needed. So a wrong guess of what the pipeline will ask for costs t
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch import nn
+
+from vivace.fused.operations import has_triton
+from vivace.kernels.reference import quantize_rows
 
 OF_DOUBLE, OF_SINGLE = 12, 3
 """Vectors of modulations of a block: six each of the image and of the text, in this order; three of a single block."""
@@ -24,104 +26,92 @@ CAPACITY = 64
 """Rows of the table: 2.1 MB each for FLUX.1."""
 
 
-@functools.cache
-def modulations_class() -> Any:
-    """The class of all blocks' modulations."""
-    import torch
+class Modulations(nn.Module):  # type: ignore[misc]
+    """The Linear layers of all modulations as one, and the table.
 
-    from vivace.fused.operations import has_triton
-    from vivace.kernels.reference import quantize_rows
+    Args:
+        num_outputs, channels: of the layers together.
+        quantize: store the weight in e4m3, with a scale for each output.
+        num_inputs: length of what the table is searched for: timestep, guidance and pooled text.
+    """
 
-    class Modulations(torch.nn.Module):  # type: ignore[misc]
-        """The Linear layers of all modulations as one, and the table.
+    def __init__(
+        self, num_outputs: int, channels: int, quantize: bool, num_inputs: int, device: torch.device
+    ) -> None:
+        super().__init__()
+        dtype = torch.float8_e4m3fn if quantize else torch.bfloat16
+        weight = torch.empty((num_outputs, channels), dtype=dtype, device=device)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        scale = torch.empty(num_outputs, device=device) if quantize else None
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", torch.empty(num_outputs, dtype=torch.bfloat16, device=device))
+        rows = CAPACITY if device.type != "cpu" and (device.type == "meta" or has_triton()) else 0
+        # No timestep is nan, so nothing is found in an empty table.
+        keys = torch.full((rows, num_inputs), float("nan"), device=device)
+        table = torch.zeros((rows, num_outputs), dtype=torch.bfloat16, device=device)
+        self.register_buffer("keys", keys, persistent=False)
+        self.register_buffer("table", table, persistent=False)
+        self.register_buffer(
+            "num_computed", torch.zeros((), dtype=torch.int64, device=device), persistent=False
+        )
+
+    def fill(self, start: int, layer: nn.Linear) -> int:
+        """Take over a layer's weights as the outputs from `start` on; return where they end."""
+        end: int = start + layer.out_features
+        weight = layer.weight.detach()
+        if self.scale is None or weight.is_meta:
+            self.weight[start:end] = weight.to(self.weight.dtype)
+        else:
+            values, scale = quantize_rows(weight)
+            self.weight[start:end] = values
+            self.scale[start:end] = scale[:, 0]
+        self.bias[start:end] = layer.bias.detach().bfloat16()
+        return end
+
+    def compute(
+        self, embedding: torch.Tensor, skip: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return all modulations (rows, outputs) of embeddings (rows, channels), in bf16.
 
         Args:
-            num_outputs, channels: of the layers together.
-            quantize: store the weight in e4m3, with a scale for each output.
-            num_inputs: length of what the table is searched for: timestep, guidance and pooled text.
+            skip: (1,), int32, on the device: if not 0, the result is left undefined.
         """
-
-        def __init__(
-            self, num_outputs: int, channels: int, quantize: bool, num_inputs: int, device: torch.device
-        ) -> None:
-            super().__init__()
-            dtype = torch.float8_e4m3fn if quantize else torch.bfloat16
-            weight = torch.empty((num_outputs, channels), dtype=dtype, device=device)
-            self.weight = torch.nn.Parameter(weight, requires_grad=False)
-            scale = torch.empty(num_outputs, device=device) if quantize else None
-            self.register_buffer("scale", scale)
-            self.register_buffer("bias", torch.empty(num_outputs, dtype=torch.bfloat16, device=device))
-            rows = CAPACITY if device.type != "cpu" and (device.type == "meta" or has_triton()) else 0
-            # No timestep is nan, so nothing is found in an empty table.
-            keys = torch.full((rows, num_inputs), float("nan"), device=device)
-            table = torch.zeros((rows, num_outputs), dtype=torch.bfloat16, device=device)
-            self.register_buffer("keys", keys, persistent=False)
-            self.register_buffer("table", table, persistent=False)
-            self.register_buffer(
-                "num_computed", torch.zeros((), dtype=torch.int64, device=device), persistent=False
-            )
-
-        def fill(self, start: int, layer: torch.nn.Linear) -> int:
-            """Take over a layer's weights as the outputs from `start` on; return where they end."""
-            end: int = start + layer.out_features
-            weight = layer.weight.detach()
-            if self.scale is None or weight.is_meta:
-                self.weight[start:end] = weight.to(self.weight.dtype)
-            else:
-                values, scale = quantize_rows(weight)
-                self.weight[start:end] = values
-                self.scale[start:end] = scale[:, 0]
-            self.bias[start:end] = layer.bias.detach().bfloat16()
-            return end
-
-        def compute(
-            self, embedding: torch.Tensor, skip: torch.Tensor | None = None, out: torch.Tensor | None = None
-        ) -> torch.Tensor:
-            """Return all modulations (rows, outputs) of embeddings (rows, channels), in bf16.
-
-            Args:
-                skip: (1,), int32, on the device: if not 0, the result is left undefined.
-            """
-            inputs = torch.nn.functional.silu(embedding).bfloat16().contiguous()
-            if out is None:
-                out = self.bias.new_empty((len(inputs), len(self.bias)))
-            if inputs.is_meta:
-                return out
-            if not len(self.table):
-                weight = (
-                    self.weight.float() if self.scale is None else self.weight.float() * self.scale[:, None]
-                )
-                return out.copy_(inputs.float() @ weight.t() + self.bias.float())
-            from vivace.kernels.skinny_product import MAX_ROWS, skinny_product
-
-            for start in range(0, len(inputs), MAX_ROWS):
-                span = slice(start, start + MAX_ROWS)
-                skinny_product(inputs[span], self.weight, self.scale, self.bias, out[span], skip)
+        inputs = nn.functional.silu(embedding).bfloat16().contiguous()
+        if out is None:
+            out = self.bias.new_empty((len(inputs), len(self.bias)))
+        if inputs.is_meta:
             return out
+        if not len(self.table):
+            weight = self.weight.float() if self.scale is None else self.weight.float() * self.scale[:, None]
+            return out.copy_(inputs.float() @ weight.t() + self.bias.float())
+        from vivace.kernels.skinny_product import MAX_ROWS, skinny_product
 
-        def forward(self, asked: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-            """Return the modulations (batch, outputs) of embeddings (batch, channels), where possible from the table.
+        for start in range(0, len(inputs), MAX_ROWS):
+            span = slice(start, start + MAX_ROWS)
+            skinny_product(inputs[span], self.weight, self.scale, self.bias, out[span], skip)
+        return out
 
-            Args:
-                asked: (batch, inputs), fp32: what the embeddings were made from.
-            """
-            if not len(self.table):
-                return self.compute(embedding)
-            same = (asked[:, None] == self.keys[None]).all(dim=-1)
-            found, at = same.to(torch.int32).max(dim=-1)
-            found = found.bool()
-            skip = found.all().reshape(1).to(torch.int32)
-            computed = self.compute(embedding, skip)
-            self.num_computed += 1 - skip[0]
-            return torch.where(found[:, None], self.table.index_select(0, at), computed)
+    def forward(self, asked: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+        """Return the modulations (batch, outputs) of embeddings (batch, channels), where possible from the table.
 
-        def remember(self, start: int, asked: torch.Tensor, embedding: torch.Tensor) -> None:
-            """Compute rows and put them into the table from row `start` on."""
-            span = slice(start, start + len(asked))
-            self.compute(embedding, out=self.table[span])
-            self.keys[span] = asked
+        Args:
+            asked: (batch, inputs), fp32: what the embeddings were made from.
+        """
+        if not len(self.table):
+            return self.compute(embedding)
+        same = (asked[:, None] == self.keys[None]).all(dim=-1)
+        found, at = same.to(torch.int32).max(dim=-1)
+        found = found.bool()
+        skip = found.all().reshape(1).to(torch.int32)
+        computed = self.compute(embedding, skip)
+        self.num_computed += 1 - skip[0]
+        return torch.where(found[:, None], self.table.index_select(0, at), computed)
 
-    return Modulations
+    def remember(self, start: int, asked: torch.Tensor, embedding: torch.Tensor) -> None:
+        """Compute rows and put them into the table from row `start` on."""
+        span = slice(start, start + len(asked))
+        self.compute(embedding, out=self.table[span])
+        self.keys[span] = asked
 
 
 class Hoisting:
@@ -145,8 +135,6 @@ class Hoisting:
         self._next = 0
 
     def __call__(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        import torch
-
         timesteps = getattr(getattr(self._pipe, "scheduler", None), "timesteps", None)
         hidden, timestep, pooled, guidance = (
             kwargs.get(name) for name in ("hidden_states", "timestep", "pooled_projections", "guidance")

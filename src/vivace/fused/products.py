@@ -7,101 +7,89 @@ GELU, and in fp8 the rounding of its output, are part of the matmul.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch import nn
 
-    from vivace.fused.operations import Rows
-    from vivace.kernels.reference import Tokens
+from vivace.fused.operations import Rows
+from vivace.fused.scales import spread
+from vivace.kernels import reference
+from vivace.kernels.reference import Tokens
 
 
-@functools.cache
-def product_class() -> Any:
-    """The class of a fused matmul's weights."""
-    import torch
+class Product(nn.Module):  # type: ignore[misc]
+    """Weights (streams, outputs, inputs), one or two streams, and biases (streams, outputs).
 
-    from vivace.fused.scales import spread
+    Args:
+        linears: for each stream the Linear layers whose outputs lie side by side.
+        quantize: store e4m3, with a scale for each stream's weight, (streams,).
+    """
 
-    class Product(torch.nn.Module):  # type: ignore[misc]
-        """Weights (streams, outputs, inputs), one or two streams, and biases (streams, outputs).
+    def __init__(self, linears: Sequence[Sequence[nn.Linear]], quantize: bool) -> None:
+        super().__init__()
+        weights, scales = [], []
+        for layers in linears:
+            whole = torch.cat([layer.weight.detach().bfloat16() for layer in layers])
+            if quantize:
+                whole, scale = _quantized_weight(whole)
+                scales.append(scale)
+            weights.append(whole)
+        self.weight = nn.Parameter(torch.stack(weights), requires_grad=False)
+        self.register_buffer("spread_scale", spread(torch.cat(scales)) if quantize else None)
+        biases = [torch.cat([_bias(layer) for layer in layers]) for layers in linears]
+        self.register_buffer("bias", torch.stack(biases).bfloat16())
+
+    @property
+    def scale(self) -> torch.Tensor | None:
+        """Of each stream's weight, (streams,), fp32."""
+        return None if self.spread_scale is None else self.spread_scale[..., 0]
+
+    @property
+    def left_bias(self) -> torch.Tensor | None:
+        """The bias, if the reader of the result has to add it."""
+        return self.bias if self.scale is not None else None
+
+    def forward(self, rows: Rows, tokens: Tokens) -> torch.Tensor:
+        """Return the product (rows, outputs) in bf16."""
+        made = self._empty(rows, torch.bfloat16)
+        for stream, span in enumerate(self._spans(tokens)):
+            if not made.is_meta:
+                bias = None if self.scale is not None else self.bias[stream]
+                multiply(rows.values[span], self.weight[stream], self._scales(rows, stream), bias, made[span])
+        return made
+
+    def activated(
+        self, rows: Rows, tokens: Tokens, scales: torch.Tensor | None, onto: torch.Tensor | None = None
+    ) -> Rows:
+        """Return GELU of the product and its bias.
 
         Args:
-            linears: for each stream the Linear layers whose outputs lie side by side.
-            quantize: store e4m3, with a scale for each stream's weight, (streams,).
+            scales: for e4m3, (2, streams): the scales of the output, and their inverses.
+            onto: write it here.
         """
+        dtype = torch.bfloat16 if scales is None else torch.float8_e4m3fn
+        made = self._empty(rows, dtype) if onto is None else onto
+        for stream, span in enumerate(self._spans(tokens)):
+            if made.is_meta:
+                continue
+            given, bias = self._scales(rows, stream), self.bias[stream]
+            of_out = None if scales is None else (_of(scales[0], stream), _of(scales[1], stream))
+            multiply_with_gelu(rows.values[span], self.weight[stream], given, bias, made[span], of_out)
+        return Rows(made, None if scales is None else scales[0])
 
-        def __init__(self, linears: Sequence[Sequence[torch.nn.Linear]], quantize: bool) -> None:
-            super().__init__()
-            weights, scales = [], []
-            for layers in linears:
-                whole = torch.cat([layer.weight.detach().bfloat16() for layer in layers])
-                if quantize:
-                    whole, scale = _quantized_weight(whole)
-                    scales.append(scale)
-                weights.append(whole)
-            self.weight = torch.nn.Parameter(torch.stack(weights), requires_grad=False)
-            self.register_buffer("spread_scale", spread(torch.cat(scales)) if quantize else None)
-            biases = [torch.cat([_bias(layer) for layer in layers]) for layers in linears]
-            self.register_buffer("bias", torch.stack(biases).bfloat16())
+    def _scales(self, rows: Rows, stream: int) -> tuple[torch.Tensor, ...]:
+        """Of a stream's values and weight; none in bf16."""
+        return () if self.scale is None else (_of(rows.scale, stream), self.scale[stream])
 
-        @property
-        def scale(self) -> torch.Tensor | None:
-            """Of each stream's weight, (streams,), fp32."""
-            return None if self.spread_scale is None else self.spread_scale[..., 0]
+    def _empty(self, rows: Rows, dtype: torch.dtype) -> torch.Tensor:
+        shape = (rows.values.shape[0], self.weight.shape[1])
+        return torch.empty(shape, dtype=dtype, device=self.weight.device)
 
-        @property
-        def left_bias(self) -> torch.Tensor | None:
-            """The bias, if the reader of the result has to add it."""
-            return self.bias if self.scale is not None else None
-
-        def forward(self, rows: Rows, tokens: Tokens) -> torch.Tensor:
-            """Return the product (rows, outputs) in bf16."""
-            made = self._empty(rows, torch.bfloat16)
-            for stream, span in enumerate(self._spans(tokens)):
-                if not made.is_meta:
-                    bias = None if self.scale is not None else self.bias[stream]
-                    multiply(
-                        rows.values[span], self.weight[stream], self._scales(rows, stream), bias, made[span]
-                    )
-            return made
-
-        def activated(
-            self, rows: Rows, tokens: Tokens, scales: torch.Tensor | None, onto: torch.Tensor | None = None
-        ) -> Rows:
-            """Return GELU of the product and its bias.
-
-            Args:
-                scales: for e4m3, (2, streams): the scales of the output, and their inverses.
-                onto: write it here.
-            """
-            from vivace.fused.operations import Rows
-
-            dtype = torch.bfloat16 if scales is None else torch.float8_e4m3fn
-            made = self._empty(rows, dtype) if onto is None else onto
-            for stream, span in enumerate(self._spans(tokens)):
-                if made.is_meta:
-                    continue
-                given, bias = self._scales(rows, stream), self.bias[stream]
-                of_out = None if scales is None else (_of(scales[0], stream), _of(scales[1], stream))
-                multiply_with_gelu(rows.values[span], self.weight[stream], given, bias, made[span], of_out)
-            return Rows(made, None if scales is None else scales[0])
-
-        def _scales(self, rows: Rows, stream: int) -> tuple[torch.Tensor, ...]:
-            """Of a stream's values and weight; none in bf16."""
-            return () if self.scale is None else (_of(rows.scale, stream), self.scale[stream])
-
-        def _empty(self, rows: Rows, dtype: torch.dtype) -> torch.Tensor:
-            shape = (rows.values.shape[0], self.weight.shape[1])
-            return torch.empty(shape, dtype=dtype, device=self.weight.device)
-
-        def _spans(self, tokens: Tokens) -> list[slice]:
-            split = tokens.num_text_rows
-            return [slice(None)] if len(self.weight) == 1 else [slice(0, split), slice(split, None)]
-
-    return Product
+    def _spans(self, tokens: Tokens) -> list[slice]:
+        split = tokens.num_text_rows
+        return [slice(None)] if len(self.weight) == 1 else [slice(0, split), slice(split, None)]
 
 
 def multiply(
@@ -138,8 +126,6 @@ def multiply_with_gelu(
     Args:
         of_out: the scale of an e4m3 `out`, and its inverse.
     """
-    from vivace.kernels import reference
-
     if values.is_cuda:
         from vivace.fused import cublas_lt
 
@@ -168,14 +154,10 @@ def _of(scales: Any, stream: int) -> Any:
 
 
 def _quantized_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    import torch
-
-    from vivace.kernels.reference import quantize_whole
-
     if weight.is_meta:
         return torch.empty_like(weight, dtype=torch.float8_e4m3fn), weight.new_empty(1, dtype=torch.float32)
-    return quantize_whole(weight)
+    return reference.quantize_whole(weight)
 
 
-def _bias(layer: torch.nn.Linear) -> torch.Tensor:
+def _bias(layer: nn.Linear) -> torch.Tensor:
     return layer.bias.detach() if layer.bias is not None else layer.weight.new_zeros(layer.weight.shape[0])

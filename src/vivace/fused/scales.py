@@ -12,14 +12,13 @@ what the fastest fp8 matmuls take.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
 
 from vivace.fused.modulations import OF_DOUBLE, OF_SINGLE
-
-if TYPE_CHECKING:
-    import torch
+from vivace.kernels.reference import scale_of
 
 _GROWTH = 1.15
 """By how much rounding to e4m3 can enlarge a product of two factors: (1 + 1/16)^2, and a little."""
@@ -43,52 +42,43 @@ class StepScales:
     hidden: torch.Tensor
 
 
-@functools.cache
-def bounds_class() -> Any:
-    """The class of what is known of a transformer's weights beforehand."""
-    import torch
+class Bounds(nn.Module):  # type: ignore[misc]
+    """The limits of all blocks' products.
 
-    from vivace.kernels.reference import scale_of
+    Args:
+        doubles: (blocks, 2, 2, 2): for the products of QKV's values and of the MLP, for text and image, the largest
+            norm of a weight's row and the largest bias.
+        singles: (blocks, 2): of values and MLP together.
+    """
 
-    class Bounds(torch.nn.Module):  # type: ignore[misc]
-        """The limits of all blocks' products.
+    def __init__(self, doubles: torch.Tensor, singles: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("limits", torch.cat([doubles.reshape(-1, 2), singles]))
+        self._num_doubles = len(doubles)
+        starts = torch.arange(len(doubles), device=doubles.device)[:, None] * OF_DOUBLE
+        # Shifts of the text's and the image's first norm, then of their second; the image's vectors come first.
+        shifts = starts + torch.tensor([6, 0, 9, 3], device=doubles.device)
+        more = torch.arange(len(singles), device=doubles.device) * OF_SINGLE + len(doubles) * OF_DOUBLE
+        self.register_buffer("shifts", torch.cat([shifts.flatten(), more]), persistent=False)
 
-        Args:
-            doubles: (blocks, 2, 2, 2): for the products of QKV's values and of the MLP, for text and image, the largest
-                norm of a weight's row and the largest bias.
-            singles: (blocks, 2): of values and MLP together.
-        """
-
-        def __init__(self, doubles: torch.Tensor, singles: torch.Tensor) -> None:
-            super().__init__()
-            self.register_buffer("limits", torch.cat([doubles.reshape(-1, 2), singles]))
-            self._num_doubles = len(doubles)
-            starts = torch.arange(len(doubles), device=doubles.device)[:, None] * OF_DOUBLE
-            # Shifts of the text's and the image's first norm, then of their second; the image's vectors come first.
-            shifts = starts + torch.tensor([6, 0, 9, 3], device=doubles.device)
-            more = torch.arange(len(singles), device=doubles.device) * OF_SINGLE + len(doubles) * OF_DOUBLE
-            self.register_buffer("shifts", torch.cat([shifts.flatten(), more]), persistent=False)
-
-        def forward(self, modulations: torch.Tensor, channels: int) -> StepScales:
-            """Return the scales of a step whose modulations are given, (batch, outputs)."""
-            vectors = modulations.float().unflatten(1, (-1, channels))
-            shift = vectors.index_select(1, self.shifts)
-            reach = channels**0.5 * (1 + vectors.index_select(1, self.shifts + 1)).abs().amax(dim=-1)
-            inputs = scale_of((reach + shift.abs().amax(dim=-1)).amax(dim=0))
-            lengths = (reach + shift.norm(dim=-1)).amax(dim=0)
-            outputs = scale_of(lengths * self.limits[:, 0] * _GROWTH + self.limits[:, 1])
-            num = 4 * self._num_doubles
-            of_doubles = outputs[:num].view(-1, 2, 2)
-            values = torch.cat([of_doubles[:, 0].amax(dim=1), outputs[num:]])
-            hidden = of_doubles[:, 1]
-            return StepScales(
-                doubles=spread(inputs[:num].view(-1, 2, 2))[..., 0],
-                singles=spread(inputs[num:])[..., 0],
-                values=spread(torch.stack([values, 1 / values], dim=1))[..., 0],
-                hidden=spread(torch.stack([hidden, 1 / hidden], dim=1))[..., 0],
-            )
-
-    return Bounds
+    def forward(self, modulations: torch.Tensor, channels: int) -> StepScales:
+        """Return the scales of a step whose modulations are given, (batch, outputs)."""
+        vectors = modulations.float().unflatten(1, (-1, channels))
+        shift = vectors.index_select(1, self.shifts)
+        reach = channels**0.5 * (1 + vectors.index_select(1, self.shifts + 1)).abs().amax(dim=-1)
+        inputs = scale_of((reach + shift.abs().amax(dim=-1)).amax(dim=0))
+        lengths = (reach + shift.norm(dim=-1)).amax(dim=0)
+        outputs = scale_of(lengths * self.limits[:, 0] * _GROWTH + self.limits[:, 1])
+        num = 4 * self._num_doubles
+        of_doubles = outputs[:num].view(-1, 2, 2)
+        values = torch.cat([of_doubles[:, 0].amax(dim=1), outputs[num:]])
+        hidden = of_doubles[:, 1]
+        return StepScales(
+            doubles=spread(inputs[:num].view(-1, 2, 2))[..., 0],
+            singles=spread(inputs[num:])[..., 0],
+            values=spread(torch.stack([values, 1 / values], dim=1))[..., 0],
+            hidden=spread(torch.stack([hidden, 1 / hidden], dim=1))[..., 0],
+        )
 
 
 def spread(scales: torch.Tensor) -> torch.Tensor:

@@ -121,7 +121,7 @@ class Fused(Technique):
     def apply(self, target: Target) -> Effect:
         import torch
 
-        from vivace.fused.first_norm import first_norm
+        from vivace.fused.first_norm import FirstBlock
         from vivace.fused.flux_forward import FluxForward
         from vivace.fused.flux_weights import fused_flux
         from vivace.fused.modulations import Hoisting
@@ -145,7 +145,7 @@ class Fused(Technique):
             fused = fused_flux(transformer, self.precision == "fp8", bounded)
         setattr(transformer, _ATTRIBUTE, fused)
         if num_doubles:
-            transformer.transformer_blocks.append(first_norm(fused.modulations))
+            transformer.transformer_blocks.append(FirstBlock(fused.modulations))
         forward = FluxForward(transformer, fused)
 
         def forward_of_instance(*args: Any, **kwargs: Any) -> Any:
