@@ -40,7 +40,7 @@ LAYERS = {
     "cli": 11,
     "__main__": 12,
 }
-SIDEWAYS = {("spec", "errors"), ("stats", "errors"), ("foreign", "errors")}
+SIDEWAYS = {("spec", "errors"), ("stats", "errors"), ("foreign", "errors"), ("multi_gpu", "fused")}
 # Libraries that import torch; `report` and `spec` must not import them.
 IMPORTED_LATE = {
     "vivace.fused.first_norm",
@@ -57,6 +57,7 @@ IMPORTED_LATE = {
     "vivace.kernels.skinny_product",
     "vivace.multi_gpu.flux_tokens",
     "vivace.multi_gpu.collectives",
+    "vivace.multi_gpu.fused_exchange",
 }
 """Triton's kernels are compiled from a module's own names, and torch's operators and modules and diffusers' blocks are
 made where a module is read; these are imported where they are used."""

@@ -48,18 +48,18 @@ def attend(
     """Write softmax(q k^T / sqrt(channels)) v to `out`, with the values' scale.
 
     Args:
-        q, k, v: (batch, tokens, heads, channels), e4m3, contiguous.
+        q, k, v: (batch, tokens, heads, channels), e4m3, contiguous; k and v may have more tokens than q.
         qk_scales: (2,), fp32, of queries and keys.
         v_scales: (2,), fp32: the values' scale, and its inverse. The output, a mean of values, never exceeds them.
         out: like q, but tokens may be part of wider rows.
     """
-    _plan(tuple(q.shape), out.stride(1), q.device.index or 0)(q, k, v, qk_scales, v_scales, out)
+    _plan(tuple(q.shape), k.shape[1], out.stride(1), q.device.index or 0)(q, k, v, qk_scales, v_scales, out)
 
 
 # Never dropped: CUDA graphs captured earlier replay with the addresses of a plan's tensors.
 @functools.cache
-def _plan(shape: tuple[int, int, int, int], row_stride: int, device: int) -> Any:
-    """Return what executes cuDNN's plan for one shape."""
+def _plan(shape: tuple[int, int, int, int], num_keys: int, row_stride: int, device: int) -> Any:
+    """Return what executes cuDNN's plan for one shape of queries and number of keys."""
     import torch
 
     torch.backends.cudnn.version()  # loads PyTorch's cuDNN, which the package finds then
@@ -74,9 +74,15 @@ def _plan(shape: tuple[int, int, int, int], row_stride: int, device: int) -> Any
         handle=handle,
     )
     dim = [batch, heads, tokens, channels]
-    stride = [tokens * heads * channels, channels, heads * channels, 1]
     eight, single = cudnn.data_type.FP8_E4M3, cudnn.data_type.FLOAT
-    q, k, v = (graph.tensor(dim=dim, stride=stride, data_type=eight) for _ in range(3))
+    q, k, v = (
+        graph.tensor(
+            dim=[batch, heads, length, channels],
+            stride=[length * heads * channels, channels, heads * channels, 1],
+            data_type=eight,
+        )
+        for length in (tokens, num_keys, num_keys)
+    )
     names = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
     one = [1, 1, 1, 1]
     scales = {name: graph.tensor(dim=one, stride=one, data_type=single) for name in names}

@@ -7,8 +7,9 @@ the kernel that also makes the next branch's input.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
@@ -23,6 +24,29 @@ from vivace.fused.scales import StepScales
 from vivace.kernels.reference import Branch, Modulation, Tokens, from_joint, to_joint
 
 Attention = Literal["bf16", "fp8"]
+
+
+class Exchange(Protocol):
+    """What processes that hold a part of the tokens each give each other."""
+
+    def modulations(self, compute: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """Return what the first process computes, which is like another tensor."""
+
+    def start_gathering(self, own: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start to gather (batch, own tokens, heads, channels); return what waits for (batch, all tokens, ...)."""
+
+
+@dataclass
+class _AttentionInputs:
+    """Queries of own tokens, and functions that return keys and values of all.
+
+    scales: None in bf16.
+    """
+
+    queries: torch.Tensor
+    keys: Callable[[], torch.Tensor]
+    values: Callable[[], torch.Tensor]
+    scales: AttentionScales | None
 
 
 @dataclass
@@ -51,10 +75,14 @@ class FluxForward:
 
     Args:
         fused: see `vivace.fused.flux_weights`.
+
+    Attributes:
+        exchange: where the tokens given are this process's part of them; None: they are all.
     """
 
     def __init__(self, transformer: Any, fused: FusedFlux) -> None:
         self.num_calls = 0
+        self.exchange: Exchange | None = None
         self._transformer = transformer
         self._fused = fused
         self._channels = transformer.inner_dim
@@ -83,7 +111,7 @@ class FluxForward:
         tokens = Tokens(image.shape[0], text.shape[1], image.shape[1])
         asked, embedding = self.inputs_of(timestep, guidance, pooled_projections, hidden_states.dtype)
         ids = torch.cat([_flat(txt_ids), _flat(img_ids)])
-        modulations = fused.modulations(asked, embedding)
+        modulations = self._modulations(asked, embedding)
         step = _Step(
             x=torch.cat([text.flatten(0, 1), image.flatten(0, 1)]),
             modulations=modulations,
@@ -120,6 +148,13 @@ class FluxForward:
         asked = torch.cat([timestep[:, None].float(), scale[:, None].float(), pooled.float()], dim=1)
         return asked, embedding
 
+    def _modulations(self, asked: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+        modulations = self._fused.modulations
+        if self.exchange is None:
+            return modulations(asked, embedding)
+        like = modulations.bias.expand(len(asked), -1)
+        return self.exchange.modulations(lambda: modulations(asked, embedding), like)
+
     def _blocks(self, step: _Step) -> None:
         pending = _Pending(step.tokens)
         for index, block in enumerate(self._fused.doubles):
@@ -146,7 +181,8 @@ class FluxForward:
             (None, None) if scales is None else (scales.values[index], scales.hidden[index])
         )
         rows = self._norm(step, pending, (shift, scale), of_inputs[0])
-        attended = self._attend(block.qkv(rows, tokens), block, step, of_values)
+        inputs = self._attention_inputs(block.qkv(rows, tokens), block, step, of_values)
+        attended = self._attend(inputs, tokens, of_values)
         branch = Branch(block.out(attended, tokens), gate, block.out.left_bias)
         rows = self._norm(step, _Pending(tokens, branch), (mlp_shift, mlp_scale), of_inputs[1])
         active = block.up.activated(rows, tokens, of_hidden)
@@ -167,9 +203,10 @@ class FluxForward:
         shared = None if scales is None else scales.values[num_doubles + index]
         width = self._channels + block.up.weight.shape[1]
         joined = torch.empty((len(qkv), width), dtype=rows.values.dtype, device=qkv.device)
+        inputs = self._attention_inputs(qkv, block, step, shared)  # what is gathered arrives during the MLP
         of_hidden = None if shared is None else shared[:, None]
         block.up.activated(of_kept, tokens, of_hidden, joined[kept, self._channels :])
-        self._attend(qkv, block, step, shared, joined[:, : self._channels])
+        self._attend(inputs, step.tokens, shared, joined[:, : self._channels])
         out = block.out(Rows(joined[kept], None if shared is None else shared[:1]), tokens)
         return _Pending(tokens, Branch(out, gate, block.out.left_bias))
 
@@ -183,28 +220,36 @@ class FluxForward:
         # One picture's rows are in the same order in either layout.
         return operations.add_and_norm(step.x, pending.branch, step.modulations, norm, pending.tokens, scale)
 
+    def _attention_inputs(
+        self, qkv: torch.Tensor, block: Any, step: _Step, values: torch.Tensor | None
+    ) -> _AttentionInputs:
+        """values: (2,), the scale of values and attention's output, and its inverse; None in bf16."""
+        norms, scales = block.norms, None
+        if norms.scales is not None:
+            assert values is not None
+            scales = AttentionScales(norms.scales, values)
+        q, k, v = operations.attention_inputs(
+            qkv, block.qkv.left_bias, norms.weight, step.rope, step.tokens, self._num_heads, scales
+        )
+        if self.exchange is None:
+            return _AttentionInputs(q, lambda: k, lambda: v, scales)
+        start = self.exchange.start_gathering
+        return _AttentionInputs(q, start(k), start(v), scales)
+
     def _attend(
         self,
-        qkv: torch.Tensor,
-        block: Any,
-        step: _Step,
+        inputs: _AttentionInputs,
+        tokens: Tokens,
         values: torch.Tensor | None,
         onto: torch.Tensor | None = None,
     ) -> Rows:
         """Attention's output as rows of tokens, (rows, channels), in e4m3 if a scale is given.
 
         Args:
-            values: (2,), the scale of values and output, and its inverse.
+            values: see `_attention_inputs`.
             onto: where to write it.
         """
-        tokens, norms = step.tokens, block.norms
-        scales = None
-        if norms.scales is not None:
-            assert values is not None
-            scales = AttentionScales(norms.scales, values)
-        q, k, v = operations.attention_inputs(
-            qkv, block.qkv.left_bias, norms.weight, step.rope, tokens, self._num_heads, scales
-        )
+        q, k, v, scales = inputs.queries, inputs.keys(), inputs.values(), inputs.scales
         if scales is None:
             out = torch.nn.functional.scaled_dot_product_attention(
                 q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

@@ -134,6 +134,10 @@ class Hoisting:
         self._seen: list[tuple[tuple[Any, ...], slice]] = []
         self._next = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the transformer in another process has no pipeline, and hoists nothing."""
+        return self.__dict__ | {"_pipe": None, "_seen": []}
+
     def __call__(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         timesteps = getattr(getattr(self._pipe, "scheduler", None), "timesteps", None)
         hidden, timestep, pooled, guidance = (

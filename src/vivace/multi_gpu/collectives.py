@@ -72,6 +72,11 @@ def start_all_gather(sent: torch.Tensor, num: int, group: str) -> torch.Tensor:
     return torch.ops._c10d_functional.all_gather_into_tensor(sent, num, group)
 
 
+def start_broadcast(sent: torch.Tensor, group: str) -> torch.Tensor:
+    """Return what the first process sends, to be passed to `wait` before it is read."""
+    return torch.ops._c10d_functional.broadcast(sent, 0, group)
+
+
 def _start_all_to_all(sent: torch.Tensor, num: int, group: str) -> torch.Tensor:
     sizes = [sent.shape[0] // num] * num
     return torch.ops._c10d_functional.all_to_all_single(sent, sizes, sizes, group)

@@ -35,7 +35,9 @@ from diffusers.models.transformers import transformer_flux
 from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor
 from torch import nn
 
+from vivace.fused.flux_forward import FluxForward
 from vivace.multi_gpu.collectives import collective, collective_beside_linear, start_all_gather, wait
+from vivace.multi_gpu.fused_exchange import FusedExchange
 from vivace.step_caching.block_residual import WHOLE_TOKENS
 
 _TOKENS = -2
@@ -68,15 +70,20 @@ def shard(denoiser: nn.Module, mode: str, rank: int, num: int, group: str) -> in
     Returns:
         Collectives per attention.
     """
-    processor = Ulysses(num, group) if mode == "ulysses" else AllGather(num, group)
-    for attention in _modules_of_type(denoiser, FluxAttention):
-        attention.set_processor(processor)
-    for block in _modules_of_type(denoiser, transformer_flux.FluxSingleTransformerBlock):
-        block.__class__ = FluxSingleTransformerBlock
+    if isinstance(denoiser.forward, FluxForward):
+        denoiser.forward.exchange = FusedExchange(rank, num, group)
+        num_collectives = FusedExchange.num_collectives
+    else:
+        processor = Ulysses(num, group) if mode == "ulysses" else AllGather(num, group)
+        for attention in _modules_of_type(denoiser, FluxAttention):
+            attention.set_processor(processor)
+        for block in _modules_of_type(denoiser, transformer_flux.FluxSingleTransformerBlock):
+            block.__class__ = FluxSingleTransformerBlock
+        num_collectives = processor.num_collectives
     gather = functools.partial(_gather_tokens, num=num, group=group)
     setattr(denoiser, WHOLE_TOKENS, gather)
     denoiser.forward = _sharded_forward(denoiser, rank, num, gather)
-    return processor.num_collectives
+    return num_collectives
 
 
 def _modules_of_type(denoiser: nn.Module, kind: type[Any]) -> list[Any]:
@@ -103,7 +110,7 @@ def _sharded_forward(
     of_own_tokens = denoiser.forward
     names = list(inspect.signature(type(denoiser).forward).parameters)[1:]
 
-    @functools.wraps(of_own_tokens)
+    @functools.wraps(of_own_tokens, updated=())
     def forward(*args: Any, **kwargs: Any) -> Any:
         arguments = dict(zip(names, args, strict=False)) | kwargs
         for name in _SHARDED:

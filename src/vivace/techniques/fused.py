@@ -73,7 +73,6 @@ class Fused(Technique):
             ),
             Rule(Trait.QUANTIZED, "its weights are stored anew; fused(fp8) quantises them"),
             Rule(Trait.KERNEL_CHOSEN, "fused has its own attention; choose by fused(attention=...)"),
-            Rule(Trait.SHARDED, "the fused blocks run on one GPU"),
             Rule(Trait.HOOKED, "the layers that hooks are attached to are replaced"),
             Rule(
                 Trait.KEEPS_BLOCK_TENSORS,
@@ -141,17 +140,14 @@ class Fused(Technique):
         for layer in (transformer.x_embedder, transformer.context_embedder, transformer.time_text_embed):
             # Step caches call diffusers' forward, which gives these what the pipeline has, in any dtype.
             layer.register_forward_pre_hook(_cast_last)
+        transformer.register_forward_hook(_cast_output, with_kwargs=True)
         with torch.no_grad():
             fused = fused_flux(transformer, self.precision == "fp8", bounded)
         setattr(transformer, _ATTRIBUTE, fused)
         if num_doubles:
             transformer.transformer_blocks.append(FirstBlock(fused.modulations))
         forward = FluxForward(transformer, fused)
-
-        def forward_of_instance(*args: Any, **kwargs: Any) -> Any:
-            return forward(*args, **kwargs)
-
-        transformer.forward = forward_of_instance
+        transformer.forward = forward
         hoisting = Hoisting(target.pipe, fused.modulations, forward.inputs_of)
         transformer.register_forward_pre_hook(hoisting, with_kwargs=True)
         num_fp8 = sum(bounded)
@@ -180,6 +176,15 @@ class Fused(Technique):
 def _cast_last(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Cast the last input: of the embeddings of time and guidance it is the text, which decides their dtype."""
     return (*args[:-1], args[-1].bfloat16())
+
+
+def _cast_output(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """Cast the output to the latents' dtype, which it has unless a step cache has called diffusers' forward."""
+    latents = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+    if not isinstance(output, tuple):
+        output.sample = output.sample.to(latents.dtype)
+        return output
+    return (output[0].to(latents.dtype), *output[1:])
 
 
 def _unsuited(transformer: Any, on_gpu: bool, quantize: bool) -> str | None:

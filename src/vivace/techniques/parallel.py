@@ -19,11 +19,13 @@ Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509; Liu et al., Ring Att
 One ordinary call, in a script, a notebook or a server: the peer processes are started from it, and end with the session
 or with its process (docs/adr/0006); what it gains is in docs/several-gpus.md. The denoiser as it is at this point of
 the recipe, quantised or not, is copied to the other GPUs; later techniques (caches, compile, kernels) are applied in
-each process to its own copy. `cuda_graph` captures attention's collectives with the rest, at the same call on every
-GPU; graphs that torch.compile captures by itself (reduce-overhead) are refused for tokens, since each process would
-decide alone when. A step cache that keeps the residual of all blocks works with sharded tokens: a computed step gathers
-the residual on every GPU, and a hit, which is hardly any work, is computed by the first GPU alone. The same works
-between processes on a CPU, which is of use for tests alone. `guidance` is the old name of `cfg`, and still accepted.
+each process to its own copy. `fused` goes with `all_gather`: keys and values travel in attention's precision, in single
+blocks during the MLP's first layer. `cuda_graph` captures attention's collectives with the rest, at the same call on
+every GPU; graphs that torch.compile captures by itself (reduce-overhead) are refused for tokens, since each process
+would decide alone when. A step cache that keeps the residual of all blocks works with sharded tokens: a computed step
+gathers the residual on every GPU, and a hit, which is hardly any work, is computed by the first GPU alone. The same
+works between processes on a CPU, which is of use for tests alone. `guidance` is the old name of `cfg`, and still
+accepted.
 """
 
 from __future__ import annotations
@@ -148,6 +150,12 @@ class Parallel(Technique):
             return (
                 f"diffusers has no context-parallel plan (_cp_plan) for {kind}, so its tokens cannot be sharded; take "
                 "parallel(cfg)"
+            )
+        if any(Trait.FUSED in technique.provides for technique in target.asked.earlier):
+            if self.mode == "all_gather":
+                return None
+            return (
+                f"fused gathers all keys and values on every GPU; take parallel(all_gather, gpus={self.gpus})"
             )
         if self.mode == "ulysses" and (reason := self._heads_unsupported(target, denoiser)) is not None:
             return reason

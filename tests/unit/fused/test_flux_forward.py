@@ -227,7 +227,7 @@ def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
     assert made.evidence()["cache_hit_rate"] == reference.evidence()["cache_hit_rate"]
 
 
-@pytest.mark.parametrize("other", ["first_block_cache(0.1)", "compile", "int8", "parallel(cfg)"])
+@pytest.mark.parametrize("other", ["first_block_cache(0.1)", "compile", "int8"])
 def test_what_works_on_blocks_is_refused(other: str) -> None:
     with pytest.raises(RecipeError, match="does not go with"):
         resolve(f"fused(bf16)+{other}")

@@ -241,6 +241,27 @@ def test_a_hit_of_a_step_cache_is_computed_alone_and_of_all_tokens() -> None:
     assert evidence["forwards_shared"] == evidence["peer_1.forwards"] == 16 - hits
 
 
+@pytest.mark.parametrize("cache", ["", "+teacache(hits=0.5)"])
+def test_fused_blocks_gather_keys_and_values(cache: str) -> None:
+    alone = families.session("flux", f"fused(bf16){cache}")
+    with families.session("flux", f"fused(bf16)+parallel(all_gather){cache}") as sharded:
+        for call in ({}, {"height": 160, "width": 96}, {"prompt": ["a red circle", "a blue square"]}):
+            assert psnr(families.draw(sharded, **call), families.draw(alone, **call)) > SAME_DB
+        evidence = sharded.evidence()
+        assert evidence["messages_an_attention"] == 2
+        assert evidence["forwards_shared"] == (12 if cache else 18)
+        assert sharded.refuted(evidence) is None
+
+
+@pytest.mark.long
+def test_fused_fp8_blocks_gather_too_and_their_rows_may_be_shared_out() -> None:
+    alone = families.session("flux", "fused(fp8)")
+    for mode, call in (("all_gather", {}), ("cfg", {"prompt": ["a red circle", "a blue square"]})):
+        with families.session("flux", f"fused(fp8)+parallel({mode})") as sharded:
+            assert psnr(families.draw(sharded, **call), families.draw(alone, **call)) > SAME_DB
+            assert sharded.evidence()["forwards_shared"] == 6
+
+
 def test_layers_that_are_more_than_a_matmul_are_called() -> None:
     """A hook, as an adapter or a probe registers it, runs, though nothing overlaps with the collective then."""
     pipe = even_flux()
@@ -354,6 +375,7 @@ def test_a_graph_that_one_process_lacks_is_an_error() -> None:
         ("flux", "parallel(ulysses)+teacache(hits=0.5)", r"cannot be gathered.*parallel\(all_gather\)"),
         ("flux", "parallel(ulysses, gpus=4)", r"5 attention heads.*parallel\(all_gather\)"),
         ("flux", "parallel(ulysses)+compile(backend=eager)", "torch.compile does not support"),
+        ("flux", "fused(bf16)+parallel(ulysses)", r"take parallel\(all_gather, gpus=2\)"),
     ],
 )
 def test_what_cannot_work_says_why(family: str, recipe: str, why: str) -> None:
