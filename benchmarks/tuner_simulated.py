@@ -32,8 +32,8 @@ from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
 from vivace.studies.known import known
+from vivace.tuning.asked import Asked
 from vivace.tuning.belief import Belief, merged
-from vivace.tuning.measuring import Asked
 from vivace.tuning.pace import WARM_UP, Pace
 from vivace.tuning.peaks import Peaks
 from vivace.tuning.priors import effects, known_sources, reported

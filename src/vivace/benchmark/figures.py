@@ -7,12 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vivace.benchmark.deadline import Deadline, is_over, limit_s
 from vivace.benchmark.launcher import Launcher, ask, last_line
 from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.requests import FiguresRequest, PicturesRequest, Scorer
 from vivace.benchmark.runner import sources_folder
 from vivace.benchmark.store import Store
-from vivace.errors import RecipeError
+from vivace.errors import RecipeError, WorkerError
 from vivace.models.find import WEIGHTS
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.reading import Limits
@@ -33,6 +34,7 @@ Model = TypeVar("Model")
 OnProgress = Callable[[str, int, int], None]
 _TIMEOUT_S = 3600.0
 _CHUNK = 256  # images per request; each chunk is stored, so an interrupted pass keeps those before
+_CHUNK_IN_A_HURRY = 64  # where a deadline may stop one
 _MAY_BE_SHIFTED = 0.9  # match
 _SCORER_BATCH = 32  # images per forward of the scorer
 # Changes that only reorder arithmetic, tried in this order.
@@ -71,6 +73,7 @@ def add_figures(
     threads: int | None,
     lpips: bool = False,
     on_progress: OnProgress = lambda what, done, total: None,
+    deadline: Deadline | None = None,
 ) -> int:
     """Compute and store the metrics that are not stored yet; return the number of images.
 
@@ -78,15 +81,17 @@ def add_figures(
 
     Args:
         on_progress: called with what is done, the number of images that are done, and their number.
+        deadline: by which it ends, with the images that were compared until then.
     """
     known = store.figures()
     floor = store.noise_floor(records[0].trial.key(records[0].environment)) if records else None
     wanted = keys_of(records, floor, scorer.id if scorer else None)
     todo = [key for key in wanted if key not in known or _lacks(known[key], "lpips" if lpips else "match")]
-    for start in range(0, len(todo), _CHUNK):
+    chunk = _CHUNK if deadline is None else _CHUNK_IN_A_HURRY
+    for start in range(0, len(todo), chunk):
         request = FiguresRequest(
             pictures=_pictures_folder(store),
-            keys=tuple(todo[start : start + _CHUNK]),
+            keys=tuple(todo[start : start + chunk]),
             scorer=None if scorer is None else _asked(scorer),
             device=device,
             lpips=lpips,
@@ -100,7 +105,12 @@ def add_figures(
 
         on_progress("comparing images", start, len(todo))
         what = None if scorer is None else f"the scorer {scorer.name}"
-        found = ask(launcher, request, _TIMEOUT_S, on_event, reads=what)
+        try:
+            found = ask(launcher, request, limit_s(_TIMEOUT_S, deadline), on_event, reads=what)
+        except WorkerError:
+            if is_over(deadline):
+                return start
+            raise
         store.add_figures([PictureFigures.model_validate(row) for row in found["figures"]])
     return len(todo)
 
@@ -121,6 +131,7 @@ def draw_noise_floor(
     launcher: Launcher,
     threads: int | None,
     on_progress: OnProgress = lambda what, done, total: None,
+    deadline: Deadline | None = None,
 ) -> int:
     """Generate the baseline's first images again with a harmless change; return the number of new images.
 
@@ -128,9 +139,10 @@ def draw_noise_floor(
 
     Args:
         on_progress: see `add_figures`.
+        deadline: when it has passed nothing is stored.
     """
     key = baseline.trial.key(baseline.environment)
-    if store.noise_floor(key) is not None or not baseline.rounds[0].pictures:
+    if is_over(deadline) or store.noise_floor(key) is not None or not baseline.rounds[0].pictures:
         return 0
     floor = NoiseFloor(
         recipe=baseline.trial.recipe.text, reason="no harmless change applies to this baseline"
@@ -155,7 +167,9 @@ def draw_noise_floor(
         on_progress(
             "drawing the noise floor", 0, min(_MAX_FLOOR_PICTURES, baseline.trial.workload.num_pictures)
         )
-        ending = launcher.run(request, _TIMEOUT_S, on_event)
+        ending = launcher.run(request, limit_s(_TIMEOUT_S, deadline), on_event)
+        if ending.timed_out and is_over(deadline):
+            return 0
         # A failure here, such as out of memory, must not discard the recipes' rows.
         found = ending.value or {"reason": f"generating it failed: {last_line(ending.log) or ending}"}
         floor = NoiseFloor(recipe=recipe.text, **found)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.fitting import reduce_until
 from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.places.jobs import Done, Job, rounds_of
@@ -117,6 +118,7 @@ def run_trials(
     largest_batch: bool = False,
     rival_of: Mapping[int, tuple[int, ...]] | None = None,
     progress: Progress | None = None,
+    deadline: Deadline | None = None,
 ) -> list[Record]:
     """Measure the rounds that are not stored yet and return the trials' Records, in the trials' order.
 
@@ -130,6 +132,7 @@ def run_trials(
         largest_batch: the batch was found by `ask_largest_batch` for the first trial; a round that runs out of memory
             says so in its reason.
         rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
+        deadline: by which the rounds have to end; those that do not fit are left out.
     """
     progress = progress or Silent()
     keys = [trial.key(environment) for trial in trials]
@@ -147,12 +150,15 @@ def run_trials(
         sources=sources_folder(store),
     )
     try:
-        for done in rounds_of(job, launcher, progress.start_round, progress.event):
+        for done in rounds_of(job, launcher, progress.start_round, progress.event, deadline):
             keep(done, trials[done.trial], keys[done.trial], store)
             progress.end_round(done.trial, done.round)
     finally:
         progress.end()
-    return comparable([store.record(key) for key in keys], timing.rounds)
+    records = [store.record(key) for key in keys]
+    if deadline is not None and records[0] is None:
+        return []  # it passed before the baseline was measured
+    return comparable(records, timing.rounds)
 
 
 def keep(done: Done, trial: Trial, key: str, store: Store) -> None:

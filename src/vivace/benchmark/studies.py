@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.comparison import Comparison, comparisons, default_threads
+from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.figures import add_figures, draw_noise_floor
 from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.pictures import save_sources
@@ -87,12 +88,14 @@ def run_study(
     gpus: NumGpus | None = None,
     ray: str | None = None,
     pool: Pool | None = None,
+    deadline: Deadline | None = None,
 ) -> Run:
     """Run a study and return its result. For the other arguments see `bench`.
 
     Args:
         command: the command line to store with the run; None for the equivalent `vivace bench`.
         pool: places to spread the trials over, instead of those that `gpus` or `ray` name.
+        deadline: by which it has to end, with what has been measured; in one place only.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
@@ -112,7 +115,7 @@ def run_study(
         for comparison, scorer in zip(checked, scorers, strict=True):
             if comparison.pictures is not None:
                 save_sources(opened.folder / "sources", comparison.pictures.by_sha)
-            one = _Comparing(study, comparison, scorer, opened, launcher, progress or Silent())
+            one = _Comparing(study, comparison, scorer, opened, launcher, progress or Silent(), deadline)
             named = command or _bench_command(comparison)
             if pool is None:
                 compared.append(one.here(named, rerun))
@@ -131,6 +134,7 @@ class _Comparing:
     store: Store
     launcher: Launcher
     progress: Progress
+    deadline: Deadline | None = None
 
     def here(self, command: str, rerun: bool) -> Compared:
         """Run it with this process's worker; the largest batch is found first, if it is wanted."""
@@ -151,6 +155,7 @@ class _Comparing:
             largest_batch=self.comparison.largest_batch,
             rival_of=self.comparison.rival_of,
             progress=self.progress,
+            deadline=self.deadline,
         )
         return self._judged(records, run)
 
@@ -187,8 +192,7 @@ class _Comparing:
         return [self._judged(records, run) for records, run in runs]
 
     def _judged(self, records: list[Record], run: Invocation) -> Compared:
-        """Count the recipes' work and judge their images on this host, after all timing."""
-        records = add_work(records, self.store, self.launcher)
+        """Judge the recipes' images and count their work on this host, after all timing."""
         if self.comparison.judged and records:
             threads = self._timing().threads
             device = records[0].environment.device
@@ -196,6 +200,7 @@ class _Comparing:
                 # Another host may have a GPU where this one has none.
                 device = ask_environment(self.launcher, "auto", threads).device
             self._judge(records, device, threads)
+        records = add_work(records, self.store, self.launcher, self.deadline)
         return Compared(tuple(records), self.store.quality_pass(run))
 
     def _judge(self, records: list[Record], device: str, threads: int | None) -> None:
@@ -204,9 +209,17 @@ class _Comparing:
         store, launcher, show = self.store, self.launcher, self.progress.quality
         num_drawn = num_scored = 0
         try:
-            num_drawn = draw_noise_floor(records[0], store, launcher, threads, show)
+            num_drawn = draw_noise_floor(records[0], store, launcher, threads, show, self.deadline)
             num_scored = add_figures(
-                records, store, launcher, self.scorer, device, threads, self.study.quality.lpips, show
+                records,
+                store,
+                launcher,
+                self.scorer,
+                device,
+                threads,
+                self.study.quality.lpips,
+                show,
+                self.deadline,
             )
         finally:
             self.progress.end_quality(num_scored, num_drawn, time.perf_counter() - start)

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from vivace.benchmark.deadline import Deadline, is_over, limit_s
 from vivace.benchmark.launcher import Launcher, last_line
 from vivace.benchmark.planned import machine_of
 from vivace.benchmark.requests import WorkRequest
@@ -62,11 +63,14 @@ _TOLERATED_HITS = 0.05
 """A schedule of whole steps cannot reach every measured share of hits."""
 
 
-def add_work(records: Sequence[Record], store: Store, launcher: Launcher) -> list[Record]:
+def add_work(
+    records: Sequence[Record], store: Store, launcher: Launcher, deadline: Deadline | None = None
+) -> list[Record]:
     """Store the ceilings of the records' device, and what each recipe computes, with the latest round of each trial.
 
     Call it after all timing: it takes seconds a recipe, but no GPU. Nothing is done if no ceilings of this device were
-    measured on this machine (`vivace doctor --measure`), or if they are stored already.
+    measured on this machine (`vivace doctor --measure`), or if they are stored already. What is not counted by the
+    deadline is left out.
 
     Returns:
         The records, with what was added.
@@ -77,10 +81,14 @@ def add_work(records: Sequence[Record], store: Store, launcher: Launcher) -> lis
     found = []
     for record in records:
         measured = [r for r in record.rounds if r.outcome is Outcome.MEASURED]
-        if record.outcome is Outcome.MEASURED and not any(r.ceilings == ceilings for r in measured):
+        lacks = record.outcome is Outcome.MEASURED and not any(r.ceilings == ceilings for r in measured)
+        if lacks and not is_over(deadline):
             latest = max(measured, key=lambda r: r.index)
             work = next((r.work for r in measured if r.work is not None and r.work.components), None)
-            work = work or work_of(record, latest, launcher)
+            work = work or work_of(record, latest, launcher, limit_s(_TIMEOUT_S, deadline))
+            if not work.components and is_over(deadline):
+                found.append(record)
+                continue
             stored = store.rounds(record.trial.key(record.environment))[latest.index]
             added = {"work": work, "ceilings": ceilings}
             store.append(record.trial.key(record.environment), stored.model_copy(update=added))
@@ -90,7 +98,7 @@ def add_work(records: Sequence[Record], store: Store, launcher: Launcher) -> lis
     return found
 
 
-def work_of(record: Record, round_: Round, launcher: Launcher) -> Work:
+def work_of(record: Record, round_: Round, launcher: Launcher, timeout_s: float = _TIMEOUT_S) -> Work:
     """Return the work of a measured trial, counted by a worker. A failure is a reason: the measurements stay."""
     hits = round_.evidence.get("cache_hit_rate")
     request = WorkRequest(
@@ -100,12 +108,12 @@ def work_of(record: Record, round_: Round, launcher: Launcher) -> Work:
         denoiser_calls=round_.samples[0].num_denoiser_calls if round_.samples else 0,
     )
     try:
-        ending = launcher.run(request, _TIMEOUT_S)
+        ending = launcher.run(request, timeout_s)
     except WorkerError as error:
         return Work(reason=str(error))
     if ending.value is not None:
         return Work.model_validate(ending.value)
-    slow = f"counting took longer than {_TIMEOUT_S:g} s"
+    slow = f"counting took longer than {timeout_s:g} s"
     return Work(reason=slow if ending.timed_out else last_line(ending.log) or str(ending))
 
 

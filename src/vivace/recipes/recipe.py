@@ -143,11 +143,12 @@ def in_order(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
 
 def conflicts(techniques: tuple[Technique, ...]) -> Iterator[Conflict]:
     """Techniques that own the same slot of a component, or of which one excludes a trait that another provides."""
-    owners: dict[tuple[str, str], Technique] = {}
-    for technique in techniques:
+    owners: dict[tuple[str, str], int] = {}
+    for position, technique in enumerate(techniques):
         for slot, target in sorted(technique.slots):
-            other = owners.setdefault((slot, target), technique)
-            if other is not technique:
+            owner = owners.setdefault((slot, target), position)
+            if owner != position:  # the same object twice is a conflict, too
+                other = techniques[owner]
                 apart = ", or give them different targets with @" if technique.targets else ""
                 reason = f"{other.text} and {technique.text} both set the {slot} of {target}; keep one{apart}"
                 yield Conflict(technique, other, reason)

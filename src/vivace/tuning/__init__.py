@@ -1,7 +1,7 @@
 """Find the fastest recipe within limits by measuring little: `vivace.tune` and `vivace tune`."""
 
 from vivace.tuning.answer import Tuned
-from vivace.tuning.measuring import Asked
+from vivace.tuning.asked import Asked
 from vivace.tuning.tuner import tune
 from vivace.tuning.wanted import Goal, Wanted
 

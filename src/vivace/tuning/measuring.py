@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vivace.benchmark import AskedQuality, AskedWorkload, Study, Timing, run_study
 from vivace.benchmark.comparison import workload_of
+from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.planned import predict_by_worker
@@ -28,11 +29,13 @@ from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Task, Workload
 from vivace.stats import MIN_GROUPS, Gate
+from vivace.tuning.asked import Asked
 from vivace.tuning.belief import Datum
+from vivace.tuning.listening import Listening
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace
 from vivace.tuning.peaks import Peaks
 from vivace.tuning.priors import Source
-from vivace.tuning.seen import Rung, Seen, seen_of
+from vivace.tuning.seen import Rung, Seen, latest, seen_of
 from vivace.tuning.wanted import Wanted
 
 MOST_SEEDS = 3
@@ -42,63 +45,8 @@ _OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
 _FINAL_ROUNDS = 2
 _SHARE_OF_IMAGES = 0.25
 """Of a search's time; if its final takes no more with the most images, it draws them: fewer verdicts are unclear."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is drawn. Fields that are None take the model's own values.
-
-    Attributes:
-        prompts: instead of the model's set of thirteen.
-        batch: images per call.
-        task, images, masks, controls, strength, controlnet: what is started from, as in `AskedWorkload`.
-    """
-
-    prompts: tuple[str, ...] | None = None
-    height: int | None = None
-    width: int | None = None
-    num_inference_steps: int | None = None
-    guidance_scale: float | None = None
-    batch: int = 1
-    task: Task | None = None
-    images: tuple[str, ...] = ()
-    masks: tuple[str, ...] = ()
-    controls: tuple[str, ...] = ()
-    strength: float | None = None
-    controlnet: str | None = None
-
-    def of(self, prompts: Sequence[str], steps: int | None = None, seeds: int = 1) -> AskedWorkload:
-        """Return the workload of the first prompts, each with its own picture if there is one for each."""
-        files = {
-            name: given if len(given) == 1 else given[: len(prompts)]
-            for name in ("images", "masks", "controls")
-            if (given := getattr(self, name))
-        }
-        return AskedWorkload(
-            prompts=tuple(prompts),
-            num_seeds=seeds,
-            height=self.height,
-            width=self.width,
-            num_inference_steps=steps or self.num_inference_steps,
-            guidance_scale=self.guidance_scale,
-            batches=(self.batch,),
-            task=self.task,
-            strength=self.strength,
-            controlnet=self.controlnet,
-            **files,
-        )
-
-    @property
-    def options(self) -> tuple[tuple[str, str | int | float], ...]:
-        """What is not the model's own, as options of `vivace generate`: name and value. Of files the first."""
-        names = ("num_inference_steps", "guidance_scale", "height", "width", "strength", "controlnet")
-        values = [(name, value) for name in names if (value := getattr(self, name)) is not None]
-        files = [
-            (name[:-1], given[0])
-            for name in ("images", "masks", "controls")
-            if (given := getattr(self, name))
-        ]
-        return (*values, *files)
+_GRACE = 0.05
+"""Of a search's time: what the quality pass of the final may take beyond it."""
 
 
 @dataclass
@@ -110,7 +58,9 @@ class Bench:
         judges: whether images are compared with the baseline's.
         timeout_s: of a round.
         screen_timeout_s: of a round before the final, so that one recipe cannot take the time of the whole search.
+        ends_at, total_s: by `time.monotonic`, when the search has to end, and how long it may last; None for no limit.
         last: the last comparison of finalists with the baseline.
+        left_out: finalists that the last final had no time for.
         peaks: what `vivace plan` predicts.
         pace: how long measurements take here.
     """
@@ -132,7 +82,10 @@ class Bench:
     timeout_s: float = 600.0
     screen_timeout_s: float | None = None
     seeds: int = 1
+    ends_at: float | None = None
+    total_s: float = 0.0
     last: Compared | None = None
+    left_out: tuple[Recipe, ...] = ()
     baseline: Seen | None = None
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=False))
 
@@ -160,8 +113,11 @@ class Bench:
             self.pace.few_s = None if few is None else batch * (self.baseline.seconds - left)
         return self.baseline
 
-    def spend(self, minutes: float | None) -> None:
+    def spend(self, minutes: float | None, began: float) -> None:
         """Take in how long the search may last: the final draws the most images if there is time for them."""
+        if minutes is not None:
+            self.total_s = 60 * minutes
+            self.ends_at = began + self.total_s
         if self.judges and minutes is not None:
             images = len(self.prompts) * MOST_SEEDS
             if self.pace.of_final([], _FINAL_ROUNDS, images) < _SHARE_OF_IMAGES * 60 * minutes:
@@ -242,14 +198,23 @@ class Bench:
                     )
                     if one is None:
                         continue
-                    if rung is Rung.PROVEN and self.judges and one.is_measured and one.gate is None:
-                        continue  # of a final that was interrupted
+                    if rung is Rung.PROVEN and one.is_measured:
+                        if self.judges and one.gate is None:
+                            continue  # of a final that was interrupted
+                        if len(row.record.rounds) < _FINAL_ROUNDS:
+                            one = replace(one, rung=Rung.JUDGED if self.judges else Rung.SCREENED)
                     if is_here and rung is not None:
                         results.append(one)
                     elif one.gain is not None and not one.recipe.is_baseline:
                         error = _OTHER_WORKLOAD if is_here else _OTHER_MACHINE
                         others.append(Datum(one.recipe, one.gain, error))
+        self._known |= latest(results)
         return results, Source("this store", tuple(others))
+
+    @property
+    def rounds_asked(self) -> int:
+        """Of each recipe in the final."""
+        return _FINAL_ROUNDS
 
     @property
     def _final_images(self) -> int:
@@ -304,7 +269,10 @@ class Bench:
     def _measure(
         self, recipes: Sequence[Recipe], workload: AskedWorkload, rung: Rung, judges: bool
     ) -> list[Seen]:
-        rows = self._rows(recipes, workload, self._timing(rung), judges)
+        rows = self._rows(recipes, workload, self._timing(rung), judges, self._deadline(recipes, rung))
+        if not rows:  # the time ended before the baseline's round
+            self.left_out = tuple(recipes) if rung is Rung.PROVEN else ()
+            return []
         left = self._left_of(workload) if rung is Rung.SCREENED else 0.0
         found = []
         baseline = rows[0]
@@ -314,8 +282,34 @@ class Bench:
             one = seen_of(row, baseline, rung, self.wanted, left, self._final_prompts)
             if one is not None:
                 found.append(one)
+                self._known[one.recipe] = one
         self.pace.learn(found)
+        if rung is Rung.PROVEN:
+            measured = {one.recipe for one in found}
+            self.left_out = tuple(recipe for recipe in recipes if recipe not in measured)
         return found
+
+    def _deadline(self, recipes: Sequence[Recipe], rung: Rung) -> Deadline | None:
+        """Return when a comparison has to end: the final with the search, what precedes it in time for a short final.
+
+        Recipes that were not measured before are expected to be as slow as the baseline.
+        """
+        if self.ends_at is None:
+            return None
+        trials = (Recipe(), *recipes)
+        if rung is not Rung.PROVEN:
+            until = self.ends_at - self.pace.of_final(
+                [Seen(Recipe(), Outcome.MEASURED, rung)], 1, self._final_images
+            )
+            each = [self.pace.of_trial(recipe) for recipe in trials]
+            return Deadline(until, until, each, each)
+        known = [self._known.get(recipe) for recipe in trials]
+        return Deadline(
+            self.ends_at - self.pace.of_quality(len(trials), self._final_images),
+            self.ends_at + _GRACE * self.total_s,
+            [self.pace.of_final_round(one, self._final_images) for one in known],
+            [self.pace.of_final_round(one, 0) for one in known],
+        )
 
     def _left_of(self, workload: AskedWorkload) -> float:
         """Return the steps that a workload leaves out over its own."""
@@ -323,7 +317,12 @@ class Bench:
         return 0.0 if steps is None else self._steps / steps - 1
 
     def _rows(
-        self, recipes: Sequence[Recipe], workload: AskedWorkload, timing: Timing, judges: bool
+        self,
+        recipes: Sequence[Recipe],
+        workload: AskedWorkload,
+        timing: Timing,
+        judges: bool,
+        deadline: Deadline | None = None,
     ) -> list[Row]:
         """Run a comparison; with several GPUs each has its own baseline, which precedes its rows."""
         study = Study(
@@ -340,10 +339,11 @@ class Bench:
         run = run_study(
             study,
             store=self.store,
-            progress=self.progress,
+            progress=Listening(self.progress, self.pace),
             command=self.command,
             launcher=self.launcher,
             gpus=spread,
+            deadline=None if spread is not None else deadline,
         )
         rows = [row for compared in run.comparisons for row in compared.rows(self.wanted.limits)]
         calls = sum(s.total_s for row in rows for r in row.record.rounds for s in r.samples) + sum(
@@ -351,7 +351,7 @@ class Bench:
         )
         if not judges and all(row.record.outcome is not Outcome.TIMED_OUT for row in rows):
             self.pace.note(calls, sum(len(row.record.rounds) for row in rows), time.monotonic() - started)
-        if timing.rounds > 1:
+        if timing.rounds > 1 and rows:
             self.last = run.comparisons[0]
         return rows
 
@@ -382,6 +382,7 @@ class Bench:
         return predict_by_worker(trials, self.environment, self.launcher)
 
     _supported: set[Recipe] = field(default_factory=set, repr=False)
+    _known: dict[Recipe, Seen] = field(default_factory=dict, repr=False)
 
     def is_unclear(self, found: Sequence[Seen]) -> bool:
         """Whether more images could decide on a finalist."""

@@ -21,6 +21,8 @@ _MOST_REPEATS, _FEWEST_REPEATS = 6, 3
 _LONG_S = 15.0  # of the baseline's timed calls in a round of the final: slow calls are steady, so fewer do
 _TRACED_ON_A_GPU = 2.0  # calls: a round ends with one whose kernels are traced, at half its speed or more
 _USUAL_OVERHEAD_S = 2.0
+_FLOOR_IMAGES = 13  # that the quality pass draws again, at most
+_USUAL_SCORING_S = 0.05  # of an image
 _WARM = 0.5  # of a first call, where the compiler may have kept its code
 
 # Cold first calls of FLUX.1 [dev] on one H200 (results/techniques-flux-dev-compiling.json): whole 51 to 107 s, by its
@@ -39,6 +41,7 @@ class Pace:
         base_s: of one call of the baseline, at full steps.
         few_s: of one with the few steps of a screening; None where screening takes all steps.
         overhead_s: what rounds took beyond their calls: starting and loading.
+        scoring_s: of an image, in the quality pass.
     """
 
     on_gpu: bool
@@ -46,6 +49,7 @@ class Pace:
     base_s: float = 1.0
     few_s: float | None = None
     overhead_s: list[float] = field(default_factory=list)
+    scoring_s: float = _USUAL_SCORING_S
     _compiled_s: dict[frozenset[Technique], float] = field(default_factory=dict)
     _first_s: dict[Recipe, float] = field(default_factory=dict)
 
@@ -87,16 +91,36 @@ class Pace:
         Args:
             images: that are drawn of each recipe for its quality; 0 if quality is not judged.
         """
+        each = (None, *finalists)
+        later = sum(self.of_final_round(one, 0) for one in each) * (rounds - 1)
+        first = sum(self.of_final_round(one, images) for one in each)
+        return first + later + self.of_quality(len(each), images)
+
+    def of_final_round(self, one: Seen | None, images: int) -> float:
+        """Return about how long a round of the final takes, of the baseline if `one` is None.
+
+        Args:
+            images: that it draws; 0 if an earlier round has drawn them.
+        """
+        known = one is not None and one.seconds
+        seconds = self.batch * one.seconds if one is not None and one.seconds else self.base_s
+        first = max(0.0, (one.first_call_s or 0.0) - seconds) if known and one is not None else 0.0
         traced = _TRACED_ON_A_GPU if self.on_gpu else 0.0
-        calls = rounds * (self.repeats + WARM_UP + traced) + max(0.0, images / self.batch - self.repeats)
-        each = [self.base_s, *(self.batch * one.seconds if one.seconds else self.base_s for one in finalists)]
-        firsts = [
-            (one.first_call_s or 0.0) - seconds for one, seconds in zip(finalists, each[1:], strict=True)
-        ]
-        noise_floor = 6 * self.base_s if images else 0.0
-        total = sum(calls * seconds for seconds in each) + noise_floor
-        total += _WARM * rounds * sum(max(0.0, first) for first in firsts)
-        return total + rounds * len(each) * self.of_round()
+        calls = self.repeats + WARM_UP + traced + max(0.0, images / self.batch - self.repeats)
+        return calls * seconds + _WARM * first + self.of_round()
+
+    def of_quality(self, recipes: int, images: int) -> float:
+        """Return about how long the quality pass takes: the noise floor is drawn, and all images are compared."""
+        if not images:
+            return 0.0
+        floor = min(_FLOOR_IMAGES, images)
+        return self.base_s * floor / self.batch + self.scoring_s * (recipes * images + floor)
+
+    def note_quality(self, images: int, drawn: int, seconds: float) -> None:
+        """Take in how long a quality pass took that drew images of the baseline and compared others."""
+        if images:
+            left = seconds - self.base_s * drawn / self.batch
+            self.scoring_s = max(_USUAL_SCORING_S / 5, left / images)
 
     def note(self, calls_s: float, rounds: int, seconds: float) -> None:
         """Take in how long a comparison took, of which so many seconds were its calls."""

@@ -144,7 +144,10 @@ class Search:
             if not recipes:
                 break
             self.watcher.note(f"screening {len(recipes)}: {', '.join(recipe.text for recipe in recipes)}")
-            self._note(self.measurer.screen(recipes))
+            found = self.measurer.screen(recipes)
+            self._note(found)
+            if not any(one.recipe in recipes for one in found):
+                break  # the time ended before one of them was measured
             self._leave_out_failed()
             if self.judges:
                 self._judge_promising(recipes)
@@ -162,7 +165,7 @@ class Search:
             self._leave_out_failed()
             recipes = [recipe for recipe in recipes if recipe not in self.refused]
             refused += len(out)
-            if recipes or not out or refused > _MOST_REFUSED:
+            if recipes or not out or refused > _MOST_REFUSED or self.budget.is_over(0, []):
                 return recipes
 
     def _note(self, found: Sequence[Seen]) -> None:
@@ -228,7 +231,10 @@ class Search:
             if not chosen:
                 break
             self.watcher.note(f"no recipe is likely to pass yet; judging the quality of {len(chosen)} more")
-            self._note(self.measurer.judge(chosen))
+            found = self.measurer.judge(chosen)
+            self._note(found)
+            if not any(one.recipe in chosen for one in found):
+                break
 
     def _by_worth(self, found: Sequence[Seen]) -> list[Seen]:
         worth = self.sampler.worth(found, self.history)

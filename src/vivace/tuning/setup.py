@@ -70,7 +70,8 @@ class Minutes:
         return self.spare_s < 0
 
     def allows_another_final(self) -> bool:
-        return self.left_s > 0
+        """Whether there is time for one round of it."""
+        return self.left_s > self.bench.seconds_of_final([]) / 2
 
 
 @dataclass

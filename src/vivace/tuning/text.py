@@ -63,7 +63,8 @@ def _pick(tuned: Tuned) -> Iterator[str]:
     yield from broken(f"Use {tuned.recipe}", WIDTH)
     assert baseline.latency is not None
     if row.speedup is not None:
-        sure = {Verdict.FASTER: "", Verdict.SAME: " (no faster beyond 1 %)"}.get(
+        once = " (one round: no interval, not proved)" if len(row.record.rounds) == 1 else ""
+        sure = once or {Verdict.FASTER: "", Verdict.SAME: " (no faster beyond 1 %)"}.get(
             row.verdict or Verdict.UNCLEAR, " (unclear: too noisy to be certain)"
         )
         yield from _wrapped(

@@ -19,16 +19,17 @@ from vivace.errors import UsageError
 from vivace.models.find import find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
 from vivace.report.rows import priced
-from vivace.report.summary import seconds, size
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.stats import Gate
 from vivace.tuning.answer import Tuned
+from vivace.tuning.asked import Asked
 from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.measuring import MOST_SEEDS, Asked, Bench
+from vivace.tuning.measuring import MOST_SEEDS, Bench
+from vivace.tuning.notes import notes_of
 from vivace.tuning.priors import Source, effects, known_sources, reported
 from vivace.tuning.samplers import Name, sampler_of
 from vivace.tuning.search import Search, Trials, Unwatched, Watcher
-from vivace.tuning.seen import Rung, Seen, latest
+from vivace.tuning.seen import Seen, latest
 from vivace.tuning.setup import (
     DEFAULT_MINUTES,
     budget_of,
@@ -160,7 +161,7 @@ def tune(
         told.note("measuring the baseline")
         base = bench.start()
         check_baseline(base, bench)
-        bench.spend(DEFAULT_MINUTES if minutes is None and trials is None else minutes)
+        bench.spend(DEFAULT_MINUTES if minutes is None and trials is None else minutes, began)
         budget = budget_of(minutes, trials, bench, began)
         if not isinstance(budget, Trials):
             spare = 60 * (minutes or DEFAULT_MINUTES) * _MOST_OF_THE_TIME
@@ -239,7 +240,7 @@ def _answer(
         rows=rows,
         history=tuple(latest(search.history).values()),
         cut=dict(search.space.cut),
-        notes=tuple(_notes(search, bench, pick, trusted)),
+        notes=tuple(notes_of(search, bench, pick, trusted)),
         store=bench.store,
         judges=bench.judges,
         num_trials=search.num_trials,
@@ -250,49 +251,6 @@ def _answer(
         explained=tuple(_explained(sampler, search, sources)),
         expected=_expected(sampler, search, pick),
     )
-
-
-def _notes(search: Search, bench: Bench, pick: Seen | None, trusted: str | None) -> list[str]:
-    found = []
-    if trusted is not None:
-        found.append(f"random weights: quality is taken from {trusted}, a small model of the same kind")
-    elif not bench.judges:
-        found.append(
-            "random weights: quality cannot be judged, so only techniques that keep the picture were searched"
-        )
-    if search.exhausted:
-        found.append("every recipe that promised a gain has been measured")
-    if pick is None:
-        found += _unmet(search)
-    return found
-
-
-def _unmet(search: Search) -> list[str]:
-    """Say which limit no measured recipe kept, and what is nearest."""
-    wanted, found = search.wanted, []
-    measured = [one for one in latest(search.history).values() if one.is_measured]
-    limit, first = wanted.max_memory_bytes, wanted.max_first_call_s
-    peaks = [one for one in measured if one.peak_bytes is not None]
-    if limit is not None and peaks and all((one.peak_bytes or 0) > limit for one in peaks):
-        least = min(peaks, key=lambda one: one.peak_bytes or 0)
-        found.append(
-            f"--max-memory {size(limit)} was not met; nearest is {size(least.peak_bytes or 0)} with {least.recipe.text}"
-        )
-    calls = [one for one in measured if one.first_call_s is not None]
-    if first is not None and calls and all((one.first_call_s or 0) > first for one in calls):
-        quick = min(calls, key=lambda one: one.first_call_s or 0)
-        found.append(
-            f"--max-first-call {seconds(first)} was not met; nearest is {seconds(quick.first_call_s or 0)} with "
-            f"{quick.recipe.text}"
-        )
-    doubtful = [one for one in measured if one.rung is Rung.PROVEN and one.gate is Gate.UNCLEAR]
-    if doubtful:
-        best = max(doubtful, key=lambda one: one.gain or 0.0)
-        found.append(
-            f"{best.recipe.text} was {math.exp(best.gain or 0.0):.2f} times as fast, but its quality is not proven: "
-            f"{best.reason}"
-        )
-    return found
 
 
 def _expected(sampler: object, search: Search, pick: Seen | None) -> dict[str, float]:

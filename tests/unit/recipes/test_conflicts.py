@@ -129,3 +129,9 @@ def test_traits_that_other_libraries_leave_are_seen() -> None:
     assert Trait.COMPILED_WHOLE in traits_of(pipe.vae)
     apply_layerwise_casting(pipe.text_encoder, torch.float8_e4m3fn, torch.float32)
     assert Trait.HOOKED in traits_of(pipe.text_encoder)
+
+
+def test_a_technique_does_not_go_with_itself() -> None:
+    recipe = resolve("inference_mode")
+    with pytest.raises(RecipeError, match="keep one"):
+        recipe.with_(*recipe)

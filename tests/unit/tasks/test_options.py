@@ -16,7 +16,7 @@ from vivace.benchmark.support import unsupported
 from vivace.errors import Unsupported, WorkloadError
 from vivace.models.sources import FOLDER
 from vivace.tuning.answer import Tuned
-from vivace.tuning.measuring import Asked
+from vivace.tuning.asked import Asked
 from vivace.tuning.wanted import Wanted
 
 TIMING = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=120)

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
+from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.launcher import Ending, Launcher, last_line
 from vivace.benchmark.requests import RoundRequest
 from vivace.models.reading import complaint
@@ -59,21 +60,32 @@ def rounds_of(
     launcher: Launcher,
     start: Callable[[int, int], None] = lambda trial, index: None,
     event: Callable[[dict[str, Any]], None] = lambda event: None,
+    deadline: Deadline | None = None,
 ) -> Iterator[Done]:
     """Run a job's rounds and yield each as soon as it ends. A trial that fails in a round is not tried again.
 
     Args:
         start: called with (trial, index) before each round.
         event: called with what the worker reports during rounds.
+        deadline: rounds that do not fit are left out; one that is under way when it passes is stopped, and is none.
     """
     failed: set[int] = set()
     drawn = list(job.drawn)
-    for trial, index in job.rounds:
+    for position, (trial, index) in enumerate(job.rounds):
         if trial in failed or (trial in job.rival_of and failed.issuperset(job.rival_of[trial])):
             continue
+        if deadline is not None:
+            due = [other for other, same in job.rounds[position:] if same == index and other not in failed]
+            if not deadline.allows(trial, index, due):
+                continue
+            deadline.begin()
         start(trial, index)
         pictures = None if drawn[trial] else job.pictures
-        round_, log = _run_round(job, trial, index, launcher, event, pictures)
+        round_, log = _run_round(job, trial, index, launcher, event, pictures, deadline)
+        if deadline is not None:
+            if round_.outcome is Outcome.TIMED_OUT and deadline.left_for_rounds_s <= 0:
+                return
+            deadline.end(trial, index)
         drawn[trial] |= bool(round_.pictures)
         if job.largest_batch and round_.outcome is Outcome.OUT_OF_MEMORY:
             why = _why_not_largest(job.trials[trial], None if trial == 0 else job.trials[0])
@@ -90,6 +102,7 @@ def _run_round(
     launcher: Launcher,
     event: Callable[[dict[str, Any]], None],
     pictures: str | None,
+    deadline: Deadline | None = None,
 ) -> tuple[Round, str]:
     """Return a round of the job's trial with that index, and the end of its log."""
     timing = job.timing
@@ -103,7 +116,8 @@ def _run_round(
         sources=job.sources,
     )
     kills_before = _kernel_oom_kills()
-    ending = launcher.run(request, timing.timeout_s, event)
+    limit_s = timing.timeout_s if deadline is None else min(timing.timeout_s, deadline.left_for_rounds_s)
+    ending = launcher.run(request, limit_s, event)
     if ending.value is not None:
         round_ = Round.model_validate(ending.value)
     else:

@@ -1,0 +1,66 @@
+"""What a search draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vivace.spec.study import AskedWorkload
+from vivace.spec.workload import Task
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is drawn. Fields that are None take the model's own values.
+
+    Attributes:
+        prompts: instead of the model's set of thirteen.
+        batch: images per call.
+        task, images, masks, controls, strength, controlnet: what is started from, as in `AskedWorkload`.
+    """
+
+    prompts: tuple[str, ...] | None = None
+    height: int | None = None
+    width: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    batch: int = 1
+    task: Task | None = None
+    images: tuple[str, ...] = ()
+    masks: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
+    strength: float | None = None
+    controlnet: str | None = None
+
+    def of(self, prompts: Sequence[str], steps: int | None = None, seeds: int = 1) -> AskedWorkload:
+        """Return the workload of the first prompts, each with its own picture if there is one for each."""
+        files = {
+            name: given if len(given) == 1 else given[: len(prompts)]
+            for name in ("images", "masks", "controls")
+            if (given := getattr(self, name))
+        }
+        return AskedWorkload(
+            prompts=tuple(prompts),
+            num_seeds=seeds,
+            height=self.height,
+            width=self.width,
+            num_inference_steps=steps or self.num_inference_steps,
+            guidance_scale=self.guidance_scale,
+            batches=(self.batch,),
+            task=self.task,
+            strength=self.strength,
+            controlnet=self.controlnet,
+            **files,
+        )
+
+    @property
+    def options(self) -> tuple[tuple[str, str | int | float], ...]:
+        """What is not the model's own, as options of `vivace generate`: name and value. Of files the first."""
+        names = ("num_inference_steps", "guidance_scale", "height", "width", "strength", "controlnet")
+        values = [(name, value) for name in names if (value := getattr(self, name)) is not None]
+        files = [
+            (name[:-1], given[0])
+            for name in ("images", "masks", "controls")
+            if (given := getattr(self, name))
+        ]
+        return (*values, *files)

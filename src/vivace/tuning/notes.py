@@ -1,0 +1,93 @@
+"""What a reader of the answer must know: what it rests on, what could not be met, what there was no time for."""
+
+from __future__ import annotations
+
+import math
+
+from vivace.report.summary import seconds, size
+from vivace.stats import Gate
+from vivace.tuning.measuring import Bench
+from vivace.tuning.search import Search, best_of
+from vivace.tuning.seen import Rung, Seen, latest
+
+_GOES_ON = "The same command goes on from here."
+
+
+def notes_of(search: Search, bench: Bench, pick: Seen | None, trusted: str | None) -> list[str]:
+    """Return what a reader of the answer must know."""
+    found = []
+    if trusted is not None:
+        found.append(f"random weights: quality is taken from {trusted}, a small model of the same kind")
+    elif not bench.judges:
+        found.append(
+            "random weights: quality cannot be judged, so only techniques that keep the picture were searched"
+        )
+    if search.exhausted:
+        found.append("every recipe that promised a gain has been measured")
+    found += _out_of_time(search, bench, pick)
+    if pick is None:
+        found += _unmet(search)
+    return found
+
+
+def _out_of_time(search: Search, bench: Bench, pick: Seen | None) -> list[str]:
+    """Say what the final had no time for, and what that leaves unproved."""
+    found = []
+    rows = () if bench.last is None else tuple(bench.last.rows(search.wanted.limits))
+    shown = next((row for row in rows[1:] if pick is not None and row.recipe == pick.recipe.text), None)
+    if shown is not None and (number := len(shown.record.rounds)) < bench.rounds_asked:
+        judged = "; its quality is judged by all images" if bench.judges else ""
+        found.append(
+            f"the time ended after {number} of {bench.rounds_asked} rounds of the final: the recipe was measured once "
+            f"beside the baseline, so its speed-up has no interval{judged}. {_GOES_ON}"
+        )
+    if bench.left_out:
+        names = ", ".join(recipe.text for recipe in bench.left_out)
+        found.append(f"the time ended before the final had measured {names}. {_GOES_ON}")
+    late = [
+        one.recipe.text
+        for one in latest(search.history).values()
+        if bench.judges
+        and one.rung is Rung.PROVEN
+        and one.is_measured
+        and not one.recipe.is_baseline
+        and one.gate is None
+    ]
+    if late:
+        found.append(
+            f"the time ended before the images of {', '.join(late)} were compared with the baseline's, so the "
+            f"quality is not known. {_GOES_ON}"
+        )
+    if pick is None and (bench.left_out or late) and (best := best_of(search.history)) is not None:
+        found.append(
+            f"the best so far, not proved, is {best.recipe.text}: {math.exp(best.gain or 0.0):.2f}x before the final"
+        )
+    return found
+
+
+def _unmet(search: Search) -> list[str]:
+    """Say which limit no measured recipe kept, and what is nearest."""
+    wanted, found = search.wanted, []
+    measured = [one for one in latest(search.history).values() if one.is_measured]
+    limit, first = wanted.max_memory_bytes, wanted.max_first_call_s
+    peaks = [one for one in measured if one.peak_bytes is not None]
+    if limit is not None and peaks and all((one.peak_bytes or 0) > limit for one in peaks):
+        least = min(peaks, key=lambda one: one.peak_bytes or 0)
+        found.append(
+            f"--max-memory {size(limit)} was not met; nearest is {size(least.peak_bytes or 0)} with {least.recipe.text}"
+        )
+    calls = [one for one in measured if one.first_call_s is not None]
+    if first is not None and calls and all((one.first_call_s or 0) > first for one in calls):
+        quick = min(calls, key=lambda one: one.first_call_s or 0)
+        found.append(
+            f"--max-first-call {seconds(first)} was not met; nearest is {seconds(quick.first_call_s or 0)} with "
+            f"{quick.recipe.text}"
+        )
+    doubtful = [one for one in measured if one.rung is Rung.PROVEN and one.gate is Gate.UNCLEAR]
+    if doubtful:
+        best = max(doubtful, key=lambda one: one.gain or 0.0)
+        found.append(
+            f"{best.recipe.text} was {math.exp(best.gain or 0.0):.2f} times as fast, but its quality is not proven: "
+            f"{best.reason}"
+        )
+    return found
