@@ -40,15 +40,21 @@ def missing_rounds(
     if not rerun:
         begun = _begun(stored) if goes_on else set()
         partners = {index for index in baseline if _is_measured(baseline[index], timing)}
-        if partners or begun:
-            partners |= begun
+        alone = {
+            index
+            for of, lacks in zip(stored[1:], needed[1:], strict=True)
+            for index in _alone(of, partners, begun, lacks, timing)
+        }
+        partners |= alone
         for trial, of in enumerate(stored):
             needed[trial] -= min(needed[trial], len(_paired(of, partners, timing)))
-        for index in sorted(begun):
+        for index in sorted(begun, key=lambda index: (index not in alone, index)):
             for trial in _order(len(stored), index):
-                if needed[trial] and not _is_measured(stored[trial].get(index), timing):
+                is_wanted = needed[trial] or (trial == 0 and index in alone and not _has_failed(baseline))
+                if is_wanted and not _is_measured(stored[trial].get(index), timing):
                     todo.append((trial, index))
-                    needed[trial] -= 1
+                    needed[trial] = max(0, needed[trial] - 1)
+        todo.sort(key=lambda one: one[1])
     if not _has_failed(baseline) or rerun:
         needed[0] = max(needed)
     first = max(least_index, 1 + max((index for of in stored for index in of), default=-1))
@@ -102,6 +108,13 @@ def _paired(of: Stored, partners: set[int], timing: Timing | None = None) -> lis
     """Return the indices of measured rounds that have a partner; of all, if there are no partners."""
     measured = [index for index, round_ in of.items() if _is_measured(round_, timing)]
     return [index for index in measured if index in partners] if partners else measured
+
+
+def _alone(of: Stored, partners: set[int], begun: set[int], wanted: int, timing: Timing) -> list[int]:
+    """Return the latest rounds of a trial that only lack the baseline's, as many as it lacks pairs."""
+    pairs = len([index for index in _paired(of, partners, timing) if index in partners])
+    lonely = [index for index in sorted(of) if index in begun - partners and _is_measured(of[index], timing)]
+    return lonely[max(0, len(lonely) - max(0, wanted - pairs)) :]
 
 
 def _begun(stored: Sequence[Stored]) -> set[int]:

@@ -49,6 +49,16 @@ def test_an_interrupted_run_completes_its_rounds() -> None:
     assert missing_rounds(old, TWO, goes_on=True) == [(1, 1), (0, 1), (0, 2), (1, 2)], "too long ago"
 
 
+def test_rounds_of_other_comparisons_are_no_pairs() -> None:
+    """Each was measured with a third recipe; the last run of both was interrupted after one round."""
+    baseline, other = stored(at(7, 30), at(8, 29)), stored(at(0, 50), at(1, 49), at(9, 2))
+    one = Timing(rounds=1)
+    assert missing_rounds([baseline, other], one, goes_on=True) == [(0, 9)]
+    assert missing_rounds([baseline, other], one) == [(0, 10), (1, 10)]
+    assert missing_rounds([stored(*baseline.values(), at(9)), other], one, goes_on=True) == []
+    assert missing_rounds([stored(), other], one, goes_on=True) == [(0, 9)]
+
+
 def test_more_rounds_are_added() -> None:
     both = stored(at(0), at(1))
     assert missing_rounds([both, both], Timing(rounds=3), goes_on=True) == [(0, 2), (1, 2)]

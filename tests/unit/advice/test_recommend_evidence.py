@@ -1,0 +1,165 @@
+"""Which evidence comes first, and what another GPU's is worth."""
+
+import pytest
+
+import vivace
+from tests.unit.advice.tables import ask, seen, table
+from vivace.advice import Wanted
+from vivace.advice.advise import recommend_from
+from vivace.advice.evidence import Judged
+from vivace.advice.gpus import Near, capability_of, near
+from vivace.stats import Gate, Interval
+
+
+def test_evidence_is_ordered() -> None:
+    ordered = [
+        table(seen("compile", 1.1), place="own, this GPU"),
+        table(seen("compile", 1.2), gpu="NVIDIA A100-SXM4-80GB", place="own, another GPU"),
+        table(seen("compile", 1.3), kind="committed", place="committed, this GPU"),
+        table(seen("compile", 1.4), kind="published", gpu="H100", place="published, this GPU"),
+        table(seen("compile", 1.5), kind="committed", gpu="NVIDIA H200", place="committed, its generation"),
+        table(seen("compile", 1.6), kind="published", gpu="H200", place="published, its generation"),
+        table(seen("compile", 1.7), kind="committed", gpu="A100", place="committed, another GPU"),
+        table(seen("compile", 1.8), kind="own", model="flux-schnell", place="own, of the family"),
+        table(
+            seen("compile", 1.9),
+            kind="published",
+            gpu="A100",
+            model="flux-schnell",
+            place="family, another GPU",
+        ),
+    ]
+    left = list(reversed(ordered))
+    for expected in ordered:
+        answer = ask(*left)
+        assert answer.basis is not None
+        assert answer.basis.place == expected.place
+        left.remove(expected)
+    assert ask().recipe is None
+
+
+def test_what_is_transferred_is_marked_and_never_sure() -> None:
+    direct = ask(table(seen("compile", 1.5, judged=Judged(gate=Gate.PASSED))))
+    assert (direct.sure, direct.doubts) == ("high", ())
+    unseen = ask(table(seen("compile", 1.5)))
+    assert (unseen.sure, unseen.doubts) == ("medium", ("its images were not judged",))
+    other = ask(table(seen("compile", 1.5), gpu="NVIDIA A100-SXM4-80GB"))
+    assert other.sure == "low"
+    assert "another GPU, NVIDIA A100" in other.doubts[0]
+    assert "no record of flux-dev on H100, nor on its generation" in other.missing
+    near_by = ask(table(seen("compile", 1.5), gpu="NVIDIA H200"))
+    assert near_by.sure == "medium"
+    assert "no record of flux-dev on H100; of its generation: NVIDIA H200" in near_by.missing
+    family = ask(table(seen("compile", 1.5), model="flux-schnell"))
+    assert family.sure == "low"
+    assert "no record compares recipes on flux-dev; of its family: flux-schnell" in family.missing
+    assert ask(table(seen("compile", 1.5), model="sd15")).recipe is None, "a UNet tells nothing of FLUX"
+    assert ask(table(seen("compile", 1.5), model="tiny-flux"), model="flux-dev").recipe is None
+
+
+def test_without_a_gpu_the_answer_says_which_it_is_for() -> None:
+    tables = [
+        table(seen("compile", 1.5), kind="published", gpu="A100", place="there"),
+        table(seen("fp8+compile", 1.9), kind="published", gpu="H100", place="there"),
+    ]
+    answer = recommend_from(Wanted(model="flux-dev", gpu=None), tables)
+    if answer.gpu is not None:
+        pytest.skip("this machine has a GPU")
+    assert str(answer).startswith("flux-dev on H100 (no GPU was named)")
+    assert answer.doubts[0] == "on A100 another recipe is best: give --gpu"
+    assert answer.sure == "low"
+
+
+def test_a_better_table_that_allows_nothing_gives_way_to_the_next() -> None:
+    mine = table(seen("baseline", peak_bytes=30e9), seen("compile", 2.0, peak_bytes=30e9))
+    answer = ask(mine, table(seen("int8", 0.9, peak_bytes=10e9), kind="published"), max_bytes=12e9)
+    assert answer.basis is not None
+    assert (answer.recipe, answer.basis.kind) == ("quantize(int8)", "published")
+    assert any("own is nearer, but compares nothing that is allowed" in one for one in answer.missing)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "other", "expected"),
+    [
+        ("A100", "NVIDIA A100-SXM4-80GB", Near.SAME),
+        ("4090", "NVIDIA GeForce RTX 4090", Near.SAME),
+        ("RTX 4090", "NVIDIA GeForce RTX 4090 Laptop GPU", Near.GENERATION),
+        ("H100", "NVIDIA H200", Near.GENERATION),
+        ("A100", "NVIDIA GeForce RTX 3090", Near.GENERATION),
+        ("H100", "NVIDIA A100-SXM4-80GB", Near.OTHER),
+        ("RTX 6000 Ada", "RTX PRO 6000", Near.OTHER),
+        ("Some GPU", "NVIDIA some-gpu", Near.SAME),
+        ("Some GPU", "NVIDIA H200", Near.OTHER),
+    ],
+)
+def test_gpus_by_name(wanted: str, other: str, expected: Near) -> None:
+    assert near(wanted, other) is expected
+    assert near(other, wanted) is expected
+
+
+def test_capabilities_by_name() -> None:
+    names = [
+        "NVIDIA H200",
+        "A100",
+        "RTX 3060",
+        "NVIDIA L4",
+        "RTX PRO 6000",
+        "B200",
+        "Tesla T4",
+        "Tesla V100",
+        "MI300X",
+    ]
+    assert list(map(capability_of, names)) == [
+        (9, 0), (8, 0), (8, 6), (8, 9), (12, 0), (10, 0), (7, 5), (7, 0), None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("goal", ["latency", "memory"])
+def test_answers_for_another_gpu_are_never_sure(goal: str) -> None:
+    for name in ("sd15", "sdxl", "pony", "flux-schnell"):
+        answer = vivace.recommend(name, gpu="Tesla V100", goal=goal, store=[])  # type: ignore[arg-type]
+        assert (answer.sure, answer.basis is not None and answer.basis.near) == ("low", "other")
+        assert "Tesla V100" in " ".join(answer.missing)
+
+
+def test_a_table_with_another_baseline_is_compared_by_its_times() -> None:
+    """A study that starts from fp32 has the larger gain, and a slower recipe."""
+    usual = table(seen("compile", 1.5), kind="committed", place="usual", steps=50)
+    study = table(
+        seen("dtype(fp32)", latency=Interval(30.0, 29.9, 30.1)),
+        seen("bf16+compile", 3.0, latency=Interval(10.0, 9.9, 10.1)),
+        seen("baseline", 2.7, latency=Interval(11.0, 10.9, 11.1)),
+        kind="committed",
+        place="study",
+        baseline="dtype(fp32)",
+        steps=50,
+    )
+    assert study.rows[0].recipe == "dtype(fp32)"
+    for tables in ((usual, study), (study, usual)):
+        answer = ask(*tables)
+        assert answer.basis is not None
+        assert answer.basis.place == "usual"
+    without = study.model_copy(update={"rows": study.rows[:2]})
+    assert ask(without, usual).recipe == "compile", "10 s an image instead of the published model's 10 s"
+    other_size = without.model_copy(update={"height": 512})
+    assert ask(other_size, usual).recipe == "compile", "nothing says what the published model takes there"
+    quick = without.rows[1].model_copy(update={"latency": Interval(5.0, 4.9, 5.1)})
+    faster = without.model_copy(update={"rows": (without.rows[0], quick)})
+    assert ask(usual, faster).recipe == "dtype(bf16)+compile"
+    assert ask(faster).recipe == "dtype(bf16)+compile", "alone it is followed"
+
+
+@pytest.mark.parametrize("model", ["flux-dev", "flux-schnell"])
+def test_the_fused_recipe_is_what_an_h200_wants(model: str) -> None:
+    """Its record is not beside the published model's, and the answer says so."""
+    answer = vivace.recommend(model, gpu="H200", store=())
+    assert answer.recipe is not None
+    assert answer.recipe.startswith("fused(fp8, attention=fp8)")
+    assert answer.basis is not None
+    assert answer.basis.place == f"results/flux-fused-{model}.json"
+    assert answer.chosen is not None
+    assert answer.chosen.gain is not None
+    assert answer.chosen.gain.low is not None
+    assert answer.chosen.gain.low > 2.2
+    assert any("of another sitting" in doubt for doubt in answer.doubts)
+    assert answer.sure == "medium"
