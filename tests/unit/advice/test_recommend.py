@@ -16,12 +16,12 @@ from vivace.advice import Recommendation, Wanted
 from vivace.advice.advise import recommend_from
 from vivace.advice.committed import committed_tables
 from vivace.advice.evidence import Judged, Seen, Spread, Table
-from vivace.advice.gpus import Near, capability_of, near
 from vivace.advice.measured import table_of
 from vivace.advice.wanted import parse_size
 from vivace.benchmark.store import Store
 from vivace.cli import app
 from vivace.errors import StoreError, UnknownModel, UsageError
+from vivace.measure.gpus import Near, capability_of, near
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.spec.limits import Limits
