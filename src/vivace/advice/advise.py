@@ -10,7 +10,6 @@ from vivace.advice.answer import Figures, LeftOut, Recommendation
 from vivace.advice.committed import committed_tables
 from vivace.advice.evidence import Table
 from vivace.advice.families import Kin, kin_of
-from vivace.advice.gpus import Near, this_gpu
 from vivace.advice.limit import chip_limit
 from vivace.advice.measured import DISTURBED, tables_of_store
 from vivace.advice.others import fewer_steps, missing_evidence, other_sources, safe_choice
@@ -21,6 +20,7 @@ from vivace.advice.weighing import Weighed, basis_of, figures_of, followed, weig
 from vivace.advice.words import assessed, next_commands, quality_of, why_lost
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import UsageError
+from vivace.measure.gpus import Near, this_gpu
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task

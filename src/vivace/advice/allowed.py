@@ -9,10 +9,10 @@ from vivace.advice.answer import LeftOut, Reason
 from vivace.advice.committed import committed_tables
 from vivace.advice.evidence import Judged, Seen, Table
 from vivace.advice.families import Kin, kin_of
-from vivace.advice.gpus import Near, capability_of
 from vivace.advice.wanted import Wanted
 from vivace.contract import Machine, Target
 from vivace.errors import RecipeError
+from vivace.measure.gpus import Near, capability_of
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import size

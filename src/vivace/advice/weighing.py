@@ -10,9 +10,9 @@ from vivace.advice.allowed import Judge
 from vivace.advice.answer import Basis, Figures, LeftOut
 from vivace.advice.evidence import Seen, Table
 from vivace.advice.families import Kin, kin_of
-from vivace.advice.gpus import Near, near
 from vivace.advice.ranking import Choice, Ranked, choose, gain_of, rank
 from vivace.advice.wanted import Goal
+from vivace.measure.gpus import Near, near
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,6 @@ def _plan(
     is_read: Callable[[], None],
 ) -> int:
     """Predict, look for changes that fit a card, and print both."""
-    from vivace.advice.speeds import Speeds, known_speeds
     from vivace.errors import NoEffect
     from vivace.memory.fit import changes, fits, use_free_memory
     from vivace.memory.remembered import predicted as predict
@@ -114,11 +113,13 @@ def _plan(
     is_read()
     card_bytes, card_name = (card * 1e9, f"{card:g} GB") if card is not None else _this_gpu()
     steps: list[Change] = []
-    speeds = Speeds()
+    speeds: Speeds | None = None
     if card_bytes is not None and fits(predicted, card_bytes):
         faster = use_free_memory(found, predicted, card_bytes, _report_attempt)
         steps = [] if faster is None else [faster]
     elif card_bytes is not None:
+        from vivace.advice.speeds import known_speeds
+
         speeds = known_speeds(found.name)
         steps = changes(found, resolved, predicted, card_bytes, _report_attempt, speeds.of)
     if as_json:
@@ -135,7 +136,7 @@ def _report_attempt(recipe: str) -> None:
 
 
 def _this_gpu() -> tuple[float | None, str]:
-    from vivace.advice.gpus import this_gpu
+    from vivace.measure.gpus import this_gpu
 
     if sys.platform == "linux" and this_gpu() is None and not Path("/dev/kfd").exists():
         return None, ""  # neither NVIDIA's driver nor AMD's, known without the seconds that torch takes
@@ -154,8 +155,8 @@ def _chip(name: str | None) -> Gpu | None:
     Raises:
         UsageError: a GPU was named that is not known.
     """
-    from vivace.advice.gpus import this_gpu
     from vivace.lint.limits import GPUS, gpu_of
+    from vivace.measure.gpus import this_gpu
 
     here = this_gpu() if name is None else name
     found = None if here is None else gpu_of(here)
@@ -267,10 +268,14 @@ def _tera(flop: float) -> str:
     return f"{flop / 1e12:,.3g}" if flop < 1e15 else f"{flop / 1e12:,.0f}"
 
 
-def _speed(step: Change, speeds: Speeds) -> str:
+def _speed(step: Change, speeds: Speeds | None) -> str:
     """Return what records say of a change's speed, alone; empty for a size, a batch, or if they say nothing."""
-    known = speeds.of(step.what)
-    return "" if known is None else f"; alone {known:.2f}x the baseline's speed on {speeds.gpu}"
+    known = None if speeds is None else speeds.of(step.what)
+    return (
+        ""
+        if speeds is None or known is None
+        else f"; alone {known:.2f}x the baseline's speed on {speeds.gpu}"
+    )
 
 
 def _cards(sizes: list[int]) -> str:
@@ -278,7 +283,7 @@ def _cards(sizes: list[int]) -> str:
 
 
 def _print_card(
-    predicted: Prediction, card_bytes: float, name: str, steps: list[Change], speeds: Speeds
+    predicted: Prediction, card_bytes: float, name: str, steps: list[Change], speeds: Speeds | None
 ) -> None:
     from vivace.memory.fit import fits
     from vivace.report.summary import size

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from typing import Any
 
 _MAX_ENTRIES = 50_000
-_SIMPLE = (int, float, bool, str, type(None))
+_SIMPLE = frozenset({int, float, bool, str, type(None)})
 
 _Layout = tuple[tuple[int, ...], tuple[int, ...], Any]
 """Shape, strides and dtype of a tensor with its own storage."""
@@ -57,6 +57,9 @@ def _key_of(value: Any) -> Hashable | None:
     """
     import torch
 
+    kind = type(value)
+    if kind in _SIMPLE:
+        return (kind, value)  # 1, 1.0 and True are equal
     if isinstance(value, torch.Tensor):
         if value.device.type != "meta" or value.dim() == 0:
             return None
@@ -69,8 +72,6 @@ def _key_of(value: Any) -> Hashable | None:
                 return None
             keys.append(key)
         return tuple(keys)
-    if isinstance(value, _SIMPLE):
-        return (type(value), value)  # 1, 1.0 and True are equal
     if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format) or callable(value):
         return (value,)
     return None

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-from vivace.contract import Machine, ModelFacts, Placement, Target, component_of
+from vivace.contract import Machine, ModelFacts, Placement, Request, Target, component_of
 from vivace.errors import Unsupported, VivaceError, WorkloadError
 from vivace.families import family_of
 from vivace.foreign.reading import reading, reason
@@ -180,7 +180,7 @@ def _predict(
         distillations=distillations(CATALOGUE.get(model.name)),
         has_weights=False,
     )
-    target = Target(Placement(machine), pipe, facts)
+    target = Target(Placement(machine), pipe, facts, Request(batch=batch))
     gc.freeze()  # so that the collection below looks only at what the recipe made, not at every imported module
     try:
         with footprint.following():

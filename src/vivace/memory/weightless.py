@@ -6,6 +6,7 @@ take. Only configuration files and tokenizers are downloaded or read.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -166,11 +167,19 @@ def _part(part: str, value: list[Any], files: Mapping[str, Path], dtype: str) ->
             # A replacement folder may hold another class.
             named = str(config.get("_class_name", class_name))
             built = _in_dtype(_component(config, cast("Library", library), named), dtype)
+        elif issubclass(kind, diffusers.SchedulerMixin):
+            built = _scheduler(kind, _json(files[f"{part}/{kind.config_name}"]))
         else:
             folder = next(path.parent for name, path in files.items() if name.split("/")[0] == part)
             trusted = {"trust_remote_code": False} if library == "transformers" else {}
             built = kind.from_pretrained(str(folder), local_files_only=True, **trusted)
     return built
+
+
+def _scheduler(kind: type[Any], config: Mapping[str, Any]) -> Any:
+    """Build a scheduler as its `from_config` does, which first imports all schedulers like it and scipy: a second."""
+    expected = inspect.signature(kind.__init__).parameters.keys() - config.get("_use_default_values", ())
+    return kind(**{name: value for name, value in config.items() if name in expected})
 
 
 def _component(config: dict[str, Any], library: Library, class_name: str) -> Any:

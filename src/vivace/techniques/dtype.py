@@ -12,7 +12,7 @@ Components may differ in precision (`bf16@denoiser`): inputs are then cast where
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from vivace.contract import (
     COMPONENTS,
@@ -115,12 +115,15 @@ _CASTS = (
     "",
     "# Components of different precision: inputs are cast to a component's own. Timesteps, which",
     "# are scalars, stay as they are.",
+    "dtype = {denoiser}.dtype",
+    "",
+    "",
     "def cast_inputs(module, args, kwargs):",
     "    def cast(value):",
     "        if isinstance(value, dict):",
     "            return {{key: cast(item) for key, item in value.items()}}",
     "        is_input = torch.is_tensor(value) and value.is_floating_point() and value.dim() > 1",
-    "        return value.to(module.dtype) if is_input else value",
+    "        return value.to(dtype) if is_input else value",
     "",
     "    return tuple(cast(value) for value in args), cast(kwargs)",
     "",
@@ -170,22 +173,24 @@ def _cast_between_components(target: Target) -> None:
     component has weights of another one. So inputs are cast on entry. The component is patched, never its class.
     """
     denoiser = target.module("denoiser")
-    if denoiser is not None and not getattr(denoiser, "_vivace_casts", False):
-        denoiser.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
-        denoiser._vivace_casts = True
+    if denoiser is not None:
+        if not hasattr(denoiser, "_vivace_casts_to"):
+            denoiser.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
+        # Remembered, since diffusers looks at every module to tell the dtype: milliseconds of every step.
+        denoiser._vivace_casts_to = denoiser.dtype
     vae = target.module("vae")
     if vae is not None and not getattr(vae, "_vivace_casts", False):
         decode = vae.decode
 
         def cast_and_decode(z: Any, *args: Any, **kwargs: Any) -> Any:
-            return decode(z.to(vae.dtype), *args, **kwargs)
+            return decode(z.to(vae.dtype), *args, **kwargs)  # SDXL's pipeline changes it between calls
 
         vae.decode = cast_and_decode
         vae._vivace_casts = True
 
 
 def _cast_inputs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    dtype = module.dtype
+    dtype = cast("torch.dtype", module._vivace_casts_to)
     return _cast(args, dtype), _cast(kwargs, dtype)
 
 

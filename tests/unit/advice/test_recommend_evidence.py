@@ -7,7 +7,7 @@ from tests.unit.advice.tables import ask, seen, table
 from vivace.advice import Wanted
 from vivace.advice.advise import recommend_from
 from vivace.advice.evidence import Judged
-from vivace.advice.gpus import Near, capability_of, near
+from vivace.measure.gpus import Near, capability_of, near
 from vivace.stats import Gate, Interval
 
 

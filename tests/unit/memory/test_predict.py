@@ -148,6 +148,22 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         of("tiny-sd", "first_block_cache")
 
 
+def test_one_image_has_no_batch_to_slice() -> None:
+    with pytest.raises(Unsupported, match="one image is drawn per call"):
+        of("tiny-sd", "vae_slicing")
+    assert of("tiny-sd", "vae_slicing", batch=2).batch == 2
+
+
+@pytest.mark.parametrize("name", ["tiny-sd", "tiny-flux"])
+def test_a_scheduler_is_what_its_configuration_says(name: str) -> None:
+    found = find_model(name)
+    built = find_weightless(name).build().scheduler
+    read = type(built).from_pretrained(str(found.files["scheduler/scheduler_config.json"].parent))
+    assert {k: v for k, v in built.config.items() if k[0] != "_"} == {
+        k: v for k, v in read.config.items() if k[0] != "_"
+    }
+
+
 def test_a_trial_is_predicted_as_it_would_be_measured() -> None:
     trial = make_trial("tiny_vae")
     assert predict_trial(trial) == of("tiny-sd", "tiny_vae")
