@@ -20,12 +20,22 @@ def gpu_busy_s(call: Callable[[], Any]) -> float | None:
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         call()
         torch.cuda.synchronize()
-    ranges = [
-        (event.time_range.start, event.time_range.end)
-        for event in trace.events()
-        if event.device_type == DeviceType.CUDA
+    ranges = ranges_on(DeviceType.CUDA, trace)
+    return covered(ranges) / 1e9 if ranges else None
+
+
+def ranges_on(device: Any, trace: Any) -> list[tuple[int, int]]:
+    """Return start and end, in nanoseconds, of all that a torch.profiler trace has of a kind of device.
+
+    Read from the profiler's own list: `trace.events()` makes Python objects of it and sorts them into a tree, which for
+    the 190,000 events of an image of SDXL takes longer than the image.
+    """
+    events = trace.profiler.kineto_results.events()
+    return [
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in events
+        if event.device_type() == device
     ]
-    return covered(ranges) / 1e6 if ranges else None  # microseconds
 
 
 def covered(ranges: Iterable[tuple[float, float]]) -> float:

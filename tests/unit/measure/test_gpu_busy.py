@@ -1,8 +1,11 @@
 """The time in which a GPU is busy."""
 
 import pytest
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
-from vivace.measure.gpu_busy import covered
+from vivace.measure.gpu_busy import covered, ranges_on
 
 
 @pytest.mark.parametrize(
@@ -18,3 +21,15 @@ from vivace.measure.gpu_busy import covered
 )
 def test_work_that_overlaps_counts_once(ranges: list[tuple[float, float]], length: float) -> None:
     assert covered(ranges) == length
+
+
+def test_ranges_are_those_of_the_profilers_events() -> None:
+    x = torch.zeros(4)
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        for _ in range(3):
+            x.add_(1)
+    ranges = ranges_on(DeviceType.CPU, trace)
+    assert ranges_on(DeviceType.CUDA, trace) == []
+    wanted = [event.time_range.elapsed_us() for event in trace.events()]
+    assert sum(ends - starts for starts, ends in ranges) / 1e3 == pytest.approx(sum(wanted))
+    assert len(ranges) == len(wanted) > 2
