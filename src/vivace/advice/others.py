@@ -62,7 +62,7 @@ def other_sources(best: Weighed, weighed: Sequence[Weighed], judge: Judge) -> It
 
 
 def fewer_steps(best: Weighed, weighed: Sequence[Weighed]) -> OtherModel | None:
-    """Return the fastest model of the family with at most half the steps, compared in the same source on the same GPU."""
+    """Return the fastest model of the family with at most half the steps, of the same source and on the same GPU."""
     times = {}
     for one in weighed:
         if (
