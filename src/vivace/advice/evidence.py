@@ -112,6 +112,7 @@ class Table(Spec):
         baseline: the recipe that the others are compared with.
         rows: the baseline first, if it was measured.
         at: when the newest round started, UTC; "" if unknown.
+        profiled: its times are of calls under a profiler, compilation included.
         note: what must be known of its comparisons.
     """
 
@@ -129,6 +130,7 @@ class Table(Spec):
     baseline: str
     rows: tuple[Seen, ...] = Field(min_length=1)
     at: str = ""
+    profiled: bool = False
     note: str = ""
 
     @property

@@ -62,7 +62,7 @@ def other_sources(best: Weighed, weighed: Sequence[Weighed], judge: Judge) -> It
 
 
 def fewer_steps(best: Weighed, weighed: Sequence[Weighed]) -> OtherModel | None:
-    """Return the fastest model of the family with fewer steps, compared in the same source and on the same GPU."""
+    """Return the fastest model of the family with at most half the steps, of the same source and on the same GPU."""
     times = {}
     for one in weighed:
         if (
@@ -75,7 +75,7 @@ def fewer_steps(best: Weighed, weighed: Sequence[Weighed]) -> OtherModel | None:
     for (place, model), (one, row) in times.items():
         beside = times.get((place, best.table.model))
         mine, theirs = best.kin.steps, kin_of(model, frozenset((model,))).steps
-        if beside is None or mine is None or theirs is None or theirs >= mine:
+        if beside is None or mine is None or theirs is None or 2 * theirs > mine:
             continue
         latency, instead_of = row.latency, beside[1].latency
         assert latency is not None

@@ -68,6 +68,7 @@ def _table(file: StudyFile, model: str, gpu: str, baseline: Seen, rows: list[See
         steps=workload.num_inference_steps or file.workload.num_inference_steps,
         baseline=reference.recipe,
         rows=tuple(found),
+        profiled=file.profiled,
         note=""
         if baseline.latency is not None
         else f"the source did not time its baseline on this GPU: gains are over {reference.recipe}",

@@ -10,7 +10,7 @@ from vivace.advice.allowed import Judge
 from vivace.advice.answer import Basis, Figures, LeftOut
 from vivace.advice.evidence import Seen, Table
 from vivace.advice.families import Kin, kin_of
-from vivace.advice.ranking import Choice, Ranked, choose, gain_of, rank
+from vivace.advice.ranking import NOISE, Choice, Ranked, choose, gain_of, rank
 from vivace.advice.wanted import Goal
 from vivace.measure.gpus import Near, near
 
@@ -90,7 +90,7 @@ def weigh(table: Table, kin: Kin, gpu: str | None, judge: Judge) -> Weighed | No
     return Weighed(
         table,
         kin,
-        _order(table, nearness, is_own_model),
+        _order(table, nearness, is_own_model, judge.wanted.goal),
         nearness,
         choice,
         len(scored),
@@ -107,16 +107,21 @@ def _near(table: Table, gpu: str | None) -> Near:
     return near(gpu, table.gpu)
 
 
-def _order(table: Table, nearness: Near, is_own_model: bool) -> tuple[int, ...]:
+def _order(table: Table, nearness: Near, is_own_model: bool, goal: Goal) -> tuple[int, ...]:
     """Return the place of a table among the evidence.
 
     The user's own records of the model come first, this GPU's before others'. Then committed and published ones: of the
-    same GPU before those that are transferred from another one. The family's records come last.
+    same GPU before those that are transferred from another one, and before times that were taken under a profiler. The
+    family's records come last. Peak memory hardly depends on the GPU, so all GPUs' are looked at together for that.
     """
     kind = {"own": 0, "committed": 1, "published": 2}[table.kind]
     if not is_own_model:
         return (2, nearness, kind)
-    return (0, nearness, 0) if kind == 0 else (1, nearness, kind)
+    if kind == 0:
+        return (0, nearness, 0)
+    if goal == "memory":
+        return (1, 0, 0)
+    return (1, Near.OTHER + 1 if table.profiled else nearness, kind)
 
 
 def followed(weighed: Sequence[Weighed]) -> Weighed | None:
@@ -128,7 +133,16 @@ def followed(weighed: Sequence[Weighed]) -> Weighed | None:
     for _, group in groupby(weighed, key=lambda one: one.order):
         usable = [one for one in group if one.is_comparison]
         if usable:
-            return max(usable, key=lambda one: (one.has_rivals, *_gain(one, usable), one.table.at))
+            gains = {id(one): (one.has_rivals, *_gain(one, usable)) for one in usable}
+            best = max(usable, key=lambda one: (*gains[id(one)], one.table.at))
+            has_rivals, is_known, gain = gains[id(best)]
+            equals = [
+                one
+                for one in usable
+                if gains[id(one)][:2] == (has_rivals, is_known) and gains[id(one)][2] * (1 + NOISE) >= gain
+            ]
+            nearest = min(one.near for one in equals)  # they differ only where GPUs are looked at together
+            return best if best.near == nearest else next(one for one in equals if one.near == nearest)
     return None
 
 

@@ -244,7 +244,7 @@ def where(basis: Basis) -> str:
     if basis.height and basis.width:
         parts.append(f"{basis.width}x{basis.height}")
     if basis.steps:
-        parts.append(f"{basis.steps} steps")
+        parts.append(f"{basis.steps} step{'s' if basis.steps != 1 else ''}")
     if basis.batch != 1:
         parts.append(f"batch {basis.batch}")
     if basis.random_weights:

@@ -219,8 +219,13 @@ def _list(format_: str) -> int:
 def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, format_: str) -> int:
     """Print each trial with what is known of its time and memory."""
     from vivace.cli.terminal import console
+    from vivace.models.catalogue import CATALOGUE
+    from vivace.models.find import find_model
     from vivace.studies.estimate import estimates, planner, print_estimates
 
+    for name in dict.fromkeys(one.measured_on for one in planned):
+        if name not in CATALOGUE and "/" not in name:
+            find_model(name)  # a wrong name is said now, not after the predictions before it
     found = estimates(planned, store, planner(lambda line: click.echo(line, err=True)) if with_plan else None)
     if format_ == "json":
         click.echo(json.dumps([one.to_json() for one in found], indent=2))

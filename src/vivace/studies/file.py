@@ -172,6 +172,7 @@ class StudyFile(Spec):
         title, about: one line, and a few sentences.
         source: whose numbers the published ones are.
         published: name of the CSV file of published numbers, beside the study's.
+        profiled: the published times are of calls under a profiler.
         model: by model, the workload where it differs from the file's (steps, guidance, size).
         claim: the study's conclusions, as statements that rows can confirm or contradict.
     """
@@ -181,6 +182,7 @@ class StudyFile(Spec):
     about: str = Field(default="", max_length=5000)
     source: str = Field(default="", max_length=500)
     published: str | None = None
+    profiled: bool = False
     workload: AskedWorkload = AskedWorkload()
     model: dict[str, AskedWorkload] = Field(default={})
     timing: Timing = Timing()

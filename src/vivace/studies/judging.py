@@ -37,8 +37,17 @@ def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[Column]) -
                 continue
         else:
             checks = [check for part in _meant(claim, parts) for check in _checks(claim, part, column)]
-        found.append(Judged(column.name, column.kind, *decide(checks)))
+        said, because = decide(checks)
+        found.append(Judged(column.name, column.kind, said, because + _stand_ins(claim, parts, column)))
     return found
+
+
+def _stand_ins(claim: Claim, parts: Sequence[ModelPart], column: Column) -> str:
+    """Return e.g. "; on tiny-sd" if small models were measured in the place of the study's."""
+    if column.kind == "published":
+        return ""
+    names = dict.fromkeys(part.measured_on for part in _meant(claim, parts) if part.is_stand_in)
+    return f"; on {', '.join(names)}" if names else ""
 
 
 def time_of(part: ModelPart) -> str:
@@ -168,7 +177,7 @@ def _limit(claim: Claim, part: ModelPart, column: Column, row: str, figure: str)
     kind = FIGURES[figure].kind
     shown = f"{row} {shown_value(cell.value, kind)}"
     if column.kind == "measured" and part.is_stand_in:
-        return Check(part.model, None, f"{shown}: on {part.measured_on}, which stands for {part.model}")
+        return Check(part.model, None, f"{shown}: a small model, which stands for {part.model}")
     if column.kind == "measured" and (untrusted := _untrusted(part, column, (row,), kind)):
         return Check(part.model, None, f"{shown}: {untrusted}")
     unit = _UNIT[kind]

@@ -6,7 +6,7 @@ import vivace
 from tests.unit.advice.tables import ask, seen, table
 from vivace.advice import Wanted
 from vivace.advice.advise import recommend_from
-from vivace.advice.evidence import Judged
+from vivace.advice.evidence import Judged, Seen
 from vivace.measure.gpus import Near, capability_of, near
 from vivace.stats import Gate, Interval
 
@@ -163,3 +163,24 @@ def test_the_fused_recipe_is_what_an_h200_wants(model: str) -> None:
     assert answer.chosen.gain.low > 2.2
     assert any("of another sitting" in doubt for doubt in answer.doubts)
     assert answer.sure == "medium"
+
+
+def test_times_under_a_profiler_are_followed_last() -> None:
+    profiled = table(seen("bf16", 5.0), kind="published", gpu="H100", place="profiled", profiled=True)
+    timed = table(seen("compile", 1.3), kind="published", gpu="A100", place="timed")
+    assert ask(profiled, timed).basis.place == "timed"  # type: ignore[union-attr]
+    assert ask(profiled).basis.place == "profiled"  # type: ignore[union-attr]
+    family = table(seen("compile", 1.2), kind="committed", model="flux-schnell", place="family")
+    assert ask(profiled, family).basis.place == "profiled"  # type: ignore[union-attr]
+
+
+def test_memory_is_looked_up_on_all_gpus_and_the_nearest_of_equals_counts() -> None:
+    def peak(text: str, gigabytes: float) -> Seen:
+        return seen(text, 1.1, peak_bytes=int(gigabytes * 1e9))
+
+    here = table(peak("compile", 18), kind="published", gpu="H100", place="here")
+    less = table(peak("int8", 10), kind="committed", gpu="A100", place="less")
+    equal = table(peak("int8", 10.1), kind="published", gpu="NVIDIA H100", place="equal")
+    assert ask(here, less, goal="memory").basis.place == "less"  # type: ignore[union-attr]
+    assert ask(here, less, equal, goal="memory").basis.place == "equal"  # type: ignore[union-attr]
+    assert ask(here, less).basis.place == "here", "times are this GPU's"  # type: ignore[union-attr]

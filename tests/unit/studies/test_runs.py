@@ -136,6 +136,15 @@ def test_a_dry_run_measures_nothing(folder: Path) -> None:
     assert not (folder / "none").exists()
 
 
+def test_a_dry_run_says_a_wrong_name_before_it_predicts(tmp_path: Path) -> None:
+    part = '[[part]]\nname = "{0}"\nmodels = ["{0}"]\nrecipes = ["bf16"]\n'
+    (tmp_path / "x.toml").write_text('title = "T"\n' + part.format("tiny-sd") + part.format("tiny-sdd"))
+    done = vivace(tmp_path, "study", "x.toml", "--dry-run", code=2)
+    assert done.stderr.startswith("vivace: no model 'tiny-sdd'; did you mean 'tiny-sd'?"), (
+        "nothing was predicted"
+    )
+
+
 def test_a_dry_run_knows_what_the_store_holds(folder: Path, printed: str) -> None:
     after = vivace(folder, "study", "own.toml", "--store", "s", "--dry-run").stdout
     assert "3 trials, 0 rounds to run" in after
