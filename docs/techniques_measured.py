@@ -66,6 +66,22 @@ class Line:
     verdict: Verdict | None
 
 
+def _told_of_hits(records: Sequence[Record]) -> list[str]:
+    """Say how often prompts hit `prompt_cache` because a benchmark repeated them: before ADR 0009 they were not new."""
+    found = [
+        one.evidence
+        for record in records
+        if record.trial.workload.text == "prompts"
+        for one in record.rounds
+        if one.evidence.get("prompt_cache_hits")
+    ]
+    hits, misses = (sum(int(one[f"prompt_cache_{name}"]) for one in found) for name in ("hits", "misses"))
+    told = (
+        f"In {hits} of {hits + misses} calls with `prompt_cache` the benchmark had drawn the prompt before."
+    )
+    return [f"{told} Where prompts are new it does nothing.", ""] if found else []
+
+
 def page(note: str, results: Path) -> str:
     """Return the page as Markdown.
 
@@ -347,6 +363,7 @@ def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -
     for told, recipes in (("Still to be measured", missing), ("To be measured again", seldom)):
         if recipes:
             lines += [f"{told}: {', '.join(f'`{recipe}`' for recipe in dict.fromkeys(recipes))}.", ""]
+    lines += _told_of_hits(records)
     lines += told_of_the_cpu(rows)
     lines += _study(name, measured, length)
     lines.append(

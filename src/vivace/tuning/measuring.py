@@ -26,7 +26,7 @@ from vivace.spec.environment import Environment
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
-from vivace.spec.workload import Task, Workload
+from vivace.spec.workload import Task, TextMode, Workload
 from vivace.stats import MIN_GROUPS, Gate
 from vivace.tuning.belief import Datum
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace
@@ -51,6 +51,7 @@ class Asked:
     Attributes:
         prompts: instead of the model's set of thirteen.
         batch: images per call.
+        text: "prompts", or "repeated" if all timed calls have the same.
         task, images, masks, controls, strength, controlnet: what is started from, as in `AskedWorkload`.
     """
 
@@ -60,6 +61,7 @@ class Asked:
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     batch: int = 1
+    text: TextMode = "prompts"
     task: Task | None = None
     images: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()
@@ -82,6 +84,7 @@ class Asked:
             num_inference_steps=steps or self.num_inference_steps,
             guidance_scale=self.guidance_scale,
             batches=(self.batch,),
+            text=self.text,
             task=self.task,
             strength=self.strength,
             controlnet=self.controlnet,

@@ -22,6 +22,7 @@ from vivace.report.rows import priced
 from vivace.report.summary import seconds, size
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.stats import Gate
+from vivace.techniques import TECHNIQUES
 from vivace.tuning.answer import Tuned
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.measuring import MOST_SEEDS, Asked, Bench
@@ -124,6 +125,8 @@ def tune(
     asked = asked or Asked()
     if asked.batch == 1:
         asked = replace(asked, batch=_BATCHES[goal])
+    if any(TECHNIQUES[name].needs_repeated_prompts for name in wanted.kept_names):
+        asked = replace(asked, text="repeated")
     prompts = asked.prompts or PROMPT_SETS[found.prompt_set]
     workload_of(found, asked.of(prompts), asked.batch)  # reports sizes that the model cannot draw
     obtained = obtain(found)
