@@ -68,18 +68,15 @@ class Line:
 
 def _told_of_hits(records: Sequence[Record]) -> list[str]:
     """Say how often prompts hit `prompt_cache` because a benchmark repeated them: before ADR 0009 they were not new."""
-    found = [
-        one.evidence
-        for record in records
-        if record.trial.workload.text == "prompts"
-        for one in record.rounds
-        if one.evidence.get("prompt_cache_hits")
-    ]
-    hits, misses = (sum(int(one[f"prompt_cache_{name}"]) for one in found) for name in ("hits", "misses"))
+    hits = misses = 0
+    for one in (one for r in records if r.trial.workload.text == "prompts" for one in r.rounds):
+        hit, missed = (one.evidence.get(f"prompt_cache_{name}", 0) for name in ("hits", "misses"))
+        assert isinstance(hit, int) and isinstance(missed, int)
+        hits, misses = hits + hit, misses + missed
     told = (
         f"In {hits} of {hits + misses} calls with `prompt_cache` the benchmark had drawn the prompt before."
     )
-    return [f"{told} Where prompts are new it does nothing.", ""] if found else []
+    return [f"{told} Where prompts are new it does nothing.", ""] if hits else []
 
 
 def page(note: str, results: Path) -> str:
