@@ -71,7 +71,8 @@ def _told_of_hits(records: Sequence[Record]) -> list[str]:
     hits = misses = 0
     for one in (one for r in records if r.trial.workload.text == "prompts" for one in r.rounds):
         hit, missed = (one.evidence.get(f"prompt_cache_{name}", 0) for name in ("hits", "misses"))
-        assert isinstance(hit, int) and isinstance(missed, int)
+        assert isinstance(hit, int)
+        assert isinstance(missed, int)
         hits, misses = hits + hit, misses + missed
     told = (
         f"In {hits} of {hits + misses} calls with `prompt_cache` the benchmark had drawn the prompt before."
