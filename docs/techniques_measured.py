@@ -66,6 +66,20 @@ class Line:
     verdict: Verdict | None
 
 
+def _told_of_hits(records: Sequence[Record]) -> list[str]:
+    """Say how often prompts hit `prompt_cache` because a benchmark repeated them: before ADR 0009 they were not new."""
+    hits = misses = 0
+    for one in (one for r in records if r.trial.workload.text == "prompts" for one in r.rounds):
+        hit, missed = (one.evidence.get(f"prompt_cache_{name}", 0) for name in ("hits", "misses"))
+        assert isinstance(hit, int)
+        assert isinstance(missed, int)
+        hits, misses = hits + hit, misses + missed
+    told = (
+        f"In {hits} of {hits + misses} calls with `prompt_cache` the benchmark had drawn the prompt before."
+    )
+    return [f"{told} Where prompts are new it does nothing.", ""] if hits else []
+
+
 def page(note: str, results: Path) -> str:
     """Return the page as Markdown.
 
@@ -347,6 +361,7 @@ def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -
     for told, recipes in (("Still to be measured", missing), ("To be measured again", seldom)):
         if recipes:
             lines += [f"{told}: {', '.join(f'`{recipe}`' for recipe in dict.fromkeys(recipes))}.", ""]
+    lines += _told_of_hits(records)
     lines += told_of_the_cpu(rows)
     lines += _study(name, measured, length)
     lines.append(

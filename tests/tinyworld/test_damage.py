@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from tinyworld import captions, damage, scenes, verifier
-from tinyworld.damage import Pictures
+from tinyworld.damaged import details, places
+from tinyworld.damaged.pictures import Pictures
 from vivace.measure.quality import aligned, match, pixels
 from vivace.measure.scorer import ClipScorer
 from vivace.models.scorers import find_scorer
@@ -45,7 +46,7 @@ class Judge:
         full = captions.describe(labels)
         self.prompts = [captions.write(one, words, terse=0.0, noise=0.0) for one in full] * SEEDS
         drawn = scenes.to_uint8(scenes.draw(labels)[0]).numpy()
-        self.pictures = np.concatenate([drawn, damage.noisy(drawn, 1)])
+        self.pictures = np.concatenate([drawn, details.noisy(drawn, 1)])
         scorer = find_scorer("tiny-clip")
         self.clip, self.limits = ClipScorer(scorer.folder), Limits().for_scorer(scorer.id)
         self.read = self.clip.embed_prompts(self.prompts)
@@ -118,14 +119,14 @@ def test_no_damage_passes_as_another_picture(judge: Judge, name: str) -> None:
 
 def test_a_shift_is_undone_and_nothing_else_is(judge: Judge) -> None:
     picture = pixels(judge.pictures[0])
-    shifted = pixels(damage.shifted(judge.pictures[:1], 1, -2)[0])
+    shifted = pixels(places.shifted(judge.pictures[:1], 1, -2)[0])
     assert match(shifted, picture) == pytest.approx(1)
     assert np.array_equal(aligned(shifted, picture)[4:-4, 4:-4], picture[4:-4, 4:-4])
     assert aligned(picture, picture) is picture
     other = pixels(judge.pictures[1])
     assert aligned(other, picture) is other
     assert match(other, picture) < 0.5
-    assert match(pixels(damage.shifted(judge.pictures[:1], 5)[0]), picture) < 0.9
+    assert match(pixels(places.shifted(judge.pictures[:1], 5)[0]), picture) < 0.9
 
 
 def test_the_same_damage_is_done_to_all(judge: Judge) -> None:

@@ -37,9 +37,19 @@ class Arguments:
             self._pictures = read_sources(sources, workload)
 
     def of(self, session: Session) -> PromptArguments:
-        """Return a function from a call to its prompts, or embeddings encoded once, and its pictures."""
-        if self._workload.text == "prompts":
-            return lambda call: as_prompts(call) | self._pictures_of(call)
+        """Return a function from a call to its prompts, or embeddings encoded once, and its pictures.
+
+        It is to be called before each call: a benchmark draws few prompts again and again, and unless the workload says
+        that they are repeated, they count as new each time.
+        """
+        if self._workload.text != "embeddings":
+
+            def prompts(call: Call) -> dict[str, Any]:
+                if self._workload.text == "prompts":
+                    session.forget_prompts()
+                return as_prompts(call) | self._pictures_of(call)
+
+            return prompts
         known: dict[tuple[int, ...], dict[str, Any]] = {}
 
         def encoded(call: Call) -> dict[str, Any]:

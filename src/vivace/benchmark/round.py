@@ -244,7 +244,7 @@ class Measurement:
     def timed(
         self, session: Session, prompt_arguments: PromptArguments, **overrides: Any
     ) -> Callable[[int], Sample]:
-        """Return a function that times the k-th call and keeps its images.
+        """Return a function that times the k-th call, or the first if prompts are repeated, and keeps its images.
 
         Args:
             overrides: arguments of the pipeline's call, in place of the session's defaults.
@@ -253,7 +253,7 @@ class Measurement:
         calls = self._trial.workload.calls()
 
         def timed(k: int) -> Sample:
-            call = calls[k % len(calls)]
+            call = calls[k % len(calls) if self._trial.workload.text != "repeated" else 0]
             given = prompt_arguments(call)  # embeddings are made before the timing starts
             output, sample = timer.time_call(lambda: draw(session, call, given, **overrides), call[0][0])
             self._keep(call, output)

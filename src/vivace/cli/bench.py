@@ -91,10 +91,11 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
 )
 @click.option(
     "--text",
-    type=click.Choice(["prompts", "embeddings"]),
+    type=click.Choice(["prompts", "repeated", "embeddings"]),
     default="prompts",
     show_default=True,
-    help="embeddings: encode the prompts before the timed call.",
+    help="prompts: new ones in each call; repeated: the same in all, for prompt_cache; embeddings: encode the "
+    "prompts before the timed call.",
 )
 @click.option(
     "--repeats",

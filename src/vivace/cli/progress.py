@@ -91,7 +91,7 @@ class _RoundCount:
         if what != self._quality:
             self._begin_quality(what, done)
             self._said = now
-            click.echo(f"quality pass: {what}, {total} in all", err=True)
+            click.echo(f"quality pass, {total} images: {what}", err=True)
         elif now - self._said >= _QUALITY_EVERY_S:
             self._said = now
             left = self.quality_left(done, total)

@@ -78,6 +78,8 @@ class Technique(BaseModel, ABC):
     """Components that the technique can be aimed at; empty: it concerns the call as a whole."""
     default_targets: ClassVar[tuple[Component, ...]] = ()
     memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice()
+    needs_repeated_prompts: ClassVar[bool] = False
+    """Whether it gains only where earlier calls had the same prompts."""
 
     targets: tuple[Component, ...] = ()
 

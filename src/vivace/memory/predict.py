@@ -245,7 +245,7 @@ def predict_trial(trial: Trial, machine: Machine = ANY_GPU) -> Prediction:
         height=workload.height,
         width=workload.width,
         batch=workload.batch,
-        text=workload.text,
+        text="embeddings" if workload.text == "embeddings" else "prompts",
         task=workload.task,
         call={name: value for name, value in workload.call.items() if name not in ("height", "width")},
         machine=machine,

@@ -302,6 +302,8 @@ def _workload(rows: Sequence[Row]) -> str:
         parts.append(f"{workload.batch} images per call")
     if workload.text == "embeddings":
         parts.append("prompts encoded beforehand")
+    if workload.text == "repeated":
+        parts.append("one prompt repeated")
     if counts:
         low, high = min(counts), max(counts)
         parts.append(count(low, "timed call") if low == high else f"{low} to {high} timed calls")

@@ -327,6 +327,12 @@ class Session:
                 found |= effect.evidence()
         return found
 
+    def forget_prompts(self) -> None:
+        """Let the prompts of the next call count as new, for techniques that remember those of earlier calls."""
+        for _, effect in self._applied:
+            if effect.forget is not None:
+                effect.forget()
+
     def refuted(self, evidence: dict[str, Any]) -> str | None:
         """Return why a technique had no effect, judged by a run's evidence; None if all had one."""
         for label, effect in self._applied:

@@ -11,7 +11,7 @@ from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.spec.base import Spec
 from vivace.spec.timing import Timing
 from vivace.spec.words import Checked
-from vivace.spec.workload import Task
+from vivace.spec.workload import Task, TextMode
 
 Batch = int | Literal["max"]
 
@@ -27,7 +27,8 @@ class AskedWorkload(Spec):
         height, width: pixels.
         batches: images per call; each batch is a separate comparison. "max" is the largest batch that fits the GPU with
             the baseline in a fresh process. Times are per image.
-        text: "embeddings" leaves the text encoders out of the timed call.
+        text: "embeddings" leaves the text encoders out of the timed call; "repeated" draws the first call's
+            prompts in all timed calls, which matters to `prompt_cache`; "prompts" are new ones in each call.
         task: what is generated from: "text", "image", "inpaint", "control" or "edit" (see `Workload`); None: what the
             pictures say, "text" without any.
         images, masks, controls: files of the pictures to start from: one for all prompts, or one for each. Without
@@ -45,7 +46,7 @@ class AskedWorkload(Spec):
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     batches: tuple[Batch, ...] = Field(default=(1,), min_length=1)
-    text: Literal["prompts", "embeddings"] = "prompts"
+    text: TextMode = "prompts"
     task: Task | None = None
     images: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from pydantic import (
 
 from vivace.spec.base import Spec
 
+TextMode = Literal["prompts", "repeated", "embeddings"]
 Task = Literal["text", "image", "inpaint", "control", "edit"]
 TASKS: tuple[Task, ...] = get_args(Task)
 STRENGTHS: dict[Task, float] = {"image": 0.8, "inpaint": 0.9}
@@ -65,7 +66,8 @@ class Workload(Spec):
         num_inference_steps, guidance_scale: the baseline's; a recipe may change them.
         batch: images per call. If the last call has too few images, it is filled up with the first ones, so that every
             call has the same shape.
-        text: "prompts" runs the text encoders inside the timed call; "embeddings" encodes the prompts before it.
+        text: "prompts" runs the text encoders inside the timed call, on prompts that count as new in every call;
+            "repeated" as well, on the first call's prompts in all calls; "embeddings" encodes the prompts before them.
     """
 
     prompts: tuple[Annotated[str, Field(max_length=MAX_PROMPT_LENGTH)], ...] = Field(min_length=1)
@@ -75,7 +77,7 @@ class Workload(Spec):
     num_inference_steps: int = Field(ge=1, le=1000)
     guidance_scale: float = Field(ge=0, le=100)
     batch: int = Field(default=1, ge=1, le=4096)
-    text: Literal["prompts", "embeddings"] = "prompts"
+    text: TextMode = "prompts"
     task: Task = "text"
     strength: float | None = Field(default=None, gt=0, le=1)
     sources: tuple[Source, ...] = ()

@@ -11,7 +11,8 @@ Source: diffusers, "Reduce memory usage" (prompt embeddings computed ahead); com
 A hit needs the same arguments of `encode_prompt` (prompts and negative prompts, pixels of pictures that the encoder
 sees, images per prompt, guidance on or off, sequence length, clip skip, LoRA scale, device) and the same encoders
 (dtype, adapters, added tokens); the weights themselves are assumed not to change. Embeddings given by the caller pass
-through. A benchmark repeats its prompts, so its timed calls hit, unlike calls with new prompts: the record counts both.
+through. In a benchmark the prompts of every call count as new, so it is `no_effect` there, and `free_encoders` moves
+the encoders in every call; with `--text repeated` all timed calls have one prompt. The record counts hits and misses.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ class PromptCache(Technique):
         about="keep text encoders in host memory while no new prompt is encoded",
     )
 
+    needs_repeated_prompts: ClassVar[bool] = True
+
     @property
     def provides(self) -> frozenset[Trait]:
         return frozenset({Trait.MOVED}) if self.free_encoders else frozenset()
 
     def not_searched(self, judges: bool) -> str | None:
-        return "it gains only where a prompt is drawn again, as in a benchmark; if yours are, --keep prompt_cache"
+        return "it gains only where a prompt is drawn again; if yours are, --keep prompt_cache"
 
     def unsupported(self, target: Target) -> str | None:
         if self.free_encoders and target.machine.backend in ("cpu", "mps"):
@@ -112,14 +115,14 @@ class PromptCache(Technique):
                 return "the text encoders were not offloaded: something else moves them already"
             if cache.passed_through and not cache.hits:
                 return "the calls were given embeddings, so there was nothing to cache"
-            if cache.misses > 1 and not cache.hits:
-                return f"none of {cache.misses} calls repeated a prompt"
+            if offload is None and cache.misses > 1 and not cache.hits:
+                return f"none of {cache.misses} calls repeated a prompt; if yours do, benchmark with --text repeated"
             return None
 
         changed: dict[str, int | float | str] = {"kept_prompts": self.keep}
         if offload is not None:
             changed["freed_text_encoders"] = len(_encoders(pipe))
-        return Effect(changed=changed, evidence=evidence, refuted=refuted)
+        return Effect(changed=changed, evidence=evidence, forget=cache.forget, refuted=refuted)
 
 
 class _Cache:
@@ -156,6 +159,9 @@ class _Cache:
         if len(self._kept) > self._keep:
             self._kept.popitem(last=False)
         return result
+
+    def forget(self) -> None:
+        self._kept.clear()
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         bound = self._signature.bind(*args, **kwargs)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vivace.spec.study import AskedWorkload
-from vivace.spec.workload import Task
+from vivace.spec.workload import Task, TextMode
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Asked:
     Attributes:
         prompts: instead of the model's set of thirteen.
         batch: images per call.
+        text: "prompts", or "repeated" if all timed calls have the same.
         task, images, masks, controls, strength, controlnet: what is started from, as in `AskedWorkload`.
     """
 
@@ -25,6 +26,7 @@ class Asked:
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     batch: int = 1
+    text: TextMode = "prompts"
     task: Task | None = None
     images: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()
@@ -47,6 +49,7 @@ class Asked:
             num_inference_steps=steps or self.num_inference_steps,
             guidance_scale=self.guidance_scale,
             batches=(self.batch,),
+            text=self.text,
             task=self.task,
             strength=self.strength,
             controlnet=self.controlnet,

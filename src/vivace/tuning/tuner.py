@@ -21,6 +21,7 @@ from vivace.models.prompts import PROMPT_SETS
 from vivace.report.rows import priced
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.stats import Gate
+from vivace.techniques import TECHNIQUES
 from vivace.tuning.answer import Tuned
 from vivace.tuning.asked import Asked
 from vivace.tuning.by_model import ModelSampler
@@ -125,6 +126,8 @@ def tune(
     asked = asked or Asked()
     if asked.batch == 1:
         asked = replace(asked, batch=_BATCHES[goal])
+    if any(TECHNIQUES[name].needs_repeated_prompts for name in wanted.kept_names):
+        asked = replace(asked, text="repeated")
     prompts = asked.prompts or PROMPT_SETS[found.prompt_set]
     workload_of(found, asked.of(prompts), asked.batch)  # reports sizes that the model cannot draw
     obtained = obtain(found)

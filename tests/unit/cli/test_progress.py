@@ -58,7 +58,7 @@ def test_the_quality_pass_says_how_far_it_is(
         clock.now += 0.5
         progress.quality("comparing images", done, 100)
     assert capsys.readouterr().err.splitlines() == [
-        "quality pass: comparing images, 100 in all",
+        "quality pass, 100 images: comparing images",
         "quality pass: comparing images, 20 of 100  (about 40 s left)",
         "quality pass: comparing images, 40 of 100  (about 30 s left)",
     ]

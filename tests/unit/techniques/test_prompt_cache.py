@@ -10,11 +10,16 @@ import vivace
 from tests.families import FAMILIES, build, draw, drawn, session
 from tests.narrow import make_all_small
 from tests.targets import target_of
+from vivace.benchmark import Timing
+from vivace.benchmark.comparison import comparison_of
+from vivace.benchmark.round import measure_round
 from vivace.contract import Machine, component_of
 from vivace.errors import NoEffect, Unsupported
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.spec.record import Outcome
+from vivace.spec.trial import Trial
 from vivace.techniques.prompt_cache import PromptCache
 
 GPU = Machine("cuda", "a GPU", (9, 0), None)
@@ -152,7 +157,31 @@ def test_prompts_that_never_repeat_refute_it() -> None:
     draw(kept, "one", num_inference_steps=1)
     assert kept.refuted({}) is None, "one call cannot repeat anything"
     draw(kept, "two", num_inference_steps=1)
-    assert kept.refuted({}) == "prompt_cache: none of 2 calls repeated a prompt"
+    assert kept.refuted({}) == (
+        "prompt_cache: none of 2 calls repeated a prompt; if yours do, benchmark with --text repeated"
+    )
+
+
+def test_a_prompt_counts_as_new_after_it_is_forgotten() -> None:
+    kept = session("sd", "prompt_cache")
+    reference = draw(kept)
+    kept.forget_prompts()
+    assert np.array_equal(draw(kept), reference)
+    assert counts(kept) == (0, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "hits"), [("prompts", Outcome.NO_EFFECT, 0), ("repeated", Outcome.MEASURED, 2)]
+)
+def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
+    text: str, outcome: Outcome, hits: int
+) -> None:
+    one = comparison_of("tiny-sd", "prompt_cache", num_inference_steps=1, text=text)
+    trial = Trial(model=one.found.model, recipe=one.recipes[0].spec, workload=one.workload, device="cpu")
+    timing = Timing(repeats=2, max_warmup=1)
+    found = measure_round(trial, 0, timing, None, lambda event: None)
+    assert found.outcome is outcome, found.reason
+    assert found.evidence["prompt_cache_hits"] == hits
 
 
 @pytest.mark.parametrize(
