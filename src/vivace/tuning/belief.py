@@ -66,6 +66,7 @@ class Belief:
         knob_share: standard deviation of a knob's effect, in shares of its technique's.
         pair_sd: of the effect of a pair.
         own_sd: what single recipes differ from the sum of their effects.
+        shared_sd: of what all figures have in common because all are relative to the baseline: its error is theirs.
     """
 
     effects: Mapping[str, Effect] = field(default_factory=dict)
@@ -73,6 +74,7 @@ class Belief:
     knob_share: float = 1.0
     pair_sd: float = 0.06
     own_sd: float = 0.01
+    shared_sd: float = 0.0
     _index: dict[Feature, int] = field(default_factory=dict)
     _means: list[float] = field(default_factory=list)
     _variances: list[float] = field(default_factory=list)
@@ -157,6 +159,8 @@ class Belief:
     def _features(self, recipe: Recipe) -> list[tuple[Feature, float, float]]:
         """Return what a recipe is made of, with prior mean and standard deviation."""
         found: list[tuple[Feature, float, float]] = []
+        if self.shared_sd and not recipe.is_baseline:
+            found.append((("any",), 0.0, self.shared_sd))
         for technique in recipe:
             effect = self.effects.get(technique.text) or self.effects.get(technique.name) or self.usual
             found.append((("option", technique.text), effect.mean, self.knob_share * effect.sd / 2))

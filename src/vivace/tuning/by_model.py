@@ -25,6 +25,10 @@ _SLACK_OF_SAME = Effect(0.0, 0.01)
 _SAVES, _SAVES_NOTHING = Effect(-0.2, 0.3), Effect(0.0, 0.05)
 _SLACK_AT_BEST = 0.02
 _SURE = 0.9
+_PAIR_SD = 0.15  # of gains: a VAE's share of the time grows as the steps get shorter
+_BASELINE_SD = (
+    0.1  # of the baseline's own seconds, which are in every gain: one of a few rounds of a busy machine
+)
 _ODD = 0.5
 _NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
 _PEAK_ERROR = 0.02
@@ -60,7 +64,7 @@ class ModelSampler:
     peaks: Mapping[Recipe, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.gain = Belief(self.effects)
+        self.gain = Belief(self.effects, pair_sd=_PAIR_SD, shared_sd=_BASELINE_SD)
         self.slack = Belief(
             {t.text: _SLACK_OF_SAME if t.same_picture else _SLACK_OF_CHANGES for t in self.space.options},
             pair_sd=0.03,

@@ -14,8 +14,10 @@ from benchmarks.tuner import (
     Simulated,
     fails_gate,
     gate_figures,
+    least_regret,
     read_grid,
     regret,
+    regret_by_all_rounds,
     replay,
     trials_of,
 )
@@ -57,15 +59,22 @@ def test_only_what_passed_its_final_is_proposed(name: str) -> None:
         assert search.num_trials <= trials_of(found, 0.1)
 
 
-@pytest.mark.parametrize(("name", "limit"), [("tiny-flux", 0.2), ("flux-dev-h200", 0.02)])
-def test_a_tenth_of_the_trials_comes_near_the_best(name: str, limit: float) -> None:
-    """flux-dev without the records that the grid is made of: from published studies and the first trials."""
+@pytest.mark.parametrize(
+    ("name", "limit", "by_all_rounds"),
+    [("tiny-sd", 0.10, 0.16), ("tiny-flux", 0.175, 0.03), ("flux-dev-h200", 0.005, 0.005)],
+)
+def test_a_tenth_of_the_trials_comes_near_the_best(name: str, limit: float, by_all_rounds: float) -> None:
+    """flux-dev without the records that the grid is made of: from published studies and the first trials.
+
+    What is asked is what is reached. Of tiny-flux no more can be: the best recipe by every round that a search may see
+    is as far off by those held out.
+    """
     found = grid(name)
     without = ("records",) if "h200" in name else ()
-    regrets = sorted(
-        regret(found, replay(found, "model", trials_of(found, 0.1), seed, without)) for seed in range(5)
-    )
-    assert regrets[2] <= limit
+    searches = [replay(found, "model", trials_of(found, 0.1), seed, without) for seed in range(5)]
+    assert np.median([regret(found, search) for search in searches]) <= limit
+    assert np.median([regret_by_all_rounds(found, search) for search in searches]) <= by_all_rounds
+    assert name != "tiny-flux" or least_regret(found) > 0.17
 
 
 def test_the_rounds_that_rank_recipes_are_not_those_that_the_search_sees() -> None:
