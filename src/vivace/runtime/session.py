@@ -47,6 +47,7 @@ from vivace.runtime.calls import (
 from vivace.runtime.loras import set_lora
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.sizes import warm_up
+from vivace.runtime.step_ends import with_step_ends
 from vivace.spec.recipe import BASELINE
 from vivace.spec.workload import Task
 
@@ -297,9 +298,10 @@ class Session:
             raise Unsupported(f"{self.recipe.text}: {reason}")
         vae = getattr(self.pipe, "vae", None)
         dtype = getattr(vae, "dtype", None)
+        effects = [effect for _, effect in self._applied]
         try:
             with self.surroundings():
-                return self.pipe(*args, **self._add_step_end(without_clashes(self.pipe, call)))
+                return self.pipe(*args, **with_step_ends(without_clashes(self.pipe, call), effects))
         except BaseException:
             # SDXL's pipeline decodes in fp32 and casts its VAE back afterwards, but not if decoding fails. After an
             # out-of-memory error, later calls would mix weights and latents of two dtypes.
@@ -348,27 +350,6 @@ class Session:
             if hasattr(part, "_parameters"):
                 move_to(part, where.home)
         return replace(where, on_host=False)
-
-    def _add_step_end(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Return the call with the techniques' step-end callbacks chained before the caller's own."""
-        ours = [effect for _, effect in self._applied if effect.step_end is not None]
-        if not ours:
-            return call
-        theirs = call.get("callback_on_step_end")
-        wanted = list(call.get("callback_on_step_end_tensor_inputs") or (["latents"] if theirs else []))
-        for effect in ours:
-            wanted += [name for name in effect.step_end_inputs if name not in wanted]
-
-        def step_end(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-            merged = dict(tensors)
-            for effect in ours:
-                assert effect.step_end is not None
-                merged |= effect.step_end(pipe, step, timestep, merged)
-            if theirs is not None:
-                merged |= theirs(pipe, step, timestep, merged) or {}
-            return merged
-
-        return call | {"callback_on_step_end": step_end, "callback_on_step_end_tensor_inputs": wanted}
 
     def _enter_contexts(self) -> None:
         """Wrap each component's forward, on the instance, in the contexts of the techniques."""
