@@ -93,6 +93,8 @@ def _profiled(
             shorter = {"num_inference_steps": trial.workload.asked_steps(_WAIT_STEPS)}
         waits = host_waits(session.pipe, lambda: draw(session, call, given, **shorter))
         gaps = breakdown.gaps(trace)
+        kernels = measurement.attention_kernels(session, prompt_arguments)
+        refuted = session.refuted(session.evidence() | {"attention_kernels": kernels})
         return Profile(
             trial=trial,
             environment=environment,
@@ -115,6 +117,7 @@ def _profiled(
             memory=breakdown.memory(trace),
             warnings=(
                 *session.warnings,
+                *((f"no effect: {refuted}",) if refuted else ()),
                 *_warnings(measurement, trace, trial, _WAIT_STEPS if shorter else None),
             ),
         )

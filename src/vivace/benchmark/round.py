@@ -225,7 +225,7 @@ class Measurement:
         if self._trial.device == "cuda":
             call = self._trial.workload.calls()[0]
             self.results["gpu_busy_s"] = gpu_busy_s(lambda: draw(session, call, prompt_arguments(call)))
-        evidence["attention_kernels"] = self._trace(session, prompt_arguments)
+        evidence["attention_kernels"] = self.attention_kernels(session, prompt_arguments)
         self.results["evidence"] = evidence
         self._refutation = session.refuted(evidence)
 
@@ -239,7 +239,7 @@ class Measurement:
         num_calls = self._timing.max_warmup + (self._timing.repeats or MIN_SAMPLES)
         for k in range(min(num_calls, REHEARSED_CALLS)):
             timed(k)
-        self._trace(session, prompt_arguments)
+        self.attention_kernels(session, prompt_arguments)
 
     def timed(
         self, session: Session, prompt_arguments: PromptArguments, **overrides: Any
@@ -261,7 +261,7 @@ class Measurement:
 
         return timed
 
-    def _trace(self, session: Session, prompt_arguments: PromptArguments) -> list[str]:
+    def attention_kernels(self, session: Session, prompt_arguments: PromptArguments) -> list[str]:
         """Return the names of the attention kernels of a short call."""
         call = self._trial.workload.calls()[0]
         steps = self._trial.workload.asked_steps(_TRACE_STEPS)
