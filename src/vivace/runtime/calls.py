@@ -1,13 +1,14 @@
-"""What a call of a pipeline is given: arguments that it accepts, prompts as it takes them, the size of its picture."""
+"""What a call of a pipeline is given: arguments that it accepts, prompts as it takes them, its size, its contexts."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract import ignores_guidance_scale
+from vivace.contract import CallContext, ignores_guidance_scale
 from vivace.models.sources import example_pictures
 from vivace.spec.workload import steps_for, steps_run
 
@@ -174,3 +175,15 @@ def signature_defaults(pipe: DiffusionPipeline) -> dict[str, Any]:
         for name in ("num_inference_steps", "guidance_scale")
         if name in parameters and parameters[name].default is not inspect.Parameter.empty
     }
+
+
+def in_contexts(forward: Callable[..., Any], contexts: Sequence[CallContext]) -> Callable[..., Any]:
+    """Return a forward that runs inside the contexts."""
+
+    def forward_in_contexts(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            return forward(*args, **kwargs)
+
+    return forward_in_contexts

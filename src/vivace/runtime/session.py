@@ -39,6 +39,7 @@ from vivace.runtime.calls import (
     as_the_pipeline_takes,
     example_call,
     follow_denoiser,
+    in_contexts,
     signature_defaults,
     why_no_steps,
     with_negative_prompts,
@@ -359,7 +360,7 @@ class Session:
                 by_component.setdefault(component, []).append(context)
         for component, contexts in by_component.items():
             part = working_part(component, component_of(self.pipe, component))
-            part.forward = _in_contexts(part.forward, contexts)
+            part.forward = in_contexts(part.forward, contexts)
 
 
 def _exclusion(technique: Technique, target: Target) -> str | None:
@@ -373,15 +374,3 @@ def _exclusion(technique: Technique, target: Target) -> str | None:
             if applies and rule.trait in traits and rule.unless not in traits:
                 return f"the {component} is {rule.trait}: {rule.because}"
     return None
-
-
-def _in_contexts(forward: Callable[..., Any], contexts: list[CallContext]) -> Callable[..., Any]:
-    """Return a forward that runs inside the contexts."""
-
-    def forward_in_contexts(*args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as stack:
-            for context in contexts:
-                stack.enter_context(context())
-            return forward(*args, **kwargs)
-
-    return forward_in_contexts
