@@ -32,6 +32,7 @@ from vivace.stats import Gate
 from vivace.tuning.answer import Tuned, why_lost
 from vivace.tuning.belief import Datum
 from vivace.tuning.by_model import _blame
+from vivace.tuning.notes import why_none
 from vivace.tuning.priors import Source
 from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search, Trials
@@ -210,6 +211,20 @@ def test_a_slower_recipe_is_the_answer_where_the_baseline_breaks_the_limit() -> 
     assert pick.recipe.text == "tiny_vae"
     search.history[0] = result("baseline", 0.0, peak_bytes=9e8)
     assert search.pick() is None
+
+
+def test_an_answer_without_a_recipe_says_how_each_ended() -> None:
+    history = [
+        result("baseline", 0.0),
+        result("steps(8)", 0.9, gate=Gate.FAILED),
+        result("steps(12)", 0.6, gate=Gate.FAILED),
+        result("tiny_vae", -0.1),
+        Seen(resolve("compile"), Outcome.CRASHED, Rung.SCREENED, reason="no compiler"),
+    ]
+    assert why_none(history) == [
+        "of 4 recipes tried: 2 better, but the quality fails, 1 no better than the baseline, 1 crashed"
+    ]
+    assert why_none(history[:1]) == []
 
 
 def test_the_answer_says_what_images_cost() -> None:
