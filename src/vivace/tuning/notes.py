@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from vivace.report.summary import seconds, size
 from vivace.stats import Gate
@@ -26,8 +27,32 @@ def notes_of(search: Search, bench: Bench, pick: Seen | None, trusted: str | Non
         found.append("every recipe that promised a gain has been measured")
     found += _out_of_time(search, bench, pick)
     if pick is None:
-        found += _unmet(search)
+        found += [*_unmet(search), *why_none(search.history)]
     return found
+
+
+def why_none(history: Sequence[Seen]) -> list[str]:
+    """Say how the recipes of a search ended that found none, each kind counted."""
+    counted: dict[str, int] = {}
+    for one in latest(history).values():
+        if not one.recipe.is_baseline:
+            kind = _ending(one)
+            counted[kind] = counted.get(kind, 0) + 1
+    if not counted:
+        return []
+    number = sum(counted.values())
+    what = ", ".join(f"{count} {kind}" for kind, count in sorted(counted.items(), key=lambda one: -one[1]))
+    return [f"of {number} {'recipe' if number == 1 else 'recipes'} tried: {what}"]
+
+
+def _ending(one: Seen) -> str:
+    if not one.is_measured:
+        return one.outcome.value.replace("_", " ")
+    if (one.gain or 0.0) <= 0:
+        return "no better than the baseline"
+    if one.is_ruined:
+        return "better, but the quality fails"
+    return "better, but not proved within the limits"
 
 
 def _out_of_time(search: Search, bench: Bench, pick: Seen | None) -> list[str]:

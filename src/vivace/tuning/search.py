@@ -27,6 +27,8 @@ PROMOTED = 0.5
 _FINALS = 4
 """Finals at most: a finalist whose quality is not proven makes room for the next one."""
 _WORTH_A_FINAL = 0.01
+_WORTH_ANOTHER_FINAL = 0.03
+"""Expected improvement over the pick, as the logarithm of a speed-up."""
 _CARE = 3
 """The power of the probability to pass, beyond what a recipe is worth, by which the careful finalist is chosen."""
 _LIKELY = 0.5
@@ -236,6 +238,24 @@ class Search:
             if not any(one.recipe in chosen for one in found):
                 break
 
+    def _judge_what_may_beat(self, pick: Seen) -> None:
+        """Judge recipes that were only screened and are expected to improve on the pick."""
+        left = [
+            one
+            for one in latest(self.history).values()
+            if one.rung is Rung.SCREENED and one.keeps(self.wanted) and _gain(one) > _gain(pick)
+        ]
+        worth = self.sampler.worth(left, self.history)
+        chosen = [
+            one
+            for one, value in zip(left, worth, strict=True)
+            if value / _gain(one) * (_gain(one) - _gain(pick)) > _WORTH_ANOTHER_FINAL
+        ]
+        recipes = self.budget.affordable([one.recipe for one in self._by_worth(chosen)[:FINALISTS]], [])
+        if self.judges and recipes:
+            self.watcher.note(f"judging the quality of {len(recipes)} that may beat {pick.recipe.text}")
+            self._note(self.measurer.judge(recipes))
+
     def _by_worth(self, found: Sequence[Seen]) -> list[Seen]:
         worth = self.sampler.worth(found, self.history)
         order = sorted(range(len(found)), key=lambda k: -worth[k])
@@ -269,6 +289,9 @@ class Search:
             if pick is not None:
                 if self.budget.is_over(0, self._finalists(found)):
                     break
+                if not self._promising_more(found, pick):
+                    self._judge_what_may_beat(pick)
+                    found = self._candidates()
                 found = [one for one in self._promising_more(found, pick) if one.recipe not in tried]
             finalists = [one.recipe for one in self._finalists(found)]
             if not finalists or set(finalists) <= tried:
@@ -303,14 +326,11 @@ class Search:
         return chosen if surest in chosen else [*chosen[: FINALISTS - 1], surest]
 
     def _promising_more(self, found: Sequence[Seen], pick: Seen) -> list[Seen]:
-        """Return the candidates that would win if their quality passed, and probably does."""
-        worth = self.sampler.worth(found, self.history)
+        """Return the candidates that are expected to improve on the pick: by how much, times how likely they pass."""
         return [
             one
-            for one, value in zip(found, worth, strict=True)
-            if one.rung < Rung.PROVEN
-            and _gain(one) > _gain(pick) + _WORTH_A_FINAL
-            and value > 0.3 * _gain(one)
+            for one in found
+            if one.rung < Rung.PROVEN and chance_of(one) * (_gain(one) - _gain(pick)) > _WORTH_ANOTHER_FINAL
         ]
 
     def pick(self) -> Seen | None:
