@@ -63,7 +63,9 @@ def test_a_recipe_that_cannot_run_says_so(tmp_path: Path) -> None:
 def test_a_recipe_without_effect_is_profiled_with_a_warning(tmp_path: Path) -> None:
     told = ("--model", "tiny-flux", "--recipe", "first_block_cache(0.0001)", "--format", "json")
     done = said(tmp_path, "profile", *SHORT, *told)
-    assert any("no effect: first_block_cache" in one for one in json.loads(done.stdout)["profile"]["warnings"])
+    assert any(
+        "no effect: first_block_cache" in one for one in json.loads(done.stdout)["profile"]["warnings"]
+    )
 
 
 @pytest.fixture(scope="module")
