@@ -1,5 +1,6 @@
 """One image over several GPUs. Run with `python -m pytest -m gpu tests/gpu/test_parallel_cuda.py` on two or more."""
 
+import importlib.util
 import os
 import signal
 import threading
@@ -41,6 +42,28 @@ def even_flux() -> Any:
     transformer = FluxTransformer2DModel.from_config(config).to("cuda", pipe.transformer.dtype)
     pipe.register_modules(transformer=transformer.eval().requires_grad_(False))
     return pipe
+
+
+def wide_flux() -> Any:
+    """tiny-flux with a random transformer of two heads of 128 channels, as FLUX.1's are."""
+    pipe = load_pipeline(find_model("tiny-flux"), "cuda")
+    torch.manual_seed(0)
+    config = dict(pipe.transformer.config) | {
+        "num_attention_heads": 2,
+        "attention_head_dim": 128,
+        "axes_dims_rope": (16, 56, 56),
+    }
+    transformer = FluxTransformer2DModel.from_config(config).to("cuda", torch.bfloat16)
+    pipe.register_modules(transformer=transformer.eval().requires_grad_(False))
+    return pipe
+
+
+def has_cudnn_fp8() -> bool:
+    return (
+        torch.cuda.is_available()
+        and torch.cuda.get_device_capability() == (9, 0)
+        and importlib.util.find_spec("cudnn") is not None
+    )
 
 
 def pids(session: Any) -> list[int]:
@@ -112,6 +135,27 @@ def test_quantised_weights_are_sent_and_compiled() -> None:
         assert evidence["forwards_shared"] == evidence["peer_1.forwards"] == 6
         assert evidence["messages_an_attention"] == 2
         assert sharded.refuted(evidence) is None
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("rest", ["", "+cuda_graph", "+teacache(hits=0.5)+cuda_graph"])
+def test_fused_blocks_on_two_gpus(precision: str, rest: str) -> None:
+    expected = draw(vivace.apply(even_flux(), f"fused({precision}){rest}"), **SMALL)
+    with vivace.apply(even_flux(), f"fused({precision})+parallel(all_gather){rest}") as sharded:
+        for _ in range(2):
+            assert psnr(draw(sharded, **SMALL), expected) > (SAME_DB if precision == "bf16" else 25)
+        evidence = sharded.evidence()
+        assert evidence["messages_an_attention"] == 2
+        assert evidence["forwards_shared"] == evidence["peer_1.forwards"] > 0
+        assert sharded.refuted(evidence) is None
+
+
+@pytest.mark.skipif(not has_cudnn_fp8(), reason="needs Hopper and nvidia-cudnn-frontend")
+def test_fused_blocks_gather_keys_in_fp8() -> None:
+    recipe = "fused(fp8, attention=fp8)"
+    expected = draw(vivace.apply(wide_flux(), f"{recipe}+cuda_graph"), **SMALL)
+    with vivace.apply(wide_flux(), f"{recipe}+parallel(all_gather)+cuda_graph") as sharded:
+        assert psnr(draw(sharded, **SMALL), expected) > 25
 
 
 @pytest.mark.parametrize("rest", ["", "+cuda_graph", "+compile(blocks=repeated)+cuda_graph"])
