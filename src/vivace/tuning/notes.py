@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from vivace.report.summary import seconds, size
+from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.measuring import Bench
 from vivace.tuning.search import Search, best_of
@@ -35,7 +36,7 @@ def why_none(history: Sequence[Seen]) -> list[str]:
     """Say how the recipes of a search ended that found none, each kind counted."""
     counted: dict[str, int] = {}
     for one in latest(history).values():
-        if not one.recipe.is_baseline:
+        if not one.recipe.is_baseline and one.outcome is not Outcome.UNSUPPORTED:  # refused, not tried
             kind = _ending(one)
             counted[kind] = counted.get(kind, 0) + 1
     if not counted:

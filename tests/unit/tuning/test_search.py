@@ -220,6 +220,7 @@ def test_an_answer_without_a_recipe_says_how_each_ended() -> None:
         result("steps(12)", 0.6, gate=Gate.FAILED),
         result("tiny_vae", -0.1),
         Seen(resolve("compile"), Outcome.CRASHED, Rung.SCREENED, reason="no compiler"),
+        Seen(resolve("cuda_graph"), Outcome.UNSUPPORTED, Rung.SCREENED, reason="one GPU"),
     ]
     assert why_none(history) == [
         "of 4 recipes tried: 2 better, but the quality fails, 1 no better than the baseline, 1 crashed"
