@@ -242,6 +242,7 @@ class Shown:
         self.trials = trials
         self.minutes = minutes if minutes is not None or trials is not None else 8.0
         self.started = time.monotonic()
+        self._shown: set[Recipe] = set()
 
     def note(self, text: str) -> None:
         click.echo(_fit(text, ""), err=True)
@@ -249,7 +250,10 @@ class Shown:
     def measured(self, one: Seen, history: Sequence[Seen]) -> None:
         from vivace.tuning.search import best_of
 
-        number = len({seen.recipe for seen in history if not seen.recipe.is_baseline})
+        # Not those that were refused without being measured.
+        self._shown.add(one.recipe)
+        tried = {seen.recipe for seen in history if seen.is_measured} | self._shown
+        number = len([recipe for recipe in tried if not recipe.is_baseline])
         said = one.outcome.value.replace("_", " ")
         if one.gain is not None:
             said = f"{math.exp(one.gain):.2f}x"
