@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from vivace.measure.raw_trace import ranges_on
+
 
 def gpu_busy_s(call: Callable[[], Any]) -> float | None:
     """Return the seconds in which this process's GPU works on kernels, copies or memsets during a call.
@@ -22,20 +24,6 @@ def gpu_busy_s(call: Callable[[], Any]) -> float | None:
         torch.cuda.synchronize()
     ranges = ranges_on(DeviceType.CUDA, trace)
     return covered(ranges) / 1e9 if ranges else None
-
-
-def ranges_on(device: Any, trace: Any) -> list[tuple[int, int]]:
-    """Return start and end, in nanoseconds, of all that a torch.profiler trace has of a kind of device.
-
-    Read from the profiler's own list: `trace.events()` makes Python objects of it and sorts them into a tree, which for
-    the 190,000 events of an image of SDXL takes longer than the image.
-    """
-    events = trace.profiler.kineto_results.events()
-    return [
-        (event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in events
-        if event.device_type() == device
-    ]
 
 
 def covered(ranges: Iterable[tuple[float, float]]) -> float:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from vivace.measure.raw_trace import HostEvent, host_events
+
 _DISPATCHER = (
     "aten::scaled_dot_product_attention"  # the public function, which encloses the kernel that it picks
 )
@@ -34,21 +36,20 @@ def attention_kernels(parts: Mapping[str, Any], call: Callable[[], Any]) -> list
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
     counts: dict[str, int] = {}
-    for event in trace.events():
-        if not _is_kernel(event.name):
+    around: list[HostEvent] = []
+    for event in host_events(trace):
+        is_range = event.name.startswith(_RANGE)
+        if not is_range and not _is_kernel(event.name):
             continue
-        where = "elsewhere"
-        parent = event.cpu_parent
-        nested = False
-        while parent is not None:
-            if parent.name.startswith(_RANGE):
-                where = parent.name.removeprefix(_RANGE)
-            elif _is_kernel(parent.name):
-                nested = True  # called by a kernel
-            parent = parent.cpu_parent
-        if not nested:
-            name = f"{where}: {event.name.removeprefix('aten::').removeprefix('vivace::')}"
-            counts[name] = counts.get(name, 0) + 1
+        while around and not around[-1].encloses(event):
+            around.pop()
+        inner = around[-1].name if around else f"{_RANGE}elsewhere"
+        around.append(event)
+        if is_range or _is_kernel(inner):
+            continue  # the latter is called by a kernel
+        where = inner.removeprefix(_RANGE)
+        name = f"{where}: {event.name.removeprefix('aten::').removeprefix('vivace::')}"
+        counts[name] = counts.get(name, 0) + 1
     return [f"{name} x{count}" for name, count in sorted(counts.items())]
 
 

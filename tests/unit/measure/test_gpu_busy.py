@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from vivace.measure.gpu_busy import covered, ranges_on
+from vivace.measure.gpu_busy import covered
+from vivace.measure.raw_trace import host_events, ranges_on
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,20 @@ def test_ranges_are_those_of_the_profilers_events() -> None:
     wanted = [event.time_range.elapsed_us() for event in trace.events()]
     assert sum(ends - starts for starts, ends in ranges) / 1e3 == pytest.approx(sum(wanted))
     assert len(ranges) == len(wanted) > 2
+    assert sorted(event.name for event in host_events(trace)) == sorted(
+        event.name for event in trace.events()
+    )
+
+
+def test_host_events_come_before_what_they_enclose() -> None:
+    x = torch.zeros(4, 4)
+    with profile(activities=[ProfilerActivity.CPU]) as trace, record_function("outer"):
+        torch.nn.functional.linear(x, x)
+    outer, *inner = [
+        event for event in host_events(trace) if event.name in ("outer", "aten::linear", "aten::mm")
+    ]
+    assert outer.name == "outer"
+    assert [event.name for event in inner] == ["aten::linear", "aten::mm"]
+    assert outer.encloses(inner[0])
+    assert inner[0].encloses(inner[1])
+    assert not inner[1].encloses(inner[0])
