@@ -134,6 +134,10 @@ def space_of(
         is_known = technique.same_picture or trusted is None
         if not is_known and not any(technique in recipe.techniques for recipe in trusted or ()):
             return "the trusted model was not seen to keep its quality with it"
+        if technique.num_gpus > 1 and bench.environment.device == "cpu" and not wanted.keeps(technique):
+            return (
+                f"processes on a CPU share the cores that one process has; --keep {technique.name} tries it"
+            )
         return reasons.get(technique.text)
 
     space = Space.of(wanted, why_not, reported, bench.judges)

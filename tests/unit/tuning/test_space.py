@@ -1,6 +1,7 @@
 """The space of recipes comes from the techniques' declarations."""
 
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -9,6 +10,7 @@ from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.errors import RecipeError, UsageError
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
+from vivace.tuning import setup
 from vivace.tuning.space import FixedSpace, Space, is_usual, options
 from vivace.tuning.wanted import Wanted, parse_bytes, parse_seconds
 
@@ -145,3 +147,19 @@ def test_precision_that_may_overflow_needs_a_judge() -> None:
     assert "dtype(fp16)" not in texts(unjudged)
     assert "dtype(bf16)" in texts(unjudged)
     assert "dtype(fp16)" in texts(Space.of(Wanted(same_picture_only=True, keep=("fp16",)), judges=False))
+
+
+@pytest.mark.parametrize(
+    ("device", "keep", "searched"), [("cpu", "", False), ("cpu", "parallel", True), ("cuda", "", True)]
+)
+def test_several_processes_are_searched_on_gpus(
+    device: str, keep: str, searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "ask_support", lambda *_: {})
+    bench: Any = SimpleNamespace(
+        launcher=None, model=None, device=device, task=None, judges=True,
+        asked=SimpleNamespace(batch=1), environment=SimpleNamespace(device=device),
+    )  # fmt: skip
+    space = setup.space_of(Wanted(keep=(keep,) if keep else ()), bench, None)
+    assert ("parallel(cfg)" in texts(space)) == searched
+    assert searched or "--keep parallel" in space.cut["parallel(cfg)"]
