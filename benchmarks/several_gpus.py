@@ -100,8 +100,8 @@ TARGETS = {2: 1.7, 4: 2.9}
 
 def cases(gpus: int) -> list[Case]:
     """Return what is measured, what matters most first. Guidance has two branches, however many GPUs there are."""
-    found = [Case("flux-dev", alone, "all_gather", gpus, TARGETS.get(gpus)) for alone in FUSED]
-    found += [Case("flux-dev", alone, mode, gpus, TARGETS.get(gpus)) for mode, alone in FLUX]
+    found = [Case("flux-dev", alone, mode, gpus, TARGETS.get(gpus)) for mode, alone in FLUX]
+    found += [Case("flux-dev", alone, "all_gather", gpus, TARGETS.get(gpus)) for alone in FUSED]
     mode, alone = CACHED
     found.append(Case("flux-dev", alone, mode, gpus, None))
     return found + [Case("sdxl", alone, "cfg", 2, target) for alone, target in UNET]

@@ -34,6 +34,8 @@ class FusedExchange:
     def start_gathering(self, own: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start to gather (batch, own tokens, heads, channels); return what waits for (batch, all tokens, ...)."""
         receiving = start_all_gather(own.contiguous().view(torch.uint8), self._num, self._group)
+        if not own.is_cuda:
+            receiving = wait(receiving)  # Gloo would run several at a time, on threads of its own
 
         def received() -> torch.Tensor:
             gathered = wait(receiving).view(own.dtype).unflatten(0, (self._num, -1))

@@ -191,7 +191,7 @@ def test_its_memory_is_predicted() -> None:
         of("offload(group, stream=True)", "tiny-sd")
 
 
-@pytest.mark.parametrize("recipe", ["int8+channels_last", "layerwise_casting", "bf16+fuse_qkv+vae_slicing"])
+@pytest.mark.parametrize("recipe", ["int8+channels_last", "layerwise_casting", "bf16+fuse_qkv+vae_tiling"])
 @pytest.mark.quick("layerwise_casting")
 def test_it_is_predicted_with_others(recipe: str) -> None:
     alone, both = of(recipe, "tiny-sd"), of(f"{recipe}+offload(model)", "tiny-sd")

@@ -256,9 +256,13 @@ def test_fused_blocks_gather_keys_and_values(cache: str) -> None:
 @pytest.mark.long
 def test_fused_fp8_blocks_gather_too_and_their_rows_may_be_shared_out() -> None:
     alone = families.session("flux", "fused(fp8)")
-    for mode, call in (("all_gather", {}), ("cfg", {"prompt": ["a red circle", "a blue square"]})):
+    # One process has one scale for both rows, two have one for each: some values round to others of fp8's few.
+    for mode, call, least_db in (
+        ("all_gather", {}, SAME_DB),
+        ("cfg", {"prompt": ["a red circle", "a blue square"]}, 30),
+    ):
         with families.session("flux", f"fused(fp8)+parallel({mode})") as sharded:
-            assert psnr(families.draw(sharded, **call), families.draw(alone, **call)) > SAME_DB
+            assert psnr(families.draw(sharded, **call), families.draw(alone, **call)) > least_db
             assert sharded.evidence()["forwards_shared"] == 6
 
 
