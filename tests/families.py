@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import SchedulerMixin
+from diffusers import FluxTransformer2DModel, SchedulerMixin
 
 import vivace
 from tests import shrunken
@@ -39,6 +39,21 @@ def _load(family: str) -> Any:
         if isinstance(part, torch.nn.Module):
             part.eval().requires_grad_(False)
     pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def random_flux(device: str = "cpu", dtype: torch.dtype | None = None, **config: Any) -> Any:
+    """Return tiny-flux's pipeline with a transformer of fixed random weights.
+
+    Args:
+        dtype: of the transformer; None: that of tiny-flux's own.
+        config: what differs from tiny-flux's transformer.
+    """
+    pipe = load_pipeline(find_model("tiny-flux"), device)
+    torch.manual_seed(0)
+    made = FluxTransformer2DModel.from_config(dict(pipe.transformer.config) | config)
+    made.to(device, dtype or pipe.transformer.dtype)
+    pipe.register_modules(transformer=made.eval().requires_grad_(False))
     return pipe
 
 

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel
 
 import vivace
-from tests.families import psnr
+from tests.families import psnr, random_flux
 from vivace.benchmark import Timing
 from vivace.errors import Unsupported, WorkerError
-from vivace.models import find_model, load_pipeline
 from vivace.spec.record import Outcome
 
 pytestmark = [
@@ -36,26 +34,13 @@ def draw(session: Any, prompt: Any = PROMPT, **call: Any) -> np.ndarray:
 
 def even_flux() -> Any:
     """tiny-flux with a random transformer of four heads, which two GPUs split evenly."""
-    pipe = load_pipeline(find_model("tiny-flux"), "cuda")
-    torch.manual_seed(0)
-    config = dict(pipe.transformer.config) | {"num_attention_heads": 4}
-    transformer = FluxTransformer2DModel.from_config(config).to("cuda", pipe.transformer.dtype)
-    pipe.register_modules(transformer=transformer.eval().requires_grad_(False))
-    return pipe
+    return random_flux("cuda", num_attention_heads=4)
 
 
 def wide_flux() -> Any:
     """tiny-flux with a random transformer of two heads of 128 channels, as FLUX.1's are."""
-    pipe = load_pipeline(find_model("tiny-flux"), "cuda")
-    torch.manual_seed(0)
-    config = dict(pipe.transformer.config) | {
-        "num_attention_heads": 2,
-        "attention_head_dim": 128,
-        "axes_dims_rope": (16, 56, 56),
-    }
-    transformer = FluxTransformer2DModel.from_config(config).to("cuda", torch.bfloat16)
-    pipe.register_modules(transformer=transformer.eval().requires_grad_(False))
-    return pipe
+    wide = {"num_attention_heads": 2, "attention_head_dim": 128, "axes_dims_rope": (16, 56, 56)}
+    return random_flux("cuda", torch.bfloat16, **wide)
 
 
 def has_cudnn_fp8() -> bool:

@@ -251,7 +251,7 @@ class Attention(Technique):
             return None
         lines = [
             "# The compiler's cache does not know which kernel is chosen, and would return another one's code.",
-            f'torch.compiler.config.cache_key_tag = "{CACHE_TAG}{self.backend}"',
+            f'torch.compiler.config.cache_key_tag += " {CACHE_TAG}{self.backend}"',
             "# Only for these: fused kernels do not support text masks, nor heads as large as a VAE's.",
         ]
         for component, module in target.modules(self.targets).items():

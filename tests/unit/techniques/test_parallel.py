@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,7 +19,7 @@ from vivace.compilation.captured import CapturedFunction, captured_forward
 from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported
 from vivace.export.script import write_script
-from vivace.models import find_model, load_pipeline
+from vivace.models import find_model
 from vivace.multi_gpu.flux_tokens import Ulysses
 from vivace.multi_gpu.sharded_denoiser import _follow_primary
 from vivace.multi_gpu.split_tokens import needs_diffusers
@@ -127,15 +126,7 @@ def test_the_rest_of_a_recipe_holds_in_each_process(family: str, recipe: str, le
 
 def even_flux() -> Any:
     """tiny-flux's pipeline with a random transformer of four heads, which two processes split evenly."""
-    pipe = load_pipeline(find_model("tiny-flux"), "cpu")
-    torch.manual_seed(0)
-    config = dict(pipe.transformer.config) | {
-        "num_attention_heads": 4,
-        "num_single_layers": 1,
-        "num_layers": 1,
-    }
-    pipe.register_modules(transformer=FluxTransformer2DModel.from_config(config).eval().requires_grad_(False))
-    return pipe
+    return families.random_flux(num_attention_heads=4, num_single_layers=1, num_layers=1)
 
 
 def of_even_flux(recipe: str = "baseline", **call: Any) -> np.ndarray:
