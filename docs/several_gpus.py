@@ -52,7 +52,6 @@ def page(note: str, record: Path) -> str:
         record: a file that exists.
     """
     records = read_records(record)
-    found = list(dict.fromkeys(case for gpus in _GPUS for case in (*cases(gpus), *removed_cases(gpus))))
     lines = [
         note,
         "# One image on several GPUs\n",
@@ -63,11 +62,40 @@ def page(note: str, record: Path) -> str:
         *_revisions(records),
         *_changes(records),
         "",
-        f"| {' | '.join(_HEADINGS)} |",
-        "|" + " --- |" * len(_HEADINGS),
+        *_table(records),
     ]
+    lines.append(
+        "*Exchanged a step*: arguments and results between the first GPU and the others, without the collectives of "
+        "attention inside a forward (ulysses, all_gather). *Most on another*: the peak allocated by PyTorch since it "
+        "started.\n"
+    )
+    for other in other_cards(record):
+        records = read_records(other)
+        lines += [
+            f"## On {records[0].environment.device_name}\n",
+            *conditions_of(records),
+            *_revisions(records),
+            "",
+            *_table(records),
+            f"Made by `python -m benchmarks.several_gpus --record results/{other.name}` "
+            f"([record](../results/{other.name})).\n",
+        ]
+    lines += _profiles(record)
+    lines.append(f"Made by `python -m benchmarks.several_gpus` ([record](../results/{record.name})).")
+    return "\n".join(lines) + "\n"
+
+
+def other_cards(record: Path) -> list[Path]:
+    """Return the records of other GPUs that lie beside a record."""
+    return sorted(set(record.parent.glob(f"{record.stem}-*.json")) - {profile_file(record)})
+
+
+def _table(records: Sequence[Record]) -> list[str]:
+    """Return the table of a record, and below it what could not be measured; Markdown."""
+    lines = [f"| {' | '.join(_HEADINGS)} |", "|" + " --- |" * len(_HEADINGS)]
     told: list[Record] = []
     failed: list[str] = []
+    found = dict.fromkeys(case for gpus in _GPUS for case in (*cases(gpus), *removed_cases(gpus)))
     for case in found:
         alone, shared = pair(case, records)
         if shared is None:
@@ -76,15 +104,7 @@ def page(note: str, record: Path) -> str:
             told.append(alone)
             lines += _line(case, alone, None, failed)
         lines += _line(case, shared, alone, failed)
-    lines += ["", *failed, *([""] if failed else [])]
-    lines.append(
-        "*Exchanged a step*: arguments and results between the first GPU and the others, without the collectives of "
-        "attention inside a forward (ulysses, all_gather). *Most on another*: the peak allocated by PyTorch since it "
-        "started.\n"
-    )
-    lines += _profiles(record)
-    lines.append(f"Made by `python -m benchmarks.several_gpus` ([record](../results/{record.name})).")
-    return "\n".join(lines) + "\n"
+    return [*lines, "", *failed, *([""] if failed else [])]
 
 
 def gained(alone: Record, shared: Record) -> Interval | None:
