@@ -16,11 +16,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks import every_model, every_technique, skipped_work, step_curves, study_groups
-from benchmarks.every_technique import RESULTS, read_records
+from benchmarks import (
+    every_model,
+    skipped_work,
+    step_curves,
+    study_groups,
+    technique_cases,
+    technique_records,
+)
 from benchmarks.known_figures import FUSED
 from benchmarks.study_groups import record_file
-from docs.techniques_measured import lines_of
+from benchmarks.technique_cases import RESULTS
+from benchmarks.technique_records import read_records
+from docs.technique_lines import lines_of
 from vivace.advice.committed import FILE
 from vivace.advice.evidence import Judged, Seen, Spread, Table
 from vivace.advice.measured import seen_of, table_of
@@ -54,13 +62,13 @@ def tables() -> Iterator[Table]:
     """Yield the table of each record and model."""
     for _, group in groupby(read_records(every_model.RECORD), key=lambda record: record.trial.model.name):
         yield _table(every_model.RECORD, rows_of(list(group)))
-    for name in every_technique.FAMILIES:
-        if records := read_records(every_technique.record_file(name)):
+    for name in technique_cases.FAMILIES:
+        if records := read_records(technique_cases.record_file(name)):
             yield _of_techniques(name, records)
     for name in skipped_work.FAMILIES:
         path = skipped_work.record_file(name)
         if records := read_records(path):
-            found = every_technique.rows_with_baselines(records, every_technique.baseline(name))
+            found = technique_records.rows_with_baselines(records, technique_cases.baseline(name))
             yield _table(path, _each_once(found))
     for path in FUSED:
         yield _of_fused(path)
@@ -207,8 +215,8 @@ def _bounds(found: Mapping[str, Any] | None) -> Interval | None:
 
 def _of_techniques(name: str, records: Sequence[Record]) -> Table:
     """Return every technique on a model, at the model's own number of steps."""
-    path = every_technique.record_file(name)
-    full = every_technique.full_length(name)
+    path = technique_cases.record_file(name)
+    full = technique_cases.full_length(name)
     lines = sorted(lines_of(name, records), key=lambda line: not line.row.is_baseline)
     seen = [
         seen_of(
@@ -219,7 +227,7 @@ def _of_techniques(name: str, records: Sequence[Record]) -> Table:
     timed = {one.recipe for one in seen}
     failed = [
         seen_of(row)
-        for row in every_technique.rows_with_baselines(records, every_technique.baseline(name))
+        for row in technique_records.rows_with_baselines(records, technique_cases.baseline(name))
         if row.record.outcome is not Outcome.MEASURED and row.record.trial.recipe.text not in timed
     ]
     table = table_of("committed", _name(path), [line.row for line in lines], [*seen, *_once(failed)])

@@ -18,7 +18,7 @@ import click
 import vivace
 from benchmarks.command import Measuring, measures, run
 from benchmarks.every_model import line, write_records
-from benchmarks.every_technique import RESULTS
+from benchmarks.technique_cases import RESULTS
 from vivace.benchmark import studies
 from vivace.cli.progress import for_this_terminal
 from vivace.models.find import SYNTHETIC

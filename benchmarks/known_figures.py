@@ -16,8 +16,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.every_technique import FAMILIES, RESULTS, read_records, record_file
 from benchmarks.study_groups import own, record_of
+from benchmarks.technique_cases import FAMILIES, RESULTS, record_file
+from benchmarks.technique_records import read_records
 from vivace.models.find import SYNTHETIC
 from vivace.spec.record import Outcome, Record
 from vivace.studies.file import published_studies

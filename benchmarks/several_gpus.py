@@ -28,8 +28,10 @@ import click
 
 from benchmarks.command import MEASURED_IN_PART, Measuring, locked, measures, run
 from benchmarks.every_model import line, write_records
-from benchmarks.every_technique import check_device, full_length, measure, read_records
+from benchmarks.every_technique import measure
 from benchmarks.step_profile import Profile, profiled
+from benchmarks.technique_cases import full_length
+from benchmarks.technique_records import check_device, read_records
 from vivace.benchmark import studies
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve

@@ -27,16 +27,9 @@ import click
 
 from benchmarks.command import Measuring, measures, run
 from benchmarks.every_model import line
-from benchmarks.every_technique import (
-    RESULTS,
-    add,
-    baseline,
-    full_length,
-    key_of,
-    measure,
-    read_records,
-    row_of,
-)
+from benchmarks.every_technique import measure
+from benchmarks.technique_cases import RESULTS, baseline, full_length
+from benchmarks.technique_records import add, key_of, read_records, row_of
 from tests.targets import target_of
 from vivace.benchmark import studies
 from vivace.contract import Machine

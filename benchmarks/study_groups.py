@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from benchmarks import every_model, every_technique
+from benchmarks import every_model, technique_cases, technique_records
 from vivace.benchmark import Timing
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.study import AskedQuality
@@ -21,7 +21,7 @@ from vivace.studies.file import StudyFile, read_study
 from vivace.studies.sittings import Sitting, SittingRow, of_records, read_sittings, rounds_of
 
 RESULTS = Path(__file__).parents[1] / "results"
-BORROWED = (every_model.RECORD.name, every_technique.record_file("flux-dev").name)
+BORROWED = (every_model.RECORD.name, technique_cases.record_file("flux-dev").name)
 """Records of other scripts that have trials of the studies: FLUX's ten configurations, the models' own baselines."""
 PROCESS_S = 10.0
 """What a trial takes beside its calls: a process, random weights, the traced call."""
@@ -130,7 +130,7 @@ def borrowed() -> tuple[Sitting, ...]:
     return tuple(
         sitting
         for name in BORROWED
-        for sitting in of_records(every_technique.read_records(RESULTS / name), ("baseline",), name)
+        for sitting in of_records(technique_records.read_records(RESULTS / name), ("baseline",), name)
     )
 
 

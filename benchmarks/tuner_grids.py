@@ -20,7 +20,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks import every_technique
+from benchmarks import technique_cases, technique_records
 from benchmarks.command import run
 from vivace.benchmark import Run, Study, Timing, run_study
 from vivace.cli.progress import for_this_terminal
@@ -74,12 +74,12 @@ def of_records(name: str) -> dict[str, Any]:
 
     Rows of eight steps and of full length are mixed, since each has a baseline beside it.
     """
-    records = every_technique.read_records(every_technique.record_file(name))
-    baseline = every_technique.baseline(name)
+    records = technique_records.read_records(technique_cases.record_file(name))
+    baseline = technique_cases.baseline(name)
     found: dict[str, dict[str, Any]] = {}
     reference_s: float | None = None
     environment = records[0].environment
-    for record, beside in every_technique.with_baselines(records, baseline):
+    for record, beside in technique_records.with_baselines(records, baseline):
         row = rows_of([record] if beside is None else [beside, record])[-1]
         try:
             resolve(row.recipe)

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import every_model, every_technique, several_gpus, skipped_work
-from benchmarks.every_technique import full_length, key_of, read_records, rows_with_baselines
+from benchmarks import every_model, several_gpus, skipped_work, technique_cases
 from benchmarks.skipped_work import read_operations
 from benchmarks.step_curves import STEPS
+from benchmarks.technique_cases import full_length
+from benchmarks.technique_records import key_of, read_records, rows_with_baselines
 from docs.several_gpus import soonest
 from docs.skipped_work import skipping_of
 from docs.step_curves import Against, Family, Point, families
-from docs.techniques_measured import Line, lines_of
+from docs.technique_lines import Line, lines_of
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import ratio, seconds, size
 from vivace.spec.recipe import BASELINE
@@ -118,7 +119,7 @@ def _family(one: Family, results: Path) -> list[str]:
 
 def _same_picture(name: str, results: Path) -> list[str]:
     """List what is faster, and what needs less memory, on a full-size model."""
-    measured = lines_of(name, read_records(results / every_technique.record_file(name).name))
+    measured = lines_of(name, read_records(results / technique_cases.record_file(name).name))
     kept = [line for line in measured if line.row.record.trial.recipe.same_picture]
     baselines = [line for line in kept if line.speedup is None]
     if not baselines:
@@ -126,7 +127,7 @@ def _same_picture(name: str, results: Path) -> list[str]:
     faster = [line for line in kept if line.verdict is Verdict.FASTER]
     faster.sort(key=lambda line: -(line.speedup.point if line.speedup else 0))
     told = ", ".join(_with_gain(line) for line in faster[:_MOST]) or "none of those measured"
-    own = every_technique.baseline(name)
+    own = technique_cases.baseline(name)
     against = "" if own == BASELINE else f" (against `{own}`)"
     lines = [f"- **{name}, faster with the same image{against}:** {told}."]
     memory = baselines[-1].row.memory
@@ -233,7 +234,7 @@ def _is_behind(points: Sequence[Point]) -> bool:
 
 def _on_full_size(name: str, results: Path) -> list[str]:
     """Compare measured with ideal speed-ups at about half of the steps."""
-    own = every_technique.baseline(name)
+    own = technique_cases.baseline(name)
     rows = rows_with_baselines(read_records(results / skipped_work.record_file(name).name), own)
     operations = read_operations().get(name, {})
     whole: Row | None = None
@@ -287,7 +288,7 @@ def draw(one: Family) -> None:
 
 
 def main() -> None:
-    for one in families(every_technique.RESULTS):
+    for one in families(technique_cases.RESULTS):
         draw(one)
 
 

@@ -29,7 +29,13 @@ from pathlib import Path
 
 import click
 
-from benchmarks import committed_tables, every_model, every_technique, known_figures, overhead
+from benchmarks import (
+    committed_tables,
+    every_model,
+    known_figures,
+    overhead,
+    technique_cases,
+)
 from benchmarks import coverage as simulated
 from benchmarks import several_gpus as measured_gpus
 from benchmarks import skipped_work as skipping
@@ -180,11 +186,11 @@ def models_measured_page() -> str:
 
 
 def techniques_measured_page() -> str:
-    return techniques_measured.page(NOTE, every_technique.RESULTS)
+    return techniques_measured.page(NOTE, technique_cases.RESULTS)
 
 
 def skipped_work_page() -> str:
-    return skipped_work.page(NOTE, every_technique.RESULTS)
+    return skipped_work.page(NOTE, technique_cases.RESULTS)
 
 
 def several_gpus_page() -> str:
@@ -213,7 +219,7 @@ def coverage_page() -> str:
 
 
 def choosing_page() -> str:
-    return choosing.page(NOTE, every_technique.RESULTS)
+    return choosing.page(NOTE, technique_cases.RESULTS)
 
 
 def step_curves_page() -> str:
@@ -249,7 +255,7 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 if every_model.RECORD.exists():
     PAGES["docs/models-measured.md"] = models_measured_page
-if any(every_technique.record_file(name).exists() for name in every_technique.FAMILIES):
+if any(technique_cases.record_file(name).exists() for name in technique_cases.FAMILIES):
     PAGES["docs/techniques-measured.md"] = techniques_measured_page
 if any(skipping.record_file(name).exists() for name in skipping.FAMILIES):
     PAGES["docs/skipped-work.md"] = skipped_work_page

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.every_technique import read_records
 from benchmarks.several_gpus import (
     COPIES,
     Case,
@@ -18,6 +17,7 @@ from benchmarks.several_gpus import (
     rest_of,
 )
 from benchmarks.step_profile import Profile
+from benchmarks.technique_records import read_records
 from docs.models_measured import conditions_of
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of

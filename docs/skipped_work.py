@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.every_technique import baseline, full_length, key_of, read_records, rows_with_baselines
 from benchmarks.skipped_work import (
     FAMILIES,
     HALVES,
@@ -17,6 +16,8 @@ from benchmarks.skipped_work import (
     record_file,
     skipping,
 )
+from benchmarks.technique_cases import baseline, full_length
+from benchmarks.technique_records import key_of, read_records, rows_with_baselines
 from docs.models_measured import conditions_of
 from docs.techniques_measured import told_of_the_cpu
 from vivace.models.catalogue import CATALOGUE

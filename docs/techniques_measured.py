@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.every_technique import (
-    COMMON,
+from benchmarks.every_technique import MOST_DRIFT, finished
+from benchmarks.technique_cases import (
     FAMILIES,
-    MOST_DRIFT,
-    ROUNDS,
     STEPS,
     baseline,
     cases,
     configurations,
-    finished,
     first_calls_file,
     full_length,
-    key_of,
-    num_timed,
-    read_records,
-    recipe_of,
     record_file,
-    rows_with_baselines,
-    with_baselines,
 )
+from benchmarks.technique_records import key_of, num_timed, read_records, rows_with_baselines
 from docs.models_measured import conditions_of
+from docs.technique_claims import claims
+from docs.technique_lines import Line, best_lines, has_interval, lines_of, measured_lines
 from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
-from vivace.stats import Interval, Verdict, learn_spread, log_speedup, median_interval, verdict
-from vivace.stats.intervals import DEFAULT_SPREAD, MIN_SAMPLES, Spread
+from vivace.stats import Verdict
+from vivace.stats.intervals import MIN_SAMPLES
 
 _HEADINGS = (
     "recipe", "s/image", "steps timed", "speed-up [95 % interval]", "verdict", "GPU busy", "model memory",
@@ -45,25 +37,6 @@ PUBLISHED = {
 }
 """Seconds of the study's ten configurations on an H100: the baseline, then `CONFIGURATIONS`. Its other models are not
 measured here."""
-
-
-_MOST_PAIRS = 12
-"""Recipes may differ in how much their processes do, so each row's own rounds must keep a say."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A measured row at the model's full length: timed so, or scaled to it.
-
-    latency: seconds an image.
-    speedup, verdict: over the baseline before it, scaled the same way; None for a baseline.
-    """
-
-    row: Row
-    steps: int
-    latency: Interval
-    speedup: Interval | None
-    verdict: Verdict | None
 
 
 def _told_of_hits(records: Sequence[Record]) -> list[str]:
@@ -107,7 +80,7 @@ def page(note: str, results: Path) -> str:
         "- First call: includes compilation, with graphs already in the compiler's cache. Compiling: the first call "
         "with an empty cache, while others compiled at the same time.\n",
     ]
-    lines += _claims(
+    lines += claims(
         {name: lines_of(name, read_records(results / record_file(name).name)) for name in FAMILIES}
     )
     for name in FAMILIES:
@@ -117,228 +90,14 @@ def page(note: str, results: Path) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A published claim, and the rows here that test it.
-
-    models: those of the claim, and others that it may hold for.
-    at_least, at_most: limits of each row's speed-up for the claim to hold.
-    beats: a recipe that each row must be faster than for the claim to hold.
-    why: the explanation of what is measured here.
-    """
-
-    says: str
-    models: tuple[str, ...]
-    recipes: tuple[str, ...]
-    why: str
-    at_least: float = 0.0
-    at_most: float = math.inf
-    beats: str | None = None
-
-    def holds(self, line: Line, rival: Line | None) -> bool | None:
-        """Return whether a row confirms the claim; None if its interval does not tell.
-
-        Args:
-            rival: the row of `beats`.
-        """
-        if line.speedup is None or line.speedup.low is None or line.speedup.high is None:
-            return None
-        low, high = line.speedup.low, line.speedup.high
-        least, most = self.at_least, self.at_most
-        if self.beats is not None:
-            beaten = None if rival is None else rival.speedup
-            if beaten is None or beaten.low is None or beaten.high is None:
-                return None
-            if low > beaten.high:
-                return True
-            return False if high < beaten.low else None
-        if low >= least and high <= most:
-            return True
-        return False if high < least or low > most else None
-
-
-CLAIMS = (
-    Claim(
-        "8-bit weights without compiling are slower than 16-bit ones (FLUX.1 [dev] on an H100: 12.20 s against "
-        "10.32 s)",
-        FAMILIES,
-        ("quantize(int8)",),
-        "the weights are dequantised in a separate pass before each matmul, and nothing fuses the two",
-        at_most=0.95,
-    ),
-    Claim(
-        "8-bit weights and compiling are faster than compiling alone (FLUX.1 [dev] on an H100: 5.46 s against 6.93 s)",
-        ("flux-dev",),
-        ("quantize(int8)+compile",),
-        "matmuls of 4,608 tokens are compute-bound, and the compute is bf16 with either weights; dequantising them "
-        "comes on top. vivace avoids inductor's kernel for a few rows ([footguns](footguns.md#quantisation))",
-        beats="compile",
-    ),
-    Claim(
-        "fp8 with static scales is twice as fast as fp16 on FLUX.1 [dev] (4.75 s against 9.45 s on a Blackwell)",
-        ("flux-dev",),
-        ("quantize(fp8_static)", "quantize(fp8_static)+compile"),
-        "uncompiled, torchao's matmul scales, clamps and casts its inputs in separate passes",
-        at_least=1.8,
-    ),
-    Claim(
-        "every quantiser is slower than fp16 on SDXL",
-        ("sdxl",),
-        (
-            *(
-                f"quantize({scheme})"
-                for scheme in ("int8", "int8_dynamic", "fp8_weight", "fp8_static", "nf4", "int4")
-            ),
-            "dtype(bf16)+quantize(fp8)",
-        ),
-        "convolutions are not quantised, and the kernels that dequantise and scale come on top of a step that is "
-        "bound by kernel launches",
-        at_most=0.95,
-    ),
-    Claim(
-        "torchao's fp8 without compiling is no faster on FLUX.1 [dev] (7.28 s against 7.23 s on an H100)",
-        ("flux-dev",),
-        ("quantize(fp8)", "quantize(fp8_weight)"),
-        "scaling the inputs in each call costs what the matmuls gain; weight-only fp8 is dequantised in each call",
-        at_most=1.05,
-    ),
-)
-
-
-def _claims(measured: Mapping[str, Sequence[Line]]) -> list[str]:
-    """Compare published claims with the rows here; empty without rows."""
-    told = []
-    for claim in CLAIMS:
-        found = {
-            name: [
-                line
-                for recipe in claim.recipes
-                for line in measured[name]
-                if line.row.recipe == recipe_of(name, recipe) and line.speedup is not None
-            ]
-            for name in claim.models
-        }
-        if not any(found.values()):
-            continue
-        holds = []
-        for name, lines in found.items():
-            rivals = [
-                one
-                for one in measured[name]
-                if claim.beats and one.row.recipe == recipe_of(name, claim.beats)
-            ]
-            holds += [claim.holds(line, rivals[0] if rivals else None) for line in lines]
-        seen = "; ".join(
-            f"{name}: {', '.join(f'`{line.row.recipe}` {ratio(line.speedup)}' for line in lines if line.speedup)}"
-            for name, lines in found.items()
-            if lines
-        )
-        missing = [
-            recipe
-            for recipe in claim.recipes
-            if not any(
-                line.row.recipe == recipe_of(name, recipe) for name, lines in found.items() for line in lines
-            )
-        ]
-        still = (
-            f" (still to be measured: {', '.join(f'`{recipe}`' for recipe in missing)})" if missing else ""
-        )
-        told.append(f"- *{claim.says}*: **{_judged(holds)}**{still}. {seen}. Why: {claim.why}.")
-    return ["## Published claims, tested here\n", *told, ""] if told else []
-
-
-def _judged(holds: Sequence[bool | None]) -> str:
-    """Return the verdict on a claim from what its rows say: None where an interval does not tell."""
-    if all(holds):
-        return "confirmed"
-    if all(one is False for one in holds):
-        return "not confirmed"
-    if True in holds and False in holds:
-        return "confirmed in part"
-    if True in holds:
-        return "confirmed where the intervals tell"
-    return "not confirmed where the intervals tell" if False in holds else "the intervals do not tell"
-
-
-def line_of(row: Row, baseline: Row, length: int, spread: Spread = DEFAULT_SPREAD) -> Line:
-    """Return a measured row scaled to `length` steps.
-
-    Args:
-        baseline: measured, over as many steps as the row.
-        spread: how much processes differ that do the same.
-    """
-    steps = key_of(row.record)[1]
-    mine, theirs = (_scaled(one, length / steps) for one in (row, baseline))
-    gain = None if row.is_baseline else log_speedup(list(theirs.values()), [mine[k] for k in theirs], spread)
-    return Line(
-        row,
-        steps,
-        median_interval(list(mine.values()), spread),
-        None if gain is None else gain.interval(),
-        None if gain is None else verdict(gain, len(mine)),
-    )
-
-
-def _scaled(row: Row, factor: float) -> dict[int, list[float]]:
-    """Return the seconds of each timed call by the index of its round, with its steps scaled by `factor`."""
-    return {
-        round_.index: [s.total_s + (factor - 1) * s.stages_s.get("steps", 0.0) for s in round_.samples]
-        for round_ in row.record.rounds
-        if round_.samples
-    }
-
-
-def lines_of(name: str, records: Sequence[Record]) -> list[Line]:
-    """Return the best measurement of each recipe, fastest first; at full length if it was timed often enough."""
-    return _best(_measured(name, records))
-
-
-def _measured(name: str, records: Sequence[Record]) -> dict[tuple[str, int], Line]:
-    """By recipe and number of steps."""
-    measured: dict[tuple[str, int], Line] = {}
-    latest: dict[int, Row] = {}
-    spread = _spread(name, records)
-    for row in rows_with_baselines(records, baseline(name)):
-        steps = key_of(row.record)[1]
-        if row.is_baseline:
-            latest[steps] = row
-        if row.latency is not None and latest[steps].latency is not None:
-            measured[row.recipe, steps] = line_of(row, latest[steps], full_length(name), spread)
-    return measured
-
-
-def _spread(name: str, records: Sequence[Record]) -> Spread:
-    """Return how much processes differ, learnt from the pairs of rounds in which the host does not decide."""
-    spread = DEFAULT_SPREAD
-    for record, beside in with_baselines(records, baseline(name)):
-        own = [call.name for call in record.trial.recipe.techniques]
-        if beside is None or COMMON.get(name) not in own or spread.dof >= DEFAULT_SPREAD.dof + _MOST_PAIRS:
-            continue
-        trials = [{r.index: [s.total_s for s in r.samples] for r in one.rounds} for one in (beside, record)]
-        if all(len(trial) == ROUNDS and all(trial.values()) for trial in trials):
-            spread = learn_spread(trials, spread)
-    return spread
-
-
-def _best(measured: Mapping[tuple[str, int], Line]) -> list[Line]:
-    # Rows at full length need no scaling; but without an interval they cannot be compared.
-    ordered = sorted(measured.items(), key=lambda item: (_has_interval(item[1]), item[0][1]))
-    best = {recipe: line for (recipe, _), line in ordered}
-    return sorted(best.values(), key=lambda line: -(line.speedup.point if line.speedup else 1.0))
-
-
-def _has_interval(line: Line) -> bool:
-    return (line.speedup or line.latency).low is not None
-
-
 def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -> list[str]:
     length = full_length(name)
     rows = rows_with_baselines(records, baseline(name))
     first_calls = {
         row.recipe: row.first_call_s for row in rows_of(list(compiling)) if row.latency is not None
     }
-    measured = _measured(name, records)
-    ordered = _best(measured)
+    measured = measured_lines(name, records)
+    ordered = best_lines(measured)
     best = {line.row.recipe for line in ordered}
     entry = CATALOGUE[name]
     lines = [
@@ -373,7 +132,7 @@ def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -
 def _cells(line: Line, compiling_s: float | None) -> list[str]:
     row = line.row
     gain, told = ("1", "baseline") if line.speedup is None else (ratio(line.speedup), str(line.verdict))
-    if not _has_interval(line):
+    if not has_interval(line):
         calls = num_timed(row.record)
         told += f": {calls} timed call{'s' if calls != 1 else ''}"
     memory = ["-", "-"]

@@ -9,30 +9,22 @@ from typing import Any
 
 import pytest
 
-from benchmarks import every_technique
+from benchmarks import every_technique, technique_cases
 from benchmarks.command import run
 from benchmarks.every_model import write_records
-from benchmarks.every_technique import (
+from benchmarks.every_technique import every_technique as command
+from benchmarks.every_technique import fastest, finished, has_moved, is_done
+from benchmarks.technique_cases import (
     ALONE,
     COMPILED,
-    add,
-    add_pair,
     alone,
     baseline,
     compiled,
     configurations,
-    fastest,
-    finished,
     first_calls_file,
     full_length,
-    has_moved,
-    is_done,
-    key_of,
-    num_timed,
-    read_records,
-    rows_with_baselines,
 )
-from benchmarks.every_technique import every_technique as command
+from benchmarks.technique_records import add, add_pair, key_of, num_timed, read_records, rows_with_baselines
 from tests.narrow import make_all_small
 from vivace.errors import StoreError
 from vivace.recipes.resolve import resolve
@@ -79,14 +71,14 @@ def test_no_technique_of_the_same_picture_is_left_out() -> None:
     asked = {call.name for text in everything for call in resolve(text).techniques}
     # Several GPUs are benchmarks.several_gpus' to measure, fused kernels benchmarks.flux_fused's.
     assert {t.name for t in TECHNIQUES.values() if t.same_picture} - {"parallel", "fused"} <= asked
-    for name in every_technique.FAMILIES:
+    for name in technique_cases.FAMILIES:
         assert all("compile" in text for text in compiled(name))
         texts = [*alone(name), *compiled(name)]
         assert len(set(texts)) == len(everything) + 1, "half of its denoiser kept on the GPU"
 
 
 def test_the_study_has_ten_configurations() -> None:
-    for name in every_technique.FAMILIES:
+    for name in technique_cases.FAMILIES:
         found = configurations(name)
         assert len(set(found)) == 9, "and the baseline"
     assert "quantize(int8)@denoiser,text_encoder_2,vae" in {
@@ -113,7 +105,7 @@ def test_every_row_is_two_rounds_between_two_of_its_baseline(measured: Path) -> 
 
 
 def test_unets_are_compared_with_captured_ones() -> None:
-    assert [baseline(name) for name in every_technique.FAMILIES] == ["cuda_graph", "cuda_graph", "baseline"]
+    assert [baseline(name) for name in technique_cases.FAMILIES] == ["cuda_graph", "cuda_graph", "baseline"]
     texts = alone("sdxl")
     assert texts[0] == "baseline", "the eager model is a row"
     assert "channels_last+cuda_graph" in texts
@@ -268,7 +260,7 @@ def test_a_new_row_takes_the_place_of_the_old_with_its_baseline(measured: Path, 
 
 
 def test_full_length_is_the_models_own() -> None:
-    assert [full_length(name) for name in every_technique.FAMILIES] == [50, 50, 28]
+    assert [full_length(name) for name in technique_cases.FAMILIES] == [50, 50, 28]
 
 
 def test_another_machine_wants_another_file(

@@ -9,10 +9,10 @@ import pytest
 from benchmarks import several_gpus
 from benchmarks.command import run
 from benchmarks.every_model import write_records
-from benchmarks.every_technique import read_records
 from benchmarks.several_gpus import cases, profile_file, read_profiles
 from benchmarks.several_gpus import several_gpus as command
 from benchmarks.step_profile import Profile, cpu_a_step, launch_bound, where_time_goes
+from benchmarks.technique_records import read_records
 from docs import several_gpus as pages
 from docs.generate import NOTE
 from tests.make import make_record, make_round

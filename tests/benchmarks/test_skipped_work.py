@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import every_technique, skipped_work
+from benchmarks import skipped_work, technique_cases
 from benchmarks.command import run
-from benchmarks.every_technique import read_records, rows_with_baselines
 from benchmarks.skipped_work import (
     FAMILIES,
     Operations,
@@ -20,6 +19,7 @@ from benchmarks.skipped_work import (
     skipping,
 )
 from benchmarks.skipped_work import skipped_work as command
+from benchmarks.technique_records import read_records, rows_with_baselines
 from docs import choosing
 from docs import skipped_work as skipped_work_page
 from docs.skipped_work import page, skipping_of
@@ -42,7 +42,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         make_all_small(patch)
         # In the place of what only a GPU can record.
-        patch.setitem(every_technique.COMMON, "sd15", BESIDE)
+        patch.setitem(technique_cases.COMMON, "sd15", BESIDE)
         patch.setattr(skipped_work, "full_length", lambda name: 8)
         only = [word for recipe in ASKED for word in ("--only", recipe)]
         paths = ["--record", str(folder / "skipped-work-sd15.json"), "--store", str(folder / "store")]

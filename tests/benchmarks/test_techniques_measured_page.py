@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.every_model import write_records
-from benchmarks.every_technique import configurations, first_calls_file, record_file
+from benchmarks.technique_cases import configurations, first_calls_file, record_file
 from docs import techniques_measured
 from docs.generate import NOTE
 from tests.make import make_record, make_round

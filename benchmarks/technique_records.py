@@ -1,0 +1,137 @@
+"""Files of records in the order of measurement: a row stands after the baseline that was measured beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.command import locked
+from benchmarks.every_model import write_records
+from benchmarks.technique_cases import Key
+from vivace.errors import StoreError
+from vivace.report.rows import Row, rows_of
+from vivace.spec.recipe import BASELINE
+from vivace.spec.record import Record
+
+
+def key_of(record: Record) -> Key:
+    return record.trial.recipe.text, record.trial.workload.num_inference_steps
+
+
+def num_timed(record: Record) -> int:
+    """Return the number of timed calls of all rounds."""
+    return sum(len(round_.samples) for round_ in record.rounds)
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read the records in the order of measurement; empty if there is no such file.
+
+    Raises:
+        StoreError: the file is not a list of Records.
+    """
+    if not path.exists():
+        return []
+    try:
+        return [Record.model_validate(item) for item in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        why = str(error).splitlines()[0]
+        raise StoreError(
+            f"{path} is not a record of this script ({why}); give --record another file"
+        ) from error
+
+
+def check_device(records: Iterable[Record], new: Record, path: Path) -> None:
+    """Check that a record is of the same device as the others, since rows are compared with each other.
+
+    Raises:
+        StoreError: the file is of another device.
+    """
+    for old in records:
+        if old.environment.device_name != new.environment.device_name:
+            raise StoreError(
+                f"{path} was made on {old.environment.device_name}, and this is {new.environment.device_name}; give "
+                "--record another file"
+            )
+
+
+def add(new: Record, path: Path, baseline: str = BASELINE, behind: Record | None = None) -> list[Record]:
+    """Add a record to the file, which other processes may have changed. Failed attempts are replaced; baselines are all
+    kept, each for the rows after it.
+
+    Args:
+        baseline: the baseline recipe in canonical form.
+        behind: the baseline that the same process measured before. Another process may have added one since, from
+            another GPU, with which the new record must not be compared.
+
+    Returns:
+        All records of the file.
+
+    Raises:
+        StoreError: the file is of another device.
+    """
+    with locked(path):
+        records = read_records(path)
+        check_device(records, new, path)
+        found = [old for old in records if key_of(old)[0] == baseline or key_of(old) != key_of(new)]
+        index = len(found)
+        if behind is not None and key_of(new)[0] != baseline:
+            start = [one.model_dump_json() for one in found].index(behind.model_dump_json()) + 1
+            others = (k for k in range(start, len(found)) if key_of(found[k]) == key_of(behind))
+            index = next(others, index)
+        found.insert(index, new)
+        write_records(path, found)
+    return found
+
+
+def add_pair(beside: Record, new: Record, path: Path) -> list[Record]:
+    """Add a row after the baseline that was measured beside it, in place of an older row of the same key. Baselines
+    that no row is compared with are dropped.
+
+    Returns:
+        All records of the file.
+
+    Raises:
+        StoreError: the file is of another device.
+    """
+    own = key_of(beside)[0]
+    with locked(path):
+        records = read_records(path)
+        check_device(records, new, path)
+        kept = [(one, base) for one, base in with_baselines(records, own) if key_of(one) != key_of(new)]
+        used = [base for _, base in kept if base is not None]
+        found = [one for one, base in kept if base is not None or any(one is base_ for base_ in used)]
+        found += [beside, new]
+        write_records(path, found)
+    return found
+
+
+def row_of(record: Record, among: Sequence[Record], baseline: str = BASELINE) -> Row:
+    """Return a record's row, compared with its baseline."""
+    (row,) = [row for row in rows_with_baselines(among, baseline) if row.record is record]
+    return row
+
+
+def with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[tuple[Record, Record | None]]:
+    """Return each record with the latest earlier baseline of the same number of steps; None for a baseline.
+
+    Args:
+        baseline: the baseline recipe in canonical form.
+    """
+    found: list[tuple[Record, Record | None]] = []
+    latest: dict[int, Record] = {}
+    for record in records:
+        recipe, steps = key_of(record)
+        if recipe == baseline:
+            latest[steps] = record
+        if recipe == baseline or steps in latest:
+            found.append((record, None if recipe == baseline else latest[steps]))
+    return found
+
+
+def rows_with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[Row]:
+    """Return one row per record, in order, compared as `with_baselines` says."""
+    return [
+        rows_of([record] if beside is None else [beside, record])[-1]
+        for record, beside in with_baselines(records, baseline)
+    ]

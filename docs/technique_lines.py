@@ -1,0 +1,107 @@
+"""Rows of docs/techniques-measured.md: what was timed over a few steps is scaled to the model's own number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.every_technique import ROUNDS
+from benchmarks.technique_cases import (
+    COMMON,
+    baseline,
+    full_length,
+)
+from benchmarks.technique_records import key_of, rows_with_baselines, with_baselines
+from vivace.report.rows import Row
+from vivace.spec.record import Record
+from vivace.stats import Interval, Verdict, learn_spread, log_speedup, median_interval, verdict
+from vivace.stats.intervals import DEFAULT_SPREAD, Spread
+
+_MOST_PAIRS = 12
+"""Recipes may differ in how much their processes do, so each row's own rounds must keep a say."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A measured row at the model's full length: timed so, or scaled to it.
+
+    latency: seconds an image.
+    speedup, verdict: over the baseline before it, scaled the same way; None for a baseline.
+    """
+
+    row: Row
+    steps: int
+    latency: Interval
+    speedup: Interval | None
+    verdict: Verdict | None
+
+
+def line_of(row: Row, baseline: Row, length: int, spread: Spread = DEFAULT_SPREAD) -> Line:
+    """Return a measured row scaled to `length` steps.
+
+    Args:
+        baseline: measured, over as many steps as the row.
+        spread: how much processes differ that do the same.
+    """
+    steps = key_of(row.record)[1]
+    mine, theirs = (_scaled(one, length / steps) for one in (row, baseline))
+    gain = None if row.is_baseline else log_speedup(list(theirs.values()), [mine[k] for k in theirs], spread)
+    return Line(
+        row,
+        steps,
+        median_interval(list(mine.values()), spread),
+        None if gain is None else gain.interval(),
+        None if gain is None else verdict(gain, len(mine)),
+    )
+
+
+def _scaled(row: Row, factor: float) -> dict[int, list[float]]:
+    """Return the seconds of each timed call by the index of its round, with its steps scaled by `factor`."""
+    return {
+        round_.index: [s.total_s + (factor - 1) * s.stages_s.get("steps", 0.0) for s in round_.samples]
+        for round_ in row.record.rounds
+        if round_.samples
+    }
+
+
+def lines_of(name: str, records: Sequence[Record]) -> list[Line]:
+    """Return the best measurement of each recipe, fastest first; at full length if it was timed often enough."""
+    return best_lines(measured_lines(name, records))
+
+
+def measured_lines(name: str, records: Sequence[Record]) -> dict[tuple[str, int], Line]:
+    """By recipe and number of steps."""
+    measured: dict[tuple[str, int], Line] = {}
+    latest: dict[int, Row] = {}
+    spread = _spread(name, records)
+    for row in rows_with_baselines(records, baseline(name)):
+        steps = key_of(row.record)[1]
+        if row.is_baseline:
+            latest[steps] = row
+        if row.latency is not None and latest[steps].latency is not None:
+            measured[row.recipe, steps] = line_of(row, latest[steps], full_length(name), spread)
+    return measured
+
+
+def _spread(name: str, records: Sequence[Record]) -> Spread:
+    """Return how much processes differ, learnt from the pairs of rounds in which the host does not decide."""
+    spread = DEFAULT_SPREAD
+    for record, beside in with_baselines(records, baseline(name)):
+        own = [call.name for call in record.trial.recipe.techniques]
+        if beside is None or COMMON.get(name) not in own or spread.dof >= DEFAULT_SPREAD.dof + _MOST_PAIRS:
+            continue
+        trials = [{r.index: [s.total_s for s in r.samples] for r in one.rounds} for one in (beside, record)]
+        if all(len(trial) == ROUNDS and all(trial.values()) for trial in trials):
+            spread = learn_spread(trials, spread)
+    return spread
+
+
+def best_lines(measured: Mapping[tuple[str, int], Line]) -> list[Line]:
+    # Rows at full length need no scaling; but without an interval they cannot be compared.
+    ordered = sorted(measured.items(), key=lambda item: (has_interval(item[1]), item[0][1]))
+    best = {recipe: line for (recipe, _), line in ordered}
+    return sorted(best.values(), key=lambda line: -(line.speedup.point if line.speedup else 1.0))
+
+
+def has_interval(line: Line) -> bool:
+    return (line.speedup or line.latency).low is not None
