@@ -14,6 +14,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
+from vivace.tuning.launches import WAITS, as_of_another_host, expected_of_capturing, wait_of
 from vivace.tuning.priors import SAME, Source
 from vivace.tuning.seen import Seen, latest
 from vivace.tuning.space import Space, is_usual
@@ -82,6 +83,7 @@ class ModelSampler:
         self._reported = set().union(*map(texts_of, near))
         self._elsewhere = [datum for datum in self._prior_data if datum.error <= SAME]
         self._ran = {texts_of(datum.recipe) for datum in self._elsewhere}
+        self._captured: list[Datum] = []
         self._blame: dict[frozenset[str], float] = {}
         self._tested: set[str] = set()
         self._tested_names: set[str] = set()
@@ -93,8 +95,13 @@ class ModelSampler:
         measured = [one for one in results if one.gain is not None]
         data = [Datum(one.recipe, float(one.gain or 0), one.error) for one in measured]
         known = {one.recipe for one in measured}
-        data += [datum for datum in self._prior_data if datum.recipe not in known]
-        self.gain.learn(data)
+        wait = max((wait_of(one) for one in measured if one.recipe.is_baseline), default=0.0)
+        if not self.space.wanted.measures_memory:
+            self._captured = expected_of_capturing({one.recipe: one for one in measured}, self.space.options)
+            data += self._captured
+        told = {datum.recipe for datum in data}
+        prior = [datum for datum in self._prior_data if datum.recipe not in told]
+        self.gain.learn([*data, *as_of_another_host(prior, wait)])
         judged = [one for one in measured if one.slack is not None and not one.recipe.is_baseline]
         self.slack.learn(
             [
@@ -162,15 +169,16 @@ class ModelSampler:
         return chosen
 
     def _best_elsewhere(self) -> Recipe | None:
-        """Return the best recipe that was measured of this model on such a GPU; None if there is none."""
-        held = [datum for datum in self._elsewhere if datum.value > 0 and self.space.holds(datum.recipe)]
+        """Return the best recipe of those measured of this model on such a GPU, and those that end waits seen here; None
+        if there is none."""
+        known = [*self._elsewhere, *(datum for datum in self._captured if datum.value > WAITS)]
+        held = [one.recipe for one in known if one.value > 0 and self.space.holds(one.recipe)]
         if self.seconds_of is not None:
-            held = [datum for datum in held if self.seconds_of(datum.recipe) <= self.most_s()]
+            held = [recipe for recipe in held if self.seconds_of(recipe) <= self.most_s()]
         if not held:
             return None
-        chance = self._chance([datum.recipe for datum in held])
-        worth = [datum.value * float(one) for datum, one in zip(held, chance, strict=True)]
-        return held[int(np.argmax(worth))].recipe
+        worth = self.gain.estimate(held)[0] * self._chance(held)
+        return held[int(np.argmax(worth))]
 
     def _best(self, results: Sequence[Seen]) -> float:
         """Return the best gain so far, discounted by what its quality leaves in doubt; 0 of the baseline."""

@@ -48,6 +48,7 @@ class Seen:
         seconds, peak_bytes, first_call_s: measured; `seconds` per image.
         stages_s: seconds per image by stage.
         reason: why it was not measured, or why quality failed.
+        busy_share: of its time in which the GPU was busy, in a traced call; None if that is unknown.
     """
 
     recipe: Recipe
@@ -63,6 +64,7 @@ class Seen:
     stages_s: tuple[tuple[str, float], ...] = ()
     reason: str | None = None
     slack_error: float = _PROVEN_ERROR
+    busy_share: float | None = None
 
     @property
     def is_measured(self) -> bool:
@@ -118,6 +120,7 @@ def seen_of(
         error=error,
         slack=slack,
         slack_error=slack_error,
+        busy_share=None if row.gpu_busy_s is None else row.gpu_busy_s / row.latency.median.point,
         gate=Gate.PASSED if row.is_baseline else None if judged is None else judged.gate,
         seconds=seconds,
         peak_bytes=peak,
