@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -36,6 +36,11 @@ _PEAK_ERROR = 0.02
 _WORTH_A_PLACE = 0.5
 """Of the first recipe's expected improvement: what promises less is not measured together with it."""
 _WORTH_OF_LESS = 0.002  # of recipes that promise the same, the one with fewer techniques
+_GIVES_NOTHING, _GIVES_LITTLE = 0.01, 0.02
+"""Believed gains below which a technique is left out of a proposal, and tried without in the final."""
+_AS_LIKELY = (
+    0.9  # the probability to keep the limits that a recipe without a technique must have, over that with it
+)
 
 
 @dataclass
@@ -157,7 +162,9 @@ class ModelSampler:
             if chosen and scores[which] < _WORTH_A_PLACE * first:
                 break  # with this trial's result there is more to choose from
             first = first or float(scores[which])
-            pick = pool.pop(which)
+            pick = self._trimmed(pool.pop(which), results)
+            if pick in chosen:
+                continue
             chosen.append(pick)
             # Until it is measured it counts as what is expected of it, so that the next one is a different bet.
             mean, _ = self.gain.estimate([pick])
@@ -169,8 +176,7 @@ class ModelSampler:
         return chosen
 
     def _best_elsewhere(self) -> Recipe | None:
-        """Return the best recipe of those measured of this model on such a GPU, and those that end waits seen here; None
-        if there is none."""
+        """Return the best recipe measured of this model on such a GPU, or that ends waits which are seen here."""
         known = [*self._elsewhere, *(datum for datum in self._captured if datum.value > WAITS)]
         held = [one.recipe for one in known if one.value > 0 and self.space.holds(one.recipe)]
         if self.seconds_of is not None:
@@ -205,6 +211,42 @@ class ModelSampler:
             float(gain) * probability - _WORTH_OF_LESS * len(recipe.techniques)
             for gain, probability, recipe in zip(mean, own, recipes, strict=True)
         ]
+
+    def shorter(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
+        self.learn(history)
+        self._blame = _blame(history)
+        return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)
+
+    def _trimmed(self, recipe: Recipe, results: Collection[Recipe]) -> Recipe:
+        """Return a recipe of several new techniques without what is believed to give nothing.
+
+        What another search has put together comes as a whole, but without what nobody expects a gain of. Where only one
+        technique is new, the rest is what it is tried on.
+        """
+        new = texts_of(recipe) - self._tested
+        if len(new) < 2:
+            return recipe
+        return self._without_idle(
+            recipe,
+            _GIVES_NOTHING,
+            lambda less: less not in results and bool(new & texts_of(less)),
+        )
+
+    def _without_idle(self, recipe: Recipe, little: float, allowed: Callable[[Recipe], bool]) -> Recipe:
+        """Return the recipe without techniques that give no more than `little`, as a logarithm, each time the least."""
+        while True:
+            fewer = [recipe.without(technique) for technique in recipe]
+            fewer = [
+                less for less in fewer if not less.is_baseline and self.space.holds(less) and allowed(less)
+            ]
+            if not fewer:
+                return recipe
+            gain, _ = self.gain.estimate([recipe, *fewer])
+            chance = self._chance([recipe, *fewer])
+            idle = (gain[1:] > gain[0] - little) & (chance[1:] > _AS_LIKELY * chance[0])
+            if not idle.any():
+                return recipe
+            recipe = fewer[int(np.argmax(np.where(idle, gain[1:], -np.inf)))]
 
     def _is_known_but_for_one(self, recipe: Recipe) -> bool:
         """Whether at most one of its options is new, or as many as were measured together elsewhere.
