@@ -2,11 +2,16 @@
 
     python -m benchmarks.tuner_simulated flux-dev --minutes 8
     python -m benchmarks.tuner_simulated sdxl --minutes 8 --max-memory 8GB
+    python -m benchmarks.tuner_simulated sdxl --busy 0.44
 
 The space, the search, its knowledge and its estimates of time are those of `vivace tune`. The machine answers from what
 vivace's own records say, by the same kind of model that the search has, with another error of each recipe for each
 seed; so the speed of a recipe that no record has is a guess. First calls are as long as on a machine that has compiled
 nothing. Memory is what `vivace plan` predicts.
+
+With `--busy` the host is slower than the records' was: the GPU is busy in that share of the baseline's time and waits
+in the rest. Launching a recipe's kernels takes as long as the baseline's, half of it compiled, nothing captured; a
+recipe takes that, or what its kernels take, whichever is longer.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import numpy as np
 from benchmarks.command import run
 from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.support import pipeline_without_weights
-from vivace.contract import Machine, Placement, Request, Target, Technique, Trait
+from vivace.contract import COMPONENTS, Machine, Placement, Request, Target, Technique, Trait
 from vivace.errors import VivaceError
 from vivace.memory.predict import predict_trial
 from vivace.models.find import find_model
@@ -34,6 +39,7 @@ from vivace.spec.trial import Trial
 from vivace.studies.known import known
 from vivace.tuning.asked import Asked
 from vivace.tuning.belief import Belief, merged
+from vivace.tuning.launches import captures
 from vivace.tuning.pace import WARM_UP, Pace
 from vivace.tuning.peaks import Peaks
 from vivace.tuning.priors import effects, known_sources, reported
@@ -48,6 +54,7 @@ _MISSING = frozenset({"flash_attn_interface", "flash_attn.cute", "sageattention"
 _STARTING_S, _LOADING_S = 20.0, 2.5
 _SIZES = {"flux-dev": (1024, 28), "sdxl": (1024, 50)}
 _OFF = 0.015  # standard deviation of what a recipe's gain differs from what records let expect
+_COMPILED_LAUNCHES = 0.5  # of the time that the host needs to launch the kernels of code that is not compiled
 _KERNELS_S = 8.0  # Triton's first compilation of vivace's own kernels
 
 
@@ -70,6 +77,7 @@ class Simulated:
     useless: set[Recipe] = field(default_factory=set)
     reasons: dict[Technique, str | None] = field(default_factory=dict)
     rounds: int = 2
+    busy: float = 1.0
 
     def __post_init__(self) -> None:
         self.peaks = Peaks(self._predict)
@@ -77,7 +85,7 @@ class Simulated:
         size, self.steps = _SIZES[name]
         found = known(name, "baseline", size, size, self.steps)
         assert found is not None
-        self.rest_s, self.step_s = found.rest_s, found.step_s
+        self.rest_s, self.step_s = found.rest_s / self.busy, found.step_s / self.busy
         self.machine = H200("cuda", "NVIDIA H200", (9, 0), "c++", num_gpus=1)
         pipe, facts = pipeline_without_weights(self.model, None)
         self.target = Target(
@@ -167,6 +175,20 @@ class Simulated:
         return [self._seen(recipe, Rung.PROVEN, firsts[recipe]) for recipe in (Recipe(), *recipes)]
 
     def gain(self, recipe: Recipe) -> float:
+        return -math.log(max(self._busy_s(recipe), self._launching_s(recipe)))
+
+    def _busy_s(self, recipe: Recipe) -> float:
+        """Return how long the GPU computes, in shares of the baseline's time."""
+        return self.busy / math.exp(self._recorded_gain(recipe))
+
+    def _launching_s(self, recipe: Recipe) -> float:
+        """Return how long the host launches, in shares of the baseline's time."""
+        if self.busy == 1.0 or captures(recipe):
+            return 0.0
+        is_compiled = any(Trait.COMPILED in technique.provides for technique in recipe)
+        return _COMPILED_LAUNCHES if is_compiled else 1.0
+
+    def _recorded_gain(self, recipe: Recipe) -> float:
         if recipe.is_baseline:
             return 0.0
         if recipe not in self.offsets:
@@ -195,7 +217,11 @@ class Simulated:
         seconds = self.full_s / math.exp(gain)
         peak = self._peak(recipe)
         one = Seen(recipe, Outcome.MEASURED, rung, gain, 0.02, seconds=seconds)
-        return dataclasses.replace(one, peak_bytes=peak, first_call_s=first_s)
+        busy = self._busy_s(recipe) * math.exp(gain)
+        stages = tuple(self.stages.items()) if recipe.is_baseline else ()
+        return dataclasses.replace(
+            one, peak_bytes=peak, first_call_s=first_s, busy_share=busy, stages_s=stages
+        )
 
     @property
     def limits_memory(self) -> bool:
@@ -231,15 +257,17 @@ class Simulated:
 @click.argument("model", type=click.Choice(list(_SIZES)))
 @click.option("--minutes", type=float, default=8.0, show_default=True)
 @click.option("--max-memory", default=None)
+@click.option("--busy", type=click.FloatRange(0.05, 1), default=1.0, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-def simulated(model: str, minutes: float, max_memory: str | None, seed: int) -> int:
+def simulated(model: str, minutes: float, max_memory: str | None, busy: float, seed: int) -> int:
     """Run a search of random weights on a simulated H200, and print what it does when."""
     wanted = Wanted(
         max_memory_bytes=None if max_memory is None else parse_bytes(max_memory), same_picture_only=True
     )
-    gpu = Simulated(f"synthetic:{model}", wanted, np.random.default_rng(seed))
+    gpu = Simulated(f"synthetic:{model}", wanted, np.random.default_rng(seed), busy=busy)
     sources = known_sources(f"synthetic:{model}", "NVIDIA H200", wanted)
-    space = Space.of(wanted, gpu.why_not, reported(sources), judges=False)
+    components = frozenset(gpu.target.modules(COMPONENTS))
+    space = Space.of(wanted, gpu.why_not, reported(sources), judges=False, components=components)
     click.echo(f"{len(space.options)} options, {len(space.cut)} left out")
     if max_memory is not None:
         saving = [text for option in space.options for text in option.memory_advice.saving]

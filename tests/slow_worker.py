@@ -26,7 +26,7 @@ def main() -> None:
             case EnvironmentRequest():
                 value = make_environment().model_dump(mode="json")
             case SupportRequest():
-                pass
+                value = {"reasons": {}, "components": None}
             case RoundRequest():
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 if request.timing.rounds > 1:

@@ -51,7 +51,7 @@ class RaceRequest(Request):
 
 
 class SupportRequest(Request):
-    """Return why recipes cannot work on a device and a model, by recipe (see `benchmark.support`)."""
+    """Return why recipes cannot work on a device and a model, and the model's components (`benchmark.support`)."""
 
     kind: Literal["support"] = "support"
     device: str

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.requests import SupportRequest
-from vivace.contract import ModelFacts, Placement, Request, Target
+from vivace.contract import COMPONENTS, Component, ModelFacts, Placement, Request, Target
 from vivace.errors import VivaceError
 from vivace.memory.predict import built_for
 from vivace.memory.weightless import Weightless, find_weightless
@@ -19,6 +21,25 @@ from vivace.spec.workload import Task
 _TIMEOUT_S = 600.0
 
 
+@dataclass(frozen=True)
+class Support:
+    """What a machine and a model allow.
+
+    Attributes:
+        reasons: why recipes cannot work, by recipe; those that may work are not in it.
+        components: that the model has; None if it cannot be built without its weights.
+    """
+
+    reasons: dict[str, str]
+    components: frozenset[Component] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "reasons": self.reasons,
+            "components": None if self.components is None else [*self.components],
+        }
+
+
 def ask_support(
     launcher: Launcher,
     model: str,
@@ -26,8 +47,8 @@ def ask_support(
     device: str,
     task: Task | None = None,
     batch: int | None = None,
-) -> dict[str, str]:
-    """Return why recipes cannot work here, by recipe; those that may work are not in it. A worker answers.
+) -> Support:
+    """Return which recipes cannot work here, and what components the model has. A worker answers.
 
     Args:
         task: what is generated from; None for what the model is published for.
@@ -35,13 +56,14 @@ def ask_support(
     """
     request = SupportRequest(model=model, recipes=tuple(recipes), device=device, task=task, batch=batch)
     found = ask(launcher, request, _TIMEOUT_S)
-    return {recipe: str(reason) for recipe, reason in found.items()}
+    components = found["components"]
+    return Support(found["reasons"], None if components is None else frozenset(components))
 
 
-def unsupported(
+def support_of(
     model: str, recipes: Sequence[str], device: str, task: Task | None = None, batch: int | None = None
-) -> dict[str, str]:
-    """Return why recipes cannot work, by recipe. Runs in the worker.
+) -> Support:
+    """Return what `ask_support` asks. Runs in the worker.
 
     Techniques judge the machine and a pipeline on the meta device. Of a model that cannot be built without its weights
     they judge the machine alone.
@@ -58,7 +80,7 @@ def unsupported(
             if reason is not None:
                 reasons[text] = reason
                 break
-    return reasons
+    return Support(reasons, None if pipe is None else frozenset(target.modules(COMPONENTS)))
 
 
 def pipeline_without_weights(model: str, task: Task | None) -> tuple[object | None, ModelFacts]:

@@ -223,9 +223,9 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
 
             return {"gpus": [place.model_dump(mode="json") for place in visible_gpus()]}
         case SupportRequest(device=device, model=model, recipes=recipes, task=task, batch=batch):
-            from vivace.benchmark.support import unsupported
+            from vivace.benchmark.support import support_of
 
-            return dict(unsupported(model, recipes, device, task, batch))
+            return support_of(model, recipes, device, task, batch).to_json()
         case RaceRequest(device=device, model=model, recipes=recipes):
             from vivace.benchmark.race import race
             from vivace.measure.machine import choose_device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -14,6 +14,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
+from vivace.tuning.launches import WAITS, as_of_another_host, expected_of_capturing, wait_of
 from vivace.tuning.priors import SAME, Source
 from vivace.tuning.seen import Seen, latest
 from vivace.tuning.space import Space, is_usual
@@ -35,6 +36,11 @@ _PEAK_ERROR = 0.02
 _WORTH_A_PLACE = 0.5
 """Of the first recipe's expected improvement: what promises less is not measured together with it."""
 _WORTH_OF_LESS = 0.002  # of recipes that promise the same, the one with fewer techniques
+_GIVES_NOTHING, _GIVES_LITTLE = 0.01, 0.02
+"""Believed gains below which a technique is left out of a proposal, and tried without in the final."""
+_AS_LIKELY = (
+    0.9  # the probability to keep the limits that a recipe without a technique must have, over that with it
+)
 
 
 @dataclass
@@ -82,6 +88,7 @@ class ModelSampler:
         self._reported = set().union(*map(texts_of, near))
         self._elsewhere = [datum for datum in self._prior_data if datum.error <= SAME]
         self._ran = {texts_of(datum.recipe) for datum in self._elsewhere}
+        self._captured: list[Datum] = []
         self._blame: dict[frozenset[str], float] = {}
         self._tested: set[str] = set()
         self._tested_names: set[str] = set()
@@ -93,8 +100,13 @@ class ModelSampler:
         measured = [one for one in results if one.gain is not None]
         data = [Datum(one.recipe, float(one.gain or 0), one.error) for one in measured]
         known = {one.recipe for one in measured}
-        data += [datum for datum in self._prior_data if datum.recipe not in known]
-        self.gain.learn(data)
+        wait = max((wait_of(one) for one in measured if one.recipe.is_baseline), default=0.0)
+        if not self.space.wanted.measures_memory:
+            self._captured = expected_of_capturing({one.recipe: one for one in measured}, self.space.options)
+            data += self._captured
+        told = {datum.recipe for datum in data}
+        prior = [datum for datum in self._prior_data if datum.recipe not in told]
+        self.gain.learn([*data, *as_of_another_host(prior, wait)])
         judged = [one for one in measured if one.slack is not None and not one.recipe.is_baseline]
         self.slack.learn(
             [
@@ -150,7 +162,9 @@ class ModelSampler:
             if chosen and scores[which] < _WORTH_A_PLACE * first:
                 break  # with this trial's result there is more to choose from
             first = first or float(scores[which])
-            pick = pool.pop(which)
+            pick = self._trimmed(pool.pop(which), results)
+            if pick in chosen:
+                continue
             chosen.append(pick)
             # Until it is measured it counts as what is expected of it, so that the next one is a different bet.
             mean, _ = self.gain.estimate([pick])
@@ -162,15 +176,15 @@ class ModelSampler:
         return chosen
 
     def _best_elsewhere(self) -> Recipe | None:
-        """Return the best recipe that was measured of this model on such a GPU; None if there is none."""
-        held = [datum for datum in self._elsewhere if datum.value > 0 and self.space.holds(datum.recipe)]
+        """Return the best recipe measured of this model on such a GPU, or that ends waits which are seen here."""
+        known = [*self._elsewhere, *(datum for datum in self._captured if datum.value > WAITS)]
+        held = [one.recipe for one in known if one.value > 0 and self.space.holds(one.recipe)]
         if self.seconds_of is not None:
-            held = [datum for datum in held if self.seconds_of(datum.recipe) <= self.most_s()]
+            held = [recipe for recipe in held if self.seconds_of(recipe) <= self.most_s()]
         if not held:
             return None
-        chance = self._chance([datum.recipe for datum in held])
-        worth = [datum.value * float(one) for datum, one in zip(held, chance, strict=True)]
-        return held[int(np.argmax(worth))].recipe
+        worth = self.gain.estimate(held)[0] * self._chance(held)
+        return held[int(np.argmax(worth))]
 
     def _best(self, results: Sequence[Seen]) -> float:
         """Return the best gain so far, discounted by what its quality leaves in doubt; 0 of the baseline."""
@@ -197,6 +211,42 @@ class ModelSampler:
             float(gain) * probability - _WORTH_OF_LESS * len(recipe.techniques)
             for gain, probability, recipe in zip(mean, own, recipes, strict=True)
         ]
+
+    def shorter(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
+        self.learn(history)
+        self._blame = _blame(history)
+        return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)
+
+    def _trimmed(self, recipe: Recipe, results: Collection[Recipe]) -> Recipe:
+        """Return a recipe of several new techniques without what is believed to give nothing.
+
+        What another search has put together comes as a whole, but without what nobody expects a gain of. Where only one
+        technique is new, the rest is what it is tried on.
+        """
+        new = texts_of(recipe) - self._tested
+        if len(new) < 2:
+            return recipe
+        return self._without_idle(
+            recipe,
+            _GIVES_NOTHING,
+            lambda less: less not in results and bool(new & texts_of(less)),
+        )
+
+    def _without_idle(self, recipe: Recipe, little: float, allowed: Callable[[Recipe], bool]) -> Recipe:
+        """Return the recipe without techniques that give no more than `little`, as a logarithm, each time the least."""
+        while True:
+            fewer = [recipe.without(technique) for technique in recipe]
+            fewer = [
+                less for less in fewer if not less.is_baseline and self.space.holds(less) and allowed(less)
+            ]
+            if not fewer:
+                return recipe
+            gain, _ = self.gain.estimate([recipe, *fewer])
+            chance = self._chance([recipe, *fewer])
+            idle = (gain[1:] > gain[0] - little) & (chance[1:] > _AS_LIKELY * chance[0])
+            if not idle.any():
+                return recipe
+            recipe = fewer[int(np.argmax(np.where(idle, gain[1:], -np.inf)))]
 
     def _is_known_but_for_one(self, recipe: Recipe) -> bool:
         """Whether at most one of its options is new, or as many as were measured together elsewhere.

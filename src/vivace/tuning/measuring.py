@@ -127,7 +127,7 @@ class Bench:
         """Techniques judge the model without its weights; memory is predicted if it is limited."""
         texts = [recipe.text for recipe in recipes if recipe not in self._supported]
         reasons = (
-            ask_support(self.launcher, self.model, texts, self.device, self.task, self.asked.batch)
+            ask_support(self.launcher, self.model, texts, self.device, self.task, self.asked.batch).reasons
             if texts
             else {}
         )

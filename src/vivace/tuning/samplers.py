@@ -31,6 +31,10 @@ class Sampler(Protocol):
         """Return how good each measured recipe promises to be: its gain, discounted by the doubts about its quality."""
         ...
 
+    def shorter(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
+        """Return the recipe without techniques that are believed to give nothing; as it is if nothing is known."""
+        ...
+
 
 def sampler_of(
     name: Name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from vivace.recipes.recipe import Recipe
@@ -18,7 +18,7 @@ from vivace.tuning.samplers import Sampler
 from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space
 from vivace.tuning.wanted import Wanted
-from vivace.tuning.worth import chance_of, floor_of
+from vivace.tuning.worth import chance_of, floor_of, shortest_as_fast
 
 FINALISTS = 3
 """Recipes that are measured in the final beside the baseline: the pick and its rivals."""
@@ -136,13 +136,13 @@ class Search:
     def run(self) -> Seen | None:
         """Search until the budget is spent, then prove; return the pick, None if no recipe beats the baseline."""
         self._judge_promising()  # of an interrupted search
-        while not self.budget.is_over(self.num_trials, self._finalists(self._candidates())):
+        while not self.budget.is_over(self.num_trials, self._in_the_final(self._candidates())):
             left = getattr(self.budget, "number", math.inf) - self.num_trials
             recipes = self._ask(int(min(self.batch, left)))
             if not recipes:
                 self.exhausted = True
                 break
-            recipes = self.budget.affordable(recipes, self._finalists(self._candidates()))
+            recipes = self.budget.affordable(recipes, self._in_the_final(self._candidates()))
             if not recipes:
                 break
             self.watcher.note(f"screening {len(recipes)}: {', '.join(recipe.text for recipe in recipes)}")
@@ -300,6 +300,7 @@ class Search:
                 finalists = [pick.recipe, *finalists[: FINALISTS - 1]]
             elif tried and not self.budget.allows_another_final():
                 break
+            finalists += self._shorter(self._finalists(found))
             tried |= set(finalists)
             self.watcher.final(finalists)
             self.proven = self.measurer.prove(finalists)
@@ -325,6 +326,28 @@ class Search:
         surest = found[careful.index(max(careful))]
         return chosen if surest in chosen else [*chosen[: FINALISTS - 1], surest]
 
+    def _in_the_final(self, found: Sequence[Seen]) -> list[Seen]:
+        """Return the finalists, and the first one's shorter form if there is a place for it."""
+        chosen = self._finalists(found)
+        less = self.sampler.shorter(chosen[0].recipe, self.history) if chosen else Recipe()
+        if len(chosen) == FINALISTS or less in {Recipe(), *(one.recipe for one in chosen)}:
+            return chosen
+        return [*chosen, replace(chosen[0], recipe=less)]
+
+    def _shorter(self, finalists: Sequence[Seen]) -> list[Recipe]:
+        """Return the first finalist without what is believed to give nothing, if it may win and the time suffices."""
+        first = finalists[0]
+        less = self.sampler.shorter(first.recipe, self.history)
+        if less.is_baseline or less in {one.recipe for one in finalists} or not self.space.holds(less):
+            return []
+        known = latest(self.history).get(less)
+        if known is not None and (not known.keeps(self.wanted) or known.is_ruined):
+            return []
+        trials = self.num_trials if known is None else 0
+        if self.budget.is_over(trials, [*finalists, replace(first, recipe=less)]):
+            return []
+        return [] if self.measurer.refuse([less]) else [less]
+
     def _promising_more(self, found: Sequence[Seen], pick: Seen) -> list[Seen]:
         """Return the candidates that are expected to improve on the pick: by how much, times how likely they pass."""
         return [
@@ -334,7 +357,7 @@ class Search:
         ]
 
     def pick(self) -> Seen | None:
-        """Return the best recipe that has been proven."""
+        """Return the best recipe that has been proven, without techniques that were shown to give it nothing."""
         floor = floor_of(self.history, self.wanted)
         good = [
             one
@@ -345,7 +368,7 @@ class Search:
             and _gain(one) > floor
             and (not self.judges or one.gate is Gate.PASSED)
         ]
-        return max(good, key=_gain, default=None)
+        return shortest_as_fast(max(good, key=_gain), good) if good else None
 
 
 def best_of(history: Sequence[Seen]) -> Seen | None:

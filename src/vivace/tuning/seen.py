@@ -45,9 +45,11 @@ class Seen:
         slack: by how much quality exceeds its limit at the lower bound of its interval; negative: by how much less. Of
             few images, as it is to be expected of all that the final draws.
         slack_error: its standard error, as a prediction of the final's.
+        own_error: standard error of the logarithm of its own figure, beside others of its comparison; 0 if unknown.
         seconds, peak_bytes, first_call_s: measured; `seconds` per image.
         stages_s: seconds per image by stage.
         reason: why it was not measured, or why quality failed.
+        busy_share: of its time in which the GPU was busy, in a traced call; None if that is unknown.
     """
 
     recipe: Recipe
@@ -63,6 +65,8 @@ class Seen:
     stages_s: tuple[tuple[str, float], ...] = ()
     reason: str | None = None
     slack_error: float = _PROVEN_ERROR
+    busy_share: float | None = None
+    own_error: float = 0.0
 
     @property
     def is_measured(self) -> bool:
@@ -118,6 +122,8 @@ def seen_of(
         error=error,
         slack=slack,
         slack_error=slack_error,
+        own_error=0.0 if wanted.measures_memory else _own_error(row.latency.median),
+        busy_share=None if row.gpu_busy_s is None else row.gpu_busy_s / row.latency.median.point,
         gate=Gate.PASSED if row.is_baseline else None if judged is None else judged.gate,
         seconds=seconds,
         peak_bytes=peak,
@@ -181,6 +187,12 @@ def _error(row: Row) -> float:
     if row.cpu_differs or (row.cpu_share is not None and row.cpu_share < 0.9):
         error = max(error, _DISTURBED_ERROR)
     return min(max(error, _LEAST_ERROR), 0.3)
+
+
+def _own_error(seconds: Interval) -> float:
+    if seconds.low is None or seconds.high is None or seconds.low <= 0:
+        return 0.0
+    return math.log(seconds.high / seconds.low) / (2 * 1.96)
 
 
 def latest(history: Sequence[Seen]) -> dict[Recipe, Seen]:

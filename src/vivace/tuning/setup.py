@@ -24,7 +24,7 @@ from vivace.stats import Gate
 from vivace.tuning.measuring import Bench
 from vivace.tuning.search import Budget, Trials
 from vivace.tuning.seen import Seen
-from vivace.tuning.space import Space
+from vivace.tuning.space import Space, fitted
 from vivace.tuning.wanted import Wanted
 
 DEFAULT_MINUTES = 8.0
@@ -127,8 +127,13 @@ def space_of(
     Raises:
         Unsupported: that includes a technique that is to be kept.
     """
-    every = [option.text for option in Space.of(wanted, reported=reported, judges=bench.judges).options]
-    reasons = ask_support(bench.launcher, bench.model, every, bench.device, bench.task, bench.asked.batch)
+    every = Space.of(wanted, reported=reported, judges=bench.judges).options
+    texts = [option.text for option in every]
+    support = ask_support(bench.launcher, bench.model, texts, bench.device, bench.task, bench.asked.batch)
+    components = support.components
+    reasons = {
+        fitted(option, components).text: why for option in every if (why := support.reasons.get(option.text))
+    }
 
     def why_not(technique: Technique) -> str | None:
         is_known = technique.same_picture or trusted is None
@@ -140,7 +145,7 @@ def space_of(
             )
         return reasons.get(technique.text)
 
-    space = Space.of(wanted, why_not, reported, bench.judges)
+    space = Space.of(wanted, why_not, reported, bench.judges, components)
     space.trusted = trusted
     for technique in wanted.kept:
         if (why := space.cut.get(technique.text)) is not None:

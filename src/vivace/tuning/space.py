@@ -7,19 +7,20 @@ of a recipe once more. So a new technique is searched without a line here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
 from pydantic import ValidationError
 
-from vivace.contract import Technique
+from vivace.contract import Component, Technique
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.techniques import TECHNIQUES
 from vivace.tuning.wanted import Wanted
 
 Why = Callable[[Technique], str | None]
+Components = Collection[Component] | None
 
 
 def tune_values(kind: type[Technique], knob: str) -> list[Any]:
@@ -38,8 +39,12 @@ def tune_values(kind: type[Technique], knob: str) -> list[Any]:
     return found
 
 
-def options(kind: type[Technique]) -> list[Technique]:
-    """Return a technique's options, the most usual first; none if a required knob has no value worth tuning."""
+def options(kind: type[Technique], components: Components = None) -> list[Technique]:
+    """Return a technique's options, the most usual first; none if a required knob has no value worth tuning.
+
+    Args:
+        components: that the model has; None if unknown.
+    """
     values = {name: tune_values(kind, name) for name in kind.knobs()}
     if not all(values.values()):
         return []
@@ -49,8 +54,19 @@ def options(kind: type[Technique]) -> list[Technique]:
         found += [_made(kind, plain | {name: value}) for value in worth[1:]]
     first = next((one for one in found if one is not None), None)
     if first is not None:
-        found += [_made(kind, dict(first.values), targets) for targets in _target_sets(kind)]
+        found += [_made(kind, dict(first.values), targets) for targets in _target_sets(kind, components)]
     return list(dict.fromkeys(one for one in found if one is not None))
+
+
+def fitted(technique: Technique, components: Components) -> Technique:
+    """Return the technique aimed at no more than the model has, as it is written in the shortest way."""
+    kind = type(technique)
+    if components is None or technique.targets == kind.default_targets:
+        return technique
+    targets = tuple(target for target in technique.targets if target in components)
+    if targets == tuple(target for target in kind.default_targets if target in components):
+        targets = kind.default_targets
+    return technique if not targets else _made(kind, technique.values, targets) or technique
 
 
 def is_usual(technique: Technique) -> bool:
@@ -69,7 +85,7 @@ def is_worth_tuning(technique: Technique) -> bool:
     return True
 
 
-def variants(technique: Technique) -> Iterator[Technique]:
+def variants(technique: Technique, components: Components = None) -> Iterator[Technique]:
     """Yield the technique with one knob or its targets changed."""
     kind = type(technique)
     for name in kind.knobs():
@@ -77,17 +93,18 @@ def variants(technique: Technique) -> Iterator[Technique]:
             changed = _made(kind, technique.values | {name: value}, technique.targets)
             if changed is not None and changed != technique:
                 yield changed
-    for targets in (kind.default_targets, *_target_sets(kind)):
+    for targets in (kind.default_targets, *_target_sets(kind, components)):
         changed = _made(kind, technique.values, targets)
         if changed is not None and changed != technique:
             yield changed
 
 
-def _target_sets(kind: type[Technique]) -> list[tuple[Any, ...]]:
-    """Return other targets than the default ones: all of them, and each that is no default alone."""
-    every = kind.targetable
-    found = [every, *((one,) for one in every if one not in kind.default_targets)]
-    return [targets for targets in dict.fromkeys(found) if targets and targets != kind.default_targets]
+def _target_sets(kind: type[Technique], components: Components) -> list[tuple[Any, ...]]:
+    """Return other targets than the default ones: all that the model has, and each that is no default alone."""
+    every = tuple(one for one in kind.targetable if components is None or one in components)
+    usual = tuple(one for one in kind.default_targets if one in every)
+    found = [every, *((one,) for one in every if one not in usual)]
+    return [targets for targets in dict.fromkeys(found) if targets and targets != usual]
 
 
 def _made(
@@ -111,6 +128,7 @@ class Space:
         judges: whether images are compared with the baseline's.
         trusted: recipes whose quality is known to be kept; techniques that change the picture may then be combined only
             as in one of them. None: no such rule.
+        components: that the model has: options name no others. None if unknown.
     """
 
     wanted: Wanted
@@ -118,6 +136,7 @@ class Space:
     cut: dict[str, str] = field(default_factory=dict)
     judges: bool = True
     trusted: frozenset[Recipe] | None = None
+    components: Components = None
     _why_not: Why = field(default=lambda technique: None, repr=False)
 
     @classmethod
@@ -127,6 +146,7 @@ class Space:
         why_not: Why = lambda technique: None,
         reported: Iterable[Technique] = (),
         judges: bool = True,
+        components: Components = None,
     ) -> Space:
         """Make the space of all techniques.
 
@@ -134,9 +154,10 @@ class Space:
             why_not: says why a technique cannot work here; None if nothing is known against it.
             reported: techniques with the knobs and targets with which they were measured elsewhere.
             judges: whether images are compared with the baseline's.
+            components: that the model has; None if unknown.
         """
-        space = cls(wanted, judges=judges, _why_not=why_not)
-        reported = tuple(reported)
+        space = cls(wanted, judges=judges, components=components, _why_not=why_not)
+        reported = tuple(fitted(one, components) for one in reported)
         for kind in TECHNIQUES.values():
             if kind.name in wanted.without:
                 space.cut[kind.name] = "--without"
@@ -145,7 +166,7 @@ class Space:
                 space.cut[kind.name] = "it changes the picture, and quality cannot be judged here"
                 continue
             named = [one for one in (*wanted.kept, *reported) if isinstance(one, kind)]
-            for option in (*options(kind), *named):
+            for option in (*options(kind, components), *named):
                 if option not in space.options and space.allows(option):
                     space.options.append(option)
         return space
@@ -192,7 +213,7 @@ class Space:
             except RecipeError:
                 continue
         for technique in recipe:
-            for other in variants(technique):
+            for other in variants(technique, self.components):
                 changed = _with(recipe.without(technique), other)
                 if changed is not None and self.allows(other):
                     yield from self._held(changed)

@@ -257,13 +257,15 @@ def _answer(
 
 
 def _expected(sampler: object, search: Search, pick: Seen | None) -> dict[str, float]:
-    """Return the gain that the model expects of the pick with one technique less."""
+    """Return the gain that is expected of the pick with one technique less: its own, and what is believed of it."""
     if pick is None or not isinstance(sampler, ModelSampler):
         return {}
     sampler.learn(search.history)
     less = [pick.recipe.without(technique) for technique in pick.recipe]
+    mean, _ = sampler.gain.estimate([pick.recipe, *less])
     return {
-        recipe.text: float(gain) for recipe, gain in zip(less, sampler.gain.estimate(less)[0], strict=True)
+        recipe.text: (pick.gain or 0.0) + float(gain - mean[0])
+        for recipe, gain in zip(less, mean[1:], strict=True)
     }
 
 

@@ -17,6 +17,8 @@ TRIES = 200
 """How often a random recipe is drawn for each that is wanted."""
 
 _ANY_GAIN = -3.0
+_AS_FAST, _NOISE = 0.01, 0.03
+"""A shorter recipe is as fast if it is this much slower, as a logarithm: at any rate, and within its interval."""
 
 
 class AsMeasured:
@@ -24,6 +26,9 @@ class AsMeasured:
 
     def worth(self, results: Sequence[Seen], history: Sequence[Seen]) -> list[float]:
         return [(one.gain or 0.0) * chance_of(one) for one in results]
+
+    def shorter(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
+        return recipe
 
 
 def chance_of(one: Seen) -> float:
@@ -62,3 +67,16 @@ def value_of(one: Seen, wanted: Wanted, failed: float = -math.inf) -> float:
     if one.slack is not None and one.slack < 0 and failed == -math.inf:
         return failed
     return one.gain
+
+
+def shortest_as_fast(best: Seen, others: Sequence[Seen]) -> Seen:
+    """Return the recipe with the fewest of the best one's techniques that is as fast, as far as can be told."""
+    mine = set(best.recipe.techniques)
+    found = [one for one in others if set(one.recipe.techniques) < mine and is_as_fast(one, best)]
+    return min([best, *found], key=lambda one: (len(one.recipe.techniques), -(one.gain or 0.0)))
+
+
+def is_as_fast(one: Seen, best: Seen) -> bool:
+    """Whether a recipe was not shown to be slower than the best: within 1 %, or within both intervals and 3 %."""
+    told = 1.96 * math.hypot(one.own_error, best.own_error)
+    return (best.gain or 0.0) - (one.gain or 0.0) <= max(_AS_FAST, min(_NOISE, told))

@@ -12,7 +12,7 @@ from tests.typed import said, typed
 from tests.unit.tasks.test_tasks import IMAGE, MASK, PROMPT
 from vivace.advice import recommend
 from vivace.benchmark import Store, Timing
-from vivace.benchmark.support import unsupported
+from vivace.benchmark.support import support_of
 from vivace.errors import Unsupported, WorkloadError
 from vivace.models.sources import FOLDER
 from vivace.tuning.answer import Tuned
@@ -138,8 +138,8 @@ def test_the_answer_of_a_search_can_be_run(asked: Asked, files: str) -> None:
 
 def test_techniques_judge_the_pipeline_of_the_task() -> None:
     recipes = ["scheduler(unipc)"]
-    assert unsupported("tiny-flux", recipes, "cpu") == {}
-    assert list(unsupported("tiny-flux", recipes, "cpu", "image")) == recipes
+    assert support_of("tiny-flux", recipes, "cpu").reasons == {}
+    assert list(support_of("tiny-flux", recipes, "cpu", "image").reasons) == recipes
     with pytest.raises(Unsupported, match="not trained to edit"):
         vivace.profile("tiny-sd", task="edit")
 

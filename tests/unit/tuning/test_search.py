@@ -31,14 +31,14 @@ from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.answer import Tuned, why_lost
 from vivace.tuning.belief import Datum
-from vivace.tuning.by_model import _blame
+from vivace.tuning.by_model import ModelSampler, _blame
 from vivace.tuning.notes import why_none
 from vivace.tuning.priors import Source
 from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search, Trials
 from vivace.tuning.seen import Rung, Seen
-from vivace.tuning.space import FixedSpace
-from vivace.tuning.tuner import _known_of
+from vivace.tuning.space import FixedSpace, Space
+from vivace.tuning.tuner import _expected, _known_of
 from vivace.tuning.wanted import Wanted
 
 GRIDS = ("tiny-sd", "tiny-flux", "flux-dev-h200")
@@ -268,3 +268,71 @@ def test_a_technique_that_ruins_is_blamed_for_it_and_the_others_are_not() -> Non
     blame = _blame(history)
     assert blame[frozenset({"prune"})] > 0.8
     assert frozenset({"tiny_vae"}) not in blame
+
+
+def test_of_recipes_that_are_as_fast_the_shortest_is_the_answer() -> None:
+    search = made(["tiny_vae"])
+    long, short = "tiny_vae+dtype(bf16)+steps(8)", "tiny_vae+steps(8)"
+    for loss, own_error, expected in [
+        (0.008, 0.0, short),
+        (0.012, 0.0, long),
+        (0.02, 0.015, short),  # 1.96 * 0.015 * sqrt(2) is 4 %
+        (0.035, 0.1, long),
+    ]:
+        fields = {"own_error": own_error}
+        search.history = [
+            result("baseline", 0.0),
+            result(long, 0.5, **fields),
+            result(short, 0.5 - loss, **fields),
+            result("dtype(bf16)", 0.5 - loss / 2, gate=Gate.UNCLEAR),  # not proven
+            result("channels_last", 0.499),  # another recipe, not a shorter one
+        ]
+        pick = search.pick()
+        assert pick is not None
+        assert pick.recipe.text == expected, (loss, own_error)
+
+
+def test_the_final_measures_the_pick_without_what_is_believed_to_give_nothing() -> None:
+    long, short = "tiny_vae+dtype(bf16)+first_block_cache(0.3)", "dtype(bf16)+first_block_cache(0.3)"
+    found = grid("tiny-flux")
+    assert {resolve(long), resolve(short)} <= set(found.entries)
+    for trials, expected in ((9, {long, short}), (1, {long})):
+        search = made([long, short])
+        search.budget = Trials(trials)
+        search.sampler.shorter = lambda recipe, history: resolve(short)  # type: ignore[method-assign]
+        search.history = [result("baseline", 0.0), result(long, 0.6, rung=Rung.JUDGED)]
+        proven: list[str] = []
+        prove = search.measurer.prove
+        search.measurer.prove = lambda recipes, prove=prove, proven=proven: (  # type: ignore[method-assign, misc]
+            proven.extend(r.text for r in recipes),
+            prove(recipes),
+        )[1]
+        search._prove()
+        assert set(proven) == expected, trials
+
+
+def test_a_proposal_has_no_technique_that_is_believed_to_give_nothing() -> None:
+    space = Space.of(Wanted(same_picture_only=True))
+    sampler = ModelSampler(space, np.random.default_rng(0))
+    history = [result("baseline", 0.0), result("channels_last", -0.02), result("cuda_graph", 0.5)]
+    assert sampler.shorter(resolve("channels_last+cuda_graph"), history).text == "cuda_graph"
+    assert sampler.shorter(resolve("cuda_graph"), history).text == "cuda_graph"
+    recorded = resolve("fuse_qkv+channels_last+cuda_graph")
+    sampler.learn(history)
+    sampler._tested = {"cuda_graph"}
+    assert sampler._trimmed(recorded, set()).text == "fuse_qkv+cuda_graph"  # one that is new stays
+    measured = {resolve("fuse_qkv+cuda_graph"), resolve("channels_last+cuda_graph")}
+    assert sampler._trimmed(recorded, measured) == recorded
+    sampler._tested = {"cuda_graph", "channels_last"}
+    assert sampler._trimmed(recorded, set()) == recorded  # one is tried on top of the others
+
+
+def test_what_a_neighbour_is_expected_to_cost_is_what_the_model_believes_of_the_technique() -> None:
+    """Not the pick's own figure against the model's, which expects less of every recipe with a high figure."""
+    search = made(["tiny_vae"])
+    pick = result("tiny_vae+dtype(bf16)", 0.9, error=0.2)
+    search.history = [result("baseline", 0.0), result("tiny_vae", 0.2), pick]
+    found = _expected(search.sampler, search, pick)
+    mean, _ = search.sampler.gain.estimate([pick.recipe, resolve("tiny_vae")])  # type: ignore[attr-defined]
+    assert found["tiny_vae"] == pytest.approx(0.9 + mean[1] - mean[0])
+    assert mean[0] < 0.88

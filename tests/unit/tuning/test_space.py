@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from vivace.benchmark.support import unsupported
+from vivace.benchmark.support import Support, support_of
 from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.errors import RecipeError, UsageError
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 from vivace.tuning import setup
-from vivace.tuning.space import FixedSpace, Space, is_usual, options
+from vivace.tuning.space import FixedSpace, Space, fitted, is_usual, options
 from vivace.tuning.wanted import Wanted, parse_bytes, parse_seconds
 
 
@@ -29,6 +29,13 @@ class Halving(Technique):
 
     def apply(self, target: Target) -> Effect:
         return Effect(changed={"share": self.share})
+
+
+def bench_on(device: str) -> Any:
+    return SimpleNamespace(
+        launcher=None, model=None, device=device, task=None, judges=True,
+        asked=SimpleNamespace(batch=1), environment=SimpleNamespace(device=device),
+    )  # fmt: skip
 
 
 def texts(space: Space) -> set[str]:
@@ -129,7 +136,7 @@ def test_amounts_that_are_none() -> None:
 
 @pytest.mark.parametrize(("batch", "reason"), [(1, "so there is no batch to slice"), (4, None), (None, None)])
 def test_slicing_needs_a_batch(batch: int | None, reason: str | None) -> None:
-    found = unsupported("tiny-sd", ["vae_slicing", "fuse_qkv"], "cpu", batch=batch)
+    found = support_of("tiny-sd", ["vae_slicing", "fuse_qkv"], "cpu", batch=batch).reasons
     assert set(found) == (set() if reason is None else {"vae_slicing"})
     assert reason is None or reason in found["vae_slicing"]
 
@@ -155,11 +162,44 @@ def test_precision_that_may_overflow_needs_a_judge() -> None:
 def test_several_processes_are_searched_on_gpus(
     device: str, keep: str, searched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "ask_support", lambda *_: {})
-    bench: Any = SimpleNamespace(
-        launcher=None, model=None, device=device, task=None, judges=True,
-        asked=SimpleNamespace(batch=1), environment=SimpleNamespace(device=device),
-    )  # fmt: skip
-    space = setup.space_of(Wanted(keep=(keep,) if keep else ()), bench, None)
+    monkeypatch.setattr(setup, "ask_support", lambda *_: Support({}))
+    space = setup.space_of(Wanted(keep=(keep,) if keep else ()), bench_on(device), None)
     assert ("parallel(cfg)" in texts(space)) == searched
     assert searched or "--keep parallel" in space.cut["parallel(cfg)"]
+
+
+def test_options_name_only_components_that_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = support_of("synthetic:sdxl", ["compile@vae"], "cpu")
+    assert found.components == {"denoiser", "text_encoder", "text_encoder_2", "vae"}
+    asked: list[str] = []
+
+    def answer(*given: Any) -> Support:
+        asked.extend(given[2])
+        everywhere = next(text for text in asked if text.startswith("quantize(int8)@denoiser,"))
+        return Support({everywhere: "too old"}, found.components)
+
+    monkeypatch.setattr(setup, "ask_support", answer)
+    space = setup.space_of(Wanted(same_picture_only=True), bench_on("cuda"), None)
+    assert not [text for text in texts(space) if "text_encoder_3" in text]
+    everywhere = "@denoiser,text_encoder,text_encoder_2,vae"
+    assert space.cut[f"quantize(int8){everywhere}"] == "too old"
+    assert f"compile{everywhere}" in texts(space)
+    around = [recipe.text for recipe in space.neighbours(resolve("compile"))]
+    assert f"compile{everywhere}" in around
+    assert not [text for text in around if "text_encoder_3" in text]
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("quantize(fp8)@denoiser,text_encoder,text_encoder_3", "quantize(fp8)@denoiser,text_encoder"),
+        ("quantize(fp8)@denoiser,text_encoder_3", "quantize(fp8)"),
+        ("dtype(bf16)@denoiser,text_encoder,vae", "dtype(bf16)"),
+        ("compile@text_encoder_3", "compile@text_encoder_3"),
+        ("inference_mode", "inference_mode"),
+    ],
+)
+def test_a_technique_is_aimed_at_what_the_model_has(text: str, short: str) -> None:
+    (technique,) = resolve(text)
+    assert fitted(technique, {"denoiser", "text_encoder", "vae"}).text == short
+    assert fitted(technique, None) == technique

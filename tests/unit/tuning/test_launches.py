@@ -1,0 +1,93 @@
+"""A baseline that waits for the CPU says what capturing its launches gains, before it is tried."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.spec.record import Outcome
+from vivace.tuning.belief import Datum
+from vivace.tuning.by_model import ModelSampler
+from vivace.tuning.launches import captures, expected_of_capturing, wait_of
+from vivace.tuning.priors import Source, effects
+from vivace.tuning.seen import Rung, Seen
+from vivace.tuning.space import Space
+from vivace.tuning.wanted import Wanted
+
+STAGES = (("text", 0.05), ("steps", 4.8), ("vae", 0.1), ("other", 0.05))
+WANTED = Wanted(same_picture_only=True, without=("compile", "offload", "layerwise_casting"))
+RECORDS = Source(
+    "records of a faster host",
+    tuple(
+        Datum(resolve(text), gain, 0.05)
+        for text, gain in [
+            ("cuda_graph", math.log(1.04)),
+            ("fuse_qkv", math.log(1.2)),
+            ("fuse_qkv+cuda_graph", math.log(1.22)),
+            ("channels_last+inference_mode", math.log(1.3)),
+        ]
+    ),
+)
+
+
+def baseline(busy: float | None) -> Seen:
+    measured = Seen(Recipe(), Outcome.MEASURED, Rung.SCREENED, 0.0, 0.01, seconds=5.0, stages_s=STAGES)
+    return dataclasses.replace(measured, busy_share=busy)
+
+
+def first_two(busy: float | None) -> list[Recipe]:
+    """Return the first two recipes that a search measures, where the GPU is busy in a share of the time."""
+    space = Space.of(WANTED)
+    prior = effects(space.options, dict(STAGES), WANTED)
+    sampler = ModelSampler(space, np.random.default_rng(0), (RECORDS,), prior)
+    history, tried = [baseline(busy)], []
+    while len(tried) < 2:
+        recipe = sampler.ask(history, 1)[0]
+        gain = math.log(1 / (busy or 1.0)) if captures(recipe) else 0.0
+        history.append(dataclasses.replace(baseline(None), recipe=recipe, gain=gain))
+        tried.append(recipe)
+    return tried
+
+
+def test_what_ends_the_waits_is_tried_first_whatever_other_hosts_say() -> None:
+    assert any(captures(recipe) for recipe in first_two(0.44))
+    assert not any(captures(recipe) for recipe in first_two(None))
+    assert not any(captures(recipe) for recipe in first_two(0.99))
+
+
+def test_the_waits_are_what_capturing_saves() -> None:
+    assert wait_of(baseline(0.44)) == pytest.approx(math.log(1 / 0.44))
+    assert 0.9 < wait_of(baseline(0.44), ("denoiser",)) / wait_of(baseline(0.44)) < 1
+    assert wait_of(baseline(0.44), ("vae",)) < 0.02
+    assert wait_of(baseline(1.02)) == 0.0  # another call was traced than those that were timed
+    assert wait_of(baseline(None)) == 0.0
+
+
+def test_a_traced_recipe_says_what_it_gains_with_its_launches_captured() -> None:
+    options = [*resolve("cuda_graph"), *resolve("fuse_qkv")]
+    traced = dataclasses.replace(baseline(0.3), recipe=resolve("channels_last"), gain=0.1)
+    refusing = dataclasses.replace(baseline(0.3), recipe=resolve("first_block_cache"), gain=0.1)
+    found = expected_of_capturing({one.recipe: one for one in (baseline(0.44), traced, refusing)}, options)
+    gains = {datum.recipe.text: math.exp(datum.value) for datum in found}
+    assert set(gains) == {"cuda_graph", "channels_last+cuda_graph"}
+    assert gains["cuda_graph"] == pytest.approx(1 / 0.46, rel=0.02)
+    assert gains["channels_last+cuda_graph"] == pytest.approx(1.105 / 0.33, rel=0.02)
+
+
+def test_what_was_measured_is_not_expected_any_more() -> None:
+    captured = dataclasses.replace(baseline(0.9), recipe=resolve("cuda_graph"), gain=0.3)
+    found = expected_of_capturing(
+        {one.recipe: one for one in (baseline(0.44), captured)}, resolve("cuda_graph")
+    )
+    assert found == []
+
+
+def test_the_model_believes_the_trace_rather_than_records() -> None:
+    sampler = ModelSampler(Space.of(WANTED), np.random.default_rng(0), (RECORDS,))
+    for busy, least, most in ((0.44, 1.8, 2.3), (None, 1.0, 1.15)):
+        sampler.learn([baseline(busy)])
+        gain, _ = sampler.gain.estimate([resolve("cuda_graph")])
+        assert least < math.exp(gain[0]) < most
