@@ -26,6 +26,7 @@ import click
 import numpy as np
 
 from benchmarks.command import run
+from benchmarks.recorded_grids import FINAL, Entry, Grid, median_s, read_grid
 from benchmarks.tuner_grids import RESULTS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
@@ -46,137 +47,7 @@ _NOISE = {Rung.SCREENED: 0.05, Rung.JUDGED: 0.03, Rung.PROVEN: 0.005}
 """Standard deviation that is added to a logarithm where a grid has one round."""
 _ERRORS = {Rung.SCREENED: 0.06, Rung.JUDGED: 0.05, Rung.PROVEN: 0.04}
 """Of the logarithm of a gain on the embedded models' grids, whose rounds differ by 0.045."""
-_RECORDED, _JUDGED, _FINAL = 10, 6, 13 * math.sqrt(3)
-"""Prompts of most records, of a judgement, and of a final and the records of the fastest recipes; further seeds of a
-prompt count as their root."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A recipe of a grid.
-
-    Attributes:
-        rounds: seconds of the calls of each round that a search may see.
-        true_s: what held-out rounds say; of the only round, if there is one.
-        all_s: what all rounds say, those that a search sees included.
-        gate, slack: the verdict on its images, and by how much the bound exceeds the limit.
-        width: from the bound to the mean.
-        prompts: of the record.
-    """
-
-    recipe: Recipe
-    outcome: Outcome
-    rounds: tuple[tuple[float, ...], ...] = ()
-    true_s: float = math.inf
-    all_s: float = math.inf
-    peak_bytes: float | None = None
-    first_call_s: float | None = None
-    gate: Gate | None = None
-    slack: float | None = None
-    width: float = 0.0
-    prompts: float = _RECORDED
-
-    @property
-    def is_below_the_limit(self) -> bool:
-        """Whether the mean of its images, not only the bound, is below the limit."""
-        return self.slack is not None and self.slack + self.width < 0
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A recorded grid; the baseline is its first entry."""
-
-    name: str
-    device_name: str
-    is_cpu: bool
-    judged: bool
-    entries: dict[Recipe, Entry]
-
-    @property
-    def baseline(self) -> Entry:
-        return next(iter(self.entries.values()))
-
-    @property
-    def has_one_round(self) -> bool:
-        return len(self.baseline.rounds) == 1
-
-    @property
-    def allowed(self) -> list[Entry]:
-        """The recipes that were measured and whose quality passes."""
-        return [
-            entry
-            for entry in self.entries.values()
-            if entry.rounds and (not self.judged or entry.gate is Gate.PASSED or entry is self.baseline)
-        ]
-
-    @property
-    def best(self) -> Entry:
-        return min(self.allowed, key=lambda entry: entry.true_s)
-
-
-def read_grid(path: Path) -> Grid:
-    """Read a grid that `benchmarks.tuner_grids` wrote."""
-    found = json.loads(path.read_text())
-    timed = _rounds(found["rows"])
-    entries = {}
-    for row in found["rows"]:
-        recipe = resolve(row["recipe"])
-        slack = width = None
-        for name, limit in (("clip", 0.99), ("match", 0.9)):
-            if name in row and (name == "clip" or recipe.same_picture):
-                low, point, _ = row[name]
-                if slack is None or low - limit < slack:
-                    slack, width = low - limit, point - low
-        seen, held_out = timed.get(row["recipe"], ((), ()))
-        entries[recipe] = Entry(
-            recipe,
-            Outcome(row["outcome"]),
-            seen,
-            _median_s(held_out),
-            _median_s(seen if seen == held_out else (*seen, *held_out)),
-            row.get("peak"),
-            row.get("first_call_s"),
-            Gate(row["gate"]) if "gate" in row else None,
-            slack,
-            width or 0.0,
-            _FINAL if "images" in row else _RECORDED,
-        )
-    return Grid(
-        found["model"], found["device_name"], found["device"] == "cpu", found.get("judged", True), entries
-    )
-
-
-Rounds = tuple[tuple[float, ...], ...]
-
-
-def _median_s(rounds: Rounds) -> float:
-    return float(np.median([np.median(one) for one in rounds])) if rounds else math.inf
-
-
-def _rounds(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[Rounds, Rounds]]:
-    """Return the rounds that a search sees, and those that are held out, by recipe.
-
-    Rounds of the same index were measured one after the other, so what the machine did to all of them is taken out.
-    Recipes without such rounds have the one of the first recording, on the scale of the others. They never pass.
-    """
-    again = {row["recipe"]: np.array(row["again"]) for row in rows if "again" in row}
-    if not again:
-        return {row["recipe"]: (tuple(map(tuple, row["s"])),) * 2 for row in rows if "s" in row}
-    logs = np.array([np.log(np.median(samples, axis=1)) for samples in again.values()])
-    drift = np.median(logs - logs.mean(axis=1, keepdims=True), axis=0)
-    found: dict[str, tuple[Rounds, Rounds]] = {}
-    shifts = []
-    for row in rows:
-        if row["recipe"] in again:
-            steady = again[row["recipe"]] / np.exp(drift)[:, None]
-            found[row["recipe"]] = (tuple(map(tuple, steady[::2])), tuple(map(tuple, steady[1::2])))
-            shifts.append(math.log(np.median(steady) / np.median(row["s"])))
-    shift = math.exp(float(np.median(shifts)))
-    for row in rows:
-        if "s" in row and row["recipe"] not in again:
-            once = tuple(tuple(shift * s for s in samples) for samples in row["s"])
-            found[row["recipe"]] = (once, once)
-    return found
+_JUDGED = 6  # prompts of a judgement
 
 
 @dataclass
@@ -225,7 +96,7 @@ class Simulated:
         if rung is Rung.PROVEN and not self.new_images:
             return replace(one, slack=entry.slack, gate=entry.gate)
         if rung is Rung.PROVEN:
-            slack, reach = self._other_images(entry, _FINAL)
+            slack, reach = self._other_images(entry, FINAL)
             gate = Gate.FAILED if slack + 2 * reach < 0 else Gate.UNCLEAR if slack < 0 else Gate.PASSED
             return replace(one, slack=slack, gate=gate)
         # Of the record's prompts some are drawn, so the mean misses the record's by what the others say.
@@ -301,7 +172,7 @@ def least_regret(grid: Grid) -> float:
 
     No search can be expected to do better: so far do the rounds that are held out differ from those that are seen.
     """
-    best = min(grid.allowed, key=lambda entry: _median_s(entry.rounds))
+    best = min(grid.allowed, key=lambda entry: median_s(entry.rounds))
     return best.true_s / grid.best.true_s - 1
 
 

@@ -150,13 +150,14 @@ def time_again(path: Path, store: Path, rounds: int, everything: bool) -> None:
     """Add interleaved rounds to the rows of a grid, as `again`: the samples of each round, in seconds.
 
     Where some rows have them already, only the others are measured, beside the fastest of those that have: these say
-    how much faster or slower the machine was then.
+    how much faster or slower the machine was then. Where all rows have them, all get more.
     """
     grid = json.loads(path.read_text())
     baseline, *others = grid["rows"]
     wanted = [row for row in others if "s" in row and (everything or row.get("gate", "passed") == "passed")]
     anchors = sorted((row for row in wanted if "again" in row), key=lambda row: np.median(row["again"]))
-    chosen = [baseline, *anchors[:_ANCHORS], *(row for row in wanted if "again" not in row)]
+    missing = [row for row in wanted if "again" not in row]
+    chosen = [baseline, *anchors[:_ANCHORS], *missing] if missing else [baseline, *wanted]
     study = Study.of(
         grid["model"],
         [row["recipe"] for row in chosen],
@@ -169,6 +170,11 @@ def time_again(path: Path, store: Path, rounds: int, everything: bool) -> None:
     )
     found = run_study(study, store=store, progress=for_this_terminal()).rows()
     measured = {row.recipe: np.array(_row(row)["s"]) for row in found if row.latency is not None}
+    if not missing:
+        for row in chosen:
+            row["again"] += measured[row["recipe"]].round(5).tolist()
+        write_grid(path, grid)
+        return
     pairs = [(row["again"], measured[row["recipe"]]) for row in chosen if "again" in row]
     factor = (
         float(np.exp(np.median([np.log(np.median(a) / np.median(b)) for a, b in pairs]))) if pairs else 1.0

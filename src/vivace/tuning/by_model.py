@@ -16,7 +16,7 @@ from vivace.stats import Gate
 from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
 from vivace.tuning.launches import WAITS, as_of_another_host, expected_of_capturing, wait_of
 from vivace.tuning.priors import SAME, Source
-from vivace.tuning.seen import Seen, latest
+from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space, is_usual
 from vivace.tuning.worth import chance_of, floor_of, value_of
 
@@ -205,8 +205,11 @@ class ModelSampler:
         recipes = [one.recipe for one in results]
         mean, _ = self.gain.estimate(recipes)
         chance = self._chance(recipes)
-        # Of quality a recipe's own images say more than those of recipes like it.
-        own = [chance_of(one) if one.slack is not None else float(chance[k]) for k, one in enumerate(results)]
+        # What the model believes of a judged recipe has its own images in it; after a final they alone count.
+        own = [
+            chance_of(one) if one.rung is Rung.PROVEN and one.slack is not None else float(chance[k])
+            for k, one in enumerate(results)
+        ]
         return [
             float(gain) * probability - _WORTH_OF_LESS * len(recipe.techniques)
             for gain, probability, recipe in zip(mean, own, recipes, strict=True)

@@ -8,14 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.recorded_grids import Grid, read_grid
 from benchmarks.tuner import (
     RESULTS,
-    Grid,
     Simulated,
     fails_gate,
     gate_figures,
     least_regret,
-    read_grid,
     regret,
     regret_by_all_rounds,
     replay,
@@ -62,27 +61,26 @@ def test_only_what_passed_its_final_is_proposed(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "limit", "by_all_rounds"),
-    [("tiny-sd", 0.10, 0.19), ("tiny-flux", 0.175, 0.04), ("flux-dev-h200", 0.005, 0.005)],
+    [("tiny-sd", 0.04, 0.02), ("tiny-flux", 0.20, 0.12), ("flux-dev-h200", 0.005, 0.005)],
 )
 def test_a_tenth_of_the_trials_comes_near_the_best(name: str, limit: float, by_all_rounds: float) -> None:
     """flux-dev without the records that the grid is made of: from published studies and the first trials.
 
-    What is asked is what is reached. Of tiny-flux no more can be: the best recipe by every round that a search may see
-    is as far off by those held out.
+    What is asked is what is reached; docs/tuning.md says where the goal of 2 % is missed.
     """
     found = grid(name)
     without = ("records",) if "h200" in name else ()
     searches = [replay(found, "model", trials_of(found, 0.1), seed, without) for seed in range(5)]
     assert np.median([regret(found, search) for search in searches]) <= limit
     assert np.median([regret_by_all_rounds(found, search) for search in searches]) <= by_all_rounds
-    assert name != "tiny-flux" or least_regret(found) > 0.17
+    assert least_regret(found) < 0.005, "the rounds that a search may see name the best recipe"
 
 
 def test_the_rounds_that_rank_recipes_are_not_those_that_the_search_sees() -> None:
     entries = [entry for entry in grid("tiny-sd").allowed if len(entry.rounds) > 1]
     assert len(entries) > 30
     assert all(
-        len(entry.rounds) == 3 and entry.true_s not in map(np.median, entry.rounds) for entry in entries
+        len(entry.rounds) >= 3 and entry.true_s not in map(np.median, entry.rounds) for entry in entries
     )
 
 
@@ -93,19 +91,19 @@ def test_proposals_pass_by_other_images_too() -> None:
     assert found["failed"] == 0
 
 
-def made(recipes: list[str], **fields: object) -> Search:
+def made(recipes: list[str], seed: int = 0, **fields: object) -> Search:
     """Return a search on the grid of tiny-flux in which only some recipes exist."""
     found = grid("tiny-flux")
     entries = {resolve(text): found.entries[resolve(text)] for text in ["baseline", *recipes]}
     small = dataclasses.replace(found, entries=entries)
     wanted = Wanted(**fields)  # type: ignore[arg-type]
     space = FixedSpace([resolve(text) for text in recipes], wanted)
-    simulated = Simulated(small, np.random.default_rng(0))
+    simulated = Simulated(small, np.random.default_rng(seed))
     return Search(wanted, space, sampler_of("model", space), simulated, Trials(9))
 
 
 def test_a_recipe_that_fails_is_never_proposed() -> None:
-    search = made(["prune", "first_block_cache(0.3)"])
+    search = made(["prune", "first_block_cache(0.3)"], seed=1)
     pick = search.run()
     assert pick is not None
     assert pick.recipe.text == "first_block_cache(0.3)"

@@ -1,0 +1,153 @@
+"""Grids of recipes as `benchmarks.tuner_grids` recorded them: what a search may see, and what is held out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.spec.limits import CLIP_LIMITS, ONE_VIEW
+from vivace.spec.record import Outcome
+from vivace.stats import Gate
+
+RECORDED, FINAL = 10, 13 * math.sqrt(3)
+"""Prompts of most records, and of the records of the fastest recipes: further seeds of a prompt count as their root."""
+
+Rounds = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A recipe of a grid.
+
+    Attributes:
+        rounds: seconds of the calls of each round that a search may see.
+        true_s: what held-out rounds say; of the only round, if there is one.
+        all_s: what all rounds say, those that a search sees included.
+        gate, slack: the verdict on its images, and by how much the bound exceeds the limit.
+        width: from the bound to the mean.
+        prompts: of the record.
+    """
+
+    recipe: Recipe
+    outcome: Outcome
+    rounds: tuple[tuple[float, ...], ...] = ()
+    true_s: float = math.inf
+    all_s: float = math.inf
+    peak_bytes: float | None = None
+    first_call_s: float | None = None
+    gate: Gate | None = None
+    slack: float | None = None
+    width: float = 0.0
+    prompts: float = RECORDED
+
+    @property
+    def is_below_the_limit(self) -> bool:
+        """Whether the mean of its images, not only the bound, is below the limit."""
+        return self.slack is not None and self.slack + self.width < 0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A recorded grid; the baseline is its first entry."""
+
+    name: str
+    device_name: str
+    is_cpu: bool
+    judged: bool
+    entries: dict[Recipe, Entry]
+
+    @property
+    def baseline(self) -> Entry:
+        return next(iter(self.entries.values()))
+
+    @property
+    def has_one_round(self) -> bool:
+        return len(self.baseline.rounds) == 1
+
+    @property
+    def allowed(self) -> list[Entry]:
+        """The recipes that were measured and whose quality passes."""
+        return [
+            entry
+            for entry in self.entries.values()
+            if entry.rounds and (not self.judged or entry.gate is Gate.PASSED or entry is self.baseline)
+        ]
+
+    @property
+    def best(self) -> Entry:
+        return min(self.allowed, key=lambda entry: entry.true_s)
+
+
+def read_grid(path: Path) -> Grid:
+    """Read a grid that `benchmarks.tuner_grids` wrote."""
+    found = json.loads(path.read_text())
+    timed = _rounds(found["rows"])
+    entries = {}
+    for row in found["rows"]:
+        recipe = resolve(row["recipe"])
+        slack = width = None
+        # Ten images were scored by one view of tiny-clip, 39 by five.
+        clip = CLIP_LIMITS["tiny-clip" if "images" in row else ONE_VIEW]
+        for name, limit in (("clip", clip), ("match", 0.9)):
+            if name in row and (name == "clip" or recipe.same_picture):
+                low, point, _ = row[name]
+                if slack is None or low - limit < slack:
+                    slack, width = low - limit, point - low
+        seen, held_out = timed.get(row["recipe"], ((), ()))
+        entries[recipe] = Entry(
+            recipe,
+            Outcome(row["outcome"]),
+            seen,
+            median_s(held_out),
+            median_s(seen if seen == held_out else (*seen, *held_out)),
+            row.get("peak"),
+            row.get("first_call_s"),
+            Gate(row["gate"]) if "gate" in row else None,
+            slack,
+            width or 0.0,
+            FINAL if "images" in row else RECORDED,
+        )
+    return Grid(
+        found["model"], found["device_name"], found["device"] == "cpu", found.get("judged", True), entries
+    )
+
+
+def _rounds(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[Rounds, Rounds]]:
+    """Return the rounds that a search sees, and those that are held out, by recipe.
+
+    Rounds of the same index were measured one after the other, so what the machine did to all of them is taken out.
+    Recipes that pass have all rounds; those that passed once may have fewer. Recipes without such rounds have the one
+    of the first recording, on the scale of the others. They never pass.
+    """
+    again = {row["recipe"]: np.array(row["again"]) for row in rows if "again" in row}
+    if not again:
+        return {row["recipe"]: (tuple(map(tuple, row["s"])),) * 2 for row in rows if "s" in row}
+    number = max(map(len, again.values()))
+    logs = np.array([np.log(np.median(of, axis=1)) for of in again.values() if len(of) == number])
+    drift = np.median(logs - logs.mean(axis=1, keepdims=True), axis=0)
+    found: dict[str, tuple[Rounds, Rounds]] = {}
+    shifts = []
+    for row in rows:
+        if row["recipe"] in again:
+            samples = again[row["recipe"]]
+            steady = samples / np.exp(drift[: len(samples)])[:, None]
+            found[row["recipe"]] = (tuple(map(tuple, steady[::2])), tuple(map(tuple, steady[1::2])))
+            shifts.append(math.log(np.median(steady) / np.median(row["s"])))
+    shift = math.exp(float(np.median(shifts)))
+    for row in rows:
+        if "s" in row and row["recipe"] not in again:
+            once = tuple(tuple(shift * s for s in samples) for samples in row["s"])
+            found[row["recipe"]] = (once, once)
+    return found
+
+
+def median_s(rounds: Rounds) -> float:
+    return float(np.median([np.median(one) for one in rounds])) if rounds else math.inf
