@@ -21,6 +21,7 @@ from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.study_groups import RESULTS
 from vivace.benchmark import Timing, studies
 from vivace.benchmark.profiles import profile
+from vivace.cli.phases import Phases
 from vivace.errors import StoreError, Unsupported, UsageError, WorkerError
 from vivace.foreign.files import read_text
 from vivace.foreign.reading import reading
@@ -43,7 +44,7 @@ MAX_BYTES = 32_000_000
 @click.option("--limit-s", type=click.FloatRange(min=0), help="Start no run after this many seconds.")
 @click.option("--only", multiple=True, metavar="ROW", help="Only this row of the study; repeat for more.")
 @click.option("--calls", type=click.IntRange(1, 20), default=1, show_default=True, help="Profiled calls.")
-@click.option("--warmup", type=click.IntRange(1, 100), default=3, show_default=True, help="Calls before.")
+@click.option("--warmup", type=click.IntRange(1, 100), default=2, show_default=True, help="Calls before.")
 @click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--tiny", is_flag=True, help="The embedded model, for a trial of this script; give --record.")
@@ -72,17 +73,18 @@ def command(
             if limit_s is not None and time.monotonic() - started >= limit_s:
                 click.echo(f"{limit_s:g} s are over; the same command goes on with {case.label}", err=True)
                 return MEASURED_IN_PART
-            before = time.monotonic()
             try:
-                new = profile(
-                    planned.measured_on,
-                    case.recipe,
-                    calls=calls,
-                    launcher=launcher,
-                    timing=timing,
-                    device=device,
-                    num_inference_steps=planned.study.workload.num_inference_steps,
-                ).profile
+                with Phases() as phases:
+                    new = profile(
+                        planned.measured_on,
+                        case.recipe,
+                        calls=calls,
+                        launcher=launcher,
+                        on_event=phases.event,
+                        timing=timing,
+                        device=device,
+                        num_inference_steps=planned.study.workload.num_inference_steps,
+                    ).profile
             except (Unsupported, WorkerError) as error:
                 lost += 1
                 click.echo(f"{case.label}: {error}")
@@ -90,7 +92,7 @@ def command(
             _write(record, [*found, shortened(new)])
             click.echo(
                 f"{case.label}: {seconds(new.plain_s)} a call, {seconds(new.traced_s)} under the profiler "
-                f"({time.monotonic() - before:.0f} s)"
+                f"({phases.took()})"
             )
     return MEASURED_IN_PART if lost else 0
 

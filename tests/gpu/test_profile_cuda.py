@@ -1,8 +1,13 @@
 """A profile on a GPU: kernels count once, and what only a GPU has is there."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 import vivace
+from tests.chrome_trace import assert_alike, read_chrome_trace
+from vivace.profiling.profiler import traced
 
 pytestmark = pytest.mark.gpu
 
@@ -36,3 +41,19 @@ def test_a_cuda_graph_has_rows_of_its_kernels() -> None:
     kernels = {kernel.name for kernel in one.kernels}
     assert {row.name for row in one.operators} & kernels
     assert next(share.cuda_s for share in one.components if share.name == "denoiser") > 0
+
+
+@pytest.mark.parametrize("recipe", ["baseline", "cuda_graph"])
+def test_a_profile_reads_as_the_trace_that_it_writes(recipe: str, tmp_path: Path) -> None:
+    with vivace.load("tiny-sd", recipe, device="cuda") as session:
+
+        def call() -> None:
+            session("a red circle", num_inference_steps=4)
+
+        call()
+        call()
+        found = traced(session.pipe, call, tmp_path / "t.json")
+    wanted = read_chrome_trace(json.loads((tmp_path / "t.json").read_text())["traceEvents"])
+    assert any(one.launch is not None for one in found.device)
+    assert any(one.is_cuda for one in found.memory)
+    assert_alike(found, wanted)

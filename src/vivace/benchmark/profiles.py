@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.comparison import comparison_of, default_threads
-from vivace.benchmark.launcher import Launcher, ask
+from vivace.benchmark.launcher import Launcher, OnEvent, ask
 from vivace.benchmark.pictures import save_sources
 from vivace.benchmark.requests import ProfileRequest
 from vivace.benchmark.runner import ask_environment
@@ -56,6 +56,7 @@ def profile(
     calls: int = 3,
     trace: str | Path | None = None,
     launcher: Launcher | None = None,
+    on_event: OnEvent | None = None,
     **fields: Any,
 ) -> Profiled:
     """Profile one whole call of a recipe after the warm-up, in a separate process.
@@ -68,6 +69,7 @@ def profile(
         calls: how many to profile; the figures are those of the call of median length.
         trace: file for the Chrome trace, which Perfetto opens too; compressed if its name ends in .gz.
         launcher: a running launcher; None to start one.
+        on_event: called with each event of the worker, such as {"event": "phase", "phase": "warm-up", "done": 2}.
         fields: the fields of `AskedWorkload`, `timing` and `device`, as for `vivace.bench`.
 
     Raises:
@@ -92,18 +94,17 @@ def profile(
         sources = None
         if comparison.pictures is not None:
             sources = save_sources(folder / "sources", comparison.pictures.by_sha)
-        is_compressed = trace is not None and str(trace).endswith(".gz")
-        file = folder / ("trace.json.gz" if is_compressed else "trace.json")
+        file = folder / ("trace.json.gz" if str(trace).endswith(".gz") else "trace.json")
         request = ProfileRequest(
             trial=trial,
             timing=timing,
             calls=calls,
             environment=environment,
-            trace=str(file),
+            trace=None if trace is None else str(file),
             threads=timing.threads,
             sources=sources,
         )
-        found = Profile.model_validate(ask(launcher, request, timing.timeout_s))
+        found = Profile.model_validate(ask(launcher, request, timing.timeout_s, on_event or (lambda _: None)))
         if trace is not None:
             _keep(file, Path(trace))
     return Profiled(found)

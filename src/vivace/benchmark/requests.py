@@ -133,14 +133,18 @@ class WorkRequest(Request):
 
 
 class ProfileRequest(Request):
-    """Return the `Profile` of a trial, of the median of `calls` calls. `trace` is the file for its Chrome trace."""
+    """Return the `Profile` of a trial, of the median of `calls` calls.
+
+    Attributes:
+        trace: file for its Chrome trace; None to write none.
+    """
 
     kind: Literal["profile"] = "profile"
     trial: Trial
     timing: Timing
     calls: int
     environment: Environment
-    trace: str
+    trace: str | None
 
 
 AnyRequest = (

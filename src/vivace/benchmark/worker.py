@@ -211,7 +211,8 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
         case ProfileRequest(trial=trial, timing=timing, calls=calls, environment=measured_on, trace=trace):
             from vivace.benchmark.profiled import profiled
 
-            found = profiled(trial, timing, calls, measured_on, Path(trace), report, sources)
+            file = None if trace is None else Path(trace)
+            found = profiled(trial, timing, calls, measured_on, file, report, sources)
             return found.model_dump(mode="json")
         case EnvironmentRequest(device=device):
             from vivace.measure.environment import environment

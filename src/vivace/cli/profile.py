@@ -16,6 +16,16 @@ from vivace.errors import OutputError, UsageError
 if TYPE_CHECKING:
     from vivace.spec.profiling import Profile
 
+_PHASES = {
+    "load": "loading the model",
+    "apply": "applying the recipe",
+    "first call": "first call, which compiles",
+    "warm-up": "warm-up, call {call}",
+    "profiled call": "profiled call {call}, and reading its events",
+    "synchronisations": "one more call, for the lines of Python that wait",
+    "evidence": "a short call, for the attention kernels",
+}
+
 
 @click.command()
 @options.model
@@ -37,10 +47,11 @@ if TYPE_CHECKING:
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
 @click.option(
     "--text",
-    type=click.Choice(["prompts", "embeddings"]),
+    type=click.Choice(["prompts", "repeated", "embeddings"]),
     default="prompts",
     show_default=True,
-    help="embeddings: encode the prompts before the profiled call.",
+    help="prompts: new ones in each call; repeated: the same in all, for prompt_cache; embeddings: encode the "
+    "prompts before the profiled call.",
 )
 @click.option(
     "--calls",
@@ -117,6 +128,7 @@ def profile(
     """
     from vivace.benchmark.profiles import profile as run_profile
     from vivace.benchmark.studies import start_launcher
+    from vivace.cli.phases import Phases
     from vivace.spec.timing import Timing
 
     if force and trace is None:
@@ -140,7 +152,10 @@ def profile(
         for one in wanted:
             click.echo(f"profiling {model}, {one}", err=True)
             file = files.get("after" if one is wanted[-1] else "before")
-            found.append(run_profile(model, one, trace=file, launcher=launcher, **fields).profile)
+            with Phases(_PHASES) as phases:
+                done = run_profile(model, one, trace=file, launcher=launcher, on_event=phases.event, **fields)
+            found.append(done.profile)
+            click.echo(f"took: {phases.took()}", err=True)
             if file is not None:
                 click.echo(f"wrote {file}; open it at https://ui.perfetto.dev", err=True)
     click.echo(_shown(found, format_, top), nl=False)

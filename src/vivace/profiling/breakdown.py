@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vivace.measure.gpu_busy import covered
-from vivace.profiling.families import CUDA_CALLS, OTHER, PYTHON, family_of_kernel, family_of_operator
+from vivace.profiling.families import CUDA_CALLS, OTHER, PYTHON, family_of, family_of_kernel
 from vivace.profiling.trace import DeviceEvent, HostEvent, Trace, component_at
 from vivace.spec.profiling import CALL, Gap, KernelTime, MemoryTimeline, OperatorTime, Share
 
@@ -79,7 +80,7 @@ def _sums(trace: Trace) -> dict[str, _Sum]:
         took = found.end - found.start
         launcher = _operator_of(found)
         if launcher is None:
-            row = sums.setdefault(found.name, _Sum(family_of_kernel(found.name, ())))
+            row = sums.setdefault(found.name, _Sum(family_of_kernel(found.name, None)))
             row.calls += 1
             row.cuda += took
         else:
@@ -94,8 +95,9 @@ def _sums(trace: Trace) -> dict[str, _Sum]:
 def kernels(trace: Trace) -> list[KernelTime]:
     """Return the time of the GPU's kernels, copies and memsets by name, the longest first."""
     sums: dict[tuple[str, str], list[float]] = defaultdict(list)
+    known = _Families()
     for found in trace.device:
-        sums[found.name, _device_family(found)].append((found.end - found.start) * _US)
+        sums[found.name, known.of_device(found)].append((found.end - found.start) * _US)
     rows = [
         KernelTime(name=name, family=family, cuda_s=sum(times), num_calls=len(times))
         for (name, family), times in sums.items()
@@ -107,10 +109,11 @@ def families(trace: Trace) -> list[Share]:
     """Return the self time of host and GPU by family, the largest first."""
     cpu: dict[str, float] = defaultdict(float)
     cuda: dict[str, float] = defaultdict(float)
+    known = _Families()
     for event in trace.host:
-        cpu[_host_family(event)] += event.self_us
+        cpu[known.of_host(event)] += event.self_us
     for found in trace.device:
-        cuda[_device_family(found)] += found.end - found.start
+        cuda[known.of_device(found)] += found.end - found.start
     return _shares(cpu, cuda)
 
 
@@ -138,11 +141,11 @@ def gaps(trace: Trace) -> list[Gap]:
     """
     if not trace.device:
         return []
-    waits = [
+    waits = _union(
         (event.start, event.end)
         for event in trace.host
         if event.kind == "cuda" and any(mark in event.name for mark in _WAITS)
-    ]
+    )
     sums: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     reached = trace.start
     for found in trace.device:
@@ -226,7 +229,7 @@ def thinned(points: Sequence[tuple[float, int]], most: int = _MAX_POINTS) -> lis
 
 def _row(sums: dict[str, _Sum], event: HostEvent) -> _Sum:
     if event.name not in sums:
-        family = CUDA_CALLS if event.kind == "cuda" else family_of_operator([event.name])
+        family = CUDA_CALLS if event.kind == "cuda" else family_of(event.name) or OTHER
         sums[event.name] = _Sum(family)
     return sums[event.name]
 
@@ -239,25 +242,60 @@ def _operator_of(found: DeviceEvent) -> HostEvent | None:
     return next((event for event in around if event.kind == "operator"), None)
 
 
-def _host_family(event: HostEvent) -> str:
-    if event.kind == "label":
-        return PYTHON
-    return CUDA_CALLS if event.kind == "cuda" else family_of_operator(event.path())
+class _Families:
+    """Families of a trace's events, each found once: what an event is inside of decides first."""
 
+    def __init__(self) -> None:
+        self._known: dict[HostEvent, str | None] = {}
 
-def _device_family(found: DeviceEvent) -> str:
-    return family_of_kernel(found.name, () if found.launch is None else found.launch.path())
+    def of_host(self, event: HostEvent) -> str:
+        if event.kind == "label":
+            return PYTHON
+        return CUDA_CALLS if event.kind == "cuda" else self._of_operators(event) or OTHER
+
+    def of_device(self, found: DeviceEvent) -> str:
+        return family_of_kernel(
+            found.name, None if found.launch is None else self._of_operators(found.launch)
+        )
+
+    def _of_operators(self, event: HostEvent) -> str | None:
+        """Return the family by the operators around an event and by its own name; None if none of them tells."""
+        left = []
+        one: HostEvent | None = event
+        while one is not None and one not in self._known:
+            left.append(one)
+            one = one.parent
+        family = None if one is None else self._known[one]
+        for one in reversed(left):
+            if family is None and one.kind == "operator":
+                family = family_of(one.name)
+            self._known[one] = family
+        return family
 
 
 def _last_component(trace: Trace) -> str:
     return max(trace.device, key=lambda found: found.end).component
 
 
-def _shared(one: tuple[float, float], others: Iterable[tuple[float, float]]) -> float:
-    """Return how much of a range the others cover."""
-    return covered(
-        (max(one[0], start), min(one[1], end)) for start, end in others if start < one[1] and end > one[0]
-    )
+def _union(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the union of ranges, in order and apart from each other."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def _shared(one: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
+    """Return how much of a range the others cover, which are in order and apart from each other."""
+    index = bisect_right(others, one[0], key=lambda other: other[1])
+    total = 0.0
+    while index < len(others) and others[index][0] < one[1]:
+        total += min(one[1], others[index][1]) - max(one[0], others[index][0])
+        index += 1
+    return total
 
 
 def _shares(cpu: dict[str, float], cuda: dict[str, float]) -> list[Share]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import cache
 
 FAMILIES = (
@@ -63,25 +62,14 @@ def family_of(name: str) -> str | None:
     return next((family for family, pattern in _PATTERNS if pattern.search(name)), None)
 
 
-def family_of_operator(path: Sequence[str]) -> str:
-    """Return the family of an operator.
-
-    Args:
-        path: its name after those of the operators that called it, the outermost first. The outermost that tells
-            decides: adding the bias is a part of the convolution.
-    """
-    return next((family for name in path if (family := family_of(name)) is not None), OTHER)
-
-
-def family_of_kernel(name: str, path: Sequence[str]) -> str:
+def family_of_kernel(name: str, known: str | None) -> str:
     """Return the family of a kernel, copy or memset on a GPU.
 
     Args:
-        path: the operators that launched it, the outermost first; empty if none did, as in a CUDA graph. Copies and
-            collectives tell what they are; of other kernels the operators know more than the name.
+        known: by the operators that launched it; None if they do not tell, or if none did, as in a CUDA graph. Copies
+            and collectives tell what they are; of other kernels the operators know more than the name.
     """
     own = family_of(name)
     if own == "communication" or name.startswith(("Memcpy", "Memset")):
         return own or "copy"
-    known = family_of_operator(path)
-    return own or OTHER if known == OTHER else known
+    return known or own or OTHER

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from vivace.contract import COMPONENTS, component_of
-from vivace.profiling.host_waits import READS, SYNCHRONISING, PythonCall, Wait, located
-from vivace.profiling.trace import CALL_LABEL, COMPONENT_LABEL, OTHER_COMPONENT, Trace, read_trace
+from vivace.profiling.host_waits import located
+from vivace.profiling.recorded import python_calls, read_results, read_waits
+from vivace.profiling.trace import CALL_LABEL, COMPONENT_LABEL, Trace
 from vivace.spec.profiling import HostWait
 
-_TO_HOST = "Memcpy DtoH"
-_FUNCTION = re.compile(r"[\w<>.]+")
 
-
-def traced(pipe: Any, call: Callable[[], Any], file: Path) -> Trace:
-    """Run one call of the pipeline, write its Chrome trace and return it.
+def traced(pipe: Any, call: Callable[[], Any], file: Path | None = None) -> Trace:
+    """Run one call of the pipeline and return its events.
 
     Args:
-        file: of the trace; compressed if its name ends in .gz.
+        file: for its Chrome trace; None to write none.
     """
-    import gzip
-
     with _labelled(pipe), _profiler(profile_memory=True) as found:
         _run(call)
-    found.export_chrome_trace(str(file))
-    with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
-        return read_trace(json.load(lines)["traceEvents"])
+    if file is not None:
+        found.export_chrome_trace(str(file))
+    with uncollected():
+        return read_results(found.profiler.kineto_results)
 
 
 def host_waits(pipe: Any, call: Callable[[], Any]) -> list[HostWait]:
@@ -39,29 +34,31 @@ def host_waits(pipe: Any, call: Callable[[], Any]) -> list[HostWait]:
 
     On a CPU, these are the places that read a tensor's value.
     """
-    with _labelled(pipe), _profiler(with_stack=True) as found:
+    from torch._C._profiler import _ExperimentalConfig
+
+    # Metadata tell the bytes of copies.
+    config = _ExperimentalConfig(expose_kineto_event_metadata=True)
+    with _labelled(pipe), _profiler(with_stack=True, experimental_config=config) as found:
         _run(call)
     results = found.profiler.kineto_results
-    calls: list[PythonCall] = []
-    for root in results.experimental_event_tree():
-        calls += _python_calls(root)
-    events = [(_name(event), event) for event in results.events()]
-    has_copies = any(name.startswith(_TO_HOST) for name, _ in events)
-    return located(_waits(events, _copied_bytes(found) if has_copies else {}), calls)
+    with uncollected():
+        waits = read_waits(results)
+        return located(waits, python_calls(results, [wait.start for wait in waits]))
 
 
-def _copied_bytes(found: Any) -> dict[int, int]:
-    """Return the bytes of each copy by its correlation: only the written trace tells them (PyTorch 2.11)."""
-    with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
-        file = Path(folder) / "trace.json"
-        found.export_chrome_trace(str(file))
-        with file.open(errors="replace") as lines:
-            events = json.load(lines, strict=False)["traceEvents"]
-    copies = (event["args"] for event in events if event.get("cat") == "gpu_memcpy")
-    return {int(args["correlation"]): int(args.get("bytes", 0)) for args in copies}
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage inside the context, where many objects are made that stay: to look at them takes seconds."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
-def _profiler(**options: bool) -> Any:
+def _profiler(**options: Any) -> Any:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -139,72 +136,3 @@ def _labelled_decode(vae: Any) -> Iterator[None]:
         yield
     finally:
         vae.decode = decode
-
-
-def _python_calls(node: Any) -> Iterator[PythonCall]:
-    """Yield the Python calls of an event tree, callers before what they call."""
-    left = [node]
-    while left:
-        one = left.pop()
-        fields = one.extra_fields
-        for name, is_exact in (("caller", True), ("callsite", False)):
-            place = _place(getattr(fields, name, None))
-            if place is not None:
-                yield PythonCall(one.start_time_ns, one.end_time_ns, *place, is_exact)
-        left += one.children[::-1]
-
-
-def _place(state: Any) -> tuple[str, int, str] | None:
-    """Return file, line and function of a frame; None if there is none.
-
-    The names of some frames are freed before PyTorch hands them out (2.13), and read as arbitrary bytes.
-    """
-    if state is None:
-        return None
-    try:
-        file, line, function = state.file_name, state.line_number, state.function_name
-    except UnicodeDecodeError:
-        return None
-    is_sound = file.endswith(".py") and file.isprintable() and _FUNCTION.fullmatch(function)
-    return (file, line, function) if is_sound else None
-
-
-def _name(event: Any) -> str:
-    """Return the name of an event; empty if it cannot be read (see `_place`)."""
-    try:
-        return str(event.name())
-    except UnicodeDecodeError:
-        return ""
-
-
-def _waits(events: Sequence[tuple[str, Any]], copied: Mapping[int, int]) -> Iterator[Wait]:
-    """Yield what made the host wait, or would on a GPU, inside the call.
-
-    Args:
-        events: with their names.
-        copied: bytes of copies by correlation.
-    """
-    call = next(event for name, event in events if name == CALL_LABEL)
-    first, last = call.start_ns(), call.start_ns() + call.duration_ns()
-    spans = [
-        (event.start_ns(), event.start_ns() + event.duration_ns(), name.removeprefix(COMPONENT_LABEL))
-        for name, event in events
-        if name.startswith(COMPONENT_LABEL) and "CPU" in str(event.device_type())
-    ]
-    copies = {event.correlation_id(): name for name, event in events if name.startswith(_TO_HOST)}
-    has_gpu = any("CUDA" in str(event.device_type()) for _, event in events)
-    for name, event in events:
-        start = event.start_ns()
-        if not first <= start <= last or "CPU" not in str(event.device_type()):
-            continue
-        kind, what, num_bytes = "", name, 0
-        if name in SYNCHRONISING or name == "cudaMemcpy":
-            kind = "synchronisation"
-        elif name.startswith("cudaMemcpyAsync") and event.correlation_id() in copies:
-            correlation = event.correlation_id()
-            kind, what, num_bytes = "copy", copies[correlation], copied.get(correlation, 0)
-        elif name in READS and not has_gpu:
-            kind = "read"
-        if kind:
-            component = next((who for begin, end, who in spans if begin <= start < end), OTHER_COMPONENT)
-            yield Wait(kind, what, component, start, start + event.duration_ns(), num_bytes)

@@ -1,15 +1,15 @@
-"""Read the events of a Chrome trace that torch.profiler wrote. Times are microseconds.
+"""The events of one call, put together: what is inside of what, which component ran, which call launched a kernel.
 
-torch.profiler's own table counts a kernel for the operator that launched it, again under its own name, and once more
-under every label that spans it on the GPU's timeline, so that percentages exceed 100. Here labels of the GPU's timeline
-are left out, and each kernel belongs to the host event that launched it.
+Times are microseconds. torch.profiler's own table counts a kernel for the operator that launched it, again under its
+own name, and once more under every label that spans it on the GPU's timeline, so that percentages exceed 100. Here
+labels of the GPU's timeline are left out, and each kernel belongs to the host event that launched it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 LABEL = "vivace "
 """Begins the names of vivace's own labels: "vivace call", "vivace component denoiser"."""
@@ -17,20 +17,19 @@ CALL_LABEL = LABEL + "call"
 COMPONENT_LABEL = LABEL + "component "
 OTHER_COMPONENT = "other"
 
-_HOST = {"cpu_op": "operator", "user_annotation": "operator", "cuda_runtime": "cuda", "cuda_driver": "cuda"}
-_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 _COMPILING = (
     "InductorBenchmarker", "CachingAutotuner.benchmark", "benchmark_all_configs", "AlgorithmSelectorCache",
     "compile_inner", "fx_codegen_and_compile", "dynamo_timed", "entire_frame_compile", "create_aot_dispatcher",
 )  # fmt: skip
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class HostEvent:
     """An operator, a CUDA call or a label on a thread of the host.
 
     Attributes:
         kind: "operator", "cuda" or "label" (one of vivace's own).
+        correlation: number that a CUDA call shares with what it starts on a GPU.
         component: what was running: a component's name, or "other".
     """
 
@@ -38,7 +37,7 @@ class HostEvent:
     kind: str
     start: float
     end: float
-    thread: object
+    thread: int
     correlation: int | None = None
     parent: HostEvent | None = None
     self_us: float = 0.0
@@ -58,14 +57,14 @@ class HostEvent:
         return around[::-1]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class DeviceEvent:
     """A kernel, copy or memset on a GPU; `launch` is the host event that started it, None if the trace lacks it."""
 
     name: str
     start: float
     end: float
-    num_bytes: int = 0
+    correlation: int | None = None
     launch: HostEvent | None = None
 
     @property
@@ -73,8 +72,7 @@ class DeviceEvent:
         return OTHER_COMPONENT if self.launch is None else self.launch.component
 
 
-@dataclass(frozen=True)
-class MemoryEvent:
+class MemoryEvent(NamedTuple):
     """An allocation (positive bytes) or a free. `total` is what the allocator then held, as it counts."""
 
     at: float
@@ -101,38 +99,26 @@ class Trace:
     compiling: list[str] = field(default_factory=list)
 
 
-def read_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
-    """Return the profiled call from the `traceEvents` of a Chrome trace.
+def trace_of(
+    host: Iterable[HostEvent], device: Iterable[DeviceEvent], memory: Iterable[MemoryEvent]
+) -> Trace:
+    """Return the profiled call from all events of a profile, in any order, without labels of the GPU's timeline.
 
     Raises:
-        ValueError: the trace has no call.
+        ValueError: the events have no call.
     """
-    host: list[HostEvent] = []
-    device: list[tuple[DeviceEvent, int | None]] = []
-    memory: list[MemoryEvent] = []
-    for event in events:
-        category = str(event.get("cat", ""))
-        args = event.get("args") or {}
-        if category in _HOST and event.get("ph") == "X":
-            host.append(_host_event(event, category, args))
-        elif category in _DEVICE:
-            start = float(event["ts"])
-            found = DeviceEvent(
-                str(event["name"]), start, start + float(event["dur"]), int(args.get("bytes") or 0)
-            )
-            device.append((found, args.get("correlation")))
-        elif category == "cpu_instant_event" and event.get("name") == "[memory]":
-            memory.append(_memory_event(event, args))
-    call = next((event for event in host if event.name == CALL_LABEL), None)
+    every = list(host)
+    call = next((event for event in every if event.name == CALL_LABEL), None)
     if call is None:
         raise ValueError(f"the trace has no event {CALL_LABEL!r}")
-    inside = [event for event in host if event.start >= call.start and event.end <= call.end]
+    inside = [event for event in every if event.start >= call.start and event.end <= call.end]
+    inside.sort(key=lambda event: (event.thread, event.start, -event.end))
     _nest(inside)
-    _name_components(inside, call)
-    launches = {event.correlation: event for event in inside if event.correlation is not None}
     trace = Trace(call.start, call.end, inside)
-    for found, correlation in device:
-        found.launch = None if correlation is None else launches.get(correlation)
+    _name_components(inside, component_at(trace))
+    launches = {event.correlation: event for event in inside if event.correlation is not None}
+    for found in device:
+        found.launch = None if found.correlation is None else launches.get(found.correlation)
         # The device's clock is not the host's to the microsecond, so the launch decides where there is one.
         if found.launch is not None or call.start <= found.start < call.end:
             trace.device.append(found)
@@ -146,54 +132,35 @@ def read_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
     return trace
 
 
-def _host_event(event: Mapping[str, Any], category: str, args: Mapping[str, Any]) -> HostEvent:
-    name, start = str(event["name"]), float(event["ts"])
-    return HostEvent(
-        name=name,
-        kind="label" if name.startswith(LABEL) else _HOST[category],
-        start=start,
-        end=start + float(event.get("dur", 0)),
-        thread=event.get("tid"),
-        correlation=args.get("correlation") if category.startswith("cuda") else None,
-    )
-
-
-def _memory_event(event: Mapping[str, Any], args: Mapping[str, Any]) -> MemoryEvent:
-    return MemoryEvent(
-        at=float(event["ts"]),
-        num_bytes=int(args.get("Bytes", 0)),
-        address=int(args.get("Addr", 0)),
-        total=int(args.get("Total Allocated", 0)),
-        is_cuda=args.get("Device Type") == 1,
-    )
-
-
 def _nest(events: list[HostEvent]) -> None:
-    """Find each event's parent on its thread, and the time that belongs to no child of it."""
-    events.sort(key=lambda event: (str(event.thread), event.start, -event.end))
+    """Find each event's parent on its thread, and the time that belongs to no child of it.
+
+    Args:
+        events: in order of thread and start, each before those inside of it.
+    """
     stack: list[HostEvent] = []
     for event in events:
         while stack and (stack[-1].thread != event.thread or stack[-1].end <= event.start):
             stack.pop()
         event.self_us = event.end - event.start
         if stack:
-            event.parent = stack[-1]
-            # Rounding may let a child end after its parent.
-            event.parent.self_us -= min(event.end, event.parent.end) - event.start
+            parent = event.parent = stack[-1]
+            # Clocks may let a child end after its parent.
+            parent.self_us -= min(event.end, parent.end) - event.start
         stack.append(event)
     for event in events:
         event.self_us = max(0.0, event.self_us)
 
 
-def _name_components(events: list[HostEvent], call: HostEvent) -> None:
-    """Name the component of each event: that of the label around it; on other threads, that of the same moment."""
-    spans = sorted(
-        (event.start, event.end, event.name.removeprefix(COMPONENT_LABEL))
-        for event in events
-        if event.kind == "label" and event.name.startswith(COMPONENT_LABEL)
-    )
+def _name_components(events: list[HostEvent], spans: list[tuple[float, float, str]]) -> None:
+    """Name the component of each event: that of the label around it; on other threads, that of the same moment.
+
+    Args:
+        events: in order of thread and start.
+        spans: start, end and name of the components' calls.
+    """
     index, last_thread = 0, None
-    for event in sorted(events, key=lambda event: (str(event.thread), event.start)):
+    for event in events:
         if event.thread != last_thread:
             index, last_thread = 0, event.thread
         while index < len(spans) and spans[index][1] <= event.start:
@@ -207,5 +174,5 @@ def component_at(trace: Trace) -> list[tuple[float, float, str]]:
     return sorted(
         (event.start, event.end, event.name.removeprefix(COMPONENT_LABEL))
         for event in trace.host
-        if event.name.startswith(COMPONENT_LABEL)
+        if event.kind == "label" and event.name.startswith(COMPONENT_LABEL)
     )

@@ -47,6 +47,21 @@ def test_two_recipes_side_by_side_with_traces(tmp_path: Path) -> None:
         assert any(event["name"] == "vivace component denoiser" for event in events)
 
 
+def test_prompts_count_as_new_unless_they_are_repeated(tmp_path: Path) -> None:
+    told = ("profile", *SHORT, "--calls", "1", "--recipe", "prompt_cache", "--format", "json")
+    new = said(tmp_path, *told)
+    one = json.loads(new.stdout)["profile"]
+    assert "text_encoder" in {share["name"] for share in one["components"]}
+    assert any("no effect: prompt_cache" in warning for warning in one["warnings"])
+    parts = [part.rsplit(" ", 2)[0] for part in new.stderr.split("took: ")[1].split(", ")]
+    assert parts == [
+        "start", "load", "apply", "first call", "warm-up", "profiled call", "synchronisations", "evidence", "tables",
+    ]  # fmt: skip
+    one = json.loads(said(tmp_path, *told, "--text", "repeated").stdout)["profile"]
+    assert "text_encoder" not in {share["name"] for share in one["components"]}
+    assert not any("no effect" in warning for warning in one["warnings"])
+
+
 def test_an_existing_trace_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("mine")
     done = said(tmp_path, "profile", *SHORT, "--trace", "t.json", code=3)

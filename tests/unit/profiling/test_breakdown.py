@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from tests.chrome_trace import read_chrome_trace
 from vivace.profiling import breakdown
-from vivace.profiling.families import family_of, family_of_kernel, family_of_operator
-from vivace.profiling.trace import Trace, read_trace
+from vivace.profiling.families import family_of, family_of_kernel
+from vivace.profiling.trace import Trace
 
 CUDA = 1
 
@@ -63,7 +64,7 @@ EVENTS = [
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return read_trace(EVENTS)
+    return read_chrome_trace(EVENTS)
 
 
 def test_each_kernel_counts_once(trace: Trace) -> None:
@@ -95,7 +96,7 @@ def test_an_operator_inside_itself_counts_once_in_its_total() -> None:
         kernel("k", 30, 40, 5),
         launch(25, 5),
     ]
-    (row,) = (row for row in breakdown.operators(read_trace(events)) if row.name == "aten::add")
+    (row,) = (row for row in breakdown.operators(read_chrome_trace(events)) if row.name == "aten::add")
     assert (row.num_calls, row.cpu_s, row.cuda_s) == (2, pytest.approx(50e-6), pytest.approx(40e-6))
 
 
@@ -137,7 +138,7 @@ def test_memory_knows_who_holds_it(trace: Trace) -> None:
 
 def test_a_call_without_a_gpu() -> None:
     events = [one for one in EVENTS if one["cat"] in ("cpu_op", "user_annotation")]
-    trace = read_trace([*events, memory(15, 300, 1, 0, 0), memory(16, -100, 2, 0, 0)])
+    trace = read_chrome_trace([*events, memory(15, 300, 1, 0, 0), memory(16, -100, 2, 0, 0)])
     assert breakdown.gaps(trace) == breakdown.kernels(trace) == []
     found = breakdown.memory(trace)
     assert found is not None
@@ -147,10 +148,10 @@ def test_a_call_without_a_gpu() -> None:
 
 def test_compiling_inside_the_call_is_seen() -> None:
     tuned = host("InductorBenchmarker.benchmark_gpu (dynamo_timed)", 30, 5)
-    assert read_trace([*EVENTS, tuned]).compiling == [tuned["name"]]
-    assert read_trace(EVENTS).compiling == []
+    assert read_chrome_trace([*EVENTS, tuned]).compiling == [tuned["name"]]
+    assert read_chrome_trace(EVENTS).compiling == []
     after = tuned | {"ts": 150}
-    assert read_trace([*EVENTS, after]).compiling == []
+    assert read_chrome_trace([*EVENTS, after]).compiling == []
 
 
 def test_thinning_keeps_the_peak_and_the_end() -> None:
@@ -163,7 +164,9 @@ def test_thinning_keeps_the_peak_and_the_end() -> None:
 
 
 def test_the_range_over_calls_comes_from_all_of_them(trace: Trace) -> None:
-    longer = read_trace([one | {"dur": 45} if one["name"].startswith("sm90") else one for one in EVENTS])
+    longer = read_chrome_trace(
+        [one | {"dur": 45} if one["name"].startswith("sm90") else one for one in EVENTS]
+    )
     (row,) = (row for row in breakdown.operators(trace, [longer]) if row.name == "aten::cudnn_convolution")
     assert (row.self_cuda_s, row.least_s, row.most_s) == tuple(map(pytest.approx, (30e-6, 30e-6, 45e-6)))
 
@@ -196,8 +199,36 @@ def test_families(name: str, family: str | None) -> None:
 
 
 def test_the_outermost_operator_that_tells_decides() -> None:
-    assert family_of_operator(["aten::linear", "aten::t"]) == "GEMM"
-    assert family_of_operator(["aten::scaled_dot_product_attention", "aten::bmm"]) == "attention"
-    assert family_of_operator(["aten::view"]) == "other"
-    assert family_of_kernel("Memcpy HtoD (Pinned -> Device)", ["aten::linear"]) == "copy"
-    assert family_of_kernel("splitKreduce_kernel", ["Torch-Compiled Region: 0/0"]) == "GEMM"
+    events = [
+        host("vivace call", 0, 100, "user_annotation"),
+        host("aten::linear", 1, 9),
+        host("aten::t", 2, 3),
+        host("aten::scaled_dot_product_attention", 20, 20),
+        host("aten::bmm", 21, 3),
+        host("aten::view", 50, 5),
+        launch(22, 1),
+        launch(51, 2),
+        launch(70, 3),
+        kernel("Memcpy HtoD (Pinned -> Device)", 30, 7, 1),
+        kernel("sm80_gemm", 40, 11, 1),
+        kernel("splitKreduce_kernel", 60, 13, 2),
+        kernel("nvjet_hsh", 80, 17, 3),
+    ]
+    found = {
+        one.name: (one.cpu_s * 1e6, one.cuda_s * 1e6) for one in breakdown.families(read_chrome_trace(events))
+    }
+    assert found["GEMM"] == tuple(map(pytest.approx, (9, 13 + 17))), (
+        "a view does not tell, nor does no operator"
+    )
+    assert found["attention"] == tuple(map(pytest.approx, (18, 11)))
+    assert found["other"][0] == pytest.approx(3), "the view, without its CUDA call"
+    assert found["copy"] == tuple(map(pytest.approx, (0, 7)))
+    assert found["CUDA calls"][0] == pytest.approx(6)
+
+
+def test_copies_and_collectives_tell_what_they_are() -> None:
+    assert family_of_kernel("Memcpy HtoD (Pinned -> Device)", "GEMM") == "copy"
+    assert family_of_kernel("ncclDevKernel_AllGather_RING_LL", "GEMM") == "communication"
+    assert family_of_kernel("splitKreduce_kernel", "attention") == "attention"
+    assert family_of_kernel("splitKreduce_kernel", None) == "GEMM"
+    assert family_of_kernel("unknown", None) == "other"

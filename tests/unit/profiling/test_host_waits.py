@@ -1,11 +1,15 @@
 """Synchronisations are named with the line of Python that makes them."""
 
-from dataclasses import dataclass
-
 import torch
 
+from tests.recorded_events import Results, event
 from vivace.profiling.host_waits import PythonCall, Wait, located
-from vivace.profiling.profiler import _waits, host_waits
+from vivace.profiling.profiler import host_waits
+from vivace.profiling.recorded import read_waits
+
+_COPY = (
+    '"device": 0, "context": 1, "stream": 7, "correlation": 1, "bytes": {}, "memory bandwidth (GB/s)": 1.5'
+)
 
 
 def call(start: int, end: int, file: str, line: int, *, is_exact: bool = True) -> PythonCall:
@@ -37,52 +41,23 @@ def test_a_wait_without_a_caller_is_kept() -> None:
     assert (row.file, row.count) == ("?", 1)
 
 
-@dataclass
-class _Event:
-    """What torch.profiler hands out of one event."""
-
-    label: str
-    begin: int
-    length: int
-    device: str = "DeviceType.CPU"
-    correlation: int = 0
-
-    def name(self) -> str:
-        return self.label
-
-    def start_ns(self) -> int:
-        return self.begin
-
-    def duration_ns(self) -> int:
-        return self.length
-
-    def device_type(self) -> str:
-        return self.device
-
-    def correlation_id(self) -> int:
-        return self.correlation
-
-
 def test_waits_on_a_gpu_are_cuda_calls_and_copies_to_the_host() -> None:
     events = [
-        _Event("vivace call", 0, 100),
-        _Event("vivace component denoiser", 5, 30),
-        _Event("vivace component denoiser", 0, 99, "DeviceType.CUDA"),
-        _Event("aten::_local_scalar_dense", 8, 12),
-        _Event("cudaMemcpyAsync", 10, 2, correlation=1),
-        _Event("cudaStreamSynchronize", 13, 5, correlation=2),
-        _Event("cudaMemcpyAsync", 50, 20, correlation=3),
-        _Event("cudaMemcpyAsync", 80, 1, correlation=4),
-        _Event("cudaLaunchKernel", 90, 1, correlation=5),
-        _Event("cudaDeviceSynchronize", 150, 9, correlation=6),
-        _Event("Memcpy DtoH (Device -> Pinned)", 11, 1, "DeviceType.CUDA", 1),
-        _Event("Memcpy DtoH (Device -> Pageable)", 60, 1, "DeviceType.CUDA", 3),
-        _Event("Memcpy HtoD (Pageable -> Device)", 81, 1, "DeviceType.CUDA", 4),
-    ]
-    found = [
-        (one.kind, one.component, one.start, one.num_bytes)
-        for one in _waits([(one.name(), one) for one in events], {1: 2, 3: 4096})
-    ]
+        event("vivace call", 0, 100),
+        event("vivace component denoiser", 5, 30),
+        event("vivace component denoiser", 0, 99, is_gpu=True),
+        event("aten::_local_scalar_dense", 8, 12),
+        event("cudaMemcpyAsync", 10, 2, correlation=1),
+        event("cudaStreamSynchronize", 13, 5, correlation=2),
+        event("cudaMemcpyAsync", 50, 20, correlation=3),
+        event("cudaMemcpyAsync", 80, 1, correlation=4),
+        event("cudaLaunchKernel", 90, 1, correlation=5),
+        event("cudaDeviceSynchronize", 150, 9, correlation=6),
+        event("Memcpy DtoH (Device -> Pinned)", 11, 1, is_gpu=True, correlation=1, metadata=_COPY.format(2)),
+        event("Memcpy DtoH (Device -> Pageable)", 60, 1, is_gpu=True, correlation=3, metadata=_COPY.format(4096)),
+        event("Memcpy HtoD (Pageable -> Device)", 81, 1, is_gpu=True, correlation=4, metadata=_COPY.format(8)),
+    ]  # fmt: skip
+    found = [(one.kind, one.component, one.start, one.num_bytes) for one in read_waits(Results(events))]
     assert found == [
         ("copy", "denoiser", 10, 2),
         ("synchronisation", "denoiser", 13, 0),

@@ -1,0 +1,104 @@
+"""What is read from torch.profiler's own objects is what the trace says that it writes."""
+
+import json
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from tests.chrome_trace import assert_alike, read_chrome_trace
+from tests.recorded_events import results_of
+from tests.unit.profiling.test_breakdown import EVENTS, host, kernel, launch, memory
+from vivace.profiling import breakdown
+from vivace.profiling.host_waits import Wait, located
+from vivace.profiling.profiler import traced
+from vivace.profiling.recorded import python_calls, read_results
+
+ON_A_GPU = [
+    *EVENTS,
+    launch(86, 4, "cuLaunchKernelEx", 1),
+    launch(30, 5, "cudaMemcpyAsync", 1) | {"tid": 2},
+    host("aten::another_thread", 29, 4) | {"tid": 2},
+    host("Torch-Compiled Region: 0/0", 88, 3, "user_annotation"),
+    host("cudaGraph of mine", 92, 2, "cpu_op"),
+    host("cudaUser", 94, 1, "user_annotation"),
+    host("Activity Buffer Request", 40, 3, "overhead"),
+    kernel("triton_poi_fused_add_3", 95, 12, 4),
+    kernel("Memcpy DtoH (Device -> Pinned)", 96, 1, 5, "gpu_memcpy"),
+    kernel("Memset (Device)", 97, 1.5, 77, "gpu_memset"),
+    memory(45, 64, 0xC, 0, 0),
+]  # fmt: skip
+
+
+def test_a_profile_of_a_gpu_reads_as_its_trace() -> None:
+    wanted, found = read_chrome_trace(ON_A_GPU), read_results(results_of(ON_A_GPU))
+    assert_alike(found, wanted)
+    assert breakdown.memory(found) is not None
+    assert {one.name for one in found.device} >= {"Memset (Device)", "triton_poi_fused_add_3"}
+    assert not any(one.name in ("vivace call", "Activity Buffer Request") for one in found.device)
+    assert not any(one.name == "Activity Buffer Request" for one in found.host)
+
+
+class _Pipe:
+    """Parts inside of parts, two threads, allocations that outlive the call and some from before it."""
+
+    def __init__(self) -> None:
+        self.unet = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(8)))
+        self.kept: list[torch.Tensor] = [torch.ones(1000)]
+
+    def __call__(self) -> None:
+        self.kept.pop()
+        for step in range(20):
+            out = self.unet(torch.randn(4, 16))
+            with record_function("a label of a user"):
+                out = torch.nn.functional.scaled_dot_product_attention(*[out.view(1, 1, 4, 16)] * 3)
+            self.kept.append(out.softmax(-1) + step)
+        other = threading.Thread(target=lambda: torch.ones(3).sum().item())
+        other.start()
+        other.join()
+
+
+def test_a_profile_of_a_cpu_reads_as_its_trace(tmp_path: Path) -> None:
+    pipe = _Pipe()
+    found = traced(pipe, pipe, tmp_path / "t.json")
+    wanted = read_chrome_trace(json.loads((tmp_path / "t.json").read_text())["traceEvents"])
+    assert len(found.host) == len(wanted.host) > 500
+    assert len(found.memory) == len(wanted.memory) > 100
+    assert_alike(found, wanted)
+
+
+def test_only_the_branches_around_a_moment_are_read() -> None:
+    pipe = _Pipe()
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as found:
+        pipe()
+    results = found.profiler.kineto_results
+    starts = sorted({event.start_ns() for event in results.events()})
+    whole = python_calls(results, starts)
+    few = random.Random(0).sample(starts, 100)
+    read = python_calls(results, few)
+    assert 0 < len(read) < len(whole) / 2
+    waits = [Wait("read", "a moment", "other", at, at + 1) for at in few]
+    assert located(waits, read) == located(waits, whole)
+    assert {one.file.rsplit("/", 1)[-1] for one in located(waits, read)} >= {"test_recorded.py"}
+    assert python_calls(results, []) == []
+
+
+def test_a_function_that_has_not_ended_has_its_calls_read() -> None:
+    inner = _call(20, 30, "inner.py")
+    outer = _call(0, -(2**63), "outer.py", [inner, _call(40, 50, "later.py")])
+
+    class Results:
+        def experimental_event_tree(self) -> list[Any]:
+            return [outer]
+
+    assert [one.file for one in python_calls(Results(), [25])] == ["outer.py", "inner.py"]
+
+
+def _call(start: int, end: int, file: str, children: list[Any] | None = None) -> Any:
+    frame = type("Frame", (), {"file_name": file, "line_number": 1, "function_name": "f"})
+    fields = type("Fields", (), {"callsite": frame})
+    found = {"start_time_ns": start, "end_time_ns": end, "extra_fields": fields, "children": children or []}
+    return type("Node", (), found)
