@@ -22,9 +22,10 @@ baseline.
 
 *What is held out.* The grids of the embedded models are from a shared two-core CPU, where a single round is 8 % off
 (standard deviation; now and then 30 %), and the best of a hundred single rounds is mostly luck. So the recipes that
-pass were timed again in sixteen interleaved rounds (one in six); the search sees every second one, and the others say how fast
-recipes are. The best recipe is the best by the held-out rounds, and the best by the rounds that a search may see is the
-same one. With three rounds each, as before, it was not: the best by one half was 17 % off by the other on tiny-flux.
+pass were timed again in sixteen interleaved rounds (one of them in six); the search sees every second one, and the
+others say how fast recipes are. The best recipe is the best by the held-out rounds, and the best by the rounds that a
+search may see is the same one. With three rounds each, as before, it was not: on tiny-flux the best by one half was 17
+% off by the other.
 FLUX.1 [dev]'s grid is of one H200 with one round a recipe, to which noise is added; vivace's own records, of which it
 consists, are kept from the search.
 
@@ -32,9 +33,9 @@ consists, are kept from the search.
 had not failed were judged again by 39 images and today's gate: 60 of tiny-sd, 48 of tiny-flux. Slower recipes still
 have the verdict of ten prompts, scored by one view and held to that scorer's limit.
 
-*Where the goal is missed.* It is 2 % in a tenth of the trials: reached on flux-dev, nearly on tiny-sd (by all rounds,
-too), not on tiny-flux, where three of five searches end with the next best recipe. On the embedded models finals go to
-fast recipes that 39 images leave unclear by a hair, and each costs the place of one that passes.
+*Where the goal is missed.* It is 2 % in a tenth of the trials: reached on flux-dev, on tiny-sd by all rounds (3 % by
+those held out), and not on tiny-flux, where three of five searches end with the next best recipe. On the embedded
+models finals go to fast recipes that 39 images leave unclear by a hair, and each costs the place of one that passes.
 
 *What was chosen on these grids.* That techniques which change the picture come alone in every second batch, the
 spread of quality effects (0.08), that another knob may differ as much as another technique (it takes flux-dev from 36
