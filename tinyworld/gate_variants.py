@@ -100,8 +100,9 @@ def tasks(number: int = MOST_PICTURES) -> list[tuple[str, int]]:
 
 
 def num_drawn(variant: Variant) -> int:
-    """Return how many images of a variant are drawn: the models of many steps take long."""
-    return MOST_PICTURES if variant.model == "tiny-flux-schnell" else SET_PICTURES
+    """Return how many images of a variant are drawn. Models of many steps take long: fewer where limits are chosen."""
+    is_most = variant.model == "tiny-flux-schnell" or "calibrated" not in half_of(variant.kind)
+    return MOST_PICTURES if is_most else SET_PICTURES
 
 
 KINDS = sorted(
