@@ -55,10 +55,12 @@ def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images:
     images = f"{num_images} image{'s' if num_images > 1 else ''}"
     if file is not None and (cached := _load(file, source, layers)) is not None:
         return Scales(*cached, f"reloaded, calibrated on {images}", file)
-    ranges = {name: _InputRange() for name in layers}
+    largest = _Largest()
+    ranges = {name: _InputRange(largest) for name in layers}
+    decodes = any(name.startswith("vae.") for name in layers)
     with _observing(layers, ranges):
         for k, prompt in enumerate(prompts):
-            generate(target, prompt, seed=k)
+            generate(target, prompt, seed=k, decodes=decodes)
     scales, missing = {}, {}
     for name, found in ranges.items():
         reason = found.unusable()
@@ -70,17 +72,44 @@ def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images:
     return Scales(scales, missing, f"calibrated on {images}", file if is_cached else None)
 
 
+class _Largest:
+    """The largest magnitude of tensors, on their device; of one that goes into several layers it is computed once.
+
+    Query, key and value have the same input, and so have all layers that see the prompt.
+    """
+
+    def __init__(self) -> None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        self._known: Any = WeakIdKeyDictionary()
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        version = None if tensor.is_inference() else tensor._version
+        known = self._known.get(tensor)
+        if known is not None and version is not None and known[0] == version:
+            found: torch.Tensor = known[1]
+            return found
+        found = torch.linalg.vector_norm(
+            tensor.detach(), torch.inf
+        )  # one kernel, and nothing of the tensor's size
+        self._known[tensor] = (version, found)
+        return found
+
+
 class _InputRange:
     """The largest magnitude of one layer's inputs, kept on the device, and the ranks of those inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_tensors: _Largest) -> None:
         self.largest: torch.Tensor | None = None
         self.ranks: set[int] = set()
+        self._of_tensors = of_tensors
 
     def observe(self, layer: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         import torch
 
-        largest = inputs[0].detach().abs().amax().float()
+        largest = self._of_tensors.of(inputs[0])
         self.largest = largest if self.largest is None else torch.maximum(self.largest, largest)
         self.ranks.add(inputs[0].dim())
 
@@ -97,7 +126,7 @@ class _InputRange:
         assert self.largest is not None
         (rank,) = self.ranks
         smallest = torch.finfo(torch.float32).tiny
-        return (self.largest / _E4M3_MAX).clamp(min=smallest).reshape((1,) * rank)
+        return (self.largest.float() / _E4M3_MAX).clamp(min=smallest).reshape((1,) * rank)
 
 
 @contextlib.contextmanager
@@ -110,12 +139,14 @@ def _observing(layers: Mapping[str, torch.nn.Module], ranges: Mapping[str, _Inpu
             hook.remove()
 
 
-def generate(target: Target, prompt: str, seed: int) -> None:
-    """Call the pipeline as the workload will."""
+def generate(target: Target, prompt: str, seed: int, decodes: bool = True) -> None:
+    """Call the pipeline as the workload will, without decoding the latents if that is not needed."""
     import torch
 
     accepted = inspect.signature(target.pipe.__call__).parameters
     call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.asked.given)
+    if not decodes and "output_type" in accepted:
+        call["output_type"] = "latent"
     target.pipe(
         prompt=prompt,
         generator=torch.Generator("cpu").manual_seed(seed),

@@ -236,11 +236,13 @@ class Space:
     ) -> list[Recipe]:
         """Return promising recipes: the neighbours of `around`, and what repeated improvement by `value` leads to.
 
+        What is kept is one of them by itself.
+
         Args:
             value: returns the estimated value of each recipe, an array of floats.
             width: recipes that are followed at a time.
         """
-        found: dict[Recipe, None] = {}
+        found: dict[Recipe, None] = dict.fromkeys(self._held(self.base()))
         for recipe in around:
             found.update(dict.fromkeys(self.neighbours(recipe)))
         front = [self.base()]

@@ -96,6 +96,7 @@ def test_keep_and_without() -> None:
     assert space.base().text == "tiny_vae+dtype(bf16)"
     around = list(space.neighbours(space.base()))
     assert around
+    assert space.base() in space.pool(lambda recipes: [0.0] * len(recipes), [])
     for recipe in [*around, *space.singles()]:
         assert {"tiny_vae", "dtype"} <= {t.name for t in recipe}
         assert resolve("bf16").techniques[0] in recipe.techniques
