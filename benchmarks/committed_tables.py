@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks import (
     every_model,
     skipped_work,
+    step_cases,
     step_curves,
     study_groups,
     technique_cases,
@@ -76,7 +77,7 @@ def tables() -> Iterator[Table]:
         yield from of_study(study_groups.own(name), record_file(name))
     for name in step_curves.CURVES:
         for device in ("cuda", "cpu"):
-            if cases := step_curves.read_cases(step_curves.record_file(name, device)):
+            if cases := step_cases.read_cases(step_curves.record_file(name, device)):
                 yield _of_curves(name, device, cases)
     yield _of_demo(json.loads(DEMO.read_text()))
 
@@ -136,16 +137,16 @@ def of_study(sittings: Sequence[Sitting], path: Path) -> Iterator[Table]:
         yield _table(path, list(rows_by_recipe.values()))
 
 
-def _of_curves(name: str, device: str, cases: Mapping[str, step_curves.Case]) -> Table:
+def _of_curves(name: str, device: str, cases: Mapping[str, step_cases.Case]) -> Table:
     """Return the curves of an embedded model. A CPU's times depend on what else runs, so gains are counted there."""
-    rows = list(step_curves.rows_with_quality(cases).values())
+    rows = list(step_cases.rows_with_quality(cases).values())
     table = _table(step_curves.record_file(name, device), rows)
     if device == "cuda":
         return table
     return table.model_copy(update={"rows": tuple(_counted(seen, cases) for seen in table.rows)})
 
 
-def _counted(seen: Seen, cases: Mapping[str, step_curves.Case]) -> Seen:
+def _counted(seen: Seen, cases: Mapping[str, step_cases.Case]) -> Seen:
     work = cases[seen.recipe].work
     unknown = {"latency": None, "spread": None, "verdict": None, "first_call_s": None, "note": ""}
     if seen.latency is None or seen.recipe == BASELINE:

@@ -17,18 +17,24 @@ teacache` and `vivace calibrate magcache` do, since the parent process must not 
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 import vivace
 from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.every_model import line
+from benchmarks.step_cases import (
+    Case,
+    check_baseline,
+    check_pictures,
+    read_cases,
+    rows_with_quality,
+    with_rounds,
+    write_cases,
+)
 from vivace.benchmark import Run, Timing, studies
 from vivace.benchmark.comparison import default_threads
 from vivace.benchmark.figures import keys_of
@@ -38,11 +44,8 @@ from vivace.models.find import Found, find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.report.rows import Row, rows_of
-from vivace.spec.base import Spec
-from vivace.spec.figures import PictureFigures, QualityPass
 from vivace.spec.recipe import BASELINE
-from vivace.spec.record import Outcome, Record
+from vivace.spec.record import Outcome
 
 RESULTS = Path(__file__).parents[1] / "results"
 PROMPTS = PROMPT_SETS["tinyworld"]
@@ -105,24 +108,6 @@ CURVES: dict[str, dict[str, tuple[str, ...]]] = {
 
 CALIBRATED = ("teacache", "magcache")
 NUM_CALIBRATION_PICTURES = 8
-
-
-class Case(Spec):
-    """One recipe.
-
-    figures: figures of the record's images against the baseline's.
-    scorer: the CLIP model of their scores.
-    work: the denoiser's operations over the baseline's; None if nothing was measured.
-    """
-
-    record: Record
-    figures: tuple[PictureFigures, ...]
-    scorer: str | None
-    work: float | None
-
-    @property
-    def recipe(self) -> str:
-        return self.record.trial.recipe.text
 
 
 @click.command("step_curves")
@@ -218,84 +203,6 @@ def recipes_of(name: str) -> list[Recipe]:
     return list({recipe.text: recipe for recipe in found}.values())
 
 
-def read_cases(path: Path) -> dict[str, Case]:
-    """Read the cases by recipe, in the record's order; empty if there is no such file.
-
-    Raises:
-        StoreError: the file is not a list of cases.
-    """
-    if not path.exists():
-        return {}
-    try:
-        found = [Case.model_validate(item) for item in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError) as error:
-        why = str(error).splitlines()[0]
-        raise StoreError(
-            f"{path} is not a record of this script ({why}); give --record another file"
-        ) from error
-    return {case.recipe: case for case in found}
-
-
-def write_cases(path: Path, cases: Any) -> None:
-    """Write a JSON list atomically, one case per line."""
-    lines = ",\n".join(json.dumps(_rounded(case.model_dump(mode="json"))) for case in cases)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(f"[\n{lines}\n]\n")
-    os.replace(part, path)
-
-
-def with_rounds(baseline: Case, again: Record) -> Case:
-    """Return the baseline's case with the rounds that were measured beside another recipe."""
-    rounds = {r.index: r for r in again.rounds} | {r.index: r for r in baseline.record.rounds}
-    merged = tuple(rounds[index] for index in sorted(rounds))
-    return baseline.model_copy(update={"record": baseline.record.model_copy(update={"rounds": merged})})
-
-
-def rows_with_quality(cases: Mapping[str, Case]) -> dict[str, Row]:
-    """Return the row of each recipe, compared with the baseline; empty without a baseline."""
-    if BASELINE not in cases:
-        return {}
-    ordered = [cases[BASELINE], *(case for recipe, case in cases.items() if recipe != BASELINE)]
-    figures = {row.key: row for case in ordered for row in case.figures}
-    rows = rows_of([case.record for case in ordered], QualityPass(figures, ordered[0].scorer))
-    return {row.recipe: row for row in rows}
-
-
-def check_pictures(cases: Mapping[str, Case], prompts: Sequence[str], num_seeds: int, path: Path) -> None:
-    """Check that the record has the same prompts and seeds; rows of different images cannot be compared.
-
-    Raises:
-        StoreError: the record has others.
-    """
-    for case in list(cases.values())[:1]:
-        held = case.record.trial.workload
-        if (held.prompts, len(held.seeds)) != (tuple(prompts), num_seeds):
-            raise StoreError(
-                f"{path} has {len(held.prompts)} prompts at {len(held.seeds)} seeds, but {len(prompts)} at "
-                f"{num_seeds} are asked for; give the same --prompts and --seeds, or --record another file"
-            )
-
-
-def check_baseline(cases: Mapping[str, Case], baseline: Record, path: Path) -> None:
-    """Check that the baseline's images, which a resumed run may have generated again, are those of the record.
-
-    Raises:
-        StoreError: they differ.
-    """
-    if BASELINE not in cases:
-        return
-    drawn, held = (
-        [picture.sha256 for picture in record.rounds[0].pictures]
-        for record in (baseline, cases[BASELINE].record)
-    )
-    if drawn != held:
-        raise StoreError(
-            f"the baseline's images differ from those of {path}, so nothing can be added to it; give --record another "
-            f"file"
-        )
-
-
 def _is_done(cases: Mapping[str, Case], recipe: Recipe) -> bool:
     """Whether the recipe was measured or failed for good; crashes and timeouts are tried again."""
     return recipe.text in cases and cases[recipe.text].record.outcome.is_final
@@ -389,17 +296,6 @@ def _line(cases: Mapping[str, Case], case: Case) -> str:
     if row.fidelity is not None and row.fidelity.clip_kept is not None and not row.is_baseline:
         said.append(f"CLIP margin kept {100 * row.fidelity.clip_kept.point:.1f} %")
     return ", ".join(said)
-
-
-def _rounded(value: Any) -> Any:
-    """Round floats to six digits, since records are read by people and kept in the repository."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_rounded(one) for one in value]
-    return value
 
 
 if __name__ == "__main__":

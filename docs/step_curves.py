@@ -8,7 +8,8 @@ from enum import Enum
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.step_curves import CALIBRATED, CURVES, STEPS, Case, read_cases, record_file, rows_with_quality
+from benchmarks.step_cases import Case, read_cases, rows_with_quality
+from benchmarks.step_curves import CALIBRATED, CURVES, STEPS, record_file
 from docs import curve_plot
 from docs.models_measured import conditions_of
 from vivace.recipes.resolve import resolve

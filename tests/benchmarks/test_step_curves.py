@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import step_curves
+from benchmarks import step_cases, step_curves
 from benchmarks.command import run
-from benchmarks.step_curves import CURVES, STEPS, read_cases, rows_with_quality
+from benchmarks.step_cases import read_cases, rows_with_quality
+from benchmarks.step_curves import CURVES, STEPS
 from benchmarks.step_curves import step_curves as command
 from vivace.benchmark.cache_calibration import CACHES
 from vivace.errors import StoreError
@@ -110,8 +111,8 @@ def test_other_pictures_or_another_machine_want_another_file(
     with pytest.raises(StoreError, match="give --record another file"):
         step_curves._with(cases, cases["baseline"].model_copy(update={"record": record}), path)
     with pytest.raises(StoreError, match="the baseline's images differ from those of"):
-        step_curves.check_baseline(cases, cases["steps(2)"].record, path)
-    step_curves.check_baseline(cases, cases["baseline"].record, path)
+        step_cases.check_baseline(cases, cases["steps(2)"].record, path)
+    step_cases.check_baseline(cases, cases["baseline"].record, path)
     path.write_text(json.dumps([{"record": 1}]))
     assert run(command, ["tiny-sd", *_arguments(tmp_path, ASKED)]) != 0
     assert "is not a record of this script" in capfd.readouterr().err

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.step_curves import Case, record_file, write_cases
+from benchmarks.step_cases import Case, write_cases
+from benchmarks.step_curves import record_file
 from docs import step_curves
 from docs.generate import NOTE
 from docs.step_curves import Against, families, ssim_of_steps
