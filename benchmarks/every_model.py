@@ -10,17 +10,16 @@ command resumes with the next model. docs/models-measured.md is generated from t
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import ValidationError
 
 import vivace
 from benchmarks.command import MEASURED_IN_PART, locked, run
+from benchmarks.record_files import read_list, write_records, write_text
 from vivace.benchmark import Timing, planned, studies
 from vivace.benchmark.runner import ask_environment
 from vivace.cli.progress import for_this_terminal
@@ -144,22 +143,7 @@ def read_records(path: Path) -> dict[Key, Record]:
     Raises:
         StoreError: the file is not a list of Records.
     """
-    if not path.exists():
-        return {}
-    try:
-        found = [Record.model_validate(item) for item in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError, ValidationError) as error:
-        why = str(error).splitlines()[0]
-        raise StoreError(
-            f"{path} is not a record of this script ({why}); give --record another file"
-        ) from error
-    return {(one.trial.model.name, one.trial.recipe.text): one for one in found}
-
-
-def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Write a JSON list atomically, one case per line."""
-    lines = ",\n".join(record.model_dump_json() for record in records)
-    _write(path, f"[\n{lines}\n]\n")
+    return {(one.trial.model.name, one.trial.recipe.text): one for one in read_list(path, Record)}
 
 
 def plan_file(path: Path) -> Path:
@@ -220,15 +204,8 @@ def _predict(records: dict[Key, Record], path: Path) -> int:
     if not rows:
         click.echo(f"{path} holds nothing that was measured on a GPU", err=True)
         return 0
-    _write(plan_file(path), json.dumps(rows, indent=1) + "\n")
+    write_text(plan_file(path), json.dumps(rows, indent=1) + "\n")
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
-    os.replace(part, path)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ import click
 
 import vivace
 from benchmarks.command import Measuring, measures, run
-from benchmarks.every_model import line, write_records
+from benchmarks.every_model import line
+from benchmarks.record_files import write_records
 from benchmarks.technique_cases import RESULTS
 from vivace.benchmark import studies
 from vivace.cli.progress import for_this_terminal

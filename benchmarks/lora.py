@@ -30,6 +30,7 @@ import click
 
 import vivace
 from benchmarks.command import record_on, run
+from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
 from vivace.contract import attribute_of
 from vivace.errors import StoreError, VivaceError
@@ -232,19 +233,7 @@ def read_cases(path: Path) -> dict[Key, dict[str, Any]]:
     Raises:
         StoreError: the file holds something else.
     """
-    if not path.exists():
-        return {}
-    try:
-        found = [json.loads(text) for text in path.read_text().splitlines() if text.strip()]
-        for case in found:
-            line(case)
-            Environment.model_validate(case["environment"])
-        return {(case["model"], case["recipe"], case["rank"], case["reserve"]): case for case in found}
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError) as error:
-        why = str(error).splitlines()[0]
-        raise StoreError(
-            f"{path} is not a record of this script ({why}); give --record another file"
-        ) from error
+    return read_lines(path, line, lambda case: (case["model"], case["recipe"], case["rank"], case["reserve"]))
 
 
 def _call(session: Session, steps: int) -> Callable[[], None]:

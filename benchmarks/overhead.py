@@ -27,6 +27,7 @@ from typing import Any
 import click
 
 from benchmarks.command import run
+from benchmarks.record_files import read_lines
 from vivace.benchmark.calls import draw
 from vivace.benchmark.round import open_trial
 from vivace.benchmark.worker import import_all
@@ -252,19 +253,7 @@ def read_cases(path: Path) -> dict[Key, dict[str, Any]]:
     Raises:
         StoreError: the file holds something else.
     """
-    if not path.exists():
-        return {}
-    try:
-        found = [json.loads(text) for text in path.read_text().splitlines() if text.strip()]
-        for case in found:
-            line(case)
-            Environment.model_validate(case["environment"])
-        return {_key(case): case for case in found}
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError) as error:
-        why = str(error).splitlines()[0]
-        raise StoreError(
-            f"{path} is not a record of this script ({why}); give --record another file"
-        ) from error
+    return read_lines(path, line, _key)
 
 
 def _key(case: dict[str, Any]) -> Key:

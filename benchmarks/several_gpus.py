@@ -27,8 +27,9 @@ from typing import TypeVar
 import click
 
 from benchmarks.command import MEASURED_IN_PART, Measuring, locked, measures, run
-from benchmarks.every_model import line, write_records
+from benchmarks.every_model import line
 from benchmarks.every_technique import measure
+from benchmarks.record_files import write_records
 from benchmarks.step_profile import Profile, profiled
 from benchmarks.technique_cases import full_length
 from benchmarks.technique_records import check_device, read_records

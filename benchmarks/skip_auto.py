@@ -28,9 +28,10 @@ from unittest import mock
 import click
 
 from benchmarks.command import run
+from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
 from vivace.contract import component_of
-from vivace.errors import StoreError, VivaceError
+from vivace.errors import VivaceError
 from vivace.measure.environment import environment
 from vivace.measure.folders import compare
 from vivace.measure.machine import choose_device
@@ -41,7 +42,6 @@ from vivace.models.scorers import find_scorer
 from vivace.quantization.layers import layers_of, replace_layer
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, open_session
-from vivace.spec.environment import Environment
 from vivace.spec.limits import DEFAULT_LIMITS
 from vivace.stats.paired import mean_interval
 
@@ -317,19 +317,7 @@ def read_cases(path: Path) -> dict[Key, Case]:
     Raises:
         StoreError: the file holds something else.
     """
-    if not path.exists():
-        return {}
-    try:
-        found = [json.loads(text) for text in path.read_text().splitlines() if text.strip()]
-        for case in found:
-            line(case)
-            Environment.model_validate(case["environment"])
-        return {(case["model"], case["scheme"]): case for case in found}
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError) as error:
-        why = str(error).splitlines()[0]
-        raise StoreError(
-            f"{path} is not a record of this script ({why}); give --record another file"
-        ) from error
+    return read_lines(path, line, lambda case: (case["model"], case["scheme"]))
 
 
 def _append(record: Path, case: Case) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.record_files import read_list, write_list
 from vivace.errors import StoreError
 from vivace.report.rows import Row, rows_of
 from vivace.spec.base import Spec
@@ -40,25 +40,12 @@ def read_cases(path: Path) -> dict[str, Case]:
     Raises:
         StoreError: the file is not a list of cases.
     """
-    if not path.exists():
-        return {}
-    try:
-        found = [Case.model_validate(item) for item in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError) as error:
-        why = str(error).splitlines()[0]
-        raise StoreError(
-            f"{path} is not a record of this script ({why}); give --record another file"
-        ) from error
-    return {case.recipe: case for case in found}
+    return {case.recipe: case for case in read_list(path, Case)}
 
 
 def write_cases(path: Path, cases: Any) -> None:
     """Write a JSON list atomically, one case per line."""
-    lines = ",\n".join(json.dumps(_rounded(case.model_dump(mode="json"))) for case in cases)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(f"[\n{lines}\n]\n")
-    os.replace(part, path)
+    write_list(path, (json.dumps(_rounded(case.model_dump(mode="json"))) for case in cases))
 
 
 def with_rounds(baseline: Case, again: Record) -> Case:

@@ -9,6 +9,7 @@ from typing import Any
 
 import vivace
 from vivace.errors import StoreError
+from vivace.measure.gpu_busy import union
 from vivace.models.find import SYNTHETIC
 
 PROFILE_STEPS = 4
@@ -52,11 +53,11 @@ def where_time_goes(spans: Sequence[Span]) -> tuple[float, float, float, float]:
         return "nccl" in name.lower()
 
     sent = [span for span in spans if is_collective(span[0])]
-    own = _union([(start, end) for name, start, end in spans if not is_collective(name)])
+    own = union([(start, end) for name, start, end in spans if not is_collective(name)])
     fastest: dict[str, float] = {}
     for name, start, end in sent:
         fastest[name] = min(fastest.get(name, end - start), end - start)
-    either = _union([(start, end) for _, start, end in spans])
+    either = union([(start, end) for _, start, end in spans])
     total = either[-1][1] - either[0][0]
     compute = _length(own)
     bare = _length(either) - compute
@@ -72,31 +73,21 @@ def launch_bound(spans: Sequence[Span], waits: Sequence[tuple[float, float]]) ->
     Args:
         waits: when the CPU waited for the GPU.
     """
-    ran = _union([(start, end) for _, start, end in spans])
+    ran = union([(start, end) for _, start, end in spans])
     gaps = [(before[1], after[0]) for before, after in itertools.pairwise(ran)]
-    return _length(gaps) - _shared(gaps, _union(waits))
+    return _length(gaps) - _shared(gaps, union(waits))
 
 
 def cpu_a_step(begins: Sequence[float], waits: Sequence[tuple[float, float]]) -> float:
     """From the beginning of a step to that of the next, less the CPU's waiting for the GPU, on average."""
     first, last = min(begins), max(begins)
-    waited = _shared([(first, last)], _union(waits))
+    waited = _shared([(first, last)], union(waits))
     return (last - first - waited) / max(1, len(begins) - 1)
 
 
 def _shared(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> float:
     """The length of what two unions have in common."""
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
-
-
-def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((start, end))
-    return found
 
 
 def _length(spans: Sequence[tuple[float, float]]) -> float:

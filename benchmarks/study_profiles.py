@@ -9,7 +9,6 @@ benchmarks.studies 002` on the same machine: then the code is compiled already.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import click
 from pydantic import ValidationError
 
 from benchmarks.command import MEASURED_IN_PART, run
+from benchmarks.record_files import write_text
 from benchmarks.study_groups import RESULTS
 from vivace.benchmark import Timing, studies
 from vivace.benchmark.profiles import profile
@@ -89,7 +89,7 @@ def command(
                 lost += 1
                 click.echo(f"{case.label}: {error}")
                 continue
-            _write(record, [*found, shortened(new)])
+            write_text(record, "".join(one.model_dump_json() + "\n" for one in [*found, shortened(new)]))
             click.echo(
                 f"{case.label}: {seconds(new.plain_s)} a call, {seconds(new.traced_s)} under the profiler "
                 f"({phases.took()})"
@@ -150,13 +150,6 @@ def shortened(profile: Profile) -> Profile:
             "waits": profile.waits[:MAX_ROWS],
         }
     )
-
-
-def _write(path: Path, profiles: Sequence[Profile]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text("".join(one.model_dump_json() + "\n" for one in profiles))
-    os.replace(part, path)
 
 
 if __name__ == "__main__":

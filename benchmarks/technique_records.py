@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.command import locked
-from benchmarks.every_model import write_records
+from benchmarks.record_files import read_list, write_records
 from benchmarks.technique_cases import Key
 from vivace.errors import StoreError
 from vivace.report.rows import Row, rows_of
@@ -30,15 +29,7 @@ def read_records(path: Path) -> list[Record]:
     Raises:
         StoreError: the file is not a list of Records.
     """
-    if not path.exists():
-        return []
-    try:
-        return [Record.model_validate(item) for item in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError) as error:
-        why = str(error).splitlines()[0]
-        raise StoreError(
-            f"{path} is not a record of this script ({why}); give --record another file"
-        ) from error
+    return read_list(path, Record)
 
 
 def check_device(records: Iterable[Record], new: Record, path: Path) -> None:

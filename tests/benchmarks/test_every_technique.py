@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks import every_technique, technique_cases
 from benchmarks.command import run
-from benchmarks.every_model import write_records
 from benchmarks.every_technique import every_technique as command
 from benchmarks.every_technique import fastest, finished, has_moved, is_done
+from benchmarks.record_files import write_records
 from benchmarks.technique_cases import (
     ALONE,
     COMPILED,
@@ -40,7 +40,7 @@ MODEL = "flux-dev"
 SMALL = """
 import sys, pytest
 from benchmarks.command import run
-from benchmarks.every_model import write_records
+from benchmarks.record_files import write_records
 from benchmarks.every_technique import every_technique
 from tests.narrow import make_all_small
 with pytest.MonkeyPatch.context() as patch:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import every_model
-from benchmarks.every_model import plan_file, write_records
+from benchmarks.every_model import plan_file
+from benchmarks.record_files import write_records
 from docs import generate, models_measured
 from tests.make import make_environment, make_record, make_round
 from vivace.models.find import find_model

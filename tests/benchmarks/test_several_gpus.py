@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import several_gpus
 from benchmarks.command import run
-from benchmarks.every_model import write_records
+from benchmarks.record_files import write_records
 from benchmarks.several_gpus import cases, profile_file, read_profiles
 from benchmarks.several_gpus import several_gpus as command
 from benchmarks.step_profile import Profile, cpu_a_step, launch_bound, where_time_goes

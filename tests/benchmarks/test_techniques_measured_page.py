@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.every_model import write_records
+from benchmarks.record_files import write_records
 from benchmarks.technique_cases import configurations, first_calls_file, record_file
 from docs import techniques_measured
 from docs.generate import NOTE

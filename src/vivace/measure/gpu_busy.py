@@ -28,8 +28,15 @@ def gpu_busy_s(call: Callable[[], Any]) -> float | None:
 
 def covered(ranges: Iterable[tuple[float, float]]) -> float:
     """Return the length of the union of ranges."""
-    total, reached = 0.0, float("-inf")
+    return sum(end - start for start, end in union(ranges))
+
+
+def union(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the union of ranges, in order and apart from each other."""
+    found: list[tuple[float, float]] = []
     for start, end in sorted(ranges):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found

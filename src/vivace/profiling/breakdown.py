@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vivace.measure.gpu_busy import covered
+from vivace.measure.gpu_busy import covered, union
 from vivace.profiling.families import CUDA_CALLS, OTHER, PYTHON, family_of, family_of_kernel
 from vivace.profiling.trace import DeviceEvent, HostEvent, Trace, component_at
 from vivace.spec.profiling import CALL, Gap, KernelTime, MemoryTimeline, OperatorTime, Share
@@ -141,7 +141,7 @@ def gaps(trace: Trace) -> list[Gap]:
     """
     if not trace.device:
         return []
-    waits = _union(
+    waits = union(
         (event.start, event.end)
         for event in trace.host
         if event.kind == "cuda" and any(mark in event.name for mark in _WAITS)
@@ -275,17 +275,6 @@ class _Families:
 
 def _last_component(trace: Trace) -> str:
     return max(trace.device, key=lambda found: found.end).component
-
-
-def _union(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the union of ranges, in order and apart from each other."""
-    found: list[tuple[float, float]] = []
-    for start, end in sorted(ranges):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((start, end))
-    return found
 
 
 def _shared(one: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:

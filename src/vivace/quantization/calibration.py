@@ -91,9 +91,8 @@ class _Largest:
         if known is not None and version is not None and known[0] == version:
             found: torch.Tensor = known[1]
             return found
-        found = torch.linalg.vector_norm(
-            tensor.detach(), torch.inf
-        )  # one kernel, and nothing of the tensor's size
+        # One kernel, which writes nothing of the tensor's size.
+        found = torch.linalg.vector_norm(tensor.detach(), torch.inf)
         self._known[tensor] = (version, found)
         return found
 

@@ -38,9 +38,8 @@ _WORTH_A_PLACE = 0.5
 _WORTH_OF_LESS = 0.002  # of recipes that promise the same, the one with fewer techniques
 _GIVES_NOTHING, _GIVES_LITTLE = 0.01, 0.02
 """Believed gains below which a technique is left out of a proposal, and tried without in the final."""
-_AS_LIKELY = (
-    0.9  # the probability to keep the limits that a recipe without a technique must have, over that with it
-)
+_AS_LIKELY = 0.9
+"""The least ratio of the probabilities to keep the limits, without such a technique over with it."""
 
 
 @dataclass
