@@ -12,7 +12,7 @@ from benchmarks import against_itself
 from benchmarks.coverage import ROUNDS
 from benchmarks.noises import NOISES, PROCESS_SDS
 from benchmarks.sequential_coverage import FAIL_IF, SLOWDOWNS
-from vivace.report.rows import LEAST_CPU_SHARE
+from vivace.report.host import LEAST_CPU_SHARE
 from vivace.stats import DEFAULT_SPREAD, Verdict
 from vivace.stats.intervals import MIN_SAMPLES
 from vivace.stats.sequential import DEFAULT_MAX_PAIRS, FALSE_DIFFERENCE, FALSE_SAME, looks

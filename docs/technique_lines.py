@@ -12,9 +12,10 @@ from benchmarks.technique_cases import (
     full_length,
 )
 from benchmarks.technique_records import key_of, rows_with_baselines, with_baselines
+from vivace.report.host import allowing_for
 from vivace.report.rows import Row
 from vivace.spec.record import Record
-from vivace.stats import Interval, Verdict, learn_spread, log_speedup, median_interval, verdict
+from vivace.stats import Interval, Verdict, learn_spread, log_speedup, median_interval
 from vivace.stats.intervals import DEFAULT_SPREAD, Spread
 
 _MOST_PAIRS = 12
@@ -46,13 +47,8 @@ def line_of(row: Row, baseline: Row, length: int, spread: Spread = DEFAULT_SPREA
     steps = key_of(row.record)[1]
     mine, theirs = (_scaled(one, length / steps) for one in (row, baseline))
     gain = None if row.is_baseline else log_speedup(list(theirs.values()), [mine[k] for k in theirs], spread)
-    return Line(
-        row,
-        steps,
-        median_interval(list(mine.values()), spread),
-        None if gain is None else gain.interval(),
-        None if gain is None else verdict(gain, len(mine)),
-    )
+    told = None if gain is None else allowing_for(row.cpu_stretch or 1.0, gain, len(mine))
+    return Line(row, steps, median_interval(list(mine.values()), spread), *(told or (None, None)))
 
 
 def _scaled(row: Row, factor: float) -> dict[int, list[float]]:

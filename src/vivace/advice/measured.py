@@ -14,7 +14,7 @@ from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.report.gate import LOST
 from vivace.report.quality import Kept
-from vivace.report.rows import LEAST_CPU_SHARE, Row, rows_of
+from vivace.report.rows import Row, rows_of
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.recipe import RecipeSpec
 from vivace.spec.record import Outcome
@@ -76,34 +76,11 @@ def table_of(kind: Kind, place: str, rows: Sequence[Row], seen: Sequence[Seen] |
 
 
 def _in_table(row: Row, baseline: Row) -> Seen:
-    held_up = any(one.cpu_share is not None and one.cpu_share < LEAST_CPU_SHARE for one in (row, baseline))
-    stretch = _stretch(row) if row.cpu_differs else None
-    seen = seen_of(row, is_disturbed=held_up or (row.cpu_differs and stretch is None))
-    if stretch is None or seen.gain is None or row.gpu_busy_s is None or row.latency is None:
+    seen = seen_of(row, is_disturbed=row.is_disturbed or baseline.is_disturbed)
+    if row.is_disturbed or not row.cpu_differs or row.gpu_busy_s is None or row.latency is None:
         return seen
     told = ALLOWED_FOR.format(busy=100 * min(1.0, row.gpu_busy_s / row.latency.median.point))
-    note = "; ".join((*row.record.rounds[0].warnings, told))
-    return seen.model_copy(update={"gain": _stretched(seen.gain, stretch), "note": note})
-
-
-def _stretch(row: Row) -> float | None:
-    """Return the factor by which a row's speed-up would change if the CPU were as fast as during the baseline.
-
-    Only the time in which the GPU waits depends on the CPU. None if it is not known how long it waits.
-    """
-    if row.gpu_busy_s is None or row.latency is None or not row.cpu_ratio:
-        return None
-    total_s = row.latency.median.point
-    waiting_s = max(0.0, total_s - row.gpu_busy_s)
-    return total_s / (total_s - waiting_s + waiting_s / row.cpu_ratio)
-
-
-def _stretched(gain: Interval, stretch: float) -> Interval:
-    """Return the gain with an interval that holds what the other speed of the CPU would give as well."""
-    if gain.low is None or gain.high is None:
-        ends = (gain.point, gain.point * stretch)
-        return Interval(gain.point, min(ends), max(ends))
-    return Interval(gain.point, gain.low * min(1.0, stretch), gain.high * max(1.0, stretch))
+    return seen.model_copy(update={"note": "; ".join((*row.record.rounds[0].warnings, told))})
 
 
 def seen_of(

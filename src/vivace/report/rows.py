@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any
 from vivace.report.compilation import Compilation, compilation
 from vivace.report.energy import GpuUse, cost_per_1000, gpu_use
 from vivace.report.gate import Judgement, judge
+from vivace.report.host import LEAST_CPU_SHARE, allowing_for, cpu_ratio, cpu_share, has_changed, stretch_of
 from vivace.report.latency import Latency, ends_of, latency_of
 from vivace.report.limit import Limit, limit_of
 from vivace.report.quality import Fidelity, fidelity, paired_figures
@@ -26,18 +26,12 @@ from vivace.stats import (
     Verdict,
     learn_spread,
     log_speedup,
-    verdict,
 )
 
 RANDOM_WEIGHTS = "random weights: times and memory are the architecture's; image quality cannot be judged"
 ONE_ROUND = f"one round only: differences under {100 * ONE_ROUND_MARGIN:.0f} % cannot be told from drift"
 
 UNSTEADY = "the warm-up ended before the times were steady"
-
-LEAST_CPU_SHARE = 0.9
-"""A process that gets less of its threads' time was held up by other programs."""
-CPU_DRIFT = 1.25
-"""A Python loop's time varies by a tenth on a quiet machine."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +75,8 @@ class Row:
     """Share of its threads' time that the process got, in its worst round; None on a GPU, or if unknown."""
     cpu_ratio: float | None = None
     """Time of a fixed Python loop while this row was measured over its time during the baseline; None if unknown."""
+    cpu_stretch: float | None = 1.0
+    """What the speed-up is multiplied by for a CPU as fast as the baseline's; None if that cannot be told."""
 
     @property
     def model(self) -> str:
@@ -116,8 +112,16 @@ class Row:
 
     @property
     def cpu_differs(self) -> bool:
-        """Whether the CPU's speed changed since the baseline; then CPU-bound times cannot be compared."""
-        return self.cpu_ratio is not None and abs(math.log(self.cpu_ratio)) > math.log(CPU_DRIFT)
+        """Whether the CPU's speed changed since the baseline."""
+        return has_changed(self.cpu_ratio)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether its time cannot be compared: other programs held it up, or the CPU's speed changed by so much.
+
+        Where it is known how long the GPU waited for the CPU, the speed-up's interval allows for the change.
+        """
+        return self.cpu_stretch is None or (self.cpu_share is not None and self.cpu_share < LEAST_CPU_SHARE)
 
     @property
     def cpu_drift(self) -> str | None:
@@ -163,9 +167,16 @@ class Row:
             )
         if self.latency is not None and (drift := self.cpu_drift) is not None:
             found.append(
-                f"the CPU ran Python {drift} as while the baseline was measured: CPU-bound times are not comparable"
+                f"the CPU ran Python {drift} as while the baseline was measured: {self._cpu_comparable}"
             )
         return tuple(found)
+
+    @property
+    def _cpu_comparable(self) -> str:
+        if self.cpu_stretch is None or self.gpu_busy_s is None or self.latency is None:
+            return "CPU-bound times are not comparable"
+        busy = min(1.0, self.gpu_busy_s / self.latency.median.point)
+        return f"the interval allows for it, since the GPU was busy {busy:.0%} of the time"
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain data: the object that `vivace bench --format json` prints for a trial."""
@@ -241,11 +252,10 @@ def rows_of(
     samples = [_samples(record) for record in records]
     spread = learn_spread([found for found in samples if found])
     rows = [
-        _row(record, found, samples[0], spread, is_baseline=i == 0)
+        _row(record, found, records[0], samples[0], spread, is_baseline=i == 0)
         for i, (record, found) in enumerate(zip(records, samples, strict=True))
     ]
     rows = [_with_compilation(row, rows[0]) for row in rows]
-    rows = [replace(row, cpu_ratio=_cpu_ratio(row.record, records[0])) for row in rows]
     rows = [_unclear_if_disturbed(row, rows[0]) for row in rows]
     return [_judged(row, records[0], quality, limits) for row in rows]
 
@@ -257,43 +267,13 @@ def priced(rows: Sequence[Row], price_per_hour: float | None) -> list[Row]:
 
 def _unclear_if_disturbed(row: Row, baseline: Row) -> Row:
     """Take back the verdict if other programs held up the row's process or the baseline's, or the CPU's speed moved."""
-    held_up = any(r.cpu_share is not None and r.cpu_share < LEAST_CPU_SHARE for r in (row, baseline))
-    doubtful = held_up or row.cpu_differs
-    return replace(row, verdict=Verdict.UNCLEAR) if doubtful and row.verdict is not None else row
+    is_doubtful = row.is_disturbed or baseline.is_disturbed
+    return replace(row, verdict=Verdict.UNCLEAR) if is_doubtful and row.verdict is not None else row
 
 
 def _gpu_busy_s(record: Record) -> float | None:
     found = [r.gpu_busy_s for r in record.rounds if r.gpu_busy_s is not None]
     return statistics.median(found) / record.trial.workload.batch if found else None
-
-
-def _cpu_share(record: Record) -> float | None:
-    """Return the least share of its threads' time that the trial's process got in a round.
-
-    One thread that computes gets all of its time on an idle machine. Several share the work unevenly, so there the
-    round in which they got most is the measure.
-    """
-    if record.environment.device != "cpu":
-        return None
-    rounds = [
-        sum(s.cpu_s for s in r.samples) / sum(s.total_s for s in r.samples)
-        for r in record.rounds
-        if r.samples
-    ]
-    if record.environment.num_threads == 1:
-        return min(rounds, default=None)
-    return min(rounds) / max(rounds) if len(rounds) > 1 and max(rounds) > 0 else None
-
-
-def _cpu_ratio(record: Record, baseline: Record) -> float | None:
-    here, there = _python_ms(record), _python_ms(baseline)
-    return here / there if here and there else None
-
-
-def _python_ms(record: Record) -> float | None:
-    """Return the median over all rounds, measured before and after the timed calls."""
-    found = [r.conditions.get(name) for r in record.rounds for name in ("python_ms", "python_after_ms")]
-    return statistics.median(numbers) if (numbers := [ms for ms in found if isinstance(ms, float)]) else None
 
 
 def _with_compilation(row: Row, baseline: Row) -> Row:
@@ -333,6 +313,7 @@ def shared_warnings(rows: Sequence[Row]) -> list[str]:
 def _row(
     record: Record,
     samples: dict[int, tuple[float, ...]],
+    beside: Record,
     baseline: dict[int, tuple[float, ...]],
     spread: Spread,
     *,
@@ -347,6 +328,9 @@ def _row(
     timed = [s for r in record.rounds for s in r.samples]
     batch = record.trial.workload.batch
     latency, busy_s = latency_of(tuple(samples.values()), spread), _gpu_busy_s(record)
+    changed = cpu_ratio(record, beside)
+    stretch = stretch_of(latency.median.point, busy_s, changed)
+    gain = None if ratio is None else allowing_for(stretch or 1.0, ratio, len(shared))
     return Row(
         record=record,
         is_baseline=is_baseline,
@@ -359,9 +343,11 @@ def _row(
         gpu_busy_s=busy_s,
         gpu=gpu_use(record),
         limit=limit_of(record, latency.median.point, busy_s),
-        cpu_share=_cpu_share(record),
-        speedup=None if ratio is None else ratio.interval(),
-        verdict=None if ratio is None else verdict(ratio, len(shared)),
+        cpu_share=cpu_share(record),
+        cpu_ratio=changed,
+        cpu_stretch=stretch,
+        speedup=None if gain is None else gain[0],
+        verdict=None if gain is None else gain[1],
     )
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vivace.report.rows import CPU_DRIFT, LEAST_CPU_SHARE, Row
+from vivace.report.host import CPU_DRIFT, LEAST_CPU_SHARE
+from vivace.report.rows import Row
 from vivace.spec.environment import Place
 from vivace.stats import Interval, Spread, Verdict, learn_spread, log_speedup, verdict
 from vivace.stats.intervals import DEFAULT_SPREAD, LogMean

@@ -184,7 +184,7 @@ def _error(row: Row) -> float:
         error = _UNKNOWN_ERROR
     else:
         error = math.log(ratio.high / ratio.low) / (2 * 1.96)
-    if row.cpu_differs or (row.cpu_share is not None and row.cpu_share < 0.9):
+    if row.is_disturbed:
         error = max(error, _DISTURBED_ERROR)
     return min(max(error, _LEAST_ERROR), 0.3)
 

@@ -100,6 +100,31 @@ def test_a_row_of_another_speed_of_the_cpu_has_no_verdict() -> None:
     assert row.verdict is Verdict.UNCLEAR
 
 
+@pytest.mark.parametrize(
+    ("busy_s", "expected"), [(0.45, Verdict.FASTER), (0.05, Verdict.UNCLEAR), (None, Verdict.UNCLEAR)]
+)
+def test_a_busy_gpu_bounds_what_the_cpu_can_have_done(busy_s: float | None, expected: Verdict) -> None:
+    """0.05 s of waiting on a CPU of twice the speed would be 0.1 s on the baseline's: 0.55 instead of 0.5 s."""
+
+    def at(python_ms: float, busy_s: float | None, times: tuple[float, ...]) -> tuple[Round, ...]:
+        update = {"conditions": {"python_ms": python_ms}, "gpu_busy_s": busy_s}
+        return tuple(make_round(i, times).model_copy(update=update) for i in range(2))
+
+    baseline = make_record("baseline", *at(4.0, 0.5, (0.8, 0.81, 0.79, 0.8)))
+    half = (0.5, 0.5, 0.5, 0.5)
+    _, same = rows_of([baseline, make_record("tiny_vae", *at(4.0, busy_s, half))])
+    _, row = rows_of([baseline, make_record("tiny_vae", *at(2.0, busy_s, half))])
+    assert row.verdict is expected
+    assert row.speedup is not None
+    assert same.speedup is not None
+    assert row.speedup.high == same.speedup.high
+    assert ("the interval allows for it" in row.warnings[-1]) is (busy_s is not None)
+    if busy_s == 0.45:
+        assert same.speedup.low is not None
+        assert row.speedup.low == pytest.approx(same.speedup.low * 0.5 / 0.55)
+        assert "busy 90% of the time" in row.warnings[-1]
+
+
 def test_csv_says_what_was_measured() -> None:
     _, fast, failed = csv.DictReader(io.StringIO(render(rows_of(records()), "csv")))
     assert (fast["batch"], fast["height"], fast["num_inference_steps"], fast["text"]) == (

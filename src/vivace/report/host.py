@@ -1,0 +1,85 @@
+"""Whether the host's CPU disturbed a measurement: other programs held it up, or its speed changed meanwhile."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from vivace.spec.record import Record
+from vivace.stats import Interval, LogMean, Verdict, verdict
+
+LEAST_CPU_SHARE = 0.9
+"""A process that gets less of its threads' time was held up by other programs."""
+CPU_DRIFT = 1.25
+"""A Python loop's time varies by a tenth on a quiet machine."""
+
+
+def cpu_share(record: Record) -> float | None:
+    """Return the least share of its threads' time that the trial's process got in a round; None on a GPU.
+
+    One thread that computes gets all of its time on an idle machine. Several share the work unevenly, so there the
+    round in which they got most is the measure.
+    """
+    if record.environment.device != "cpu":
+        return None
+    rounds = [
+        sum(s.cpu_s for s in r.samples) / sum(s.total_s for s in r.samples)
+        for r in record.rounds
+        if r.samples
+    ]
+    if record.environment.num_threads == 1:
+        return min(rounds, default=None)
+    return min(rounds) / max(rounds) if len(rounds) > 1 and max(rounds) > 0 else None
+
+
+def cpu_ratio(record: Record, baseline: Record) -> float | None:
+    """Return the time of a fixed Python loop beside the record over that beside the baseline; None if unknown."""
+    here, there = _python_ms(record), _python_ms(baseline)
+    return here / there if here and there else None
+
+
+def _python_ms(record: Record) -> float | None:
+    """Return the median over all rounds, measured before and after the timed calls."""
+    found = [r.conditions.get(name) for r in record.rounds for name in ("python_ms", "python_after_ms")]
+    return statistics.median(numbers) if (numbers := [ms for ms in found if isinstance(ms, float)]) else None
+
+
+def has_changed(ratio: float | None) -> bool:
+    """Whether a ratio of Python times is more than noise."""
+    return ratio is not None and abs(math.log(ratio)) > math.log(CPU_DRIFT)
+
+
+def stretch_of(total_s: float, busy_s: float | None, ratio: float | None) -> float | None:
+    """Return the factor by which a speed-up would change if the CPU were as fast as during the baseline.
+
+    Only the time in which the GPU waits depends on the CPU.
+
+    Args:
+        busy_s: seconds of `total_s` in which the GPU is busy; None if unknown.
+        ratio: of Python times, see `cpu_ratio`.
+
+    Returns:
+        1 if the CPU's speed did not change; None if it did, and it is not known how long the GPU waits.
+    """
+    if ratio is None or not has_changed(ratio):
+        return 1.0
+    if busy_s is None:
+        return None
+    waiting_s = max(0.0, total_s - busy_s)
+    return total_s / (total_s - waiting_s + waiting_s / ratio)
+
+
+def allowing_for(stretch: float, gain: LogMean, num_rounds: int) -> tuple[Interval, Verdict]:
+    """Return a speed-up's interval, widened by what the CPU's speed may have done, and a verdict that allows for it.
+
+    Args:
+        stretch: see `stretch_of`.
+        gain: the logarithm of the speed-up as measured.
+    """
+    found, own = gain.interval(), verdict(gain, num_rounds)
+    if stretch == 1.0:
+        return found, own
+    corrected = verdict(LogMean(gain.mean + math.log(stretch), gain.error, gain.dof), num_rounds)
+    if found.low is not None and found.high is not None:
+        found = Interval(found.point, found.low * min(1.0, stretch), found.high * max(1.0, stretch))
+    return found, own if own is corrected else Verdict.UNCLEAR
