@@ -7,9 +7,9 @@
 
 The model has random weights and its native size. Single techniques are timed over eight steps, which
 docs/techniques-measured.md scales to the model's number of steps; the best recipes, and FLUX's ten configurations of a
-published study, are timed at full length. A row is two rounds of the recipe between two rounds of its baseline (A B B
-A), each in a process of its own. Each pair is added to the record at once, and the same command resumes with what is
-missing, was timed too seldom, or was measured while the host's speed changed.
+published study, are timed at full length. A row is two rounds of the recipe between two rounds of its baseline, each in
+a process of its own; up to three recipes share a baseline (A B C D D C B A). Each group is added to the record at once,
+and the same command resumes with what is missing, was timed too seldom, or was measured while the host's speed changed.
 
 The eager steps of UNets are bound by the CPU that launches kernels, so such rows would measure the host. Their baseline
 is `cuda_graph`, and every recipe that goes with it has it too.
@@ -47,7 +47,7 @@ from benchmarks.technique_cases import (
 )
 from benchmarks.technique_records import (
     add,
-    add_pair,
+    add_group,
     key_of,
     num_timed,
     read_records,
@@ -58,7 +58,7 @@ from vivace.benchmark import Timing, studies
 from vivace.benchmark.launcher import Launcher
 from vivace.cli.progress import for_this_terminal
 from vivace.models.find import SYNTHETIC
-from vivace.report.rows import rows_of
+from vivace.report.rows import Row, rows_of
 from vivace.spec.record import Outcome, Record
 from vivace.stats.intervals import MIN_SAMPLES
 
@@ -82,6 +82,13 @@ would at the CPU's speed beside the baseline."""
 @click.option("--best", type=click.IntRange(1, 50), help="The fastest so far again, at full length.")
 @click.option("--compile", "at_once", type=click.IntRange(1, 64), help="Only compile, this many at a time.")
 @click.option("--alone", "without_baseline", is_flag=True, help="Measure without a baseline beside it.")
+@click.option(
+    "--together",
+    type=click.IntRange(1, 10),
+    default=3,
+    show_default=True,
+    help="Recipes between two rounds of a baseline.",
+)
 def every_technique(
     name: str,
     how: Measuring,
@@ -91,6 +98,7 @@ def every_technique(
     best: int | None,
     at_once: int | None,
     without_baseline: bool,
+    together: int,
 ) -> int:
     """Every technique on one model with random weights, one line per recipe; resumable."""
     record = how.record or record_file(name)
@@ -104,35 +112,55 @@ def every_technique(
     if best is not None:
         asked = [(recipe, full_length(name)) for recipe in fastest(name, records, best)]
     with studies.start_launcher(how.device) as launcher:
-        for recipe, length in asked:
-            if (recipe, length) in done:
-                continue
+        missing = [case for case in asked if case not in done]
+        for group in groups(missing, 1 if without_baseline else together):
             if how.is_over:
-                return how.ended(recipe)
-            _measure_case(name, recipe, length, how, launcher, record, without_baseline)
+                return how.ended(group[0][0])
+            _measure_group(name, group, how, launcher, record, without_baseline)
     return 0
 
 
-def _measure_case(
-    name: str, recipe: str, length: int, how: Measuring, launcher: Launcher, record: Path, is_alone: bool
-) -> None:
-    """Measure one case, once more if the host's speed changed meanwhile, and add it to the record."""
-    for attempt in range(2):
-        before = time.monotonic()
-        if is_alone:
-            found = [measure(name, recipe, length, how, launcher)]
+def groups(cases: Sequence[Key], most: int) -> list[list[Key]]:
+    """Return the cases in groups of up to `most`, in order, each of one number of steps."""
+    found: list[list[Key]] = []
+    for case in cases:
+        if found and len(found[-1]) < most and found[-1][0][1] == case[1]:
+            found[-1].append(case)
         else:
-            found = measure_beside(name, recipe, length, how, launcher)
-        row = rows_of(found)[-1]
-        moved = has_moved(*found) if len(found) == 2 and row.outcome is Outcome.MEASURED else None
-        told = f"; the host's speed changed: {moved}" if moved else ""
-        click.echo(f"{length} steps, {line(row)} ({time.monotonic() - before:.0f} s{told})")
-        if moved is None or attempt == 1:
-            break
+            found.append([case])
+    return found
+
+
+def _measure_group(
+    name: str, group: Sequence[Key], how: Measuring, launcher: Launcher, record: Path, is_alone: bool
+) -> None:
+    """Measure cases beside one baseline, once more those during which the host's speed changed, and add them."""
     if is_alone:
-        add(found[0], record, baseline(name))
-    else:
-        add_pair(found[0], found[1], record)
+        ((recipe, length),) = group
+        found = measure(name, recipe, length, how, launcher)
+        _tell(length, rows_of([found])[-1], None)
+        add(found, record, baseline(name))
+        return
+    left = list(group)
+    for _ in range(2):
+        length = left[0][1]
+        beside, *news = measure_beside(name, [recipe for recipe, _ in left], length, how, launcher)
+        moved = {key_of(new): _moved_while_measured(beside, new) for new in news}
+        for new in news:
+            _tell(length, rows_of([beside, new])[-1], moved[key_of(new)])
+        add_group(beside, news, record)
+        left = [case for case in left if moved.get(case)]
+        if not left:
+            return
+
+
+def _moved_while_measured(beside: Record, new: Record) -> str | None:
+    return has_moved(beside, new) if new.outcome is beside.outcome is Outcome.MEASURED else None
+
+
+def _tell(length: int, row: Row, moved: str | None) -> None:
+    told = f" (the host's speed changed: {moved})" if moved else ""
+    click.echo(f"{length} steps, {line(row)}{told}")
 
 
 def is_done(name: str, record: Record, beside: Record | None) -> bool:
@@ -185,9 +213,11 @@ def measure(name: str, recipe: str, steps: int, how: Measuring, launcher: Launch
     return found
 
 
-def measure_beside(name: str, recipe: str, steps: int, how: Measuring, launcher: Launcher) -> list[Record]:
-    """Measure a recipe between rounds of its baseline; return the baseline and the recipe."""
-    return _bench(name, [baseline(name), recipe], steps, how, launcher, how.timing)
+def measure_beside(
+    name: str, recipes: Sequence[str], steps: int, how: Measuring, launcher: Launcher
+) -> list[Record]:
+    """Measure recipes between rounds of their baseline; return the baseline and the recipes."""
+    return _bench(name, [baseline(name), *recipes], steps, how, launcher, how.timing)
 
 
 def _bench(

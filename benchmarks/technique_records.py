@@ -75,8 +75,8 @@ def add(new: Record, path: Path, baseline: str = BASELINE, behind: Record | None
     return found
 
 
-def add_pair(beside: Record, new: Record, path: Path) -> list[Record]:
-    """Add a row after the baseline that was measured beside it, in place of an older row of the same key. Baselines
+def add_group(beside: Record, news: Sequence[Record], path: Path) -> list[Record]:
+    """Add rows after the baseline that was measured beside them, in place of older rows of the same keys. Baselines
     that no row is compared with are dropped.
 
     Returns:
@@ -85,14 +85,14 @@ def add_pair(beside: Record, new: Record, path: Path) -> list[Record]:
     Raises:
         StoreError: the file is of another device.
     """
-    own = key_of(beside)[0]
+    own, replaced = key_of(beside)[0], {key_of(new) for new in news}
     with locked(path):
         records = read_records(path)
-        check_device(records, new, path)
-        kept = [(one, base) for one, base in with_baselines(records, own) if key_of(one) != key_of(new)]
+        check_device(records, beside, path)
+        kept = [(one, base) for one, base in with_baselines(records, own) if key_of(one) not in replaced]
         used = [base for _, base in kept if base is not None]
         found = [one for one, base in kept if base is not None or any(one is base_ for base_ in used)]
-        found += [beside, new]
+        found += [beside, *news]
         write_records(path, found)
     return found
 

@@ -71,8 +71,9 @@ def page(note: str, results: Path) -> str:
         "run, scaled alike.",
         "- The eager steps of UNets are bound by the CPU that launches kernels, so their baseline is `cuda_graph`, "
         "and every recipe that goes with it has it too. Each row is two rounds of the recipe between two of the "
-        "baseline (A B B A), each in its own process. A row is refused, and measured again, if the host's speed "
-        f"changed by more than {MOST_DRIFT - 1:.0%} meanwhile.",
+        "baseline (A B B A; up to three recipes share one, A B C D D C B A), each in its own process. A row is "
+        f"refused, and measured again, if the host's speed changed its time by more than {MOST_DRIFT - 1:.0%} "
+        "meanwhile.",
         f"- Verdict: with one process a recipe (FLUX), differences under 10 % may be drift and are "
         f"*{Verdict.UNCLEAR}*. So are rows with fewer than {MIN_SAMPLES} timed calls, which have no interval; a row "
         "over fewer steps that has one is shown instead.",

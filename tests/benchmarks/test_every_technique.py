@@ -24,7 +24,7 @@ from benchmarks.technique_cases import (
     first_calls_file,
     full_length,
 )
-from benchmarks.technique_records import add, add_pair, key_of, num_timed, read_records, rows_with_baselines
+from benchmarks.technique_records import add, add_group, key_of, num_timed, read_records, rows_with_baselines
 from tests.narrow import make_all_small
 from vivace.errors import StoreError
 from vivace.recipes.resolve import resolve
@@ -62,7 +62,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("measured")
     with pytest.MonkeyPatch.context() as patch:
         make_all_small(patch)
-        assert run(command, [MODEL, *_paths(folder), *QUICK, *_only(ASKED)]) == 0
+        patch.setattr(every_technique, "has_moved", lambda *_: None)  # a busy host is not what is tested
+        assert run(command, [MODEL, *_paths(folder), *QUICK, *_only(ASKED), "--together", "2"]) == 0
     return folder
 
 
@@ -87,21 +88,48 @@ def test_the_study_has_ten_configurations() -> None:
     assert all("text_encoder_2" not in text for text in configurations("sd15"))
 
 
-def test_every_row_is_two_rounds_between_two_of_its_baseline(measured: Path) -> None:
+def test_a_group_is_measured_between_two_rounds_of_its_baseline(measured: Path) -> None:
     records = read_records(measured / "record.json")
-    assert [key_of(one) for one in records] == [(text, 8) for a in ASKED for text in ("baseline", a)]
-    assert [one.outcome for one in records[1::2]] == [
-        Outcome.MEASURED, Outcome.NO_EFFECT, Outcome.MEASURED,
+    first, second, third = ASKED
+    assert [key_of(one) for one in records] == [
+        (text, 8) for text in ("baseline", first, second, "baseline", third)
+    ]
+    assert [one.outcome for one in records] == [
+        Outcome.MEASURED, Outcome.MEASURED, Outcome.NO_EFFECT, Outcome.MEASURED, Outcome.MEASURED,
     ], [one.reason for one in records]  # fmt: skip
-    beside, compiled_ = records[-2:]
-    order = sorted(
-        (round_.started_at, key_of(one)[0]) for one in (beside, compiled_) for round_ in one.rounds
-    )
-    assert len(order) == 4
+    for beside, *news in (records[:2], records[3:]):
+        starts = [round_.started_at for round_ in beside.rounds]
+        assert len(starts) == 2
+        assert all(starts[0] < round_.started_at < starts[1] for new in news for round_ in new.rounds)
+        assert all(len(new.rounds) == 2 for new in news)
     rows = rows_with_baselines(records)
-    assert [row.is_baseline for row in rows] == [True, False] * 3
+    assert [row.is_baseline for row in rows] == [True, False, False, True, False]
     assert rows[1].speedup is not None
-    assert compiled_.rounds[0].evidence["compiled_graphs"]
+    assert records[-1].rounds[0].evidence["compiled_graphs"]
+
+
+def test_a_group_has_one_number_of_steps() -> None:
+    cases = [("a", 8), ("b", 8), ("c", 8), ("d", 8), ("e", 50), ("f", 50)]
+    assert every_technique.groups(cases, 3) == [cases[:3], cases[3:4], cases[4:]]
+    assert every_technique.groups(cases[:2], 1) == [cases[:1], cases[1:2]]
+
+
+def test_only_what_moved_is_measured_again(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = read_records(measured / "record.json")
+    asked: list[list[str]] = []
+
+    def measure_beside(name: str, recipes: Sequence[str], *_: Any) -> list[Record]:
+        asked.append(list(recipes))
+        return [old[0], *(one for recipe in recipes for one in old if key_of(one)[0] == recipe)]
+
+    monkeypatch.setattr(every_technique, "measure_beside", measure_beside)
+    monkeypatch.setattr(every_technique, "has_moved", lambda _, new: "so" if new is old[-1] else None)
+    assert run(command, [MODEL, *_paths(tmp_path), *QUICK, *_only(ASKED)]) == 0
+    assert asked == [ASKED, ASKED[2:]]
+    found = read_records(tmp_path / "record.json")
+    assert [key_of(one)[0] for one in found] == ["baseline", *ASKED[:2], "baseline", ASKED[2]]
 
 
 def test_unets_are_compared_with_captured_ones() -> None:
@@ -255,8 +283,9 @@ def test_a_new_row_takes_the_place_of_the_old_with_its_baseline(measured: Path, 
     path = tmp_path / "record.json"
     write_records(path, records)
     beside, new = _as_if_python_took(records[0], 3.0), _as_if_python_took(records[1], 3.0)
-    found = add_pair(beside, new, path)
-    assert found == read_records(path) == [*records[2:], beside, new]
+    found = add_group(beside, [new], path)
+    kept = [records[0], *records[2:]]  # the first baseline has another row
+    assert found == read_records(path) == [*kept, beside, new]
 
 
 def test_full_length_is_the_models_own() -> None:
