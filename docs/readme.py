@@ -1,0 +1,87 @@
+"""The tables of the README: what `vivace tune` found, and what the demo shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vivace.report.summary import clock, plus_minus, ratio, seconds, size
+from vivace.stats import Interval
+
+DEMO, TUNED, END = "<!-- table demo -->", "<!-- table tuned -->", "<!-- end -->"
+_DEMO_HEADINGS = (
+    "recipe",
+    "s/image",
+    "speed-up [95 % interval]",
+    "verdict",
+    "quality",
+    "PSNR dB, worst",
+    "peak memory",
+)
+_TUNED_HEADINGS = ("model", "on", "as published", "found", "times as fast [95 % interval]", "searched for")
+
+
+def filled(text: str, demo: Path, searches: Sequence[Path]) -> str:
+    """Return the README with its tables.
+
+    Args:
+        demo: what `vivace bench --format json` wrote.
+        searches: what `vivace tune --format json` wrote.
+    """
+    text = _with(text, TUNED, tuned_table([json.loads(path.read_text()) for path in searches]))
+    return _with(text, DEMO, _table(_DEMO_HEADINGS, map(_demo_row, json.loads(demo.read_text()))))
+
+
+def _with(text: str, start: str, table: str) -> str:
+    before, rest = text.split(start, 1)
+    _, after = rest.split(END, 1)
+    return f"{before}{start}\n{table}\n{END}{after}"
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _demo_row(row: dict[str, Any]) -> list[str]:
+    latency, speedup = row["latency"], row["speedup"]
+    picture = "-"
+    if speedup is not None and row["fidelity"] is not None:
+        picture = f"{row['fidelity']['psnr_db']['mean']:.1f}, {row['fidelity']['worst_psnr_db']:.1f}"
+    return [
+        f"`{row['recipe']}`",
+        plus_minus(Interval(latency["median_s"], *latency["ci95_s"])),
+        "1" if speedup is None else _ratio(speedup),
+        "baseline" if speedup is None else speedup["verdict"],
+        (row["quality"] or {}).get("verdict") or "-",
+        picture,
+        size(row["memory"]["peak_bytes"]),
+    ]
+
+
+def _ratio(speedup: dict[str, Any]) -> str:
+    return ratio(Interval(speedup["ratio"], *(speedup["ci95"] or (None, None))))
+
+
+def tuned_table(searches: Sequence[dict[str, Any]]) -> str:
+    """Return a row for each search that found something."""
+    return _table(_TUNED_HEADINGS, [_tuned_row(one) for one in searches if one["pick"] is not None])
+
+
+def _tuned_row(found: dict[str, Any]) -> list[str]:
+    rows = {row["recipe"]: row for row in found["final"]}
+    (baseline,) = [row for row in found["final"] if row["is_baseline"]]
+    pick = rows[found["recipe"]]
+    limit = found["limits"]["max_memory_bytes"]
+    return [
+        found["model"].removeprefix("synthetic:") + ("" if limit is None else f", in {limit / 1e9:g} GB"),
+        found["device"].removeprefix("NVIDIA "),
+        *(
+            f"{seconds(r['latency']['median_s'])}, {size(r['memory']['peak_bytes'])}"
+            for r in (baseline, pick)
+        ),
+        _ratio(pick["speedup"]),
+        clock(found["seconds"]),
+    ]
