@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 import pickle
 from typing import Any
 
@@ -84,7 +85,10 @@ def test_whatever_the_precision(dtype: str, scheme: str) -> None:
         assert layer(inputs).dtype == torch.float16
         assert layer(inputs).isfinite().all()
         return
-    assert psnr(drawn("sd", f"{dtype}+quantize({scheme})"), drawn("sd")) > SCHEMES[scheme][0] - 3
+    # Both rounding errors count: that of bf16 is larger on a CPU which computes it in other steps.
+    errors = (SCHEMES[scheme][0], psnr(drawn("sd", dtype), drawn("sd")))
+    least = -10 * math.log10(sum(10 ** (-decibels / 10) for decibels in errors))
+    assert psnr(drawn("sd", f"{dtype}+quantize({scheme})"), drawn("sd")) > least - 3
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "fp8", "fp8, granularity=tensor", "nf4"])
