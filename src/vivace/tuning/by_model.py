@@ -20,17 +20,21 @@ from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space, is_usual
 from vivace.tuning.worth import chance_of, floor_of, value_of
 
+import os
+def P0(n,d): return float(os.environ.get(n,d))
 _NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
-_SLACK_OF_CHANGES = Effect(-0.02, 0.08)
-_SLACK_OF_SAME = Effect(0.0, 0.01)
+_SLACK_OF_CHANGES = Effect(-P0('CM',0.02), P0('CS',0.08))
+_SLACK_OF_SAME = Effect(0.0, P0('SS',0.01))
 _SAVES, _SAVES_NOTHING = Effect(-0.2, 0.3), Effect(0.0, 0.05)
-_SLACK_AT_BEST = 0.02
+import os
+def P(n,d): return float(os.environ.get(n,d))
+_SLACK_AT_BEST = P("BEST",0.02)
 _SURE = 0.9
-_PAIR_SD = 0.15  # of gains: a VAE's share of the time grows as the steps get shorter
+_PAIR_SD = P('GPAIR',0.15)  # of gains: a VAE's share of the time grows as the steps get shorter
 _BASELINE_SD = (
     0.1  # of the baseline's own seconds, which are in every gain: one of a few rounds of a busy machine
 )
-_ODD = 0.5
+_ODD = P('ODD',0.5)
 _NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
 _PEAK_ERROR = 0.02
 _WORTH_A_PLACE = 0.5
@@ -69,11 +73,14 @@ class ModelSampler:
     peaks: Mapping[Recipe, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.gain = Belief(self.effects, pair_sd=_PAIR_SD, shared_sd=_BASELINE_SD)
+        self.gain = Belief(self.effects, pair_sd=_PAIR_SD, shared_sd=P('SHARED',_BASELINE_SD), own_sd=P('GOWN',.01))
         self.slack = Belief(
             {t.text: _SLACK_OF_SAME if t.same_picture else _SLACK_OF_CHANGES for t in self.space.options},
-            pair_sd=0.03,
-            own_sd=0.03,  # quality adds up less well than time: two techniques may cost more, or less, than each
+            pair_sd=P("PAIR",0.03),
+            # Quality adds up less well than time: two techniques may cost more, or less, than each.
+            own_sd=P("OWN",0.03),
+            kind_sd=P("KIND",0.0),
+            kind_of=path_of,
         )
         self.memory = Belief(
             {t.text: _SAVES if t.memory_advice.saving else _SAVES_NOTHING for t in self.space.options},
@@ -154,6 +161,8 @@ class ModelSampler:
         pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
         pool = [r for r in pool if self._is_known_but_for_one(r)]
+        if pool and P("JOINT",1):
+            return self._jointly(pool, results, best, number, floor_of(history, self.space.wanted))
         first = 0.0
         while pool and len(chosen) < number:
             scores = self._score(pool, best)
@@ -173,6 +182,55 @@ class ModelSampler:
             pool = [r for r in pool if not _tries_the_same(r, pick, self._tested)]
         self.learn(history)
         return chosen
+
+    def _jointly(self, pool, results, best, number, floor):
+        scores = self._score(pool, best)
+        order = np.argsort(-scores)[: int(P("TOP",100))]
+        pool = [pool[int(k)] for k in order]
+        known = [one for one in results.values() if one.is_measured and one.keeps(self.space.wanted)]
+        worth = self._values([*(one.recipe for one in known), *pool], floor, known)
+        reached = worth[:, : len(known)].max(axis=1, initial=floor)
+        left = worth[:, len(known) :]
+        seconds = np.array([1.0 if self.seconds_of is None else self.seconds_of(r) for r in pool])
+        usable = np.array([s > 0 for s in scores[order]])
+        chosen, first = [], 0.0
+        while usable.any() and len(chosen) < number:
+            gained = np.where(usable, np.maximum(left - reached[:, None], 0.0).mean(axis=0) / seconds, -1.0)
+            which = int(np.argmax(gained))
+            if gained[which] <= 0: which = int(np.argmax(usable))
+            if chosen and gained[which] < _WORTH_A_PLACE * first:
+                break
+            first = first or float(gained[which])
+            pick = self._trimmed(pool[which], results)
+            usable[which] = False
+            if pick in chosen: continue
+            chosen.append(pick)
+            reached = np.maximum(reached, left[:, which])
+            usable &= np.array([not _tries_the_same(r, pick, self._tested) for r in pool])
+        return chosen
+
+    def values(self, results: Sequence[Seen], history: Sequence[Seen]) -> Array:
+        self.learn(history)
+        self._blame = _blame(history)
+        return self._values([one.recipe for one in results], floor_of(history, self.space.wanted), results)
+
+    def _values(self, recipes, floor, known=()):
+        """Return what each recipe is worth (worlds, recipes): its gain where it passes, else `floor`."""
+        number = int(P("W",512))
+        gains = self.gain.draws(recipes, self.rng, number)
+        passes = np.ones(gains.shape, dtype=bool)
+        if not self.space.wanted.same_picture_only:
+            passes &= self.slack.draws(recipes, self.rng, number) + _SLACK_AT_BEST > 0
+        runs = np.array([_runs(recipe, self._blame) for recipe in recipes])
+        passes &= self.rng.random(gains.shape) < runs
+        for k, one in enumerate(known):
+            if one.rung is Rung.PROVEN and one.gate is not None: passes[:, k] = one.gate is Gate.PASSED
+            if one.is_ruined: passes[:, k] = False
+        limit = self.space.wanted.max_memory_bytes
+        if limit is not None and self._base_memory is not None:
+            memory = self.memory.draws(recipes, self.rng, number)
+            passes &= memory + self._base_memory < math.log(limit)
+        return np.where(passes, np.maximum(gains, floor), floor)
 
     def _best_elsewhere(self) -> Recipe | None:
         """Return the best recipe measured of this model on such a GPU, or that ends waits which are seen here."""
@@ -313,6 +371,17 @@ def _parts_of(technique: Technique) -> frozenset[str]:
         return frozenset()
     kind = type(technique)
     return frozenset(kind(**technique.values, targets=(target,)).text for target in technique.targets)
+
+
+@lru_cache(maxsize=100_000)
+def path_of(recipe: Recipe) -> tuple[str, ...] | None:
+    """Return what decides on the path of the latents: techniques that change the picture, except for the VAE's.
+
+    What only rounds leaves the path as it is, and so does another decoder. How techniques on the path bear each other's
+    errors is then the same with it and without.
+    """
+    changing = sorted(t.text for t in recipe if not t.same_picture and t.targets != ("vae",))
+    return tuple(changing) or None
 
 
 def _tries_the_same(recipe: Recipe, other: Recipe, tested: set[str]) -> bool:
