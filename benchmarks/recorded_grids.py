@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.step_cases import read_cases
-from vivace.contract import Denoising
-from vivace.families import family_of_pipeline
-from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.limits import CLIP_LIMITS, ONE_VIEW
-from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 
@@ -62,20 +56,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Grid:
-    """A recorded grid; the baseline is its first entry.
-
-    Attributes:
-        stages_s, usual: the baseline's stages and what its denoiser does, as a search measures them before it begins;
-            None if they were not recorded.
-    """
+    """A recorded grid; the baseline is its first entry."""
 
     name: str
     device_name: str
     is_cpu: bool
     judged: bool
     entries: dict[Recipe, Entry]
-    stages_s: Mapping[str, float] | None = None
-    usual: Denoising | None = None
 
     @property
     def baseline(self) -> Entry:
@@ -128,36 +115,9 @@ def read_grid(path: Path) -> Grid:
             width or 0.0,
             FINAL if "images" in row else RECORDED,
         )
-    stages_s, usual = _stages(path.parent / f"step-curves-cpu-{found['model']}.json", found.get("workload"))
     return Grid(
-        found["model"],
-        found["device_name"],
-        found["device"] == "cpu",
-        found.get("judged", True),
-        entries,
-        stages_s,
-        usual,
+        found["model"], found["device_name"], found["device"] == "cpu", found.get("judged", True), entries
     )
-
-
-def _stages(
-    path: Path, workload: dict[str, Any] | None
-) -> tuple[Mapping[str, float] | None, Denoising | None]:
-    """Return the baseline's stages at the grid's steps, from the record of step curves, which has more of them.
-
-    That record is of the same kind of machine. Its seconds are wall-clock time, of which only shares are used.
-    """
-    if workload is None or not path.exists():
-        return None, None
-    baseline = read_cases(path)[BASELINE].record
-    recorded = baseline.trial.workload
-    samples = [sample.stages_s for one in baseline.rounds for sample in one.samples]
-    stages_s = {name: statistics.median(of[name] for of in samples) for name in samples[0]}
-    stages_s["steps"] *= workload["steps"] / recorded.num_inference_steps
-    family = family_of_pipeline(CATALOGUE[baseline.trial.model.name].pipeline)
-    doubled = None if family is None else family.doubled
-    is_guided = doubled is not None and recorded.guidance_scale > doubled.off
-    return stages_s, Denoising(workload["steps"], is_guided)
 
 
 def _rounds(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[Rounds, Rounds]]:

@@ -135,7 +135,7 @@ def replay(
         sampler,
         space,
         sources=known_sources(grid.name, grid.device_name, wanted, without, grid.is_cpu),
-        effects=effects(space.options, grid.stages_s, wanted, grid.usual),
+        effects=effects(space.options, None, wanted),
         seed=seed,
     )
     search = Search(wanted, space, chosen, simulated, Trials(num_trials), judges=grid.judged)

@@ -17,7 +17,7 @@ from vivace.contract.machine import Backend, Machine
 from vivace.contract.script import Script
 from vivace.contract.stage import Stage
 from vivace.contract.target import Distillation, ModelFacts, Placement, Request, Target
-from vivace.contract.technique import Arithmetic, Denoising, MemoryAdvice, Technique, knob
+from vivace.contract.technique import Arithmetic, MemoryAdvice, Technique, knob
 from vivace.contract.traits import Rule, Trait
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "Backend",
     "CallContext",
     "Component",
-    "Denoising",
     "Distillation",
     "Effect",
     "Machine",

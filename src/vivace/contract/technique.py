@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,19 +58,6 @@ class MemoryAdvice:
 
     saving: tuple[str, ...] = ()
     fallback: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Denoising:
-    """What the denoiser does for an image in the baseline.
-
-    Attributes:
-        num_steps: of the workload.
-        is_guided: whether guidance makes it compute each step twice: a doubled batch, or a second call.
-    """
-
-    num_steps: int
-    is_guided: bool
 
 
 class Technique(BaseModel, ABC):
@@ -208,16 +195,6 @@ class Technique(BaseModel, ABC):
             judges: whether the search compares images with the baseline's.
         """
         return None
-
-    def work_left(self, usual: Denoising) -> Mapping[Component, float]:
-        """Return about what share of a component's work it leaves, where that is known before anything is measured.
-
-        Above 1 it adds work. Components of which nothing is known are left out.
-
-        Args:
-            usual: what the denoiser does without it.
-        """
-        return {}
 
     @property
     def arithmetic(self) -> Arithmetic:

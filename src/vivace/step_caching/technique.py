@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,18 +11,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from vivace.contract import (
-    CallContext,
-    Component,
-    Denoising,
-    Effect,
-    Rule,
-    Stage,
-    Target,
-    Technique,
-    Trait,
-    knob,
-)
+from vivace.contract import CallContext, Component, Effect, Rule, Stage, Target, Technique, Trait, knob
 from vivace.families import family_of_pipeline
 from vivace.step_caching.cache_state import IsHit
 from vivace.step_caching.schedule import StepCounter, evenly_spaced, never
@@ -121,19 +109,6 @@ class StepCache(Technique):
     @property
     def excludes(self) -> tuple[Rule, ...]:
         return (Rule(Trait.CACHED, "only one step cache at a time can work", earlier_only=True),)
-
-    def work_left(self, usual: Denoising) -> Mapping[Component, float]:
-        steps = usual.num_steps
-        hits = self.hits_without_a_look(steps) if self.hits is None else math.floor((steps - 1) * self.hits)
-        return {} if hits is None else {"denoiser": 1 - (1 - self.work_of_hit(usual)) * hits / steps}
-
-    def hits_without_a_look(self, num_steps: int) -> float | None:
-        """Return about how many steps are hits without `hits`; None if that depends on what is computed."""
-        return None
-
-    def work_of_hit(self, usual: Denoising) -> float:
-        """Return about what share of a step's work a hit still computes."""
-        return 0.0
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

@@ -20,11 +20,11 @@ and of step caches, which keep counting the calls that are made.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from vivace.contract import Component, Denoising, Effect, Stage, Target, Technique, component_of, knob
+from vivace.contract import Effect, Stage, Target, Technique, component_of, knob
 from vivace.families import Doubled, family_of
 from vivace.step_caching.technique import guides_in_unnamed_calls
 
@@ -40,10 +40,6 @@ class CfgCutoff(Technique):
     same_picture: ClassVar[bool] = False
 
     fraction: float = knob(gt=0, lt=1, tune=[0.4, 0.6, 0.8], about="share of the steps with guidance")
-
-    def work_left(self, usual: Denoising) -> Mapping[Component, float]:
-        guided = self._guided_steps(usual.num_steps) / usual.num_steps
-        return {"denoiser": (1 + guided) / 2 if usual.is_guided else 1.0}
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None or _guides_in_two_calls(target.pipe):
@@ -68,10 +64,7 @@ class CfgCutoff(Technique):
         )
 
     def _last_guided(self, pipe: Any, step: int) -> bool:
-        return step + 1 >= self._guided_steps(int(pipe.num_timesteps))
-
-    def _guided_steps(self, num_steps: int) -> int:
-        return max(1, round(self.fraction * num_steps))
+        return step + 1 >= max(1, round(self.fraction * int(pipe.num_timesteps)))
 
     def _doubled_batch(self, target: Target) -> Effect:
         known = _doubled(target.pipe)

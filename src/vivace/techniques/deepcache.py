@@ -21,11 +21,10 @@ one of the whole UNet and one of its outermost layers, and `cuda_graph` captures
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract import Denoising, Target, knob
+from vivace.contract import Target, knob
 from vivace.step_caching.cache_state import CacheState, IsHit, Look
 from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards
 from vivace.step_caching.technique import Attached, Decision, StepCache
@@ -47,12 +46,6 @@ class Deepcache(StepCache):
         tune=[0, 1, 2],
         about="skip connection at which the kept feature enters; 0: outermost",
     )
-
-    def hits_without_a_look(self, num_steps: int) -> float | None:
-        return num_steps - math.ceil(num_steps / self.interval)
-
-    def work_of_hit(self, usual: Denoising) -> float:
-        return 0.1 if self.branch == 0 else 0.4  # SD 1.5's; SDXL's is less
 
     def unsupported_denoiser(self, target: Target) -> str | None:
         unet = target.module("denoiser")

@@ -17,14 +17,10 @@ separate models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from vivace.contract import Component, Denoising, Distillation, Effect, Stage, Target, Technique, knob
+from vivace.contract import Component, Distillation, Effect, Stage, Target, Technique, knob
 from vivace.contract.script import Script, literal, written_call
-
-_USUAL_STEPS = 4
-"""Of most LoRAs; some are made for 1, 2 or 8."""
 
 
 class Distilled(Technique):
@@ -42,11 +38,6 @@ class Distilled(Technique):
     steps: int | None = knob(
         None, ge=1, le=16, tune=[4], about="denoising steps; None: the usual number of the kind"
     )
-
-    def work_left(self, usual: Denoising) -> Mapping[Component, float]:
-        steps = self.steps or _USUAL_STEPS
-        # These LoRAs were trained with guidance built in, and run without it.
-        return {"denoiser": steps / usual.num_steps / (2 if usual.is_guided else 1)}
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

@@ -37,7 +37,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from vivace.contract import Denoising, Effect, Target, Trait, knob
+from vivace.contract import Effect, Target, Trait, knob
 from vivace.step_caching.block_residual import unknown_blocks
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change
 from vivace.step_caching.cached_denoiser import CachedDenoiser
@@ -103,9 +103,6 @@ class DualBlockCache(StepCache):
     def _is_fixed(self) -> bool:
         """Whether nothing is decided by content."""
         return self.hits is not None or (self.mask is not None and DECIDED not in self.mask)
-
-    def work_of_hit(self, usual: Denoising) -> float:
-        return 0.14 if self.last == 0 else 0.28  # FLUX's; of smaller models it is a larger share
 
     def unsupported_denoiser(self, target: Target) -> str | None:
         denoiser = target.module("denoiser")

@@ -30,7 +30,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import Denoising, Target, Trait, knob
+from vivace.contract import Target, Trait, knob
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
 from vivace.step_caching.schedule import StepCounter
@@ -62,12 +62,6 @@ class FasterCache(StepCache):
         about="timestep below which the high band counts more, above it the low one",
     )
     boost: float = knob(0.1, ge=0, le=1, tune=[0.0, 0.1, 0.2], about="how much more")
-
-    def hits_without_a_look(self, num_steps: int) -> float | None:
-        return num_steps * min(1.0, self.start / 1000) * (1 - 1 / self.interval)
-
-    def work_of_hit(self, usual: Denoising) -> float:
-        return 0.5 if usual.is_guided else 1.0
 
     def unsupported_denoiser(self, target: Target) -> str | None:
         if not _doubles_the_batch(target.pipe):

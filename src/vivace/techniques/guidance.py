@@ -13,19 +13,9 @@ empty prompt, unless the call has a `negative_prompt`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from vivace.contract import (
-    Component,
-    Denoising,
-    Effect,
-    Stage,
-    Target,
-    Technique,
-    ignores_guidance_scale,
-    knob,
-)
+from vivace.contract import Effect, Stage, Target, Technique, ignores_guidance_scale, knob
 from vivace.contract.script import Script
 from vivace.errors import NoEffect
 
@@ -41,11 +31,6 @@ class Guidance(Technique):
     true_cfg: float | None = knob(
         None, gt=1, le=100, about="scale of guidance with a second call, for models with distilled guidance"
     )
-
-    def work_left(self, usual: Denoising) -> Mapping[Component, float]:
-        if self.true_cfg is not None:
-            return {"denoiser": 1.0 if usual.is_guided else 2.0}
-        return {"denoiser": 0.5 if usual.is_guided and self.scale <= 1 else 1.0}
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

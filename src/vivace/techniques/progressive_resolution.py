@@ -34,10 +34,9 @@ pass the gate no more often.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from vivace.contract import Component, Denoising, Effect, Stage, Target, Technique, knob
+from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.families import family_of_pipeline
 from vivace.resolution.progress import LAYOUTS, Progress
 
@@ -56,10 +55,6 @@ class ProgressiveResolution(Technique):
         tune=["own", "stretched"],
         about="FLUX only: the low resolution's tokens count from 0, or lie where they will be at full size",
     )
-
-    def work_left(self, usual: Denoising) -> Mapping[Component, float]:
-        low = round(self.until * usual.num_steps) / usual.num_steps
-        return {"denoiser": 1 - low * (1 - self.scale**2)}  # in proportion to pixels; attention saves more
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

@@ -18,21 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract import (
-    Component,
-    Denoising,
-    Effect,
-    Stage,
-    Target,
-    Technique,
-    Trait,
-    knob,
-    without_clashes,
-)
+from vivace.contract import Component, Effect, Stage, Target, Technique, Trait, knob, without_clashes
 from vivace.errors import NoEffect
 
 _LISTS = ("transformer_blocks", "single_transformer_blocks", "layers")
@@ -51,9 +41,6 @@ class Prune(Technique):
         0.1, gt=0, le=0.9, tune=[0.1, 0.2], about="share of the removable blocks, at least one block"
     )
     pictures: int = knob(2, ge=1, le=64, tune=[2], about="number of prompts to choose the blocks with")
-
-    def work_left(self, usual: Denoising) -> Mapping[Component, float]:
-        return {"denoiser": 1 - self.share}  # as if all blocks cost the same
 
     @property
     def provides(self) -> frozenset[Trait]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from vivace.contract import Denoising, Target, knob
+from vivace.contract import Target, knob
 from vivace.contract.script import Script, literal, written_call
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards
@@ -53,12 +53,6 @@ class PyramidAttention(StepCache):
                 f"timesteps count down, so start ({self.start}) must be above until ({self.until})"
             )
         return self
-
-    def hits_without_a_look(self, num_steps: int) -> float | None:
-        return num_steps * (self.start - self.until) / 1000 * (1 - 1 / self.interval)
-
-    def work_of_hit(self, usual: Denoising) -> float:
-        return 0.65  # attention is 26 to 42 % of it
 
     def unsupported_denoiser(self, target: Target) -> str | None:
         denoiser = target.module("denoiser")

@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from vivace.contract import Component, Denoising, Effect, Stage, Target, Technique, knob
+from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect
 
@@ -56,8 +56,6 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "flow_heun": ("FlowMatchHeunDiscreteScheduler", {}),
     "flow_lcm": ("FlowMatchLCMScheduler", {}),
 }
-_TWO_CALLS = frozenset({"heun", "dpm2", "dpm2_a", "dpmpp_sde", "flow_heun"})
-"""Samplers of second order that call the denoiser twice a step."""
 _PACKAGES = {"lms": "scipy", "dpmpp_sde": "torchsde"}
 """Packages without which diffusers has only a dummy class."""
 _EDM = frozenset({"EDMEulerScheduler", "EDMDPMSolverMultistepScheduler"})
@@ -105,10 +103,6 @@ class Scheduler(Technique):
     spacing: Literal["as_published", "leading", "trailing", "linspace"] = knob(
         "as_published", about="timestep spacing; few-step models need trailing"
     )
-
-    def work_left(self, usual: Denoising) -> Mapping[Component, float]:
-        calls = 2.0 if self.sampler in _TWO_CALLS else 1.0
-        return {"denoiser": calls}
 
     def unsupported(self, target: Target) -> str | None:
         class_name = _CLASSES[self.sampler][0]

@@ -7,10 +7,9 @@ Source: Song et al., DDIM, arXiv 2010.02502 (section 4: the number of steps is f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
-from vivace.contract import Component, Denoising, Effect, Stage, Target, Technique, knob
+from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.contract.script import Script
 from vivace.errors import NoEffect
 
@@ -23,9 +22,6 @@ class Steps(Technique):
     same_picture: ClassVar[bool] = False
 
     steps: int = knob(ge=1, le=1000, tune=[8, 12, 20], about="denoising steps")
-
-    def work_left(self, usual: Denoising) -> Mapping[Component, float]:
-        return {"denoiser": self.steps / usual.num_steps}
 
     def unsupported(self, target: Target) -> str | None:
         config = target.pipe.scheduler.config if target.pipe is not None else {}

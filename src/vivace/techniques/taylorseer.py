@@ -46,9 +46,6 @@ class Taylorseer(StepCache):
     order: int = knob(1, ge=0, le=4, tune=[1, 2], about="of the Taylor series; 0 repeats")
     warmup: int = knob(3, ge=1, le=1000, tune=[3], about="steps at the beginning that are computed")
 
-    def hits_without_a_look(self, num_steps: int) -> float | None:
-        return sum(self._is_scheduled(step) for step in range(num_steps))
-
     def unsupported_denoiser(self, target: Target) -> str | None:
         kind = type(target.module("denoiser"))
         if "return_dict" not in inspect.signature(kind.forward).parameters:
@@ -76,12 +73,9 @@ class Taylorseer(StepCache):
 
     def decision(self, target: Target) -> Decision:
         def is_hit(state: CacheState, _: Look) -> bool:
-            return self._is_scheduled(state.step)
+            return state.step >= self.warmup and (state.step - self.warmup - 1) % self.interval != 0
 
         return Decision(is_hit)
-
-    def _is_scheduled(self, step: int) -> bool:
-        return step >= self.warmup and (step - self.warmup - 1) % self.interval != 0
 
     def _factors(self, state: CacheState, computed: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The output and its finite differences up to the order, in fp32, each divided by the steps between."""

@@ -9,10 +9,9 @@ Source: github.com/madebyollin/taesd.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
-from vivace.contract import Component, Denoising, Effect, MemoryAdvice, Stage, Target, Technique
+from vivace.contract import Component, Effect, MemoryAdvice, Stage, Target, Technique
 from vivace.contract.script import Script, written_call
 from vivace.errors import NoEffect
 
@@ -26,9 +25,6 @@ class TinyVae(Technique):
     targetable: ClassVar[tuple[Component, ...]] = ("vae",)
     default_targets: ClassVar[tuple[Component, ...]] = ("vae",)
     memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("tiny_vae",))
-
-    def work_left(self, usual: Denoising) -> Mapping[Component, float]:
-        return {"vae": 0.06}  # of SD 1.5's decoder
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is not None and target.model.load_tiny_vae is None:

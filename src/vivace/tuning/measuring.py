@@ -61,7 +61,6 @@ class Bench:
         ends_at, total_s: by `time.monotonic`, when the search has to end, and how long it may last; None for no limit.
         last: the last comparison of finalists with the baseline.
         left_out: finalists that the last final had no time for.
-        calls_of_step: the baseline's calls of its denoiser over its steps.
         peaks: what `vivace plan` predicts.
         pace: how long measurements take here.
     """
@@ -88,7 +87,6 @@ class Bench:
     last: Compared | None = None
     left_out: tuple[Recipe, ...] = ()
     baseline: Seen | None = None
-    calls_of_step: float = 1.0
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=False))
 
     def __post_init__(self) -> None:
@@ -104,7 +102,6 @@ class Bench:
         workload, timing = self._workload(Rung.SCREENED, steps), self._timing(Rung.SCREENED)
         row = self._rows((), workload, timing, judges=False)[0]
         self.baseline = seen_of(row, row, Rung.SCREENED, self.wanted, self._left_of(workload))
-        self.calls_of_step = (row.num_denoiser_calls or 0) / (steps or self._steps)
         if self.baseline is not None and self.baseline.seconds:
             batch = self.asked.batch
             denoising = dict(self.baseline.stages_s).get("steps", 0.0) * (
@@ -229,17 +226,16 @@ class Bench:
 
     @property
     def _steps(self) -> int:
-        return self.full.num_inference_steps
+        return self._full.num_inference_steps
 
     @property
-    def full(self) -> Workload:
-        """What the final draws."""
+    def _full(self) -> Workload:
         return workload_of(self.found, self._workload(Rung.PROVEN), self.asked.batch)
 
     @property
     def task(self) -> Task:
         """What is drawn from."""
-        return self.full.task
+        return self._full.task
 
     @property
     def _few_steps(self) -> int | None:
@@ -378,7 +374,7 @@ class Bench:
             Trial(
                 model=self.found.model,
                 recipe=recipe.spec,
-                workload=self.full,
+                workload=self._full,
                 device=self.environment.device,
             )
             for recipe in recipes

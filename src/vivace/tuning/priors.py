@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 
-from vivace.contract import TEXT_ENCODERS, Denoising, Technique
+from vivace.contract import TEXT_ENCODERS, Technique
 from vivace.errors import RecipeError
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
@@ -41,10 +41,6 @@ _NOT_THE_BASELINE = 0.1  # more for a gain over a recipe that is not the baselin
 _TIMES = ("latency", "mean")
 _STAGES = {"denoiser": "steps", "vae": "vae"} | dict.fromkeys(TEXT_ENCODERS, "text")
 _LARGEST_SD = 0.35
-_COUNTED_SD, _COUNTED_SHARE = 0.05, 0.2
-"""Standard deviation of a gain that follows from the work that is left: the least, and in shares of the gain. Calls have
-overheads, and what a skipped step still computes is known of some models only."""
-_LEAST_LEFT = 0.02
 
 
 @dataclass(frozen=True)
@@ -69,67 +65,35 @@ def family(device_name: str) -> str | None:
 
 
 def effects(
-    techniques: Iterable[Technique],
-    stages_s: Mapping[str, float] | None,
-    wanted: Wanted,
-    usual: Denoising | None = None,
+    techniques: Iterable[Technique], stages_s: Mapping[str, float] | None, wanted: Wanted
 ) -> dict[str, Effect]:
     """Return each option's effect on the goal before anything is known of it, by its text, and by name@component.
 
     Args:
         stages_s: the baseline's seconds by stage; None if unknown.
-        usual: what the denoiser does in the baseline: how much of it techniques leave says how much they gain. None:
-            unknown.
     """
     found = {}
     for technique in techniques:
-        found[technique.text] = _effect(technique, technique.targets, stages_s, wanted, usual)
+        found[technique.text] = _effect(technique, technique.targets, stages_s, wanted)
         for component in technique.targetable:
             name = f"{technique.name}@{component}"
-            found[name] = _effect(technique, (component,), stages_s, wanted, usual)
+            found[name] = _effect(technique, (component,), stages_s, wanted)
     return found
 
 
 def _effect(
-    technique: Technique,
-    targets: Sequence[str],
-    stages_s: Mapping[str, float] | None,
-    wanted: Wanted,
-    usual: Denoising | None,
+    technique: Technique, targets: Sequence[str], stages_s: Mapping[str, float] | None, wanted: Wanted
 ) -> Effect:
     saves_memory = bool(technique.memory_advice.saving)
     if wanted.measures_memory:
         return Effect(0.2, 0.3) if saves_memory else Effect(0.0, 0.08)
     reach = -math.log(1 - min(touched_share(targets, stages_s), 0.9))
-    left = None if usual is None else time_left(technique, usual, stages_s)
-    if left is not None:
-        mean = -math.log(max(left, _LEAST_LEFT))
-        sd = min(_LARGEST_SD, max(_COUNTED_SD, _COUNTED_SHARE * abs(mean)))
-    else:
-        # What changes the picture does so to skip work. What saves memory mostly pays with time.
-        mean = 0.25 if not technique.same_picture else -0.15 if saves_memory else 0.0
-        mean, sd = mean * min(1.0, reach), max(0.01, min(_LARGEST_SD, 0.5 * reach))
+    # What changes the picture does so to skip work. What saves memory mostly pays with time.
+    mean = 0.25 if not technique.same_picture else -0.15 if saves_memory else 0.0
+    sd = max(0.01, min(_LARGEST_SD, 0.5 * reach))
     if not is_worth_tuning(technique):
-        mean, sd = mean - 0.08 * min(1.0, reach), sd / 2
-    return Effect(mean, sd)
-
-
-def time_left(
-    technique: Technique, usual: Denoising, stages_s: Mapping[str, float] | None
-) -> float | None:
-    """Return about what share of the baseline's time a technique leaves, by the work that it leaves out; None: unknown.
-
-    Args:
-        usual: what the denoiser does in the baseline.
-        stages_s: the baseline's seconds by stage; None if unknown: the denoiser then counts as all of it.
-    """
-    left = technique.work_left(usual)
-    stages = stages_s or {"steps": 1.0}
-    shares = {_STAGES[one]: share for one, share in left.items() if _STAGES[one] in stages}
-    if not shares:
-        return None
-    after = sum(seconds * shares.get(stage, 1.0) for stage, seconds in stages.items())
-    return after / max(sum(stages.values()), 1e-9)
+        mean, sd = mean - 0.08, sd / 2
+    return Effect(mean * min(1.0, reach), sd)
 
 
 def touched_share(targets: Sequence[str], stages_s: Mapping[str, float] | None) -> float:

@@ -11,9 +11,8 @@ from typing import Protocol
 
 from vivace.benchmark.store import Store
 from vivace.benchmark.support import ask_support
-from vivace.contract import Denoising, Technique
+from vivace.contract import Technique
 from vivace.errors import StoreError, Unsupported, UsageError
-from vivace.families import family_of_pipeline
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, Found
 from vivace.recipes.recipe import Recipe
@@ -30,8 +29,6 @@ from vivace.tuning.wanted import Wanted
 
 DEFAULT_MINUTES = 8.0
 _ROOM = 1.25  # a final may take this much longer than estimated
-_TWO_CALLS = 1.5
-"""Calls of the denoiser in a step: more are two. A sampler may add one call to all of its steps."""
 
 
 class Timed(Protocol):
@@ -96,17 +93,6 @@ class Both:
 
     def allows_another_final(self) -> bool:
         return self.time.allows_another_final()
-
-
-def denoising_of(bench: Bench) -> Denoising:
-    """Return what the baseline's denoiser does: guidance doubles its batch, as its family says, or its calls."""
-    workload, found = bench.full, bench.found
-    family = family_of_pipeline(found.pipeline)
-    ignores = found.entry is not None and found.entry.ignores_guidance
-    doubled = None if family is None else family.doubled
-    doubles = doubled is not None and workload.guidance_scale > doubled.off and not ignores
-    has_two_calls = bench.calls_of_step > _TWO_CALLS * (workload.strength or 1.0)
-    return Denoising(workload.num_inference_steps, doubles or has_two_calls)
 
 
 def start_of(text: str | None, wanted: Wanted) -> Recipe | None:
