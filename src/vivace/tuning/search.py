@@ -313,8 +313,8 @@ class Search:
     def _finalists(self, found: Sequence[Seen], over: Seen | None = None) -> list[Seen]:
         """Return the candidates of which the best that passes is expected to be the fastest, the most useful first.
 
-        Candidates that share their doubts, such as one path of the latents with another decoder, do so in each world, so
-        that one of them stands for all.
+        Those that share their doubts, such as one path of the latents with several decoders, pass or fail together in
+        each world, so one of them stands for all.
 
         Args:
             over: what they have to beat.
