@@ -31,7 +31,7 @@ from vivace.stats import Gate
 from vivace.tuning.answer import Tuned, why_lost
 from vivace.tuning.belief import Datum
 from vivace.tuning.blame import blame_of
-from vivace.tuning.by_model import ModelSampler
+from vivace.tuning.by_model import ModelSampler, path_of
 from vivace.tuning.notes import why_none
 from vivace.tuning.priors import Source
 from vivace.tuning.samplers import sampler_of
@@ -157,19 +157,11 @@ def test_finalists_that_fail_together_do_not_take_all_places() -> None:
     assert beaten == [], "it is expected to add 2 %"
 
 
-def test_what_only_rounds_fails_with_the_path_that_it_is_added_to() -> None:
-    history = [
-        result("baseline", 0.0),
-        result("deepcache(2)+steps(8)", 0.8, rung=Rung.JUDGED, slack=-0.02, slack_error=0.005),
-    ]
-    found = [
-        result(text, 0.8, rung=Rung.SCREENED, slack=None)
-        for text in ("channels_last+deepcache(2)+steps(8)", "deepcache(2)+steps(12)")
-    ]
-    sampler = ModelSampler(Space.of(Wanted()), np.random.default_rng(0))
-    same, other = (sampler.values(found, history) > 0).mean(axis=0)
-    assert same < 0.1
-    assert other > 2 * same
+def test_what_only_rounds_and_the_decoder_leave_the_path_of_the_latents() -> None:
+    path = path_of(resolve("deepcache(2)+steps(8)"))
+    assert path_of(resolve("tiny_vae+channels_last+deepcache(2)+steps(8)")) == path
+    assert path_of(resolve("deepcache(3)+steps(8)")) != path
+    assert path_of(resolve("tiny_vae+channels_last")) is None
 
 
 def test_an_option_that_fails_alone_leaves_the_space() -> None:
