@@ -10,7 +10,7 @@ the share of the time that a technique can touch (`priors`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,8 @@ class Belief:
         knob_share: standard deviation of a knob's effect, in shares of its technique's.
         pair_sd: of the effect of a pair.
         own_sd: what single recipes differ from the sum of their effects.
+        kind_sd: what recipes of one kind differ from it together.
+        kind_of: what recipes of one kind have in common; None for a recipe that has no kind.
         shared_sd: of what all figures have in common because all are relative to the baseline: its error is theirs.
     """
 
@@ -75,6 +77,8 @@ class Belief:
     pair_sd: float = 0.06
     own_sd: float = 0.01
     shared_sd: float = 0.0
+    kind_sd: float = 0.0
+    kind_of: Callable[[Recipe], Feature | None] = lambda recipe: None
     _index: dict[Feature, int] = field(default_factory=dict)
     _means: list[float] = field(default_factory=list)
     _variances: list[float] = field(default_factory=list)
@@ -102,25 +106,47 @@ class Belief:
         variance = (asked**2) @ variances + self.own_sd**2
         if not self._data:
             return mean, np.sqrt(variance)
-        cross = (asked * variances) @ known.T
+        cross = (asked * variances) @ known.T + self.own_sd**2 * self._same(recipes)
         weights = cross @ self._inverted(known, variances)
         mean = mean + weights @ (self._values() - known @ means)
         variance = variance - np.einsum("ij,ij->i", weights, cross)
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
     def draw(self, recipes: Sequence[Recipe], rng: np.random.Generator) -> Array:
-        """Return the figures of the recipes in one world that is as likely as what is believed (Matheron's rule)."""
+        """Return the figures of the recipes in one world that is as likely as what is believed."""
+        found: Array = self.draws(recipes, rng, 1)[0]
+        return found
+
+    def draws(self, recipes: Sequence[Recipe], rng: np.random.Generator, number: int) -> Array:
+        """Return the figures of the recipes (worlds, recipes) in worlds as likely as what is believed.
+
+        By Matheron's rule.
+        """
         known = self._matrix([datum.recipe for datum in self._data])
         asked = self._matrix(recipes)
         means, variances = self._prior(asked.shape[1])
         known = _widened(known, asked.shape[1])
-        world = means + np.sqrt(variances) * rng.standard_normal(len(means))
-        drawn = asked @ world
+        worlds = means + np.sqrt(variances) * rng.standard_normal((number, len(means)))
+        own = self.own_sd * rng.standard_normal((number, len(recipes)))
+        drawn: Array = worlds @ asked.T + own
         if not self._data:
             return drawn
-        noise = self._noise()
-        missed = self._values() - known @ world - np.sqrt(noise) * rng.standard_normal(len(noise))
-        found: Array = drawn + (asked * variances) @ known.T @ (self._inverted(known, variances) @ missed)
+        same = self._same(recipes)
+        others = np.sqrt(1 - same.max(axis=0, initial=0.0)) * self.own_sd
+        noise = np.hypot([datum.error for datum in self._data], others)
+        missed = self._values() - worlds @ known.T - own @ same
+        missed -= noise * rng.standard_normal(missed.shape)
+        cross = (asked * variances) @ known.T + self.own_sd**2 * same
+        found: Array = drawn + missed @ self._inverted(known, variances) @ cross.T
+        return found
+
+    def _same(self, recipes: Sequence[Recipe]) -> Array:
+        """Return 1 where a recipe is that of a datum (recipes, data)."""
+        place = {recipe: k for k, recipe in enumerate(recipes)}
+        found = np.zeros((len(recipes), len(self._data)))
+        for k, datum in enumerate(self._data):
+            if datum.recipe in place:
+                found[place[datum.recipe], k] = 1.0
         return found
 
     def effect_of(self, technique: Technique) -> tuple[float, float]:
@@ -161,6 +187,8 @@ class Belief:
         found: list[tuple[Feature, float, float]] = []
         if self.shared_sd and not recipe.is_baseline:
             found.append((("any",), 0.0, self.shared_sd))
+        if self.kind_sd and (kind := self.kind_of(recipe)) is not None:
+            found.append((("kind", *kind), 0.0, self.kind_sd))
         for technique in recipe:
             effect = self.effects.get(technique.text) or self.effects.get(technique.name) or self.usual
             found.append((("option", technique.text), effect.mean, self.knob_share * effect.sd / 2))

@@ -14,23 +14,23 @@ from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
+from vivace.tuning.blame import blame_of, runs_of, texts_of
 from vivace.tuning.launches import WAITS, as_of_another_host, expected_of_capturing, wait_of
 from vivace.tuning.priors import SAME, Source
 from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space, is_usual
-from vivace.tuning.worth import chance_of, floor_of, value_of
+from vivace.tuning.worth import WORLDS, chance_of, floor_of, value_of
 
-_NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
 _SLACK_OF_CHANGES = Effect(-0.02, 0.08)
 _SLACK_OF_SAME = Effect(0.0, 0.01)
 _SAVES, _SAVES_NOTHING = Effect(-0.2, 0.3), Effect(0.0, 0.05)
 _SLACK_AT_BEST = 0.02
-_SURE = 0.9
 _PAIR_SD = 0.15  # of gains: a VAE's share of the time grows as the steps get shorter
+_OWN_SD = 0.05  # of gains: a round of a busy machine is off by more than its own interval says
 _BASELINE_SD = (
     0.1  # of the baseline's own seconds, which are in every gain: one of a few rounds of a busy machine
 )
-_ODD = 0.5
+_ODD = 0.25
 _NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
 _PEAK_ERROR = 0.02
 _WORTH_A_PLACE = 0.5
@@ -69,11 +69,14 @@ class ModelSampler:
     peaks: Mapping[Recipe, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.gain = Belief(self.effects, pair_sd=_PAIR_SD, shared_sd=_BASELINE_SD)
+        self.gain = Belief(self.effects, pair_sd=_PAIR_SD, own_sd=_OWN_SD, shared_sd=_BASELINE_SD)
         self.slack = Belief(
             {t.text: _SLACK_OF_SAME if t.same_picture else _SLACK_OF_CHANGES for t in self.space.options},
             pair_sd=0.03,
-            own_sd=0.03,  # quality adds up less well than time: two techniques may cost more, or less, than each
+            # Quality adds up less well than time: two techniques may cost more, or less, than each.
+            own_sd=0.01,
+            kind_sd=0.03,
+            kind_of=path_of,
         )
         self.memory = Belief(
             {t.text: _SAVES if t.memory_advice.saving else _SAVES_NOTHING for t in self.space.options},
@@ -143,7 +146,7 @@ class ModelSampler:
         chosen: list[Recipe] = []
         best = self._best(list(results.values()))
         around = sorted(results, key=lambda r: -value_of(results[r], self.space.wanted))[:3]
-        self._blame = _blame(history)
+        self._blame = blame_of(history)
         measured = [
             one.recipe for one in results.values() if one.is_measured or one.outcome is Outcome.OUT_OF_MEMORY
         ]
@@ -174,6 +177,28 @@ class ModelSampler:
         self.learn(history)
         return chosen
 
+    def values(self, results: Sequence[Seen], history: Sequence[Seen]) -> Array:
+        """By the model. Doubts that recipes share, such as of one path of the latents, are shared in each world."""
+        self.learn(history)
+        self._blame = blame_of(history)
+        recipes = [one.recipe for one in results]
+        floor = floor_of(history, self.space.wanted)
+        gains = self.gain.draws(recipes, self.rng, WORLDS)
+        passes = self.rng.random(gains.shape) < [runs_of(recipe, self._blame) for recipe in recipes]
+        if not self.space.wanted.same_picture_only:
+            passes &= self.slack.draws(recipes, self.rng, WORLDS) + _SLACK_AT_BEST > 0
+        limit = self.space.wanted.max_memory_bytes
+        if limit is not None and self._base_memory is not None:
+            memory = self.memory.draws(recipes, self.rng, WORLDS)
+            passes &= memory + self._base_memory < math.log(limit)
+        for k, one in enumerate(results):
+            if one.is_ruined:
+                passes[:, k] = False
+            elif one.rung is Rung.PROVEN and one.gate is not None:
+                passes[:, k] = one.gate is Gate.PASSED
+        found: Array = np.where(passes, np.maximum(gains, floor), floor)
+        return found
+
     def _best_elsewhere(self) -> Recipe | None:
         """Return the best recipe measured of this model on such a GPU, or that ends waits which are seen here."""
         known = [*self._elsewhere, *(datum for datum in self._captured if datum.value > WAITS)]
@@ -200,7 +225,7 @@ class ModelSampler:
         if not results:
             return []
         self.learn(history)
-        self._blame = _blame(history)
+        self._blame = blame_of(history)
         recipes = [one.recipe for one in results]
         mean, _ = self.gain.estimate(recipes)
         chance = self._chance(recipes)
@@ -216,7 +241,7 @@ class ModelSampler:
 
     def shorter(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
         self.learn(history)
-        self._blame = _blame(history)
+        self._blame = blame_of(history)
         return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)
 
     def _trimmed(self, recipe: Recipe, results: Collection[Recipe]) -> Recipe:
@@ -288,7 +313,7 @@ class ModelSampler:
 
     def _chance(self, recipes: list[Recipe]) -> Array:
         """Return the probability that each recipe runs and keeps the limits, at least a millionth."""
-        chance = np.array([_runs(recipe, self._blame) for recipe in recipes])
+        chance = np.array([runs_of(recipe, self._blame) for recipe in recipes])
         mean, sd = self.slack.estimate(recipes)
         if not self.space.wanted.same_picture_only:
             chance *= normal((mean + _SLACK_AT_BEST) / sd)
@@ -300,12 +325,6 @@ class ModelSampler:
         return found
 
 
-@lru_cache(maxsize=100_000)
-def texts_of(recipe: Recipe) -> frozenset[str]:
-    """Return the texts of a recipe's techniques."""
-    return frozenset(technique.text for technique in recipe)
-
-
 @lru_cache(maxsize=10_000)
 def _parts_of(technique: Technique) -> frozenset[str]:
     """Return the texts of a technique aimed at each of its several components: so it has run, too."""
@@ -313,6 +332,17 @@ def _parts_of(technique: Technique) -> frozenset[str]:
         return frozenset()
     kind = type(technique)
     return frozenset(kind(**technique.values, targets=(target,)).text for target in technique.targets)
+
+
+@lru_cache(maxsize=100_000)
+def path_of(recipe: Recipe) -> tuple[str, ...] | None:
+    """Return what decides on the path of the latents: techniques that change the picture, except for the VAE's.
+
+    What only rounds leaves the path as it is, and so does another decoder. How techniques on the path bear each other's
+    errors is then the same with it and without.
+    """
+    changing = sorted(t.text for t in recipe if not t.same_picture and t.targets != ("vae",))
+    return tuple(changing) or None
 
 
 def _tries_the_same(recipe: Recipe, other: Recipe, tested: set[str]) -> bool:
@@ -335,45 +365,3 @@ def normal(z: Array) -> Array:
 
 def _clipped(slack: float) -> float:
     return min(max(slack, -0.3), _SLACK_AT_BEST)
-
-
-def _blame(history: Sequence[Seen]) -> dict[frozenset[str], float]:
-    """Return which techniques, alone or in pairs, probably make recipes fail, with the probability.
-
-    Of a recipe whose quality fails these are the techniques that were in no recipe whose quality does not.
-    """
-    good: set[frozenset[str]] = set()
-    kept: set[str] = set()
-    for one in history:
-        if one.is_measured:
-            good |= _parts(one.recipe)
-        if one.slack is not None and one.gate is not Gate.FAILED:
-            kept |= texts_of(one.recipe)
-    blame: dict[frozenset[str], float] = {}
-    for one in history:
-        if one.gate is Gate.FAILED:
-            suspected = texts_of(one.recipe) - kept
-            for text in suspected:
-                part = frozenset((text,))
-                blame[part] = max(blame.get(part, 0.0), _SURE / len(suspected))
-    for one in history:
-        if one.is_measured or one.outcome in (Outcome.FAILED_QUALITY, Outcome.OUT_OF_MEMORY):
-            continue
-        suspects = _parts(one.recipe) - good
-        for part in suspects:
-            weight = 0.5 if one.outcome in _NOT_YET else 1.0
-            blame[part] = max(blame.get(part, 0.0), _SURE * weight / len(suspects))
-    return blame
-
-
-def _parts(recipe: Recipe) -> set[frozenset[str]]:
-    texts = texts_of(recipe)
-    return {frozenset((a, b)) for a in texts for b in texts}
-
-
-def _runs(recipe: Recipe, blame: dict[frozenset[str], float]) -> float:
-    found = 1.0
-    if blame:
-        for part in _parts(recipe):
-            found *= 1 - blame.get(part, 0.0)
-    return found

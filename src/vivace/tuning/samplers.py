@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
@@ -29,6 +30,11 @@ class Sampler(Protocol):
 
     def worth(self, results: Sequence[Seen], history: Sequence[Seen]) -> list[float]:
         """Return how good each measured recipe promises to be: its gain, discounted by the doubts about its quality."""
+        ...
+
+    def values(self, results: Sequence[Seen], history: Sequence[Seen]) -> NDArray[np.float64]:
+        """Return what each recipe is worth in worlds as likely as what is believed (worlds, recipes): its gain where it
+        passes, else no more than a proposal has to exceed."""
         ...
 
     def shorter(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
+
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
@@ -29,8 +31,8 @@ _FINALS = 4
 _WORTH_A_FINAL = 0.01
 _WORTH_ANOTHER_FINAL = 0.03
 """Expected improvement over the pick, as the logarithm of a speed-up."""
-_CARE = 3
-"""The power of the probability to pass, beyond what a recipe is worth, by which the careful finalist is chosen."""
+_WORTH_A_PLACE = 0.005
+"""What a further finalist is expected to add to the best that passes."""
 _LIKELY = 0.5
 _HOPELESS = 0.02
 """Probabilities that a recipe's quality passes in full."""
@@ -289,42 +291,50 @@ class Search:
             if pick is not None:
                 if self.budget.is_over(0, self._finalists(found)):
                     break
-                if not self._promising_more(found, pick):
+                found = [one for one in found if one.rung < Rung.PROVEN]
+                if not self._finalists(found, pick):
                     self._judge_what_may_beat(pick)
-                    found = self._candidates()
-                found = [one for one in self._promising_more(found, pick) if one.recipe not in tried]
-            finalists = [one.recipe for one in self._finalists(found)]
+                    found = [one for one in self._candidates() if one.rung < Rung.PROVEN]
+            first = self._finalists(found, pick)
+            finalists = [one.recipe for one in first]
             if not finalists or set(finalists) <= tried:
                 break
             if pick is not None:  # what is compared is measured side by side
-                finalists = [pick.recipe, *finalists[: FINALISTS - 1]]
+                finalists = [pick.recipe, *finalists]
             elif tried and not self.budget.allows_another_final():
                 break
-            finalists += self._shorter(self._finalists(found))
+            finalists += self._shorter(first)
             tried |= set(finalists)
             self.watcher.final(finalists)
             self.proven = self.measurer.prove(finalists)
             self._note(self.proven)
         return self.pick()
 
-    def _finalists(self, found: Sequence[Seen]) -> list[Seen]:
-        """Return the most promising candidates that may win; one of them is likely to pass, so that there is a pick."""
+    def _finalists(self, found: Sequence[Seen], over: Seen | None = None) -> list[Seen]:
+        """Return the candidates of which the best that passes is expected to be the fastest, the most useful first.
+
+        Those that share their doubts, such as one path of the latents with several decoders, pass or fail together in
+        each world, so one of them stands for all.
+
+        Args:
+            over: what they have to beat.
+        """
         if not found:
             return []
-        worth = self.sampler.worth(found, self.history)
-        first = found[0]
-        chosen = [
-            one
-            for one, value in zip(found, worth, strict=True)
-            if one is first or value > worth[0] - max(_REACH, 2 * one.error)
-        ][:FINALISTS]
-        careful = [
-            value * (max(value, 0.0) / max(abs(_gain(one)), 1e-6)) ** _CARE
-            for one, value in zip(found, worth, strict=True)
-            for one, value in zip(found, worth, strict=True)
-        ]
-        surest = found[careful.index(max(careful))]
-        return chosen if surest in chosen else [*chosen[: FINALISTS - 1], surest]
+        least, number = (0.0, FINALISTS) if over is None else (_WORTH_ANOTHER_FINAL, FINALISTS - 1)
+        worlds = self.sampler.values(found, self.history)
+        floor = floor_of(self.history, self.wanted) if over is None else _gain(over)
+        reached = np.full(len(worlds), floor)
+        chosen: list[int] = []
+        while len(chosen) < min(number, len(found)):
+            more = np.maximum(worlds - reached[:, None], 0.0).mean(axis=0)
+            which = int(np.argmax(more))
+            if which in chosen or more[which] <= least:
+                break
+            chosen.append(which)
+            least = max(least, _WORTH_A_PLACE)
+            reached = np.maximum(reached, worlds[:, which])
+        return [found[k] for k in chosen]
 
     def _in_the_final(self, found: Sequence[Seen]) -> list[Seen]:
         """Return the finalists, and the first one's shorter form if there is a place for it."""
@@ -347,14 +357,6 @@ class Search:
         if self.budget.is_over(trials, [*finalists, replace(first, recipe=less)]):
             return []
         return [] if self.measurer.refuse([less]) else [less]
-
-    def _promising_more(self, found: Sequence[Seen], pick: Seen) -> list[Seen]:
-        """Return the candidates that are expected to improve on the pick: by how much, times how likely they pass."""
-        return [
-            one
-            for one in found
-            if one.rung < Rung.PROVEN and chance_of(one) * (_gain(one) - _gain(pick)) > _WORTH_ANOTHER_FINAL
-        ]
 
     def pick(self) -> Seen | None:
         """Return the best recipe that has been proven, without techniques that were shown to give it nothing."""

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.stats import Gate
@@ -15,6 +18,9 @@ from vivace.tuning.wanted import Wanted
 
 TRIES = 200
 """How often a random recipe is drawn for each that is wanted."""
+
+WORLDS = 512
+"""In which recipes pass or fail, and are as fast as they may be."""
 
 _ANY_GAIN = -3.0
 _AS_FAST, _NOISE = 0.01, 0.03
@@ -26,6 +32,12 @@ class AsMeasured:
 
     def worth(self, results: Sequence[Seen], history: Sequence[Seen]) -> list[float]:
         return [(one.gain or 0.0) * chance_of(one) for one in results]
+
+    def values(self, results: Sequence[Seen], history: Sequence[Seen]) -> NDArray[np.float64]:
+        """Each passes or fails by itself."""
+        rng = np.random.default_rng(len(history))
+        passes = rng.random((WORLDS, len(results))) < [chance_of(one) for one in results]
+        return np.where(passes, [one.gain or 0.0 for one in results], _ANY_GAIN)
 
     def shorter(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
         return recipe

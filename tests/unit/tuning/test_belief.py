@@ -55,6 +55,31 @@ def test_draws_have_the_mean_and_the_spread_of_the_estimate() -> None:
     assert drawn.std(axis=0) == pytest.approx(sd, rel=0.06)
 
 
+def test_recipes_of_one_kind_differ_from_the_sum_together() -> None:
+    kind = {resolve(text): ("a",) for text in ("tiny_vae", "tiny_vae+channels_last")}
+    small = Effect(0.0, 0.01)
+    belief = Belief(usual=small, pair_sd=0.01, kind_sd=0.1, kind_of=kind.get)
+    belief.learn([Datum(resolve("tiny_vae"), 0.3, 0.01)])
+    mean, sd = belief.estimate(recipes("tiny_vae+channels_last", "tiny_vae+steps(8)"))
+    assert mean[0] > 0.25
+    assert mean[1] < 0.05
+    assert sd[0] < 0.1
+
+
+def test_what_is_a_recipes_own_is_told_by_its_measurement_alone() -> None:
+    """In estimates and in draws."""
+    belief = Belief(usual=Effect(0.0, 0.01), own_sd=0.2)
+    belief.learn([Datum(resolve("tiny_vae"), 0.3, 0.01)])
+    asked = recipes("tiny_vae", "tiny_vae+channels_last")
+    mean, sd = belief.estimate(asked)
+    assert mean[0] == pytest.approx(0.3, abs=0.01)
+    assert sd[0] < 0.02
+    assert sd[1] == pytest.approx(0.2, abs=0.02)
+    drawn = belief.draws(asked, np.random.default_rng(0), 4000)
+    assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
+    assert drawn.std(axis=0) == pytest.approx(sd, rel=0.1)
+
+
 def test_expected_improvement() -> None:
     found = improvement(np.array([0.0, 0.5, 0.0]), np.array([0.1, 0.1, 0.5]), 0.2)
     assert found[1] == pytest.approx(0.3, abs=0.001)

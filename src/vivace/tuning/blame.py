@@ -1,0 +1,63 @@
+"""Which techniques probably make recipes fail, by what failed and what did not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from vivace.recipes.recipe import Recipe
+from vivace.spec.record import Outcome
+from vivace.stats import Gate
+from vivace.tuning.seen import Seen
+
+_NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
+_SURE = 0.9
+
+
+@lru_cache(maxsize=100_000)
+def texts_of(recipe: Recipe) -> frozenset[str]:
+    """Return the texts of a recipe's techniques."""
+    return frozenset(technique.text for technique in recipe)
+
+
+def blame_of(history: Sequence[Seen]) -> dict[frozenset[str], float]:
+    """Return which techniques, alone or in pairs, probably make recipes fail, with the probability.
+
+    Of a recipe whose quality fails these are the techniques that were in no recipe whose quality does not.
+    """
+    good: set[frozenset[str]] = set()
+    kept: set[str] = set()
+    for one in history:
+        if one.is_measured:
+            good |= _parts(one.recipe)
+        if one.slack is not None and one.gate is not Gate.FAILED:
+            kept |= texts_of(one.recipe)
+    blame: dict[frozenset[str], float] = {}
+    for one in history:
+        if one.gate is Gate.FAILED:
+            suspected = texts_of(one.recipe) - kept
+            for text in suspected:
+                part = frozenset((text,))
+                blame[part] = max(blame.get(part, 0.0), _SURE / len(suspected))
+    for one in history:
+        if one.is_measured or one.outcome in (Outcome.FAILED_QUALITY, Outcome.OUT_OF_MEMORY):
+            continue
+        suspects = _parts(one.recipe) - good
+        for part in suspects:
+            weight = 0.5 if one.outcome in _NOT_YET else 1.0
+            blame[part] = max(blame.get(part, 0.0), _SURE * weight / len(suspects))
+    return blame
+
+
+def _parts(recipe: Recipe) -> set[frozenset[str]]:
+    texts = texts_of(recipe)
+    return {frozenset((a, b)) for a in texts for b in texts}
+
+
+def runs_of(recipe: Recipe, blame: dict[frozenset[str], float]) -> float:
+    """Return the probability that no part of a recipe makes it fail."""
+    found = 1.0
+    if blame:
+        for part in _parts(recipe):
+            found *= 1 - blame.get(part, 0.0)
+    return found
