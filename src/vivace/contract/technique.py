@@ -184,6 +184,14 @@ class Technique(BaseModel, ABC):
         return ()
 
     @property
+    def trained_steps(self) -> int | None:
+        """Denoising steps for which the weights that it brings were trained; None if it brings none.
+
+        Then the picture is expected to survive so few, so a search believes in the gain before it measures it.
+        """
+        return None
+
+    @property
     def num_gpus(self) -> int:
         """GPUs that each hold the denoiser, including this process's own."""
         return 1

@@ -22,6 +22,9 @@ from typing import Any, ClassVar, Literal
 from vivace.contract import Component, Distillation, Effect, Stage, Target, Technique, knob
 from vivace.contract.script import Script, literal, written_call
 
+_USUAL_STEPS = 4
+"""Of most of these LoRAs; some are made for 1, 2 or 8."""
+
 
 class Distilled(Technique):
     name: ClassVar[str] = "distilled"
@@ -38,6 +41,10 @@ class Distilled(Technique):
     steps: int | None = knob(
         None, ge=1, le=16, tune=[4], about="denoising steps; None: the usual number of the kind"
     )
+
+    @property
+    def trained_steps(self) -> int | None:
+        return self.steps or _USUAL_STEPS
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

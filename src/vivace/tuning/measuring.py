@@ -226,16 +226,17 @@ class Bench:
 
     @property
     def _steps(self) -> int:
-        return self._full.num_inference_steps
+        return self.full.num_inference_steps
 
     @property
-    def _full(self) -> Workload:
+    def full(self) -> Workload:
+        """What the final draws."""
         return workload_of(self.found, self._workload(Rung.PROVEN), self.asked.batch)
 
     @property
     def task(self) -> Task:
         """What is drawn from."""
-        return self._full.task
+        return self.full.task
 
     @property
     def _few_steps(self) -> int | None:
@@ -374,7 +375,7 @@ class Bench:
             Trial(
                 model=self.found.model,
                 recipe=recipe.spec,
-                workload=self._full,
+                workload=self.full,
                 device=self.environment.device,
             )
             for recipe in recipes

@@ -41,6 +41,9 @@ _NOT_THE_BASELINE = 0.1  # more for a gain over a recipe that is not the baselin
 _TIMES = ("latency", "mean")
 _STAGES = {"denoiser": "steps", "vae": "vae"} | dict.fromkeys(TEXT_ENCODERS, "text")
 _LARGEST_SD = 0.35
+_TRAINED_SHARE, _LEAST_TRAINED_SD = 0.2, 0.05
+"""Standard deviation of the gain of weights trained for fewer steps: in shares of the gain, and at least. Guidance may
+go, too, and calls have overheads."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +68,41 @@ def family(device_name: str) -> str | None:
 
 
 def effects(
-    techniques: Iterable[Technique], stages_s: Mapping[str, float] | None, wanted: Wanted
+    techniques: Iterable[Technique],
+    stages_s: Mapping[str, float] | None,
+    wanted: Wanted,
+    num_steps: int | None = None,
 ) -> dict[str, Effect]:
     """Return each option's effect on the goal before anything is known of it, by its text, and by name@component.
 
     Args:
         stages_s: the baseline's seconds by stage; None if unknown.
+        num_steps: of the baseline; None if unknown.
     """
     found = {}
     for technique in techniques:
-        found[technique.text] = _effect(technique, technique.targets, stages_s, wanted)
+        trained = _effect_of_training(technique, stages_s, wanted, num_steps)
+        found[technique.text] = trained or _effect(technique, technique.targets, stages_s, wanted)
         for component in technique.targetable:
             name = f"{technique.name}@{component}"
-            found[name] = _effect(technique, (component,), stages_s, wanted)
+            found[name] = trained or _effect(technique, (component,), stages_s, wanted)
     return found
+
+
+def _effect_of_training(
+    technique: Technique, stages_s: Mapping[str, float] | None, wanted: Wanted, num_steps: int | None
+) -> Effect | None:
+    """Return the effect of weights trained for fewer steps, by the time of the steps that are left out.
+
+    Of other techniques that leave work out the gain could be counted as well. But a search that believes it tries the
+    most reckless of them first, and finds less (docs/tuning.md).
+    """
+    steps = technique.trained_steps
+    if steps is None or num_steps is None or steps >= num_steps or wanted.measures_memory:
+        return None
+    denoising = touched_share(("denoiser",), stages_s)
+    gain = -math.log(1 - denoising * (1 - steps / num_steps))
+    return Effect(gain, max(_LEAST_TRAINED_SD, _TRAINED_SHARE * gain))
 
 
 def _effect(

@@ -175,7 +175,7 @@ def tune(
             sampler,
             space,
             sources=[source for source in sources if source.data],
-            effects=effects(space.options, dict(base.stages_s), wanted),
+            effects=effects(space.options, dict(base.stages_s), wanted, bench.full.num_inference_steps),
             start=first,
             seconds_of=None if isinstance(budget, Trials) else bench.seconds_of_trial,
             most_s=lambda: min(bench.screen_timeout_s or math.inf, getattr(budget, "spare_s", math.inf)),

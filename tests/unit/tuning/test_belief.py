@@ -95,6 +95,22 @@ def test_what_a_technique_touches_bounds_its_effect() -> None:
     assert found["compile@vae"].sd < -math.log(0.9) < found["compile"].sd
 
 
+def test_weights_trained_for_few_steps_are_believed_before_they_are_tried() -> None:
+    stages = {"text": 0.1, "steps": 0.8, "vae": 0.1, "other": 0.0}
+    (distilled,), (fewer,) = resolve("distilled(lcm)"), resolve("steps(4)")
+    assert distilled.trained_steps == 4
+    found = effects([distilled, fewer], stages, Wanted(), num_steps=40)
+    trained = found["distilled(lcm)"]
+    assert trained.mean == pytest.approx(-math.log(0.2 + 0.8 * 4 / 40))
+    assert found["distilled@denoiser"] == trained
+    assert trained.sd < trained.mean / 4, "fewer steps may ruin the picture, and these are made not to"
+    assert found["steps(4)"].mean < 0.3
+    unknown = effects([distilled], stages, Wanted())["distilled(lcm)"]
+    longer = effects([distilled], stages, Wanted(), num_steps=4)["distilled(lcm)"]
+    assert unknown == longer
+    assert unknown.mean < 0.3
+
+
 def test_records_of_the_same_model_and_family_count_most() -> None:
     assert family("NVIDIA H100 80GB HBM3") == family("NVIDIA H200") == "hopper"
     assert family("NVIDIA GeForce RTX 4090") == "ada"
