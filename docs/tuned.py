@@ -1,4 +1,4 @@
-"""The tables of docs/tuning.md about searches on a GPU: what `vivace tune ... --format json` wrote below results/."""
+"""The tables of docs/tuning.md about recorded searches: what `vivace tune ... --format json` wrote below results/."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vivace.report.summary import clock, seconds, size
 from vivace.studies.known import Known, all_known
 
 START, END = "<!-- tuned -->", "<!-- end of tuned -->"
-_NONE_YET = "No search on a GPU is recorded yet."
+_NONE_YET = "No search is recorded yet."
 _HEAD = "| recipe | s/image | times as fast | peak | first call | quality |"
 
 

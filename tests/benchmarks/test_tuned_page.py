@@ -38,7 +38,7 @@ def test_a_search_becomes_a_table() -> None:
 
 
 def test_without_a_record_the_page_says_so() -> None:
-    assert "No search on a GPU is recorded yet." in tuned.filled(PAGE, [])
+    assert "No search is recorded yet." in tuned.filled(PAGE, [])
 
 
 def test_the_pick_stands_beside_what_was_known() -> None:
