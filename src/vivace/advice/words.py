@@ -11,8 +11,6 @@ from vivace.report.summary import ratio, seconds, size
 from vivace.spec.recipe import BASELINE
 from vivace.stats import ONE_ROUND_MARGIN, Gate
 
-_FEW_CALLS = 6
-
 
 def quality_of(answer: Recommendation) -> str:
     """Return what is known of the chosen recipe's images."""
