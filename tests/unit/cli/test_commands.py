@@ -42,16 +42,20 @@ def cpu_seconds(run: Callable[[], object]) -> float:
 
 
 def test_help_is_fast_and_imports_no_torch(tmp_path: Path) -> None:
-    code = "import sys, vivace, vivace.cli, vivace.report.page\nprint('torch' in sys.modules)"
+    heavy = "{'torch', 'diffusers', 'transformers', 'numpy', 'scipy', 'PIL', 'jinja2', 'rich'}"
+    code = f"import sys, vivace, vivace.cli\nprint(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    code = "import sys, vivace.report.page\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
     text = run_process(tmp_path, "--help").stdout
+    # What --help imports is held above, exactly. The time is a loose bound: CPU time of one command varies twofold
+    # with what shares the core.
     libraries = [sys.executable, "-c", "import click, numpy, pydantic, rich.console"]
     took = min(cpu_seconds(lambda: run_process(tmp_path, "--help")) for _ in range(3))
     usual = min(cpu_seconds(lambda: subprocess.run(libraries, check=True)) for _ in range(3))
-    assert took < max(0.5, 2.5 * usual), (
-        "its own modules cost no more than the libraries that it cannot do without"
-    )
+    assert took < max(1.0, 5 * usual), "the command costs far more than the libraries that it needs"
     for command in ("bench", "demo", "doctor", "generate", "models", "report", "techniques"):
         assert command in text
 
