@@ -3,7 +3,8 @@
     python -m benchmarks.study_work 002 --limit-s 500     count what results/study-002.json lacks; no GPU, seconds a row
 
 The count goes into the row, and the ceilings of results/ceilings.json (`python -m benchmarks.ceilings`) into the
-sittings of their GPU, driver and PyTorch. The record is written after each row.
+sittings of their GPU, driver and PyTorch. The record is written after each row. A row that cannot be counted, e.g. for
+lack of a library that is installed elsewhere, is told and tried again the next time.
 """
 
 from __future__ import annotations
@@ -51,10 +52,13 @@ def command(names: Sequence[str], folder: Path, limit_s: float | None) -> int:
                         return MEASURED_IN_PART
                     before = time.monotonic()
                     work = work_of(record_of(sitting, row), row.round, launcher)
-                    counted = row.model_copy(update={"round": row.round.model_copy(update={"work": work})})
-                    sittings[number] = _in_place(sittings[number], counted)
-                    _write(name, folder, sittings)
-                    click.echo(f"{name} {_line(sitting, counted, work)} ({time.monotonic() - before:.0f} s)")
+                    if work.components:
+                        counted = row.model_copy(
+                            update={"round": row.round.model_copy(update={"work": work})}
+                        )
+                        sittings[number] = _in_place(sittings[number], counted)
+                        _write(name, folder, sittings)
+                    click.echo(f"{name} {_line(sitting, row, work)} ({time.monotonic() - before:.0f} s)")
             if sittings:
                 _write(name, folder, sittings)
     return 0

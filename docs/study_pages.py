@@ -34,7 +34,7 @@ from vivace.studies.view import (
 )
 
 _MEMORY = ("model_memory", "peak_memory")
-_SHORT = {"NVIDIA H200": "H200"}
+_SHORT = {"NVIDIA H200": "H200", "NVIDIA H100 80GB HBM3": "H100"}
 
 
 @dataclass(frozen=True)

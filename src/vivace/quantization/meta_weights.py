@@ -35,10 +35,12 @@ def meta_layer(layer: torch.nn.Module, *tensors: TensorSpec, dequantises: bool =
             groups=layer.groups,
         )
     else:
-        compute = torch.nn.functional.linear if dequantises else _low_precision_linear
+        compute = torch.nn.functional.linear
     # Without a reference to the layer itself, whose weights would count as held.
     made = _meta_layer_class()(tuple(layer.weight.shape), layer.bias, compute, dequantises)
     empty = [torch.empty(shape, dtype=dtype, device=layer.weight.device) for shape, dtype in tensors]
+    for name in layer.__constants__:  # such as in_features, which SDXL's pipeline reads
+        setattr(made, name, getattr(layer, name))
     made.weight = torch.nn.Parameter(empty[0], requires_grad=False)
     made.scales = torch.nn.ParameterList(torch.nn.Parameter(t, requires_grad=False) for t in empty[1:])
     return made
@@ -57,15 +59,8 @@ def _meta_layer_class() -> Any:
             self._shape, self._compute, self._dequantises = shape, compute, dequantises
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            weight = inputs.new_empty(self._shape) if self._dequantises else self._shape
+            # What reads the weights as they are stored allocates none: one number stands for a matrix.
+            weight = inputs.new_empty(self._shape if self._dequantises else ()).expand(self._shape)
             return self._compute(inputs, weight, self.bias)
 
     return MetaLayer
-
-
-def _low_precision_linear(
-    inputs: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None
-) -> torch.Tensor:
-    """The output of a matmul that reads the weights as they are stored."""
-    output = inputs.new_empty((*inputs.shape[:-1], shape[0]))
-    return output if bias is None else output + bias

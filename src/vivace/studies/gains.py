@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vivace.report.host import CPU_DRIFT, LEAST_CPU_SHARE
+from vivace.report.host import LEAST_CPU_SHARE, allowing_for, stretch_of
 from vivace.report.rows import Row
 from vivace.spec.environment import Place
-from vivace.stats import Interval, Spread, Verdict, learn_spread, log_speedup, verdict
+from vivace.stats import Interval, Spread, Verdict, learn_spread, log_speedup
 from vivace.stats.intervals import DEFAULT_SPREAD, LogMean
 
 
@@ -20,7 +20,8 @@ class SpeedUp:
     Attributes:
         verdict: `unclear` where the measurement was disturbed.
         doubt: why the verdict is unclear, or needs a large difference; "" for no reason but the interval.
-        is_disturbed: whether other programs held up one of the two, or the CPU's speed changed between them.
+        is_disturbed: whether other programs held up one of the two, or the CPU's speed changed between them and nobody
+            knows how long the GPU waited for it.
     """
 
     ratio: Interval
@@ -52,10 +53,19 @@ def speed_up(
         (to_old, rounds_old), (to_new, rounds_new) = ways[0], ways[1]
         found = _difference(to_new, to_old)
         num_rounds = min(rounds_old, rounds_new)
-    if disturbed := _disturbed(before, after):
-        return SpeedUp(found.interval(), Verdict.UNCLEAR, disturbed, is_disturbed=True)
-    doubt = "one round only" if num_rounds < 2 else ""
-    return SpeedUp(found.interval(), verdict(found, num_rounds), doubt)
+    drift = _cpu_ratio(before, after)
+    stretch = (
+        1.0 if after.latency is None else stretch_of(after.latency.median.point, after.gpu_busy_s, drift)
+    )
+    held_up = any(row.cpu_share is not None and row.cpu_share < LEAST_CPU_SHARE for row in (before, after))
+    if held_up or stretch is None:
+        doubt = "another program kept the CPU busy" if held_up else _told(drift)
+        return SpeedUp(found.interval(), Verdict.UNCLEAR, doubt, is_disturbed=True)
+    ratio, said = allowing_for(stretch, found, num_rounds)
+    doubts = ["one round only"] if num_rounds < 2 else []
+    if stretch != 1.0:
+        doubts.append(f"{_told(drift)}, which the interval allows for")
+    return SpeedUp(ratio, said, "; ".join(doubts))
 
 
 def _beside(baselines: Sequence[Row], row: Row, spread: Spread) -> tuple[LogMean, int] | None:
@@ -98,11 +108,11 @@ def _samples(row: Row) -> dict[int, tuple[float, ...]]:
     return {r.index: tuple(s.total_s / batch for s in r.samples) for r in row.record.rounds if r.samples}
 
 
-def _disturbed(before: Row, after: Row) -> str:
-    """Return what disturbed the measurement of two rows; "" for nothing."""
-    if any(row.cpu_share is not None and row.cpu_share < LEAST_CPU_SHARE for row in (before, after)):
-        return "another program kept the CPU busy"
-    drift = math.log(after.cpu_ratio / before.cpu_ratio) if after.cpu_ratio and before.cpu_ratio else 0.0
-    if abs(drift) > math.log(CPU_DRIFT):
-        return f"the CPU's speed changed by {math.exp(abs(drift)):.1f} times between the two"
-    return ""
+def _cpu_ratio(before: Row, after: Row) -> float | None:
+    """Return the time of a fixed Python loop beside `after` over that beside `before`; None if unknown."""
+    return after.cpu_ratio / before.cpu_ratio if after.cpu_ratio and before.cpu_ratio else None
+
+
+def _told(ratio: float | None) -> str:
+    change = math.exp(abs(math.log(ratio))) if ratio else 1.0
+    return f"the CPU's speed changed by {change:.1f} times between the two"

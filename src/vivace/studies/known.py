@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -38,9 +39,25 @@ class Known:
 
 
 def known(model: str, recipe: str, height: int, width: int, steps: int) -> Known | None:
-    """Return the record whose number of steps is nearest; None if there is none of this recipe and size."""
+    """Return the record whose number of steps is nearest; None if there is none of this recipe and size.
+
+    Of several devices, that of which the most is known of this model and size: what is estimated of its recipes is then
+    of one device, as far as possible.
+    """
     found = all_known().get((model, recipe, height, width), ())
-    return min(found, key=lambda one: abs(one.steps - steps), default=None)
+    numbers = _recipes_by_device(model, height, width)
+    return min(found, key=lambda one: (-numbers[one.device], abs(one.steps - steps)), default=None)
+
+
+@cache
+def _recipes_by_device(model: str, height: int, width: int) -> Counter[str]:
+    """Return of how many recipes each device has a record."""
+    return Counter(
+        device
+        for (name, _, *size), found in all_known().items()
+        if (name, size) == (model, [height, width])
+        for device in {one.device for one in found}
+    )
 
 
 @cache

@@ -1,0 +1,57 @@
+"""The speed-up of one row over another when the CPU's speed changed between them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.make import make_record, make_round
+from vivace.report.rows import Row, rows_of
+from vivace.spec.record import Record
+from vivace.stats import Verdict
+from vivace.studies.gains import SpeedUp, speed_up
+
+HALF, WHOLE = (0.5, 0.5, 0.5, 0.5), (1.0, 1.0, 1.0, 1.0)
+
+
+def row(recipe: str, python_ms: float, busy_s: float | None, times: tuple[float, ...]) -> Row:
+    """A row whose baseline ran beside a Python loop of 4 ms."""
+
+    def record(text: str, ms: float, seconds: tuple[float, ...]) -> Record:
+        update = {"conditions": {"python_ms": ms}, "gpu_busy_s": busy_s}
+        return make_record(text, *(make_round(i, seconds).model_copy(update=update) for i in range(2)))
+
+    return rows_of([record("baseline", 4.0, WHOLE), record(recipe, python_ms, times)])[1]
+
+
+def gain(before_ms: float, after_ms: float, busy_s: float | None) -> SpeedUp:
+    found = speed_up(row("bf16", before_ms, busy_s, WHOLE), row("tiny_vae", after_ms, busy_s, HALF))
+    assert found is not None
+    return found
+
+
+def test_a_busy_gpu_bounds_what_the_cpu_can_have_done() -> None:
+    """0.05 s of waiting on a CPU of twice the speed would be 0.1 s on the other row's: 0.55 instead of 0.5 s."""
+    same, found = gain(4.0, 4.0, 0.45), gain(4.0, 2.0, 0.45)
+    assert (same.verdict, same.doubt) == (Verdict.FASTER, "")
+    assert found.verdict is Verdict.FASTER
+    assert not found.is_disturbed
+    assert same.ratio.low is not None
+    assert found.ratio.low == pytest.approx(same.ratio.low * 0.5 / 0.55)
+    assert found.ratio.high == same.ratio.high
+    assert "changed by 2.0 times" in found.doubt
+
+
+def test_a_change_of_the_cpu_that_could_explain_the_difference_leaves_no_verdict() -> None:
+    """Of 0.5 s the GPU waits 0.45, which would be 0.9 s beside a CPU of half the speed."""
+    found = gain(4.0, 2.0, 0.05)
+    assert found.verdict is Verdict.UNCLEAR
+    assert found.ratio.low is not None
+    assert found.ratio.low < 1.1 < found.ratio.point
+
+
+def test_a_change_of_the_cpu_tells_nothing_where_nobody_knows_how_long_the_gpu_waited() -> None:
+    found = gain(4.0, 2.0, None)
+    assert found.is_disturbed
+    assert found.verdict is Verdict.UNCLEAR
+    assert found.doubt == "the CPU's speed changed by 2.0 times between the two"
+    assert not gain(2.0, 2.0, None).is_disturbed, "both beside the same CPU"
