@@ -26,10 +26,9 @@ FINALISTS = 3
 """Recipes that are measured in the final beside the baseline: the pick and its rivals."""
 BATCH = 4
 PROMOTED = 0.5
-_FINALS = 4
+_FINALS = 8
 """Finals at most: a finalist whose quality is not proven makes room for the next one."""
 _WORTH_A_FINAL = 0.01
-_WORTH_ANOTHER_FINAL = 0.03
 """Expected improvement over the pick, as the logarithm of a speed-up."""
 _WORTH_A_PLACE = 0.005
 """What a further finalist is expected to add to the best that passes."""
@@ -251,7 +250,7 @@ class Search:
         chosen = [
             one
             for one, value in zip(left, worth, strict=True)
-            if value / _gain(one) * (_gain(one) - _gain(pick)) > _WORTH_ANOTHER_FINAL
+            if value / _gain(one) * (_gain(one) - _gain(pick)) > _WORTH_A_FINAL
         ]
         recipes = self.budget.affordable([one.recipe for one in self._by_worth(chosen)[:FINALISTS]], [])
         if self.judges and recipes:
@@ -321,7 +320,7 @@ class Search:
         """
         if not found:
             return []
-        least, number = (0.0, FINALISTS) if over is None else (_WORTH_ANOTHER_FINAL, FINALISTS - 1)
+        least, number = (0.0, FINALISTS) if over is None else (_WORTH_A_FINAL, FINALISTS - 1)
         worlds = self.sampler.values(found, self.history)
         floor = floor_of(self.history, self.wanted) if over is None else _gain(over)
         reached = np.full(len(worlds), floor)
