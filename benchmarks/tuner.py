@@ -62,13 +62,18 @@ class Simulated:
         return []
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
-        return [self._seen(recipe, Rung.SCREENED) for recipe in recipes]
+        return self._beside(recipes, Rung.SCREENED)
 
     def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
-        return [self._seen(recipe, Rung.JUDGED) for recipe in recipes]
+        return self._beside(recipes, Rung.JUDGED)
 
     def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
-        return [self._seen(recipe, Rung.PROVEN) for recipe in (self.grid.baseline.recipe, *recipes)]
+        return self._beside((self.grid.baseline.recipe, *recipes), Rung.PROVEN)
+
+    def _beside(self, recipes: Sequence[Recipe], rung: Rung) -> list[Seen]:
+        """Measure recipes in one comparison: their gains share the baseline's rounds, and with them its luck."""
+        before = self._seconds(self.grid.baseline, rung)
+        return [self._seen(recipe, rung, before) for recipe in recipes]
 
     def _seconds(self, entry: Entry, rung: Rung) -> float:
         """Return the median of calls of a round, or of two rounds in a final."""
@@ -77,11 +82,11 @@ class Simulated:
         calls = [self.rng.choice(entry.rounds[k], 3) for k in chosen]
         return float(np.median(np.concatenate(calls)))
 
-    def _seen(self, recipe: Recipe, rung: Rung) -> Seen:
+    def _seen(self, recipe: Recipe, rung: Rung, before: float) -> Seen:
         entry = self.grid.entries[recipe]
         if not entry.rounds:
             return Seen(recipe, entry.outcome, rung, reason="as recorded")
-        seconds, before = self._seconds(entry, rung), self._seconds(self.grid.baseline, rung)
+        seconds = self._seconds(entry, rung)
         gain = math.log(before / seconds)
         error = _ERRORS[rung]
         if self.grid.has_one_round:
