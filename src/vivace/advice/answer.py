@@ -105,10 +105,16 @@ class LeftOut(Spec):
 
 
 class Elsewhere(Spec):
-    """What another source says: its best recipe among those that are allowed."""
+    """What another source says: its best recipe among those that are allowed.
+
+    Attributes:
+        gains_more: whether it gained more over the published model, by a record of vivace's on the same generation of
+            GPUs, than the chosen recipe.
+    """
 
     basis: Basis
     best: Figures
+    gains_more: bool = False
 
 
 class OtherModel(Spec):

@@ -37,7 +37,11 @@ def safe_choice(best: Weighed, weighed: Sequence[Weighed], judge: Judge) -> Else
 
 
 def other_sources(best: Weighed, weighed: Sequence[Weighed], judge: Judge) -> Iterator[Elsewhere]:
-    """Yield what other tables advise, the best evidence first; once for each source, model and GPU."""
+    """Yield what other tables advise, the best evidence first; once for each source, model and GPU.
+
+    What gains most by a record on a GPU of the same generation has a place among them, if it gains more than the chosen
+    recipe: it is worth trying.
+    """
     found: dict[tuple[str, str, str], Weighed] = {}
     for one in weighed:
         key = (one.table.place, one.table.model, one.table.gpu)
@@ -47,18 +51,30 @@ def other_sources(best: Weighed, weighed: Sequence[Weighed], judge: Judge) -> It
             or not one.is_comparison
             or one.choice is None
             or one.choice.chosen.row is one.table.rows[0]
+            or one.choice.chosen.row.num_techniques == 0
         ):
             continue
         if key not in found or one.score > found[key].score:
             found[key] = one
     direct = [one for one in found.values() if not one.is_transferred]
     transferred = [one for one in found.values() if one.is_transferred]
-    for one in [*direct[:_MOST_ELSEWHERE], *transferred[: max(1, _MOST_ELSEWHERE - len(direct))]]:
+    shown = direct[:_MOST_ELSEWHERE]
+    faster = [
+        one
+        for one in direct
+        if one.near is Near.GENERATION
+        and one.table.kind != "published"
+        and one.score > (1 + NOISE) * best.score
+    ]
+    most = max(faster, key=lambda one: one.score, default=None)
+    if most is not None and most not in shown:
+        shown = [*shown[:-1], most]
+    for one in [*shown, *transferred[: max(1, _MOST_ELSEWHERE - len(direct))]]:
         assert one.choice is not None
         figures = figures_of(one.choice.chosen, one, judge)
         if one.table.gpu != best.table.gpu:
             figures = figures.model_copy(update={"cost_per_1000": None})  # the price is of one GPU
-        yield Elsewhere(basis=basis_of(one, judge.gpu), best=figures)
+        yield Elsewhere(basis=basis_of(one, judge.gpu), best=figures, gains_more=one is most)
 
 
 def fewer_steps(best: Weighed, weighed: Sequence[Weighed]) -> OtherModel | None:

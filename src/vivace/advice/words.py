@@ -207,8 +207,9 @@ def next_commands(
         if answer.sure != "high" or not untried:
             commands.append(_bench(answer, recipes) + (" --rounds 4" if answer.ties else "") + again)
         return tuple(dict.fromkeys(commands))
-    direct = (one for one in answer.elsewhere if one.basis.model == answer.model and one.basis.is_direct)
-    return (_bench(answer, [*recipes, *(one.best.recipe for one in list(direct)[:1])]) + again,)
+    mine = [one for one in answer.elsewhere if one.basis.model == answer.model]
+    others = [one for one in mine if one.gains_more] + [one for one in mine if one.basis.is_direct]
+    return (_bench(answer, [*recipes, *(one.best.recipe for one in others[:1])]) + again,)
 
 
 def _bench(answer: Recommendation, recipes: list[str]) -> str:

@@ -41,6 +41,22 @@ def test_the_next_command_measures_what_is_not_known_here() -> None:
                 resolve(value)
 
 
+def test_what_gains_more_on_the_same_generation_is_told_and_asked_for_next() -> None:
+    """A record on this GPU is followed, but the better recipe that only its sister was measured with is not hidden."""
+    here = [
+        table(seen(recipe, 1.1 + k / 10), kind="committed", gpu="NVIDIA H100 80GB HBM3", place=f"{k}.json")
+        for k, recipe in enumerate(("compile", "bf16+compile", "int8+compile", "tf32+compile"))
+    ]
+    sister = table(seen("fp8_static+compile", 1.9), kind="committed", gpu="NVIDIA H200", place="h200.json")
+    other = table(seen("fp8+compile", 2.5), kind="committed", gpu="NVIDIA A100", place="a100.json")
+    answer = ask(*here, sister, other, gpu="H100")
+    assert "h200.json" in [one.basis.place for one in answer.elsewhere]
+    assert "a100.json" not in [one.basis.place for one in answer.elsewhere]
+    assert "'quantize(fp8_static)+compile'" in answer.next[0]
+    slower = table(seen("fp8_static+compile", 1.2), kind="committed", gpu="NVIDIA H200", place="h200.json")
+    assert "h200.json" not in [one.basis.place for one in ask(*here, slower, gpu="H100").elsewhere]
+
+
 def test_a_tie_in_own_records_asks_for_more_rounds() -> None:
     answer = ask(table(seen("fuse_qkv+compile", 1.52, 0.02), seen("compile", 1.5, 0.02)))
     assert answer.next[-1].endswith("--rounds 4")
