@@ -100,13 +100,13 @@ def _best_before(found: dict[str, Any]) -> tuple[str, float] | None:
             same = resolve(text).same_picture
         except RecipeError:  # of an older vivace
             return False
-        return same and (limit is None or one.peak_bytes <= limit)
+        return one.device == found["device"] and same and (limit is None or one.peak_bytes <= limit)
 
     times = [
         (one.seconds(workload["num_inference_steps"]), text)
         for (name, text, height, width), known in all_known().items()
         if (name, height, width) == (model, workload["height"], workload["width"])
-        for one in [one for one in known if one.device == found["device"]][:1]
+        for one in known
         if is_allowed(text, one)
     ]
     return (min(times)[1], min(times)[0]) if times else None

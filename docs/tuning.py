@@ -35,7 +35,7 @@ have the verdict of ten prompts, scored by one view and held to that scorer's li
 
 *Where the goal is missed.* It is 2 % in a tenth of the trials. With these five seeds it is reached on flux-dev, and on
 tiny-sd by all rounds (3 % by those held out), and missed on tiny-flux (18 %). The median of five depends on the seeds:
-of 55 others (5 to 59) it is 3 % on tiny-sd, and 0 or 13 % on tiny-flux by the half that is taken; on average they are
+of 55 others (5 to 59: `--seeds 60`) it is 3 % on tiny-sd and jumps between 0 and 13 % on tiny-flux; on average they are
 12 and 9 % off, since some searches spend their trials on fast recipes that 39 images leave unclear.
 What is measured together shares the baseline's rounds, in the replay as on a machine. The figures of choices below are
 of replays in which each gain had a baseline of its own, and were lower (8 % on both).
@@ -44,8 +44,8 @@ of replays in which each gain had a baseline of its own, and were lower (8 % on 
 spread of quality effects (0.08), that another knob may differ as much as another technique (it takes flux-dev from 36
 % to 0 % at 5 trials), that gains share the baseline's error (0.1) and pairs of techniques interact by 0.15 (before, 0
 and 0.06: with 25 seeds at a tenth of the trials tiny-sd goes from 17.6 to 9.4 %, tiny-flux and flux-dev stay), that a
-final is followed by others (tiny-sd at 57 trials from 8.5 to 2.9 %), and that
-what ruins a picture is blamed by what was never in one that it did not ruin (tiny-flux, nine seeds at 17 trials: from
+final is followed by others (tiny-sd at 57 trials from 8.5 to 2.9 %), and that what ruins a picture is blamed by what
+was never in one that it did not ruin (tiny-flux, nine seeds at 17 trials: from
 18 % to 14 % on average; the other grids stay). All these were chosen on six rounds and older verdicts. That a judged
 recipe's chance to pass is the model's belief, in which its own images are, and not these alone: with nine seeds at a
 tenth of the trials on average tiny-sd from 16.8 to 14.7 %, tiny-flux from 11.7 to 11.4 %. That only recipes
@@ -62,8 +62,7 @@ from 10.7 to 8.9 %; at two fifths from 8.3 to 7.2 % and from 8.1 to 4.8 %.
 Tried and left out, since they gained nothing there: judging the leader of each batch, or of every second one, by all
 images before the final (with thirty seeds tiny-flux's median goes from 0 to 18 %, or stays); believing that gains of
 one comparison share an error (0.05: with 25 seeds tiny-sd goes from 12 to 15 %, tiny-flux from 7 to 8 %); choosing
-batches by the same draws; beliefs of
-gains by the work that steps, caches and guidance leave out (the search then tries the recklessly fast first: on tiny-
+batches by the same draws; beliefs of gains by the work that steps, caches and guidance leave out (the search then tries the recklessly fast first: on tiny-
 flux, with thirty seeds, the median goes from 0 to 13 % or more); and with both of these, judging every new path, and
 errors with heavy tails.
 """

@@ -22,12 +22,14 @@ class SpeedUp:
         doubt: why the verdict is unclear, or needs a large difference; "" for no reason but the interval.
         is_disturbed: whether other programs held up one of the two, or the CPU's speed changed between them and nobody
             knows how long the GPU waited for it.
+        num_rounds: that both were measured in.
     """
 
     ratio: Interval
     verdict: Verdict
     doubt: str = ""
     is_disturbed: bool = False
+    num_rounds: int = 1
 
 
 def speed_up(
@@ -60,12 +62,12 @@ def speed_up(
     held_up = any(row.cpu_share is not None and row.cpu_share < LEAST_CPU_SHARE for row in (before, after))
     if held_up or stretch is None:
         doubt = "another program kept the CPU busy" if held_up else _told(drift)
-        return SpeedUp(found.interval(), Verdict.UNCLEAR, doubt, is_disturbed=True)
+        return SpeedUp(found.interval(), Verdict.UNCLEAR, doubt, True, num_rounds)
     ratio, said = allowing_for(stretch, found, num_rounds)
     doubts = ["one round only"] if num_rounds < 2 else []
     if stretch != 1.0:
         doubts.append(f"{_told(drift)}, which the interval allows for")
-    return SpeedUp(ratio, said, "; ".join(doubts))
+    return SpeedUp(ratio, said, "; ".join(doubts), num_rounds=num_rounds)
 
 
 def _beside(baselines: Sequence[Row], row: Row, spread: Spread) -> tuple[LogMean, int] | None:

@@ -130,7 +130,7 @@ def _measured_pair(claim: Claim, part: ModelPart, column: Column, row: str, show
 def _with_drift(found: SpeedUp) -> Interval:
     """Return the interval, wider if one round cannot tell a slower machine from a slower recipe."""
     low, high = found.ratio.low, found.ratio.high
-    if found.doubt and low is not None and high is not None:
+    if found.num_rounds < 2 and low is not None and high is not None:
         return Interval(found.ratio.point, low * (1 - ONE_ROUND_MARGIN), high * (1 + ONE_ROUND_MARGIN))
     return found.ratio
 

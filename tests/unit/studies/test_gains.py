@@ -9,6 +9,7 @@ from vivace.report.rows import Row, rows_of
 from vivace.spec.record import Record
 from vivace.stats import Verdict
 from vivace.studies.gains import SpeedUp, speed_up
+from vivace.studies.judging import _with_drift
 
 HALF, WHOLE = (0.5, 0.5, 0.5, 0.5), (1.0, 1.0, 1.0, 1.0)
 
@@ -39,6 +40,7 @@ def test_a_busy_gpu_bounds_what_the_cpu_can_have_done() -> None:
     assert found.ratio.low == pytest.approx(same.ratio.low * 0.5 / 0.55)
     assert found.ratio.high == same.ratio.high
     assert "changed by 2.0 times" in found.doubt
+    assert _with_drift(found) == found.ratio, "there were two rounds"
 
 
 def test_a_change_of_the_cpu_that_could_explain_the_difference_leaves_no_verdict() -> None:
