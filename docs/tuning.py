@@ -58,11 +58,11 @@ and that a slack below the limit is doubted by a quarter of itself (before, a ha
 was chosen by, at a tenth of the trials tiny-sd goes from 17 to 13 % on average, tiny-flux from 11 to 10 % (its median
 from 15 to 0 %). That up to eight finals are held while the next is expected to gain 1 % (before, four and 3 %): with
 25 seeds that nothing was chosen by, at a tenth of the trials tiny-sd goes from 10.0 to 9.7 % on average, tiny-flux
-from 10.7 to 8.9 %; at two fifths from 8.3 to 7.2 % and from 8.1 to 4.8 %.
-Tried and left out, since they gained nothing there: judging the leader of each batch, or of every second one, by all
-images before the final (with thirty seeds tiny-flux's median goes from 0 to 18 %, or stays); believing that gains of
-one comparison share an error (0.05: with 25 seeds tiny-sd goes from 12 to 15 %, tiny-flux from 7 to 8 %); choosing
-batches by the same draws; beliefs of gains by the work that steps, caches and guidance leave out (the search then tries the recklessly fast first: on tiny-
+from 10.7 to 8.9 %; at two fifths from 8.3 to 7.2 % and from 8.1 to 4.8 %. Tried and left out, since they gained
+nothing there: judging the leader of each batch, or of every second one, by all images before the final (with thirty
+seeds tiny-flux's median goes from 0 to 18 %, or stays); believing that gains of one comparison share an error (0.05:
+with 25 seeds tiny-sd goes from 12 to 15 %, tiny-flux from 7 to 8 %); choosing batches by the same draws; beliefs of
+gains by the work that steps, caches and guidance leave out (the search then tries the recklessly fast first: on tiny-
 flux, with thirty seeds, the median goes from 0 to 13 % or more); and with both of these, judging every new path, and
 errors with heavy tails.
 """

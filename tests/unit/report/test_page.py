@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.make import make_record, make_round
+from vivace.cli import app
 from vivace.cli.bench import bench
 from vivace.report import render as bench_table
 from vivace.report import rows_of, summary
@@ -769,7 +770,7 @@ def test_a_comparison_can_be_measured_again_from_its_page() -> None:
     assert typed.text == COMMAND
     words = shlex.split(whole.text.replace("\\\n", ""))
     assert words[:4] == ["vivace", "bench", "--model", "tiny-sd"]
-    given = bench.make_context("bench", words[2:]).params
+    given = bench.make_context("bench", words[2:], **app.context_settings).params
     assert given["recipes"] == tuple(r.trial.recipe.text for r in records)
     workload = records[0].trial.workload
     assert {name: given[name] for name in ("height", "width", "num_inference_steps", "guidance_scale")} == {

@@ -43,17 +43,11 @@ def test_a_busy_gpu_bounds_what_the_cpu_can_have_done() -> None:
     assert _with_drift(found) == found.ratio, "there were two rounds"
 
 
-def test_a_change_of_the_cpu_that_could_explain_the_difference_leaves_no_verdict() -> None:
-    """Of 0.5 s the GPU waits 0.45, which would be 0.9 s beside a CPU of half the speed."""
-    found = gain(4.0, 2.0, 0.05)
-    assert found.verdict is Verdict.UNCLEAR
-    assert found.ratio.low is not None
-    assert found.ratio.low < 1.1 < found.ratio.point
-
-
-def test_a_change_of_the_cpu_tells_nothing_where_nobody_knows_how_long_the_gpu_waited() -> None:
-    found = gain(4.0, 2.0, None)
+@pytest.mark.parametrize("busy_s", [0.3, None])
+def test_nothing_is_told_where_the_gpu_waited_long_or_nobody_knows_how_long(busy_s: float | None) -> None:
+    """Launches do not scale exactly as the Python loop does that tells the CPU's speed."""
+    found = gain(4.0, 2.0, busy_s)
     assert found.is_disturbed
     assert found.verdict is Verdict.UNCLEAR
     assert found.doubt == "the CPU's speed changed by 2.0 times between the two"
-    assert not gain(2.0, 2.0, None).is_disturbed, "both beside the same CPU"
+    assert not gain(2.0, 2.0, busy_s).is_disturbed, "both beside the same CPU"
