@@ -64,7 +64,7 @@ def tables() -> Iterator[Table]:
     for _, group in groupby(read_records(every_model.RECORD), key=lambda record: record.trial.model.name):
         yield _table(every_model.RECORD, rows_of(list(group)))
     for name in technique_cases.FAMILIES:
-        if records := read_records(technique_cases.record_file(name)):
+        for records in technique_records.by_gpu(read_records(technique_cases.record_file(name))).values():
             yield _of_techniques(name, records)
     for name in skipped_work.FAMILIES:
         path = skipped_work.record_file(name)
@@ -215,7 +215,7 @@ def _bounds(found: Mapping[str, Any] | None) -> Interval | None:
 
 
 def _of_techniques(name: str, records: Sequence[Record]) -> Table:
-    """Return every technique on a model, at the model's own number of steps."""
+    """Return every technique on a model and GPU, at the model's own number of steps."""
     path = technique_cases.record_file(name)
     full = technique_cases.full_length(name)
     lines = sorted(lines_of(name, records), key=lambda line: not line.row.is_baseline)

@@ -29,7 +29,7 @@ from benchmarks.command import Measuring, measures, run
 from benchmarks.every_model import line
 from benchmarks.every_technique import measure
 from benchmarks.technique_cases import RESULTS, baseline, full_length
-from benchmarks.technique_records import add, key_of, read_records, row_of
+from benchmarks.technique_records import add, check_device, key_of, read_records, row_of
 from tests.targets import target_of
 from vivace.benchmark import studies
 from vivace.contract import Machine
@@ -142,6 +142,7 @@ def skipped_work(
                 return how.ended(recipe)
             before = time.monotonic()
             found = measure(name, recipe, full_length(name), how, launcher)
+            check_device(records, found, record)
             records = add(found, record, baseline(name), behind)
             if recipe == baseline(name):
                 behind = found

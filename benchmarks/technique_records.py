@@ -1,4 +1,6 @@
-"""Files of records in the order of measurement: a row stands after the baseline that was measured beside it."""
+"""Files of records in the order of measurement: a row stands after the baseline that was measured beside it.
+
+A file may hold rows of several GPUs; rows are compared with a baseline on their own GPU."""
 
 from __future__ import annotations
 
@@ -59,11 +61,10 @@ def add(new: Record, path: Path, baseline: str = BASELINE, behind: Record | None
         All records of the file.
 
     Raises:
-        StoreError: the file is of another device.
+        StoreError: the file cannot be read.
     """
     with locked(path):
         records = read_records(path)
-        check_device(records, new, path)
         found = [old for old in records if key_of(old)[0] == baseline or key_of(old) != key_of(new)]
         index = len(found)
         if behind is not None and key_of(new)[0] != baseline:
@@ -83,17 +84,24 @@ def add_group(beside: Record, news: Sequence[Record], path: Path) -> list[Record
         All records of the file.
 
     Raises:
-        StoreError: the file is of another device.
+        StoreError: the file cannot be read.
     """
     own, replaced = key_of(beside)[0], {key_of(new) for new in news}
     with locked(path):
         records = read_records(path)
-        check_device(records, beside, path)
         kept = [(one, base) for one, base in with_baselines(records, own) if key_of(one) not in replaced]
         used = [base for _, base in kept if base is not None]
         found = [one for one, base in kept if base is not None or any(one is base_ for base_ in used)]
         found += [beside, *news]
         write_records(path, found)
+    return found
+
+
+def by_gpu(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Return the records of each GPU, in order."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.environment.device_name, []).append(record)
     return found
 
 
@@ -104,19 +112,20 @@ def row_of(record: Record, among: Sequence[Record], baseline: str = BASELINE) ->
 
 
 def with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[tuple[Record, Record | None]]:
-    """Return each record with the latest earlier baseline of the same number of steps; None for a baseline.
+    """Return each record with the latest earlier baseline of the same GPU and number of steps; None for a baseline.
 
     Args:
         baseline: the baseline recipe in canonical form.
     """
     found: list[tuple[Record, Record | None]] = []
-    latest: dict[int, Record] = {}
+    latest: dict[tuple[str, int], Record] = {}
     for record in records:
         recipe, steps = key_of(record)
+        where = record.environment.device_name, steps
         if recipe == baseline:
-            latest[steps] = record
-        if recipe == baseline or steps in latest:
-            found.append((record, None if recipe == baseline else latest[steps]))
+            latest[where] = record
+        if recipe == baseline or where in latest:
+            found.append((record, None if recipe == baseline else latest[where]))
     return found
 
 

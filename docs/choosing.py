@@ -13,7 +13,7 @@ from benchmarks import every_model, several_gpus, skipped_work, technique_cases
 from benchmarks.skipped_work import read_operations
 from benchmarks.step_curves import STEPS
 from benchmarks.technique_cases import full_length
-from benchmarks.technique_records import key_of, read_records, rows_with_baselines
+from benchmarks.technique_records import by_gpu, key_of, read_records, rows_with_baselines
 from docs.several_gpus import soonest
 from docs.skipped_work import skipping_of
 from docs.step_curves import Against, Family, Point, families
@@ -21,6 +21,7 @@ from docs.technique_lines import Line, lines_of
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import ratio, seconds, size
 from vivace.spec.recipe import BASELINE
+from vivace.spec.record import Record
 from vivace.stats import Gate, Verdict
 
 IMAGES = Path(__file__).parent / "images"
@@ -88,7 +89,8 @@ def page(note: str, results: Path) -> str:
         "# Which technique to use\n",
         "From the records of [every "
         f"technique](techniques-measured.md){', [what skipping saves](skipped-work.md)' if has_skipped else ''} and "
-        "[speed-up against fidelity](step-curves.md). Times are measured on an H200 with random weights, image "
+        "[speed-up against fidelity](step-curves.md). Times are measured on an H200, unless another GPU is named, "
+        "with random weights, image "
         "quality on the embedded models of the same kinds. [`vivace recommend`](recommend.md) reads these records, and "
         "yours, for one model and card; compare the candidates with `vivace bench`, and let `vivace "
         "calibrate cache` find the threshold of a step cache.\n",
@@ -117,28 +119,42 @@ def _family(one: Family, results: Path) -> list[str]:
     return lines
 
 
+_NONE = "none of those measured"
+
+
 def _same_picture(name: str, results: Path) -> list[str]:
-    """List what is faster, and what needs less memory, on a full-size model."""
-    measured = lines_of(name, read_records(results / technique_cases.record_file(name).name))
+    """List what is faster, and what needs less memory, on a full-size model; of each GPU by itself."""
+    gpus = by_gpu(read_records(results / technique_cases.record_file(name).name))
+    lines = []
+    for gpu, records in gpus.items():
+        heading = f"{name} on {gpu}" if len(gpus) > 1 else name
+        lines += [
+            told for told in _same_picture_on(heading, name, records) if len(gpus) == 1 or _NONE not in told
+        ]
+    return lines + _fused(name, results)
+
+
+def _same_picture_on(heading: str, name: str, records: Sequence[Record]) -> list[str]:
+    measured = lines_of(name, records)
     kept = [line for line in measured if line.row.record.trial.recipe.same_picture]
     baselines = [line for line in kept if line.speedup is None]
     if not baselines:
         return []
     faster = [line for line in kept if line.verdict is Verdict.FASTER]
     faster.sort(key=lambda line: -(line.speedup.point if line.speedup else 0))
-    told = ", ".join(_with_gain(line) for line in faster[:_MOST]) or "none of those measured"
+    told = ", ".join(_with_gain(line) for line in faster[:_MOST]) or _NONE
     own = technique_cases.baseline(name)
     against = "" if own == BASELINE else f" (against `{own}`)"
-    lines = [f"- **{name}, faster with the same image{against}:** {told}."]
+    lines = [f"- **{heading}, faster with the same image{against}:** {told}."]
     memory = baselines[-1].row.memory
     smaller = [line for line in kept if line.row.memory is not None and line.speedup is not None]
     smaller.sort(key=lambda line: line.row.memory.peak_bytes if line.row.memory else 0)
     if memory is not None:
         told = ", ".join(_with_peak(line) for line in _worthwhile(smaller, memory.peak_bytes))
         lines.append(
-            f"- **{name}, less memory** (baseline peak {size(memory.peak_bytes)}): {told or 'none of those measured'}."
+            f"- **{heading}, less memory** (baseline peak {size(memory.peak_bytes)}): {told or _NONE}."
         )
-    return lines + _fused(name, results)
+    return lines
 
 
 def _fused(name: str, results: Path) -> list[str]:

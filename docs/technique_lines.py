@@ -11,7 +11,7 @@ from benchmarks.technique_cases import (
     baseline,
     full_length,
 )
-from benchmarks.technique_records import key_of, rows_with_baselines, with_baselines
+from benchmarks.technique_records import by_gpu, key_of, rows_with_baselines, with_baselines
 from vivace.report.host import allowing_for
 from vivace.report.rows import Row
 from vivace.spec.record import Record
@@ -47,8 +47,13 @@ def line_of(row: Row, baseline: Row, length: int, spread: Spread = DEFAULT_SPREA
     steps = key_of(row.record)[1]
     mine, theirs = (_scaled(one, length / steps) for one in (row, baseline))
     gain = None if row.is_baseline else log_speedup(list(theirs.values()), [mine[k] for k in theirs], spread)
-    told = None if gain is None else allowing_for(row.cpu_stretch or 1.0, gain, len(mine))
-    return Line(row, steps, median_interval(list(mine.values()), spread), *(told or (None, None)))
+    latency = median_interval(list(mine.values()), spread)
+    if gain is None:
+        return Line(row, steps, latency, None, None)
+    speedup, told = allowing_for(row.cpu_stretch or 1.0, gain, len(mine))
+    if row.cpu_stretch is None and row.gpu_busy_s is not None:  # it waits for a CPU whose speed changed
+        told = Verdict.UNCLEAR
+    return Line(row, steps, latency, speedup, told)
 
 
 def _scaled(row: Row, factor: float) -> dict[int, list[float]]:
@@ -61,12 +66,16 @@ def _scaled(row: Row, factor: float) -> dict[int, list[float]]:
 
 
 def lines_of(name: str, records: Sequence[Record]) -> list[Line]:
-    """Return the best measurement of each recipe, fastest first; at full length if it was timed often enough."""
-    return best_lines(measured_lines(name, records))
+    """Return the best measurement of each recipe, fastest first; at full length if it was timed often enough.
+
+    Those of one GPU stand together.
+    """
+    parts = by_gpu(records).values()
+    return [line for part in parts for line in best_lines(measured_lines(name, part))]
 
 
 def measured_lines(name: str, records: Sequence[Record]) -> dict[tuple[str, int], Line]:
-    """By recipe and number of steps."""
+    """Return the rows of one GPU by recipe and number of steps."""
     measured: dict[tuple[str, int], Line] = {}
     latest: dict[int, Row] = {}
     spread = _spread(name, records)

@@ -16,7 +16,7 @@ from benchmarks.technique_cases import (
     full_length,
     record_file,
 )
-from benchmarks.technique_records import key_of, num_timed, read_records, rows_with_baselines
+from benchmarks.technique_records import by_gpu, key_of, num_timed, read_records, rows_with_baselines
 from docs.models_measured import conditions_of
 from docs.technique_claims import claims
 from docs.technique_lines import Line, best_lines, has_interval, lines_of, measured_lines
@@ -93,27 +93,18 @@ def page(note: str, results: Path) -> str:
 
 def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -> list[str]:
     length = full_length(name)
-    rows = rows_with_baselines(records, baseline(name))
-    first_calls = {
-        row.recipe: row.first_call_s for row in rows_of(list(compiling)) if row.latency is not None
-    }
-    measured = measured_lines(name, records)
-    ordered = best_lines(measured)
-    best = {line.row.recipe for line in ordered}
     entry = CATALOGUE[name]
     lines = [
         f"## {name}\n",
         f"{entry.width}x{entry.height}, {length} steps, guidance {entry.guidance_scale:g}.\n",
-        *conditions_of(records),
-        "",
-        f"| {' | '.join(_HEADINGS)} |",
-        "|" + " --- |" * len(_HEADINGS),
-        *(f"| {' | '.join(_cells(line, first_calls.get(line.row.recipe)))} |" for line in ordered),
-        "",
     ]
-    notes = [_told(row) for row in rows if row.latency is None and row.recipe not in best]
-    if notes:
-        lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
+    gpus = by_gpu(records)
+    if len(gpus) > 1:
+        lines += ["Measured on several GPUs, each row beside a baseline on its own GPU.\n"]
+    for gpu, part in gpus.items():
+        if len(gpus) > 1:
+            lines += [f"### {name} on {gpu}\n"]
+        lines += _on_one_gpu(name, part, by_gpu(compiling).get(gpu, []), records)
     known = {key_of(record) for record in records}
     done = {key_of(record) for record in finished(name, records)}
     seldom = [key[0] for key in cases(name) if key in known - done]
@@ -121,12 +112,42 @@ def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -
     for told, recipes in (("Still to be measured", missing), ("To be measured again", seldom)):
         if recipes:
             lines += [f"{told}: {', '.join(f'`{recipe}`' for recipe in dict.fromkeys(recipes))}.", ""]
-    lines += _told_of_hits(records)
-    lines += told_of_the_cpu(rows)
-    lines += _study(name, measured, length)
+    for part in gpus.values():
+        lines += _study(name, measured_lines(name, part), length)
     lines.append(
         f"Made by `python -m benchmarks.every_technique {name}` ([record](../results/{record_file(name).name})).\n"
     )
+    return lines
+
+
+def _on_one_gpu(
+    name: str, records: Sequence[Record], compiling: Sequence[Record], everywhere: Sequence[Record]
+) -> list[str]:
+    """Return the conditions, the table, and what the table lacks.
+
+    Args:
+        compiling: the first calls of recipes that compile, on this GPU.
+        everywhere: the records of all GPUs.
+    """
+    rows = rows_with_baselines(records, baseline(name))
+    first_calls = {
+        row.recipe: row.first_call_s for row in rows_of(list(compiling)) if row.latency is not None
+    }
+    ordered = best_lines(measured_lines(name, records))
+    measured = {key_of(one)[0] for one in everywhere if one.outcome is Outcome.MEASURED}
+    lines = [
+        *conditions_of(records),
+        "",
+        f"| {' | '.join(_HEADINGS)} |",
+        "|" + " --- |" * len(_HEADINGS),
+        *(f"| {' | '.join(_cells(line, first_calls.get(line.row.recipe)))} |" for line in ordered),
+        "",
+    ]
+    notes = [_told(row) for row in rows if row.latency is None and row.recipe not in measured]
+    if notes:
+        lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
+    lines += _told_of_hits(records)
+    lines += told_of_the_cpu(rows)
     return lines
 
 

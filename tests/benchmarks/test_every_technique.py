@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import every_technique, technique_cases
+from benchmarks import every_technique, technique_cases, technique_records
 from benchmarks.command import run
 from benchmarks.every_technique import every_technique as command
 from benchmarks.every_technique import fastest, finished, has_moved, is_done
@@ -26,7 +26,6 @@ from benchmarks.technique_cases import (
 )
 from benchmarks.technique_records import add, add_group, key_of, num_timed, read_records, rows_with_baselines
 from tests.narrow import make_all_small
-from vivace.errors import StoreError
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome, Record
 from vivace.techniques import TECHNIQUES
@@ -292,16 +291,20 @@ def test_full_length_is_the_models_own() -> None:
     assert [full_length(name) for name in technique_cases.FAMILIES] == [50, 50, 28]
 
 
-def test_another_machine_wants_another_file(
-    measured: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    text = (measured / "record.json").read_text()
-    other = tmp_path / "record.json"
-    other.write_text(text)
-    records = read_records(other)
-    moved = records[0].model_copy(
-        update={"environment": records[0].environment.model_copy(update={"device_name": "another GPU"})}
-    )
-    with pytest.raises(StoreError, match="give --record another file"):
-        add(moved, other)
-    assert other.read_text() == text
+def test_rows_of_another_gpu_stand_beside_its_own_baseline(measured: Path, tmp_path: Path) -> None:
+    first = read_records(measured / "record.json")
+    path = tmp_path / "record.json"
+    write_records(path, first)
+    beside, new = (_as_if_on(record, "another GPU") for record in first[:2])
+    beside = _as_if_python_took(beside, 3.0)
+    found = add_group(beside, [new], path)
+    assert new in found
+    assert dict(technique_records.by_gpu(found))["another GPU"] == [beside, new]
+    late = _as_if_on(first[1], first[0].environment.device_name)
+    pairs = technique_records.with_baselines([first[0], beside, late])
+    assert pairs[-1] == (late, first[0])
+
+
+def _as_if_on(record: Record, gpu: str) -> Record:
+    there = record.environment.model_copy(update={"device_name": gpu})
+    return record.model_copy(update={"environment": there})

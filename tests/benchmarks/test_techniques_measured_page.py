@@ -7,11 +7,14 @@ import pytest
 
 from benchmarks.record_files import write_records
 from benchmarks.technique_cases import configurations, first_calls_file, record_file
+from benchmarks.technique_records import read_records
 from docs import techniques_measured
 from docs.generate import NOTE
+from docs.technique_lines import measured_lines
 from tests.make import make_record, make_round
 from vivace.models.find import find_model
 from vivace.spec.record import Outcome, Record, Round
+from vivace.stats import Verdict
 
 
 def case(recipe: str, steps: int, *rounds: Round) -> Record:
@@ -145,3 +148,41 @@ def test_what_studies_claim_is_held_against_the_rows(tmp_path: Path) -> None:
     assert judged(compiled=5.0, both=6.0) == {"8-bit and": "not confirmed"}
     assert judged(fp8_static=5.0) == {"fp8": "confirmed"}
     assert judged(fp8=9.0, fp8_weight=12.0) == {"torchao's": "confirmed in part"}
+
+
+def _on(gpu: str, record: Record) -> Record:
+    return record.model_copy(
+        update={"environment": record.environment.model_copy(update={"device_name": gpu})}
+    )
+
+
+def test_each_gpu_has_a_table_whose_rows_are_compared_on_it(results: Path) -> None:
+    path = results / record_file("flux-dev").name
+    more = [
+        _on("Another GPU", case(name, 8, round_of(s))) for name, s in (("baseline", 4.0), ("fuse_qkv", 2.0))
+    ]
+    write_records(path, [*read_records(path), *more])
+    page = techniques_measured.page(NOTE, results)
+    assert "### flux-dev on Test GPU\n" in page
+    table = page.split("### flux-dev on Another GPU\n")[1]
+    assert [(row[0], row[3].split()[0]) for row in rows_of(table)] == [
+        ("`fuse_qkv`", "2.00x"),
+        ("`baseline`", "1"),
+    ]
+    assert "`fuse_qkv`" not in page.split("Still to be measured")[1].splitlines()[0]
+
+
+def test_no_verdict_where_the_gpu_waits_for_a_cpu_whose_speed_changed() -> None:
+    """The speed-up of a row that mostly waits is that of the CPU."""
+    verdicts = []
+    for busy_s in (0.95, 0.3):
+        conditions = {"python_ms": 6.0, "python_after_ms": 6.0}
+        slow = tuple(round_of(2.0, conditions={"python_ms": 3.0, "python_after_ms": 3.0}) for _ in range(2))
+        fast = tuple(round_of(1.0, conditions=conditions, gpu_busy_s=busy_s) for _ in range(2))
+        records = [case("baseline", 8, *_numbered(slow)), case("fuse_qkv", 8, *_numbered(fast))]
+        verdicts.append(measured_lines("flux-dev", records)["fuse_qkv", 8].verdict)
+    assert verdicts == [Verdict.FASTER, Verdict.UNCLEAR]
+
+
+def _numbered(rounds: tuple[Round, ...]) -> list[Round]:
+    return [one.model_copy(update={"index": index}) for index, one in enumerate(rounds)]
