@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from vivace.cli.warm import warm
+from vivace.cli import app
 from vivace.compilation.artifact import MANIFEST, CompiledFor, Manifest, pack, read_manifest, unpack
 from vivace.errors import Unsupported, UnusableModel
 
@@ -126,7 +126,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     ],
 )
 def test_bad_usage(arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(warm, arguments)
+    done = CliRunner().invoke(app, ["warm", *arguments])
     assert done.exit_code == 2
     assert said in done.output
 
@@ -137,9 +137,9 @@ def test_a_second_cache_finds_the_code(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "one"))
     recipe = "compile(sizes=[64x64, 96x64])@text_encoder"
-    command = ["tiny-sd", "--recipe", recipe, "--num-inference-steps", "1", "--threads", "1"]
+    command = ["warm", "tiny-sd", "--recipe", recipe, "--num-inference-steps", "1", "--threads", "1"]
     file = tmp_path / "x.code"
-    done = CliRunner().invoke(warm, [*command, "-o", str(file)])
+    done = CliRunner().invoke(app, [*command, "-o", str(file)])
     assert done.exit_code == 0, done.output
     small, large = done.stdout.splitlines()[:2]
     assert small.startswith("64x64: first call")
@@ -153,7 +153,7 @@ def test_a_second_cache_finds_the_code(tmp_path: Path, monkeypatch: pytest.Monke
 
     torch.compiler.reset()
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "two"))
-    done = CliRunner().invoke(warm, ["--from", str(file)])
+    done = CliRunner().invoke(app, ["warm", "--from", str(file)])
     assert "new files in the cache" in done.output
-    done = CliRunner().invoke(warm, command)
+    done = CliRunner().invoke(app, command)
     assert "1 graph, 1 from the cache" in done.output

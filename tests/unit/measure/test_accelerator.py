@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import vivace
 from tests.targets import target_of
-from vivace.cli.doctor import doctor
+from vivace.cli import app
 from vivace.contract import Machine
 from vivace.errors import Unsupported
 from vivace.measure import accelerator
@@ -181,7 +181,7 @@ def test_doctor_describes_another_makers_gpu(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("vivace.measure.machine.choose_device", lambda wanted: wanted)
     for module in ("machine", "environment"):
         monkeypatch.setattr(f"vivace.measure.{module}.this_machine", lambda device: XPU)
-    done = CliRunner().invoke(doctor, ["--device", "xpu", "--json"])
+    done = CliRunner().invoke(app, ["doctor", "--device", "xpu", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["environment"]["device_name"] == "Intel Arc B580"
@@ -234,16 +234,16 @@ def test_doctor_says_what_a_gpu_does_not_compute(
     fails(monkeypatch, error, *dtypes)
     for module in ("machine", "environment"):
         monkeypatch.setattr(f"vivace.measure.{module}.this_machine", lambda device: MPS)
-    done = CliRunner().invoke(doctor, ["--device", "mps", "--json"])
+    done = CliRunner().invoke(app, ["doctor", "--device", "mps", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert {name for name, ms in found["dtype_ms"].items() if ms is not None} == ran
     assert len([line for line in found["advice"] if re.match(said, line)]) == 1
     assert not any("--measure" in line for line in found["advice"]), "it cannot measure this GPU"
-    measured = CliRunner().invoke(doctor, ["--device", "mps", "--measure"])
+    measured = CliRunner().invoke(app, ["doctor", "--device", "mps", "--measure"])
     assert isinstance(measured.exception, Unsupported)
     assert "--measure: vivace does not measure the highest rates of" in str(measured.exception)
-    text = CliRunner().invoke(doctor, ["--device", "mps"])
+    text = CliRunner().invoke(app, ["doctor", "--device", "mps"])
     assert text.exit_code == 0, text.output
     assert "bf16 does not run" in text.stdout
 
