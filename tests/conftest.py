@@ -54,6 +54,14 @@ def _leaves_out(marker: pytest.Mark, case: pytest.Function) -> bool:
     return is_named is (marker.name == "slow")
 
 
+@pytest.fixture(autouse=True)
+def _quick_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions in 16 bits take as long as in fp32; see there."""
+    from tests.half_precision import quick_convolutions
+
+    quick_convolutions(monkeypatch)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Use a temporary cache, so that no run finds what another one stored."""
