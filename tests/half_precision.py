@@ -10,15 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-_SIXTEEN = {
-    torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-    torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-}
-
 
 def quick_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace them until the end of a test, in this process; other processes have PyTorch's own."""
-    slow = {dtype for dtype, is_supported in _SIXTEEN.items() if not is_supported()}
+    slow = _slow_dtypes()
     plain: Any = torch.nn.Conv2d._conv_forward
 
     def forward(self: torch.nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -29,3 +24,15 @@ def quick_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
 
     if slow:
         monkeypatch.setattr(torch.nn.Conv2d, "_conv_forward", forward)
+
+
+def _slow_dtypes() -> set[torch.dtype]:
+    """Return those that oneDNN cannot compute in on this CPU; none where PyTorch was built without it."""
+    if not torch.backends.mkldnn.is_available():
+        return set()
+    ops = torch.ops.mkldnn
+    known = {
+        torch.bfloat16: ops._is_mkldnn_bf16_supported(),
+        torch.float16: ops._is_mkldnn_fp16_supported(),
+    }
+    return {dtype for dtype, is_supported in known.items() if not is_supported}
