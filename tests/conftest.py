@@ -55,11 +55,12 @@ def _leaves_out(marker: pytest.Mark, case: pytest.Function) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _quick_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick_convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Convolutions in 16 bits take as long as in fp32; see there."""
     from tests.half_precision import quick_convolutions
 
-    quick_convolutions(monkeypatch)
+    if request.node.get_closest_marker("own_convolutions") is None:
+        quick_convolutions(monkeypatch)
 
 
 @pytest.fixture(scope="session", autouse=True)

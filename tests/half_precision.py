@@ -12,7 +12,10 @@ from torch import Tensor
 
 
 def quick_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace them until the end of a test, in this process; other processes have PyTorch's own."""
+    """Replace them until the end of a test, in this process; other processes have PyTorch's own.
+
+    A test that compares with one bit by bit has the marker `own_convolutions`.
+    """
     slow = _slow_dtypes()
     plain: Any = torch.nn.Conv2d._conv_forward
 
