@@ -10,6 +10,7 @@ docs/techniques-measured.md scales to the model's number of steps; the best reci
 published study, are timed at full length. A row is two rounds of the recipe between two rounds of its baseline, each in
 a process of its own; up to three recipes share a baseline (A B C D D C B A). Each group is added to the record at once,
 and the same command resumes with what is missing, was timed too seldom, or was measured while the host's speed changed.
+What one GPU has measured is not measured again on another.
 
 The eager steps of UNets are bound by the CPU that launches kernels, so such rows would measure the host. Their baseline
 is `cuda_graph`, and every recipe that goes with it has it too.

@@ -17,7 +17,7 @@ from benchmarks.technique_records import by_gpu, key_of, read_records, rows_with
 from docs.several_gpus import soonest
 from docs.skipped_work import skipping_of
 from docs.step_curves import Against, Family, Point, families
-from docs.technique_lines import Line, lines_of
+from docs.technique_lines import Line, lines_of, waits_for_changed_cpu
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import ratio, seconds, size
 from vivace.spec.recipe import BASELINE
@@ -119,18 +119,13 @@ def _family(one: Family, results: Path) -> list[str]:
     return lines
 
 
-_NONE = "none of those measured"
-
-
 def _same_picture(name: str, results: Path) -> list[str]:
     """List what is faster, and what needs less memory, on a full-size model; of each GPU by itself."""
     gpus = by_gpu(read_records(results / technique_cases.record_file(name).name))
     lines = []
     for gpu, records in gpus.items():
         heading = f"{name} on {gpu}" if len(gpus) > 1 else name
-        lines += [
-            told for told in _same_picture_on(heading, name, records) if len(gpus) == 1 or _NONE not in told
-        ]
+        lines += _same_picture_on(heading, name, records)
     return lines + _fused(name, results)
 
 
@@ -142,17 +137,22 @@ def _same_picture_on(heading: str, name: str, records: Sequence[Record]) -> list
         return []
     faster = [line for line in kept if line.verdict is Verdict.FASTER]
     faster.sort(key=lambda line: -(line.speedup.point if line.speedup else 0))
-    told = ", ".join(_with_gain(line) for line in faster[:_MOST]) or _NONE
+    told = ", ".join(_with_gain(line) for line in faster[:_MOST]) or "none of those measured"
     own = technique_cases.baseline(name)
     against = "" if own == BASELINE else f" (against `{own}`)"
     lines = [f"- **{heading}, faster with the same image{against}:** {told}."]
     memory = baselines[-1].row.memory
-    smaller = [line for line in kept if line.row.memory is not None and line.speedup is not None]
+    smaller = [
+        line
+        for line in kept
+        if line.row.memory is not None and line.speedup is not None and not waits_for_changed_cpu(line.row)
+    ]
     smaller.sort(key=lambda line: line.row.memory.peak_bytes if line.row.memory else 0)
     if memory is not None:
         told = ", ".join(_with_peak(line) for line in _worthwhile(smaller, memory.peak_bytes))
         lines.append(
-            f"- **{heading}, less memory** (baseline peak {size(memory.peak_bytes)}): {told or _NONE}."
+            f"- **{heading}, less memory** (baseline peak {size(memory.peak_bytes)}): "
+            f"{told or 'none of those measured'}."
         )
     return lines
 

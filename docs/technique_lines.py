@@ -51,9 +51,12 @@ def line_of(row: Row, baseline: Row, length: int, spread: Spread = DEFAULT_SPREA
     if gain is None:
         return Line(row, steps, latency, None, None)
     speedup, told = allowing_for(row.cpu_stretch or 1.0, gain, len(mine))
-    if row.cpu_stretch is None and row.gpu_busy_s is not None:  # it waits for a CPU whose speed changed
-        told = Verdict.UNCLEAR
-    return Line(row, steps, latency, speedup, told)
+    return Line(row, steps, latency, speedup, Verdict.UNCLEAR if waits_for_changed_cpu(row) else told)
+
+
+def waits_for_changed_cpu(row: Row) -> bool:
+    """Whether the GPU is known to wait for long for a CPU whose speed changed, so that the speed-up is the CPU's."""
+    return row.cpu_stretch is None and row.gpu_busy_s is not None
 
 
 def _scaled(row: Row, factor: float) -> dict[int, list[float]]:

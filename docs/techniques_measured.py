@@ -109,9 +109,10 @@ def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -
     done = {key_of(record) for record in finished(name, records)}
     seldom = [key[0] for key in cases(name) if key in known - done]
     missing = [key[0] for key in cases(name) if key not in known]
+    where = " on any GPU" if len(gpus) > 1 else ""
     for told, recipes in (("Still to be measured", missing), ("To be measured again", seldom)):
         if recipes:
-            lines += [f"{told}: {', '.join(f'`{recipe}`' for recipe in dict.fromkeys(recipes))}.", ""]
+            lines += [f"{told}{where}: {', '.join(f'`{recipe}`' for recipe in dict.fromkeys(recipes))}.", ""]
     for part in gpus.values():
         lines += _study(name, measured_lines(name, part), length)
     lines.append(

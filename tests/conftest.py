@@ -56,7 +56,7 @@ def _leaves_out(marker: pytest.Mark, case: pytest.Function) -> bool:
 
 @pytest.fixture(autouse=True)
 def _quick_convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convolutions in 16 bits take as long as in fp32; see there."""
+    """Convolutions in 16 bits take as long as in fp32 (tests/half_precision.py)."""
     from tests.half_precision import quick_convolutions
 
     if request.node.get_closest_marker("own_convolutions") is None:

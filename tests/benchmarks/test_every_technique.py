@@ -26,6 +26,7 @@ from benchmarks.technique_cases import (
 )
 from benchmarks.technique_records import add, add_group, key_of, num_timed, read_records, rows_with_baselines
 from tests.narrow import make_all_small
+from vivace.errors import StoreError
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome, Record
 from vivace.techniques import TECHNIQUES
@@ -303,6 +304,13 @@ def test_rows_of_another_gpu_stand_beside_its_own_baseline(measured: Path, tmp_p
     late = _as_if_on(first[1], first[0].environment.device_name)
     pairs = technique_records.with_baselines([first[0], beside, late])
     assert pairs[-1] == (late, first[0])
+
+
+def test_a_record_of_one_gpu_refuses_another(measured: Path, tmp_path: Path) -> None:
+    first = read_records(measured / "record.json")
+    with pytest.raises(StoreError, match="give --record another file"):
+        technique_records.check_device(first, _as_if_on(first[0], "another GPU"), tmp_path / "record.json")
+    technique_records.check_device(first, first[1], tmp_path / "record.json")
 
 
 def _as_if_on(record: Record, gpu: str) -> Record:

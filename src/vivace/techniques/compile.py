@@ -17,8 +17,8 @@ that has changed, which may happen a second time. `sizes=[512x512, 768x512]` (wi
 code of its own, compiled when the session is warmed up (`vivace warm`, `session.warm_up()`), and a size that was not
 announced is compiled when it comes, until PyTorch's limit of graphs would be reached, where it is refused.
 `sizes=any`, which is `dynamic=True`, compiles once for every size. Batches of one compile apart from larger ones. Of a
-UNet and a VAE only height and width are dynamic, which halves the time of tracing; a second batch size or length of
-text compiles once more.
+UNet and a VAE only height and width are dynamic, since more symbols make tracing take minutes; a second batch size or
+length of text compiles once more.
 
 Compiled code is kept between processes in a folder that survives a reboot, so that a second process finds it:
 `TORCHINDUCTOR_CACHE_DIR` if set, else `inductor` in $VIVACE_CACHE or `~/.cache/vivace`. It may be deleted. The record
