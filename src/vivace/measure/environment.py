@@ -8,6 +8,7 @@ import platform
 import re
 import statistics
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def environment(device: str) -> Environment:
         device_capability=".".join(map(str, machine.capability)) if machine.capability else None,
         driver=_driver() if machine.is_cuda else None,
         cpu=this_machine("cpu").device_name,
-        num_cores=os.cpu_count() or 1,
+        num_cores=_num_cores(),
         num_threads=torch.get_num_threads(),
         memory_bytes=psutil.virtual_memory().total,
         libraries=_libraries(),
@@ -153,6 +154,13 @@ def _libraries() -> dict[str, str]:
         found["cuda"] = torch.version.cuda
         found["cudnn"] = str(torch.backends.cudnn.version())
     return found
+
+
+def _num_cores() -> int:
+    """Return how many logical cores this process may use, which a container or `taskset` can limit."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _source_revision() -> str | None:

@@ -1,5 +1,6 @@
 """Stage times, memory and kernels of real calls."""
 
+import os
 import subprocess
 import sys
 import time
@@ -140,3 +141,11 @@ def test_the_driver_is_read_from_either_module(
     assert environment._driver() is None
     (tmp_path / "version").write_text(f"{line}\nGCC version: 13.3.0\n")
     assert environment._driver() == "580.159.04"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux confines a process to some cores")
+def test_cores_are_those_that_the_process_may_use() -> None:
+    script = "from vivace.measure.environment import environment; print(environment('cpu').num_cores)"
+    core = str(min(os.sched_getaffinity(0)))
+    told = subprocess.check_output(["taskset", "-c", core, sys.executable, "-c", script], text=True)
+    assert int(told) == 1
