@@ -18,7 +18,8 @@ code of its own, compiled when the session is warmed up (`vivace warm`, `session
 announced is compiled when it comes, until PyTorch's limit of graphs would be reached, where it is refused.
 `sizes=any`, which is `dynamic=True`, compiles once for every size. Batches of one compile apart from larger ones. Of a
 UNet and a VAE only height and width are dynamic, since more symbols make tracing take minutes; a second batch size or
-length of text compiles once more.
+length of text compiles once more. So do a UNet's sizes that its levels cannot halve (of SD 1.5, no multiples of 64
+pixels), once for all of them.
 
 Compiled code is kept between processes in a folder that survives a reboot, so that a second process finds it:
 `TORCHINDUCTOR_CACHE_DIR` if set, else `inductor` in $VIVACE_CACHE or `~/.cache/vivace`. It may be deleted. The record
@@ -27,14 +28,13 @@ counts the graphs that were found there. Tracing is not saved, and neither are t
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
+from vivace.compilation.any_size import compiled_for_any_size, takes_a_sample
 from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
 from vivace.compilation.sizes import graph_limit, limited, num_kinds
 from vivace.contract import (
@@ -272,36 +272,11 @@ def _distinct_sizes() -> AbstractContextManager[object]:
 def _compile_whole(part: torch.nn.Module, options: dict[str, Any], captures_graphs: bool) -> None:
     import torch
 
-    if options.get("dynamic") and _first_input(part) == "sample":
-        compiled = torch.compile(part.forward, **options | {"dynamic": None})
-        compiled = _with_dynamic_sizes(compiled)
+    if options.get("dynamic") and takes_a_sample(part):
+        compiled = compiled_for_any_size(part, **{k: v for k, v in options.items() if k != "dynamic"})
     else:
         compiled = torch.compile(part.forward, **options)
     part.forward = _with_copied_outputs(compiled) if captures_graphs else compiled
-
-
-def _first_input(part: torch.nn.Module) -> str | None:
-    """Return the name of the first input: "sample" of diffusers' UNets and VAE decoders, (batch, channels, height,
-    width)."""
-    return next(iter(inspect.signature(part.forward).parameters), None)
-
-
-def _with_dynamic_sizes(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Make height and width of `sample` dynamic, and nothing else.
-
-    A UNet halves its size at each level, so shapes are nested divisions, and tracing takes minutes when batch and
-    length of text are symbols, too.
-    """
-
-    @functools.wraps(compiled)
-    def forward(sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
-        for dim in range(2, sample.ndim):
-            torch._dynamo.maybe_mark_dynamic(sample, dim)
-        return compiled(sample, *args, **kwargs)
-
-    return forward
 
 
 def _names_blocks(module: torch.nn.Module) -> tuple[str, ...]:
