@@ -10,7 +10,8 @@ docs/techniques-measured.md scales to the model's number of steps; the best reci
 published study, are timed at full length. A row is two rounds of the recipe between two rounds of its baseline, each in
 a process of its own; up to three recipes share a baseline (A B C D D C B A). Each group is added to the record at once,
 and the same command resumes with what is missing, was timed too seldom, or was measured while the host's speed changed.
-What one GPU has measured is not measured again on another.
+What one GPU has measured is not measured again on another. On a host of several GPUs, start one such command a GPU with
+its own cores, CUDA_VISIBLE_DEVICES=1 taskset -c 16-31 python -m ...: they may write the same record.
 
 The eager steps of UNets are bound by the CPU that launches kernels, so such rows would measure the host. Their baseline
 is `cuda_graph`, and every recipe that goes with it has it too.

@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from vivace.compilation.any_size import compiled_for_any_size, takes_a_sample
 from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
 from vivace.compilation.sizes import graph_limit, limited, num_kinds
+from vivace.compilation.unit_sizes import compiled_by_units, takes_a_sample
 from vivace.contract import (
     COMPONENTS,
     CallContext,
@@ -272,8 +272,9 @@ def _distinct_sizes() -> AbstractContextManager[object]:
 def _compile_whole(part: torch.nn.Module, options: dict[str, Any], captures_graphs: bool) -> None:
     import torch
 
-    if options.get("dynamic") and takes_a_sample(part):
-        compiled = compiled_for_any_size(part, **{k: v for k, v in options.items() if k != "dynamic"})
+    if options.get("dynamic") is not False and takes_a_sample(part):
+        others = {name: value for name, value in options.items() if name != "dynamic"}
+        compiled = compiled_by_units(part, any_size="dynamic" in options, **others)
     else:
         compiled = torch.compile(part.forward, **options)
     part.forward = _with_copied_outputs(compiled) if captures_graphs else compiled

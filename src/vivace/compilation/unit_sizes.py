@@ -1,4 +1,4 @@
-"""One code for every size of an image, traced in about the time that code for one size takes."""
+"""Code for any size of an image, traced in about the time that code for one size takes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ def takes_a_sample(part: torch.nn.Module) -> bool:
     return next(iter(inspect.signature(part.forward).parameters), None) == "sample"
 
 
-def compiled_for_any_size(part: torch.nn.Module, **options: Any) -> Callable[..., Any]:
-    """Return the compiled forward of a UNet or a part of a VAE, of which height and width of `sample` are dynamic.
+def compiled_by_units(part: torch.nn.Module, *, any_size: bool, **options: Any) -> Callable[..., Any]:
+    """Return the compiled forward of a UNet or a part of a VAE, whose `sample` torch.compile sees in units.
 
     A UNet halves its size at each level. With height and width as symbols its shapes are nested divisions, which sympy
     simplifies again and again: inductor takes three times as long as for one size. So the symbols count units of
-    2^levels: half of 8 k is 4 k. Sizes that are no multiple of the unit have code of their own, traced the long
-    way; a UNet interpolates at such sizes. Batch and length of text are not symbols.
+    2^levels: half of 8 k is 4 k. Sizes that are no multiple of the unit have code of their own, traced the long way; a
+    UNet interpolates at such sizes.
 
     Args:
+        any_size: make height and width symbols from the first size on, and nothing else. Otherwise the first size has
+            code of its own, and torch.compile makes symbols of what changes.
         options: of torch.compile, without `dynamic`.
     """
     import torch
@@ -32,22 +34,24 @@ def compiled_for_any_size(part: torch.nn.Module, **options: Any) -> Callable[...
     # By the attribute: a UNet can have one size on several levels. A VAE has none, and its decoder only enlarges.
     unit = 2 ** getattr(part, "num_upsamplers", 0)
     eager = part.forward
-    any_size = torch.compile(eager, **options)
+    of_any_size = torch.compile(eager, **options)
 
-    def of_whole_units(units: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def from_units(units: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """units: (batch, channels, height / unit, unit, width / unit, unit)."""
         return eager(units.flatten(4, 5).flatten(2, 3), *args, **kwargs)
 
-    whole = torch.compile(of_whole_units, **options)
+    of_whole_units = torch.compile(from_units, **options)
 
     @functools.wraps(eager)
     def forward(sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if unit > 1 and sample.ndim == 4 and not any(size % unit for size in sample.shape[2:]):
             units = sample.unflatten(3, (-1, unit)).unflatten(2, (-1, unit))
-            _mark_dynamic(units, (2, 4))
-            return whole(units, *args, **kwargs)
-        _mark_dynamic(sample, range(2, sample.ndim))
-        return any_size(sample, *args, **kwargs)
+            if any_size:
+                _mark_dynamic(units, (2, 4))
+            return of_whole_units(units, *args, **kwargs)
+        if any_size:
+            _mark_dynamic(sample, range(2, sample.ndim))
+        return of_any_size(sample, *args, **kwargs)
 
     return forward
 

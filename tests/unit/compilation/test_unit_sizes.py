@@ -1,4 +1,4 @@
-"""One code for every size of a UNet: few graphs, simple shapes, the same values."""
+"""Code for any size of a UNet: few graphs, simple shapes, the same values."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 
-from vivace.compilation.any_size import compiled_for_any_size, takes_a_sample
+from vivace.compilation.unit_sizes import compiled_by_units, takes_a_sample
 
 
 class Graphs(list[torch.fx.GraphModule]):
@@ -36,22 +36,29 @@ def unet() -> UNet2DConditionModel:
     ).eval()
 
 
+@pytest.mark.parametrize(
+    ("any_size", "sizes", "graphs_by_then"),
+    [
+        # Half of 9 is no size of a level: it is interpolated, by other code, which serves all such sizes.
+        (True, [(8, 12), (10, 4), (9, 12), (13, 7)], [1, 1, 2, 2]),
+        (False, [(8, 12), (10, 4), (12, 16)], [1, 2, 2]),
+    ],
+)
 @torch.no_grad()
-def test_sizes_that_the_levels_halve_share_one_graph_without_divisions(unet: UNet2DConditionModel) -> None:
+def test_what_the_levels_halve_is_traced_without_divisions(
+    unet: UNet2DConditionModel, any_size: bool, sizes: list[tuple[int, int]], graphs_by_then: list[int]
+) -> None:
     assert takes_a_sample(unet)
-    eager, graphs = unet.forward, Graphs()
-    compiled = compiled_for_any_size(unet, backend=graphs)
-    text, drawn = torch.randn(1, 5, 8), []
+    eager, graphs, counted = unet.forward, Graphs(), []
+    compiled = compiled_by_units(unet, any_size=any_size, backend=graphs)
     with torch.fx.experimental._config.patch(use_duck_shape=False):
-        for height, width in [(8, 12), (10, 4), (9, 12), (13, 7)]:
+        for height, width in sizes:
             sample = torch.randn(1, 4, height, width).to(memory_format=torch.channels_last)
-            found = compiled(sample, 3, text).sample
-            torch.testing.assert_close(found, eager(sample, 3, text).sample)
-            drawn.append(len(graphs))
+            text = torch.randn(1, 5, 8)
+            torch.testing.assert_close(compiled(sample, 3, text).sample, eager(sample, 3, text).sample)
+            counted.append(len(graphs))
             if height % 2 == 0:
                 assert not [shape for shape in graphs.shapes() if "//" in shape]
-    assert drawn[:2] == [1, 1]
-    assert drawn[2] == 2, "half of 9 is no size of a level: it is interpolated, by other code"
-    assert drawn[3] == 2, "which serves every such size"
+    assert counted == graphs_by_then
     whole = [node for node in graphs[0].graph.nodes if node.target == "flatten"][1]
     assert whole.meta["example_value"].is_contiguous(memory_format=torch.channels_last)
