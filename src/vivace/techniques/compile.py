@@ -274,7 +274,7 @@ def _compile_whole(part: torch.nn.Module, options: dict[str, Any], captures_grap
 
     if options.get("dynamic") is not False and takes_a_sample(part):
         others = {name: value for name, value in options.items() if name != "dynamic"}
-        compiled = compiled_by_units(part, any_size="dynamic" in options, **others)
+        compiled = compiled_by_units(part, any_size=bool(options.get("dynamic")), **others)
     else:
         compiled = torch.compile(part.forward, **options)
     part.forward = _with_copied_outputs(compiled) if captures_graphs else compiled
