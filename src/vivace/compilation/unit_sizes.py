@@ -1,4 +1,4 @@
-"""Code for any size of an image, traced in about the time that code for one size takes."""
+"""Code for any size of an image, traced without nested divisions of its height and width."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ code of its own, compiled when the session is warmed up (`vivace warm`, `session
 announced is compiled when it comes, until PyTorch's limit of graphs would be reached, where it is refused.
 `sizes=any`, which is `dynamic=True`, compiles once for every size. Batches of one compile apart from larger ones. Of a
 UNet and a VAE only height and width are dynamic, since more symbols make tracing take minutes; a second batch size or
-length of text compiles once more. So do a UNet's sizes that its levels cannot halve (of SD 1.5, no multiples of 64
-pixels), once for all of them.
+length of text compiles once more. The sizes that a UNet's levels cannot halve evenly (for SD 1.5, those that are not
+multiples of 64 pixels) share other code, compiled once.
 
 Compiled code is kept between processes in a folder that survives a reboot, so that a second process finds it:
 `TORCHINDUCTOR_CACHE_DIR` if set, else `inductor` in $VIVACE_CACHE or `~/.cache/vivace`. It may be deleted. The record
