@@ -108,8 +108,10 @@ def command(
     groups = [
         group
         for name in names or published_studies()
-        for group in groups_of(name, timing, tiny=tiny, models=models, parts=parts, device=device)
+        for group in groups_of(name, timing, tiny=tiny, parts=parts, device=device)
     ]
+    if models:
+        groups = _of_models(groups, models)
     if source is not None:
         return _add_store(groups, source, folder)
     run_ = Running(folder, store, device, timing, limit_s, tuple(resolve(text).text for text in only))
@@ -309,6 +311,20 @@ class Running:
                 found.append(grown)
             write_sittings(path, found)
         return grown
+
+
+def _of_models(groups: Sequence[Group], models: Sequence[str]) -> list[Group]:
+    """Return the groups of models, each named as in the study or as in this script's lines.
+
+    Raises:
+        UsageError: no group is of one of the models.
+    """
+    found = [group for group in groups if {group.parts[0].model, group.parts[0].measured_on} & set(models)]
+    known = sorted({group.parts[0].model for group in groups})
+    for model in models:
+        if not any(model in {group.parts[0].model, group.parts[0].measured_on} for group in found):
+            raise UsageError(f"--model {model}: no such model{nearest(model, known)} ({', '.join(known)})")
+    return found
 
 
 def _measured(

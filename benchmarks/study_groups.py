@@ -87,15 +87,13 @@ def groups_of(
     timing: Timing,
     *,
     tiny: bool = False,
-    models: Sequence[str] = (),
     parts: Sequence[str] = (),
     device: str = "auto",
 ) -> list[Group]:
     """Return the groups of a study with what a trial is estimated to take."""
     file = read_study(name)
     found: dict[tuple[str, str], list[ModelPart]] = {}
-    models = [model for model in models if any(model in part.models for part in file.part)] if models else ()
-    for one in expand(file, tiny=tiny, synthetic=not tiny, models=models, parts=parts, device=device):
+    for one in expand(file, tiny=tiny, synthetic=not tiny, parts=parts, device=device):
         # Times do not depend on quality, which needs images.
         study = one.study.model_copy(
             update={"timing": timing, "quality": AskedQuality(enabled=False), "rivals": False}

@@ -124,6 +124,17 @@ def test_wrong_names_are_named(call: Call, capfd: pytest.CaptureFixture[str]) ->
     assert "give --folder another folder" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("model", ["sd15", "synthetic:sd15"])
+def test_a_model_is_named_as_in_the_study_or_as_in_the_list(
+    model: str, call: Call, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call("001", "003", "--model", model, "--list") == 0
+    listed = re.findall(r"^(\d{3} \S+):", capfd.readouterr().out, re.MULTILINE)
+    assert sorted(listed) == ["001 synthetic:sd15", "003 synthetic:sd15"]
+    assert call("003", "--model", "sd51", "--list") == 2
+    assert "--model sd51: no such model; did you mean 'sd15'?" in capfd.readouterr().err
+
+
 def test_groups_share_a_sitting_where_model_and_workload_are_the_same() -> None:
     timing = Timing(rounds=1, repeats=3)
     groups = {group.name: group for group in study_groups.groups_of("004", timing)}

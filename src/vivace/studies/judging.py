@@ -36,7 +36,12 @@ def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[Column]) -
             else:
                 continue
         else:
-            checks = [check for part in _meant(claim, parts) for check in _checks(claim, part, column)]
+            meant = _meant(claim, parts)
+            if column.kind == "measured":  # another device has the other parts
+                meant = [part for part in meant if any(key[:2] == _key(part) for key in column.cells)]
+                if not meant:
+                    continue
+            checks = [check for part in meant for check in _checks(claim, part, column)]
         said, because = decide(checks)
         found.append(Judged(column.name, column.kind, said, because + _stand_ins(claim, parts, column)))
     return found

@@ -185,6 +185,28 @@ def test_what_is_missing_is_a_typed_cell_with_its_reason() -> None:
     assert "vivace study x --synthetic" in found.page(), "the command that measures it"
 
 
+def test_a_device_is_a_column_only_of_the_models_that_it_measured() -> None:
+    (part,) = FILE.part
+    models = ("synthetic:sd15", "synthetic:sdxl", "synthetic:lcm-sdxl")
+    file = FILE.model_copy(update={"part": (part.model_copy(update={"models": models}),)})
+    planned = expand(file)
+    sittings = []
+    for one, gpu in zip(planned[:2], ("H200", "H100"), strict=True):
+        found = find_model(one.measured_on)
+        beside = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
+        environment = beside.environment.model_copy(update={"device_name": gpu})
+        workload = workload_of(found, one.study.workload)
+        sittings.append(
+            beside.model_copy(update={"model": found.model, "environment": environment, "workload": workload})
+        )
+    run = run_of(file, planned, sittings)
+    assert [[column.name for column in view.columns] for view in views(run)] == [["H200"], ["H100"], ["H200"]]
+    ((_, judged),) = run.claims()
+    assert [(one.column, one.said.value) for one in judged] == [("H200", "agrees"), ("H100", "agrees")]
+    assert "1 of 2 not known" in judged[0].because, "the model that no device measured"
+    assert "not known" not in judged[1].because
+
+
 def test_records_of_other_scripts_are_sittings_of_their_baselines() -> None:
     found = find_model("synthetic:sd15")
     workload = workload_of(found, PLANNED[0].study.workload)
