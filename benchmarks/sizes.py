@@ -36,10 +36,11 @@ from benchmarks.command import record_on, run
 from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
 from vivace.compilation.compiled_code import TRITON_VARIABLE, VARIABLE
-from vivace.errors import StoreError, VivaceError
+from vivace.errors import StoreError, UsageError, VivaceError
 from vivace.measure.accelerator import synchronise
 from vivace.measure.environment import environment
 from vivace.measure.machine import choose_device
+from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds
 from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session
@@ -97,6 +98,9 @@ def sizes(
 ) -> int:
     """Measure what new sizes cost with each way of compiling, one line per case; resumable."""
     chosen = choose_device(device)
+    for model in models or MODELS[chosen]:
+        for way in ways or WAYS:
+            recipe_of(model, way)
     record = record or record_on(RECORD, chosen)
     known = read_cases(record)
     here = environment(chosen)
@@ -124,6 +128,24 @@ def sizes(
     return FAILED_IN_PART if failed else 0
 
 
+def recipe_of(model: str, way: str) -> str:
+    """Return a way's recipe, with the model's announced sizes for its placeholder.
+
+    Raises:
+        UsageError: the way has another placeholder.
+        RecipeError: it is no recipe.
+    """
+    announced = SIZES[model][0].split()
+    try:
+        text = way.format(announced=f"[{', '.join(announced)}]")
+    except (KeyError, IndexError, ValueError):
+        raise UsageError(
+            f"--way {way}: the only placeholder is {{announced}}, for the list of sizes"
+        ) from None
+    resolve(text)
+    return text
+
+
 def _in_a_process(*case: Any) -> Case:
     """Measure in a new process: kernels that were compiled once in a process are found again in its memory."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -140,7 +162,7 @@ def measure(model: str, way: str, device: str, turns: int, steps: int) -> Case:
         torch.set_num_threads(1)
         config.compile_threads = 1  # so that compilers are children of this process, whose CPU time is known
     announced, others = ([Size.of(text) for text in texts.split()] for texts in SIZES[model])
-    recipe = way.format(announced=f"[{', '.join(map(str, announced))}]")
+    recipe = recipe_of(model, way)
     is_announced = "{announced}" in way
     with _empty_cache():
         session = vivace.load(model, recipe, device=device)

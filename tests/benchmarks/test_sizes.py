@@ -47,6 +47,23 @@ def test_the_committed_record_has_no_recompiles_where_it_promises_none() -> None
             assert recompiled(case, unannounced=True) == 0
 
 
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("compile(sizes={sizes})", "the only placeholder is {announced}"),
+        ("compile(sizes={announced})+stepz(3)", "did you mean 'steps'"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_is_compiled(
+    way: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--record", str(tmp_path / "sizes.jsonl"), "--device", "cpu", "--way", way]
+    with mock.patch.object(sizes, "_in_a_process") as compiling:
+        assert run(command, words) == 2
+    compiling.assert_not_called()
+    assert message in capfd.readouterr().err
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     record = tmp_path / "sizes.jsonl"
     record.write_text('{"model": 3}\n')
