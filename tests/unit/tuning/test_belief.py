@@ -7,6 +7,7 @@ import pytest
 
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.studies.known import all_known
 from vivace.tuning.belief import Belief, Datum, Effect
 from vivace.tuning.by_model import improvement
 from vivace.tuning.priors import effects, family, known_sources, touched_share
@@ -123,6 +124,14 @@ def test_records_of_the_same_model_and_family_count_most() -> None:
     named = {source.name for source in known_sources("flux-dev", "NVIDIA H200", Wanted(), ("records",))}
     assert "vivace's records" not in named
     assert "study 004" in named
+
+
+def test_what_fewer_steps_gained_is_not_taken_from_records() -> None:
+    """15 steps of 30 halve the time, and 15 of 20 do not."""
+    assert any("steps(" in recipe for _, recipe, _, _ in all_known())
+    (records,) = (s for s in known_sources("sd15", "NVIDIA H100", Wanted()) if s.name == "vivace's records")
+    assert records.data
+    assert not any("steps(" in datum.recipe.text for datum in records.data)
 
 
 def test_a_cpu_learns_from_gpus_only_what_leaves_work_out() -> None:
