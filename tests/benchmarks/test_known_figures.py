@@ -16,6 +16,12 @@ def test_another_number_of_steps_is_estimated_from_the_nearest() -> None:
     assert found.seconds(56) > 1.9 * found.seconds(28)
 
 
+def test_a_recipe_that_sets_the_number_of_steps_takes_as_long_at_any_other() -> None:
+    found = known("sd15", "steps(15)", 512, 512, 30)
+    assert found is not None
+    assert found.seconds(50) == found.seconds(30)
+
+
 def test_what_no_record_has_is_unknown() -> None:
     assert known("flux-dev", "baseline", 512, 512, 28) is None
     assert known("flux-dev", "steps(9)", 1024, 1024, 28) is None

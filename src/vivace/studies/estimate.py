@@ -40,8 +40,9 @@ from vivace.techniques.steps import Steps
 _CALLS = 10  # timed calls of a round where the number is not fixed
 _WARM_UP = 4  # calls before them, mostly
 _COMPILING_S = 60.0
-_AUTOTUNING_S = 180.0
-"""Added to a first call where no record knows how long the model compiles: on full-size models 20 to 340 s."""
+_AUTOTUNING_S = 600.0
+"""Added to a first call where no record knows how long the model compiles: on full-size models 20 to 340 s, and more
+than 400 s with max-autotune (UNet and VAE of SD 1.5 on an H100)."""
 
 Predict = Callable[[str, str, Workload], int | None]
 
