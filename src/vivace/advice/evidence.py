@@ -63,6 +63,7 @@ class Seen(Spec):
         outcome: "measured", or how the trial ended.
         reason: why there are no figures, or none to compare.
         latency: seconds per image.
+        steps_s: those of them that the denoising steps take; None if unknown, or if the time was scaled.
         gain: the speed-up over the table's baseline, paired by round where the source measured so.
         is_counted: the gain is computed from the denoiser's operations, not timed.
         verdict: on `gain`, as vivace's tables give it; None for published numbers and for the baseline.
@@ -80,6 +81,7 @@ class Seen(Spec):
     outcome: str = "measured"
     reason: str = ""
     latency: Interval | None = None
+    steps_s: float | None = None
     gain: Interval | None = None
     is_counted: bool = False
     verdict: Verdict | None = None

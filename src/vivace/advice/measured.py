@@ -114,6 +114,7 @@ def seen_of(
         outcome=outcome,
         reason=reason,
         latency=(latency or row.latency.median) if is_timed and row.latency else None,
+        steps_s=row.stages_s.get("steps") if is_timed and timed_steps is None else None,
         gain=(gain or row.speedup) if is_timed and not is_disturbed else None,
         verdict=(verdict or row.verdict) if is_timed else None,
         peak_bytes=None if memory is None else memory.peak_bytes,

@@ -128,22 +128,46 @@ def followed(weighed: Sequence[Weighed]) -> Weighed | None:
     """Return the table to follow: of the best evidence that allows a recipe, the one with the largest gain.
 
     Tables with other baselines than the model as published are compared by their times, or peaks, where another table
-    has the published model with the same workload; where none has it, they come last.
+    has the published model with the same workload, or another number of its steps; where none has it, they come last.
+
+    A record that ships with vivace, and has nothing better than the published model, says nothing of recipes that it
+    lacks. A source about the same GPU whose best recipe it lacks is then followed: of the model, or of its family.
     """
+    first = None
     for _, group in groupby(weighed, key=lambda one: one.order):
-        usable = [one for one in group if one.is_comparison]
-        if usable:
-            gains = {id(one): (one.has_rivals, *_gain(one, usable)) for one in usable}
-            best = max(usable, key=lambda one: (*gains[id(one)], one.table.at))
-            has_rivals, is_known, gain = gains[id(best)]
-            equals = [
-                one
-                for one in usable
-                if gains[id(one)][:2] == (has_rivals, is_known) and gains[id(one)][2] * (1 + NOISE) >= gain
-            ]
-            nearest = min(one.near for one in equals)  # they differ only where GPUs are looked at together
-            return best if best.near == nearest else next(one for one in equals if one.near == nearest)
-    return None
+        found = _best_of([one for one in group if one.is_comparison])
+        if found is None:
+            continue
+        if first is None:
+            first = found
+            if found.table.kind != "committed" or _improves(found):
+                return found
+        elif _improves(found) and found.near == first.near:
+            assert found.choice is not None
+            if found.choice.chosen.row.recipe not in {row.recipe for row in first.table.compared}:
+                return found
+    return first
+
+
+def _improves(one: Weighed) -> bool:
+    """Whether a table advises more than the published model."""
+    return one.choice is not None and one.choice.chosen.row.num_techniques > 0
+
+
+def _best_of(usable: Sequence[Weighed]) -> Weighed | None:
+    """Return the one of equally good evidence with the largest gain, of the nearest GPU; None if there is none."""
+    if not usable:
+        return None
+    gains = {id(one): (one.has_rivals, *_gain(one, usable)) for one in usable}
+    best = max(usable, key=lambda one: (*gains[id(one)], one.table.at))
+    has_rivals, is_known, gain = gains[id(best)]
+    equals = [
+        one
+        for one in usable
+        if gains[id(one)][:2] == (has_rivals, is_known) and gains[id(one)][2] * (1 + NOISE) >= gain
+    ]
+    nearest = min(one.near for one in equals)  # they differ only where GPUs are looked at together
+    return best if best.near == nearest else next(one for one in equals if one.near == nearest)
 
 
 def _gain(one: Weighed, others: Sequence[Weighed]) -> tuple[bool, float]:
@@ -153,11 +177,17 @@ def _gain(one: Weighed, others: Sequence[Weighed]) -> tuple[bool, float]:
         return True, one.score
     if any(each.row.num_techniques == 0 for each in one.choice.ranking):
         return True, one.score
-    mine = _absolute(one.choice.chosen.row, goal)
-    for other in others:
-        base = _absolute(other.table.rows[0], goal)
-        is_published = other.table.rows[0].num_techniques == 0
-        if is_published and _workload(other.table) == _workload(one.table) and mine and base:
+    mine, steps = _absolute(one.choice.chosen.row, goal), one.table.steps
+    published = [
+        other.table
+        for other in others
+        if other.table.rows[0].num_techniques == 0 and _workload(other.table) == _workload(one.table)
+    ]
+    for table in sorted(published, key=lambda table: table.steps != steps):
+        base = _absolute(table.rows[0], goal)
+        if table.steps != steps:
+            base = _with_steps(table, steps) if goal != "memory" else None
+        if mine and base:
             return True, base / mine
     return False, one.score
 
@@ -169,7 +199,16 @@ def _absolute(row: Seen, goal: Goal) -> float | None:
     return None if row.latency is None else row.latency.point
 
 
+def _with_steps(table: Table, steps: int | None) -> float | None:
+    """Return the seconds an image that the published model takes with another number of steps; None if unknown."""
+    base = table.rows[0]
+    if base.latency is None or base.steps_s is None or not table.steps or not steps:
+        return None
+    return base.latency.point + base.steps_s * (steps / table.steps - 1)
+
+
 def _workload(table: Table) -> tuple[object, ...]:
+    """Return what two tables share whose times can be compared, but for the number of steps."""
     return (
         table.kind,
         table.model,
@@ -177,7 +216,6 @@ def _workload(table: Table) -> tuple[object, ...]:
         table.gpu,
         table.height,
         table.width,
-        table.steps,
         table.batch,
     )
 

@@ -9,6 +9,7 @@ from vivace.advice.advise import recommend_from
 from vivace.advice.evidence import Judged, Seen
 from vivace.measure.gpus import Near, capability_of, near
 from vivace.stats import Gate, Interval
+from vivace.studies.known import all_known
 
 
 def test_evidence_is_ordered() -> None:
@@ -184,3 +185,57 @@ def test_memory_is_looked_up_on_all_gpus_and_the_nearest_of_equals_counts() -> N
     assert ask(here, less, goal="memory").basis.place == "less"  # type: ignore[union-attr]
     assert ask(here, less, equal, goal="memory").basis.place == "equal"  # type: ignore[union-attr]
     assert ask(here, less).basis.place == "here", "times are this GPU's"  # type: ignore[union-attr]
+
+
+def test_a_table_with_another_baseline_is_compared_at_its_own_number_of_steps() -> None:
+    """The published model was timed with 30 steps only; 50 of them take 16.4 s by what a step takes."""
+    usual = table(
+        seen("baseline", steps_s=9.6),
+        seen("compile", 1.5, steps_s=6.3),
+        kind="committed",
+        place="usual",
+        steps=30,
+    )
+    captured = table(
+        seen("cuda_graph", latency=Interval(12.0, 11.9, 12.1)),
+        seen("compile+cuda_graph", 1.33, latency=Interval(9.0, 8.9, 9.1)),
+        kind="committed",
+        place="captured",
+        baseline="cuda_graph",
+        steps=50,
+    ).model_copy(update={"at": "2000"})
+    captured = captured.model_copy(update={"rows": captured.rows[1:]})  # without the published model
+    assert captured.rows[0].recipe == "cuda_graph"
+    assert ask(usual, captured).recipe == "compile+cuda_graph", "1.8 times as fast, not 1.1"
+    slower = captured.rows[1].model_copy(update={"latency": Interval(11.5, 11.4, 11.6)})
+    assert ask(usual, captured.model_copy(update={"rows": (captured.rows[0], slower)})).recipe == "compile"
+    unknown = usual.rows[0].model_copy(update={"steps_s": None})
+    assert ask(usual.model_copy(update={"rows": (unknown, usual.rows[1])}), captured).recipe == "compile"
+
+
+def test_a_record_without_anything_better_says_nothing_of_what_it_lacks() -> None:
+    part = table(seen("quantize(int8)", 0.7), kind="committed", model="pony")
+    whole = table(seen("quantize(int8)+compile", 1.4), seen("compile", 1.2), kind="published", model="pony")
+    answer = ask(part, whole, model="pony")
+    assert answer.recipe == "quantize(int8)+compile"
+    assert answer.basis is not None
+    assert answer.basis.kind == "published"
+    tried = seen("quantize(int8)+compile", 0.8)
+    more = part.model_copy(update={"rows": (*part.rows, tried)})
+    assert ask(more, whole, model="pony").recipe == "baseline", "our own figure of it counts"
+    elsewhere = whole.model_copy(update={"gpu": "A100"})
+    assert ask(part, elsewhere, model="pony").recipe == "baseline"
+    own = part.model_copy(update={"kind": "own"})
+    assert ask(own, whole, model="pony").recipe == "baseline"
+
+
+@pytest.mark.parametrize(("model", "size", "least"), [("sd15", 512, 2.5), ("sdxl", 1024, 1.5)])
+def test_a_study_does_not_hide_a_faster_recipe(model: str, size: int, least: float) -> None:
+    """With the evidence that ships: study 003 has the published model, technique tables have faster recipes."""
+    answer = vivace.recommend(model, gpu="H100", store=[])
+    assert answer.basis is not None
+    assert answer.chosen is not None
+    assert answer.chosen.latency is not None
+    assert answer.basis.steps is not None
+    (base,) = (one for one in all_known()[model, "baseline", size, size] if "H100" in one.device)
+    assert base.seconds(answer.basis.steps) / answer.chosen.latency.point > least
