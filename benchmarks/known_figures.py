@@ -61,7 +61,7 @@ def _line(record: Record) -> list[object] | None:
     steps_s = statistics.median(sample.stages_s["steps"] for sample in samples)
     rest_s = statistics.median(sample.total_s - sample.stages_s["steps"] for sample in samples)
     if any(one.name == Steps.name for one in record.trial.recipe.techniques):
-        rest_s, steps_s = rest_s + steps_s, 0.0  # as long whatever the workload's number of steps
+        rest_s, steps_s = rest_s + steps_s, 0.0  # see Known
     return [
         record.trial.model.name.removeprefix(SYNTHETIC),
         record.trial.recipe.text,

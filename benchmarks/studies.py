@@ -319,12 +319,12 @@ def _of_models(groups: Sequence[Group], models: Sequence[str]) -> list[Group]:
     Raises:
         UsageError: no group is of one of the models.
     """
-    found = [group for group in groups if {group.parts[0].model, group.parts[0].measured_on} & set(models)]
+    names = [{group.parts[0].model, group.parts[0].measured_on} for group in groups]
     known = sorted({group.parts[0].model for group in groups})
     for model in models:
-        if not any(model in {group.parts[0].model, group.parts[0].measured_on} for group in found):
+        if not any(model in found for found in names):
             raise UsageError(f"--model {model}: no such model{nearest(model, known)} ({', '.join(known)})")
-    return found
+    return [group for group, found in zip(groups, names, strict=True) if found & set(models)]
 
 
 def _measured(

@@ -35,9 +35,9 @@ have the verdict of ten prompts, scored by one view and held to that scorer's li
 
 *Where the goal is missed.* It is 2 % in a tenth of the trials. With these five seeds it is reached on flux-dev and
 tiny-flux, and on tiny-sd by all rounds (1 %), not by those held out (3 %). The median of five depends on the seeds: of
-55 others (5 to 59: `--seeds 60`) the median is 3 % on tiny-sd (1 % by all rounds) and 0 % on tiny-flux, where every
-second five have 18 %; on average they are 12 and 9 % off, since some searches spend their trials on fast recipes that
-39 images leave unclear.
+55 others (5 to 59: `--seeds 60`) the median is 3 % on tiny-sd (1 % by all rounds) and 0 % on tiny-flux, where six
+of eleven fives have 18 %; on average they are 12 and 9 % off, since some searches spend their trials on fast recipes
+that 39 images leave unclear.
 What is measured together shares the baseline's rounds, in the replay as on a machine. The figures of choices below are
 of replays in which each gain had a baseline of its own, and were lower (8 % on both).
 

@@ -21,8 +21,9 @@ class Known:
     """What a committed record says of a recipe on a model with random weights.
 
     Attributes:
-        rest_s: seconds of a call outside of the denoising steps.
-        step_s: seconds of a step.
+        rest_s: seconds of a call outside of the denoising steps; of the whole call where the recipe sets the number of
+            steps, which takes as long whatever the workload's is.
+        step_s: seconds of a step; 0 where the recipe sets their number.
     """
 
     steps: int

@@ -120,6 +120,7 @@ class StudyRun:
                     elif self.store is None:
                         here[key] = _NOT_MEASURED
         if self.store is None and cells:
+            # What no device has measured stands in the first one's column.
             somewhere = {key[:2] for here in cells.values() for key in here}
             first = next(iter(cells.values()))
             first |= {key: cell for key, cell in self._missing() if key[:2] not in somewhere}

@@ -199,9 +199,13 @@ def test_a_device_is_a_column_only_of_the_models_that_it_measured() -> None:
         sittings.append(
             beside.model_copy(update={"model": found.model, "environment": environment, "workload": workload})
         )
-    run = run_of(file, planned, sittings)
-    assert [[column.name for column in view.columns] for view in views(run)] == [["H200"], ["H100"], ["H200"]]
-    ((_, judged),) = run.claims()
+    whole = run_of(file, planned, sittings)
+    assert [[column.name for column in view.columns] for view in views(whole)] == [
+        ["H200"],
+        ["H100"],
+        ["H200"],
+    ]
+    ((_, judged),) = whole.claims()
     assert [(one.column, one.said.value) for one in judged] == [("H200", "agrees"), ("H100", "agrees")]
     assert "1 of 2 not known" in judged[0].because, "the model that no device measured"
     assert "not known" not in judged[1].because
