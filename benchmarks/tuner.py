@@ -1,6 +1,6 @@
 """Replay recorded grids: how near each way of searching comes to the best recipe.
 
-    python -m benchmarks.tuner            every grid and sampler, five seeds; writes results/tuner-replay.json
+    python -m benchmarks.tuner            every grid and sampler, 25 seeds; writes results/tuner-replay.json
 
 A simulated machine answers from a record. On the embedded models' grids every second round is shown to the search: a
 screening is one of them, a final two. The other rounds say how fast recipes really are, so no search gains from a lucky
@@ -202,7 +202,7 @@ GRIDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @click.command()
 @click.option("--grid", "names", multiple=True, type=click.Choice(list(GRIDS)), help="Default: all.")
-@click.option("--seeds", type=click.IntRange(1, 1000), default=5, show_default=True)
+@click.option("--seeds", type=click.IntRange(1, 1000), default=25, show_default=True)
 @click.option(
     "--gate-runs", type=click.IntRange(0, 1000), default=25, show_default=True, help="Of each judged grid."
 )

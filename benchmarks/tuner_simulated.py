@@ -40,7 +40,7 @@ from vivace.studies.known import known
 from vivace.tuning.asked import Asked
 from vivace.tuning.belief import Belief, merged
 from vivace.tuning.launches import captures
-from vivace.tuning.pace import WARM_UP, Pace
+from vivace.tuning.pace import WARM_UP, Pace, reported_compiling
 from vivace.tuning.peaks import Peaks
 from vivace.tuning.priors import effects, known_sources, reported
 from vivace.tuning.samplers import sampler_of
@@ -51,7 +51,8 @@ from vivace.tuning.space import Space
 from vivace.tuning.wanted import Wanted, parse_bytes
 
 _MISSING = frozenset({"flash_attn_interface", "flash_attn.cute", "sageattention", "xformers", "mslk"})
-_STARTING_S, _LOADING_S = 20.0, 2.5
+_STARTING_S, _LOADING_S = 45.0, 2.5
+_COMPILES_LONGER = 1.3  # than the search expects of this model
 _SIZES = {"flux-dev": (1024, 28), "sdxl": (1024, 50)}
 _OFF = 0.015  # standard deviation of what a recipe's gain differs from what records let expect
 _COMPILED_LAUNCHES = 0.5  # of the time that the host needs to launch the kernels of code that is not compiled
@@ -82,6 +83,7 @@ class Simulated:
     def __post_init__(self) -> None:
         self.peaks = Peaks(self._predict)
         name = self.model.removeprefix("synthetic:")
+        self.pace.reported_s = reported_compiling(name)
         size, self.steps = _SIZES[name]
         found = known(name, "baseline", size, size, self.steps)
         assert found is not None
@@ -197,10 +199,11 @@ class Simulated:
         return float(self.world.estimate([recipe])[0][0]) + (0.0 if exact else self.offsets[recipe])
 
     def _round(self, recipe: Recipe, call_s: float, repeats: int) -> float:
-        compiling_s = Pace(on_gpu=True).of_compiling(recipe)
+        cold = Pace(on_gpu=True, reported_s=self.pace.reported_s)
+        compiling_s = _COMPILES_LONGER * cold.of_compiling(recipe)
         key = frozenset(t for t in recipe if Trait.COMPILED in t.provides or t.name == "quantize")
         if compiling_s and key in self.compiled:
-            compiling_s /= 4
+            compiling_s /= 5
         if any(Trait.FUSED in technique.provides for technique in recipe):
             compiling_s += 2 if Trait.FUSED in self.compiled else _KERNELS_S
             self.compiled.add(Trait.FUSED)
@@ -228,9 +231,13 @@ class Simulated:
         return self.wanted.max_memory_bytes is not None or self.wanted.measures_memory
 
     def _peak(self, recipe: Recipe) -> float | None:
-        """Return what would be measured: the prediction, or the least that is known, and a tenth."""
+        """Return what would be measured: a record's, the prediction, or the least that is known, and a tenth."""
         if not self.limits_memory:
             return 1.0
+        size = _SIZES[self.model.removeprefix("synthetic:")][0]
+        recorded = known(self.model.removeprefix("synthetic:"), recipe.text, size, size, self.steps)
+        if recorded is not None:
+            return float(recorded.peak_bytes)
         (least,) = self.peaks.least([recipe])
         exact = self.peaks.of(recipe)
         return exact if exact is not None or least is None else 1.1 * least
@@ -276,7 +283,7 @@ def simulated(model: str, minutes: float, max_memory: str | None, busy: float, s
     budget = Minutes(minutes, gpu, 0.0, clock=lambda: gpu.now)
     sampler = sampler_of(
         "model", space, sources=sources, effects=effects(space.options, gpu.stages, wanted),
-        seconds_of=gpu.pace.of_trial, most_s=lambda: min(0.2 * 60 * minutes, budget.spare_s),
+        seconds_of=gpu.pace.of_trial, most_s=lambda: budget.most_s,
         peaks=gpu.peaks.known, seed=seed,
     )  # fmt: skip
     search = Search(wanted, space, sampler, gpu, budget, judges=False, history=[base])

@@ -26,7 +26,7 @@ from vivace.contract import (
     working_part,
 )
 from vivace.contract.anatomy import DENOISERS
-from vivace.errors import Unsupported, VivaceError, WorkerError
+from vivace.errors import NoEffect, Unsupported, VivaceError, WorkerError
 from vivace.measure.ceilings import known_ceilings
 from vivace.measure.flops import Calls, count_calls
 from vivace.memory.predict import built_for, pictures_for, predict_trial
@@ -202,7 +202,14 @@ def _session(
         # The first step is never a hit; `hits` is a share of the steps after it.
         hits=None if hits is None else min(0.999, hits * calls / max(1, calls - 1)),
     )
-    session = Session(pipe, recipe, Target(Placement(machine_of(environment)), pipe, facts))
+    target = Target(Placement(machine_of(environment)), pipe, facts)
+    try:
+        session = Session(pipe, recipe, target)
+    except NoEffect as error:
+        if not error.already_so:
+            raise
+        # What had an effect beside it, such as quantising, is not among the recipe's techniques here.
+        session = Session(pipe, Recipe(), target)
     follow_denoiser(pipe, "meta")
     draw_noise_in_fp32(pipe)
     run_without_values(pipe, trial.workload.height, trial.workload.width)

@@ -141,7 +141,8 @@ class ModelSampler:
         self._alone = not self._alone
         if self.start is not None and self.start not in results and not self.start.is_baseline:
             return [self.start]
-        if not any(not recipe.is_baseline for recipe in results) and (known := self._best_elsewhere()):
+        has_begun = any(one.is_measured and not one.recipe.is_baseline for one in results.values())
+        if not has_begun and (known := self._best_elsewhere(results)):
             return [known]
         chosen: list[Recipe] = []
         best = self._best(list(results.values()))
@@ -155,6 +156,7 @@ class ModelSampler:
         self._tested_names = {technique.name for recipe in measured for technique in recipe}
         pool = self.space.pool(self._draw, [self.space.base(), *around])
         pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
+        pool += [datum.recipe for datum in self._elsewhere if self.space.holds(datum.recipe)]
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
         pool = [r for r in pool if self._is_known_but_for_one(r)]
         first = 0.0
@@ -199,10 +201,15 @@ class ModelSampler:
         found: Array = np.where(passes, np.maximum(gains, floor), floor)
         return found
 
-    def _best_elsewhere(self) -> Recipe | None:
-        """Return the best recipe measured of this model on such a GPU, or that ends waits which are seen here."""
+    def _best_elsewhere(self, results: Collection[Recipe]) -> Recipe | None:
+        """Return the best recipe measured of this model on such a GPU, or that ends waits which are seen here.
+
+        Args:
+            results: what is known not to work here, and is left out.
+        """
         known = [*self._elsewhere, *(datum for datum in self._captured if datum.value > WAITS)]
         held = [one.recipe for one in known if one.value > 0 and self.space.holds(one.recipe)]
+        held = [recipe for recipe in held if recipe not in results]
         if self.seconds_of is not None:
             held = [recipe for recipe in held if self.seconds_of(recipe) <= self.most_s()]
         if not held:

@@ -19,7 +19,7 @@ from vivace.benchmark.runner import Progress
 from vivace.benchmark.schedule import comparable
 from vivace.benchmark.store import Store
 from vivace.benchmark.support import ask_support
-from vivace.models.find import Found
+from vivace.models.find import SYNTHETIC, Found
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import size
@@ -32,7 +32,7 @@ from vivace.stats import MIN_GROUPS, Gate
 from vivace.tuning.asked import Asked
 from vivace.tuning.belief import Datum
 from vivace.tuning.listening import Listening
-from vivace.tuning.pace import SCREENING, WARM_UP, Pace
+from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
 from vivace.tuning.peaks import Peaks
 from vivace.tuning.priors import Source
 from vivace.tuning.seen import Rung, Seen, latest, seen_of
@@ -45,6 +45,11 @@ _OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
 _FINAL_ROUNDS = 2
 _SHARE_OF_IMAGES = 0.25
 """Of a search's time; if its final takes no more with the most images, it draws them: fewer verdicts are unclear."""
+MOST_OF_THE_TIME = 0.2
+"""Of a search, for a round of a recipe before the final, unless it is expected to take longer."""
+_LEAST_TIMEOUT_S = 20.0
+_LATE = 2.0
+"""How many times as long as expected a round may take before it is stopped."""
 _GRACE = 0.05
 """Of a search's time: what the quality pass of the final may take beyond it."""
 
@@ -57,7 +62,6 @@ class Bench:
         prompts: all prompts of the final.
         judges: whether images are compared with the baseline's.
         timeout_s: of a round.
-        screen_timeout_s: of a round before the final, so that one recipe cannot take the time of the whole search.
         ends_at, total_s: by `time.monotonic`, when the search has to end, and how long it may last; None for no limit.
         last: the last comparison of finalists with the baseline.
         left_out: finalists that the last final had no time for.
@@ -80,7 +84,6 @@ class Bench:
     command: str
     gpus: NumGpus | None = None
     timeout_s: float = 600.0
-    screen_timeout_s: float | None = None
     seeds: int = 1
     ends_at: float | None = None
     total_s: float = 0.0
@@ -92,6 +95,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.peaks = Peaks(self._predict)
         self.pace.on_gpu = self.environment.device != "cpu"
+        self.pace.reported_s = reported_compiling(self.model.removeprefix(SYNTHETIC))
 
     def start(self) -> Seen | None:
         """Measure the baseline alone; None if it fails. Its stages say what techniques can touch.
@@ -251,7 +255,7 @@ class Bench:
         seeds = self.seeds if rung is Rung.PROVEN and self.judges else 1
         return self.asked.of(self.prompts[:number], steps, seeds)
 
-    def _timing(self, rung: Rung) -> Timing:
+    def _timing(self, rung: Rung, recipes: Sequence[Recipe] = ()) -> Timing:
         rounds, repeats = {
             Rung.SCREENED: (1, SCREENING),
             Rung.JUDGED: (1, 4),
@@ -261,16 +265,22 @@ class Bench:
             rounds=rounds,
             repeats=repeats,
             max_warmup=WARM_UP,
-            timeout_s=self.timeout_s
-            if rung is Rung.PROVEN or self.screen_timeout_s is None
-            else min(self.timeout_s, self.screen_timeout_s),
+            timeout_s=self.timeout_s if rung is Rung.PROVEN else self._timeout_s(recipes),
             threads=self.threads,
         )
+
+    def _timeout_s(self, recipes: Sequence[Recipe]) -> float:
+        """Return the timeout of a round before the final: a recipe that hangs must not take the whole search's time."""
+        if self.ends_at is None:
+            return self.timeout_s
+        expected = max(map(self.pace.of_trial, recipes), default=0.0)
+        return min(self.timeout_s, max(_LEAST_TIMEOUT_S, MOST_OF_THE_TIME * self.total_s, _LATE * expected))
 
     def _measure(
         self, recipes: Sequence[Recipe], workload: AskedWorkload, rung: Rung, judges: bool
     ) -> list[Seen]:
-        rows = self._rows(recipes, workload, self._timing(rung), judges, self._deadline(recipes, rung))
+        timing = self._timing(rung, recipes)
+        rows = self._rows(recipes, workload, timing, judges, self._deadline(recipes, rung))
         if not rows:  # the time ended before the baseline's round
             self.left_out = tuple(recipes) if rung is Rung.PROVEN else ()
             return []

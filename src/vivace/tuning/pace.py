@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vivace.contract import Technique, Trait
+from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.studies.known import all_known
+from vivace.techniques.compile import Compile
 from vivace.tuning.seen import Seen
 from vivace.tuning.space import is_worth_tuning
 
@@ -23,7 +27,7 @@ _TRACED_ON_A_GPU = 2.0  # calls: a round ends with one whose kernels are traced,
 _USUAL_OVERHEAD_S = 2.0
 _FLOOR_IMAGES = 13  # that the quality pass draws again, at most
 _USUAL_SCORING_S = 0.05  # of an image
-_WARM = 0.5  # of a first call, where the compiler may have kept its code
+_WARM, _WARM_ON_A_CPU = 0.25, 0.5  # of a first call, where the compiler has kept its code
 
 # Cold first calls of FLUX.1 [dev] on one H200 (results/techniques-flux-dev-compiling.json): whole 51 to 107 s, by its
 # blocks 15 s. Where a CPU compiles a small model for itself it takes 9 to 46 s a graph, and more on a busy one.
@@ -42,6 +46,7 @@ class Pace:
         few_s: of one with the few steps of a screening; None where screening takes all steps.
         overhead_s: what rounds took beyond their calls: starting and loading.
         scoring_s: of an image, in the quality pass.
+        reported_s: what compiling this model's denoiser whole has taken, where that is known; see `reported_compiling`.
     """
 
     on_gpu: bool
@@ -50,6 +55,7 @@ class Pace:
     few_s: float | None = None
     overhead_s: list[float] = field(default_factory=list)
     scoring_s: float = _USUAL_SCORING_S
+    reported_s: float = 0.0
     _compiled_s: dict[frozenset[Technique], float] = field(default_factory=dict)
     _first_s: dict[Recipe, float] = field(default_factory=dict)
 
@@ -71,6 +77,8 @@ class Pace:
             for component in technique.targets or ("denoiser",):
                 kind = "whole" if Trait.COMPILED_WHOLE in technique.provides else "blocks"
                 seconds = _COMPILING_S[kind if component == "denoiser" else "other"]
+                if kind == "whole" and component == "denoiser":
+                    seconds = max(seconds, self.reported_s)
                 found += seconds if is_worth_tuning(technique) else _UNUSUAL * seconds
         if not found:
             return 0.0
@@ -107,7 +115,8 @@ class Pace:
         first = max(0.0, (one.first_call_s or 0.0) - seconds) if known and one is not None else 0.0
         traced = _TRACED_ON_A_GPU if self.on_gpu else 0.0
         calls = self.repeats + WARM_UP + traced + max(0.0, images / self.batch - self.repeats)
-        return calls * seconds + _WARM * first + self.of_round()
+        warm = _WARM if self.on_gpu else _WARM_ON_A_CPU
+        return calls * seconds + warm * first + self.of_round()
 
     def of_quality(self, recipes: int, images: int) -> float:
         """Return about how long the quality pass takes: the noise floor is drawn, and all images are compared."""
@@ -134,6 +143,29 @@ class Pace:
                 seconds = max(0.0, one.first_call_s - self.batch * one.seconds)
                 self._compiled_s[_compiled(one.recipe)] = seconds
                 self._first_s[one.recipe] = seconds
+
+
+def reported_compiling(model: str) -> float:
+    """Return the seconds that a cold first call of a model takes with its denoiser compiled whole; 0 if none is known.
+
+    Records do not tell whether the compiler's cache had the code, so a high quantile of them is taken.
+    """
+    found = [
+        one.first_call_s
+        for (name, text, _, _), every in all_known().items()
+        if name == model and _is_compiled_whole(text)
+        for one in every
+    ]
+    return statistics.quantiles(found, n=4)[2] if len(found) > 1 else sum(found)
+
+
+def _is_compiled_whole(text: str) -> bool:
+    """Whether a recipe compiles the denoiser alone, in the usual mode."""
+    try:
+        compiled = _compiled(resolve(text))
+    except RecipeError:  # of an older vivace
+        return False
+    return compiled == {Compile()}
 
 
 def _compiled(recipe: Recipe) -> frozenset[Technique]:

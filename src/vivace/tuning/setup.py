@@ -21,7 +21,7 @@ from vivace.report.rows import rows_of
 from vivace.report.summary import seconds, size
 from vivace.spec.limits import Limits
 from vivace.stats import Gate
-from vivace.tuning.measuring import Bench
+from vivace.tuning.measuring import MOST_OF_THE_TIME, Bench
 from vivace.tuning.search import Budget, Trials
 from vivace.tuning.seen import Seen
 from vivace.tuning.space import Space, fitted
@@ -29,6 +29,8 @@ from vivace.tuning.wanted import Wanted
 
 DEFAULT_MINUTES = 8.0
 _ROOM = 1.25  # a final may take this much longer than estimated
+_MOST_OF_THE_SPARE = 0.75
+"""Of the time before the final, for one recipe: compiling SDXL whole takes two minutes, and may be worth them."""
 
 
 class Timed(Protocol):
@@ -56,6 +58,12 @@ class Minutes:
     def spare_s(self) -> float:
         """Seconds until the final must begin, by the finalists that were asked about last."""
         return self.left_s - self.final_s
+
+    @property
+    def most_s(self) -> float:
+        """Seconds that a recipe may be expected to take before the final."""
+        share = max(MOST_OF_THE_TIME * 60 * self.minutes, _MOST_OF_THE_SPARE * self.spare_s)
+        return min(share, self.spare_s)
 
     def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
         self.is_over(0, finalists)
@@ -88,8 +96,8 @@ class Both:
         return num_trials >= self.number or self.time.is_over(num_trials, finalists)
 
     @property
-    def spare_s(self) -> float:
-        return self.time.spare_s
+    def most_s(self) -> float:
+        return self.time.most_s
 
     def allows_another_final(self) -> bool:
         return self.time.allows_another_final()

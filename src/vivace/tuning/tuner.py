@@ -43,8 +43,6 @@ from vivace.tuning.setup import (
 from vivace.tuning.wanted import Goal, Wanted
 
 _BATCHES = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
-_MOST_OF_THE_TIME = 0.2  # of a search, for one round of a recipe before the final
-_LEAST_TIMEOUT_S = 20.0
 _EXPLAINED = 16
 
 
@@ -166,9 +164,6 @@ def tune(
         check_baseline(base, bench)
         bench.spend(DEFAULT_MINUTES if minutes is None and trials is None else minutes, began)
         budget = budget_of(minutes, trials, bench, began)
-        if not isinstance(budget, Trials):
-            spare = 60 * (minutes or DEFAULT_MINUTES) * _MOST_OF_THE_TIME
-            bench.screen_timeout_s = max(_LEAST_TIMEOUT_S, spare)
         sources = (stored, *known)
         assert base is not None
         chosen = sampler_of(
@@ -178,7 +173,7 @@ def tune(
             effects=effects(space.options, dict(base.stages_s), wanted, bench.full.num_inference_steps),
             start=first,
             seconds_of=None if isinstance(budget, Trials) else bench.seconds_of_trial,
-            most_s=lambda: min(bench.screen_timeout_s or math.inf, getattr(budget, "spare_s", math.inf)),
+            most_s=lambda: getattr(budget, "most_s", math.inf),
             peaks=bench.peaks.known,
             seed=seed,
         )

@@ -86,6 +86,7 @@ def test_a_step_cache_is_counted_with_the_hits_that_were_measured(baseline: Work
         ("bf16", ("bf16", "bf16", "bf16")),
         ("quantize(int8_dynamic)+compile", ("int8", "fp32", "fp32")),
         ("quantize(int8)", ("fp32", "fp32", "fp32")),
+        ("dtype(fp32)+quantize(int8)", ("fp32", "fp32", "fp32")),  # the model is fp32 already
     ],
 )
 def test_how_it_is_computed_decides_the_precision(

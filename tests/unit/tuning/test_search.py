@@ -62,17 +62,17 @@ def test_only_what_passed_its_final_is_proposed(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "limit", "by_all_rounds"),
-    [("tiny-sd", 0.035, 0.015), ("tiny-flux", 0.18, 0.12), ("flux-dev-h200", 0.005, 0.005)],
+    [("tiny-sd", 0.035, 0.015), ("tiny-flux", 0.02, 0.02), ("flux-dev-h200", 0.005, 0.005)],
 )
 def test_a_tenth_of_the_trials_comes_near_the_best(name: str, limit: float, by_all_rounds: float) -> None:
     """flux-dev without the records that the grid is made of: from published studies and the first trials.
 
-    The limits are what was reached. On tiny-flux five seeds reach 0 or 18 %, and a new record may decide which;
+    The limits are what was reached, by fifteen seeds: which five are unlucky changes with each record.
     docs/tuning.md says where the goal of 2 % is missed.
     """
     found = grid(name)
     without = ("records",) if "h200" in name else ()
-    searches = [replay(found, "model", trials_of(found, 0.1), seed, without) for seed in range(5)]
+    searches = [replay(found, "model", trials_of(found, 0.1), seed, without) for seed in range(15)]
     assert np.median([regret(found, search) for search in searches]) <= limit
     assert np.median([regret_by_all_rounds(found, search) for search in searches]) <= by_all_rounds
     assert least_regret(found) < 0.005, "the rounds that a search may see name the best recipe"

@@ -1,0 +1,136 @@
+"""What a search tries when time is short and the best recipe takes minutes to compile."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.spec.record import Outcome
+from vivace.tuning.belief import Datum
+from vivace.tuning.by_model import ModelSampler
+from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
+from vivace.tuning.priors import Source
+from vivace.tuning.search import Search
+from vivace.tuning.seen import Rung, Seen
+from vivace.tuning.setup import Minutes
+from vivace.tuning.space import FixedSpace
+from vivace.tuning.wanted import Wanted
+
+COMPILING_S, STARTING_S, LOADING_S, BASE_S = 160.0, 60.0, 5.0, 5.0
+GAINS = {
+    "baseline": 1.0,
+    "cuda_graph": 1.3,
+    "compile+cuda_graph": 3.0,
+    "quantize(fp8_static)+compile+cuda_graph": 3.5,
+}
+REFUSED = resolve("quantize(fp8_static)+compile+cuda_graph")
+
+
+@dataclass
+class Host:
+    """A machine with a clock, on which compiling takes longer than expected and one recipe is refused."""
+
+    now: float = STARTING_S
+    pace: Pace = field(default_factory=lambda: Pace(on_gpu=True, base_s=BASE_S, reported_s=124.0))
+    compiled: set[Recipe] = field(default_factory=set)
+
+    def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
+        return self.pace.of_final(finalists, 2, 0)
+
+    def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
+        return sum(map(self.pace.of_trial, (Recipe(), *recipes)))
+
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        return [
+            Seen(one, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason="10.1 GB")
+            for one in recipes
+            if one == REFUSED
+        ]
+
+    def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        return [self.round(one, Rung.SCREENED, SCREENING) for one in (Recipe(), *recipes)][1:]
+
+    def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        raise AssertionError("random weights are not judged")
+
+    def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        for _ in range(2):
+            found = [self.round(one, Rung.PROVEN, self.pace.repeats) for one in (Recipe(), *recipes)]
+        return found
+
+    def round(self, recipe: Recipe, rung: Rung, calls: int) -> Seen:
+        gain = math.log(GAINS[recipe.text])
+        seconds = BASE_S / math.exp(gain)
+        compiling = 0.0
+        if "compile" in recipe.text:
+            compiling = COMPILING_S if recipe not in self.compiled else COMPILING_S / 5
+            self.compiled.add(recipe)
+        calls_s = compiling + (calls + WARM_UP) * seconds
+        self.pace.note(calls_s, 1, calls_s + LOADING_S)
+        self.now += calls_s + LOADING_S
+        one = Seen(
+            recipe, Outcome.MEASURED, rung, gain, 0.02, seconds=seconds, first_call_s=seconds + compiling
+        )
+        self.pace.learn([one])
+        return dataclasses.replace(one, peak_bytes=1e9)
+
+
+def searched(minutes: float) -> tuple[Search, Host]:
+    """Return the search after it has run, on a host of whose model records have all recipes."""
+    host, wanted = Host(), Wanted(same_picture_only=True)
+    recipes = [resolve(text) for text in GAINS if text != "baseline"]
+    data = [Datum(resolve(text), math.log(gain), 0.05) for text, gain in GAINS.items() if gain > 1]
+    budget = Minutes(minutes, host, 0.0, clock=lambda: host.now)
+    space = FixedSpace(recipes, wanted)
+    sampler = ModelSampler(
+        space,
+        np.random.default_rng(0),
+        (Source("records", tuple(data)),),
+        seconds_of=host.pace.of_trial,
+        most_s=lambda: budget.most_s,
+    )
+    base = host.round(Recipe(), Rung.SCREENED, SCREENING)
+    search = Search(wanted, space, sampler, host, budget, judges=False, history=[base])
+    search.run()
+    return search, host
+
+
+def test_what_compiles_for_minutes_is_tried_where_they_are_left_and_proven_in_time() -> None:
+    search, host = searched(8)
+    pick = search.pick()
+    assert pick is not None
+    assert pick.recipe == resolve("compile+cuda_graph"), (
+        "the better one is refused, so the next best is tried"
+    )
+    assert pick.rung is Rung.PROVEN
+    assert host.now < 8 * 60
+
+
+def test_it_is_not_tried_where_they_are_not() -> None:
+    search, host = searched(5)
+    pick = search.pick()
+    assert pick is not None
+    assert pick.recipe == resolve("cuda_graph")
+    assert not host.compiled
+    assert host.now < 5 * 60
+
+
+@pytest.mark.parametrize(("left", "most"), [(400.0, 0.75 * 300), (110.0, 10.0), (200.0, 96.0)])
+def test_a_trial_may_take_most_of_what_is_left_before_the_final(left: float, most: float) -> None:
+    host = Host(now=480 - left)
+    budget = Minutes(8, host, 0.0, clock=lambda: host.now, final_s=100.0)
+    assert budget.most_s == pytest.approx(most)
+
+
+def test_records_say_how_long_a_model_compiles() -> None:
+    known_s = reported_compiling("sdxl")
+    assert 60 < known_s < 300
+    assert reported_compiling("tiny-sd") == 0
+    expected = Pace(on_gpu=True, reported_s=known_s)
+    assert expected.of_compiling(resolve("compile+cuda_graph")) == known_s
+    assert expected.of_compiling(resolve("compile(blocks=repeated)")) < 30
