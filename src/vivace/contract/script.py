@@ -39,7 +39,9 @@ class Script:
 
 
 def literal(value: object) -> str:
-    """A text, number, None, or tuple or list of them as it is written in a script: `repr`, in double quotes."""
+    """A text, number, None, or tuple, list or dictionary of them as in a script: `repr`, in double quotes."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{literal(k)}: {literal(v)}' for k, v in value.items())}}}"
     if isinstance(value, tuple | list):
         inside = ", ".join(map(literal, value))
         return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"

@@ -90,6 +90,13 @@ class Compile(Technique):
         (), new=True, about="sizes that get code of their own, e.g. [512x512, 768x512], or any: dynamic=True"
     )
 
+    coordinate_descent: bool = knob(
+        True,
+        new=True,
+        about="with max-autotune: also search around each kernel's configuration, one kernel after the other; False "
+        "leaves out this search, which takes most of the time on a UNet",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _sizes_in_order(cls, knobs: Any) -> Any:
@@ -135,6 +142,11 @@ class Compile(Technique):
         machine = target.machine
         if self.backend != "inductor" and self.mode != "default":
             return f"mode {self.mode} belongs to the inductor backend, not to {self.backend}"
+        if not self.coordinate_descent and "autotune" not in self.mode:
+            return (
+                f"mode {self.mode} has no coordinate descent to leave out; give mode max-autotune or "
+                "max-autotune-no-cudagraphs, or leave out coordinate_descent=False"
+            )
         if self.backend == "inductor":
             if not machine.is_gpu and machine.compiler is None:
                 return "compiling for a CPU needs a C++ compiler, and none was found (install g++ or clang++)"
@@ -171,7 +183,7 @@ class Compile(Technique):
         options: dict[str, Any] = {"backend": self.backend}
         if self.backend == "inductor":
             keep_compiled_code()
-            options |= {} if self.mode == "default" else {"mode": self.mode}
+            options |= self._how()
         # By default torch.compile makes code for any size once it has seen a second one.
         options |= {"dynamic": self.dynamic} if self.dynamic or self.sizes else {}
         captures_graphs = self._captures_graphs and target.machine.captures_graphs
@@ -190,6 +202,14 @@ class Compile(Technique):
             },
             evidence=counting_graphs(),
         )
+
+    def _how(self) -> dict[str, Any]:
+        """Return the mode as torch.compile takes it: by its name, or as inductor's options, which replace a mode."""
+        if self.coordinate_descent:
+            return {} if self.mode == "default" else {"mode": self.mode}
+        from torch._inductor import list_mode_options
+
+        return {"options": {**list_mode_options(self.mode), "coordinate_descent_tuning": False}}
 
     def _surrounding(self, module: torch.nn.Module) -> CallContext | None:
         """The settings that a component's forward needs, if any."""
@@ -220,6 +240,7 @@ class Compile(Technique):
         """
         mode = self.mode if self.backend == "inductor" and self.mode != "default" else None
         how = [self.backend, *([mode] if mode else []), *(["dynamic"] if self.dynamic else [])]
+        how += [] if self.coordinate_descent else ["without coordinate descent"]
         changed: dict[str, int | float | str] = {}
         for component, module in target.modules(self.targets).items():
             if self.blocks == "repeated":
@@ -238,7 +259,7 @@ class Compile(Technique):
         if self.dynamic:
             return None  # code traced with a square image would serve squares only: see `_distinct_sizes`
         given = {} if self.backend == "inductor" else {"backend": literal(self.backend)}
-        given |= {} if self.mode == "default" else {"mode": literal(self.mode)}
+        given |= {name: literal(value) for name, value in self._how().items()}
         lines: list[str] = []
         if self.sizes:
             given["dynamic"] = "False"

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,3 +149,26 @@ def test_where_the_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.delenv("VIVACE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert code_folder() == Path.home() / ".cache" / "vivace" / "inductor"
+
+
+def test_the_search_of_max_autotune_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a setting of PyTorch's mode: the others that the mode sets stay."""
+    given: list[dict[str, Any]] = []
+    target = target_of(pipe=build("sd"))
+    monkeypatch.setattr(torch, "compile", lambda forward, **options: given.append(options) or forward)
+    Compile(mode="max-autotune").apply(target)
+    Compile(mode="max-autotune", coordinate_descent=False).apply(target)
+    with_search, without = given[0], given[-1]
+    assert with_search["mode"] == "max-autotune"
+    assert "mode" not in without, "PyTorch takes a mode or options, not both"
+    theirs = torch._inductor.list_mode_options("max-autotune")
+    assert without["options"] == {**theirs, "coordinate_descent_tuning": False}
+    assert without["options"]["max_autotune"] is True
+
+    made = Compile(mode="max-autotune-no-cudagraphs", coordinate_descent=False)
+    script = made.script(target_of(pipe=build("sd")))
+    assert script is not None
+    assert '"coordinate_descent_tuning": False' in "".join(script.lines)
+    wrong = Compile(coordinate_descent=False).unsupported(target_of(pipe=build("sd")))
+    assert wrong is not None
+    assert "mode default has no coordinate descent to leave out" in wrong
