@@ -113,7 +113,7 @@ def apart_from(base: Row, rows: Sequence[Row]) -> list[Seen]:
 
 
 def of_study(sittings: Sequence[Sitting], path: Path) -> Iterator[Table]:
-    """Yield a table for each model, workload and baseline of a study's record, whose rows are those of its sittings.
+    """Yield a table for each model, workload, baseline and GPU of a study's record, whose rows are its sittings'.
 
     Rows of several sittings stand beside the baselines of theirs; the latest libraries count.
     """
@@ -122,14 +122,14 @@ def of_study(sittings: Sequence[Sitting], path: Path) -> Iterator[Table]:
     name = path.stem.removeprefix("study-")
     is_tiny = not any(sitting.model.is_synthetic for sitting in sittings)
     file = read_study(name)
-    found: dict[tuple[str, str, str], dict[str, Row]] = {}
+    found: dict[tuple[str, str, str, str], dict[str, Row]] = {}
     for part in run_of(file, expand(file, tiny=is_tiny, synthetic=not is_tiny), sittings).parts:
         for compared in part.compared:
             rows = rows_of(compared.records)
             if rows[0].latency is None:
                 continue
-            trial = rows[0].record.trial
-            key = (trial.model.name, trial.workload.digest(), trial.recipe.text)
+            trial, gpu = rows[0].record.trial, rows[0].record.environment.device_name
+            key = (trial.model.name, trial.workload.digest(), trial.recipe.text, gpu)
             mine = found.setdefault(key, {})
             for row in rows:
                 mine.setdefault(row.recipe, row)

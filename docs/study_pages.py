@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
+from itertools import product
 from pathlib import Path
 
 from benchmarks import study_profiles
@@ -20,7 +21,7 @@ from vivace.studies.expand import expand
 from vivace.studies.figures import FIGURES
 from vivace.studies.published import Published
 from vivace.studies.runs import StudyRun
-from vivace.studies.sittings import Sitting, rounds_of, run_of
+from vivace.studies.sittings import Sitting, by_device, rounds_of, run_of
 from vivace.studies.taken import taken
 from vivace.studies.view import (
     PartView,
@@ -42,12 +43,12 @@ class Measured:
     """A study's run with where its rows are from.
 
     Attributes:
-        sources: by part, model and row: names of the records; "" is the study's own.
+        sources: by part, model, row and device: names of the records; "" is the study's own.
         used: the sittings that rows are taken from.
     """
 
     run: StudyRun
-    sources: Mapping[tuple[str, str, str], tuple[str, ...]]
+    sources: Mapping[tuple[str, str, str, str], tuple[str, ...]]
     used: tuple[Sitting, ...]
 
 
@@ -57,15 +58,15 @@ def measured(name: str, folder: Path = RESULTS, *, tiny: bool = False) -> Measur
 
     file = read_study(name)
     planned, sittings = expand(file, tiny=tiny, synthetic=not tiny), all_sittings(name, folder)
-    sources: dict[tuple[str, str, str], tuple[str, ...]] = {}
+    sources: dict[tuple[str, str, str, str], tuple[str, ...]] = {}
     used: dict[int, Sitting] = {}
-    for one in planned:
-        rounds = rounds_of(one, sittings)
+    for one, (device, mine) in product(planned, by_device(sittings).items()):
+        rounds = rounds_of(one, mine)
         for case in one.cases:
-            for number, sitting, _ in rounds.get(case.recipe, []):
-                key = (one.part.name, one.model, case.label)
+            for _, sitting, _ in rounds.get(case.recipe, []):
+                key = (one.part.name, one.model, case.label, device)
                 sources[key] = tuple(dict.fromkeys((*sources.get(key, ()), sitting.source)))
-                used[number] = sitting
+                used[id(sitting)] = sitting
     return Measured(run_of(file, planned, sittings), sources, tuple(used.values()))
 
 
@@ -109,10 +110,10 @@ def _about(found: Measured, folder: Path) -> Iterator[str]:
         )
     yield (
         "- Each row is compared with the baseline that was measured beside it (× after its value, with the 95 % "
-        "interval). The last columns are this GPU's value divided by the published one. A row of one round tells "
-        "only differences above 10 %."
+        "interval). The last columns are the value here, on the first GPU that has it, divided by the published one. A "
+        "row of one round tells only differences above 10 %."
     )
-    if any(row.limit is not None for one in found.run.parts for row in one.rows.values()):
+    if any(row.limit for one in found.run.parts for rows in one.on_devices.values() for row in rows.values()):
         yield (
             "- How far each row is from the GPU's [limit](../limits.md) is folded in below its part: the operations "
             "counted over the highest rates that this GPU reached in single ones. The hours there, times the price of "
@@ -136,14 +137,13 @@ def _coverage(found: Measured) -> str:
     total = measured_ = 0
     lost: dict[str, int] = {}
     for one in found.run.parts:
-        rows = one.rows
         for case in one.planned.cases:
             total += 1
-            row = rows.get(case.label)
-            if row is not None and row.record.outcome is Outcome.MEASURED:
+            rows = [row for rows in one.on_devices.values() if (row := rows.get(case.label)) is not None]
+            if any(row.record.outcome is Outcome.MEASURED for row in rows):
                 measured_ += 1
             else:
-                why = "not measured yet" if row is None else row.record.outcome.value.replace("_", " ")
+                why = rows[0].record.outcome.value.replace("_", " ") if rows else "not measured yet"
                 why = "refused" if case.refused else why
                 lost[why] = lost.get(why, 0) + 1
     others = ", ".join(f"{number} {why}" for why, number in sorted(lost.items()))
@@ -215,11 +215,10 @@ def _table(view: PartView, figure: str, found: Measured, *, with_recipe: bool) -
         shown = row.cells[figure]
         cells += [markdown_cell(_text(figure, shown[k])) for k in published]
         key = (view.planned.part.name, view.planned.model, row.case.label)
-        mark = "\\*" if any(found.sources.get(key, ())) else ""
-        cells += [
-            markdown_cell(_text(figure, shown[k])) + (mark if shown[k].cell.value is not None else "")
-            for k in here
-        ]
+        for k in here:
+            is_borrowed = any(found.sources.get((*key, view.columns[k].name), ()))
+            mark = "\\*" if is_borrowed and shown[k].cell.value is not None else ""
+            cells.append(markdown_cell(_text(figure, shown[k])) + mark)
         cells += [quotient(shown[k].over) for k in published if here]
         yield f"| {' | '.join(cells)} |"
     yield ""
@@ -278,9 +277,10 @@ def _card(view: PartView) -> Iterator[str]:
     yield "<details><summary>Distance from the limit, energy, clocks, GPU hours</summary>\n"
     yield f"| measured here | {' | '.join(map(markdown_cell, found.headings))} |"
     yield "|" + " --- |" * (1 + len(found.headings))
-    yield from (f"| {' | '.join(map(markdown_cell, (label, *cells)))} |" for label, cells in found.rows)
+    for label, cells in found.rows:
+        yield f"| {' | '.join(map(markdown_cell, (_shortened(label), *cells)))} |"
     yield ""
-    yield from (f"- {markdown_cell(f'{labels}: {reason}')}" for labels, reason in found.reasons)
+    yield from (f"- {markdown_cell(f'{_shortened(labels)}: {reason}')}" for labels, reason in found.reasons)
     yield "\n</details>\n"
 
 
@@ -288,10 +288,10 @@ def _warnings(view: PartView) -> Iterator[str]:
     """Yield what a reader must know of measured rows, each warning once."""
     found: dict[str, list[str]] = {}
     for row in view.rows:
-        if row.row is not None and row.row.latency is not None:
-            for warning in row.row.warnings:
+        for label, one in row.labelled:
+            for warning in one.warnings:
                 if warning not in (RANDOM_WEIGHTS, ONE_ROUND):
-                    found.setdefault(warning, []).append(row.case.label)
+                    found.setdefault(warning, []).append(_shortened(label))
     for warning, labels in found.items():
         yield f"- {markdown_cell(', '.join(labels))}: {markdown_cell(warning)}"
 

@@ -58,3 +58,36 @@ def test_recommend_reads_studies(tmp_path: Path) -> None:
     kept = recommend_from(Wanted(model="sd15", gpu="H200", same_picture=True), [table])
     assert kept.recipe == recipes["Compiled"]
     assert [out.recipe for out in kept.left_out] == [recipes["Final"]]
+
+
+def test_a_study_has_a_table_for_each_gpu(tmp_path: Path) -> None:
+    path = record_file("001", tmp_path)
+    (part,) = expand(read_study("001"), synthetic=True)
+    recipes = {case.label: case.recipe for case in part.cases}
+    found = find_model(part.measured_on)
+    write_sittings(
+        path,
+        [
+            Sitting(
+                environment=make_environment().model_copy(update={"device": "cuda", "device_name": gpu}),
+                model=found.model,
+                workload=workload_of(found, part.study.workload, 1),
+                device="cuda",
+                rows=tuple(
+                    SittingRow(
+                        recipe=resolve(recipes[label]).spec, round=make_round(0, (s, 1.01 * s, 0.99 * s))
+                    )
+                    for label, s in times.items()
+                ),
+            )
+            for gpu, times in (
+                ("NVIDIA H200", {"Baseline": 1.2, "Compiled": 0.4}),
+                ("NVIDIA H100 80GB HBM3", {"Baseline": 2.0, "Final": 0.5}),
+            )
+        ],
+    )
+    tables = {table.gpu: table for table in committed_tables.of_study(own("001", tmp_path), path)}
+    assert {gpu: [row.recipe for row in table.rows] for gpu, table in tables.items()} == {
+        "NVIDIA H200": [recipes["Baseline"], recipes["Compiled"]],
+        "NVIDIA H100 80GB HBM3": [recipes["Baseline"], recipes["Final"]],
+    }

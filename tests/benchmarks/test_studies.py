@@ -261,7 +261,7 @@ def test_the_page_tells_what_the_card_did() -> None:
     }
     measured = make_round(0, (1.0, 1.0, 1.0)).model_dump() | {"gpu": use, "gpu_busy_s": 0.85}
     rows = [
-        SimpleNamespace(row=row, case=SimpleNamespace(label=label))
+        SimpleNamespace(row=row, labelled=[(label, row)] if row is not None else [])
         for label, row in (
             ("fast", rows_of([make_record("baseline", Round.model_validate(measured))])[0]),
             ("without", rows_of([make_record("baseline")])[0]),

@@ -16,7 +16,7 @@ from vivace.advice.others import fewer_steps, missing_evidence, other_sources, s
 from vivace.advice.published import published_tables
 from vivace.advice.ranking import Ranked, pooled
 from vivace.advice.wanted import GOALS, Goal, Wanted, parse_size
-from vivace.advice.weighing import Weighed, basis_of, figures_of, followed, weigh
+from vivace.advice.weighing import Weighed, basis_of, figures_of, followed, over_published, weigh
 from vivace.advice.words import assessed, next_commands, quality_of, why_lost
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import UsageError
@@ -137,6 +137,7 @@ def _answered(
             "basis": basis_of(best, judge.gpu),
             "chosen": figures(choice.chosen),
             "baseline": figures(Ranked(best.table.rows[0], Interval(1.0, None, None))),
+            "over_published": over_published(best, weighed),
             "runner_up": None if choice.runner_up is None else figures(choice.runner_up),
             "is_tie": any(choice.runner_up is one for one in choice.tied),
             "ties": tuple(figures(one).title for one in choice.tied),

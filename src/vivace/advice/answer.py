@@ -144,6 +144,7 @@ class Recommendation(Spec):
         recipe: None if no record supports any.
         chosen: its figures.
         baseline: the figures of the table's baseline.
+        over_published: its gain over the model as published, where another record than its own knows that.
         quality: what is known of its images, in a sentence.
         is_tie: whether the runner-up cannot be told from it.
         why: why the runner-up lost.
@@ -166,6 +167,7 @@ class Recommendation(Spec):
     basis: Basis | None = None
     chosen: Figures | None = None
     baseline: Figures | None = None
+    over_published: float | None = None
     quality: str = ""
     runner_up: Figures | None = None
     is_tie: bool = False

@@ -192,6 +192,19 @@ def _gain(one: Weighed, others: Sequence[Weighed]) -> tuple[bool, float]:
     return False, one.score
 
 
+def over_published(one: Weighed, others: Sequence[Weighed]) -> float | None:
+    """Return the chosen row's gain over the published model by another record; None if its own table says it, or none.
+
+    The other record may have another number of steps: of its time, that of the steps is scaled.
+    """
+    if one.goal == "stability" or one.choice is None or one.table.rows[0].num_techniques == 0:
+        return None
+    if any(each.row.num_techniques == 0 for each in one.choice.ranking):
+        return None
+    is_known, gain = _gain(one, others)
+    return gain if is_known else None
+
+
 def _absolute(row: Seen, goal: Goal) -> float | None:
     """Return a row's peak in bytes or its seconds an image, whichever the goal looks at."""
     if goal == "memory":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,39 +29,72 @@ from vivace.studies.judging import judge
 _NOT_MEASURED = Cell("not_measured", note="the record has no round of it yet")
 
 
+def _is_measured(row: Row) -> bool:
+    return row.record.outcome is Outcome.MEASURED
+
+
 @dataclass(frozen=True)
 class MeasuredPart:
     """A part on one model with its rows.
 
     Attributes:
         compared: one for each GPU or host that measured some of it; empty before it was run.
-        rows: by the label of a case; cases whose techniques conflict have none.
-        baselines: of each comparison.
+        on_devices: rows by the label of a case, by the name of a device, the one with the most measured rows first.
+            Cases whose techniques conflict have none. Rows of two kinds of GPU never stand in one comparison.
     """
 
     planned: ModelPart
     compared: tuple[Compared, ...] = ()
 
-    @property
-    def rows(self) -> dict[str, Row]:
-        by_recipe: dict[str, Row] = {}
+    @cached_property
+    def on_devices(self) -> dict[str, dict[str, Row]]:
+        by_recipe: dict[str, dict[str, Row]] = {}
         for compared in self.compared:
-            by_recipe = {unpinned(row.record.trial.recipe.text): row for row in compared.rows()} | by_recipe
-        return {
-            c.label: by_recipe[unpinned(c.recipe)]
-            for c in self.planned.cases
-            if unpinned(c.recipe) in by_recipe and not c.refused
+            for row in compared.rows():
+                mine = by_recipe.setdefault(row.record.environment.device_name, {})
+                mine.setdefault(unpinned(row.record.trial.recipe.text), row)
+        found = {
+            device: {
+                c.label: mine[unpinned(c.recipe)]
+                for c in self.planned.cases
+                if unpinned(c.recipe) in mine and not c.refused
+            }
+            for device, mine in by_recipe.items()
         }
+        number = {device: sum(map(_is_measured, rows.values())) for device, rows in found.items()}
+        # A baseline that was measured alone, beside other parts' rows, says nothing of this one.
+        told = [device for device, rows in found.items() if len(rows) > 1] or list(found)
+        return {device: found[device] for device in sorted(told, key=lambda device: -number[device])}
 
     @property
-    def baselines(self) -> tuple[Row, ...]:
-        return tuple(compared.rows()[0] for compared in self.compared if compared.records)
+    def device(self) -> str | None:
+        """The device with the most measured rows; None before any was measured."""
+        return next(iter(self.on_devices), None)
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        """The rows of that device."""
+        return next(iter(self.on_devices.values()), {})
+
+    def baselines(self, device: str) -> tuple[Row, ...]:
+        """Return the baselines of a device's comparisons."""
+        found = [compared.rows()[0] for compared in self.compared if compared.records]
+        return tuple(row for row in found if row.record.environment.device_name == device)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each case was measured on some device."""
+        rows = self.on_devices.values()
+        return all(
+            any(case.label in mine and _is_measured(mine[case.label]) for mine in rows)
+            for case in self.planned.cases
+        )
 
     def gains(self) -> list[tuple[str, SpeedUp | None]]:
         """Return what each member of a stack, or of a recipe that was taken apart, contributes."""
         rows = self.rows
         spread = spread_of(rows.values())
-        baselines = self.baselines
+        baselines = () if self.device is None else self.baselines(self.device)
         found = []
         for gain in self.planned.gains:
             before, after = rows.get(gain.without), rows.get(gain.with_)
@@ -101,24 +135,21 @@ class StudyRun:
         baselines: dict[str, dict[tuple[str, str], tuple[Row, ...]]] = {}
         for one in self.parts:
             part, model = one.planned.part.name, one.planned.model
-            found = one.rows
-            if not found:
-                continue
-            device = next(iter(found.values())).record.environment.device_name
-            here = cells.setdefault(device, {})
-            baselines.setdefault(device, {})[(part, model)] = one.baselines
-            for case in one.planned.cases:
-                row = found.get(case.label)
-                if row is not None:
-                    rows.setdefault(device, {})[(part, model, case.label)] = row
-                for figure in one.planned.part.figures:
-                    key = (part, model, case.label, figure)
+            for device, found in one.on_devices.items():
+                here = cells.setdefault(device, {})
+                baselines.setdefault(device, {})[(part, model)] = one.baselines(device)
+                for case in one.planned.cases:
+                    row = found.get(case.label)
                     if row is not None:
-                        here[key] = cell_of(row, figure)
-                    elif case.refused:
-                        here[key] = Cell("refused", note=case.refused)
-                    elif self.store is None:
-                        here[key] = _NOT_MEASURED
+                        rows.setdefault(device, {})[(part, model, case.label)] = row
+                    for figure in one.planned.part.figures:
+                        key = (part, model, case.label, figure)
+                        if row is not None:
+                            here[key] = cell_of(row, figure)
+                        elif case.refused:
+                            here[key] = Cell("refused", note=case.refused)
+                        elif self.store is None:
+                            here[key] = _NOT_MEASURED
         if self.store is None and cells:
             # What no device has measured stands in the first one's column.
             somewhere = {key[:2] for here in cells.values() for key in here}
@@ -153,11 +184,7 @@ class StudyRun:
     @property
     def is_complete(self) -> bool:
         """Whether every recipe was measured."""
-        if any(len(one.rows) < len(one.planned.cases) for one in self.parts):
-            return False
-        return all(record.outcome is Outcome.MEASURED for record in self.records) and not any(
-            case.refused for one in self.parts for case in one.planned.cases
-        )
+        return all(one.is_complete for one in self.parts)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return one flat dictionary for each cell: published and measured, in seconds, bytes or the figure's unit."""

@@ -185,7 +185,23 @@ def of_store(store: Store, planned: Sequence[ModelPart]) -> list[Sitting]:
 
 def run_of(file: StudyFile, planned: Sequence[ModelPart], sittings: Sequence[Sitting]) -> StudyRun:
     """Return the run that sittings make together: rows that no sitting has are not measured."""
-    return StudyRun(file, None, tuple(MeasuredPart(one, _compared(one, sittings)) for one in planned))
+    apart = by_device(sittings)
+    return StudyRun(
+        file,
+        None,
+        tuple(
+            MeasuredPart(one, tuple(compared for mine in apart.values() for compared in _compared(one, mine)))
+            for one in planned
+        ),
+    )
+
+
+def by_device(sittings: Sequence[Sitting]) -> dict[str, list[Sitting]]:
+    """Return the sittings of each device, by its name."""
+    found: dict[str, list[Sitting]] = {}
+    for sitting in sittings:
+        found.setdefault(sitting.environment.device_name, []).append(sitting)
+    return found
 
 
 def rounds_of(one: ModelPart, sittings: Sequence[Sitting]) -> dict[str, list[tuple[int, Sitting, Round]]]:

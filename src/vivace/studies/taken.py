@@ -88,7 +88,7 @@ def taken(view: PartView, names: tuple[str, ...] = ()) -> Taken:
     Args:
         names: only these figures; empty for all.
     """
-    measured = [(one.case.label, one.row) for one in view.rows if one.row is not None and one.row.latency]
+    measured = [entry for one in view.rows for entry in one.labelled]
     shown = [
         figure
         for figure in FIGURES

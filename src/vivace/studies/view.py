@@ -23,8 +23,8 @@ class Shown:
     Attributes:
         relative: times: how many times as fast as the part's baseline on the same GPU; other figures: their share of
             the baseline's. None for the baseline, and where either is missing.
-        over: of a published cell: what was measured, divided by it; None if nothing was, or on a small model that
-            stands for the study's.
+        over: of a published cell: what was measured, on the first device that has it, divided by it; None if nothing
+            was, or on a small model that stands for the study's.
     """
 
     cell: Cell
@@ -34,12 +34,28 @@ class Shown:
 
 @dataclass(frozen=True)
 class RowView:
-    """A row of a part. `cells` are by figure, then in the order of the part's columns."""
+    """A row of a part.
+
+    Attributes:
+        row: as the part's first device measured it.
+        elsewhere: as the others did.
+        cells: by figure, then in the order of the part's columns.
+    """
 
     case: Case
     is_baseline: bool
     row: Row | None
     cells: dict[str, tuple[Shown, ...]]
+    elsewhere: tuple[Row, ...] = ()
+
+    @property
+    def labelled(self) -> list[tuple[str, Row]]:
+        """Every device's row that was measured; of another device than the part's first, its name is in the label."""
+        first = [] if self.row is None else [(self.case.label, self.row)]
+        others = [
+            (f"{self.case.label} ({row.record.environment.device_name})", row) for row in self.elsewhere
+        ]
+        return [(label, row) for label, row in (*first, *others) if row.latency is not None]
 
 
 @dataclass(frozen=True)
@@ -86,8 +102,10 @@ def _view(part: MeasuredPart, columns: Sequence[Column], price_per_hour: float |
     planned = part.planned
     key = (planned.part.name, planned.model)
     here = [column for column in columns if any(cell[:2] == key for cell in column.cells)]
-    found = part.rows
-    measured = dict(zip(found, priced(list(found.values()), price_per_hour), strict=True))
+    measured, *others = (
+        dict(zip(found, priced(list(found.values()), price_per_hour), strict=True))
+        for found in part.on_devices.values() or ({},)
+    )
     baseline = planned.cases[0].label
     rows = []
     for case in planned.cases:
@@ -102,7 +120,8 @@ def _view(part: MeasuredPart, columns: Sequence[Column], price_per_hour: float |
                 )
                 for column in here
             )
-        rows.append(RowView(case, case.label == baseline, measured.get(case.label), cells))
+        elsewhere = tuple(found[case.label] for found in others if case.label in found)
+        rows.append(RowView(case, case.label == baseline, measured.get(case.label), cells, elsewhere))
     published = sum(column.kind == "published" for column in here)
     return PartView(planned, tuple(here), published, tuple(rows), tuple(part.gains()))
 
@@ -118,8 +137,8 @@ def _shown(
         return Shown(cell)
     over = None
     if column.kind == "published":
-        values = [one.cell(*key).value for one in columns if one.kind == "measured"]
-        if values and values[0] is not None and cell.value.point:
+        values = [value for one in columns if one.kind == "measured" and (value := one.cell(*key).value)]
+        if values and cell.value.point:
             over = values[0].point / cell.value.point
     if key == baseline or base.value is None or not base.value.point or not cell.value.point:
         return Shown(cell, None, over)

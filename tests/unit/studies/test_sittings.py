@@ -211,6 +211,39 @@ def test_a_device_is_a_column_only_of_the_models_that_it_measured() -> None:
     assert "not known" not in judged[1].because
 
 
+def test_rows_of_two_gpus_stand_in_two_columns() -> None:
+    """Each beside its own baseline, whichever was measured last."""
+    later = {"started_at": "2026-02-01T00:00:00+00:00"}
+    one = sitting(baseline=lasting(1.0), bf16=lasting(0.8), **{VAE: lasting(0.5)})
+    other = sitting(baseline=lasting(2.0, **later), **{VAE: lasting(0.5, **later)})
+    environment = other.environment.model_copy(update={"device_name": "H200"})
+    whole = run(one, other.model_copy(update={"environment": environment}))
+    (part,) = whole.parts
+    here = one.environment.device_name
+    assert list(part.on_devices) == [here, "H200"], "the one with more rows first"
+    assert {name: sorted(rows) for name, rows in part.on_devices.items()} == {
+        here: ["VAE", "baseline", "bf16"],
+        "H200": ["VAE", "baseline"],
+    }
+    assert [len(rows["baseline"].record.rounds) for rows in part.on_devices.values()] == [1, 1]
+    (view,) = views(whole)
+    shown = {row.case.label: row for row in view.rows}
+    times = [cell.cell.value and cell.cell.value.point for cell in shown["VAE"].cells["latency"]]
+    assert times == [pytest.approx(0.5, rel=0.01)] * 2
+    speedups = [cell.relative and cell.relative.point for cell in shown["VAE"].cells["latency"]]
+    assert speedups == [pytest.approx(2.0, rel=0.01), pytest.approx(4.0, rel=0.01)]
+    assert [cell.cell.outcome for cell in shown["bf16"].cells["latency"]] == ["measured", "not_measured"]
+    assert [label for label, _ in shown["VAE"].labelled] == ["VAE", "VAE (H200)"]
+
+
+def test_a_device_that_measured_the_baseline_alone_has_no_column() -> None:
+    one = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
+    alone = sitting(baseline=lasting(2.0))
+    environment = alone.environment.model_copy(update={"device_name": "H200"})
+    (part,) = run(one, alone.model_copy(update={"environment": environment})).parts
+    assert list(part.on_devices) == [one.environment.device_name]
+
+
 def test_records_of_other_scripts_are_sittings_of_their_baselines() -> None:
     found = find_model("synthetic:sd15")
     workload = workload_of(found, PLANNED[0].study.workload)
