@@ -41,34 +41,6 @@ have the verdict of ten prompts, scored by one view and held to that scorer's li
 
 The searches that miss it spend their trials on fast recipes that 39 images leave unclear. On tiny-sd the proposal is
 within 2 % by all rounds, and 3 % off by those held out.
-What is measured together shares the baseline's rounds, in the replay as on a machine. The figures of choices below are
-of replays in which each gain had a baseline of its own, and were lower (8 % on both).
-
-*What was chosen on these grids.* That techniques which change the picture come alone in every second batch, the
-spread of quality effects (0.08), that another knob may differ as much as another technique (it takes flux-dev from 36
-% to 0 % at 5 trials), that gains share the baseline's error (0.1) and pairs of techniques interact by 0.15 (before, 0
-and 0.06: with 25 seeds at a tenth of the trials tiny-sd goes from 17.6 to 9.4 %, tiny-flux and flux-dev stay), that a
-final is followed by others (tiny-sd at 57 trials from 8.5 to 2.9 %), and that what ruins a picture is blamed by what
-was never in one that it did not ruin (tiny-flux, nine seeds at 17 trials: from
-18 % to 14 % on average; the other grids stay). All these were chosen on six rounds and older verdicts. That a judged
-recipe's chance to pass is the model's belief, in which its own images are, and not these alone: with nine seeds at a
-tenth of the trials on average tiny-sd from 16.8 to 14.7 %, tiny-flux from 11.7 to 11.4 %. That only recipes
-of several new techniques lose what is believed to give nothing before they are tried: of every recipe, it takes tiny-sd
-at 14 trials from 12 to 16 % on average of twenty seeds, and the answers are hardly shorter. The limits of 1, 2 and 3 %
-for shorter recipes were not tried out on the grids, whose medians they leave as they are.
-That finalists are chosen together, by draws of what is believed, that what recipes of one path of the latents differ
-from the sum of their effects (0.03) is shared by all with the same path, that a recipe's own gain differs by 0.05,
-and that a slack below the limit is doubted by a quarter of itself (before, a half): with thirty seeds that nothing
-was chosen by, at a tenth of the trials tiny-sd goes from 17 to 13 % on average, tiny-flux from 11 to 10 % (its median
-from 15 to 0 %). That up to eight finals are held while the next is expected to gain 1 % (before, four and 3 %): with
-25 seeds that nothing was chosen by, at a tenth of the trials tiny-sd goes from 10.0 to 9.7 % on average, tiny-flux
-from 10.7 to 8.9 %; at two fifths from 8.3 to 7.2 % and from 8.1 to 4.8 %. Tried and left out, since they gained
-nothing there: judging the leader of each batch, or of every second one, by all images before the final (with thirty
-seeds tiny-flux's median goes from 0 to 18 %, or stays); believing that gains of one comparison share an error (0.05:
-with 25 seeds tiny-sd goes from 12 to 15 %, tiny-flux from 7 to 8 %); choosing batches by the same draws; beliefs of
-gains by the work that steps, caches and guidance leave out (the search then tries the recklessly fast first: on tiny-
-flux, with thirty seeds, the median goes from 0 to 13 % or more); and with both of these, judging every new path, and
-errors with heavy tails.
 """
 
 
