@@ -19,7 +19,8 @@ _SMALL_TIE = 1e-9
 
 def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[Column]) -> list[Judged]:
     """Return what each column says of a claim; none for columns that it is not about."""
-    found = []
+    found: list[Judged] = []
+    unknown: list[Judged] = []
     for column in columns:
         if column.kind == "published" and claim.gpus and column.name not in claim.gpus:
             continue
@@ -43,8 +44,13 @@ def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[Column]) -
                     continue
             checks = [check for part in meant for check in _checks(claim, part, column)]
         said, because = decide(checks)
-        found.append(Judged(column.name, column.kind, said, because + _stand_ins(claim, parts, column)))
-    return found
+        one = Judged(column.name, column.kind, said, because + _stand_ins(claim, parts, column))
+        found.append(one)
+        if column.kind == "measured" and all(check.is_absent for check in checks):
+            unknown.append(one)
+    # A device that measured nothing of a claim has no say in it, unless no other has.
+    others = [one for one in found if one.kind == "measured" and one not in unknown]
+    return [one for one in found if not others or one not in unknown]
 
 
 def _stand_ins(claim: Claim, parts: Sequence[ModelPart], column: Column) -> str:

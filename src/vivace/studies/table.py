@@ -222,6 +222,7 @@ def _print_claims(claims: Sequence[tuple[Claim, list[Judged]]], console: Console
     console.print(Text("Conclusions", style="bold"))
     for who, said in tally(claims):
         console.print(Text(f"{who}: {said}"))
+    devices = {one.column for _, judged in claims for one in judged if one.kind == "measured"}
     for claim, judged in claims:
         console.print(Text(claim.says))
         table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
@@ -229,7 +230,13 @@ def _print_claims(claims: Sequence[tuple[Claim, list[Judged]]], console: Console
         table.add_column(width=11)
         table.add_column(overflow="fold")
         for one in judged:
-            name = one.column if one.kind == "published" else "here"
+            name = (
+                one.column
+                if one.kind == "published"
+                else "here"
+                if len(devices) == 1
+                else f"here, {one.column}"
+            )
             table.add_row(Text(f"  {name}"), Text(one.said.value), Text(one.because, style="dim"))
         console.print(table)
 

@@ -270,3 +270,13 @@ def test_records_of_other_scripts_are_sittings_of_their_baselines() -> None:
     ]
     assert sittings[1].rows[1].round.samples[0].total_s == pytest.approx(0.6)
     assert {one.source for one in sittings} == {"other.json"}
+
+
+def test_a_device_that_measured_nothing_of_a_claim_has_no_say_in_it() -> None:
+    one = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
+    other = sitting(baseline=lasting(2.0), bf16=lasting(1.0))
+    environment = other.environment.model_copy(update={"device_name": "H200"})
+    whole = run(one, other.model_copy(update={"environment": environment}))
+    assert len(whole.measured()) == 2
+    ((_, judged),) = whole.claims()
+    assert [(each.column, each.said.value) for each in judged] == [(one.environment.device_name, "agrees")]
