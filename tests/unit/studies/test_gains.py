@@ -51,3 +51,18 @@ def test_nothing_is_told_where_the_gpu_waited_long_or_nobody_knows_how_long(busy
     assert found.verdict is Verdict.UNCLEAR
     assert found.doubt == "the CPU's speed changed by 2.0 times between the two"
     assert not gain(2.0, 2.0, busy_s).is_disturbed, "both beside the same CPU"
+
+
+@pytest.mark.parametrize("busy_s", [0.3, None])
+def test_a_difference_that_no_change_of_the_cpu_explains_is_told(busy_s: float | None) -> None:
+    """The CPU was 1.3 times as slow beside the first row, so of twice the speed at least 1.18 times is the recipe's."""
+    found = gain(4.0 * 1.3, 4.0, busy_s)
+    assert found.verdict is Verdict.FASTER
+    assert not found.is_disturbed
+    same = gain(4.0, 4.0, busy_s).ratio.low
+    assert same is not None
+    assert found.ratio.low == pytest.approx(same / 1.3**2)
+    assert "changed by 1.3 times between the two, which the interval allows for" in found.doubt
+    slower = speed_up(row("bf16", 4.0, busy_s, HALF), row("tiny_vae", 4.0 * 1.3, busy_s, WHOLE))
+    assert slower is not None
+    assert slower.verdict is Verdict.SLOWER

@@ -196,6 +196,7 @@ def test_compiled_code_without_a_fused_kernel_refutes_flash_and_not_math() -> No
     assert said not in (flash.refuted(seen) or "")
 
 
+@pytest.mark.long
 def test_flex_composes() -> None:
     recipe = "bf16+fuse_qkv"
     alone, both = (session("flux", text) for text in (recipe, f"attention(flex)+{recipe}"))
