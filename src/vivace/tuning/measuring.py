@@ -273,7 +273,7 @@ class Bench:
         """Return the timeout of a round before the final: a recipe that hangs must not take the whole search's time."""
         if self.ends_at is None:
             return self.timeout_s
-        expected = max(map(self.pace.of_trial, recipes), default=0.0)
+        expected = max(map(self.pace.of_trial, (Recipe(), *recipes)))  # the baseline has a round, too
         return min(self.timeout_s, max(_LEAST_TIMEOUT_S, MOST_OF_THE_TIME * self.total_s, _LATE * expected))
 
     def _measure(

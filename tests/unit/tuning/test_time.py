@@ -4,6 +4,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.tuning.belief import Datum
 from vivace.tuning.by_model import ModelSampler
+from vivace.tuning.measuring import Bench
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
 from vivace.tuning.priors import Source
 from vivace.tuning.search import Search
@@ -134,3 +137,19 @@ def test_records_say_how_long_a_model_compiles() -> None:
     expected = Pace(on_gpu=True, reported_s=known_s)
     assert expected.of_compiling(resolve("compile+cuda_graph")) == known_s
     assert expected.of_compiling(resolve("compile(blocks=repeated)")) < 30
+
+
+@pytest.mark.parametrize(
+    ("total_s", "recipe", "timeout_s"),
+    [
+        (480.0, "cuda_graph", 96.0),  # a fifth of the search
+        (480.0, "compile", 2 * (2 + 5 * 5.0 + 80)),  # twice what is expected
+        (30.0, "cuda_graph", 2 * (2 + 5 * 5.0)),
+        (2000.0, "compile(max-autotune)", 600.0),  # of any round
+    ],
+)
+def test_a_recipe_that_hangs_is_stopped(total_s: float, recipe: str, timeout_s: float) -> None:
+    bench: Any = SimpleNamespace(
+        ends_at=1.0, total_s=total_s, timeout_s=600.0, pace=Pace(on_gpu=True, base_s=BASE_S)
+    )
+    assert Bench._timeout_s(bench, [resolve(recipe)]) == pytest.approx(timeout_s)
