@@ -13,11 +13,11 @@ from vivace.stats import Interval, Spread, Verdict, learn_spread, log_speedup
 from vivace.stats.intervals import DEFAULT_SPREAD, LogMean
 
 _AT_MOST = 2.0
-"""The power of a Python loop's change that a whole call is allowed for where nobody knows how long the GPU waited.
+"""Where nobody knows how long the GPU waited, a change of the CPU's speed may change a whole call by this power of it.
 
-A Python loop does not tell exactly by how much launches change: half a call's time in waiting has made 1.67 times of
-what the loop's 1.8 times explains to 1.29 (SDXL-Lightning, results/study-003.json). The square of it, over the whole
-call, is beyond what was seen, so a difference that it does not explain is one of the recipes.
+Launches do not change exactly as the Python loop does that tells the CPU's speed: where the GPU waited for half the
+time, bf16 seemed 1.67 times as fast as fp16, and 1.29 times when corrected by the loop (SDXL-Lightning,
+results/study-003.json). The square of the change, over the whole call, is more than has been seen.
 """
 
 
