@@ -38,9 +38,6 @@ have the verdict of ten prompts, scored by one view and held to that scorer's li
 *Where the goal is missed.* It is 2 % in a tenth of the trials, as the median of five seeds, which depends on the seeds:
 
 {fives}
-
-The searches that miss it spend their trials on fast recipes that 39 images leave unclear. On tiny-sd the proposal is
-within 2 % by all rounds, and 3 % off by those held out.
 """
 
 

@@ -144,7 +144,8 @@ class Recommendation(Spec):
         recipe: None if no record supports any.
         chosen: its figures.
         baseline: the figures of the table's baseline.
-        over_published: its gain over the model as published, where another record than its own knows that.
+        over_published: for the goal latency, its speed-up over the model as published, where another record than its
+            own knows that.
         quality: what is known of its images, in a sentence.
         is_tie: whether the runner-up cannot be told from it.
         why: why the runner-up lost.

@@ -116,7 +116,7 @@ def _gain(answer: Recommendation, chosen: Figures, baseline: Figures) -> str:
     )
     if published is not None and published.recipe != baseline.recipe and chosen.gain and published.gain:
         told += f"; {chosen.gain.point / published.gain.point:.2f}x the speed of the model as published"
-    elif answer.over_published is not None and answer.wanted.goal != "memory":
+    elif answer.over_published is not None:
         told += f"; {answer.over_published:.2f}x the speed of the model as published, by another record"
     if answer.wanted.goal == "throughput" and chosen.latency is not None:
         told += f", {1 / chosen.latency.point:.3g} images/s"

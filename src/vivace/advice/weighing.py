@@ -173,9 +173,7 @@ def _best_of(usable: Sequence[Weighed]) -> Weighed | None:
 def _gain(one: Weighed, others: Sequence[Weighed]) -> tuple[bool, float]:
     """Return whether a table's gain over the model as published is known, and the gain over that or its baseline."""
     goal = one.goal
-    if goal == "stability" or one.table.rows[0].num_techniques == 0 or one.choice is None:
-        return True, one.score
-    if any(each.row.num_techniques == 0 for each in one.choice.ranking):
+    if goal == "stability" or one.choice is None or _has_published(one):
         return True, one.score
     mine, steps = _absolute(one.choice.chosen.row, goal), one.table.steps
     published = [
@@ -193,16 +191,21 @@ def _gain(one: Weighed, others: Sequence[Weighed]) -> tuple[bool, float]:
 
 
 def over_published(one: Weighed, others: Sequence[Weighed]) -> float | None:
-    """Return the chosen row's gain over the published model by another record; None if its own table says it, or none.
+    """Return the chosen row's speed-up over the published model by another record; None if its own table says it.
 
-    The other record may have another number of steps: of its time, that of the steps is scaled.
+    None too if no record does. That may have another number of steps: of its time, that of the steps is scaled.
     """
-    if one.goal == "stability" or one.choice is None or one.table.rows[0].num_techniques == 0:
-        return None
-    if any(each.row.num_techniques == 0 for each in one.choice.ranking):
+    if one.goal != "latency" or _has_published(one):
         return None
     is_known, gain = _gain(one, others)
     return gain if is_known else None
+
+
+def _has_published(one: Weighed) -> bool:
+    """Whether a table compares its choice with the published model itself, or has no choice."""
+    if one.choice is None or one.table.rows[0].num_techniques == 0:
+        return True
+    return any(each.row.num_techniques == 0 for each in one.choice.ranking)
 
 
 def _absolute(row: Seen, goal: Goal) -> float | None:

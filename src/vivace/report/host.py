@@ -76,6 +76,14 @@ def stretch_of(total_s: float, busy_s: float | None, ratio: float | None) -> flo
     return total_s / (total_s - waiting_s + waiting_s / ratio)
 
 
+def most_stretch(ratio: float) -> float:
+    """Return a generous bound of what `stretch_of` cannot tell: the square of the CPU's change, over the whole call.
+
+    Launches do not change exactly as the Python loop does (see MOST_WAITING), and part of a call does not wait at all.
+    """
+    return ratio**2
+
+
 def allowing_for(stretch: float, gain: LogMean, num_rounds: int) -> tuple[Interval, Verdict]:
     """Return a speed-up's interval, widened by what the CPU's speed may have done, and a verdict that allows for it.
 

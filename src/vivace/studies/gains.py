@@ -6,19 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vivace.report.host import LEAST_CPU_SHARE, allowing_for, stretch_of
+from vivace.report.host import LEAST_CPU_SHARE, allowing_for, most_stretch, stretch_of
 from vivace.report.rows import Row
 from vivace.spec.environment import Place
 from vivace.stats import Interval, Spread, Verdict, learn_spread, log_speedup
 from vivace.stats.intervals import DEFAULT_SPREAD, LogMean
-
-_AT_MOST = 2.0
-"""Where nobody knows how long the GPU waited, a change of the CPU's speed may change a whole call by this power of it.
-
-Launches do not change exactly as the Python loop does that tells the CPU's speed: where the GPU waited for half the
-time, bf16 seemed 1.67 times as fast as fp16, and 1.29 times when corrected by the loop (SDXL-Lightning,
-results/study-003.json). The square of the change, over the whole call, is more than has been seen.
-"""
 
 
 @dataclass(frozen=True)
@@ -28,8 +20,8 @@ class SpeedUp:
     Attributes:
         verdict: `unclear` where the measurement was disturbed.
         doubt: why the verdict is unclear, or needs a large difference; "" for no reason but the interval.
-        is_disturbed: whether other programs held up one of the two, or the CPU's speed changed between them and nobody
-            knows how long the GPU waited for it.
+        is_disturbed: whether other programs held up one of the two, or the CPU's speed changed between them, nobody
+            knows how long the GPU waited for it, and the change may explain the difference.
         num_rounds: that both were measured in.
     """
 
@@ -71,12 +63,8 @@ def speed_up(
     if held_up:
         doubt = "another program kept the CPU busy"
         return SpeedUp(found.interval(), Verdict.UNCLEAR, doubt, True, num_rounds)
-    is_known = stretch is not None
-    if stretch is None:
-        assert drift is not None
-        stretch = drift**_AT_MOST
-    ratio, said = allowing_for(stretch, found, num_rounds)
-    if not is_known and said is Verdict.UNCLEAR:
+    ratio, said = allowing_for(most_stretch(drift or 1.0) if stretch is None else stretch, found, num_rounds)
+    if stretch is None and said is Verdict.UNCLEAR:
         return SpeedUp(found.interval(), said, _told(drift), True, num_rounds)
     doubts = ["one round only"] if num_rounds < 2 else []
     if stretch != 1.0:

@@ -80,16 +80,16 @@ def _taken_lines(run: StudyRun, view: PartView) -> Iterator[dict[str, Any]]:
     """Yield what the rows took of their device, in the fields of the other cells."""
     part = view.planned
     for row in view.rows:
-        if row.row is None or row.row.latency is None:
-            continue
-        device = row.row.record.environment.device_name
-        for name, unit, value in numbers(row.row):
-            line = dict.fromkeys(_FIELDS) | {
-                "study": run.file.name, "part": part.part.name, "model": part.model, "measured_on": part.measured_on,
-                "row": row.case.label, "recipe": row.case.recipe, "figure": name, "unit": unit, "source": device,
-                "kind": "measured", "outcome": "measured", "value": value, "note": "",
-            }  # fmt: skip
-            yield line
+        for _, measured in row.labelled:
+            device = measured.record.environment.device_name
+            for name, unit, value in numbers(measured):
+                line = dict.fromkeys(_FIELDS) | {
+                    "study": run.file.name, "part": part.part.name, "model": part.model,
+                    "measured_on": part.measured_on, "row": row.case.label, "recipe": row.case.recipe,
+                    "figure": name, "unit": unit, "source": device,
+                    "kind": "measured", "outcome": "measured", "value": value, "note": "",
+                }  # fmt: skip
+                yield line
 
 
 def to_json(run: StudyRun) -> dict[str, Any]:

@@ -206,7 +206,11 @@ def test_a_table_with_another_baseline_is_compared_at_its_own_number_of_steps() 
     )
     captured = captured.model_copy(update={"rows": captured.rows[1:]})  # without the published model
     assert captured.rows[0].recipe == "cuda_graph"
-    assert ask(usual, captured).recipe == "compile+cuda_graph", "1.8 times as fast, not 1.1"
+    answer = ask(usual, captured)
+    assert answer.recipe == "compile+cuda_graph", "1.8 times as fast, not 1.1"
+    assert answer.over_published == pytest.approx(16.4 / 9.0)
+    assert "1.82x the speed of the model as published, by another record" in " ".join(str(answer).split())
+    assert ask(usual).over_published is None, "its own table says it"
     slower = captured.rows[1].model_copy(update={"latency": Interval(11.5, 11.4, 11.6)})
     assert ask(usual, captured.model_copy(update={"rows": (captured.rows[0], slower)})).recipe == "compile"
     unknown = usual.rows[0].model_copy(update={"steps_s": None})
