@@ -29,19 +29,19 @@ def lines(record: Path, *, tiny: bool = False) -> Iterator[str]:
     if not found:
         yield "Not measured yet: `python -m benchmarks.study_profiles` does it.\n"
         return
-    yield f"| run | call | profiled | GPU busy | host late | {' | '.join(_FAMILIES)} |"
-    yield "|" + " --- |" * (5 + len(_FAMILIES))
+    yield f"| run | on | call | profiled | GPU busy | host late | {' | '.join(_FAMILIES)} |"
+    yield "|" + " --- |" * (6 + len(_FAMILIES))
     by_label: dict[str, Profile] = {}
     for case in cases:
         one = next((one for one in found if is_of(one, case.recipe)), None)
         if one is None:
-            yield f"| {markdown_cell(case.label)} | not measured |" + " – |" * (3 + len(_FAMILIES))
+            yield f"| {markdown_cell(case.label)} | not measured |" + " – |" * (4 + len(_FAMILIES))
             continue
         by_label[case.label] = one
         times = [one.plain_s, one.traced_s, one.gpu_busy_s, one.host_late_s]
         cells = ["–" if value is None else seconds(value) for value in times]
         cells += [_share(one.families, name, is_gpu=one.gpu_busy_s is not None) for name in _FAMILIES]
-        yield f"| {markdown_cell(case.label)} | {' | '.join(cells)} |"
+        yield f"| {markdown_cell(case.label)} | {markdown_cell(_device(one))} | {' | '.join(cells)} |"
     yield ""
     for label, one in by_label.items():
         yield f"<details><summary>{escape(label)}: operators, components, gaps, waits, memory</summary>\n"
@@ -50,13 +50,21 @@ def lines(record: Path, *, tiny: bool = False) -> Iterator[str]:
             yield from _table(section.title, section.headings, section.rows)
         yield from (f"- {markdown_cell(warning)}" for warning in one.warnings)
         yield "\n</details>\n"
-    if len(by_label) > 1:
-        (first, before), *_, (last, after) = by_label.items()
-        yield f"<details><summary>{escape(first)} against {escape(last)}</summary>\n"
+    for device in dict.fromkeys(map(_device, by_label.values())):
+        there = [(label, one) for label, one in by_label.items() if _device(one) == device]
+        if len(there) == 1:
+            continue
+        (first, before), *_, (last, after) = there
+        yield f"<details><summary>{escape(first)} against {escape(last)}, on {escape(device)}</summary>\n"
         text = changes_text(_named(before), _named(after), "md", TOP)
         yield text.replace("### ", "**").replace("\n\n|", "**\n\n|")
-        yield "</details>\n"
+        yield "\n</details>\n"
     yield f"Made by `python -m benchmarks.study_profiles` ([record](../../results/{record.name})).\n"
+
+
+def _device(profile: Profile) -> str:
+    """Return what a profile was made on; no two devices' are compared."""
+    return profile.environment.device_name
 
 
 def _named(profile: Profile) -> Profile:

@@ -13,12 +13,12 @@ from tests.make import make_environment, make_trial
 from vivace.spec.profiling import OperatorTime, Profile, Share
 
 
-def profile(recipe: str, operators: dict[str, float]) -> Profile:
+def profile(recipe: str, operators: dict[str, float], device: str = "Test GPU") -> Profile:
     """A profile on a GPU whose operators take these seconds."""
     total = sum(operators.values())
     return Profile(
         trial=make_trial(recipe),
-        environment=make_environment(),
+        environment=make_environment().model_copy(update={"device_name": device}),
         warmup_s=(total,),
         steady=True,
         plain_s=total,
@@ -74,12 +74,27 @@ def test_the_section_has_shares_and_what_changed(tmp_path: Path) -> None:
     record.write_text("".join(one.model_dump_json() + "\n" for one in found))
     assert read_profiles(record) == found
     text = "\n".join(lines(record, tiny=True))
-    assert "| Initial | 5.00 s | 5.00 s | 5.00 s | 0.00 ms | 75% | 0% |" in text
+    assert "| Initial | Test GPU | 5.00 s | 5.00 s | 5.00 s | 0.00 ms | 75% | 0% |" in text
     assert text.count("| not measured |") == 5
     assert "| a | 80.00% |" in text
     assert re.search(r"\| a \| shrank \|.* -3.00 s", text)
     assert "| b | new |" in text
     assert f"{OTHERS} (3) | gone" not in text
+
+
+def test_no_two_gpus_are_compared(tmp_path: Path) -> None:
+    record = tmp_path / "record.jsonl"
+    recipes = [case.recipe for case in script.runs(tiny=True).cases]
+    found = [
+        profile(recipe, {"a": 4.0}, "GPU A" if index < 4 else "GPU B")
+        for index, recipe in enumerate(recipes)
+    ]
+    record.write_text("".join(one.model_dump_json() + "\n" for one in found))
+    text = "\n".join(lines(record, tiny=True))
+    assert re.findall(r"<summary>(.* against .*)</summary>", text) == [
+        "Initial against inference_mode, on GPU A",
+        "bf16 against FlashAttention, bf16, on GPU B",
+    ]
 
 
 @pytest.mark.soak
