@@ -110,6 +110,88 @@ def check_qk_norm_rope(
         assert error(got.double() * factor.double(), want) < allowed(quantize, device)
 
 
+def check_scaled_branch(device: str) -> None:
+    """A branch whose rows have scales, and a norm of another eps."""
+    from vivace.kernels.norm_modulate import residual_norm
+
+    tokens, channels = Tokens(2, 0, 6), 48
+    x = random("normal", tokens.num_rows, channels, device=device)
+    y = random("normal", tokens.num_rows, channels, device=device, seed=1)
+    bias = random("normal", 1, channels, device=device, seed=2)
+    modulations = random("normal", 1, 3 * channels, device=device, seed=3).expand(2, -1)
+    scales = torch.rand(tokens.num_rows, generator=torch.Generator().manual_seed(4)).to(device)
+    at = [Modulation(k * channels, k * channels) for k in range(3)]
+    change = y.double() * scales.double()[:, None]
+    wanted_x = ref.add_gated(x.double(), change, bias.double(), modulations.double(), at[0], tokens)
+    out = poisoned(tokens.num_rows, channels, dtype=torch.bfloat16, device=device)
+    residual_norm(x, Branch(y, at[0], bias, scales), modulations, (at[1], at[2]), tokens, out, eps=0.5)
+    assert error(x, wanted_x) < SIXTEEN_BITS
+    wanted = ref.norm_modulate(x.double(), modulations.double(), at[1], at[2], tokens, 0.5)
+    assert error(out, wanted) < SIXTEEN_BITS
+
+
+def check_group_norm(
+    kind: str, batch: int, pixels: int, channels: int, groups: int, adds: bool, silu: bool, device: str
+) -> None:
+    from vivace.kernels.group_norm import group_norm
+
+    x = random(kind, batch, pixels, channels, device=device)
+    if kind == "normal":
+        x = x + 100  # a mean that is large beside the deviations
+    weight = random("normal", channels, device=device, seed=1)
+    bias = random("normal", channels, device=device, seed=2)
+    added = random("normal", batch, channels, device=device, seed=3) if adds else None
+    wide = (weight.double(), bias.double(), 1e-5, None if added is None else added.double())
+    wanted = ref.group_norm(x.double(), groups, *wide, silu)
+    out = poisoned(batch, pixels, channels, dtype=torch.bfloat16, device=device)
+    group_norm(x, out, groups, weight, bias, 1e-5, added, silu)
+    assert error(out, wanted) < SIXTEEN_BITS
+
+
+def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: bool, device: str) -> None:
+    from vivace.kernels.geglu import geglu, quantize_rows
+
+    up = random(kind, rows, 2 * channels, device=device)
+    bias = random("normal", 2 * channels, device=device, seed=1) if biased else None
+    wanted = ref.geglu(up.double(), None if bias is None else bias.double())
+    out = poisoned(rows, channels, dtype=eight_bits(device) if quantize else torch.bfloat16, device=device)
+    scales = torch.full((rows,), float("nan"), device=device) if quantize else None
+    geglu(up, bias, out, scales)
+    found = out.double() if scales is None else out.double() * scales.double()[:, None]
+    assert error(found, wanted) < allowed(quantize, device)
+    if scales is not None:
+        x = up[:, :channels].contiguous()
+        out = poisoned(rows, channels, dtype=eight_bits(device), device=device)
+        quantize_rows(x, out, scales)
+        assert error(out.double() * scales.double()[:, None], x) < allowed(True, device)
+
+
+def check_add_biased(rows: int, channels: int, device: str) -> None:
+    from vivace.kernels.residual import add_biased
+
+    x = random("normal", rows, channels, device=device)
+    y = random("outliers", rows, channels, device=device, seed=1)
+    bias = random("normal", channels, device=device, seed=2)
+    out = poisoned(rows, channels, dtype=torch.bfloat16, device=device)
+    add_biased(x, y, bias, out)
+    assert error(out, x.double() + y.double() + bias.double()) < SIXTEEN_BITS
+
+
+def check_of_unets(device: str) -> None:
+    """Every kernel that UNets use and FLUX does not."""
+    check_scaled_branch(device)
+    for kind in KINDS:
+        for adds, silu in ((False, False), (False, True), (True, True)):
+            check_group_norm(kind, 2, 35, 96, 8, adds, silu, device)
+        check_group_norm(kind, 1, 300, 40, 4, True, True, device)
+        for quantize in (False, True):
+            check_geglu(kind, 5, 72, True, quantize, device)
+            check_geglu(kind, 3, 128, False, quantize, device)
+    check_group_norm("normal", 1, 1, 600, 2, False, False, device)
+    check_add_biased(7, 600, device)
+    check_add_biased(130, 40, device)
+
+
 def check_quantize(kind: str, rows: int, channels: int, device: str) -> None:
     from vivace.kernels.quantize import quantize
 

@@ -86,8 +86,7 @@ def test_no_two_gpus_are_compared(tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     recipes = [case.recipe for case in script.runs(tiny=True).cases]
     found = [
-        profile(recipe, {"a": 4.0}, "GPU A" if index < 4 else "GPU B")
-        for index, recipe in enumerate(recipes)
+        profile(recipe, {"a": 4.0}, "GPU A" if index < 4 else "GPU B") for index, recipe in enumerate(recipes)
     ]
     record.write_text("".join(one.model_dump_json() + "\n" for one in found))
     text = "\n".join(lines(record, tiny=True))

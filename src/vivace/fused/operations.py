@@ -55,6 +55,7 @@ def add_and_norm(
     norm: tuple[Modulation, Modulation] | None,
     tokens: Tokens,
     scale: torch.Tensor | None,
+    eps: float = 1e-6,
 ) -> Rows:
     """Add a gated branch to the stream, and return its norm, modulated: see `vivace.kernels.norm_modulate`.
 
@@ -72,13 +73,13 @@ def add_and_norm(
         if not x.is_meta:
             from vivace.kernels.norm_modulate import residual_norm
 
-            residual_norm(x, branch, modulations, norm, tokens, out, scale)
+            residual_norm(x, branch, modulations, norm, tokens, out, scale, eps)
         return Rows(x if out is None else out, scale)
     if branch is not None:
-        x.copy_(reference.add_gated(x, branch.values, branch.bias, modulations, branch.gate, tokens))
+        x.copy_(reference.add_gated(x, branch.change(), branch.bias, modulations, branch.gate, tokens))
     if norm is None:
         return Rows(x)
-    normed = reference.norm_modulate(x, modulations, *norm, tokens)
+    normed = reference.norm_modulate(x, modulations, *norm, tokens, eps)
     if scale is None:
         return Rows(normed.to(x.dtype))
     return Rows(reference.to_e4m3(normed / reference.by_stream(scale[:, None], tokens)), scale)

@@ -22,6 +22,7 @@ def _residual_norm(  # type: ignore[no-untyped-def]
     x,
     y,
     bias,
+    row_scales,
     modulations,
     out,
     out_scale,
@@ -43,6 +44,7 @@ def _residual_norm(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,  # noqa: N803
     HAS_Y: tl.constexpr,  # noqa: N803
     HAS_BIAS: tl.constexpr,  # noqa: N803
+    HAS_ROW_SCALES: tl.constexpr,  # noqa: N803
     QUANTIZE: tl.constexpr,  # noqa: N803
     NORM: tl.constexpr,  # noqa: N803
 ) -> None:
@@ -60,6 +62,8 @@ def _residual_norm(  # type: ignore[no-untyped-def]
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_Y:
         change = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+        if HAS_ROW_SCALES:
+            change = change * tl.load(row_scales + row)[:, None]
         if HAS_BIAS:
             added = tl.load(bias + stream * bias_stride + channel, mask=exists, other=0.0).to(tl.float32)
             change += added[None, :]
@@ -104,11 +108,13 @@ def residual_norm(
     shift_at, scale_at = norm if norm is not None else (Modulation(0, 0), Modulation(0, 0))
     gate = branch.gate if branch is not None else Modulation(0, 0)
     bias = branch.bias if branch is not None else None
+    row_scales = branch.row_scales if branch is not None else None
     together = next(k for k in (_ROWS, 2, 1) if not (tokens.text % k or tokens.image % k) and k <= _ROWS)
     _residual_norm[(rows // together,)](
         x,
         branch.values if branch is not None else x,
         bias if bias is not None else x,
+        row_scales if row_scales is not None else x,
         modulations,
         out if out is not None else x,
         scale if scale is not None else x,
@@ -130,6 +136,7 @@ def residual_norm(
         BLOCK=triton.next_power_of_2(channels),
         HAS_Y=branch is not None,
         HAS_BIAS=bias is not None,
+        HAS_ROW_SCALES=row_scales is not None,
         QUANTIZE=scale is not None,
         NORM=norm is not None,
         num_warps=_WARPS,

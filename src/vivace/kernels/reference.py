@@ -52,17 +52,23 @@ class Modulation:
 
 @dataclass(frozen=True)
 class Branch:
-    """What is added to the residual stream: gate * (values + bias).
+    """What is added to the residual stream: gate * (row_scales * values + bias).
 
     Attributes:
         values: (rows, channels).
         gate: where its vectors start.
         bias: (1 or 2, channels): of all rows, or of the text's and the image's; None: nothing.
+        row_scales: (rows,), fp32; None: one.
     """
 
     values: torch.Tensor
     gate: Modulation
     bias: torch.Tensor | None = None
+    row_scales: torch.Tensor | None = None
+
+    def change(self) -> torch.Tensor:
+        """Return row_scales * values, in fp32 or fp64 if there are scales."""
+        return self.values if self.row_scales is None else _wide(self.values) * self.row_scales[:, None]
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,6 +163,30 @@ def qk_norm_rope(
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """Return GELU in its tanh form, in fp32 or fp64."""
     return torch.nn.functional.gelu(_wide(x), approximate="tanh")
+
+
+def geglu(up: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return h GELU(g) in fp32 or fp64, where `up`, (rows, 2 channels), and its bias are h and g; GELU is exact."""
+    wide = _wide(up) if bias is None else _wide(up) + _wide(bias)
+    hidden, gate = wide.chunk(2, dim=-1)
+    return hidden * torch.nn.functional.gelu(gate)
+
+
+def group_norm(
+    x: torch.Tensor,
+    num_groups: int,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    added: torch.Tensor | None,
+    silu: bool,
+) -> torch.Tensor:
+    """Return GroupNorm(x + added), or SiLU of it, in fp32 or fp64. See `vivace.kernels.group_norm`."""
+    wide = _wide(x) if added is None else _wide(x) + _wide(added)[:, None]
+    normal = torch.nn.functional.group_norm(
+        wide.transpose(1, 2), num_groups, weight.to(wide.dtype), bias.to(wide.dtype), eps
+    ).transpose(1, 2)
+    return torch.nn.functional.silu(normal) if silu else normal
 
 
 def to_joint(rows: torch.Tensor, tokens: Tokens) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""FLUX's transformer as few, fused kernels, in bf16 or fp8.
+"""FLUX's transformer or a Stable Diffusion UNet as few, fused kernels, in bf16 or fp8.
 
 Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neither matmul nor attention: quantising,
     norms, modulation, GELU, rotary embedding, copies and gaps. Kernels of vivace's own take each of these in one pass
@@ -20,6 +20,7 @@ An image of 28 steps still takes 21,682 kernels, text encoders and VAE included 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from vivace.compilation.compiled_code import keep_compiled_code
@@ -35,7 +36,7 @@ _ATTRIBUTE = "vivace_fused"
 
 class Fused(Technique):
     name: ClassVar[str] = "fused"
-    summary: ClassVar[str] = "FLUX's transformer as few, fused kernels"
+    summary: ClassVar[str] = "FLUX's transformer or a UNet as few, fused kernels"
     stage: ClassVar[Stage] = Stage.FUSE
     owns: ClassVar[str] = "attention projections"
     same_picture: ClassVar[bool] = True
@@ -111,6 +112,8 @@ class Fused(Technique):
         if (reason := _unsuited(denoiser, machine.is_cuda, self.precision == "fp8")) is not None:
             return reason
         head = denoiser.config.attention_head_dim
+        if self.attention == "fp8" and _is_unet(denoiser):
+            return f"attention=fp8 is for heads of {_FP8_HEAD} channels, and those of UNets have others"
         if self.attention == "fp8" and head != _FP8_HEAD:
             return (
                 f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and these have {head}"
@@ -118,6 +121,32 @@ class Fused(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
+        if target.machine.is_cuda:
+            keep_compiled_code()
+        denoiser = target.module("denoiser")
+        if hasattr(denoiser, _ATTRIBUTE):
+            raise NoEffect("its blocks are fused already", already_so=True)
+        effect = self._fuse_unet(target) if _is_unet(denoiser) else self._fuse_flux(target)
+        by = "Triton" if target.machine.is_cuda else "PyTorch (no GPU)"
+        common: dict[str, int | float | str] = {"denoiser.fused_by": by, "denoiser.matmuls": self.precision}
+        return replace(effect, changed={**effect.changed, **common})
+
+    def _fuse_unet(self, target: Target) -> Effect:
+        import torch
+
+        from vivace.fused.unet_blocks import fuse_unet
+
+        unet = target.module("denoiser")
+        torch.nn.Module.to(unet, torch.bfloat16)
+        casts = _Casts()
+        unet.register_forward_pre_hook(casts.before, with_kwargs=True)
+        unet.register_forward_hook(casts.after)
+        with torch.no_grad():
+            num_blocks = fuse_unet(unet, self.precision == "fp8")
+        setattr(unet, _ATTRIBUTE, True)
+        return Effect(changed={"denoiser.fused_blocks": num_blocks, "denoiser.attention": "bf16"})
+
+    def _fuse_flux(self, target: Target) -> Effect:
         import torch
 
         from vivace.fused.first_norm import FirstBlock
@@ -125,11 +154,7 @@ class Fused(Technique):
         from vivace.fused.flux_weights import fused_flux
         from vivace.fused.modulations import Hoisting
 
-        if target.machine.is_cuda:
-            keep_compiled_code()
         transformer = target.module("denoiser")
-        if hasattr(transformer, _ATTRIBUTE):
-            raise NoEffect("its blocks are fused already", already_so=True)
         num_doubles = len(transformer.transformer_blocks)
         num_blocks = num_doubles + len(transformer.single_transformer_blocks)
         bounded = tuple(
@@ -164,13 +189,43 @@ class Fused(Technique):
         return Effect(
             changed={
                 "denoiser.fused_blocks": num_blocks,
-                "denoiser.fused_by": "Triton" if target.machine.is_cuda else "PyTorch (no GPU)",
-                "denoiser.matmuls": self.precision,
                 "denoiser.attention": f"cuDNN fp8 in {num_fp8} of {num_blocks} blocks" if num_fp8 else "bf16",
             },
             evidence=evidence,
             refuted=refuted,
         )
+
+
+def _is_unet(denoiser: Any) -> bool:
+    return type(denoiser).__name__ == "UNet2DConditionModel"
+
+
+class _Casts:
+    """Casts a UNet's inputs to bf16, and its output back to the dtype of the latents."""
+
+    _KEPT = (1, "timestep", "added_cond_kwargs")
+    """Times and sizes, which bf16 cannot count to."""
+
+    def before(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        self._dtype = (args[0] if args else kwargs["sample"]).dtype
+        cast = [value if index in self._KEPT else _cast(value) for index, value in enumerate(args)]
+        named = {name: value if name in self._KEPT else _cast(value) for name, value in kwargs.items()}
+        return tuple(cast), named
+
+    def after(self, _: Any, args: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (output[0].to(self._dtype), *output[1:])
+        output.sample = output.sample.to(self._dtype)
+        return output
+
+
+def _cast(value: Any) -> Any:
+    """Cast floating-point tensors, also those of a list or tuple, to bf16."""
+    import torch
+
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(one) for one in value)
+    return value.bfloat16() if torch.is_tensor(value) and value.is_floating_point() else value
 
 
 def _cast_last(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -187,22 +242,29 @@ def _cast_output(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: 
     return (output[0].to(latents.dtype), *output[1:])
 
 
-def _unsuited(transformer: Any, on_gpu: bool, quantize: bool) -> str | None:
+def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
     """Why this denoiser has no fused form, or None."""
-    kind = type(transformer).__name__
-    if kind != "FluxTransformer2DModel":
-        return f"the fused kernels are made for FLUX's transformer, and this is a {kind}"
-    if hasattr(transformer, _ATTRIBUTE):
+    kind = type(denoiser).__name__
+    if kind != "FluxTransformer2DModel" and not _is_unet(denoiser):
+        return f"the fused kernels are made for FLUX's transformer and for UNets, and this is a {kind}"
+    if hasattr(denoiser, _ATTRIBUTE):
         return None
-    config = transformer.config
+    for name, layer in denoiser.named_modules():
+        if hasattr(layer, "base_layer"):
+            return f"adapters are attached ({name}); merge them first with pipe.fuse_lora() and unload_lora_weights()"
+        if type(layer).__name__ == "Linear" and is_quantised(layer):
+            return f"a layer is quantised already ({name}), and quantised weights cannot be fused"
+    if _is_unet(denoiser):
+        from vivace.fused.unet_blocks import unsuited
+
+        channels = denoiser.config.block_out_channels
+        if quantize and on_gpu and any(number % 16 for number in channels):
+            return "matmuls in fp8 need channels in multiples of 16"
+        return unsuited(denoiser)
+    config = denoiser.config
     if quantize and on_gpu and (config.num_attention_heads * config.attention_head_dim) % 16:
         return "matmuls in fp8 need channels in multiples of 16"
     head = config.attention_head_dim
     if on_gpu and (head & (head - 1) or head < 16):
         return f"the kernels take heads whose channels are a power of two from 16 on; these have {head}"
-    for name, layer in transformer.named_modules():
-        if hasattr(layer, "base_layer"):
-            return f"adapters are attached ({name}); merge them first with pipe.fuse_lora() and unload_lora_weights()"
-        if type(layer).__name__ == "Linear" and is_quantised(layer):
-            return f"a layer is quantised already ({name}), and quantised weights cannot be fused"
     return None

@@ -1,0 +1,320 @@
+"""A UNet's transformers and residual blocks over their fused weights: each replaces one of diffusers'.
+
+Activations are in bf16 and channels_last, so an image is rows of pixels without a copy: the transformers' tokens.
+Each branch's output is added to the residual stream by the kernel that also normalises it for the next branch. In fp8,
+the norms' outputs have one scale, from a bound, and the outputs of attention and GEGLU a scale for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from diffusers.models.transformers.transformer_2d import Transformer2DModelOutput
+from torch import nn
+
+from vivace.errors import Unsupported
+from vivace.fused import operations
+from vivace.fused import unet_operations as unet
+from vivace.fused.operations import Rows
+from vivace.fused.products import Product
+from vivace.fused.scales import spread
+from vivace.fused.unet_operations import RowScaled
+from vivace.kernels.reference import Branch, Modulation, Tokens, scale_of
+
+
+class FusedBlock(nn.Module):  # type: ignore[misc]
+    """A transformer block: self-attention, attention to the text, and GEGLU.
+
+    Args:
+        block: diffusers' `BasicTransformerBlock`; its projections of the text are left to `FusedTransformer`.
+        quantize: store weights in e4m3.
+    """
+
+    def __init__(self, block: Any, quantize: bool) -> None:
+        super().__init__()
+        own, other = block.attn1, block.attn2
+        self.quantize = quantize
+        self.num_heads = own.heads
+        self.eps = block.norm1.eps
+        if getattr(own, "to_qkv", None) is not None:
+            self.qkv = Product([[own.to_qkv]], quantize)
+        else:
+            self.qkv = Product([[own.to_q, own.to_k, own.to_v]], quantize)
+        self.out = Product([[own.to_out[0]]], quantize)
+        self.query = Product([[other.to_q]], quantize)
+        self.text_out = Product([[other.to_out[0]]], quantize)
+        self.up = Product([[block.ff.net[0].proj]], quantize)
+        self.down = Product([[block.ff.net[2]]], quantize)
+        norms = [block.norm1, block.norm2, block.norm3]
+        # As modulations: norms multiply by 1 + scale, and add a shift. The last vector is the gate.
+        vectors = [vector for norm in norms for vector in (norm.bias.float(), norm.weight.float() - 1)]
+        gate = torch.ones_like(norms[0].weight)
+        self.register_buffer("vectors", torch.cat([*vectors, gate]).detach().float()[None])
+        self.register_buffer("scales", _scales_of(norms) if quantize else None)
+        one = spread(gate.new_ones(1, dtype=torch.float32))[0] if quantize else None
+        self.register_buffer("one", one)
+
+    def forward(
+        self, x: torch.Tensor, pending: Branch | None, text: tuple[torch.Tensor, torch.Tensor], tokens: Tokens
+    ) -> Branch:
+        """Change the stream, and return the branch that is still to be added to it.
+
+        Args:
+            x: (rows, channels).
+            pending: the last block's branch.
+            text: keys and values of the text, (batch, tokens, heads, channels of a head).
+        """
+        q, k, v = self._heads(self.qkv(self._norm(x, pending, 0, tokens), tokens), tokens, 3)
+        branch = self._branch(self.out, self._rows(_attend(q, k, v)), tokens)
+        (q,) = self._heads(self.query(self._norm(x, branch, 1, tokens), tokens), tokens, 1)
+        branch = self._branch(self.text_out, self._rows(_attend(q, *text)), tokens)
+        up = self.up(self._norm(x, branch, 2, tokens), tokens)
+        bias = self.up.left_bias
+        active = unet.geglu(up, None if bias is None else bias[0], self.quantize)
+        return self._branch(self.down, active, tokens)
+
+    def _norm(self, x: torch.Tensor, branch: Branch | None, which: int, tokens: Tokens) -> Rows:
+        """Add a branch to the stream, and return a norm of it."""
+        channels = x.shape[1]
+        shift, scale = (Modulation(at * channels, at * channels) for at in (2 * which, 2 * which + 1))
+        of_norm = None if self.scales is None else self.scales[which, :1]
+        vectors = self.vectors.expand(tokens.batch, -1)
+        return operations.add_and_norm(x, branch, vectors, (shift, scale), tokens, of_norm, self.eps)
+
+    def add(self, x: torch.Tensor, branch: Branch, tokens: Tokens) -> None:
+        """Add a branch to the stream."""
+        operations.add_and_norm(x, branch, self.vectors.expand(tokens.batch, -1), None, tokens, None)
+
+    def _branch(self, product: Product, rows: RowScaled, tokens: Tokens) -> Branch:
+        one = None if self.one is None else self.one[:1]
+        made = product(Rows(rows.values, one), tokens)
+        gate = 6 * made.shape[1]
+        return Branch(made, Modulation(gate, gate), product.left_bias, rows.scales)
+
+    def _heads(self, made: torch.Tensor, tokens: Tokens, number: int) -> tuple[torch.Tensor, ...]:
+        parts = made.view(tokens.batch, tokens.image, number, self.num_heads, -1)
+        return tuple(parts.unbind(2))
+
+    def _rows(self, attended: torch.Tensor) -> RowScaled:
+        rows = attended.flatten(2).flatten(0, 1)
+        return unet.quantized_rows(rows) if self.quantize else RowScaled(rows)
+
+
+class FusedTransformer(nn.Module):  # type: ignore[misc]
+    """Takes the place of diffusers' `Transformer2DModel`. Its blocks give their weights up one by one."""
+
+    def __init__(self, transformer: Any, quantize: bool) -> None:
+        super().__init__()
+        self.norm = transformer.norm
+        self.project_in = Product([[_linear(transformer.proj_in)]], False)
+        self.project_out = Product([[_linear(transformer.proj_out)]], False)
+        # Together these read the text once; in bf16, since it has few rows.
+        self.text = Product([list(_text_projections(transformer.transformer_blocks))], False)
+        self.blocks = nn.ModuleList()
+        while len(transformer.transformer_blocks):
+            self.blocks.append(FusedBlock(transformer.transformer_blocks[0], quantize))
+            del transformer.transformer_blocks[0]
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        timestep: Any = None,
+        added_cond_kwargs: Any = None,
+        class_labels: Any = None,
+        cross_attention_kwargs: dict[str, Any] | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Arguments and result are those of diffusers'.
+
+        Raises:
+            Unsupported: a mask, or arguments of attention that the fused blocks do not compute.
+        """
+        _refuse_extras(cross_attention_kwargs, attention_mask, encoder_attention_mask)
+        assert encoder_hidden_states is not None
+        given = unet.channels_last(hidden_states)
+        batch, _, height, width = given.shape
+        tokens = Tokens(batch, 0, height * width)
+        rows = unet.pixels(unet.group_norm(given, self.norm, None, silu=False)).flatten(0, 1)
+        x = self.project_in(Rows(rows), tokens)
+        words = encoder_hidden_states
+        texts = self.text(Rows(words.flatten(0, 1)), Tokens(batch, 0, words.shape[1]))
+        # (batch, words, blocks, keys and values, heads, channels of a head)
+        heads = self.blocks[0].num_heads
+        texts = texts.view(batch, words.shape[1], len(self.blocks), 2, heads, -1)
+        pending = None
+        for index, block in enumerate(self.blocks):
+            keys, values = texts[:, :, index].unbind(2)
+            pending = block(x, pending, (keys, values), tokens)
+        assert pending is not None
+        self.blocks[-1].add(x, pending, tokens)
+        out = self.project_out(Rows(x), tokens)
+        made = out.view(batch, height, width, -1).permute(0, 3, 1, 2) + given
+        return Transformer2DModelOutput(sample=made) if return_dict else (made,)
+
+
+class FusedResnet(nn.Module):  # type: ignore[misc]
+    """Takes the place of diffusers' `ResnetBlock2D`: biases and the time embedding are added by the norms' kernels."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = block.norm1, block.norm2
+        self.conv1, self.conv2 = block.conv1, block.conv2
+        self.conv_shortcut, self.time_emb_proj = block.conv_shortcut, block.time_emb_proj
+        shortcut = block.conv_shortcut
+        bias = self.conv2.bias
+        if shortcut is not None and shortcut.bias is not None:
+            bias = bias + shortcut.bias
+        self.register_buffer("bias", bias.detach().clone())
+        self.register_buffer("time_bias", (block.time_emb_proj.bias + self.conv1.bias).detach().clone())
+
+    def forward(self, input_tensor: torch.Tensor, temb: torch.Tensor) -> torch.Tensor:
+        x = unet.channels_last(input_tensor)
+        time = nn.functional.linear(nn.functional.silu(temb), self.time_emb_proj.weight, self.time_bias)
+        made = _convolve(self.conv1, unet.group_norm(x, self.norm1, None, silu=True))
+        made = _convolve(self.conv2, unet.group_norm(made, self.norm2, time, silu=True))
+        shortcut = x if self.conv_shortcut is None else _convolve(self.conv_shortcut, x)
+        return unet.add_biased(shortcut, made, self.bias)
+
+
+class FusedNorm(nn.Module):  # type: ignore[misc]
+    """Takes the place of a GroupNorm and the SiLU after it."""
+
+    def __init__(self, norm: nn.GroupNorm) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return unet.group_norm(unet.channels_last(x), self.norm, None, silu=True)
+
+
+def fuse_unet(model: Any, quantize: bool) -> int:
+    """Replace a UNet's transformers and residual blocks; return the number of transformer blocks.
+
+    Args:
+        model: in bf16.
+        quantize: store the transformers' weights in e4m3.
+    """
+    model.to(memory_format=torch.channels_last)
+    number = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            kind = type(child).__name__
+            if kind == "Transformer2DModel":
+                fused: nn.Module = FusedTransformer(child, quantize)
+                number += len(fused.blocks)
+            elif kind == "ResnetBlock2D":
+                fused = FusedResnet(child)
+            else:
+                continue
+            parent._modules[name] = fused.eval().requires_grad_(False)
+    if isinstance(model.conv_norm_out, nn.GroupNorm) and type(model.conv_act).__name__ == "SiLU":
+        model.conv_norm_out, model.conv_act = FusedNorm(model.conv_norm_out), nn.Identity()
+    return number
+
+
+def unsuited(model: Any) -> str | None:
+    """Why a UNet has no fused form, or None."""
+    if model.config.encoder_hid_dim_type is not None:
+        return "the fused blocks take no image prompts (IP-Adapter)"
+    num_blocks = 0
+    for name, part in model.named_modules():
+        kind = type(part).__name__
+        if kind == "BasicTransformerBlock":
+            num_blocks += 1
+            if (reason := _unsuited_block(part)) is not None:
+                return f"{name}: {reason}"
+        if kind == "ResnetBlock2D" and (
+            part.time_embedding_norm != "default"
+            or part.time_emb_proj is None
+            or part.skip_time_act
+            or part.up
+            or part.down
+            or part.output_scale_factor != 1
+            or type(part.nonlinearity).__name__ != "SiLU"
+        ):
+            return f"{name}: a residual block of another form than those of Stable Diffusion"
+    return None if num_blocks else "the fused kernels are for transformer blocks, and this UNet has none"
+
+
+def _unsuited_block(block: Any) -> str | None:
+    plain = (
+        block.norm_type == "layer_norm"
+        and block.attn2 is not None
+        and type(block.ff.net[0]).__name__ == "GEGLU"
+        and not block.only_cross_attention
+        and block.pos_embed is None
+        and all(norm.elementwise_affine for norm in (block.norm1, block.norm2, block.norm3))
+    )
+    if not plain:
+        return "a transformer block of another form than those of Stable Diffusion"
+    for attention in (block.attn1, block.attn2):
+        kind = type(attention.processor).__name__
+        if kind not in _PROCESSORS:
+            return f"its attention is computed by {kind}, which has no fused form"
+        if any(
+            getattr(attention, name, None) is not None and getattr(attention, name).bias is not None
+            for name in ("to_q", "to_k", "to_v", "to_qkv", "to_kv")
+        ):
+            return "its queries, keys or values have biases"
+        if (
+            attention.norm_q is not None
+            or attention.residual_connection
+            or attention.rescale_output_factor != 1
+        ):
+            return "an attention of another form than those of Stable Diffusion"
+    return None
+
+
+_PROCESSORS = ("AttnProcessor", "AttnProcessor2_0", "FusedAttnProcessor2_0")
+
+
+def _scales_of(norms: list[Any]) -> torch.Tensor:
+    """The scales of norms' outputs, (norms, 4), of which the first is used: see `vivace.fused.scales`."""
+    reach = len(norms[0].weight) ** 0.5
+    bounds = [(reach * norm.weight.float().abs() + norm.bias.float().abs()).amax() for norm in norms]
+    return spread(scale_of(torch.stack(bounds).detach()))
+
+
+def _text_projections(blocks: Any) -> Iterator[Any]:
+    for block in blocks:
+        attention = block.attn2
+        fused = getattr(attention, "to_kv", None)
+        yield from (fused,) if fused is not None else (attention.to_k, attention.to_v)
+
+
+def _linear(layer: Any) -> Any:
+    """A Linear layer, or a convolution of single pixels as one."""
+    return SimpleNamespace(weight=layer.weight.flatten(1), bias=layer.bias)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention of (batch, tokens, heads, channels)."""
+    made = nn.functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    return made.transpose(1, 2)
+
+
+def _convolve(layer: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+    """Convolve without the bias."""
+    made = nn.functional.conv2d(
+        x, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups
+    )
+    return unet.channels_last(made)
+
+
+def _refuse_extras(attention_kwargs: dict[str, Any] | None, *masks: Any) -> None:
+    extras = [name for name, value in (attention_kwargs or {}).items() if (name, value) != ("scale", 1.0)]
+    if extras:
+        raise Unsupported(
+            f"fused: the fused blocks take no cross_attention_kwargs ({', '.join(extras)}); leave fused out, or call "
+            "without them"
+        )
+    if any(mask is not None for mask in masks):
+        raise Unsupported(
+            "fused: the fused blocks take no attention mask; leave fused out, or call without one"
+        )

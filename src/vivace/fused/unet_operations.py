@@ -1,0 +1,98 @@
+"""The fused operations of a UNet on any device: see `vivace.fused.operations`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from vivace.fused.operations import takes_kernels
+from vivace.kernels import reference
+
+
+@dataclass(frozen=True)
+class RowScaled:
+    """Rows of a matmul's input, (rows, channels): in bf16, or in e4m3 with a scale for each row, (rows,), in fp32."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None = None
+
+
+def geglu(up: torch.Tensor, bias: torch.Tensor | None, quantize: bool) -> RowScaled:
+    """Return h GELU(g) of `up` (rows, 2 channels) and its bias (2 channels,)."""
+    made = _empty(up, up.shape[1] // 2, quantize)
+    if takes_kernels(up):
+        from vivace.kernels import geglu as kernels
+
+        kernels.geglu(up, bias, made.values, made.scales)
+    elif not up.is_meta:
+        _fill(made, reference.geglu(up, bias))
+    return made
+
+
+def quantized_rows(x: torch.Tensor) -> RowScaled:
+    """Return `x` (rows, channels) in e4m3."""
+    made = _empty(x, x.shape[1], True)
+    if takes_kernels(x):
+        from vivace.kernels import geglu as kernels
+
+        assert made.scales is not None
+        kernels.quantize_rows(x.contiguous(), made.values, made.scales)
+    elif not x.is_meta:
+        _fill(made, x)
+    return made
+
+
+def group_norm(x: torch.Tensor, norm: nn.GroupNorm, added: torch.Tensor | None, silu: bool) -> torch.Tensor:
+    """Return GroupNorm(x + added), or SiLU of it, in channels_last.
+
+    Args:
+        x: (batch, channels, height, width), in channels_last.
+        added: (batch, channels), or None.
+    """
+    made = torch.empty_like(x, memory_format=torch.channels_last)
+    given = (norm.num_groups, norm.weight, norm.bias, norm.eps, added, silu)
+    if takes_kernels(x):
+        from vivace.kernels import group_norm as kernels
+
+        kernels.group_norm(pixels(x), pixels(made), *given)
+    elif not x.is_meta:
+        pixels(made).copy_(reference.group_norm(pixels(x), *given))
+    return made
+
+
+def add_biased(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Return x + y + bias: all (batch, channels, height, width) in channels_last, but bias, (channels,)."""
+    made = torch.empty_like(x, memory_format=torch.channels_last)
+    if takes_kernels(x):
+        from vivace.kernels import residual
+
+        flat = [pixels(one).flatten(0, 1) for one in (x, y, made)]
+        residual.add_biased(flat[0], flat[1], bias, flat[2])
+    elif not x.is_meta:
+        made.copy_(x.float() + y.float() + bias.float()[:, None, None])
+    return made
+
+
+def pixels(x: torch.Tensor) -> torch.Tensor:
+    """(batch, channels, height, width) in channels_last as (batch, pixels, channels): a view."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _empty(x: torch.Tensor, channels: int, quantize: bool) -> RowScaled:
+    values = x.new_empty((len(x), channels), dtype=torch.float8_e4m3fn if quantize else x.dtype)
+    return RowScaled(values, x.new_empty(len(x), dtype=torch.float32) if quantize else None)
+
+
+def _fill(made: RowScaled, wide: torch.Tensor) -> None:
+    if made.scales is None:
+        made.values.copy_(wide)
+        return
+    values, scales = reference.quantize_rows(wide)
+    made.values.copy_(values)
+    made.scales.copy_(scales[:, 0])

@@ -1,0 +1,88 @@
+"""GEGLU and rounding to e4m3 with a scale for each row, in one pass.
+
+The activation's bound is the product of two bounds, each of which typical elements are far below: a scale from it
+would leave e4m3 too few of its binades. So each row has a scale of its own, from its largest element: a program holds
+the row. The next matmul computes with the values alone, since a row's scale can be multiplied into its output, which
+the kernel that reads it does. Rows of attention's output are rounded in the same way.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from vivace.kernels.reference import E4M3_MAX, TINY
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _rows(  # type: ignore[no-untyped-def]
+    x,
+    bias,
+    out,
+    scales,
+    x_stride,
+    channels,
+    largest,
+    tiny,
+    BLOCK: tl.constexpr,  # noqa: N803
+    GEGLU: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    QUANTIZE: tl.constexpr,  # noqa: N803
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < channels
+    value = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        value += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    if GEGLU:
+        gate = tl.load(x + row * x_stride + channels + at, mask=inside, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            gate += tl.load(bias + channels + at, mask=inside, other=0.0).to(tl.float32)
+        value = value * gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+    if QUANTIZE:
+        scale = tl.maximum(tl.max(tl.abs(value), axis=0), tiny) / largest
+        tl.store(scales + row, scale)
+        value = value / scale
+    tl.store(out + row * channels + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+def geglu(
+    up: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, scales: torch.Tensor | None
+) -> None:
+    """Write h GELU(g), of `up` and its bias, whose first half is h and whose second is g, to `out`.
+
+    Args:
+        up: (rows, 2 channels); bias: (2 channels,), or None.
+        out: (rows, channels): bf16, or e4m3 divided by scales.
+        scales: (rows,), fp32, are written; None: nothing is rounded to e4m3.
+    """
+    _launch(up, bias, out, scales, geglu=True)
+
+
+def quantize_rows(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
+    """Write `x` (rows, channels) to an e4m3 `out`, divided by scales (rows,), fp32, which are written as well."""
+    _launch(x, None, out, scales, geglu=False)
+
+
+def _launch(
+    x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, scales: torch.Tensor | None, geglu: bool
+) -> None:
+    rows, channels = out.shape
+    block = triton.next_power_of_2(channels)
+    _rows[(rows,)](
+        x,
+        bias if bias is not None else x,
+        out,
+        scales if scales is not None else x,
+        x.stride(0),
+        channels,
+        E4M3_MAX,
+        TINY,
+        BLOCK=block,
+        GEGLU=geglu,
+        HAS_BIAS=bias is not None,
+        QUANTIZE=scales is not None,
+        num_warps=8 if block > 2048 else 4,
+    )

@@ -1,0 +1,181 @@
+"""GroupNorm of channels-last activations, with what comes before and after it, in two passes over memory.
+
+PyTorch's GroupNorm, the addition of the time embedding before it and SiLU after it are four kernels, and read or write
+the activations seven times. Here they are read twice and written once: a first kernel takes each channel's mean and
+squared deviations over chunks of pixels, a small one combines them to a factor and a shift for each channel, and the
+last one applies these and SiLU. Chunks are combined as Chan et al. do (Updating Formulae and a Pairwise Algorithm for
+Computing Sample Variances, 1979), so a mean that is large beside the deviations costs no digits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_CHUNKS = 128
+_MIN_PIXELS = 16  # of a chunk
+_ELEMENTS = 4096  # that a program holds at a time
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _moments(  # type: ignore[no-untyped-def]
+    x,
+    means,
+    deviations,
+    pixels,
+    channels,
+    num_chunks,
+    CHUNK: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+) -> None:
+    part, image = tl.program_id(0), tl.program_id(1)
+    channel = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    exists = channel < channels
+    first = part * CHUNK
+    last = tl.minimum(first + CHUNK, pixels)
+    base = x + image.to(tl.int64) * pixels * channels
+    # Deviations from a first pixel are summed, so that nothing cancels if the mean is large.
+    origin = tl.load(base + first.to(tl.int64) * channels + channel, mask=exists, other=0.0).to(tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    squares = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, CHUNK, ROWS):
+        row = first + start + tl.arange(0, ROWS)
+        inside = (row < last)[:, None] & exists[None, :]
+        at = row.to(tl.int64)[:, None] * channels + channel[None, :]
+        value = tl.load(base + at, mask=inside, other=0.0).to(tl.float32)
+        value = tl.where(inside, value - origin[None, :], 0.0)
+        total += tl.sum(value, axis=0)
+        squares += tl.sum(value * value, axis=0)
+    count = (last - first).to(tl.float32)
+    shift = total / count
+    to = (image * num_chunks + part) * channels + channel
+    tl.store(means + to, origin + shift, mask=exists)
+    tl.store(deviations + to, squares - total * shift, mask=exists)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _factors(  # type: ignore[no-untyped-def]
+    means,
+    deviations,
+    weight,
+    bias,
+    added,
+    factors,
+    pixels,
+    channels,
+    chunk,
+    num_chunks,
+    per_group,
+    added_stride,
+    eps,
+    CHUNKS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    HAS_ADDED: tl.constexpr,  # noqa: N803
+) -> None:
+    group, image = tl.program_id(0), tl.program_id(1)
+    within = tl.arange(0, BLOCK)
+    exists = within < per_group
+    channel = group * per_group + within
+    part = tl.arange(0, CHUNKS)
+    inside = (part < num_chunks)[:, None] & exists[None, :]
+    at = (image * num_chunks + part)[:, None] * channels + channel[None, :]
+    own = tl.zeros([BLOCK], tl.float32)
+    if HAS_ADDED:
+        own = tl.load(added + image * added_stride + channel, mask=exists, other=0.0).to(tl.float32)
+    mean = tl.load(means + at, mask=inside, other=0.0) + own[None, :]
+    count = tl.minimum(pixels - part * chunk, chunk).to(tl.float32)[:, None]
+    count = tl.where(inside, count, 0.0)
+    number = (pixels * per_group).to(tl.float32)
+    # Relative to one channel's mean, for the same reason as above.
+    origin = tl.sum(tl.where((part == 0)[:, None] & (within == 0)[None, :], mean, 0.0))
+    middle = origin + tl.sum(count * (mean - origin)) / number
+    spread = tl.sum(tl.load(deviations + at, mask=inside, other=0.0))
+    spread += tl.sum(count * (mean - middle) * (mean - middle))
+    inverse = 1.0 / tl.sqrt(spread / number + eps)
+    factor = tl.load(weight + channel, mask=exists, other=0.0).to(tl.float32) * inverse
+    shift = tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32) + (own - middle) * factor
+    to = factors + image * 2 * channels + channel
+    tl.store(to, factor, mask=exists)
+    tl.store(to + channels, shift, mask=exists)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _apply(  # type: ignore[no-untyped-def]
+    x,
+    factors,
+    out,
+    pixels,
+    channels,
+    ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    SILU: tl.constexpr,  # noqa: N803
+) -> None:
+    image = tl.program_id(1)
+    channel = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    exists = channel < channels
+    inside = (row < pixels)[:, None] & exists[None, :]
+    own = factors + image * 2 * channels + channel
+    factor = tl.load(own, mask=exists, other=0.0)
+    shift = tl.load(own + channels, mask=exists, other=0.0)
+    at = (image.to(tl.int64) * pixels + row)[:, None] * channels + channel[None, :]
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    value = value * factor[None, :] + shift[None, :]
+    if SILU:
+        value = value * tl.sigmoid(value)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+def group_norm(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    num_groups: int,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    added: torch.Tensor | None,
+    silu: bool,
+) -> None:
+    """Write GroupNorm(x + added), or SiLU of it, to `out`.
+
+    Args:
+        x, out: (batch, pixels, channels), contiguous.
+        weight, bias: (channels,).
+        added: (batch, channels), for all pixels of an image; None: nothing.
+    """
+    batch, pixels, channels = x.shape
+    block = min(triton.next_power_of_2(channels), 512)
+    rows = max(_ELEMENTS // block, 1)
+    columns = triton.cdiv(channels, block)
+    chunk = max(triton.cdiv(pixels, _CHUNKS), _MIN_PIXELS)
+    num_chunks = triton.cdiv(pixels, chunk)
+    means, deviations = x.new_empty((2, batch, num_chunks, channels), dtype=torch.float32).unbind(0)
+    factors = x.new_empty((batch, 2, channels), dtype=torch.float32)
+    _moments[(num_chunks, batch, columns)](
+        x, means, deviations, pixels, channels, num_chunks, CHUNK=chunk, ROWS=rows, BLOCK=block, num_warps=4
+    )
+    per_group = channels // num_groups
+    _factors[(num_groups, batch)](
+        means,
+        deviations,
+        weight,
+        bias,
+        added if added is not None else x,
+        factors,
+        pixels,
+        channels,
+        chunk,
+        num_chunks,
+        per_group,
+        added.stride(0) if added is not None else 0,
+        eps,
+        CHUNKS=triton.next_power_of_2(num_chunks),
+        BLOCK=triton.next_power_of_2(per_group),
+        HAS_ADDED=added is not None,
+        num_warps=4,
+    )
+    _apply[(triton.cdiv(pixels, rows), batch, columns)](
+        x, factors, out, pixels, channels, ROWS=rows, BLOCK=block, SILU=silu, num_warps=4
+    )
