@@ -9,6 +9,7 @@ from diffusers import FluxTransformer2DModel
 
 import vivace
 from tests import fused_kernels as kernels
+from tests import fused_unets
 from tests.families import draw, psnr
 from tests.targets import target_of
 from vivace.contract import Target
@@ -142,3 +143,45 @@ def test_a_picture(recipe: str, more: str) -> None:
     assert made.refuted({}) is None
     assert made.evidence()["denoiser.modulations_hoisted"]
     assert made.effects["fused@denoiser"]["denoiser.fused_by"] == "Triton"
+
+
+def test_each_kernel_of_unets_against_float64() -> None:
+    kernels.check_of_unets("cuda")
+    for pixels, channels in ((16384, 320), (1024, 2560), (4096, 960)):
+        kernels.check_group_norm("normal", 2, pixels, channels, 32, True, True, "cuda")
+    for channels in (1280, 5120):
+        kernels.check_geglu("outliers", 33, channels, True, True, "cuda")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("linear", [True, False])
+@torch.no_grad()
+def test_a_unet_against_diffusers(precision: Any, linear: bool) -> None:
+    for shape in ((2, 77, 32, 48), (1, 77, 16, 16), (3, 154, 8, 4)):
+        given = fused_unets.inputs(*shape, device="cuda")
+        wanted = fused_unets.unet(linear, "cuda")(**given)[0]
+        made = fused_unets.unet(linear, "cuda")
+        Fused(precision=precision).apply(fused_unets.target("cuda", unet=made))
+        assert fused_unets.error(made(**given)[0], wanted) < (0.015 if precision == "bf16" else 0.06)
+
+
+@torch.no_grad()
+def test_a_vae_against_diffusers() -> None:
+    made, plain = fused_unets.vae("cuda"), fused_unets.vae("cuda")
+    Fused(precision="bf16", targets=("vae",)).apply(fused_unets.target("cuda", vae=made))
+    latents = torch.randn(2, 4, 37, 50, generator=torch.Generator().manual_seed(3)).cuda()
+    wanted = plain.decode(latents, return_dict=False)[0]
+    assert fused_unets.error(made.decode(latents, return_dict=False)[0], wanted) < 0.02
+    found = made.encode(wanted.clamp(-1, 1), return_dict=False)[0].mode()
+    assert fused_unets.error(found, plain.encode(wanted.clamp(-1, 1), return_dict=False)[0].mode()) < 0.02
+
+
+@pytest.mark.parametrize(
+    "recipe", ["fused(bf16)@denoiser,vae+cuda_graph+gpu_postprocess", "fused(fp8)+cuda_graph"]
+)
+def test_an_embedded_unet_in_a_graph(recipe: str) -> None:
+    plain = draw(vivace.load("tiny-sd", "dtype(bf16)", device="cuda"), num_inference_steps=20)
+    made = vivace.load("tiny-sd", recipe, device="cuda")
+    for _ in range(3):
+        assert psnr(draw(made, num_inference_steps=20), plain) > 30
+    assert made.refuted({}) is None

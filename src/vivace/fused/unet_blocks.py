@@ -1,4 +1,4 @@
-"""A UNet's transformers and residual blocks over their fused weights: each replaces one of diffusers'.
+"""A UNet's transformers over their fused weights: each replaces one of diffusers'.
 
 Activations are in bf16 and channels_last, so an image is rows of pixels without a copy: the transformers' tokens.
 Each branch's output is added to the residual stream by the kernel that also normalises it for the next branch. In fp8,
@@ -16,12 +16,13 @@ from diffusers.models.transformers.transformer_2d import Transformer2DModelOutpu
 from torch import nn
 
 from vivace.errors import Unsupported
+from vivace.fused import image_operations as images
 from vivace.fused import operations
-from vivace.fused import unet_operations as unet
+from vivace.fused.convolutions import fuse_convolutions, unsuited_resnet
+from vivace.fused.image_operations import RowScaled
 from vivace.fused.operations import Rows
 from vivace.fused.products import Product
 from vivace.fused.scales import spread
-from vivace.fused.unet_operations import RowScaled
 from vivace.kernels.reference import Branch, Modulation, Tokens, scale_of
 
 
@@ -73,7 +74,7 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
         branch = self._branch(self.text_out, self._rows(_attend(q, *text)), tokens)
         up = self.up(self._norm(x, branch, 2, tokens), tokens)
         bias = self.up.left_bias
-        active = unet.geglu(up, None if bias is None else bias[0], self.quantize)
+        active = images.geglu(up, None if bias is None else bias[0], self.quantize)
         return self._branch(self.down, active, tokens)
 
     def _norm(self, x: torch.Tensor, branch: Branch | None, which: int, tokens: Tokens) -> Rows:
@@ -100,7 +101,7 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
 
     def _rows(self, attended: torch.Tensor) -> RowScaled:
         rows = attended.flatten(2).flatten(0, 1)
-        return unet.quantized_rows(rows) if self.quantize else RowScaled(rows)
+        return images.quantized_rows(rows) if self.quantize else RowScaled(rows)
 
 
 class FusedTransformer(nn.Module):  # type: ignore[misc]
@@ -137,10 +138,10 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
         """
         _refuse_extras(cross_attention_kwargs, attention_mask, encoder_attention_mask)
         assert encoder_hidden_states is not None
-        given = unet.channels_last(hidden_states)
+        given = images.channels_last(hidden_states)
         batch, _, height, width = given.shape
         tokens = Tokens(batch, 0, height * width)
-        rows = unet.pixels(unet.group_norm(given, self.norm, None, silu=False)).flatten(0, 1)
+        rows = images.pixels(images.group_norm(given, self.norm, None, silu=False)).flatten(0, 1)
         x = self.project_in(Rows(rows), tokens)
         words = encoder_hidden_states
         texts = self.text(Rows(words.flatten(0, 1)), Tokens(batch, 0, words.shape[1]))
@@ -158,41 +159,6 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
         return Transformer2DModelOutput(sample=made) if return_dict else (made,)
 
 
-class FusedResnet(nn.Module):  # type: ignore[misc]
-    """Takes the place of diffusers' `ResnetBlock2D`: biases and the time embedding are added by the norms' kernels."""
-
-    def __init__(self, block: Any) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = block.norm1, block.norm2
-        self.conv1, self.conv2 = block.conv1, block.conv2
-        self.conv_shortcut, self.time_emb_proj = block.conv_shortcut, block.time_emb_proj
-        shortcut = block.conv_shortcut
-        bias = self.conv2.bias
-        if shortcut is not None and shortcut.bias is not None:
-            bias = bias + shortcut.bias
-        self.register_buffer("bias", bias.detach().clone())
-        self.register_buffer("time_bias", (block.time_emb_proj.bias + self.conv1.bias).detach().clone())
-
-    def forward(self, input_tensor: torch.Tensor, temb: torch.Tensor) -> torch.Tensor:
-        x = unet.channels_last(input_tensor)
-        time = nn.functional.linear(nn.functional.silu(temb), self.time_emb_proj.weight, self.time_bias)
-        made = _convolve(self.conv1, unet.group_norm(x, self.norm1, None, silu=True))
-        made = _convolve(self.conv2, unet.group_norm(made, self.norm2, time, silu=True))
-        shortcut = x if self.conv_shortcut is None else _convolve(self.conv_shortcut, x)
-        return unet.add_biased(shortcut, made, self.bias)
-
-
-class FusedNorm(nn.Module):  # type: ignore[misc]
-    """Takes the place of a GroupNorm and the SiLU after it."""
-
-    def __init__(self, norm: nn.GroupNorm) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return unet.group_norm(unet.channels_last(x), self.norm, None, silu=True)
-
-
 def fuse_unet(model: Any, quantize: bool) -> int:
     """Replace a UNet's transformers and residual blocks; return the number of transformer blocks.
 
@@ -200,45 +166,34 @@ def fuse_unet(model: Any, quantize: bool) -> int:
         model: in bf16.
         quantize: store the transformers' weights in e4m3.
     """
-    model.to(memory_format=torch.channels_last)
+    fuse_convolutions(model)
     number = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            kind = type(child).__name__
-            if kind == "Transformer2DModel":
-                fused: nn.Module = FusedTransformer(child, quantize)
+            if type(child).__name__ == "Transformer2DModel":
+                fused = FusedTransformer(child, quantize).eval().requires_grad_(False)
+                parent._modules[name] = fused
                 number += len(fused.blocks)
-            elif kind == "ResnetBlock2D":
-                fused = FusedResnet(child)
-            else:
-                continue
-            parent._modules[name] = fused.eval().requires_grad_(False)
-    if isinstance(model.conv_norm_out, nn.GroupNorm) and type(model.conv_act).__name__ == "SiLU":
-        model.conv_norm_out, model.conv_act = FusedNorm(model.conv_norm_out), nn.Identity()
     return number
 
 
 def unsuited(model: Any) -> str | None:
     """Why a UNet has no fused form, or None."""
     if model.config.encoder_hid_dim_type is not None:
-        return "the fused blocks take no image prompts (IP-Adapter)"
+        kind = model.config.encoder_hid_dim_type
+        return (
+            f"the fused blocks take the text alone, as it is, and this UNet has a projection of it ({kind})"
+        )
     num_blocks = 0
     for name, part in model.named_modules():
-        kind = type(part).__name__
+        kind, reason = type(part).__name__, None
         if kind == "BasicTransformerBlock":
             num_blocks += 1
-            if (reason := _unsuited_block(part)) is not None:
-                return f"{name}: {reason}"
-        if kind == "ResnetBlock2D" and (
-            part.time_embedding_norm != "default"
-            or part.time_emb_proj is None
-            or part.skip_time_act
-            or part.up
-            or part.down
-            or part.output_scale_factor != 1
-            or type(part.nonlinearity).__name__ != "SiLU"
-        ):
-            return f"{name}: a residual block of another form than those of Stable Diffusion"
+            reason = _unsuited_block(part)
+        elif kind == "ResnetBlock2D":
+            reason = unsuited_resnet(part)
+        if reason is not None:
+            return f"{name}: {reason}"
     return None if num_blocks else "the fused kernels are for transformer blocks, and this UNet has none"
 
 
@@ -297,14 +252,6 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention of (batch, tokens, heads, channels)."""
     made = nn.functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     return made.transpose(1, 2)
-
-
-def _convolve(layer: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
-    """Convolve without the bias."""
-    made = nn.functional.conv2d(
-        x, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups
-    )
-    return unet.channels_last(made)
 
 
 def _refuse_extras(attention_kwargs: dict[str, Any] | None, *masks: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-_CHUNKS = 128
+_PROGRAMS = 1024  # that take the moments: several for each of a GPU's multiprocessors
 _MIN_PIXELS = 16  # of a chunk
 _ELEMENTS = 4096  # that a program holds at a time
 
@@ -38,16 +38,17 @@ def _moments(  # type: ignore[no-untyped-def]
     base = x + image.to(tl.int64) * pixels * channels
     # Deviations from a first pixel are summed, so that nothing cancels if the mean is large.
     origin = tl.load(base + first.to(tl.int64) * channels + channel, mask=exists, other=0.0).to(tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    squares = tl.zeros([BLOCK], tl.float32)
+    totals = tl.zeros([ROWS, BLOCK], tl.float32)
+    all_squares = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, CHUNK, ROWS):
         row = first + start + tl.arange(0, ROWS)
         inside = (row < last)[:, None] & exists[None, :]
         at = row.to(tl.int64)[:, None] * channels + channel[None, :]
         value = tl.load(base + at, mask=inside, other=0.0).to(tl.float32)
         value = tl.where(inside, value - origin[None, :], 0.0)
-        total += tl.sum(value, axis=0)
-        squares += tl.sum(value * value, axis=0)
+        totals += value
+        all_squares += value * value
+    total, squares = tl.sum(totals, axis=0), tl.sum(all_squares, axis=0)
     count = (last - first).to(tl.float32)
     shift = total / count
     to = (image * num_chunks + part) * channels + channel
@@ -149,7 +150,9 @@ def group_norm(
     block = min(triton.next_power_of_2(channels), 512)
     rows = max(_ELEMENTS // block, 1)
     columns = triton.cdiv(channels, block)
-    chunk = max(triton.cdiv(pixels, _CHUNKS), _MIN_PIXELS)
+    # A power of two, so that few kernels are compiled for many sizes of an image.
+    wanted = max(_PROGRAMS // (batch * columns), 1)
+    chunk = max(triton.next_power_of_2(triton.cdiv(pixels, wanted)), _MIN_PIXELS)
     num_chunks = triton.cdiv(pixels, chunk)
     means, deviations = x.new_empty((2, batch, num_chunks, channels), dtype=torch.float32).unbind(0)
     factors = x.new_empty((batch, 2, channels), dtype=torch.float32)
@@ -174,7 +177,7 @@ def group_norm(
         CHUNKS=triton.next_power_of_2(num_chunks),
         BLOCK=triton.next_power_of_2(per_group),
         HAS_ADDED=added is not None,
-        num_warps=4,
+        num_warps=8,
     )
     _apply[(triton.cdiv(pixels, rows), batch, columns)](
         x, factors, out, pixels, channels, ROWS=rows, BLOCK=block, SILU=silu, num_warps=4

@@ -40,7 +40,7 @@ class Fused(Technique):
     stage: ClassVar[Stage] = Stage.FUSE
     owns: ClassVar[str] = "attention projections"
     same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     precision: Literal["bf16", "fp8"] = knob(
@@ -108,35 +108,61 @@ class Fused(Technique):
                 return "the fused kernels are Triton's, which is not installed (pip install triton)"
         if target.pipe is None:
             return None
+        if "vae" in self.targets and (vae := target.module("vae")) is not None:
+            from vivace.fused.vae_blocks import unsuited
+
+            if not hasattr(vae, _ATTRIBUTE) and (reason := unsuited(vae)) is not None:
+                return f"{reason}; leave vae out of fused's components"
+        if "denoiser" not in self.targets:
+            return None
         denoiser = target.module("denoiser")
         if (reason := _unsuited(denoiser, machine.is_cuda, self.precision == "fp8")) is not None:
             return reason
-        head = denoiser.config.attention_head_dim
-        if self.attention == "fp8" and _is_unet(denoiser):
-            return f"attention=fp8 is for heads of {_FP8_HEAD} channels, and those of UNets have others"
-        if self.attention == "fp8" and head != _FP8_HEAD:
-            return (
-                f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and these have {head}"
-            )
+        if self.attention == "fp8":
+            if _is_unet(denoiser):
+                return f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and a UNet's are others"
+            head = denoiser.config.attention_head_dim
+            if head != _FP8_HEAD:
+                return f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and these have {head}"
         return None
 
     def apply(self, target: Target) -> Effect:
         if target.machine.is_cuda:
             keep_compiled_code()
-        denoiser = target.module("denoiser")
-        if hasattr(denoiser, _ATTRIBUTE):
+        modules = target.modules(self.targets)
+        new = {name: module for name, module in modules.items() if not hasattr(module, _ATTRIBUTE)}
+        if not new:
             raise NoEffect("its blocks are fused already", already_so=True)
-        effect = self._fuse_unet(target) if _is_unet(denoiser) else self._fuse_flux(target)
+        effect, changed = Effect(), dict[str, int | float | str]()
         by = "Triton" if target.machine.is_cuda else "PyTorch (no GPU)"
-        common: dict[str, int | float | str] = {"denoiser.fused_by": by, "denoiser.matmuls": self.precision}
-        return replace(effect, changed={**effect.changed, **common})
+        for name, module in new.items():
+            if name == "vae":
+                changed |= self._fuse_vae(module)
+            else:
+                effect = self._fuse_unet(module) if _is_unet(module) else self._fuse_flux(target)
+                changed |= {**effect.changed, "denoiser.matmuls": self.precision}
+            changed[f"{name}.fused_by"] = by
+        return replace(effect, changed=changed)
 
-    def _fuse_unet(self, target: Target) -> Effect:
+    def _fuse_vae(self, vae: Any) -> dict[str, int | float | str]:
+        import torch
+
+        from vivace.fused.vae_blocks import fuse_vae
+
+        torch.nn.Module.to(vae, torch.bfloat16)
+        for part in (vae.encoder, vae.decoder, vae.quant_conv, vae.post_quant_conv):
+            if part is not None:
+                part.register_forward_pre_hook(_cast_all)
+        with torch.no_grad():
+            num_blocks = fuse_vae(vae)
+        setattr(vae, _ATTRIBUTE, True)
+        return {"vae.fused_blocks": num_blocks}
+
+    def _fuse_unet(self, unet: Any) -> Effect:
         import torch
 
         from vivace.fused.unet_blocks import fuse_unet
 
-        unet = target.module("denoiser")
         torch.nn.Module.to(unet, torch.bfloat16)
         casts = _Casts()
         unet.register_forward_pre_hook(casts.before, with_kwargs=True)
@@ -217,6 +243,10 @@ class _Casts:
             return (output[0].to(self._dtype), *output[1:])
         output.sample = output.sample.to(self._dtype)
         return output
+
+
+def _cast_all(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(_cast(value) for value in args)
 
 
 def _cast(value: Any) -> Any:

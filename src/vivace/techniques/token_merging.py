@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from vivace.contract import Component, Effect, Stage, Target, Technique, knob
+from vivace.contract import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
 from vivace.errors import NoEffect
 
 
@@ -37,6 +37,10 @@ class TokenMerging(Technique):
     levels: int = knob(
         1, ge=1, le=4, tune=[1], about="number of resolutions whose tokens are merged, from the highest down"
     )
+
+    @property
+    def excludes(self) -> tuple[Rule, ...]:
+        return (Rule(Trait.FUSED, "tokens are merged within diffusers' blocks, which fused replaces"),)
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

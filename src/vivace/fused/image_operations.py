@@ -1,4 +1,4 @@
-"""The fused operations of a UNet on any device: see `vivace.fused.operations`."""
+"""The fused operations of UNets and VAEs, whose activations are images: see `vivace.fused.operations`."""
 
 from __future__ import annotations
 

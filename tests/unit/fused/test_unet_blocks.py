@@ -1,0 +1,157 @@
+"""Fused UNets and VAEs against diffusers', on a CPU, where plain PyTorch computes what the kernels do."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import vivace
+from tests.families import draw, psnr
+from tests.fused_unets import error, inputs, target, unet, vae
+from vivace.errors import RecipeError, Unsupported
+from vivace.memory.predict import predict
+from vivace.memory.weightless import find_weightless
+from vivace.recipes.resolve import resolve
+from vivace.techniques.fused import Fused
+
+SHAPES = [(2, 7, 8, 12), (1, 1, 2, 2), (3, 5, 6, 4)]
+
+
+def fused(precision: Any, linear: bool = True) -> Any:
+    made = unet(linear)
+    Fused(precision=precision).apply(target(unet=made))
+    return made
+
+
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.no_grad()
+def test_same_output_as_diffusers(shape: tuple[int, int, int, int], linear: bool) -> None:
+    given = inputs(*shape)
+    plain = unet(linear)
+    wanted = plain(**given)[0]
+    for block in [*plain.modules()]:
+        if type(block).__name__ == "BasicTransformerBlock":
+            block.forward = lambda x, *args, **kwargs: x
+    assert error(plain(**given)[0], wanted) > 0.08, "the transformers matter here"
+    for precision, allowed in (("bf16", 0.015), ("fp8", 0.06)):
+        (found,) = fused(precision, linear)(**given)
+        assert found.dtype == torch.float32
+        assert error(found, wanted) < allowed
+
+
+@torch.no_grad()
+def test_each_row_of_a_batch_is_a_picture_of_its_own() -> None:
+    made = fused("fp8")
+    given = inputs(3, 5, 4, 6)
+    (together,) = made(**given)
+    for row in range(3):
+        own = {name: given[name][row : row + 1] for name in ("sample", "encoder_hidden_states")}
+        assert error(made(**given | own)[0], together[row : row + 1]) < 0.01
+
+
+@torch.no_grad()
+def test_after_fuse_qkv_and_with_a_controlnets_residuals() -> None:
+    given = inputs(1, 5, 4, 6)
+    plain, made = unet(), unet()
+    made.fuse_qkv_projections()
+    Fused(precision="bf16").apply(target(unet=made))
+    shapes = [(32, 4, 6), (32, 4, 6), (32, 2, 3), (64, 2, 3)]
+    generator = torch.Generator().manual_seed(5)
+    residuals = tuple(torch.randn(1, *shape, generator=generator) for shape in shapes)
+    given["down_block_additional_residuals"] = residuals
+    given["mid_block_additional_residual"] = torch.randn(1, 64, 2, 3, generator=generator)
+    assert error(made(**given)[0], plain(**given)[0]) < 0.015
+
+
+def test_weights_keep_their_size() -> None:
+    def size(module: Any) -> int:
+        return sum(t.nbytes for t in [*module.parameters(), *module.buffers()])
+
+    before = size(unet().bfloat16())
+    assert size(fused("bf16")) == pytest.approx(before, rel=0.03)
+    assert size(fused("fp8")) < 0.9 * before
+
+
+@torch.no_grad()
+def test_no_normalised_activation_exceeds_its_bound() -> None:
+    from vivace.fused import operations
+    from vivace.kernels import reference
+
+    made, largest = fused("fp8"), []
+    given = inputs(2, 7, 8, 12)
+    given["sample"][:, :, ::3] *= 1000
+    rounded = reference.to_e4m3
+
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        largest.append(float(x.abs().amax()))
+        return rounded(x)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reference, "to_e4m3", watched)
+        patched.setattr(operations, "has_triton", lambda: False)
+        made(**given)
+    # Per block three norms, two outputs of attention and one of GEGLU; 7 transformers of two blocks.
+    assert len(largest) == 6 * 14
+    assert max(largest) <= reference.E4M3_MAX * 1.0001
+
+
+@torch.no_grad()
+def test_a_vae_decodes_and_encodes_the_same() -> None:
+    plain, made = vae(), vae()
+    effect = Fused(precision="bf16", targets=("vae",)).apply(target(vae=made, unet=unet()))
+    assert effect.changed["vae.fused_blocks"] == 5 + 7, "of the encoder and the decoder"
+    latents = torch.randn(2, 4, 5, 7, generator=torch.Generator().manual_seed(3))
+    wanted = plain.decode(latents, return_dict=False)[0]
+    assert error(made.decode(latents, return_dict=False)[0], wanted) < 0.02, "diffusers' own bf16 has 0.017"
+    image = wanted.clamp(-1, 1)
+    found = made.encode(image, return_dict=False)[0].mode()
+    assert error(found, plain.encode(image, return_dict=False)[0].mode()) < 0.02
+
+
+def test_what_it_does_not_compute_is_refused() -> None:
+    made, given = fused("bf16"), inputs(1, 5, 4, 6)
+    with pytest.raises(Unsupported, match="take no attention mask"):
+        made(**given, encoder_attention_mask=torch.ones(1, 5))
+    with pytest.raises(Unsupported, match="ip_adapter_masks"):
+        made(**given, cross_attention_kwargs={"ip_adapter_masks": [torch.zeros(1)]})
+    made(**given, cross_attention_kwargs={"scale": 1.0})
+
+
+def test_other_forms_are_refused() -> None:
+    strange = unet()
+    strange.down_blocks[0].attentions[0].transformer_blocks[0].norm_type = "ada_norm"
+    reason = Fused(precision="bf16").unsupported(target(unet=strange))
+    assert reason == (
+        "down_blocks.0.attentions.0.transformer_blocks.0: a transformer block of another form than those of Stable "
+        "Diffusion"
+    )
+    scaled = unet()
+    scaled.mid_block.resnets[0].output_scale_factor = 2
+    assert "mid_block.resnets.0: a residual block" in str(
+        Fused(precision="bf16").unsupported(target(unet=scaled))
+    )
+    with pytest.raises(Unsupported, match="AutoencoderTiny; leave vae out"):
+        vivace.load("tiny-sd", "tiny_vae+fused@denoiser,vae", device="cpu")
+
+
+@pytest.mark.parametrize("other", ["compile", "int8", "fuse_qkv", "token_merging(0.5)"])
+def test_what_works_on_its_blocks_is_refused(other: str) -> None:
+    with pytest.raises(RecipeError, match="fused"):
+        resolve(f"fused(bf16)+{other}")
+
+
+@pytest.mark.parametrize("recipe", ["fused(bf16)", "fused@denoiser,vae", "fused+cfg_cutoff(0.5)"])
+def test_an_embedded_model_draws_the_same_picture(recipe: str) -> None:
+    kept = "baseline" if "cutoff" not in recipe else "cfg_cutoff(0.5)"
+    made, plain = (vivace.load("tiny-sd", text, device="cpu") for text in (recipe, kept))
+    assert psnr(draw(made), draw(plain)) > 36
+    assert made.refuted({}) is None
+
+
+@pytest.mark.parametrize(("recipe", "share"), [("fused(bf16)", 1.0), ("fused(fp8)@denoiser,vae", 0.72)])
+def test_its_memory_is_predicted_without_its_packages(recipe: str, share: float) -> None:
+    model = find_weightless("synthetic:sdxl")
+    plain, found = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))
+    assert found.model_bytes / plain.model_bytes == pytest.approx(share, abs=0.05)
+    assert found.peak_bytes < 1.05 * plain.peak_bytes
