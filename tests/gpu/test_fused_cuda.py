@@ -180,8 +180,10 @@ def test_a_vae_against_diffusers() -> None:
     "recipe", ["fused(bf16)@denoiser,vae+cuda_graph+gpu_postprocess", "fused(fp8)+cuda_graph"]
 )
 def test_an_embedded_unet_in_a_graph(recipe: str) -> None:
-    plain = draw(vivace.load("tiny-sd", "dtype(bf16)", device="cuda"), num_inference_steps=20)
+    # At the size that it was trained for; at others rounding alone changes the image by 24 dB in 20 steps.
+    call: Any = {"num_inference_steps": 20, "height": 128, "width": 128}
+    plain = draw(vivace.load("tiny-sd", "baseline", device="cuda"), **call)
     made = vivace.load("tiny-sd", recipe, device="cuda")
     for _ in range(3):
-        assert psnr(draw(made, num_inference_steps=20), plain) > 30
+        assert psnr(draw(made, **call), plain) > 30
     assert made.refuted({}) is None
