@@ -63,6 +63,8 @@ def _searches() -> list[Path]:
 
 
 PAGES: dict[str, Callable[[], str]] = {
+    "src/vivace/advice/committed.json": committed_tables.content,
+    "src/vivace/studies/published/known.csv": known_figures.content,
     "README.md": _readme,
     "docs/api.md": partial(api.page, NOTE),
     "docs/choosing.md": partial(choosing.page, NOTE, RESULTS),
@@ -73,10 +75,11 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/loras.md": lambda: costs.loras((DOCS / "loras.md").read_text()),
     "docs/techniques.md": partial(techniques.page, NOTE),
     "docs/tuning.md": _tuning_page,
-    "src/vivace/advice/committed.json": committed_tables.content,
-    "src/vivace/studies/published/known.csv": known_figures.content,
 }
-"""By path in the repository: what makes the page, or fills its tables in. Pages of records that exist come below."""
+"""By path in the repository: what makes the page, or fills its tables in. Pages of records that exist come below.
+
+What ships in the package comes first: the pages say what it recommends.
+"""
 if every_model.RECORD.exists():
     PAGES["docs/models-measured.md"] = partial(
         models_measured.page, every_model.RECORD, NOTE, overhead.RECORD

@@ -183,7 +183,7 @@ class Compile(Technique):
         options: dict[str, Any] = {"backend": self.backend}
         if self.backend == "inductor":
             keep_compiled_code()
-            options |= self._how()
+            options |= self._how(target.machine.is_cuda)
         # By default torch.compile makes code for any size once it has seen a second one.
         options |= {"dynamic": self.dynamic} if self.dynamic or self.sizes else {}
         captures_graphs = self._captures_graphs and target.machine.captures_graphs
@@ -203,13 +203,20 @@ class Compile(Technique):
             evidence=counting_graphs(),
         )
 
-    def _how(self) -> dict[str, Any]:
-        """Return the mode as torch.compile takes it: by its name, or as inductor's options, which replace a mode."""
-        if self.coordinate_descent:
+    def _how(self, on_gpu: bool) -> dict[str, Any]:
+        """Return the mode as torch.compile takes it: by its name, or as inductor's options, which replace a mode.
+
+        With `max-autotune` inductor compiles the candidates in worker processes, and on GPUs then does not find them:
+        the process that times them compiles each of them again, one after the other. With one compile thread threads
+        of that process compile them, once.
+        """
+        if "autotune" not in self.mode:
             return {} if self.mode == "default" else {"mode": self.mode}
         from torch._inductor import list_mode_options
 
-        return {"options": {**list_mode_options(self.mode), "coordinate_descent_tuning": False}}
+        changed = {} if self.coordinate_descent else {"coordinate_descent_tuning": False}
+        threads = {"compile_threads": 1} if on_gpu else {}
+        return {"options": {**list_mode_options(self.mode), **changed, **threads}}
 
     def _surrounding(self, module: torch.nn.Module) -> CallContext | None:
         """The settings that a component's forward needs, if any."""
@@ -259,7 +266,7 @@ class Compile(Technique):
         if self.dynamic:
             return None  # code traced with a square image would serve squares only: see `_distinct_sizes`
         given = {} if self.backend == "inductor" else {"backend": literal(self.backend)}
-        given |= {name: literal(value) for name, value in self._how().items()}
+        given |= {name: literal(value) for name, value in self._how(target.machine.is_cuda).items()}
         lines: list[str] = []
         if self.sizes:
             given["dynamic"] = "False"
