@@ -156,7 +156,7 @@ def configurations(name: str) -> list[str]:
 def cases(name: str, part: str = "all", only: Sequence[str] = (), steps: int = STEPS) -> list[Key]:
     """Return the cases of this model, slow ones last; if `only` is given, these recipes over `steps` steps."""
     if only:
-        return [(recipe_of(name, text), steps) for text in only]
+        return list(dict.fromkeys((recipe_of(name, text), steps) for text in only))
     found: list[Key] = []
     if part in ("alone", "all"):
         found += [(text, STEPS) for text in alone(name)]

@@ -19,6 +19,7 @@ from benchmarks.technique_cases import (
     COMPILED,
     alone,
     baseline,
+    cases,
     compiled,
     configurations,
     first_calls_file,
@@ -179,6 +180,10 @@ def test_the_best_are_drawn_at_full_length(
 def test_a_named_recipe_at_its_own_length(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(command, [MODEL, *_paths(tmp_path), *QUICK, "--steps", "2"]) == 2
     assert "add --only RECIPE" in capfd.readouterr().err
+
+
+def test_a_recipe_that_becomes_another_is_measured_once() -> None:
+    assert cases("sd15", only=["fused(bf16)", "fused+cuda_graph"], steps=4) == [("fused+cuda_graph", 4)]
 
 
 def test_what_was_timed_too_seldom_is_timed_again(measured: Path) -> None:

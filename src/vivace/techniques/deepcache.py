@@ -24,7 +24,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract import Target, knob
+from vivace.contract import Target, Trait, knob
 from vivace.step_caching.cache_state import CacheState, IsHit, Look
 from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards
 from vivace.step_caching.technique import Attached, Decision, StepCache
@@ -37,6 +37,7 @@ class Deepcache(StepCache):
     summary: ClassVar[str] = "reuse a UNet's deep features between steps"
     replaced: ClassVar[tuple[str, ...]] = ("interval",)
     replaced_in_words: ClassVar[str] = "an interval"
+    traits: ClassVar[frozenset[Trait]] = frozenset()  # the feature is kept between blocks
 
     interval: int = knob(3, ge=2, le=100, tune=[2, 3, 5], about="every so many steps one is computed whole")
     branch: int = knob(

@@ -1,21 +1,25 @@
-"""FLUX's transformer or a Stable Diffusion UNet as few, fused kernels, in bf16 or fp8.
+"""FLUX's transformer, or a UNet and a VAE of Stable Diffusion, as few, fused kernels, in bf16 or fp8.
 
 Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neither matmul nor attention: quantising,
     norms, modulation, GELU, rotary embedding, copies and gaps. Kernels of vivace's own take each of these in one pass
-    over memory, together with its neighbours; the modulations of all steps are computed at once, before the first.
-Costs: other rounding than diffusers'; with fp8 also that of weights and activations, with one scale a tensor.
-    `attention=fp8` rounds queries, keys, values and the softmax as well. The blocks are replaced, so adapters must be
-    merged before, and techniques that work on blocks do not go with it.
-Needs: a FLUX transformer. On GPUs Triton and cuBLASLt; fp8 compute capability 8.9; `attention=fp8` Hopper and the
-    package nvidia-cudnn-frontend. Elsewhere plain PyTorch computes the same, which is right and slow.
+    over memory, together with its neighbours; the modulations of all steps are computed at once, before the first. A
+    UNet's step has 46 GroupNorms with SiLU and 70 GEGLUs (SDXL), each of which is several passes in PyTorch. Nothing is
+    compiled for minutes: a first call takes seconds.
+Costs: other rounding than diffusers'; with fp8 also that of weights and activations, with one scale a tensor, in UNets
+    one a row behind attention and GEGLU. `attention=fp8` rounds queries, keys, values and the softmax as well. The
+    blocks are replaced, so adapters must be merged before, and techniques that work on blocks do not go with it. A VAE
+    is computed in bf16, also one that diffusers would compute in fp32 (SDXL's).
+Needs: a FLUX transformer, a UNet of Stable Diffusion's blocks (1.5, 2, XL), or their VAE. On GPUs Triton and cuBLASLt;
+    fp8 compute capability 8.9; `attention=fp8` Hopper, FLUX and the package nvidia-cudnn-frontend. Elsewhere plain
+    PyTorch computes the same, which is right and slow.
 Source: Peebles and Xie, DiT (adaLN-Zero), arXiv 2212.09748; Micikevicius et al., FP8 Formats for Deep Learning, arXiv
     2209.05433; Shah et al., FlashAttention-3, arXiv 2407.08608 (attention in fp8). Kernels: vivace.kernels.
 
 Scales need no calibration: norms' outputs, queries and keys are bounded by their norms, values and the MLP's hidden
 channels by those of tokens and weights. e4m3 has an exponent of its own, so a bound that is a hundred times too large
-costs it nothing.
+costs it nothing. The product of two bounds, as GEGLU has, would: there each row's scale is its own.
 An image of 28 steps still takes 21,682 kernels, text encoders and VAE included (results/flux-fused-profiles.jsonl);
-`cuda_graph` replays those of a step in one launch.
+`cuda_graph` replays those of a step in one launch. Measured: docs/performance/flux.md and docs/performance/unets.md.
 """
 
 from __future__ import annotations

@@ -149,6 +149,16 @@ def test_an_embedded_model_draws_the_same_picture(recipe: str) -> None:
     assert made.refuted({}) is None
 
 
+@pytest.mark.parametrize("knobs", ["hits=0.5", "2, branch=1"])
+def test_deepcache_goes_with_it(knobs: str) -> None:
+    made = vivace.load("tiny-sd", f"fused(bf16)+deepcache({knobs})", device="cpu")
+    reference = vivace.load("tiny-sd", f"deepcache({knobs})", device="cpu")
+    call: Any = {"num_inference_steps": 8, "height": 128, "width": 128}
+    assert psnr(draw(made, **call), draw(reference, **call)) > 40
+    assert made.refuted({}) is None
+    assert made.evidence()["cache_hit_rate"] == reference.evidence()["cache_hit_rate"] > 0.3
+
+
 @pytest.mark.parametrize(("recipe", "share"), [("fused(bf16)", 1.0), ("fused(fp8)@denoiser,vae", 0.72)])
 def test_its_memory_is_predicted_without_its_packages(recipe: str, share: float) -> None:
     model = find_weightless("synthetic:sdxl")
