@@ -25,6 +25,9 @@ from vivace.fused.products import Product
 from vivace.fused.scales import spread
 from vivace.kernels.reference import Branch, Modulation, Tokens, scale_of
 
+_PROCESSORS = ("AttnProcessor", "AttnProcessor2_0", "FusedAttnProcessor2_0")
+"""diffusers' plain attention, with projections apart or fused."""
+
 
 class FusedBlock(nn.Module):  # type: ignore[misc]
     """A transformer block: self-attention, attention to the text, and GEGLU.
@@ -219,14 +222,12 @@ def _unsuited_block(block: Any) -> str | None:
             return "its queries, keys or values have biases"
         if (
             attention.norm_q is not None
+            or attention.norm_cross is not None
             or attention.residual_connection
             or attention.rescale_output_factor != 1
         ):
             return "an attention of another form than those of Stable Diffusion"
     return None
-
-
-_PROCESSORS = ("AttnProcessor", "AttnProcessor2_0", "FusedAttnProcessor2_0")
 
 
 def _scales_of(norms: list[Any]) -> torch.Tensor:
