@@ -64,9 +64,9 @@ def other_sources(best: Weighed, weighed: Sequence[Weighed], judge: Judge) -> It
         for one in direct
         if one.near is Near.GENERATION
         and one.table.kind != "published"
-        and one.score > (1 + NOISE) * best.score
+        and one.gain_over(best) > 1 + NOISE
     ]
-    most = max(faster, key=lambda one: one.score, default=None)
+    most = max(faster, key=lambda one: one.gain_over(best), default=None)
     if most is not None and most not in shown:
         shown = [*shown[:-1], most]
     for one in [*shown, *transferred[: max(1, _MOST_ELSEWHERE - len(direct))]]:

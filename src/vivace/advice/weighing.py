@@ -56,6 +56,17 @@ class Weighed:
         published = next((one.score.point for one in self.choice.ranking if one.row.num_techniques == 0), 1.0)
         return self.choice.chosen.score.point / published
 
+    def gain_over(self, other: Weighed) -> float:
+        """Return how many times as good as another table's chosen row this one's is.
+
+        Both over the baseline, if they have one recipe as theirs; else over the model as published.
+        """
+        if self.choice is None or other.choice is None:
+            return 0.0
+        if self.table.rows[0].recipe == other.table.rows[0].recipe:
+            return self.choice.chosen.score.point / other.choice.chosen.score.point
+        return self.score / other.score
+
 
 def weigh(table: Table, kin: Kin, gpu: str | None, judge: Judge) -> Weighed | None:
     """Return a table with its advice; None if it is about a model of another kind, or nothing was timed."""

@@ -15,6 +15,7 @@ from tests.make import make_environment, make_round, make_trial
 from tests.typed import typed
 from tests.unit.advice.tables import ask, seen, table
 from vivace.advice import Recommendation
+from vivace.advice.evidence import Table
 from vivace.advice.wanted import parse_size
 from vivace.benchmark.store import Store
 from vivace.cli import app
@@ -56,6 +57,19 @@ def test_what_gains_more_on_the_same_generation_is_told_and_asked_for_next() -> 
     assert "'quantize(fp8_static)+compile'" in answer.next[0]
     slower = table(seen("fp8_static+compile", 1.2), kind="committed", gpu="NVIDIA H200", place="h200.json")
     assert "h200.json" not in [one.basis.place for one in ask(*here, slower, gpu="H100").elsewhere]
+
+
+def test_gains_over_one_baseline_are_compared_over_it() -> None:
+    """The model as published waits for the host, whose speed is not the GPU's."""
+
+    def of(gpu: str, recipe: str, gain: float, published: float) -> Table:
+        rows = (seen("cuda_graph"), seen("baseline", published), seen(f"{recipe}+cuda_graph", gain))
+        return table(*rows, kind="committed", gpu=gpu, place=gpu, baseline="cuda_graph")
+
+    here, sister = of("NVIDIA H200", "compile", 1.3, 0.5), of("NVIDIA H100", "fp8_static+compile", 1.6, 0.8)
+    answer = ask(here, sister, gpu="H200")
+    assert answer.recipe == "compile+cuda_graph"
+    assert "'quantize(fp8_static)+compile+cuda_graph'" in answer.next[0], "1.6 is more than 1.3"
 
 
 def test_a_tie_in_own_records_asks_for_more_rounds() -> None:
