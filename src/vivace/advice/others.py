@@ -62,9 +62,7 @@ def other_sources(best: Weighed, weighed: Sequence[Weighed], judge: Judge) -> It
     faster = [
         one
         for one in direct
-        if one.near is Near.GENERATION
-        and one.table.kind != "published"
-        and one.gain_over(best) > 1 + NOISE
+        if one.near is Near.GENERATION and one.table.kind != "published" and one.gain_over(best) > 1 + NOISE
     ]
     most = max(faster, key=lambda one: one.gain_over(best), default=None)
     if most is not None and most not in shown:

@@ -12,11 +12,22 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import register_flop_formula
 
 from vivace.fused.operations import Rows
 from vivace.fused.scales import spread
 from vivace.kernels import reference
 from vivace.kernels.reference import Tokens
+
+# On meta tensors nothing is multiplied, but what counts operations has to see that there is a product.
+_LIBRARY = torch.library.Library("vivace", "FRAGMENT")
+_LIBRARY.define("fused_product(Tensor values, Tensor weight, Tensor(a!) out) -> ()")
+_LIBRARY.impl("fused_product", lambda values, weight, out: None, "Meta")
+
+
+@register_flop_formula(torch.ops.vivace.fused_product)  # type: ignore[untyped-decorator]
+def _num_operations(values: Sequence[int], weight: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * values[0] * values[1] * weight[0]
 
 
 class Product(nn.Module):  # type: ignore[misc]
@@ -55,9 +66,11 @@ class Product(nn.Module):  # type: ignore[misc]
         """Return the product (rows, outputs) in bf16."""
         made = self._empty(rows, torch.bfloat16)
         for stream, span in enumerate(self._spans(tokens)):
-            if not made.is_meta:
-                bias = None if self.scale is not None else self.bias[stream]
-                multiply(rows.values[span], self.weight[stream], self._scales(rows, stream), bias, made[span])
+            if made.is_meta:
+                torch.ops.vivace.fused_product(rows.values[span], self.weight[stream], made[span])
+                continue
+            bias = None if self.scale is not None else self.bias[stream]
+            multiply(rows.values[span], self.weight[stream], self._scales(rows, stream), bias, made[span])
         return made
 
     def activated(
@@ -73,6 +86,7 @@ class Product(nn.Module):  # type: ignore[misc]
         made = self._empty(rows, dtype) if onto is None else onto
         for stream, span in enumerate(self._spans(tokens)):
             if made.is_meta:
+                torch.ops.vivace.fused_product(rows.values[span], self.weight[stream], made[span])
                 continue
             given, bias = self._scales(rows, stream), self.bias[stream]
             of_out = None if scales is None else (_of(scales[0], stream), _of(scales[1], stream))

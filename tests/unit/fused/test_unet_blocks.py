@@ -165,3 +165,10 @@ def test_its_memory_is_predicted_without_its_packages(recipe: str, share: float)
     plain, found = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))
     assert found.model_bytes / plain.model_bytes == pytest.approx(share, abs=0.05)
     assert found.peak_bytes < 1.05 * plain.peak_bytes
+    works = [
+        sum(one.gemm_flop for one in of.work.components if one.component == "denoiser")
+        for of in (plain, found)
+    ]
+    assert works[1] == pytest.approx(works[0], rel=0.01), (
+        "its products are counted where nothing is multiplied"
+    )
