@@ -41,7 +41,7 @@ from vivace.tuning.asked import Asked
 from vivace.tuning.belief import Belief, merged
 from vivace.tuning.launches import captures
 from vivace.tuning.pace import WARM_UP, Pace, reported_compiling
-from vivace.tuning.peaks import Peaks
+from vivace.tuning.peaks import Peaks, recorded
 from vivace.tuning.priors import effects, known_sources, reported
 from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
@@ -279,6 +279,7 @@ def simulated(model: str, minutes: float, max_memory: str | None, busy: float, s
     if max_memory is not None:
         saving = [text for option in space.options for text in option.memory_advice.saving]
         gpu.peaks.ask([Recipe(), *map(resolve, dict.fromkeys(saving))])
+        gpu.peaks.add(recorded(model, gpu.size, gpu.size))
     base = gpu.start()
     budget = Minutes(minutes, gpu, 0.0, clock=lambda: gpu.now)
     sampler = sampler_of(

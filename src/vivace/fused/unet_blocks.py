@@ -170,13 +170,13 @@ def fuse_unet(model: Any, quantize: bool) -> int:
         quantize: store the transformers' weights in e4m3.
     """
     fuse_convolutions(model)
+    # By name: a list of modules would keep the blocks, and with them their weights, until all are fused.
+    names = [name for name, part in model.named_modules() if type(part).__name__ == "Transformer2DModel"]
     number = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child).__name__ == "Transformer2DModel":
-                fused = FusedTransformer(child, quantize).eval().requires_grad_(False)
-                parent._modules[name] = fused
-                number += len(fused.blocks)
+    for name in names:
+        fused = FusedTransformer(model.get_submodule(name), quantize).eval().requires_grad_(False)
+        model.set_submodule(name, fused)
+        number += len(fused.blocks)
     return number
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.studies.known import all_known
 
 Predict = Callable[[Sequence[Recipe]], Sequence[float | None]]
 
@@ -27,6 +30,12 @@ class Peaks:
         missing = [recipe for recipe in dict.fromkeys(recipes) if recipe not in self.known]
         if missing:
             self.known.update(zip(missing, self.predict(missing), strict=True))
+
+    def add(self, recorded: Mapping[Recipe, float]) -> None:
+        """Take what records have where nothing was predicted."""
+        for recipe, peak in recorded.items():
+            if self.known.get(recipe) is None:
+                self.known[recipe] = peak
 
     def of(self, recipe: Recipe) -> float | None:
         """Return the predicted peak; None if there is none."""
@@ -55,3 +64,19 @@ class Peaks:
         }
         self.ask(list(without.values()))
         return [self.known[without.get(recipe, recipe)] for recipe in recipes]
+
+
+def recorded(model: str, height: int | None, width: int | None) -> dict[Recipe, float]:
+    """Return the peaks that vivace's own records have of a model's recipes at a size, for single images, in bytes.
+
+    They are there also where nothing can be predicted, and before anything is asked of `vivace plan`.
+    """
+    found: dict[Recipe, float] = {}
+    for (name, text, *size), known in all_known().items():
+        if (name, size) != (model, [height, width]):
+            continue
+        try:
+            found[resolve(text)] = float(max(one.peak_bytes for one in known))
+        except RecipeError:  # of an older vivace
+            continue
+    return found

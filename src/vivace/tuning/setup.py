@@ -22,6 +22,7 @@ from vivace.report.summary import seconds, size
 from vivace.spec.limits import Limits
 from vivace.stats import Gate
 from vivace.tuning.measuring import MOST_OF_THE_TIME, Bench
+from vivace.tuning.peaks import recorded
 from vivace.tuning.search import Budget, Trials
 from vivace.tuning.seen import Seen
 from vivace.tuning.space import Space, fitted
@@ -214,6 +215,9 @@ def check_memory(wanted: Wanted, bench: Bench) -> None:
     saving = [text for option in space.options for text in option.memory_advice.saving]
     recipes = [Recipe(), *(resolve(text) for text in dict.fromkeys(saving))]
     bench.peaks.ask(recipes)
+    if bench.asked.batch == 1:
+        name = bench.model.removeprefix(SYNTHETIC)
+        bench.peaks.add(recorded(name, bench.full.height, bench.full.width))
     peaks = {recipe: peak for recipe in recipes if (peak := bench.peaks.of(recipe)) is not None}
     if peaks and min(peaks.values()) > limit:
         least = min(peaks, key=lambda recipe: peaks[recipe])

@@ -6,7 +6,7 @@ from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.stats import Interval
 from vivace.tuning.pace import Pace
-from vivace.tuning.peaks import Peaks
+from vivace.tuning.peaks import Peaks, recorded
 from vivace.tuning.seen import Rung, Seen, expected_low
 
 
@@ -61,3 +61,14 @@ def test_what_has_no_prediction_takes_no_less_than_without_it() -> None:
     peaks = Peaks(lambda recipes: [known[recipe] for recipe in recipes])
     assert peaks.least([graph, both, resolve("tiny_vae")]) == [12e9, 7e9, 7e9]
     assert peaks.of(graph) is None
+
+
+def test_records_have_peaks_where_nothing_is_predicted() -> None:
+    graph, eager = resolve("fused(fp8)+cuda_graph"), resolve("baseline")
+    peaks = Peaks(lambda recipes: [12e9 if recipe == eager else None for recipe in recipes])
+    peaks.ask([eager, graph])
+    mine = recorded("sdxl", 1024, 1024)
+    peaks.add(mine)
+    assert peaks.of(graph) == mine[graph] == pytest.approx(10.5e9, rel=0.02)
+    assert peaks.of(eager) == 12e9, "a prediction is of this machine"
+    assert recorded("sdxl", 64, 64) == {}
