@@ -26,7 +26,7 @@ REFUSED = [
     ("offload(model)+prompt_cache(free_encoders=True)", "offloading frees them as well"),
     ("parallel(ulysses)+offload(model)", "every GPU has its own"),
     ("parallel(ulysses)+layerwise_casting", r"take quantize\(fp8_weight\)"),
-    ("parallel(ulysses)+deepcache", "take teacache, magcache, seacache or taylorseer"),
+    ("parallel(ulysses)+pyramid_attention", "take teacache, magcache, seacache or taylorseer"),
     ("parallel(ulysses)+compile(reduce-overhead)", "take compile in its default mode and cuda_graph"),
     ("parallel(cfg)+fbcache(hits=0.5)", "both branches of guidance"),
     ("parallel(ring)+attention(flash)", "take ulysses"),
