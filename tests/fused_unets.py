@@ -69,5 +69,6 @@ def target(device: str = "cpu", **parts: Any) -> Target:
     return target_of(pipe=Pipe(**parts), machine=this_machine(device))
 
 
-def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+def size(module: Any) -> int:
+    """Bytes of a module's parameters and buffers."""
+    return sum(t.nbytes for t in [*module.parameters(), *module.buffers()])

@@ -11,6 +11,7 @@ import vivace
 from tests import fused_kernels as kernels
 from tests import fused_unets
 from tests.families import draw, psnr
+from tests.fused_kernels import error
 from tests.targets import target_of
 from vivace.contract import Target
 from vivace.errors import Unsupported
@@ -80,10 +81,6 @@ def target(made: Any, timesteps: list[float] | None = None) -> Target:
         scheduler = types.SimpleNamespace(timesteps=torch.tensor(timesteps, device="cuda"))
     pipe = types.SimpleNamespace(transformer=made, scheduler=scheduler)
     return target_of(machine=this_machine("cuda"), pipe=pipe)
-
-
-def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
 @torch.no_grad()
@@ -162,7 +159,7 @@ def test_a_unet_against_diffusers(precision: Any, linear: bool) -> None:
         wanted = fused_unets.unet(linear, "cuda")(**given)[0]
         made = fused_unets.unet(linear, "cuda")
         Fused(precision=precision).apply(fused_unets.target("cuda", unet=made))
-        assert fused_unets.error(made(**given)[0], wanted) < (0.015 if precision == "bf16" else 0.06)
+        assert error(made(**given)[0], wanted) < (0.015 if precision == "bf16" else 0.06)
 
 
 @torch.no_grad()
@@ -171,9 +168,9 @@ def test_a_vae_against_diffusers() -> None:
     Fused(precision="bf16", targets=("vae",)).apply(fused_unets.target("cuda", vae=made))
     latents = torch.randn(2, 4, 37, 50, generator=torch.Generator().manual_seed(3)).cuda()
     wanted = plain.decode(latents, return_dict=False)[0]
-    assert fused_unets.error(made.decode(latents, return_dict=False)[0], wanted) < 0.02
+    assert error(made.decode(latents, return_dict=False)[0], wanted) < 0.02
     found = made.encode(wanted.clamp(-1, 1), return_dict=False)[0].mode()
-    assert fused_unets.error(found, plain.encode(wanted.clamp(-1, 1), return_dict=False)[0].mode()) < 0.02
+    assert error(found, plain.encode(wanted.clamp(-1, 1), return_dict=False)[0].mode()) < 0.02
 
 
 @pytest.mark.parametrize(

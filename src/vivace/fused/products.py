@@ -1,4 +1,4 @@
-"""Matmuls of the fused transformer: one weight for all rows of tokens, or one for the text's and one for the image's.
+"""Matmuls of the fused models: one weight for all rows of tokens, or one for the text's and one for the image's.
 
 In bf16 biases are added by the matmul. In fp8 both factors are in e4m3, each with one scale, and sums are accumulated
 fast (in the tensor cores' own 22 bits); biases are left to the kernel that reads the result, where they cost nothing.

@@ -8,6 +8,8 @@ from diffusers import FluxTransformer2DModel
 
 import vivace
 from tests.families import draw, psnr
+from tests.fused_kernels import error
+from tests.fused_unets import size
 from tests.targets import target_of
 from vivace.contract import Machine, Target
 from vivace.errors import RecipeError, Unsupported
@@ -66,10 +68,6 @@ def inputs(batch: int, text: int, height: int, width: int, guidance: bool = True
 
 def target(made: Any) -> Target:
     return target_of(pipe=Pipe(made))
-
-
-def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.parametrize(
@@ -158,9 +156,6 @@ def test_no_activation_exceeds_its_bound(kind: str) -> None:
 
 
 def test_weights_keep_their_size() -> None:
-    def size(module: Any) -> int:
-        return sum(t.nbytes for t in [*module.parameters(), *module.buffers()])
-
     sixteen, eight = transformer().bfloat16(), transformer()
     before = size(sixteen)
     Fused(precision="bf16").apply(target(sixteen))

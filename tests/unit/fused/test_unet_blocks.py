@@ -7,7 +7,8 @@ import torch
 
 import vivace
 from tests.families import draw, psnr
-from tests.fused_unets import error, inputs, target, unet, vae
+from tests.fused_kernels import error
+from tests.fused_unets import inputs, size, target, unet, vae
 from vivace.errors import RecipeError, Unsupported
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
@@ -65,9 +66,6 @@ def test_after_fuse_qkv_and_with_a_controlnets_residuals() -> None:
 
 
 def test_weights_keep_their_size() -> None:
-    def size(module: Any) -> int:
-        return sum(t.nbytes for t in [*module.parameters(), *module.buffers()])
-
     before = size(unet().bfloat16())
     assert size(fused("bf16")) == pytest.approx(before, rel=0.03)
     assert size(fused("fp8")) < 0.9 * before
