@@ -143,9 +143,10 @@ def check_group_norm(
     added = random("normal", batch, channels, device=device, seed=3) if adds else None
     wide = (weight.double(), bias.double(), 1e-5, None if added is None else added.double())
     wanted = ref.group_norm(x.double(), groups, *wide, silu)
-    out = poisoned(batch, pixels, channels, dtype=torch.bfloat16, device=device)
-    group_norm(x, out, groups, weight, bias, 1e-5, added, silu)
-    assert error(out, wanted) < SIXTEEN_BITS
+    for small in (0, 65536):  # in three kernels, and in one
+        out = poisoned(batch, pixels, channels, dtype=torch.bfloat16, device=device)
+        group_norm(x, out, groups, weight, bias, 1e-5, added, silu, small)
+        assert error(out, wanted) < SIXTEEN_BITS
 
 
 def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: bool, device: str) -> None:

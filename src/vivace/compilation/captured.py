@@ -156,7 +156,7 @@ def cuda_capturer() -> Capture:
         except RuntimeError as error:
             _end_capture_of_generator()
             reason = (str(error).strip().splitlines() or [repr(error)])[0]
-            raise Unsupported(f"cuda_graph: the denoiser's step cannot be captured: {reason}") from error
+            raise Unsupported(f"cuda_graph: this component's forward cannot be captured: {reason}") from error
         return graph.replay, outputs
 
     return capture

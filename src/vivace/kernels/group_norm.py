@@ -1,5 +1,7 @@
 """GroupNorm of channels-last activations, with what comes before and after it, in two passes over memory.
 
+Small images, whose passes would be shorter than their launches, take one kernel, in which a program has a group.
+
 PyTorch's GroupNorm, the addition of the time embedding before it and SiLU after it are four kernels, and read or write
 the activations seven times. Here they are read twice and written once: a first kernel takes each channel's mean and
 squared deviations over chunks of pixels, a small one combines them to a factor and a shift for each channel, and the
@@ -16,6 +18,7 @@ import triton.language as tl
 _PROGRAMS = 1024  # that take the moments: several for each of a GPU's multiprocessors
 _MIN_PIXELS = 16  # of a chunk
 _ELEMENTS = 4096  # that a program holds at a time
+_SMALL = 65536
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -129,6 +132,66 @@ def _apply(  # type: ignore[no-untyped-def]
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _whole_group(  # type: ignore[no-untyped-def]
+    x,
+    out,
+    weight,
+    bias,
+    added,
+    pixels,
+    channels,
+    per_group,
+    added_stride,
+    eps,
+    SIZE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    HAS_ADDED: tl.constexpr,  # noqa: N803
+    SILU: tl.constexpr,  # noqa: N803
+) -> None:
+    group, image = tl.program_id(0), tl.program_id(1)
+    within = tl.arange(0, BLOCK)
+    exists = within < per_group
+    channel = group * per_group + within
+    base = x + image.to(tl.int64) * pixels * channels + channel[None, :]
+    # As in `_moments`: deviations from the first pixel.
+    origin = tl.load(x + image.to(tl.int64) * pixels * channels + channel, mask=exists, other=0.0).to(
+        tl.float32
+    )
+    totals = tl.zeros([ROWS, BLOCK], tl.float32)
+    all_squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in range(0, SIZE, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < pixels)[:, None] & exists[None, :]
+        value = tl.load(base + row[:, None] * channels, mask=inside, other=0.0).to(tl.float32)
+        value = tl.where(inside, value - origin[None, :], 0.0)
+        totals += value
+        all_squares += value * value
+    total, squares = tl.sum(totals, axis=0), tl.sum(all_squares, axis=0)
+    own = tl.zeros([BLOCK], tl.float32)
+    if HAS_ADDED:
+        own = tl.load(added + image * added_stride + channel, mask=exists, other=0.0).to(tl.float32)
+    shift = total / pixels
+    mean = tl.where(exists, origin + own + shift, 0.0)
+    first = tl.sum(tl.where(within == 0, mean, 0.0))
+    middle = first + tl.sum(tl.where(exists, mean - first, 0.0)) / per_group
+    spread = tl.sum(squares - total * shift)
+    spread += pixels * tl.sum(tl.where(exists, (mean - middle) * (mean - middle), 0.0))
+    inverse = 1.0 / tl.sqrt(spread / (pixels * per_group).to(tl.float32) + eps)
+    factor = tl.load(weight + channel, mask=exists, other=0.0).to(tl.float32) * inverse
+    offset = tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32) + (own - middle) * factor
+    to = out + image.to(tl.int64) * pixels * channels + channel[None, :]
+    for start in range(0, SIZE, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < pixels)[:, None] & exists[None, :]
+        value = tl.load(base + row[:, None] * channels, mask=inside, other=0.0).to(tl.float32)
+        value = value * factor[None, :] + offset[None, :]
+        if SILU:
+            value = value * tl.sigmoid(value)
+        tl.store(to + row[:, None] * channels, value.to(out.dtype.element_ty), mask=inside)
+
+
 def group_norm(
     x: torch.Tensor,
     out: torch.Tensor,
@@ -138,6 +201,7 @@ def group_norm(
     eps: float,
     added: torch.Tensor | None,
     silu: bool,
+    small: int = _SMALL,
 ) -> None:
     """Write GroupNorm(x + added), or SiLU of it, to `out`.
 
@@ -145,8 +209,32 @@ def group_norm(
         x, out: (batch, pixels, channels), contiguous.
         weight, bias: (channels,).
         added: (batch, channels), for all pixels of an image; None: nothing.
+        small: the most elements of a group, rounded up to powers of two, that take one kernel.
     """
     batch, pixels, channels = x.shape
+    per_group = channels // num_groups
+    group_block = triton.next_power_of_2(per_group)
+    size = triton.next_power_of_2(pixels)
+    if size * group_block <= small:
+        _whole_group[(num_groups, batch)](
+            x,
+            out,
+            weight,
+            bias,
+            added if added is not None else x,
+            pixels,
+            channels,
+            per_group,
+            added.stride(0) if added is not None else 0,
+            eps,
+            SIZE=size,
+            ROWS=max(min(2 * _ELEMENTS // group_block, size), 1),
+            BLOCK=group_block,
+            HAS_ADDED=added is not None,
+            SILU=silu,
+            num_warps=8,
+        )
+        return
     block = min(triton.next_power_of_2(channels), 512)
     rows = max(_ELEMENTS // block, 1)
     columns = triton.cdiv(channels, block)
@@ -159,7 +247,6 @@ def group_norm(
     _moments[(num_chunks, batch, columns)](
         x, means, deviations, pixels, channels, num_chunks, CHUNK=chunk, ROWS=rows, BLOCK=block, num_warps=4
     )
-    per_group = channels // num_groups
     _factors[(num_groups, batch)](
         means,
         deviations,
@@ -175,7 +262,7 @@ def group_norm(
         added.stride(0) if added is not None else 0,
         eps,
         CHUNKS=triton.next_power_of_2(num_chunks),
-        BLOCK=triton.next_power_of_2(per_group),
+        BLOCK=group_block,
         HAS_ADDED=added is not None,
         num_warps=8,
     )

@@ -1,8 +1,10 @@
-"""The denoiser's step captured once as a CUDA graph, and replayed as a whole.
+"""The denoiser's step captured once as a CUDA graph, and replayed as a whole; text encoders and the VAE as well.
 
 Why: an eager step launches its kernels one by one, each through Python and the driver. Where the GPU waits for
     them (small models, few tokens, batch 1), a replay, which is one launch, lets it run without gaps. It needs no
-    compiler and seconds instead of minutes; `compile` (mode default) may run inside the graph.
+    compiler and seconds instead of minutes; `compile` (mode default) may run inside the graph. Once steps are replayed,
+    text encoders and the VAE's decoder are what the GPU waits for: aim it at them, too. Schedulers that look a timestep
+    up wait for the GPU in each step, since timesteps are on it: they are given the number from the host instead.
 Costs: each graph keeps a step's activations, in a pool that all graphs share. The first step of each shape takes three
     steps' work. Inputs are copied in and outputs copied out. Qwen-Image and Z-Image take prompts at their own length:
     each new length captures anew, and prompts of more than `max_graphs` lengths in turn do so with every image. On an
@@ -21,22 +23,42 @@ kept, `max_graphs` for each size that a technique announces (`compile(sizes=[...
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
-from vivace.contract import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.contract import (
+    COMPONENTS,
+    TEXT_ENCODERS,
+    Component,
+    Effect,
+    Rule,
+    Stage,
+    Target,
+    Technique,
+    Trait,
+    knob,
+)
+from vivace.contract.anatomy import working_part
 from vivace.contract.traits import is_compiled
 from vivace.errors import Unsupported
 from vivace.quantization.gguf_schemes import why_not_capturable
 
+if TYPE_CHECKING:
+    import torch
+
+_LOOK_UP_TIMESTEPS = ("DDIMScheduler", "DDPMScheduler", "LCMScheduler", "PNDMScheduler", "TCDScheduler")
+"""Schedulers that index a table on the CPU by the timestep, and so read it back from the GPU in each step."""
+
 
 class CudaGraph(Technique):
     name: ClassVar[str] = "cuda_graph"
-    summary: ClassVar[str] = "the denoiser's step captured once, and replayed in one launch"
+    summary: ClassVar[str] = "a component's forward captured once, and replayed in one launch"
     stage: ClassVar[Stage] = Stage.CAPTURE
     owns: ClassVar[str] = "graph capture"
     same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
     default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
 
     max_graphs: int = knob(
@@ -68,6 +90,11 @@ class CudaGraph(Technique):
                 "add compile",
                 unless=Trait.COMPILED_WHOLE,
             ),
+            Rule(
+                Trait.MOVED,
+                "CUDA graphs read weights at fixed addresses; leave the text encoders out, or free_encoders",
+                components=TEXT_ENCODERS,
+            ),
         )
 
     def unsupported(self, target: Target) -> str | None:
@@ -75,32 +102,51 @@ class CudaGraph(Technique):
             return "graphs are captured on NVIDIA GPUs, and on AMD's as HIP graphs; there is none here"
         if target.pipe is None:
             return None
-        denoiser = target.module("denoiser")
-        if not is_compiled(denoiser):
-            for name, layer in denoiser.named_modules():
+        vae = target.module("vae") if "vae" in self.targets else None
+        if vae is not None and vae.config.get("force_upcast") and str(vae.dtype) == "torch.float16":
+            return (
+                "the pipeline casts this VAE to fp32 and back in each call, so its weights have no fixed address; add "
+                "dtype(bf16)@vae or fused@vae, or leave the VAE out"
+            )
+        for component, module in target.modules(self.targets).items():
+            if is_compiled(module):
+                continue
+            for name, layer in module.named_modules():
                 if (reason := why_not_capturable(layer)) is not None:
-                    return f"a layer cannot be captured ({name}): {reason}"
+                    return f"a layer of the {component} cannot be captured ({name}): {reason}"
         return None
 
     def apply(self, target: Target) -> Effect:
-        denoiser = target.module("denoiser")
         announced = {size for technique in target.asked.earlier for size in technique.announced_sizes}
         kept = self.max_graphs * max(1, len(announced))
-        captured = CapturedFunction(denoiser.forward, denoiser.device, cuda_capturer(), kept)
-        replace_forward(denoiser, captured)
+        capturer = cuda_capturer()
+        captured: dict[Component, CapturedFunction] = {}
+        for component, module in target.modules(self.targets).items():
+            called = working_part(component, module)
+            captured[component] = CapturedFunction(called.forward, module.device, capturer, kept)
+            replace_forward(called, captured[component])
+        changed: dict[str, int | float | str] = {f"{c}.cuda_graphs": f"up to {kept}" for c in captured}
+        scheduler = getattr(target.pipe, "scheduler", None)
+        if "denoiser" in captured and type(scheduler).__name__ in _LOOK_UP_TIMESTEPS:
+            _keep_timesteps_on_host(scheduler)
+            changed["scheduler.timesteps"] = "on the host"
 
         def refuted(_: dict[str, Any]) -> str | None:
-            if captured.num_captured > 1 and captured.num_replays == captured.num_captured:
-                return (
-                    f"none of {captured.num_captured} graphs was used twice: every step had other arguments"
-                )
+            for component, one in captured.items():
+                if one.num_captured > 1 and one.num_replays == one.num_captured:
+                    return (
+                        f"none of {one.num_captured} graphs of the {component} was used twice: every call had other "
+                        "arguments"
+                    )
+                if component == "vae" and not one.num_replays:
+                    return "the VAE decoded nothing"
             return None
 
         return Effect(
-            changed={"denoiser.cuda_graphs": f"up to {kept}"},
+            changed=changed,
             evidence=lambda: {
-                "cuda_graphs_recorded": captured.num_captured,
-                "cuda_graph_replays": captured.num_replays,
+                "cuda_graphs_recorded": sum(one.num_captured for one in captured.values()),
+                "cuda_graph_replays": sum(one.num_replays for one in captured.values()),
             },
             refuted=refuted,
         )
@@ -115,3 +161,50 @@ class CudaGraph(Technique):
             "cuda_graph: what a CUDA graph's memory pool holds cannot be predicted; predict the recipe without it, and "
             "keep a step's activations in reserve"
         )
+
+
+def _keep_timesteps_on_host(scheduler: Any) -> None:
+    """Let a scheduler look timesteps up without waiting for the GPU.
+
+    Timesteps are made on the CPU and copied to the device. The loop's `t`, a view of the copy, tells by its place which
+    number of the CPU's it is; `step` is given that, and sees the CPU's timesteps. One from elsewhere is left as it is.
+    """
+    set_timesteps, step = scheduler.set_timesteps, scheduler.step
+    signature = inspect.signature(set_timesteps)
+    on_host: torch.Tensor | None = None
+
+    @functools.wraps(set_timesteps)
+    def set_on_host(*args: Any, **kwargs: Any) -> None:
+        nonlocal on_host
+        given = signature.bind(*args, **kwargs)
+        device = given.arguments.pop("device", None)
+        set_timesteps(**given.arguments)
+        on_host = scheduler.timesteps
+        if device is not None:
+            # Pageable memory is staged at once, so the copy does not wait for the GPU either.
+            scheduler.timesteps = on_host.to(device, non_blocking=True)
+
+    @functools.wraps(step)
+    def step_on_host(model_output: torch.Tensor, timestep: Any, *args: Any, **kwargs: Any) -> Any:
+        on_device = scheduler.timesteps
+        place = _place_of(timestep, on_device)
+        if on_host is None or place is None:
+            return step(model_output, timestep, *args, **kwargs)
+        scheduler.timesteps = on_host
+        try:
+            return step(model_output, on_host[place], *args, **kwargs)
+        finally:
+            scheduler.timesteps = on_device
+
+    scheduler.set_timesteps, scheduler.step = set_on_host, step_on_host
+
+
+def _place_of(element: Any, tensor: torch.Tensor) -> int | None:
+    """Return the index of an element of a tensor if it is a view of it."""
+    import torch
+
+    if not isinstance(element, torch.Tensor) or element.numel() != 1:
+        return None
+    place = element.storage_offset() - tensor.storage_offset()
+    is_view = element.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+    return place if is_view and 0 <= place < len(tensor) else None

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
@@ -168,6 +169,69 @@ def test_images_of_captured_steps(family: str, monkeypatch: pytest.MonkeyPatch) 
     assert effect.refuted({}) is None
 
 
+@pytest.mark.parametrize("family", ["sd", "sdxl", "flux"])
+def test_text_encoders_and_the_decoder_are_captured_too(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = build(family)
+    reference = draw(vivace.apply(pipe)), draw(vivace.apply(pipe), prompt="another")
+    targets = ("denoiser", "text_encoder", "text_encoder_2", "vae")
+    effect = apply(pipe, monkeypatch, targets=targets)
+    session = vivace.apply(pipe)
+    for _ in range(2):
+        assert psnr(draw(session), reference[0]) > 90
+        assert psnr(draw(session, prompt="another"), reference[1]) > 90
+    encoders = 1 if family == "sd" else 2
+    assert effect.evidence()["cuda_graphs_recorded"] == 1 + encoders + 1
+    assert effect.evidence()["cuda_graph_replays"] > 4 * (STEPS[family] + encoders + 1) - 1
+    assert effect.refuted({}) is None
+
+
+def test_a_decoder_that_is_not_used_refutes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = build("sd")
+    effect = apply(pipe, monkeypatch, targets=("vae",))
+    assert effect.refuted({}) == "the VAE decoded nothing"
+
+
+def test_a_vae_that_the_pipeline_casts_is_refused() -> None:
+    pipe = build("sdxl")
+    pipe.vae.register_to_config(force_upcast=True)
+    pipe.vae.to(torch.float16)
+    target = target_of(machine=GPU, pipe=pipe)
+    assert "no fixed address" in str(CudaGraph(targets=("denoiser", "vae")).unsupported(target))
+    assert CudaGraph().unsupported(target) is None
+
+
+@pytest.mark.parametrize("name", cuda_graph._LOOK_UP_TIMESTEPS)
+def test_schedulers_do_not_read_timesteps_back_from_the_device(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device's timesteps are on "meta" here, where nothing can be read."""
+
+    def samples(scheduler: Any, device: str) -> list[torch.Tensor]:
+        scheduler.set_timesteps(num_inference_steps=5, device=device)
+        scheduler.set_begin_index(0) if hasattr(scheduler, "set_begin_index") else None
+        assert all(t.device.type == device for t in scheduler.timesteps)
+        random = torch.Generator().manual_seed(0)
+        found = [torch.ones(1, 4, 2, 2)]
+        for t in scheduler.timesteps:
+            noise = torch.randn(1, 4, 2, 2, generator=random)
+            more = {"generator": random} if name in ("LCMScheduler", "DDPMScheduler", "TCDScheduler") else {}
+            found.append(scheduler.step(noise, t, found[-1], **more).prev_sample)
+        assert all(t.device.type == device for t in scheduler.timesteps)
+        return found
+
+    wanted = samples(getattr(diffusers, name)(), "cpu")
+    pipe = build("sd")
+    pipe.scheduler = getattr(diffusers, name)()
+    assert apply(pipe, monkeypatch).changed["scheduler.timesteps"] == "on the host"
+    for _ in range(2):
+        for ours, plain in zip(samples(pipe.scheduler, "meta"), wanted, strict=True):
+            torch.testing.assert_close(ours, plain, rtol=0, atol=0)
+    timesteps = torch.tensor([9, 7, 5, 3])[1:]
+    assert [cuda_graph._place_of(t, timesteps) for t in timesteps] == [0, 1, 2]
+    assert cuda_graph._place_of(torch.tensor(7), timesteps) is None
+    assert cuda_graph._place_of(7, timesteps) is None
+
+
 @pytest.mark.parametrize("recipe", ["scheduler(pndm)", "scheduler(heun)", "cfg_cutoff(0.5)", "guidance(1)"])
 def test_schedulers_and_guidance(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = draw(vivace.apply(build("sd"), recipe), num_inference_steps=4)
@@ -200,7 +264,9 @@ def test_graphs_that_are_never_used_twice_refute_it(monkeypatch: pytest.MonkeyPa
     effect = apply(pipe, monkeypatch, max_graphs=1)
     for size in (64, 72):
         draw(vivace.apply(pipe), height=size, num_inference_steps=1)
-    assert effect.refuted({}) == "none of 2 graphs was used twice: every step had other arguments"
+    assert effect.refuted({}) == (
+        "none of 2 graphs of the denoiser was used twice: every call had other arguments"
+    )
 
 
 def test_what_cannot_be_captured_is_refused_with_a_reason() -> None:
