@@ -20,6 +20,10 @@ def key_of(record: Record) -> Key:
     return record.trial.recipe.text, record.trial.workload.num_inference_steps
 
 
+def _where(record: Record) -> tuple[str, Key]:
+    return record.environment.device_name, key_of(record)
+
+
 def num_timed(record: Record) -> int:
     """Return the number of timed calls of all rounds."""
     return sum(len(round_.samples) for round_ in record.rounds)
@@ -65,7 +69,7 @@ def add(new: Record, path: Path, baseline: str = BASELINE, behind: Record | None
     """
     with locked(path):
         records = read_records(path)
-        found = [old for old in records if key_of(old)[0] == baseline or key_of(old) != key_of(new)]
+        found = [old for old in records if key_of(old)[0] == baseline or _where(old) != _where(new)]
         index = len(found)
         if behind is not None and key_of(new)[0] != baseline:
             start = [one.model_dump_json() for one in found].index(behind.model_dump_json()) + 1
@@ -77,8 +81,8 @@ def add(new: Record, path: Path, baseline: str = BASELINE, behind: Record | None
 
 
 def add_group(beside: Record, news: Sequence[Record], path: Path) -> list[Record]:
-    """Add rows after the baseline that was measured beside them, in place of older rows of the same keys. Baselines
-    that no row is compared with are dropped.
+    """Add rows after the baseline that was measured beside them, in place of this GPU's older rows of the same keys.
+    Baselines that no row is compared with are dropped.
 
     Returns:
         All records of the file.
@@ -86,10 +90,10 @@ def add_group(beside: Record, news: Sequence[Record], path: Path) -> list[Record
     Raises:
         StoreError: the file cannot be read.
     """
-    own, replaced = key_of(beside)[0], {key_of(new) for new in news}
+    own, replaced = key_of(beside)[0], {_where(new) for new in news}
     with locked(path):
         records = read_records(path)
-        kept = [(one, base) for one, base in with_baselines(records, own) if key_of(one) not in replaced]
+        kept = [(one, base) for one, base in with_baselines(records, own) if _where(one) not in replaced]
         used = [base for _, base in kept if base is not None]
         found = [one for one, base in kept if base is not None or any(one is base_ for base_ in used)]
         found += [beside, *news]

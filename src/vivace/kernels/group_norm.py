@@ -18,7 +18,7 @@ import triton.language as tl
 _PROGRAMS = 1024  # that take the moments: several for each of a GPU's multiprocessors
 _MIN_PIXELS = 16  # of a chunk
 _ELEMENTS = 4096  # that a program holds at a time
-_SMALL = 65536
+_SMALL = 16384
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -144,7 +144,6 @@ def _whole_group(  # type: ignore[no-untyped-def]
     per_group,
     added_stride,
     eps,
-    SIZE: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     HAS_ADDED: tl.constexpr,  # noqa: N803
@@ -154,42 +153,26 @@ def _whole_group(  # type: ignore[no-untyped-def]
     within = tl.arange(0, BLOCK)
     exists = within < per_group
     channel = group * per_group + within
-    base = x + image.to(tl.int64) * pixels * channels + channel[None, :]
-    # As in `_moments`: deviations from the first pixel.
-    origin = tl.load(x + image.to(tl.int64) * pixels * channels + channel, mask=exists, other=0.0).to(
-        tl.float32
-    )
-    totals = tl.zeros([ROWS, BLOCK], tl.float32)
-    all_squares = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in range(0, SIZE, ROWS):
-        row = start + tl.arange(0, ROWS)
-        inside = (row < pixels)[:, None] & exists[None, :]
-        value = tl.load(base + row[:, None] * channels, mask=inside, other=0.0).to(tl.float32)
-        value = tl.where(inside, value - origin[None, :], 0.0)
-        totals += value
-        all_squares += value * value
-    total, squares = tl.sum(totals, axis=0), tl.sum(all_squares, axis=0)
-    own = tl.zeros([BLOCK], tl.float32)
+    row = tl.arange(0, ROWS)
+    inside = (row < pixels)[:, None] & exists[None, :]
+    at = image.to(tl.int64) * pixels * channels + row[:, None] * channels + channel[None, :]
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_ADDED:
         own = tl.load(added + image * added_stride + channel, mask=exists, other=0.0).to(tl.float32)
-    shift = total / pixels
-    mean = tl.where(exists, origin + own + shift, 0.0)
-    first = tl.sum(tl.where(within == 0, mean, 0.0))
-    middle = first + tl.sum(tl.where(exists, mean - first, 0.0)) / per_group
-    spread = tl.sum(squares - total * shift)
-    spread += pixels * tl.sum(tl.where(exists, (mean - middle) * (mean - middle), 0.0))
-    inverse = 1.0 / tl.sqrt(spread / (pixels * per_group).to(tl.float32) + eps)
-    factor = tl.load(weight + channel, mask=exists, other=0.0).to(tl.float32) * inverse
-    offset = tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32) + (own - middle) * factor
-    to = out + image.to(tl.int64) * pixels * channels + channel[None, :]
-    for start in range(0, SIZE, ROWS):
-        row = start + tl.arange(0, ROWS)
-        inside = (row < pixels)[:, None] & exists[None, :]
-        value = tl.load(base + row[:, None] * channels, mask=inside, other=0.0).to(tl.float32)
-        value = value * factor[None, :] + offset[None, :]
-        if SILU:
-            value = value * tl.sigmoid(value)
-        tl.store(to + row[:, None] * channels, value.to(out.dtype.element_ty), mask=inside)
+        value += own[None, :]
+    number = (pixels * per_group).to(tl.float32)
+    # Twice, so that no digits are lost: the first mean only has to be near.
+    near = tl.sum(tl.where(inside, value, 0.0)) / number
+    value = tl.where(inside, value - near, 0.0)
+    value -= tl.sum(value) / number
+    spread = tl.sum(tl.where(inside, value * value, 0.0))
+    factor = tl.load(weight + channel, mask=exists, other=0.0).to(tl.float32)
+    factor = factor / tl.sqrt(spread / number + eps)
+    shift = tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32)
+    value = value * factor[None, :] + shift[None, :]
+    if SILU:
+        value = value * tl.sigmoid(value)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
 def group_norm(
@@ -227,12 +210,11 @@ def group_norm(
             per_group,
             added.stride(0) if added is not None else 0,
             eps,
-            SIZE=size,
-            ROWS=max(min(2 * _ELEMENTS // group_block, size), 1),
+            ROWS=size,
             BLOCK=group_block,
             HAS_ADDED=added is not None,
             SILU=silu,
-            num_warps=8,
+            num_warps=min(max(size * group_block // 1024, 1), 16),
         )
         return
     block = min(triton.next_power_of_2(channels), 512)

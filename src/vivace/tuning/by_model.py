@@ -100,8 +100,13 @@ class ModelSampler:
         """Take in what has been measured."""
         results = list(latest(history).values())
         measured = [one for one in results if one.gain is not None]
-        data = [Datum(one.recipe, float(one.gain or 0), one.error) for one in measured]
         known = {one.recipe for one in measured}
+        # Every measurement, not only a recipe's last: a screening is as good a look at its time as a judgement.
+        data = [
+            Datum(one.recipe, one.gain, one.error)
+            for one in history
+            if one.gain is not None and one.recipe in known and not one.recipe.is_baseline
+        ]
         wait = max((wait_of(one) for one in measured if one.recipe.is_baseline), default=0.0)
         if not self.space.wanted.measures_memory:
             self._captured = expected_of_capturing({one.recipe: one for one in measured}, self.space.options)

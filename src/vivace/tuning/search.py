@@ -333,7 +333,14 @@ class Search:
             chosen.append(which)
             least = max(least, _WORTH_A_PLACE)
             reached = np.maximum(reached, worlds[:, which])
-        return [found[k] for k in chosen]
+        return self._unlike([found[k] for k in chosen])
+
+    def _unlike(self, finalists: Sequence[Seen]) -> list[Seen]:
+        """Return those that differ by more than what is believed to give nothing, of which one is measured without."""
+        kept: dict[Recipe, Seen] = {}
+        for one in finalists:
+            kept.setdefault(self.sampler.shorter(one.recipe, self.history), one)
+        return list(kept.values())
 
     def _in_the_final(self, found: Sequence[Seen]) -> list[Seen]:
         """Return the finalists, and the first one's shorter form if there is a place for it."""

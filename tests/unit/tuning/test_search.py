@@ -334,6 +334,26 @@ def test_the_final_measures_the_pick_without_what_is_believed_to_give_nothing() 
         assert set(proven) == expected, trials
 
 
+def test_finalists_that_differ_by_nothing_leave_a_place_for_the_shorter_recipe() -> None:
+    search = made(["dtype(bf16)+first_block_cache(0.3)", "first_block_cache(0.3)", "tiny_vae"])
+    search.sampler.shorter = lambda recipe, history: recipe.without(resolve("dtype(bf16)").techniques[0])  # type: ignore[method-assign]
+    alike = [result("dtype(bf16)+first_block_cache(0.3)", 0.6), result("first_block_cache(0.3)", 0.59)]
+    assert search._unlike([*alike, result("tiny_vae", 0.3)]) == [alike[0], result("tiny_vae", 0.3)]
+
+
+def test_a_judgement_does_not_replace_the_screening_before_it() -> None:
+    sampler = ModelSampler(Space.of(Wanted()), np.random.default_rng(0))
+    recipe = resolve("tiny_vae")
+    screened, judged = result("tiny_vae", 0.6), result("tiny_vae", 0.2, rung=Rung.JUDGED)
+    believed = []
+    for history in ([screened], [judged], [screened, judged]):
+        sampler.learn([result("baseline", 0.0), *history])
+        believed.append(float(sampler.gain.estimate([recipe])[0][0]))
+    assert believed[0] == pytest.approx(0.6, abs=0.1)
+    assert believed[1] == pytest.approx(0.2, abs=0.1)
+    assert believed[2] == pytest.approx(0.4, abs=0.05)
+
+
 def test_a_proposal_has_no_technique_that_is_believed_to_give_nothing() -> None:
     space = Space.of(Wanted(same_picture_only=True))
     sampler = ModelSampler(space, np.random.default_rng(0))
