@@ -28,8 +28,8 @@ from benchmarks import (
 from benchmarks.known_figures import FUSED
 from benchmarks.study_groups import record_file
 from benchmarks.technique_cases import RESULTS
-from benchmarks.technique_records import read_records
-from docs.technique_lines import lines_of
+from benchmarks.technique_records import key_of, read_records
+from docs.technique_lines import lines_of, sets_steps
 from vivace.advice.committed import FILE
 from vivace.advice.evidence import Judged, Seen, Spread, Table
 from vivace.advice.measured import seen_of, table_of
@@ -66,6 +66,7 @@ def tables() -> Iterator[Table]:
     for name in technique_cases.FAMILIES:
         for records in technique_records.by_gpu(read_records(technique_cases.record_file(name))).values():
             yield _of_techniques(name, records)
+            yield from _of_own_steps(name, records)
     for name in skipped_work.FAMILIES:
         path = skipped_work.record_file(name)
         if records := read_records(path):
@@ -219,6 +220,7 @@ def _of_techniques(name: str, records: Sequence[Record]) -> Table:
     path = technique_cases.record_file(name)
     full = technique_cases.full_length(name)
     lines = sorted(lines_of(name, records), key=lambda line: not line.row.is_baseline)
+    lines = [line for line in lines if not _is_of_own_table(line.row, full)]
     seen = [
         seen_of(
             line.row, line.latency, line.speedup, line.verdict, line.steps if line.steps != full else None
@@ -229,10 +231,30 @@ def _of_techniques(name: str, records: Sequence[Record]) -> Table:
     failed = [
         seen_of(row)
         for row in technique_records.rows_with_baselines(records, technique_cases.baseline(name))
-        if row.record.outcome is not Outcome.MEASURED and row.record.trial.recipe.text not in timed
+        if row.record.outcome is not Outcome.MEASURED
+        and row.record.trial.recipe.text not in timed
+        and not _is_of_own_table(row, full)
     ]
     table = table_of("committed", _name(path), [line.row for line in lines], [*seen, *_once(failed)])
     return table.model_copy(update={"steps": full})
+
+
+def _of_own_steps(name: str, records: Sequence[Record]) -> Iterator[Table]:
+    """Yield tables of recipes that set the number of steps, beside the baseline of as many as they were asked for.
+
+    A share of 50 steps is another share of 30, so these rows are not scaled.
+    """
+    full = technique_cases.full_length(name)
+    rows = technique_records.rows_with_baselines(records, technique_cases.baseline(name))
+    own = [row for row in rows if _is_of_own_table(row, full)]
+    for steps in sorted({key_of(row.record)[1] for row in own}):
+        base = [row for row in rows if row.is_baseline and key_of(row.record)[1] == steps]
+        mine = [row for row in own if key_of(row.record)[1] == steps]
+        yield _table(technique_cases.record_file(name), _each_once([*base, *mine]))
+
+
+def _is_of_own_table(row: Row, full: int) -> bool:
+    return key_of(row.record)[1] != full and sets_steps(row)
 
 
 def _table(path: Path, rows: Sequence[Row]) -> Table:

@@ -17,6 +17,8 @@ from vivace.report.rows import Row
 from vivace.spec.record import Record
 from vivace.stats import Interval, Verdict, learn_spread, log_speedup, median_interval
 from vivace.stats.intervals import DEFAULT_SPREAD, Spread
+from vivace.techniques.distilled import Distilled
+from vivace.techniques.steps import Steps
 
 _MOST_PAIRS = 12
 """Recipes may differ in how much their processes do, so each row's own rounds must keep a say."""
@@ -38,20 +40,26 @@ class Line:
 
 
 def line_of(row: Row, baseline: Row, length: int, spread: Spread = DEFAULT_SPREAD) -> Line:
-    """Return a measured row scaled to `length` steps.
+    """Return a measured row scaled to `length` steps; one whose recipe sets their number as it was timed.
 
     Args:
         baseline: measured, over as many steps as the row.
         spread: how much processes differ that do the same.
     """
     steps = key_of(row.record)[1]
-    mine, theirs = (_scaled(one, length / steps) for one in (row, baseline))
+    theirs = _scaled(baseline, length / steps)
+    mine = _scaled(row, 1.0 if sets_steps(row) else length / steps)
     gain = None if row.is_baseline else log_speedup(list(theirs.values()), [mine[k] for k in theirs], spread)
     latency = median_interval(list(mine.values()), spread)
     if gain is None:
         return Line(row, steps, latency, None, None)
     speedup, told = allowing_for(row.cpu_stretch or 1.0, gain, len(mine))
     return Line(row, steps, latency, speedup, Verdict.UNCLEAR if waits_for_changed_cpu(row) else told)
+
+
+def sets_steps(row: Row) -> bool:
+    """Whether a row's recipe sets the number of steps, whatever is asked for."""
+    return any(one.name in (Steps.name, Distilled.name) for one in row.record.trial.recipe.techniques)
 
 
 def waits_for_changed_cpu(row: Row) -> bool:
