@@ -4,7 +4,8 @@ from pathlib import Path
 
 from benchmarks import committed_tables
 from benchmarks.study_groups import own, record_file
-from tests.make import make_environment, make_round
+from docs.technique_lines import lines_of
+from tests.make import make_environment, make_record, make_round
 from vivace.advice import Wanted
 from vivace.advice.advise import recommend_from
 from vivace.benchmark.comparison import workload_of
@@ -91,3 +92,23 @@ def test_a_study_has_a_table_for_each_gpu(tmp_path: Path) -> None:
         "NVIDIA H200": [recipes["Baseline"], recipes["Compiled"]],
         "NVIDIA H100 80GB HBM3": [recipes["Baseline"], recipes["Final"]],
     }
+
+
+def test_recipes_that_set_their_steps_are_not_scaled() -> None:
+    """SD 1.5 is timed over 25 steps here and scaled to its 50; a recipe of 20 steps takes as long whatever is asked."""
+    times = {"cuda_graph": 1.0, "compile+cuda_graph": 0.5, "cuda_graph+steps(20)": 0.4}
+    records = [
+        make_record(recipe, *(make_round(k, (s, 1.01 * s, 0.99 * s)) for k in range(2)))
+        for recipe, s in times.items()
+    ]
+    scaled = committed_tables._of_techniques("sd15", records)
+    assert scaled.steps == 50
+    seconds = {row.recipe: row.latency and round(row.latency.point, 2) for row in scaled.rows}
+    assert seconds == {"cuda_graph": 1.8, "compile+cuda_graph": 0.9}
+    (own_steps,) = committed_tables._of_own_steps("sd15", records)
+    assert own_steps.steps == 25
+    seconds = {row.recipe: row.latency and round(row.latency.point, 2) for row in own_steps.rows}
+    assert seconds == {"cuda_graph": 1.0, "cuda_graph+steps(20)": 0.4}
+    (line,) = [line for line in lines_of("sd15", records) if line.row.recipe == "cuda_graph+steps(20)"]
+    assert round(line.latency.point, 2) == 0.4
+    assert line.speedup is not None and round(line.speedup.point, 1) == 4.5, "over 50 steps"
