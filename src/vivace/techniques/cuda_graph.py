@@ -126,10 +126,13 @@ class CudaGraph(Technique):
             captured[component] = CapturedFunction(called.forward, module.device, capturer, kept)
             replace_forward(called, captured[component])
         changed: dict[str, int | float | str] = {f"{c}.cuda_graphs": f"up to {kept}" for c in captured}
-        scheduler = getattr(target.pipe, "scheduler", None)
-        if "denoiser" in captured and type(scheduler).__name__ in _LOOK_UP_TIMESTEPS:
-            _keep_timesteps_on_host(scheduler)
-            changed["scheduler.timesteps"] = "on the host"
+        on_host = _TimestepsOnHost()
+
+        def finish() -> None:
+            # The scheduler may have been replaced after this technique was applied.
+            scheduler = getattr(target.pipe, "scheduler", None)
+            if "denoiser" in captured and type(scheduler).__name__ in _LOOK_UP_TIMESTEPS:
+                on_host.wrap(scheduler)
 
         def refuted(_: dict[str, Any]) -> str | None:
             for component, one in captured.items():
@@ -142,14 +145,14 @@ class CudaGraph(Technique):
                     return "the VAE decoded nothing"
             return None
 
-        return Effect(
-            changed=changed,
-            evidence=lambda: {
+        def evidence() -> dict[str, int | float | str]:
+            found: dict[str, int | float | str] = {
                 "cuda_graphs_recorded": sum(one.num_captured for one in captured.values()),
                 "cuda_graph_replays": sum(one.num_replays for one in captured.values()),
-            },
-            refuted=refuted,
-        )
+            }
+            return found | ({"timesteps_from_host": on_host.num_steps} if on_host.num_steps else {})
+
+        return Effect(changed=changed, evidence=evidence, refuted=refuted, finish=finish)
 
     def predict(self, target: Target) -> Effect:
         """Refuse to predict memory.
@@ -163,40 +166,50 @@ class CudaGraph(Technique):
         )
 
 
-def _keep_timesteps_on_host(scheduler: Any) -> None:
-    """Let a scheduler look timesteps up without waiting for the GPU.
+class _TimestepsOnHost:
+    """Lets a scheduler look timesteps up without waiting for the GPU.
 
     Timesteps are made on the CPU and copied to the device. The loop's `t`, a view of the copy, tells by its place which
-    number of the CPU's it is; `step` is given that, and sees the CPU's timesteps. One from elsewhere is left as it is.
+    number of the CPU's it is; `step` is given that, and sees the CPU's timesteps. One from elsewhere is left as it is,
+    and so is everything where something else has set the scheduler's timesteps since.
+
+    Attributes:
+        num_steps: steps that were given a timestep of the CPU.
     """
-    set_timesteps, step = scheduler.set_timesteps, scheduler.step
-    signature = inspect.signature(set_timesteps)
-    on_host: torch.Tensor | None = None
 
-    @functools.wraps(set_timesteps)
-    def set_on_host(*args: Any, **kwargs: Any) -> None:
-        nonlocal on_host
-        given = signature.bind(*args, **kwargs)
-        device = given.arguments.pop("device", None)
-        set_timesteps(**given.arguments)
-        on_host = scheduler.timesteps
-        if device is not None:
-            # Pageable memory is staged at once, so the copy does not wait for the GPU either.
-            scheduler.timesteps = on_host.to(device, non_blocking=True)
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self._on_host: torch.Tensor | None = None
+        self._copy: torch.Tensor | None = None
 
-    @functools.wraps(step)
-    def step_on_host(model_output: torch.Tensor, timestep: Any, *args: Any, **kwargs: Any) -> Any:
-        on_device = scheduler.timesteps
-        place = _place_of(timestep, on_device)
-        if on_host is None or place is None:
-            return step(model_output, timestep, *args, **kwargs)
-        scheduler.timesteps = on_host
-        try:
-            return step(model_output, on_host[place], *args, **kwargs)
-        finally:
-            scheduler.timesteps = on_device
+    def wrap(self, scheduler: Any) -> None:
+        set_timesteps, step = scheduler.set_timesteps, scheduler.step
+        signature = inspect.signature(set_timesteps)
 
-    scheduler.set_timesteps, scheduler.step = set_on_host, step_on_host
+        @functools.wraps(set_timesteps)
+        def set_on_host(*args: Any, **kwargs: Any) -> None:
+            given = signature.bind(*args, **kwargs)
+            device = given.arguments.pop("device", None)
+            set_timesteps(*given.args, **given.kwargs)
+            self._on_host = self._copy = scheduler.timesteps
+            if device is not None:
+                # Pageable memory is staged at once, so the copy does not wait for the GPU either.
+                scheduler.timesteps = self._copy = scheduler.timesteps.to(device, non_blocking=True)
+
+        @functools.wraps(step)
+        def step_on_host(model_output: torch.Tensor, timestep: Any, *args: Any, **kwargs: Any) -> Any:
+            on_host, copy = self._on_host, self._copy
+            place = None if copy is None else _place_of(timestep, copy)
+            if on_host is None or place is None or scheduler.timesteps is not copy:
+                return step(model_output, timestep, *args, **kwargs)
+            self.num_steps += 1
+            scheduler.timesteps = on_host
+            try:
+                return step(model_output, on_host[place], *args, **kwargs)
+            finally:
+                scheduler.timesteps = copy
+
+        scheduler.set_timesteps, scheduler.step = set_on_host, step_on_host
 
 
 def _place_of(element: Any, tensor: torch.Tensor) -> int | None:

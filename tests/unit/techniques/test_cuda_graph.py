@@ -222,10 +222,18 @@ def test_schedulers_do_not_read_timesteps_back_from_the_device(
     wanted = samples(getattr(diffusers, name)(), "cpu")
     pipe = build("sd")
     pipe.scheduler = getattr(diffusers, name)()
-    assert apply(pipe, monkeypatch).changed["scheduler.timesteps"] == "on the host"
+    effect = apply(pipe, monkeypatch)
+    effect.finish()
     for _ in range(2):
         for ours, plain in zip(samples(pipe.scheduler, "meta"), wanted, strict=True):
             torch.testing.assert_close(ours, plain, rtol=0, atol=0)
+    num_steps = effect.evidence()["timesteps_from_host"]
+    assert num_steps == 2 * len(pipe.scheduler.timesteps)
+    pipe.scheduler.set_timesteps(num_inference_steps=5)
+    later = pipe.scheduler.timesteps = pipe.scheduler.timesteps[2:]  # as another technique may set them
+    pipe.scheduler.step(torch.zeros(1, 4, 2, 2), later[0], torch.ones(1, 4, 2, 2))
+    assert pipe.scheduler.timesteps is later
+    assert effect.evidence()["timesteps_from_host"] == num_steps
     timesteps = torch.tensor([9, 7, 5, 3])[1:]
     assert [cuda_graph._place_of(t, timesteps) for t in timesteps] == [0, 1, 2]
     assert cuda_graph._place_of(torch.tensor(7), timesteps) is None
