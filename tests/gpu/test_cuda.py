@@ -99,6 +99,16 @@ def test_cuda_graphs_do_not_overwrite_what_a_scheduler_keeps() -> None:
     assert psnr(picture, eager) > 30
 
 
+@pytest.mark.parametrize("name", ["pndm", "ddim", "lcm"])
+def test_timesteps_from_the_host_are_those_of_the_device(name: str) -> None:
+    """Text encoder, denoiser and decoder in graphs, and no step that waits for the GPU."""
+    eager = draw(vivace.load("tiny-sd", f"scheduler({name})", device="cuda"))
+    session = vivace.load("tiny-sd", f"scheduler({name})+cuda_graph@denoiser,text_encoder,vae", device="cuda")
+    for _ in range(3):
+        assert psnr(draw(session), eager) > 30
+    assert session.evidence()["timesteps_from_host"]
+
+
 def test_a_bench_on_cuda(tmp_path: Path) -> None:
     recipes = ["baseline", "tiny_vae", "bf16+compile+cfg_cutoff(0.4)", "attention(efficient)"]
     timing = Timing(rounds=2, repeats=5, max_warmup=6, timeout_s=240)

@@ -240,6 +240,18 @@ def test_schedulers_do_not_read_timesteps_back_from_the_device(
     assert cuda_graph._place_of(7, timesteps) is None
 
 
+def test_a_scheduler_that_comes_later_is_served_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr(CudaGraph, "unsupported", lambda *_: None)
+    reference = draw(vivace.apply(build("sd"), "scheduler(ddim)"), num_inference_steps=4)
+    session = vivace.apply(build("sd"), "cuda_graph@denoiser,vae+scheduler(ddim)")
+    assert psnr(draw(session, num_inference_steps=4), reference) > 90
+    assert session.evidence()["timesteps_from_host"] == 4
+    plain = vivace.apply(build("sd"), "cuda_graph+scheduler(euler)")
+    draw(plain, num_inference_steps=2)
+    assert "timesteps_from_host" not in plain.evidence(), "Euler counts its steps"
+
+
 @pytest.mark.parametrize("recipe", ["scheduler(pndm)", "scheduler(heun)", "cfg_cutoff(0.5)", "guidance(1)"])
 def test_schedulers_and_guidance(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = draw(vivace.apply(build("sd"), recipe), num_inference_steps=4)
