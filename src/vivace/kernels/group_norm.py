@@ -1,7 +1,5 @@
 """GroupNorm of channels-last activations, with what comes before and after it, in two passes over memory.
 
-Small images, whose passes would be shorter than their launches, take one kernel, in which a program has a group.
-
 PyTorch's GroupNorm, the addition of the time embedding before it and SiLU after it are four kernels, and read or write
 the activations seven times. Here they are read twice and written once: a first kernel takes each channel's mean and
 squared deviations over chunks of pixels, a small one combines them to a factor and a shift for each channel, and the
@@ -19,6 +17,8 @@ _PROGRAMS = 1024  # that take the moments: several for each of a GPU's multiproc
 _MIN_PIXELS = 16  # of a chunk
 _ELEMENTS = 4096  # that a program holds at a time
 _SMALL = 16384
+"""Elements of a group, pixels and channels rounded up to powers of two, up to which one kernel is faster on an H100
+(results/unet-kernels.jsonl)."""
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]

@@ -181,7 +181,7 @@ def test_text_encoders_and_the_decoder_are_captured_too(family: str, monkeypatch
         assert psnr(draw(session, prompt="another"), reference[1]) > 90
     encoders = 1 if family == "sd" else 2
     assert effect.evidence()["cuda_graphs_recorded"] == 1 + encoders + 1
-    assert effect.evidence()["cuda_graph_replays"] > 4 * (STEPS[family] + encoders + 1) - 1
+    assert effect.evidence()["cuda_graph_replays"] >= 4 * (STEPS[family] + encoders + 1)
     assert effect.refuted({}) is None
 
 

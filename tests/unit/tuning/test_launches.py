@@ -91,3 +91,9 @@ def test_the_model_believes_the_trace_rather_than_records() -> None:
         sampler.learn([baseline(busy)])
         gain, _ = sampler.gain.estimate([resolve("cuda_graph")])
         assert least < math.exp(gain[0]) < most
+
+
+def test_a_captured_decoder_leaves_the_denoisers_launches() -> None:
+    assert captures(resolve("cuda_graph"))
+    assert captures(resolve("cuda_graph@denoiser,vae"))
+    assert not captures(resolve("cuda_graph@text_encoder,vae"))
