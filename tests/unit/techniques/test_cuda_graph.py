@@ -8,6 +8,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
+from diffusers.hooks import group_offloading
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 from torch.utils._pytree import tree_leaves
 
@@ -250,6 +251,47 @@ def test_a_scheduler_that_comes_later_is_served_too(monkeypatch: pytest.MonkeyPa
     plain = vivace.apply(build("sd"), "cuda_graph+scheduler(euler)")
     draw(plain, num_inference_steps=2)
     assert "timesteps_from_host" not in plain.evidence(), "Euler counts its steps"
+
+
+@pytest.mark.parametrize("family", ["sd", "sdxl", "flux"])
+def test_layers_are_not_searched_for_offloading_hooks(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[Any] = []
+    search = group_offloading._get_top_level_group_offload_hook
+
+    def counted(module: Any) -> Any:
+        searched.append(module)
+        return search(module)
+
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr(CudaGraph, "unsupported", lambda *_: None)
+    plain = vivace.apply(build(family))
+    session = vivace.apply(build(family), "cuda_graph")
+    monkeypatch.setattr(group_offloading, "_get_top_level_group_offload_hook", counted)
+    reference = draw(plain)
+    assert len(searched) >= 4, "diffusers searches no longer, so nothing needs to be told"
+    searched.clear()
+    assert psnr(draw(session), reference) > 90
+    assert not searched
+    with pytest.raises((ValueError, RuntimeError)):  # a failed call leaves nothing behind
+        draw(session, height=13)
+    assert group_offloading._get_group_onload_device.__module__ == group_offloading.__name__
+
+
+def test_what_is_offloaded_or_moved_is_searched_for() -> None:
+    pipe = build("sd")
+    devices = cuda_graph._KnownDevices()
+    devices.settle(pipe)
+    pipe.vae.to("meta")
+    with devices.told():
+        assert group_offloading._get_group_onload_device(pipe.unet) == torch.device("cpu")
+        with pytest.raises(ValueError, match="not enabled"):
+            group_offloading._get_group_onload_device(pipe.vae)
+    offloaded = build("sd")
+    offloaded.vae.enable_group_offload(torch.device("cpu"), offload_type="leaf_level")
+    devices = cuda_graph._KnownDevices()
+    devices.settle(offloaded)
+    with devices.told(), pytest.raises(ValueError, match="not enabled"):
+        group_offloading._get_group_onload_device(offloaded.unet)
 
 
 @pytest.mark.parametrize("recipe", ["scheduler(pndm)", "scheduler(heun)", "cfg_cutoff(0.5)", "guidance(1)"])
