@@ -20,13 +20,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import click
 import numpy as np
 
 from benchmarks.command import run
 from vivace.benchmark.comparison import workload_of
-from vivace.benchmark.support import pipeline_without_weights
+from vivace.benchmark.support import Refused, pipeline_without_weights, why_refused
 from vivace.contract import COMPONENTS, Machine, Placement, Request, Target, Technique, Trait
 from vivace.errors import VivaceError
 from vivace.memory.predict import predict_trial
@@ -47,7 +48,7 @@ from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
 from vivace.tuning.seen import Rung, Seen
 from vivace.tuning.setup import Minutes
-from vivace.tuning.space import Space
+from vivace.tuning.space import Space, fitted
 from vivace.tuning.wanted import Wanted, parse_bytes
 
 _MISSING = frozenset({"flash_attn_interface", "flash_attn.cute", "sageattention", "xformers", "mslk"})
@@ -77,7 +78,8 @@ class Simulated:
     now: float = _STARTING_S
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=True))
     useless: set[Recipe] = field(default_factory=set)
-    reasons: dict[Technique, str | None] = field(default_factory=dict)
+    reasons: dict[Recipe, Refused | None] = field(default_factory=dict)
+    combined: frozenset[Technique] = frozenset()
     rounds: int = 2
     busy: float = 1.0
 
@@ -131,18 +133,28 @@ class Simulated:
         return dataclasses.replace(self._seen(Recipe(), Rung.SCREENED, self.few_s), gain=0.0)
 
     def why_not(self, technique: Technique) -> str | None:
-        if technique not in self.reasons:
-            self.reasons[technique] = technique.unsupported(self.target)
-        return self.reasons[technique]
+        refused = self._refused(Recipe((technique,)))
+        return None if refused is None or technique in self.combined else refused.reason
+
+    def why_not_alone(self, technique: Technique) -> bool:
+        """Whether the model as it is does not allow a technique; with others it may work."""
+        refused = self._refused(Recipe((technique,)))
+        return refused is not None and refused.by_model
+
+    def _refused(self, recipe: Recipe) -> Refused | None:
+        if recipe not in self.reasons:
+            build = partial(pipeline_without_weights, self.model, None)
+            self.reasons[recipe] = why_refused(recipe, self.target, build)
+        return self.reasons[recipe]
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
         found: list[Seen] = []
         peaks = dict(zip(recipes, self.peaks.least(recipes), strict=True)) if self.limits_memory else {}
         for recipe in recipes:
-            reason = next((why for technique in recipe if (why := self.why_not(technique))), None)
+            refused = self._refused(recipe)
             limit = self.wanted.max_memory_bytes
-            if reason is not None:
-                found.append(Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=reason))
+            if refused is not None:
+                found.append(Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=refused.reason))
             elif limit is not None and (peak := peaks[recipe]) is not None and peak > limit:
                 found.append(
                     Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=f"{peak / 1e9:.1f} GB")
@@ -274,7 +286,10 @@ def simulated(model: str, minutes: float, max_memory: str | None, busy: float, s
     gpu = Simulated(f"synthetic:{model}", wanted, np.random.default_rng(seed), busy=busy)
     sources = known_sources(f"synthetic:{model}", "NVIDIA H200", wanted)
     components = frozenset(gpu.target.modules(COMPONENTS))
-    space = Space.of(wanted, gpu.why_not, reported(sources), judges=False, components=components)
+    told = [fitted(technique, components) for technique in reported(sources)]
+    gpu.combined = frozenset(technique for technique in told if gpu.why_not_alone(technique))
+    space = Space.of(wanted, gpu.why_not, told, judges=False, components=components)
+    space.combined = gpu.combined
     click.echo(f"{len(space.options)} options, {len(space.cut)} left out")
     if max_memory is not None:
         saving = [text for option in space.options for text in option.memory_advice.saving]

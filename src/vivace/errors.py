@@ -72,6 +72,10 @@ class Unsupported(VivaceError):
     """This machine, model or library cannot do what was asked; the message says why."""
 
 
+class Unpredictable(Unsupported):
+    """It works, but what it does to memory cannot be said before it runs."""
+
+
 class NoEffect(VivaceError):
     """A technique found nothing to change. A silent no-op must never be reported as a result.
 

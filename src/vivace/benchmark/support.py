@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.requests import SupportRequest
-from vivace.contract import COMPONENTS, Component, ModelFacts, Placement, Request, Target
-from vivace.errors import VivaceError
+from vivace.contract import COMPONENTS, Component, Effect, ModelFacts, Placement, Request, Target, Technique
+from vivace.errors import NoEffect, Unpredictable, Unsupported, VivaceError
 from vivace.memory.predict import built_for
 from vivace.memory.weightless import Weightless, find_weightless
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.lora import distillations
+from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.runtime.session import OnTechnique, Session
 from vivace.spec.workload import Task
 
 _TIMEOUT_S = 600.0
@@ -28,15 +30,18 @@ class Support:
     Attributes:
         reasons: why recipes cannot work, by recipe; those that may work are not in it.
         components: that the model has; None if it cannot be built without its weights.
+        by_model: recipes that the machine allows, and the model as it is does not: with other techniques they may work.
     """
 
     reasons: dict[str, str]
     components: frozenset[Component] | None = None
+    by_model: frozenset[str] = frozenset()
 
     def to_json(self) -> dict[str, Any]:
         return {
             "reasons": self.reasons,
             "components": None if self.components is None else [*self.components],
+            "by_model": sorted(self.by_model),
         }
 
 
@@ -57,7 +62,8 @@ def ask_support(
     request = SupportRequest(model=model, recipes=tuple(recipes), device=device, task=task, batch=batch)
     found = ask(launcher, request, _TIMEOUT_S)
     components = found["components"]
-    return Support(found["reasons"], None if components is None else frozenset(components))
+    known = None if components is None else frozenset(components)
+    return Support(found["reasons"], known, frozenset(found["by_model"]))
 
 
 def support_of(
@@ -66,21 +72,70 @@ def support_of(
     """Return what `ask_support` asks. Runs in the worker.
 
     Techniques judge the machine and a pipeline on the meta device. Of a model that cannot be built without its weights
-    they judge the machine alone.
+    they judge the machine alone. In a recipe of several each judges what those before it have made of the pipeline.
     """
     from vivace.measure.machine import choose_device, this_machine
 
     placement = Placement(this_machine(choose_device(device)))
     pipe, facts = pipeline_without_weights(model, task)
-    target = Target(placement, pipe, facts, Request(prompts=("a red circle",), batch=batch))
+    asked = Request(prompts=("a red circle",), batch=batch)
+    target = Target(placement, pipe, facts, asked)
     reasons: dict[str, str] = {}
+    by_model: set[str] = set()
     for text in recipes:
-        for technique in resolve(text):
-            reason = technique.unsupported(target)
-            if reason is not None:
-                reasons[text] = reason
-                break
-    return Support(reasons, None if pipe is None else frozenset(target.modules(COMPONENTS)))
+        refused = why_refused(resolve(text), target, lambda: pipeline_without_weights(model, task))
+        if refused is not None:
+            reasons[text] = refused.reason
+            if refused.by_model:
+                by_model.add(text)
+    components = None if pipe is None else frozenset(target.modules(COMPONENTS))
+    return Support(reasons, components, frozenset(by_model))
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a recipe cannot work, and whether the model is the reason instead of the machine."""
+
+    reason: str
+    by_model: bool
+
+
+def why_refused(
+    recipe: Recipe, target: Target, build: Callable[[], tuple[Any, ModelFacts]]
+) -> Refused | None:
+    """Return why a recipe cannot work on a machine and a model on the meta device; None if it may.
+
+    Args:
+        target: is not changed; its `pipe` may be None.
+        build: returns the same pipeline again, to apply a recipe of several techniques to.
+    """
+    machine = replace(target, pipe=None)
+    for technique in recipe:
+        if (reason := technique.unsupported(machine)) is not None:
+            return Refused(reason, by_model=False)
+    if target.pipe is None:
+        return None
+    if len(recipe.techniques) == 1:
+        reason = recipe.techniques[0].unsupported(target)
+        return None if reason is None else Refused(reason, by_model=True)
+    pipe, facts = build()
+    try:
+        _Rehearsal(pipe, recipe, replace(target, pipe=pipe, model=replace(facts, has_weights=False)))
+    except (Unsupported, NoEffect) as error:
+        return Refused(str(error), by_model=True)
+    return None
+
+
+class _Rehearsal(Session):
+    """A recipe applied to a pipeline on the meta device, also where its memory cannot be predicted."""
+
+    def _apply_technique(
+        self, technique: Technique, target: Target, on_technique: OnTechnique | None, *, alone: bool
+    ) -> Effect | None:
+        try:
+            return super()._apply_technique(technique, target, on_technique, alone=alone)
+        except Unpredictable:  # it has judged the pipeline before
+            return Effect()
 
 
 def pipeline_without_weights(model: str, task: Task | None) -> tuple[object | None, ModelFacts]:

@@ -235,7 +235,7 @@ class Technique(BaseModel, ABC):
 
         Raises:
             NoEffect: as `apply`.
-            Unsupported: its memory cannot be predicted.
+            Unpredictable: its memory cannot be predicted.
         """
         return self.apply(target)
 

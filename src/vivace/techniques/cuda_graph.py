@@ -45,7 +45,7 @@ from vivace.contract import (
 )
 from vivace.contract.anatomy import working_part
 from vivace.contract.traits import is_compiled
-from vivace.errors import Unsupported
+from vivace.errors import Unpredictable
 from vivace.quantization.gguf_schemes import why_not_capturable
 
 if TYPE_CHECKING:
@@ -163,9 +163,9 @@ class CudaGraph(Technique):
         """Refuse to predict memory.
 
         Raises:
-            Unsupported: always.
+            Unpredictable: always.
         """
-        raise Unsupported(
+        raise Unpredictable(
             "cuda_graph: what a CUDA graph's memory pool holds cannot be predicted; predict the recipe without it, and "
             "keep a step's activations in reserve"
         )

@@ -47,7 +47,7 @@ from vivace.contract import (
     knob,
 )
 from vivace.contract.script import Script, literal, written_call
-from vivace.errors import NoEffect, Unsupported
+from vivace.errors import NoEffect, Unpredictable
 from vivace.measure.accelerator import empty_cache
 from vivace.offloading.components import ComponentOffloader
 from vivace.offloading.layers import LayerOffloader
@@ -208,10 +208,10 @@ class Offload(Technique):
         """Apply to a pipeline on the meta device, to predict its memory.
 
         Raises:
-            Unsupported: with `stream`.
+            Unpredictable: with `stream`.
         """
         if self.stream:
-            raise Unsupported(
+            raise Unpredictable(
                 "offload: which layers are prefetched is decided while it runs, so its memory cannot be predicted; "
                 f"predict offload(group), and add {PREFETCH_BYTES / 1e6:.0f} MB and the largest layer's weights"
             )

@@ -51,7 +51,7 @@ from vivace.contract import (
     knob,
 )
 from vivace.contract.script import Script
-from vivace.errors import Unsupported
+from vivace.errors import Unpredictable, Unsupported
 from vivace.quantization import (
     REMOVED_BACKENDS,
     SCHEMES,
@@ -293,7 +293,7 @@ class Quantize(Technique):
     def predict(self, target: Target) -> Effect:
         """Do the same to a pipeline on the meta device, whose layers have shapes and no values."""
         if self._is_auto:
-            raise Unsupported(
+            raise Unpredictable(
                 "quantize: skip=auto measures the weights, and there are none here; leave it out, and add "
                 f"{self.skip_share:.0%} of what quantising saves"
             )

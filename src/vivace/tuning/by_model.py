@@ -15,7 +15,13 @@ from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
 from vivace.tuning.blame import blame_of, runs_of, texts_of
-from vivace.tuning.launches import WAITS, as_of_another_host, expected_of_capturing, wait_of
+from vivace.tuning.launches import (
+    WAITS,
+    as_of_another_host,
+    expected_of_capturing,
+    over_the_usual_baseline,
+    wait_of,
+)
 from vivace.tuning.priors import SAME, Source
 from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space, is_usual
@@ -98,6 +104,7 @@ class ModelSampler:
 
     def learn(self, history: Sequence[Seen]) -> None:
         """Take in what has been measured."""
+        history = self._read(history)
         results = list(latest(history).values())
         measured = [one for one in results if one.gain is not None]
         known = {one.recipe for one in measured}
@@ -129,6 +136,9 @@ class ModelSampler:
         if self._base_memory is not None:
             self.memory.learn([*self._measured_memory(measured), *self._predicted_memory(known)])
 
+    def _read(self, history: Sequence[Seen]) -> Sequence[Seen]:
+        return history if self.space.wanted.measures_memory else over_the_usual_baseline(history)
+
     def _measured_memory(self, measured: Sequence[Seen]) -> Iterator[Datum]:
         for one in measured:
             if one.peak_bytes:
@@ -141,7 +151,7 @@ class ModelSampler:
                 yield Datum(recipe, math.log(peak / base), _PEAK_ERROR)
 
     def ask(self, history: Sequence[Seen], number: int) -> list[Recipe]:
-        results = latest(history)
+        results = latest(self._read(history))
         self.learn(history)
         self._alone = not self._alone
         if self.start is not None and self.start not in results and not self.start.is_baseline:

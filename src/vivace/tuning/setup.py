@@ -143,6 +143,12 @@ def space_of(
     reasons = {
         fitted(option, components).text: why for option in every if (why := support.reasons.get(option.text))
     }
+    # What others have made work on such a GPU, as fused does with CUDA graphs of SDXL's VAE.
+    combined = frozenset(
+        fitted(option, components)
+        for option in every
+        if option in reported and option.text in support.by_model
+    )
 
     def why_not(technique: Technique) -> str | None:
         is_known = technique.same_picture or trusted is None
@@ -152,10 +158,10 @@ def space_of(
             return (
                 f"processes on a CPU share the cores that one process has; --keep {technique.name} tries it"
             )
-        return reasons.get(technique.text)
+        return None if technique in combined else reasons.get(technique.text)
 
     space = Space.of(wanted, why_not, reported, bench.judges, components)
-    space.trusted = trusted
+    space.trusted, space.combined = trusted, combined
     for technique in wanted.kept:
         if (why := space.cut.get(technique.text)) is not None:
             raise Unsupported(f"--keep {technique.text}: {why}")

@@ -129,6 +129,7 @@ class Space:
         trusted: recipes whose quality is known to be kept; techniques that change the picture may then be combined only
             as in one of them. None: no such rule.
         components: that the model has: options name no others. None if unknown.
+        combined: options that do not work alone, and do with others.
     """
 
     wanted: Wanted
@@ -137,6 +138,7 @@ class Space:
     judges: bool = True
     trusted: frozenset[Recipe] | None = None
     components: Components = None
+    combined: frozenset[Technique] = frozenset()
     _why_not: Why = field(default=lambda technique: None, repr=False)
 
     @classmethod
@@ -182,7 +184,9 @@ class Space:
         return True
 
     def leave_out(self, technique: Technique, reason: str) -> None:
-        """Remove an option, because it failed alone."""
+        """Remove an option, because it failed alone, unless it is one that works with others."""
+        if technique in self.combined:
+            return
         self.cut[technique.text] = reason
         self.options = [one for one in self.options if one != technique]
 

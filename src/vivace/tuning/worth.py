@@ -25,6 +25,8 @@ WORLDS = 512
 _ANY_GAIN = -3.0
 _AS_FAST, _NOISE = 0.01, 0.03
 """A shorter recipe is as fast if it is this much slower, as a logarithm: at any rate, and within its interval."""
+_ANOTHER = 0.005
+"""The same of a shorter recipe that is no part of the best one."""
 
 
 class AsMeasured:
@@ -82,13 +84,22 @@ def value_of(one: Seen, wanted: Wanted, failed: float = -math.inf) -> float:
 
 
 def shortest_as_fast(best: Seen, others: Sequence[Seen]) -> Seen:
-    """Return the recipe with the fewest of the best one's techniques that is as fast, as far as can be told."""
+    """Return the recipe with the fewest techniques that is as fast, as far as can be told."""
     mine = set(best.recipe.techniques)
-    found = [one for one in others if set(one.recipe.techniques) < mine and is_as_fast(one, best)]
+    found = [
+        one
+        for one in others
+        if (set(one.recipe.techniques) < mine and is_as_fast(one, best))
+        or (len(one.recipe.techniques) < len(mine) and _gain(best) - _gain(one) <= _ANOTHER)
+    ]
     return min([best, *found], key=lambda one: (len(one.recipe.techniques), -(one.gain or 0.0)))
 
 
 def is_as_fast(one: Seen, best: Seen) -> bool:
     """Whether a recipe was not shown to be slower than the best: within 1 %, or within both intervals and 3 %."""
     told = 1.96 * math.hypot(one.own_error, best.own_error)
-    return (best.gain or 0.0) - (one.gain or 0.0) <= max(_AS_FAST, min(_NOISE, told))
+    return _gain(best) - _gain(one) <= max(_AS_FAST, min(_NOISE, told))
+
+
+def _gain(one: Seen) -> float:
+    return one.gain or 0.0

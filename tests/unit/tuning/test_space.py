@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 
 from vivace.benchmark.support import Support, support_of
-from vivace.contract import Effect, Stage, Target, Technique, knob
+from vivace.contract import Effect, Machine, Stage, Target, Technique, knob
 from vivace.errors import RecipeError, UsageError
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
@@ -204,3 +204,48 @@ def test_a_technique_is_aimed_at_what_the_model_has(text: str, short: str) -> No
     (technique,) = resolve(text)
     assert fitted(technique, {"denoiser", "text_encoder", "vae"}).text == short
     assert fitted(technique, None) == technique
+
+
+GRAPHS = "cuda_graph@denoiser,text_encoder,text_encoder_2,vae"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (GRAPHS, "no fixed address"),
+        (f"fused(fp8)@denoiser,vae+{GRAPHS}+gpu_postprocess", None),
+        (f"fused(fp8)+{GRAPHS}", "no fixed address"),
+        ("fused(fp8)@denoiser,vae+channels_last", "channels_last: no convolution to convert"),
+        ("fused(fp8)+cuda_graph", None),
+    ],
+)
+def test_a_technique_judges_what_those_before_it_have_made(
+    text: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Machine("cuda", "NVIDIA H100", (9, 0), "c++")
+    monkeypatch.setattr("vivace.measure.machine.choose_device", lambda device: device)
+    monkeypatch.setattr("vivace.measure.machine.this_machine", lambda device: gpu)
+    monkeypatch.setattr(Machine, "has_package", lambda self, name: True)
+    found = support_of("synthetic:sdxl", [text], "cuda")
+    assert list(found.reasons) == ([] if reason is None else [text])
+    assert reason is None or reason in found.reasons[text]
+    assert (text in found.by_model) == (reason is not None)
+
+
+def test_what_works_with_others_stays_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SDXL's VAE cannot be captured alone, and can where it is fused; records have it so."""
+    components = frozenset({"denoiser", "text_encoder", "text_encoder_2", "vae"})
+
+    def answer(*given: Any) -> Support:
+        graphs = {text: "no fixed address" for text in given[2] if text.startswith("cuda_graph@denoiser,")}
+        return Support(graphs | {"attention(flash3)": "not installed"}, components, frozenset(graphs))
+
+    monkeypatch.setattr(setup, "ask_support", answer)
+    told = [*resolve(f"fused(fp8)@denoiser,vae+{GRAPHS}"), *resolve("attention(flash3)")]
+    wanted = Wanted(same_picture_only=True)
+    space = setup.space_of(wanted, bench_on("cuda"), None, told)
+    assert GRAPHS in texts(space)
+    assert "attention(flash3)" not in texts(space), "the machine's fault stays one"
+    space.leave_out(resolve(GRAPHS).techniques[0], "it failed alone")
+    assert space.holds(resolve(f"fused(fp8)@denoiser,vae+{GRAPHS}"))
+    assert GRAPHS not in texts(setup.space_of(wanted, bench_on("cuda"), None))
