@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vivace.fused.modulations import OF_DOUBLE, OF_SINGLE, Modulations
+from vivace.fused.operations import Places
 from vivace.fused.products import Product
 from vivace.fused.rope import frequencies
 from vivace.fused.scales import Bounds
@@ -69,31 +70,38 @@ class FusedFlux(nn.Module):  # type: ignore[misc]
         frequency, axis: of the rotary embedding.
     """
 
-    def __init__(self, transformer: Any, quantize: bool, bounded: tuple[bool, ...]) -> None:
+    def __init__(self, transformer: Any, quantize: bool, bounded: tuple[bool, ...], places: Places) -> None:
         super().__init__()
         config = transformer.config
-        device = transformer.x_embedder.weight.device
         channels = config.num_attention_heads * config.attention_head_dim
         doubles, singles = transformer.transformer_blocks, transformer.single_transformer_blocks
         num_outputs = (OF_DOUBLE * len(doubles) + OF_SINGLE * len(singles)) * channels
         num_inputs = 2 + config.pooled_projection_dim
-        self.modulations = Modulations(num_outputs, channels, quantize, num_inputs, device)
+        self.modulations = Modulations(num_outputs, channels, quantize, num_inputs, places)
         self.doubles, self.singles = nn.ModuleList(), nn.ModuleList()
         at, which = 0, iter(bounded)
+        of_doubles, of_singles = [], []  # limits, which are of products alone
         for block in _taken(doubles):
+            block.to(places.work)
             at = self.modulations.fill(at, block.norm1.linear)
             at = self.modulations.fill(at, block.norm1_context.linear)
-            self.doubles.append(Double(block, quantize, next(which)))
+            double = Double(block, quantize, next(which))
+            if quantize:
+                of_doubles.append(double.limits())
+            self.doubles.append(double.to(places.home))
         for block in _taken(singles):
+            block.to(places.work)
             at = self.modulations.fill(at, block.norm.linear)
-            self.singles.append(Single(block, quantize, next(which)))
+            single = Single(block, quantize, next(which))
+            if quantize:
+                of_singles.append(single.limits())
+            self.singles.append(single.to(places.home))
         self.bounds = None
         if quantize:
-            limits = [[block.limits() for block in blocks] for blocks in (self.doubles, self.singles)]
-            empty = torch.empty((0, 2), device=device)
-            of_doubles, of_singles = (torch.stack(found) if found else empty for found in limits)
-            self.bounds = Bounds(of_doubles, of_singles)
-        frequency, axis = frequencies(config.axes_dims_rope, transformer.pos_embed.theta, device)
+            empty = torch.empty((0, 2), device=places.work)
+            limits = (torch.stack(found) if found else empty for found in (of_doubles, of_singles))
+            self.bounds = Bounds(*limits).to(places.home)
+        frequency, axis = frequencies(config.axes_dims_rope, transformer.pos_embed.theta, places.home)
         self.register_buffer("frequency", frequency, persistent=False)
         self.register_buffer("axis", axis, persistent=False)
 
@@ -107,14 +115,14 @@ def _limits(product: Any, start: int = 0) -> torch.Tensor:
     return torch.stack(found)
 
 
-def fused_flux(transformer: Any, quantize: bool, bounded: tuple[bool, ...]) -> FusedFlux:
+def fused_flux(transformer: Any, quantize: bool, bounded: tuple[bool, ...], places: Places) -> FusedFlux:
     """Take the weights over from a transformer's blocks, which are removed from it.
 
     Args:
         quantize: store weights in e4m3, with one scale for each; else in bf16.
         bounded: for each block, whether attention's inputs are to be bounded, for fp8.
     """
-    fused = FusedFlux(transformer, quantize, bounded)
+    fused = FusedFlux(transformer, quantize, bounded, places)
     fused.eval().requires_grad_(False)
     return fused
 

@@ -7,6 +7,9 @@ A forward cannot know on the host which step it computes without waiting for the
 on the device, under what they were computed from: timestep, guidance and pooled text themselves, not their names. Each
 forward looks its own up there. What is not found is computed, also without the host: a kernel reads from the device
 whether it is needed. So a wrong guess of what the pipeline will ask for costs time, and nothing else.
+
+The table moves with the weights. Where they are offloaded it leaves the device as well and comes back empty, and is
+filled again in each call: so it would be without, since each call has timesteps of its own.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from vivace.fused.operations import has_triton
+from vivace.fused.operations import Places, has_triton, takes_kernels
 from vivace.kernels.reference import quantize_rows
 
 OF_DOUBLE, OF_SINGLE = 12, 3
@@ -33,39 +37,41 @@ class Modulations(nn.Module):  # type: ignore[misc]
         num_outputs, channels: of the layers together.
         quantize: store the weight in e4m3, with a scale for each output.
         num_inputs: length of what the table is searched for: timestep, guidance and pooled text.
+
+    Attributes:
+        num_computed: forwards that did not find all their rows in the table, (), on the device. No buffer: it counts
+            over all calls, and what is written into buffers is lost when weights are offloaded.
     """
 
     def __init__(
-        self, num_outputs: int, channels: int, quantize: bool, num_inputs: int, device: torch.device
+        self, num_outputs: int, channels: int, quantize: bool, num_inputs: int, places: Places
     ) -> None:
         super().__init__()
-        dtype = torch.float8_e4m3fn if quantize else torch.bfloat16
+        device, dtype = places.home, torch.float8_e4m3fn if quantize else torch.bfloat16
         weight = torch.empty((num_outputs, channels), dtype=dtype, device=device)
         self.weight = nn.Parameter(weight, requires_grad=False)
         scale = torch.empty(num_outputs, device=device) if quantize else None
         self.register_buffer("scale", scale)
         self.register_buffer("bias", torch.empty(num_outputs, dtype=torch.bfloat16, device=device))
-        rows = CAPACITY if device.type != "cpu" and (device.type == "meta" or has_triton()) else 0
+        rows = capacity_on(places.work)
         # No timestep is nan, so nothing is found in an empty table.
         keys = torch.full((rows, num_inputs), float("nan"), device=device)
         table = torch.zeros((rows, num_outputs), dtype=torch.bfloat16, device=device)
         self.register_buffer("keys", keys, persistent=False)
         self.register_buffer("table", table, persistent=False)
-        self.register_buffer(
-            "num_computed", torch.zeros((), dtype=torch.int64, device=device), persistent=False
-        )
+        self.num_computed = torch.zeros((), dtype=torch.int64, device=places.work)
 
     def fill(self, start: int, layer: nn.Linear) -> int:
         """Take over a layer's weights as the outputs from `start` on; return where they end."""
         end: int = start + layer.out_features
         weight = layer.weight.detach()
         if self.scale is None or weight.is_meta:
-            self.weight[start:end] = weight.to(self.weight.dtype)
+            self.weight[start:end].copy_(weight)
         else:
             values, scale = quantize_rows(weight)
-            self.weight[start:end] = values
-            self.scale[start:end] = scale[:, 0]
-        self.bias[start:end] = layer.bias.detach().bfloat16()
+            self.weight[start:end].copy_(values)
+            self.scale[start:end].copy_(scale[:, 0])
+        self.bias[start:end].copy_(layer.bias.detach())
         return end
 
     def compute(
@@ -81,7 +87,7 @@ class Modulations(nn.Module):  # type: ignore[misc]
             out = self.bias.new_empty((len(inputs), len(self.bias)))
         if inputs.is_meta:
             return out
-        if not len(self.table):
+        if not takes_kernels(inputs):
             weight = self.weight.float() if self.scale is None else self.weight.float() * self.scale[:, None]
             return out.copy_(inputs.float() @ weight.t() + self.bias.float())
         from vivace.kernels.skinny_product import MAX_ROWS, skinny_product
@@ -104,6 +110,8 @@ class Modulations(nn.Module):  # type: ignore[misc]
         found = found.bool()
         skip = found.all().reshape(1).to(torch.int32)
         computed = self.compute(embedding, skip)
+        if self.num_computed.device != skip.device:  # someone has moved the model
+            self.num_computed = self.num_computed.to(skip.device)
         self.num_computed += 1 - skip[0]
         return torch.where(found[:, None], self.table.index_select(0, at), computed)
 
@@ -114,11 +122,22 @@ class Modulations(nn.Module):  # type: ignore[misc]
         self.keys[span] = asked
 
 
+def capacity_on(device: torch.device) -> int:
+    """Return the rows of the table where a model computes on this device.
+
+    None on a CPU: there it would take memory, and no time is won by reading a weight once.
+    """
+    return CAPACITY if device.type == "meta" or (device.type != "cpu" and has_triton()) else 0
+
+
 class Hoisting:
     """Fills the table when a pipeline's call begins: a hook in front of the transformer's forward.
 
     Whether a call begins is told by its objects: the pooled text, the guidance and the scheduler's timesteps. With true
     guidance two pooled texts alternate, so the last few are remembered.
+
+    Hooks of accelerate, which onload a component, run within its forward, so later than this one. Theirs is called
+    here: it does nothing the second time.
 
     Args:
         pipe: the pipeline, whose scheduler's timesteps are read.
@@ -133,12 +152,22 @@ class Hoisting:
         self._inputs_of = inputs_of
         self._seen: list[tuple[tuple[Any, ...], slice]] = []
         self._next = 0
+        self._filled: StorageWeakRef | None = None
+        """The table's memory when it was filled."""
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the transformer in another process has no pipeline, and hoists nothing."""
-        return self.__dict__ | {"_pipe": None, "_seen": []}
+        return self.__dict__ | {"_pipe": None, "_seen": [], "_next": 0, "_filled": None}
 
-    def __call__(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if (hook := getattr(module, "_hf_hook", None)) is not None:
+            args, kwargs = hook.pre_forward(module, *args, **kwargs)
+        self._fill(args, kwargs)
+        return args, kwargs
+
+    def _fill(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         timesteps = getattr(getattr(self._pipe, "scheduler", None), "timesteps", None)
         hidden, timestep, pooled, guidance = (
             kwargs.get(name) for name in ("hidden_states", "timestep", "pooled_projections", "guidance")
@@ -149,6 +178,10 @@ class Hoisting:
         home = self._modulations.weight.device
         if count > len(self._modulations.table) or not timesteps.device == timestep.device == home:
             return
+        # Where weights were offloaded and came back, the table is empty. Its address may be the same by chance.
+        storage = StorageWeakRef(self._modulations.table.untyped_storage())
+        if self._filled is None or self._filled != storage:
+            self._seen, self._next, self._filled = [], 0, storage
         objects = (timesteps, pooled, guidance)
         if any(all(a is b for a, b in zip(objects, seen, strict=True)) for seen, _ in self._seen):
             return

@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Places:
+    """Where a model's weights are laid out anew, part by part, and where they are left.
+
+    Attributes:
+        work: where the model computes.
+        home: host memory, if the weights are offloaded or copied later; else the same.
+    """
+
+    work: torch.device
+    home: torch.device
+
+
+@dataclass(frozen=True)
 class Rows:
     """Inputs of a matmul, (rows, channels): in bf16, or in e4m3 with a scale (1 or 2,), of all or of each stream."""
 

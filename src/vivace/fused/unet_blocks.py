@@ -20,7 +20,7 @@ from vivace.fused import image_operations as images
 from vivace.fused import operations
 from vivace.fused.convolutions import fuse_convolutions, unsuited_resnet
 from vivace.fused.image_operations import RowScaled
-from vivace.fused.operations import Rows
+from vivace.fused.operations import Places, Rows
 from vivace.fused.products import Product
 from vivace.fused.scales import spread
 from vivace.kernels.reference import Branch, Modulation, Tokens, scale_of
@@ -162,7 +162,7 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
         return Transformer2DModelOutput(sample=made) if return_dict else (made,)
 
 
-def fuse_unet(model: Any, quantize: bool) -> int:
+def fuse_unet(model: Any, quantize: bool, places: Places) -> int:
     """Replace a UNet's transformers and residual blocks; return the number of transformer blocks.
 
     Args:
@@ -174,8 +174,8 @@ def fuse_unet(model: Any, quantize: bool) -> int:
     names = [name for name, part in model.named_modules() if type(part).__name__ == "Transformer2DModel"]
     number = 0
     for name in names:
-        fused = FusedTransformer(model.get_submodule(name), quantize).eval().requires_grad_(False)
-        model.set_submodule(name, fused)
+        fused = FusedTransformer(model.get_submodule(name).to(places.work), quantize)
+        model.set_submodule(name, fused.eval().requires_grad_(False).to(places.home))
         number += len(fused.blocks)
     return number
 

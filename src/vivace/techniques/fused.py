@@ -8,7 +8,8 @@ Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neit
 Costs: other rounding than diffusers'; with fp8 also that of weights and activations, with one scale a tensor, in UNets
     one a row behind attention and GEGLU. `attention=fp8` rounds queries, keys, values and the softmax as well. The
     blocks are replaced, so adapters must be merged before, and techniques that work on blocks do not go with it. A VAE
-    is computed in bf16, also one that diffusers would compute in fp32 (SDXL's).
+    is computed in bf16, also one that diffusers would compute in fp32 (SDXL's). With `offload(model)` FLUX's hoisted
+    modulations are copied as well, 135 MB a call.
 Needs: a FLUX transformer, a UNet of Stable Diffusion's blocks (1.5, 2, XL), or their VAE. On GPUs Triton and cuBLASLt;
     fp8 compute capability 8.9; `attention=fp8` Hopper, FLUX and the package nvidia-cudnn-frontend. Elsewhere plain
     PyTorch computes the same, which is right and slow.
@@ -25,13 +26,16 @@ An image of 28 steps still takes 21,682 kernels, text encoders and VAE included 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vivace.compilation.compiled_code import keep_compiled_code
 from vivace.contract import Arithmetic, Effect, Rule, Stage, Target, Technique, Trait, knob
 from vivace.contract.anatomy import Component
 from vivace.errors import NoEffect
 from vivace.quantization.layers import is_quantised
+
+if TYPE_CHECKING:
+    from vivace.fused.operations import Places
 
 _MIN_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9)}
 _FP8_HEAD = 128
@@ -85,9 +89,7 @@ class Fused(Technique):
                 "blocks goes with it, such as teacache",
             ),
             Rule(Trait.CACHED, "the blocks are replaced, and the cache with them", earlier_only=True),
-            Rule(
-                Trait.OFFLOADED, "offloading moves layer by layer, and the fused blocks hold views of theirs"
-            ),
+            Rule(Trait.OFFLOADED, "apply both by the same recipe, to a fresh pipeline", earlier_only=True),
         )
 
     def unsupported(self, target: Target) -> str | None:
@@ -143,7 +145,8 @@ class Fused(Technique):
             if name == "vae":
                 changed |= self._fuse_vae(module)
             else:
-                effect = self._fuse_unet(module) if _is_unet(module) else self._fuse_flux(target)
+                fuse = self._fuse_unet if _is_unet(module) else self._fuse_flux
+                effect = fuse(target, _places(target, module))
                 changed |= {**effect.changed, "denoiser.matmuls": self.precision}
             changed[f"{name}.fused_by"] = by
         return replace(effect, changed=changed)
@@ -162,21 +165,22 @@ class Fused(Technique):
         setattr(vae, _ATTRIBUTE, True)
         return {"vae.fused_blocks": num_blocks}
 
-    def _fuse_unet(self, unet: Any) -> Effect:
+    def _fuse_unet(self, target: Target, places: Places) -> Effect:
         import torch
 
         from vivace.fused.unet_blocks import fuse_unet
 
+        unet = target.module("denoiser")
         torch.nn.Module.to(unet, torch.bfloat16)
         casts = _Casts()
         unet.register_forward_pre_hook(casts.before, with_kwargs=True)
         unet.register_forward_hook(casts.after)
         with torch.no_grad():
-            num_blocks = fuse_unet(unet, self.precision == "fp8")
+            num_blocks = fuse_unet(unet, self.precision == "fp8", places)
         setattr(unet, _ATTRIBUTE, True)
         return Effect(changed={"denoiser.fused_blocks": num_blocks, "denoiser.attention": "bf16"})
 
-    def _fuse_flux(self, target: Target) -> Effect:
+    def _fuse_flux(self, target: Target, places: Places) -> Effect:
         import torch
 
         from vivace.fused.first_norm import FirstBlock
@@ -197,7 +201,7 @@ class Fused(Technique):
             layer.register_forward_pre_hook(_cast_last)
         transformer.register_forward_hook(_cast_output, with_kwargs=True)
         with torch.no_grad():
-            fused = fused_flux(transformer, self.precision == "fp8", bounded)
+            fused = fused_flux(transformer, self.precision == "fp8", bounded, places)
         setattr(transformer, _ATTRIBUTE, fused)
         if num_doubles:
             transformer.transformer_blocks.append(FirstBlock(fused.modulations))
@@ -224,6 +228,18 @@ class Fused(Technique):
             evidence=evidence,
             refuted=refuted,
         )
+
+
+def _places(target: Target, denoiser: Any) -> Places:
+    import torch
+
+    from vivace.fused.operations import Places
+
+    now, where = denoiser.device, target.where
+    if not where.on_host:
+        return Places(now, now)
+    work = torch.device(target.machine.device)
+    return Places(work, torch.device(where.home or now))
 
 
 def _is_unet(denoiser: Any) -> bool:

@@ -11,7 +11,8 @@ Costs: copies over PCIe. `model` copies each component once a call; `group` and 
     memory, and rebuilds every weight.
 Needs: a GPU, and host memory for the whole model; it is loaded there and need never fit the GPU. A captured step reads
     weights at fixed addresses, so CUDA graphs do not go with it; nor do compiled or quantised components with
-    `sequential`. With `group` a component may be compiled by its repeated blocks, each of which is onloaded as one.
+    `sequential`, or fused ones with `group` or `sequential`. With `group` a component may be compiled by its repeated
+    blocks, each of which is onloaded as one.
 Source: accelerate, `cpu_offload_with_hook` and `cpu_offload`; diffusers, `enable_group_offload`; Rajbhandari et al.,
     ZeRO-Infinity, arXiv 2104.07857.
 
@@ -119,6 +120,12 @@ class Offload(Technique):
             Rule(Trait.CAPTURED, "CUDA graphs read weights at fixed addresses, and offloading moves them"),
             Rule(Trait.MOVED, "the text encoders would be moved twice; offloading frees them as well"),
         ]
+        if self.mode != "model":
+            reason = (
+                f"{self.mode} onloads a layer when it is called, and fused blocks read the weights of several at "
+                "once; take offload(model)"
+            )
+            rules.append(Rule(Trait.FUSED, reason))
         if self.mode == "group":
             reason = (
                 "group swaps the weights of single layers; take offload(model), or compile(blocks=repeated)"
