@@ -10,14 +10,16 @@ from diffusers import FluxTransformer2DModel
 import vivace
 from tests import fused_kernels as kernels
 from tests import fused_unets
-from tests.families import draw, psnr
+from tests.families import STEPS, draw, psnr
 from tests.fused_kernels import error
 from tests.targets import target_of
 from vivace.contract import Target
 from vivace.errors import Unsupported
+from vivace.fused.modulations import CAPACITY
 from vivace.kernels.reference import Tokens
 from vivace.measure.machine import this_machine
 from vivace.models.random_weights import fill
+from vivace.offloading.components import ComponentOffloader
 from vivace.techniques.fused import Fused
 
 pytestmark = pytest.mark.gpu
@@ -184,3 +186,51 @@ def test_an_embedded_unet_in_a_graph(recipe: str) -> None:
     for _ in range(3):
         assert psnr(draw(made, **call), plain) > 30
     assert made.refuted({}) is None
+
+
+@pytest.mark.parametrize("recipe", ["fused(bf16)@denoiser,vae", "fused(fp8)"])
+@pytest.mark.parametrize("model", ["tiny-flux", "tiny-sd"])
+def test_an_offloaded_model_draws_the_same(model: str, recipe: str) -> None:
+    """fp8 weights are rounded on the GPU in both, one transformer or block at a time where it is offloaded."""
+    kept = vivace.load(model, recipe, device="cuda")
+    moved = vivace.load(model, f"{recipe}+offload(model)", device="cuda")
+    assert kept.effects.items() <= moved.effects.items()
+    for calls, prompt in enumerate(("a red circle", "a blue square"), 1):
+        assert psnr(draw(moved, prompt), draw(kept, prompt)) > 60
+        found = moved.evidence()
+        assert found["weights_on_gpu_after_run_bytes"] == 0
+        if model == "tiny-flux":
+            assert found["denoiser.modulations_hoisted"] == calls * STEPS["flux"], "a row for each step"
+            assert found["denoiser.modulations_computed_in_the_loop"] == 0
+    assert moved.refuted({}) is None
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@torch.no_grad()
+def test_modulations_are_hoisted_again_after_an_offload(precision: Any) -> None:
+    """The same arguments in each call, and the table's memory may come back at the same address."""
+    made, plain = transformer(), transformer()
+    made.to("cpu")
+    pipe = types.SimpleNamespace(
+        transformer=made,
+        components={"transformer": made},
+        scheduler=types.SimpleNamespace(timesteps=torch.tensor([1000.0, 700.0, 300.0], device="cuda")),
+        model_cpu_offload_seq="transformer",
+        _exclude_from_cpu_offload=[],
+        remove_all_hooks=lambda: None,
+        maybe_free_model_hooks=lambda: None,
+    )
+    on_host = target_of(machine=this_machine("cuda"), pipe=pipe, on_host=True)
+    Fused(precision=precision).apply(on_host)
+    table = made.vivace_fused.modulations
+    assert {tensor.device.type for tensor in (*made.parameters(), *made.buffers())} == {"cpu"}
+    assert len(table.table) == CAPACITY, "as the GPU has it"
+    offloader = ComponentOffloader(pipe, torch.device("cuda", 0), pin=True)
+    call = inputs(*SHAPES[2])
+    wanted = plain(**call)[0]
+    for _ in range(3):
+        assert error(made(**call)[0], wanted) < (0.01 if precision == "bf16" else 0.05)
+        assert table.keys.is_cuda
+        offloader.end_call()
+        assert not table.keys.is_cuda
+        assert table.num_computed == 0, "found in the table"

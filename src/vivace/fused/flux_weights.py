@@ -121,6 +121,7 @@ def fused_flux(transformer: Any, quantize: bool, bounded: tuple[bool, ...], plac
     Args:
         quantize: store weights in e4m3, with one scale for each; else in bf16.
         bounded: for each block, whether attention's inputs are to be bounded, for fp8.
+        places: each block is moved to where it computes, and its new weights to where they are kept.
     """
     fused = FusedFlux(transformer, quantize, bounded, places)
     fused.eval().requires_grad_(False)

@@ -8,8 +8,8 @@ on the device, under what they were computed from: timestep, guidance and pooled
 forward looks its own up there. What is not found is computed, also without the host: a kernel reads from the device
 whether it is needed. So a wrong guess of what the pipeline will ask for costs time, and nothing else.
 
-The table moves with the weights. Where they are offloaded it leaves the device as well and comes back empty, and is
-filled again in each call: so it would be without, since each call has timesteps of its own.
+The table moves with the weights: where they are offloaded, it leaves the device with them, and comes back empty. That
+costs a copy, and no work: a call has timesteps of its own, so its rows are computed anew in any case.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Modulations(nn.Module):  # type: ignore[misc]
         num_outputs, channels: of the layers together.
         quantize: store the weight in e4m3, with a scale for each output.
         num_inputs: length of what the table is searched for: timestep, guidance and pooled text.
+        places: whether there is a table is decided by where the model computes, not by where its weights are now.
 
     Attributes:
         num_computed: forwards that did not find all their rows in the table, (), on the device. No buffer: it counts
@@ -136,8 +137,8 @@ class Hoisting:
     Whether a call begins is told by its objects: the pooled text, the guidance and the scheduler's timesteps. With true
     guidance two pooled texts alternate, so the last few are remembered.
 
-    Hooks of accelerate, which onload a component, run within its forward, so later than this one. Theirs is called
-    here: it does nothing the second time.
+    A hook of accelerate, which onloads the transformer, would run later, within the forward. So it is called here; the
+    second time it does nothing.
 
     Args:
         pipe: the pipeline, whose scheduler's timesteps are read.

@@ -168,6 +168,7 @@ def fuse_unet(model: Any, quantize: bool, places: Places) -> int:
     Args:
         model: in bf16.
         quantize: store the transformers' weights in e4m3.
+        places: each transformer is moved to where it computes, and its new weights to where they are kept.
     """
     fuse_convolutions(model)
     # By name: a list of modules would keep the blocks, and with them their weights, until all are fused.
