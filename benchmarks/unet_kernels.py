@@ -1,4 +1,5 @@
-"""Time what was chosen by measuring for fused UNets: GroupNorm in one kernel or in three, and how cuDNN chooses.
+"""Time what was chosen by measuring for fused UNets: GroupNorm in one kernel or in three, kernels that take a token
+each, and how cuDNN chooses.
 
     python -m benchmarks.unet_kernels --record results/unet-kernels.jsonl
 
@@ -9,6 +10,7 @@ setting, in turns. A line a case; docs/performance/unets.md tells what they mean
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +32,8 @@ NORMS = {
     4096: (320, 640, 960, 1280),
 }
 """Channels by pixels."""
+TOKENS = {"fp8": ((2048, 1280), (8192, 640)), "bf16": ((8192, 320), (2048, 640), (512, 1280), (128, 1280))}
+"""Rows and channels: of SDXL in fp8, of SD 1.5 in bf16."""
 MODELS = {"synthetic:sd15": ("fused", 64), "synthetic:sdxl": ("fused(fp8)", 128)}
 """Recipes, and the height of the latents."""
 _GROUPS = 32
@@ -54,7 +58,7 @@ def unet_kernels(record: Path) -> int:
         "triton": triton.__version__,
     }
     lines: list[str] = []
-    for found in (*_norms(), *_steps()):
+    for found in itertools.chain(_norms(), _tokens(), _steps()):
         lines.append(json.dumps(found | where))
         click.echo(lines[-1])
         write_text(record, "\n".join(lines) + "\n")
@@ -78,6 +82,41 @@ def _norms() -> Iterator[dict[str, Any]]:
             if pixels * triton.next_power_of_2(channels // _GROUPS) <= _LARGEST_TILE:
                 found["one_kernel_us"] = round(_microseconds(partial(norm, _LARGEST_TILE)), 1)
             yield found
+
+
+def _tokens() -> Iterator[dict[str, Any]]:
+    import torch
+
+    from vivace.kernels.geglu import geglu
+    from vivace.kernels.norm_modulate import residual_norm
+    from vivace.kernels.quantize import quantize_rows
+    from vivace.kernels.reference import Branch, Modulation, Tokens
+
+    for precision, shapes in TOKENS.items():
+        is_fp8 = precision == "fp8"
+        for rows, channels in shapes:
+            x = torch.randn(rows, channels, device="cuda", dtype=torch.bfloat16)
+            up = torch.randn(rows, 8 * channels, device="cuda", dtype=torch.bfloat16)
+            out = torch.empty_like(x, dtype=torch.float8_e4m3fn if is_fp8 else x.dtype)
+            wide = torch.empty(rows, 4 * channels, device="cuda", dtype=out.dtype)
+            vectors = torch.randn(1, 7 * channels, device="cuda")
+            scales, bias = (
+                (x[:, 0].float().abs(), vectors[:, :channels].bfloat16()) if is_fp8 else (None, None)
+            )
+            shift, scale, gate = (Modulation(at * channels, at * channels) for at in (0, 1, 6))
+            branch = Branch(x.clone(), gate, bias, scales)
+            given = (Tokens(2, 0, rows // 2), out, vectors[0, :1] if is_fp8 else None)
+            work = {
+                "residual_norm": partial(
+                    residual_norm, x, branch, vectors.expand(2, -1), (shift, scale), *given
+                ),
+                "geglu": partial(geglu, up, up[0] if is_fp8 else None, wide, scales),
+            }
+            if is_fp8:
+                work["quantize_rows"] = partial(quantize_rows, x, out, scales)
+            for what, call in work.items():
+                took = round(_microseconds(call), 1)
+                yield {"what": what, "precision": precision, "rows": rows, "channels": channels, "us": took}
 
 
 def _steps() -> Iterator[dict[str, Any]]:

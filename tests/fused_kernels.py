@@ -150,7 +150,8 @@ def check_group_norm(
 
 
 def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: bool, device: str) -> None:
-    from vivace.kernels.geglu import geglu, quantize_rows
+    from vivace.kernels.geglu import geglu
+    from vivace.kernels.quantize import quantize_rows
 
     up = random(kind, rows, 2 * channels, device=device)
     bias = random("normal", 2 * channels, device=device, seed=1) if biased else None

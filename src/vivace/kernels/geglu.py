@@ -3,7 +3,7 @@
 The activation's bound is the product of two bounds, each of which typical elements are far below: a scale from it
 would leave e4m3 too few of its binades. So each row has a scale of its own, from its largest element: a program holds
 the row. The next matmul computes with the values alone, since a row's scale can be multiplied into its output, which
-the kernel that reads it does. Rows of attention's output are rounded in the same way.
+the kernel that reads it does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from vivace.kernels.blocks import two_blocks
 from vivace.kernels.reference import E4M3_MAX, TINY
 
 
@@ -21,23 +22,19 @@ def _values(  # type: ignore[no-untyped-def]
     bias,
     channels,
     at,
-    GEGLU: tl.constexpr,  # noqa: N803
     HAS_BIAS: tl.constexpr,  # noqa: N803
 ):
     inside = at < channels
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(x + channels + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         value += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-    if GEGLU:
-        gate = tl.load(x + channels + at, mask=inside, other=0.0).to(tl.float32)
-        if HAS_BIAS:
-            gate += tl.load(bias + channels + at, mask=inside, other=0.0).to(tl.float32)
-        value = value * gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-    return value
+        gate += tl.load(bias + channels + at, mask=inside, other=0.0).to(tl.float32)
+    return value * gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _rows(  # type: ignore[no-untyped-def]
+def _geglu(  # type: ignore[no-untyped-def]
     x,
     bias,
     out,
@@ -48,20 +45,19 @@ def _rows(  # type: ignore[no-untyped-def]
     tiny,
     FIRST: tl.constexpr,  # noqa: N803
     SECOND: tl.constexpr,  # noqa: N803
-    GEGLU: tl.constexpr,  # noqa: N803
     HAS_BIAS: tl.constexpr,  # noqa: N803
     QUANTIZE: tl.constexpr,  # noqa: N803
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     own, to = x + row * x_stride, out + row * channels
     at = tl.arange(0, FIRST)
-    value = _values(own, bias, channels, at, GEGLU, HAS_BIAS)
+    value = _values(own, bias, channels, at, HAS_BIAS)
     scale = 1.0
     if QUANTIZE:
         reached = tl.max(tl.abs(value), axis=0)
     if SECOND:
         more = FIRST + tl.arange(0, SECOND)
-        rest = _values(own, bias, channels, more, GEGLU, HAS_BIAS)
+        rest = _values(own, bias, channels, more, HAS_BIAS)
         if QUANTIZE:
             reached = tl.maximum(reached, tl.max(tl.abs(rest), axis=0))
     if QUANTIZE:
@@ -82,34 +78,20 @@ def geglu(
         out: (rows, channels): bf16, or e4m3 divided by scales.
         scales: (rows,), fp32, are written; None: nothing is rounded to e4m3.
     """
-    _launch(up, bias, out, scales, geglu=True)
-
-
-def quantize_rows(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
-    """Write `x` (rows, channels) to an e4m3 `out`, divided by scales (rows,), fp32, which are written as well."""
-    _launch(x, None, out, scales, geglu=False)
-
-
-def _launch(
-    x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, scales: torch.Tensor | None, geglu: bool
-) -> None:
     rows, channels = out.shape
-    # UNets have five times a power of two channels, which one block of the next power would exceed by 60 %.
-    first = 1 << (channels.bit_length() - 1)
-    second = triton.next_power_of_2(channels - first) if channels > first else 0
-    _rows[(rows,)](
-        x,
-        bias if bias is not None else x,
+    first, second = two_blocks(channels)
+    _geglu[(rows,)](
+        up,
+        bias if bias is not None else up,
         out,
-        scales if scales is not None else x,
-        x.stride(0),
+        scales if scales is not None else up,
+        up.stride(0),
         channels,
         E4M3_MAX,
         TINY,
         FIRST=first,
         SECOND=second,
-        GEGLU=geglu,
         HAS_BIAS=bias is not None,
         QUANTIZE=scales is not None,
-        num_warps=8 if first > 1024 else 4,
+        num_warps=8 if first > 2048 else 4,
     )

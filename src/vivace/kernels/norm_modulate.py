@@ -3,7 +3,8 @@
 In PyTorch's operators these are six passes: the gated branch is added to the stream, mean and variance are reduced, the
 normalised token is scaled and shifted, and it is divided and rounded. Each is bound by memory. Here one program keeps
 two tokens (of 3,072 channels in FLUX) in registers: it reads the stream and the branch, and writes the stream and the
-input of the next matmul. The scale of that input is known before: see `vivace.fused.scales`.
+input of the next matmul. The scale of that input is known before: see `vivace.fused.scales`. A row is held as two
+blocks, since UNets have five times a power of two channels, and FLUX three times.
 """
 
 from __future__ import annotations
@@ -12,9 +13,50 @@ import torch
 import triton
 import triton.language as tl
 
+from vivace.kernels.blocks import two_blocks
 from vivace.kernels.reference import Branch, Modulation, Tokens
 
-_ROWS, _WARPS = 2, 4
+_WARPS = 4
+_FEW_CHANNELS, _MANY_ROWS = 1280, 2048
+"""Of up to so many channels, and from so many rows on, a program takes four tokens: two would leave it little to do."""
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _stream(  # type: ignore[no-untyped-def]
+    x,
+    y,
+    bias,
+    gate,
+    row_scale,
+    at,
+    channel,
+    inside,
+    exists,
+    HAS_Y: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    HAS_ROW_SCALES: tl.constexpr,  # noqa: N803
+):
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_Y:
+        change = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+        if HAS_ROW_SCALES:
+            change = change * row_scale[:, None]
+        if HAS_BIAS:
+            change += tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
+        by = tl.load(gate + channel, mask=exists, other=0.0).to(tl.float32)
+        # Rounded here as it is stored, so that the norm sees what the next block will.
+        stored = (value + by[None, :] * change).to(x.dtype.element_ty)
+        tl.store(x + at, stored, mask=inside)
+        value = stored.to(tl.float32)
+    return value
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _modulate(normed, scale, shift, by, out, at, channel, inside, exists):  # type: ignore[no-untyped-def]
+    scale = tl.load(scale + channel, mask=exists, other=0.0).to(tl.float32)
+    shift = tl.load(shift + channel, mask=exists, other=0.0).to(tl.float32)
+    value = (normed * (1.0 + scale)[None, :] + shift[None, :]) * by
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)  # the cast to e4m3 saturates
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -41,7 +83,8 @@ def _residual_norm(  # type: ignore[no-untyped-def]
     channels,
     eps,
     ROWS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    FIRST: tl.constexpr,  # noqa: N803
+    SECOND: tl.constexpr,  # noqa: N803
     HAS_Y: tl.constexpr,  # noqa: N803
     HAS_BIAS: tl.constexpr,  # noqa: N803
     HAS_ROW_SCALES: tl.constexpr,  # noqa: N803
@@ -54,35 +97,41 @@ def _residual_norm(  # type: ignore[no-untyped-def]
     stream = is_image.to(tl.int32)
     batch = tl.where(is_image, (first - num_text_rows) // image, first // tl.maximum(text, 1))
     own = modulations + batch.to(tl.int64) * row_modulations
+    gate = own + tl.where(is_image, gate_image, gate_text)
+    bias += stream * bias_stride
     row = first + tl.arange(0, ROWS)
-    channel = tl.arange(0, BLOCK)
+    start = row.to(tl.int64)[:, None] * channels
+    row_scale = tl.load(row_scales + row) if HAS_ROW_SCALES else row
+    channel = tl.arange(0, FIRST)
     exists = channel < channels
     inside = exists[None, :] & (row >= 0)[:, None]
-    at = row.to(tl.int64)[:, None] * channels + channel[None, :]
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    if HAS_Y:
-        change = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
-        if HAS_ROW_SCALES:
-            change = change * tl.load(row_scales + row)[:, None]
-        if HAS_BIAS:
-            added = tl.load(bias + stream * bias_stride + channel, mask=exists, other=0.0).to(tl.float32)
-            change += added[None, :]
-        gate = tl.load(own + tl.where(is_image, gate_image, gate_text) + channel, mask=exists, other=0.0)
-        # Rounded here as it is stored, so that the norm sees what the next block will.
-        stored = (value + gate.to(tl.float32)[None, :] * change).to(x.dtype.element_ty)
-        tl.store(x + at, stored, mask=inside)
-        value = stored.to(tl.float32)
+    at = start + channel[None, :]
+    value = _stream(x, y, bias, gate, row_scale, at, channel, inside, exists, HAS_Y, HAS_BIAS, HAS_ROW_SCALES)
+    if SECOND:
+        later = FIRST + tl.arange(0, SECOND)
+        there = later < channels
+        within = there[None, :] & (row >= 0)[:, None]
+        to = start + later[None, :]
+        rest = _stream(x, y, bias, gate, row_scale, to, later, within, there, HAS_Y, HAS_BIAS, HAS_ROW_SCALES)
     if NORM:
-        scale = tl.load(own + tl.where(is_image, scale_image, scale_text) + channel, mask=exists, other=0.0)
-        shift = tl.load(own + tl.where(is_image, shift_image, shift_text) + channel, mask=exists, other=0.0)
-        mean = tl.sum(value, axis=1) / channels
-        centred = tl.where(inside, value - mean[:, None], 0.0)
-        variance = tl.sum(centred * centred, axis=1) / channels
-        normed = centred * (1.0 / tl.sqrt(variance + eps))[:, None]
-        normed = normed * (1.0 + scale.to(tl.float32))[None, :] + shift.to(tl.float32)[None, :]
+        total = tl.sum(value, axis=1)
+        if SECOND:
+            total += tl.sum(rest, axis=1)
+        mean = (total / channels)[:, None]
+        value = tl.where(inside, value - mean, 0.0)
+        squares = tl.sum(value * value, axis=1)
+        if SECOND:
+            rest = tl.where(within, rest - mean, 0.0)
+            squares += tl.sum(rest * rest, axis=1)
+        inverse = (1.0 / tl.sqrt(squares / channels + eps))[:, None]
+        by = 1.0
         if QUANTIZE:
-            normed = normed * (1.0 / tl.load(out_scale + stream * scale_stride))  # the cast saturates
-        tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)
+            by = 1.0 / tl.load(out_scale + stream * scale_stride)
+        scale = own + tl.where(is_image, scale_image, scale_text)
+        shift = own + tl.where(is_image, shift_image, shift_text)
+        _modulate(value * inverse, scale, shift, by, out, at, channel, inside, exists)
+        if SECOND:
+            _modulate(rest * inverse, scale, shift, by, out, to, later, within, there)
 
 
 def residual_norm(
@@ -109,7 +158,9 @@ def residual_norm(
     gate = branch.gate if branch is not None else Modulation(0, 0)
     bias = branch.bias if branch is not None else None
     row_scales = branch.row_scales if branch is not None else None
-    together = next(k for k in (_ROWS, 2, 1) if not (tokens.text % k or tokens.image % k) and k <= _ROWS)
+    most = 4 if channels <= _FEW_CHANNELS and rows >= _MANY_ROWS else 2
+    together = next(k for k in (4, 2, 1) if k <= most and not (tokens.text % k or tokens.image % k))
+    first, second = two_blocks(channels)
     _residual_norm[(rows // together,)](
         x,
         branch.values if branch is not None else x,
@@ -133,7 +184,8 @@ def residual_norm(
         channels,
         eps,
         ROWS=together,
-        BLOCK=triton.next_power_of_2(channels),
+        FIRST=first,
+        SECOND=second,
         HAS_Y=branch is not None,
         HAS_BIAS=bias is not None,
         HAS_ROW_SCALES=row_scales is not None,
