@@ -319,6 +319,22 @@ def test_of_recipes_that_are_as_fast_the_shortest_is_the_answer() -> None:
     assert pick.recipe.text == "channels_last+tf32"
 
 
+def test_what_finalists_have_in_common_takes_part_in_a_final_without_a_judge() -> None:
+    common, longer = "first_block_cache(0.3)", ("tiny_vae", "dtype(bf16)", "steps(8)")
+    finalists = [resolve(f"{common}+{more}") for more in longer]
+    search = made([common, "tiny_vae", *(recipe.text for recipe in finalists)])
+    search.history = [result("baseline", 0.0), *(result(recipe.text, 0.6) for recipe in finalists)]
+    assert search._with_common(finalists) == finalists, "judged recipes differ by more than nothing"
+    search.judges = False
+    assert search._with_common(finalists) == [*finalists[:2], resolve(common)]
+    assert search._with_common(finalists[:2]) == finalists[:2], "for a fourth there may be no time"
+    assert search._with_common([*finalists[:2], resolve(common)]) == [*finalists[:2], resolve(common)]
+    apart = [*finalists[:2], resolve("tiny_vae")]
+    assert search._with_common(apart) == apart, "nothing is common"
+    search.history.append(result(common, 0.45))
+    assert search._with_common(finalists) == finalists, "it is known to be slower"
+
+
 def test_the_final_measures_the_pick_without_what_is_believed_to_give_nothing() -> None:
     long, short = "tiny_vae+dtype(bf16)+first_block_cache(0.3)", "dtype(bf16)+first_block_cache(0.3)"
     found = grid("tiny-flux")
