@@ -123,22 +123,29 @@ def read_grid(path: Path) -> Grid:
 def _rounds(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[Rounds, Rounds]]:
     """Return the rounds that a search sees, and those that are held out, by recipe.
 
-    Rounds of the same index were measured one after the other, so what the machine did to all of them is taken out.
-    Recipes that pass have all rounds; those that passed once may have fewer. Recipes without such rounds have the one
-    of the first recording, on the scale of the others. They never pass.
+    Rounds of the same index were measured one after the other, so what the machine did to the other recipes is taken
+    out of each one's. Recipes that pass have all rounds, the fastest of them more, and others a few, which were
+    measured by themselves. Recipes without such rounds have the one of the first recording, on the scale of the others.
+    They never pass.
     """
     again = {row["recipe"]: np.array(row["again"]) for row in rows if "again" in row}
     if not again:
         return {row["recipe"]: (tuple(map(tuple, row["s"])),) * 2 for row in rows if "s" in row}
-    number = max(map(len, again.values()))
-    logs = np.array([np.log(np.median(of, axis=1)) for of in again.values() if len(of) == number])
-    drift = np.median(logs - logs.mean(axis=1, keepdims=True), axis=0)
+    long = max(map(len, again.values())) / 2
+    logs = {recipe: np.log(np.median(of, axis=1)) for recipe, of in again.items() if len(of) >= long}
+    off = {recipe: of - of.mean() for recipe, of in logs.items()}
     found: dict[str, tuple[Rounds, Rounds]] = {}
     shifts = []
     for row in rows:
         if row["recipe"] in again:
             samples = again[row["recipe"]]
-            steady = samples / np.exp(drift[: len(samples)])[:, None]
+            drift = np.zeros(len(samples))
+            if row["recipe"] in off:
+                others = [of for recipe, of in off.items() if recipe != row["recipe"]]
+                drift = np.array(
+                    [np.median([of[k] for of in others if len(of) > k]) for k in range(len(samples))]
+                )
+            steady = samples / np.exp(drift)[:, None]
             found[row["recipe"]] = (tuple(map(tuple, steady[::2])), tuple(map(tuple, steady[1::2])))
             shifts.append(math.log(np.median(steady) / np.median(row["s"])))
     shift = math.exp(float(np.median(shifts)))

@@ -78,8 +78,9 @@ class ModelSampler:
         self.gain = Belief(self.effects, pair_sd=_PAIR_SD, own_sd=_OWN_SD, shared_sd=_BASELINE_SD)
         self.slack = Belief(
             {t.text: _SLACK_OF_SAME if t.same_picture else _SLACK_OF_CHANGES for t in self.space.options},
-            pair_sd=0.03,
-            # Quality adds up less well than time: two techniques may cost more, or less, than each.
+            # Quality adds up less well than time: two techniques may cost more, or less, than each. Guidance that ends
+            # early gives back what fewer steps or cached blocks lose alone.
+            pair_sd=0.1,
             own_sd=0.01,
             kind_sd=0.03,
             kind_of=path_of,
@@ -174,6 +175,7 @@ class ModelSampler:
         pool += [datum.recipe for datum in self._elsewhere if self.space.holds(datum.recipe)]
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
         pool = [r for r in pool if self._is_known_but_for_one(r)]
+        judged = {path_of(one.recipe) for one in history if one.slack is not None}
         first = 0.0
         while pool and len(chosen) < number:
             scores = self._score(pool, best)
@@ -191,6 +193,9 @@ class ModelSampler:
             best = max(best, floor + float((mean[0] - floor) * self._chance([pick])[0]))
             self.gain.learn([*self.gain.data, Datum(pick, float(mean[0]), 0.05)])
             pool = [r for r in pool if not _tries_the_same(r, pick, self._tested)]
+            # Recipes of one path pass or fail together: one of them is judged, and what it tells is used next time.
+            if (path := path_of(pick)) is not None and path not in judged:
+                pool = [r for r in pool if path_of(r) != path]
         self.learn(history)
         return chosen
 
