@@ -34,9 +34,10 @@ from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.stats.intervals import student_t
 from vivace.studies.file import published_studies, read_study
+from vivace.tuning.budget import Trials
 from vivace.tuning.priors import effects, known_sources
 from vivace.tuning.samplers import Name, sampler_of
-from vivace.tuning.search import Search, Trials
+from vivace.tuning.search import Search
 from vivace.tuning.seen import Rung, Seen
 from vivace.tuning.space import FixedSpace
 from vivace.tuning.wanted import Wanted

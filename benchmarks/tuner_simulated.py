@@ -40,6 +40,7 @@ from vivace.spec.trial import Trial
 from vivace.studies.known import known
 from vivace.tuning.asked import Asked
 from vivace.tuning.belief import Belief, merged
+from vivace.tuning.budget import Minutes
 from vivace.tuning.launches import captures
 from vivace.tuning.pace import WARM_UP, Pace, reported_compiling
 from vivace.tuning.peaks import Peaks, recorded
@@ -47,7 +48,6 @@ from vivace.tuning.priors import effects, known_sources, reported
 from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
 from vivace.tuning.seen import Rung, Seen
-from vivace.tuning.setup import Minutes
 from vivace.tuning.space import Space, fitted
 from vivace.tuning.wanted import Wanted, parse_bytes
 

@@ -16,6 +16,7 @@ import numpy as np
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
+from vivace.tuning.budget import Budget
 from vivace.tuning.samplers import Sampler
 from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space
@@ -58,36 +59,6 @@ class Measurer(Protocol):
     def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
         """Return the results of recipes measured interleaved with the baseline, with quality in full."""
         ...
-
-
-class Budget(Protocol):
-    """How much may still be measured."""
-
-    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
-        """Return the first of the recipes, as many as can be measured before the final."""
-        ...
-
-    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
-        """Whether only the final still fits, given the number of recipes that have been measured."""
-        ...
-
-    def allows_another_final(self) -> bool: ...
-
-
-@dataclass
-class Trials:
-    """A budget of recipes, the baseline not counted."""
-
-    number: int
-
-    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
-        return recipes
-
-    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
-        return num_trials >= self.number
-
-    def allows_another_final(self) -> bool:
-        return True
 
 
 class Watcher(Protocol):

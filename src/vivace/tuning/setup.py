@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from vivace.benchmark.store import Store
 from vivace.benchmark.support import ask_support
@@ -21,87 +19,14 @@ from vivace.report.rows import rows_of
 from vivace.report.summary import seconds, size
 from vivace.spec.limits import Limits
 from vivace.stats import Gate
-from vivace.tuning.measuring import MOST_OF_THE_TIME, Bench
+from vivace.tuning.budget import ROOM, Both, Budget, Minutes, Trials
+from vivace.tuning.measuring import Bench
 from vivace.tuning.peaks import recorded
-from vivace.tuning.search import Budget, Trials
 from vivace.tuning.seen import Seen
 from vivace.tuning.space import Space, fitted
 from vivace.tuning.wanted import Wanted
 
 DEFAULT_MINUTES = 8.0
-_ROOM = 1.25  # a final may take this much longer than estimated
-_MOST_OF_THE_SPARE = 0.75
-"""Of the time before the final, for one recipe: compiling SDXL whole takes two minutes, and may be worth them."""
-
-
-class Timed(Protocol):
-    """Estimates how long a final takes, and a batch of recipes before it with its baseline."""
-
-    def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float: ...
-    def seconds_of_final(self, finalists: Sequence[Seen]) -> float: ...
-
-
-@dataclass
-class Minutes:
-    """A budget of time that keeps enough for the final."""
-
-    minutes: float
-    bench: Timed
-    started: float = field(default_factory=time.monotonic)
-    clock: Callable[[], float] = time.monotonic
-    final_s: float = 0.0
-
-    @property
-    def left_s(self) -> float:
-        return 60 * self.minutes - (self.clock() - self.started)
-
-    @property
-    def spare_s(self) -> float:
-        """Seconds until the final must begin, by the finalists that were asked about last."""
-        return self.left_s - self.final_s
-
-    @property
-    def most_s(self) -> float:
-        """Seconds that a recipe may be expected to take before the final."""
-        share = max(MOST_OF_THE_TIME * 60 * self.minutes, _MOST_OF_THE_SPARE * self.spare_s)
-        return min(share, self.spare_s)
-
-    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
-        self.is_over(0, finalists)
-        chosen: list[Recipe] = []
-        for recipe in recipes:
-            if self.bench.seconds_of_batch([*chosen, recipe]) < self.spare_s:
-                chosen.append(recipe)
-        return chosen
-
-    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
-        self.final_s = _ROOM * self.bench.seconds_of_final(finalists)
-        return self.spare_s < 0
-
-    def allows_another_final(self) -> bool:
-        """Whether there is time for one round of it."""
-        return self.left_s > self.bench.seconds_of_final([]) / 2
-
-
-@dataclass
-class Both:
-    """A budget of trials and of time."""
-
-    number: int
-    time: Minutes
-
-    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
-        return self.time.affordable(recipes, finalists)
-
-    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
-        return num_trials >= self.number or self.time.is_over(num_trials, finalists)
-
-    @property
-    def most_s(self) -> float:
-        return self.time.most_s
-
-    def allows_another_final(self) -> bool:
-        return self.time.allows_another_final()
 
 
 def start_of(text: str | None, wanted: Wanted) -> Recipe | None:
@@ -255,7 +180,7 @@ def budget_of(minutes: float | None, trials: int | None, bench: Bench, began: fl
     clock = Minutes(DEFAULT_MINUTES if minutes is None else minutes, bench, began)
     spent = time.monotonic() - began
     assert bench.baseline is not None
-    needed = spent + _ROOM * bench.seconds_of_final([])
+    needed = spent + ROOM * bench.seconds_of_final([])
     if minutes is not None and needed > 60 * minutes:
         raise UsageError(
             f"--minutes {minutes:g} cannot be met: starting and comparing one recipe with the baseline takes about "

@@ -24,12 +24,13 @@ from vivace.stats import Gate
 from vivace.techniques import TECHNIQUES
 from vivace.tuning.answer import Tuned
 from vivace.tuning.asked import Asked
+from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.measuring import MOST_SEEDS, Bench
 from vivace.tuning.notes import notes_of
 from vivace.tuning.priors import Source, effects, known_sources, reported
 from vivace.tuning.samplers import Name, sampler_of
-from vivace.tuning.search import Search, Trials, Unwatched, Watcher
+from vivace.tuning.search import Search, Unwatched, Watcher
 from vivace.tuning.seen import Seen, latest
 from vivace.tuning.setup import (
     DEFAULT_MINUTES,

@@ -31,11 +31,12 @@ from vivace.stats import Gate
 from vivace.tuning.answer import Tuned, why_lost
 from vivace.tuning.belief import Datum
 from vivace.tuning.blame import blame_of
+from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler, path_of
 from vivace.tuning.notes import why_none
 from vivace.tuning.priors import Source
 from vivace.tuning.samplers import sampler_of
-from vivace.tuning.search import Search, Trials
+from vivace.tuning.search import Search
 from vivace.tuning.seen import Rung, Seen
 from vivace.tuning.space import FixedSpace, Space
 from vivace.tuning.tuner import _expected, _known_of

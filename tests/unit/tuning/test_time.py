@@ -14,13 +14,13 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.tuning.belief import Datum
+from vivace.tuning.budget import Minutes
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.measuring import Bench
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
 from vivace.tuning.priors import Source
 from vivace.tuning.search import Search
 from vivace.tuning.seen import Rung, Seen
-from vivace.tuning.setup import Minutes
 from vivace.tuning.space import FixedSpace
 from vivace.tuning.wanted import Wanted
 

@@ -1,0 +1,117 @@
+"""How much a search may measure: so many recipes, so many minutes, or both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from vivace.recipes.recipe import Recipe
+from vivace.tuning.measuring import MOST_OF_THE_TIME
+from vivace.tuning.seen import Seen
+
+ROOM = 1.25
+"""By how much a final may take longer than estimated."""
+_MOST_OF_THE_SPARE = 0.75
+"""Of the time before the final, for one recipe: compiling SDXL whole takes two minutes, and may be worth them."""
+
+
+class Budget(Protocol):
+    """How much may still be measured."""
+
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+        """Return the first of the recipes, as many as can be measured before the final."""
+        ...
+
+    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+        """Whether only the final still fits, given the number of recipes that have been measured."""
+        ...
+
+    def allows_another_final(self) -> bool: ...
+
+
+@dataclass
+class Trials:
+    """A budget of recipes, the baseline not counted."""
+
+    number: int
+
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+        return recipes
+
+    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+        return num_trials >= self.number
+
+    def allows_another_final(self) -> bool:
+        return True
+
+
+class Timed(Protocol):
+    """Estimates how long a final takes, and a batch of recipes before it with its baseline."""
+
+    def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float: ...
+    def seconds_of_final(self, finalists: Sequence[Seen]) -> float: ...
+
+
+@dataclass
+class Minutes:
+    """A budget of time that keeps enough for the final."""
+
+    minutes: float
+    bench: Timed
+    started: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
+    final_s: float = 0.0
+
+    @property
+    def left_s(self) -> float:
+        return 60 * self.minutes - (self.clock() - self.started)
+
+    @property
+    def spare_s(self) -> float:
+        """Seconds until the final must begin, by the finalists that were asked about last."""
+        return self.left_s - self.final_s
+
+    @property
+    def most_s(self) -> float:
+        """Seconds that a recipe may be expected to take before the final."""
+        share = max(MOST_OF_THE_TIME * 60 * self.minutes, _MOST_OF_THE_SPARE * self.spare_s)
+        return min(share, self.spare_s)
+
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+        self.is_over(0, finalists)
+        chosen: list[Recipe] = []
+        for recipe in recipes:
+            if self.bench.seconds_of_batch([*chosen, recipe]) < self.spare_s:
+                chosen.append(recipe)
+        return chosen
+
+    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+        self.final_s = ROOM * self.bench.seconds_of_final(finalists)
+        return self.spare_s < 0
+
+    def allows_another_final(self) -> bool:
+        """Whether there is time for one round of it."""
+        return self.left_s > self.bench.seconds_of_final([]) / 2
+
+
+@dataclass
+class Both:
+    """A budget of trials and of time."""
+
+    number: int
+    time: Minutes
+
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+        return self.time.affordable(recipes, finalists)
+
+    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+        return num_trials >= self.number or self.time.is_over(num_trials, finalists)
+
+    @property
+    def most_s(self) -> float:
+        return self.time.most_s
+
+    def allows_another_final(self) -> bool:
+        return self.time.allows_another_final()
