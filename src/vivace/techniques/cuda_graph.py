@@ -183,11 +183,16 @@ class _KnownDevices:
         self._devices: dict[torch.nn.Module, torch.device] = {}
 
     def settle(self, pipe: Any) -> None:
-        """Take in where components are; nothing if one of them is offloaded."""
+        """Take in where components are; nothing if one of them is offloaded.
+
+        The other processes of `parallel` have a pipeline without components, which nobody calls.
+        """
         import torch
         from diffusers.hooks.group_offloading import _is_group_offload_enabled
 
-        modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
+        modules = [
+            part for part in getattr(pipe, "components", {}).values() if isinstance(part, torch.nn.Module)
+        ]
         if not any(hasattr(module, "_hf_hook") or _is_group_offload_enabled(module) for module in modules):
             found = {module: _first_device(module) for module in modules}
             self._devices = {module: device for module, device in found.items() if device is not None}
