@@ -136,7 +136,7 @@ class Simulated:
         refused = self._refused(Recipe((technique,)))
         return None if refused is None or technique in self.combined else refused.reason
 
-    def why_not_alone(self, technique: Technique) -> bool:
+    def needs_others(self, technique: Technique) -> bool:
         """Whether the model as it is does not allow a technique; with others it may work."""
         refused = self._refused(Recipe((technique,)))
         return refused is not None and refused.by_model
@@ -287,7 +287,7 @@ def simulated(model: str, minutes: float, max_memory: str | None, busy: float, s
     sources = known_sources(f"synthetic:{model}", "NVIDIA H200", wanted)
     components = frozenset(gpu.target.modules(COMPONENTS))
     told = [fitted(technique, components) for technique in reported(sources)]
-    gpu.combined = frozenset(technique for technique in told if gpu.why_not_alone(technique))
+    gpu.combined = frozenset(technique for technique in told if gpu.needs_others(technique))
     space = Space.of(wanted, gpu.why_not, told, judges=False, components=components)
     space.combined = gpu.combined
     click.echo(f"{len(space.options)} options, {len(space.cut)} left out")

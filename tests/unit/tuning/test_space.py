@@ -232,6 +232,14 @@ def test_a_technique_judges_what_those_before_it_have_made(
     assert (text in found.by_model) == (reason is not None)
 
 
+def test_what_breaks_without_weights_is_left_to_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Effect:
+        raise NotImplementedError("no kernel for meta tensors")
+
+    monkeypatch.setattr(TECHNIQUES["channels_last"], "predict", broken)
+    assert support_of("tiny-sd", ["channels_last+steps(8)", "channels_last"], "cpu").reasons == {}
+
+
 def test_what_works_with_others_stays_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """SDXL's VAE cannot be captured alone, and can where it is fused; records have it so."""
     components = frozenset({"denoiser", "text_encoder", "text_encoder_2", "vae"})
