@@ -123,7 +123,7 @@ def why_refused(
         _Rehearsal(pipe, recipe, replace(target, pipe=pipe, model=replace(facts, has_weights=False)))
     except (Unsupported, NoEffect) as error:
         return Refused(str(error), by_model=True)
-    except RuntimeError:  # PyTorch's, where values are needed: the round tells, and a crash there ends no search
+    except RuntimeError:  # of PyTorch, where values are needed: the round tells, and its crash ends no search
         return None
     return None
 

@@ -90,8 +90,11 @@ def on_meta(component: Component, *, with_buffers: bool = True) -> Any:
     from accelerate import init_empty_weights
 
     where = contextlib.nullcontext() if with_buffers else torch.device("meta")
+    kind = _class_of(
+        component
+    )  # imported here: constants of a module imported below would have no values for good
     with init_empty_weights(include_buffers=False), _rng_state_restored(), where:
-        module = _construct(component)
+        module = _construct(kind, component)
     if hasattr(module, "tie_weights"):
         # init_empty_weights has replaced a shared tensor separately in each module.
         module.tie_weights()
@@ -112,16 +115,21 @@ def _named(name: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def _construct(component: Component) -> Any:
+def _class_of(component: Component) -> Any:
     if component.library == "transformers":
         import transformers
 
-        kind = getattr(transformers, component.class_name)
-        # transformers writes into the dictionaries that it is given.
-        return kind(kind.config_class(**copy.deepcopy(component.config)))
+        return getattr(transformers, component.class_name)
     import diffusers
 
-    return getattr(diffusers, component.class_name)(**component.config)
+    return getattr(diffusers, component.class_name)
+
+
+def _construct(kind: Any, component: Component) -> Any:
+    if component.library == "transformers":
+        # transformers writes into the dictionaries that it is given.
+        return kind(kind.config_class(**copy.deepcopy(component.config)))
+    return kind(**component.config)
 
 
 def _allocate(module: Any, device: str, dtype: Any) -> None:

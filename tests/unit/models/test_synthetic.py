@@ -11,6 +11,7 @@ import torch
 
 from tests.narrow import SIDE, narrow
 from vivace.errors import UnknownModel
+from vivace.models import synthetic
 from vivace.models.architectures import ARCHITECTURES, TAEF1, TAESD, Component
 from vivace.models.hashed_tokenizer import tokenizer_for
 from vivace.models.synthetic import build, build_component, on_meta
@@ -217,6 +218,20 @@ def test_biases_and_norms_are_neither_zero_nor_one() -> None:
         if parameter.dim() == 1:
             assert parameter.std() > 0, name
             assert abs(float(parameter.mean()) - (0 if name.endswith("bias") else 1)) < 0.1, name
+
+
+def test_modules_are_not_imported_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """diffusers' FLUX_MAG_RATIOS, a tensor made when its module is imported, had no values afterwards."""
+    where: list[str] = []
+    class_of = synthetic._class_of
+
+    def noted(component: Component) -> Any:
+        where.append(torch.get_default_device().type)
+        return class_of(component)
+
+    monkeypatch.setattr(synthetic, "_class_of", noted)
+    assert next(on_meta(TAESD, with_buffers=False).parameters()).is_meta
+    assert where == ["cpu"]
 
 
 def test_nothing_is_allocated_on_meta() -> None:
