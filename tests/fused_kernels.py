@@ -105,9 +105,29 @@ def check_qk_norm_rope(
         values = ref.scale_of(wanted[2].abs().amax().float().reshape(1) * 3)
         scales = (limit, values)
         factors = torch.cat([limit, values])
-    qk_norm_rope(qkv, bias, weights, cos, sin, tokens, *made, scales)
+    others = [(torch.zeros_like(made[1]), torch.zeros_like(made[2])) for _ in range(2)]
+    qk_norm_rope(qkv, bias, weights, cos, sin, tokens, *made, scales, elsewhere=others)
     for got, want, factor in zip(made, wanted, factors, strict=True):
         assert error(got.double() * factor.double(), want) < allowed(quantize, device)
+    for keys, values in others:
+        assert keys.float().equal(made[1].float())
+        assert values.float().equal(made[2].float())
+
+
+def check_peer_barrier(device: str) -> None:
+    """Three GPUs' memory on one device: the second GPU waits for what the first and third have written."""
+    from vivace.kernels.peer_barrier import peer_barrier
+
+    def counts(*values: int) -> torch.Tensor:
+        return torch.tensor(values, device=device)
+
+    count, slots = counts(4), (counts(0, 4, 0), counts(5, 0, 6), counts(5, 4, 0))
+    peer_barrier(count, slots, counts(0), 1)
+    assert count.tolist() == [5]
+    assert [of.tolist() for of in slots] == [[0, 5, 0], [5, 0, 6], [5, 5, 0]]
+    peer_barrier(count, slots, counts(1 << 62), 1)  # the first is not there, and will not come
+    assert count.tolist() == [6]
+    assert slots[2].tolist() == [5, 6, 0]
 
 
 def check_scaled_branch(device: str) -> None:

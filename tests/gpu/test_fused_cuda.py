@@ -40,6 +40,10 @@ def test_each_kernel_against_float64(kind: str, tokens: Tokens) -> None:
         kernels.check_quantize(kind, 5, channels, "cuda")
 
 
+def test_the_barrier_between_gpus() -> None:
+    kernels.check_peer_barrier("cuda")
+
+
 @pytest.mark.parametrize("quantize", [False, True])
 @pytest.mark.parametrize(("rows", "outputs", "channels"), [(3, 130, 144), (1, 4096, 3072), (64, 130, 3072)])
 def test_the_skinny_product_against_float64(rows: int, outputs: int, channels: int, quantize: bool) -> None:

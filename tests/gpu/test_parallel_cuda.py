@@ -16,6 +16,7 @@ import vivace
 from tests.families import psnr, random_flux
 from vivace.benchmark import Timing
 from vivace.errors import Unsupported, WorkerError
+from vivace.multi_gpu.peer_memory import SWITCH
 from vivace.spec.record import Outcome
 
 pytestmark = [
@@ -122,25 +123,37 @@ def test_quantised_weights_are_sent_and_compiled() -> None:
         assert sharded.refuted(evidence) is None
 
 
+@pytest.fixture(params=["gathers", "writes"])
+def messages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Whether GPUs gather keys and values or write them to each other: the messages of an attention."""
+    monkeypatch.setenv(SWITCH, "1" if request.param == "writes" else "0")
+    return 1 if request.param == "writes" else 2
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("rest", ["", "+cuda_graph", "+teacache(hits=0.5)+cuda_graph"])
-def test_fused_blocks_on_two_gpus(precision: str, rest: str) -> None:
+def test_fused_blocks_on_two_gpus(precision: str, rest: str, messages: int) -> None:
     expected = draw(vivace.apply(even_flux(), f"fused({precision}){rest}"), **SMALL)
     with vivace.apply(even_flux(), f"fused({precision})+parallel(all_gather){rest}") as sharded:
         for _ in range(2):
             assert psnr(draw(sharded, **SMALL), expected) > (SAME_DB if precision == "bf16" else 25)
         evidence = sharded.evidence()
-        assert evidence["messages_an_attention"] == 2
+        assert evidence["messages_an_attention"] == 1, (
+            "a barrier: keys and values are written to the other GPU"
+        )
+        assert evidence["peer_memory_bytes"] > 0
         assert evidence["forwards_shared"] == evidence["peer_1.forwards"] > 0
         assert sharded.refuted(evidence) is None
 
 
 @pytest.mark.skipif(not has_cudnn_fp8(), reason="needs Hopper and nvidia-cudnn-frontend")
-def test_fused_blocks_gather_keys_in_fp8() -> None:
+def test_fused_blocks_gather_keys_in_fp8(messages: int) -> None:
     recipe = "fused(fp8, attention=fp8)"
-    expected = draw(vivace.apply(wide_flux(), f"{recipe}+cuda_graph"), **SMALL)
+    alone = vivace.apply(wide_flux(), f"{recipe}+cuda_graph")
     with vivace.apply(wide_flux(), f"{recipe}+parallel(all_gather)+cuda_graph") as sharded:
-        assert psnr(draw(sharded, **SMALL), expected) > 25
+        for call in ({}, {"height": 160, "width": 96}, {"prompt": [PROMPT, "a blue square"]}, {}):
+            told = SMALL | call
+            assert psnr(draw(sharded, **told), draw(alone, **told)) > 25
 
 
 @pytest.mark.parametrize("rest", ["", "+cuda_graph", "+compile(blocks=repeated)+cuda_graph"])
@@ -154,8 +167,11 @@ def test_a_step_cache_on_sharded_tokens(rest: str) -> None:
         assert evidence["forwards_shared"] == evidence["peer_1.forwards"] == 12 - evidence["forwards_alone"]
 
 
-def test_a_process_killed_while_graphs_are_replayed_is_told() -> None:
-    with vivace.apply(even_flux(), "parallel(ulysses)+cuda_graph") as sharded:
+@pytest.mark.parametrize(
+    "recipe", ["parallel(ulysses)+cuda_graph", "fused(bf16)+parallel(all_gather)+cuda_graph"]
+)
+def test_a_process_killed_while_graphs_are_replayed_is_told(recipe: str, messages: int) -> None:
+    with vivace.apply(even_flux(), recipe) as sharded:
         draw(sharded, **SMALL)
         (pid,) = pids(sharded)
         threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()

@@ -57,6 +57,7 @@ IMPORTED_LATE = {
     "vivace.kernels.geglu",
     "vivace.kernels.group_norm",
     "vivace.kernels.norm_modulate",
+    "vivace.kernels.peer_barrier",
     "vivace.kernels.qk_norm_rope",
     "vivace.kernels.quantize",
     "vivace.kernels.reference",
@@ -65,6 +66,7 @@ IMPORTED_LATE = {
     "vivace.multi_gpu.flux_tokens",
     "vivace.multi_gpu.collectives",
     "vivace.multi_gpu.fused_exchange",
+    "vivace.multi_gpu.peer_memory",
 }
 """Triton's kernels are compiled from a module's own names, and torch's operators and modules and diffusers' blocks are
 made where a module is read; these are imported where they are used."""

@@ -18,7 +18,7 @@ from vivace.errors import Unsupported
 from vivace.fused import operations
 from vivace.fused.flux_weights import FusedFlux
 from vivace.fused.modulations import OF_DOUBLE, OF_SINGLE
-from vivace.fused.operations import AttentionScales, Rows
+from vivace.fused.operations import AttentionScales, KeyValueBuffers, Rows
 from vivace.fused.rope import tables
 from vivace.fused.scales import StepScales
 from vivace.kernels.reference import Branch, Modulation, Tokens, from_joint, to_joint
@@ -32,20 +32,24 @@ class Exchange(Protocol):
     def modulations(self, compute: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """Return what the first process computes, which is like another tensor."""
 
-    def start_gathering(self, own: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def buffers(self, shape: tuple[int, ...], dtype: torch.dtype) -> KeyValueBuffers | None:
+        """Return where own keys and values of this shape have to be written; None: anywhere."""
+
+    def start_gathering(
+        self, keys: torch.Tensor, values: torch.Tensor
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
         """Start to gather (batch, own tokens, heads, channels); return what waits for (batch, all tokens, ...)."""
 
 
 @dataclass
 class _AttentionInputs:
-    """Queries of own tokens, and functions that return keys and values of all.
+    """Queries of own tokens, and a function that returns keys and values of all.
 
     scales: None in bf16.
     """
 
     queries: torch.Tensor
-    keys: Callable[[], torch.Tensor]
-    values: Callable[[], torch.Tensor]
+    keys_values: Callable[[], tuple[torch.Tensor, torch.Tensor]]
     scales: AttentionScales | None
 
 
@@ -228,13 +232,16 @@ class FluxForward:
         if norms.scales is not None:
             assert values is not None
             scales = AttentionScales(norms.scales, values)
+        onto = None
+        if self.exchange is not None:
+            shape = (step.tokens.batch, step.tokens.length, self._num_heads, norms.weight.shape[-1])
+            onto = self.exchange.buffers(shape, qkv.dtype if scales is None else torch.float8_e4m3fn)
         q, k, v = operations.attention_inputs(
-            qkv, block.qkv.left_bias, norms.weight, step.rope, step.tokens, self._num_heads, scales
+            qkv, block.qkv.left_bias, norms.weight, step.rope, step.tokens, self._num_heads, scales, onto
         )
         if self.exchange is None:
-            return _AttentionInputs(q, lambda: k, lambda: v, scales)
-        start = self.exchange.start_gathering
-        return _AttentionInputs(q, start(k), start(v), scales)
+            return _AttentionInputs(q, lambda: (k, v), scales)
+        return _AttentionInputs(q, self.exchange.start_gathering(k, v), scales)
 
     def _attend(
         self,
@@ -249,7 +256,8 @@ class FluxForward:
             values: see `_attention_inputs`.
             onto: where to write it.
         """
-        q, k, v, scales = inputs.queries, inputs.keys(), inputs.values(), inputs.scales
+        q, scales = inputs.queries, inputs.scales
+        k, v = inputs.keys_values()
         if scales is None:
             out = torch.nn.functional.scaled_dot_product_attention(
                 q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

@@ -10,6 +10,8 @@ no element exceeds sqrt(n) max|w|, rotated or not. For values see `vivace.fused.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -44,6 +46,7 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
     q,
     k,
     v,
+    elsewhere,
     qk_scales,
     v_scale,
     row_stride,
@@ -59,6 +62,7 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
     HAS_BIAS: tl.constexpr,  # noqa: N803
     HAS_VALUES: tl.constexpr,  # noqa: N803
     QUANTIZE: tl.constexpr,  # noqa: N803
+    NUM_ELSEWHERE: tl.constexpr,  # noqa: N803
 ) -> None:
     row = tl.program_id(0)
     is_image = row >= num_text_rows
@@ -93,6 +97,8 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
         new_k = _scaled(new_k, tl.load(qk_scales + 1))
     tl.store(q + target, new_q.to(q.dtype.element_ty), mask=inside)
     tl.store(k + target, new_k.to(k.dtype.element_ty), mask=inside)
+    for other in tl.static_range(NUM_ELSEWHERE):
+        tl.store(elsewhere[2 * other] + target, new_k.to(k.dtype.element_ty), mask=inside)
     if HAS_VALUES:
         values = tl.load(source + 2 * inner + at, mask=inside, other=0.0).to(tl.float32)
         if HAS_BIAS:
@@ -102,6 +108,8 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
         if QUANTIZE:
             values = _scaled(values, tl.load(v_scale))
         tl.store(v + target, values.to(v.dtype.element_ty), mask=inside)
+        for other in tl.static_range(NUM_ELSEWHERE):
+            tl.store(elsewhere[2 * other + 1] + target, values.to(v.dtype.element_ty), mask=inside)
 
 
 def qk_norm_rope(
@@ -116,6 +124,7 @@ def qk_norm_rope(
     v: torch.Tensor | None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 1e-6,
+    elsewhere: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
 ) -> None:
     """Write attention's inputs.
 
@@ -126,11 +135,13 @@ def qk_norm_rope(
         cos, sin: (tokens, channels / 2), fp32.
         q, k, v: (batch, tokens, heads, channels), contiguous. v may be None: then values are left where they are.
         scales: of e4m3 buffers, fp32: those of queries and keys (2,), and that of values (1 or more,), the first.
+        elsewhere: other places of keys and values, such as other GPUs' memory, each written likewise. Needs v.
     """
     _, _, num_heads, channels = q.shape
     inner = num_heads * channels
     qk_scales, v_scale = scales if scales is not None else (cos, cos)
     assert weights.is_contiguous()
+    assert v is not None or not elsewhere
     _qk_norm_rope[(qkv.shape[0], triton.cdiv(num_heads, _HEADS))](
         qkv,
         bias if bias is not None else qkv,
@@ -140,6 +151,7 @@ def qk_norm_rope(
         q,
         k,
         v if v is not None else q,
+        tuple(tensor for pair in elsewhere for tensor in pair) or (q,),
         qk_scales,
         v_scale,
         qkv.stride(0),
@@ -155,6 +167,7 @@ def qk_norm_rope(
         HAS_BIAS=bias is not None,
         HAS_VALUES=v is not None,
         QUANTIZE=scales is not None,
+        NUM_ELSEWHERE=len(elsewhere),
         num_warps=_WARPS,
     )
     assert inner <= qkv.stride(0)

@@ -37,7 +37,8 @@ from torch import nn
 
 from vivace.fused.flux_forward import FluxForward
 from vivace.multi_gpu.collectives import collective, collective_beside_linear, start_all_gather, wait
-from vivace.multi_gpu.fused_exchange import FusedExchange
+from vivace.multi_gpu.fused_exchange import exchange_of
+from vivace.multi_gpu.split_tokens import Sharding
 from vivace.step_caching.block_residual import WHOLE_TOKENS
 
 _TOKENS = -2
@@ -60,19 +61,17 @@ def can_shard(denoiser: nn.Module, mode: str, num: int) -> bool:
     )
 
 
-def shard(denoiser: nn.Module, mode: str, rank: int, num: int, group: str) -> int:
+def shard(denoiser: nn.Module, mode: str, rank: int, num: int, group: str) -> Sharding:
     """Let this process compute its own shard of the tokens. All processes of the group call this.
 
     Args:
         denoiser: one that `can_shard` accepts. Its forward still takes all tokens and returns the whole result.
         group: the name of the process group.
-
-    Returns:
-        Collectives per attention.
     """
+    memory = None
     if isinstance(denoiser.forward, FluxForward):
-        denoiser.forward.exchange = FusedExchange(rank, num, group)
-        num_collectives = FusedExchange.num_collectives
+        exchange = denoiser.forward.exchange = exchange_of(rank, num, group, denoiser.device.type)
+        num_collectives, memory = exchange.num_collectives, exchange.memory
     else:
         processor = Ulysses(num, group) if mode == "ulysses" else AllGather(num, group)
         for attention in _modules_of_type(denoiser, FluxAttention):
@@ -83,7 +82,7 @@ def shard(denoiser: nn.Module, mode: str, rank: int, num: int, group: str) -> in
     gather = functools.partial(_gather_tokens, num=num, group=group)
     setattr(denoiser, WHOLE_TOKENS, gather)
     denoiser.forward = _sharded_forward(denoiser, rank, num, gather)
-    return num_collectives
+    return Sharding(num_collectives, memory)
 
 
 def _modules_of_type(denoiser: nn.Module, kind: type[Any]) -> list[Any]:

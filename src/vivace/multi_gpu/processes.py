@@ -72,7 +72,9 @@ class Peers:
         device: "cuda", one GPU each, or "cpu".
 
     Attributes:
-        before_leaving: called before this process leaves the group. They must not keep this object alive.
+        when_lost: called as soon as a peer has ended, from another thread, and before this process leaves the group:
+            they end what waits for a peer.
+        before_leaving: called before this process leaves the group. None of these may keep this object alive.
 
     Raises:
         Unsupported: this process belongs to a group already.
@@ -96,9 +98,11 @@ class Peers:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._failure: str | None = None
         self._closing = threading.Event()
+        self.when_lost: list[Callable[[], Any]] = []
         self.before_leaving: list[Callable[[], Any]] = []
+        leaving = (self.when_lost, self.before_leaving)
         self._end = weakref.finalize(
-            self, _end, self._processes, self._closing, self._folder, device, self.before_leaving
+            self, _end, self._processes, self._closing, self._folder, device, leaving
         )
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
         try:
@@ -205,6 +209,8 @@ class Peers:
             return
         if self.device == "cuda":
             # Kernels that wait for the dead GPU would wait until the timeout, and so would whatever waits for them.
+            for call in self.when_lost:
+                call()
             _leave("cuda")
 
     def close(self) -> None:
@@ -258,7 +264,7 @@ def _end(
     closing: threading.Event,
     folder: tempfile.TemporaryDirectory[str],
     device: str,
-    before_leaving: list[Callable[[], Any]],
+    leaving: tuple[list[Callable[[], Any]], ...],
 ) -> None:
     """Close the pipes, upon which the processes end; kill those that do not. Then leave the group."""
     closing.set()
@@ -276,6 +282,7 @@ def _end(
         assert process.stdout is not None
         process.stdout.close()
     folder.cleanup()
-    for call in before_leaving:
-        call()
+    for calls in leaving:
+        for call in calls:
+            call()
     _leave(device)

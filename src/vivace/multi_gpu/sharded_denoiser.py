@@ -31,7 +31,7 @@ from vivace.multi_gpu.forward_arguments import (
 )
 from vivace.multi_gpu.module_transfer import pack_module, unpack_module
 from vivace.multi_gpu.processes import Peers
-from vivace.multi_gpu.split_tokens import Mode, check_even_tokens, needs_diffusers, split_tokens
+from vivace.multi_gpu.split_tokens import Mode, Sharding, check_even_tokens, needs_diffusers, split_tokens
 from vivace.step_caching.cached_denoiser import MODE, latents_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ShardedDenoiser:
         self._denoiser = denoiser
         self._last_headers: dict[int, bytes] = {}
         self._graphs: Any = None
-        self._num_collectives: int | None = None
+        self._sharding: Sharding | None = None
         try:
             pickled, storages = pack_module(denoiser, device)
         except (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError) as error:
@@ -85,7 +85,9 @@ class ShardedDenoiser:
                 for storage in storages:
                     dist.broadcast(storage, 0)
                 if self._by_tokens:
-                    self._num_collectives = split_tokens(denoiser, mode, num, device, by_diffusers)
+                    self._sharding = split_tokens(denoiser, mode, num, device, by_diffusers)
+            if self._sharding is not None and self._sharding.memory is not None:
+                self.peers.when_lost.append(self._sharding.memory.abandon)
             for rank in range(1, num):
                 self.peers.receive(rank)  # "received": the weights may change from now on
         except BaseException:
@@ -123,8 +125,10 @@ class ShardedDenoiser:
             "forwards_alone": self.num_alone,
             "bytes_exchanged_a_forward": round(self.bytes_sent / self.num_shared) if self.num_shared else 0,
         }
-        if self._num_collectives is not None:
-            found["messages_an_attention"] = self._num_collectives
+        if self._sharding is not None and self._sharding.num_collectives is not None:
+            found["messages_an_attention"] = self._sharding.num_collectives
+        if self._sharding is not None and self._sharding.memory is not None:
+            found["peer_memory_bytes"] = self._sharding.memory.num_bytes
         for rank in range(1, self.peers.num):
             self.peers.send(rank, ("evidence",))
         for rank in range(1, self.peers.num):

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.errors import Unsupported
@@ -13,21 +14,33 @@ from vivace.errors import Unsupported
 if TYPE_CHECKING:
     import torch
 
+    from vivace.multi_gpu.peer_memory import PeerMemory
+
 Mode = Literal["cfg", "ulysses", "all_gather", "ring"]
 _COLLECTIVES_OF_DIFFUSERS = {"ulysses": 4, "ring": 1}
 
 
+@dataclass(frozen=True)
+class Sharding:
+    """How the tokens of a denoiser are sharded.
+
+    Attributes:
+        num_collectives: per attention; None where it depends on the input.
+        memory: which the GPUs write to each other; None where they do not.
+    """
+
+    num_collectives: int | None
+    memory: PeerMemory | None = None
+
+
 def split_tokens(
     denoiser: torch.nn.Module, mode: Mode, num: int, device: str, by_diffusers: bool
-) -> int | None:
+) -> Sharding:
     """Let each process compute its own shard of the tokens. All processes of the group call this together.
 
     Args:
         by_diffusers: whether diffusers shards them. The primary process decides it for all by `needs_diffusers`, which
             depends on settings of that process.
-
-    Returns:
-        Collectives per attention; None where their number depends on the input.
     """
     import torch.distributed as dist
 
@@ -37,7 +50,7 @@ def split_tokens(
         return shard(denoiser, mode, dist.get_rank(), num, dist.group.WORLD.group_name)
     _split_by_diffusers(denoiser, mode, num, device)
     pads_heads = denoiser._parallel_config.context_parallel_config.ulysses_anything
-    return None if pads_heads else _COLLECTIVES_OF_DIFFUSERS[mode]
+    return Sharding(None if pads_heads else _COLLECTIVES_OF_DIFFUSERS[mode])
 
 
 def needs_diffusers(denoiser: torch.nn.Module, mode: Mode, num: int) -> bool:

@@ -13,4 +13,5 @@ if __name__ == "__main__":
     for quantize in (False, True):
         kernels.check_skinny_product(3, 130, 144, quantize, "cpu")
         kernels.check_skinny_product(33, 64, 256, quantize, "cpu")
+    kernels.check_peer_barrier("cpu")
     kernels.check_of_unets("cpu")
