@@ -18,7 +18,8 @@ from vivace.spec.record import Outcome
 from vivace.stats import Gate
 
 RECORDED, FINAL = 10, 13 * math.sqrt(3)
-"""Prompts of most records, and of the records of the fastest recipes: further seeds of a prompt count as their root."""
+"""Prompts of most records, and of a final: further seeds of a prompt count as their root."""
+_PROMPTS = 13  # of a record that says how many images it has
 
 Rounds = tuple[tuple[float, ...], ...]
 
@@ -94,7 +95,7 @@ def read_grid(path: Path) -> Grid:
     for row in found["rows"]:
         recipe = resolve(row["recipe"])
         slack = width = None
-        # Ten images were scored by one view of tiny-clip, 39 by five.
+        # Ten images were scored by one view of tiny-clip, more by five.
         clip = CLIP_LIMITS["tiny-clip" if "images" in row else ONE_VIEW]
         for name, limit in (("clip", clip), ("match", 0.9)):
             if name in row and (name == "clip" or recipe.same_picture):
@@ -113,7 +114,7 @@ def read_grid(path: Path) -> Grid:
             Gate(row["gate"]) if "gate" in row else None,
             slack,
             width or 0.0,
-            FINAL if "images" in row else RECORDED,
+            math.sqrt(row["images"] * _PROMPTS) if "images" in row else RECORDED,
         )
     return Grid(
         found["model"], found["device_name"], found["device"] == "cpu", found.get("judged", True), entries

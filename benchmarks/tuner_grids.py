@@ -2,6 +2,8 @@
 
     python -m benchmarks.tuner_grids tiny-sd        measure what is missing (tiny-flux likewise), minutes on a CPU
     python -m benchmarks.tuner_grids tiny-sd --quality 24  39 images of the 24 fastest, for their verdicts
+    python -m benchmarks.tuner_grids tiny-sd --quality 60 --seeds 12    156 images of the 60 fastest
+    python -m benchmarks.tuner_grids tiny-sd --again 16 --afresh    time what passes anew
     python -m benchmarks.tuner_grids tiny-sd --again 6     six more rounds of what passed, interleaved, without quality
     python -m benchmarks.tuner_grids tiny-sd --again 24 --fastest 6     the same of the six fastest of these
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +120,17 @@ def of_records(name: str) -> dict[str, Any]:
     "--again", type=click.IntRange(1, 100), help="Time what passed the gate once more, in so many rounds."
 )
 @click.option(
-    "--quality", type=click.IntRange(1), help="Judge the fastest that have not failed again, by 39 images."
+    "--quality", type=click.IntRange(1), help="Judge so many again, the fastest that have not failed."
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(2),
+    default=NUM_SEEDS,
+    show_default=True,
+    help="With --quality: images of each of the 13 prompts.",
 )
 @click.option("--everything", is_flag=True, help="With --again: whatever was measured, passed or not.")
+@click.option("--afresh", is_flag=True, help="With --again: instead of earlier rounds; after new verdicts.")
 @click.option("--fastest", type=click.IntRange(2), help="With --again: only so many, the fastest that pass.")
 def tuner_grids(
     model: str,
@@ -127,7 +138,9 @@ def tuner_grids(
     record: Path | None,
     again: int | None,
     quality: int | None,
+    seeds: int,
     everything: bool,
+    afresh: bool,
     fastest: int | None,
 ) -> int:
     """Measure every recipe of a model's grid, with quality; resumable. flux-dev: of the committed H200 rows."""
@@ -135,10 +148,14 @@ def tuner_grids(
         write_grid(record or grid_file(f"{model}-h200"), of_records(model))
         return 0
     if quality is not None:
-        judge_again(record or grid_file(model), store, quality)
+        judge_again(record or grid_file(model), store, quality, seeds)
         return 0
     if again is not None:
-        time_again(record or grid_file(model), store, again, everything, fastest)
+        path = record or grid_file(model)
+        if afresh:
+            time_afresh(path, store, again)
+        else:
+            time_again(path, store, again, everything, fastest)
         return 0
     study = Study.of(
         model,
@@ -167,22 +184,9 @@ def time_again(path: Path, store: Path, rounds: int, everything: bool, fastest: 
     anchors = sorted((row for row in wanted if "again" in row), key=lambda row: np.median(row["again"]))
     missing = [row for row in wanted if "again" not in row]
     chosen = [baseline, *anchors[:_ANCHORS], *missing] if missing else [baseline, *anchors[:fastest]]
-    study = Study.of(
-        grid["model"],
-        [row["recipe"] for row in chosen],
-        prompts=PROMPT_SETS["tinyworld"][:1],
-        num_inference_steps=STEPS,
-        device="cpu",
-        timing=Timing(rounds=rounds, repeats=4, max_warmup=1, threads=1),
-        quality=False,
-        rivals=False,
-    )
-    found = run_study(study, store=store, progress=for_this_terminal()).rows()
-    measured = {row.recipe: np.array(_row(row)["s"]) for row in found if row.latency is not None}
-    pairs = [(row["again"], measured[row["recipe"]]) for row in chosen if "again" in row]
-    factor = (
-        float(np.exp(np.median([np.log(np.median(a) / np.median(b)) for a, b in pairs]))) if pairs else 1.0
-    )
+    measured = _measured(grid["model"], chosen, store, rounds)
+    known = [row for row in chosen if "again" in row]
+    factor = _ratio([(row["again"], measured[row["recipe"]]) for row in known])
     if not missing:
         for row in chosen:  # if all have more rounds, it does not matter how fast the machine was
             scaled = measured[row["recipe"]] * (factor if fastest else 1.0)
@@ -195,20 +199,64 @@ def time_again(path: Path, store: Path, rounds: int, everything: bool, fastest: 
     write_grid(path, grid)
 
 
-def judge_again(path: Path, store: Path, number: int) -> None:
-    """Replace the verdicts of the fastest recipes of a grid by those of every prompt with three seeds.
+def time_afresh(path: Path, store: Path, rounds: int) -> None:
+    """Replace the rounds of what passes, which came to pass at different times, by as many of each, interleaved.
 
-    What has failed by ten images has been shown to; what is unclear there is mostly so because ten are few.
+    The rounds of the others stay, scaled by how much faster or slower the machine is now.
     """
     grid = json.loads(path.read_text())
     baseline, *others = grid["rows"]
-    doubtful = [row for row in others if "s" in row and (row["gate"] != "failed" or "images" in row)]
-    timed = sorted(doubtful, key=lambda row: np.median(row["s"]))
+    chosen = [baseline, *(row for row in others if row.get("gate") == "passed")]
+    measured = _measured(grid["model"], chosen, store, rounds)
+    factor = _ratio([(measured[row["recipe"]], row["again"]) for row in chosen if "again" in row])
+    for row in others:
+        if "again" in row:
+            row["again"] = (np.array(row["again"]) * factor).round(5).tolist()
+    for row in chosen:
+        row["again"] = measured[row["recipe"]].tolist()
+    write_grid(path, grid)
+
+
+def _measured(model: str, rows: Sequence[dict[str, Any]], store: Path, rounds: int) -> dict[str, np.ndarray]:
+    """Time rows of a grid; return the samples of each, (rounds, calls), in seconds."""
+    study = Study.of(
+        model,
+        [row["recipe"] for row in rows],
+        prompts=PROMPT_SETS["tinyworld"][:1],
+        num_inference_steps=STEPS,
+        device="cpu",
+        timing=Timing(rounds=rounds, repeats=4, max_warmup=1, threads=1),
+        quality=False,
+        rivals=False,
+    )
+    found = run_study(study, store=store, progress=for_this_terminal()).rows()
+    return {row.recipe: np.array(_row(row)["s"]) for row in found if row.latency is not None}
+
+
+def _ratio(pairs: Sequence[tuple[Any, Any]]) -> float:
+    """Return the median ratio of medians; 1 without any."""
+    if not pairs:
+        return 1.0
+    return float(np.exp(np.median([np.log(np.median(a) / np.median(b)) for a, b in pairs])))
+
+
+def judge_again(path: Path, store: Path, number: int, num_seeds: int = NUM_SEEDS) -> None:
+    """Replace the verdicts of the fastest recipes of a grid by those of every prompt with so many seeds.
+
+    What has failed by fewer images has been shown to; what is unclear is mostly so because these are few.
+    """
+    grid = json.loads(path.read_text())
+    baseline, *others = grid["rows"]
+    images = len(PROMPT_SETS["tinyworld"]) * num_seeds
+    doubtful = [
+        row for row in others if "s" in row and (row["gate"] != "failed" or row.get("images", 0) >= images)
+    ]
+    timed = sorted(doubtful, key=lambda row: np.median(row.get("again", row["s"])))
     study = Study.of(
         grid["model"],
         [row["recipe"] for row in (baseline, *timed[:number])],
         prompts=PROMPT_SETS["tinyworld"],
-        num_seeds=NUM_SEEDS,
+        num_seeds=num_seeds,
         num_inference_steps=STEPS,
         device="cpu",
         timing=Timing(rounds=1, repeats=1, max_warmup=1, threads=1),
@@ -219,7 +267,7 @@ def judge_again(path: Path, store: Path, number: int) -> None:
         if row.recipe in rows and row.latency is not None:
             judged = _row(row)
             cells = {name: judged[name] for name in ("gate", "clip", "match") if name in judged}
-            rows[row.recipe].update(cells, images=len(PROMPT_SETS["tinyworld"]) * NUM_SEEDS)
+            rows[row.recipe].update(cells, images=images)
     write_grid(path, grid)
 
 

@@ -26,7 +26,7 @@ def main() -> None:
             case EnvironmentRequest():
                 value = make_environment().model_dump(mode="json")
             case SupportRequest():
-                value = {"reasons": {}, "components": None, "by_model": []}
+                value = {"reasons": {}, "components": None, "by_model": [], "idle": {}}
             case RoundRequest():
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 if request.timing.rounds > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vivace.benchmark.launcher import Launcher, ask
@@ -31,17 +31,36 @@ class Support:
         reasons: why recipes cannot work, by recipe; those that may work are not in it.
         components: that the model has; None if it cannot be built without its weights.
         by_model: recipes that the machine allows, and the model as it is does not: with other techniques they may work.
+        idle: the techniques of a recipe that change nothing after those before them, and why, by recipe and technique.
     """
 
     reasons: dict[str, str]
     components: frozenset[Component] | None = None
     by_model: frozenset[str] = frozenset()
+    idle: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def refusals(
+        self, recipes: Sequence[Recipe], keeps: Callable[[Technique], bool] = lambda _: False
+    ) -> dict[str, str]:
+        """Return why recipes are not worth a trial: they cannot work, or are as good without a technique.
+
+        Args:
+            keeps: whether a technique was asked for, and may change nothing.
+        """
+        found = dict(self.reasons)
+        for recipe in recipes:
+            told = self.idle.get(recipe.text, {})
+            for technique in recipe:
+                if technique.text in told and not keeps(technique):
+                    found[recipe.text] = f"{technique.text} changes nothing there: {told[technique.text]}"
+        return found
 
     def to_json(self) -> dict[str, Any]:
         return {
             "reasons": self.reasons,
             "components": None if self.components is None else [*self.components],
             "by_model": sorted(self.by_model),
+            "idle": self.idle,
         }
 
 
@@ -63,7 +82,7 @@ def ask_support(
     found = ask(launcher, request, _TIMEOUT_S)
     components = found["components"]
     known = None if components is None else frozenset(components)
-    return Support(found["reasons"], known, frozenset(found["by_model"]))
+    return Support(found["reasons"], known, frozenset(found["by_model"]), found["idle"])
 
 
 def support_of(
@@ -82,22 +101,29 @@ def support_of(
     target = Target(placement, pipe, facts, asked)
     reasons: dict[str, str] = {}
     by_model: set[str] = set()
+    idle: dict[str, dict[str, str]] = {}
     for text in recipes:
         refused = why_refused(resolve(text), target, lambda: pipeline_without_weights(model, task))
-        if refused is not None:
+        if refused is not None and refused.idle:
+            idle[text] = refused.idle
+        elif refused is not None:
             reasons[text] = refused.reason
             if refused.by_model:
                 by_model.add(text)
     components = None if pipe is None else frozenset(target.modules(COMPONENTS))
-    return Support(reasons, components, frozenset(by_model))
+    return Support(reasons, components, frozenset(by_model), idle)
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Why a recipe cannot work, and whether the model is the reason instead of the machine."""
+    """Why a recipe cannot work, and whether the model is the reason instead of the machine.
+
+    idle: if it works, techniques that change nothing after those before them, and why; it is as good without these.
+    """
 
     reason: str
     by_model: bool
+    idle: dict[str, str] = field(default_factory=dict)
 
 
 def why_refused(
@@ -120,24 +146,40 @@ def why_refused(
         return None if reason is None else Refused(reason, by_model=True)
     pipe, facts = build()
     try:
-        _Rehearsal(pipe, recipe, replace(target, pipe=pipe, model=replace(facts, has_weights=False)))
+        idle = _Rehearsal(
+            pipe, recipe, replace(target, pipe=pipe, model=replace(facts, has_weights=False))
+        ).idle
     except (Unsupported, NoEffect) as error:
         return Refused(str(error), by_model=True)
     except RuntimeError:  # of PyTorch, where values are needed: the round tells, and its crash ends no search
         return None
-    return None
+    if not idle:
+        return None
+    return Refused("; ".join(f"{text} changes nothing: {why}" for text, why in idle.items()), True, idle)
 
 
 class _Rehearsal(Session):
-    """A recipe applied to a pipeline on the meta device, also where its memory cannot be predicted."""
+    """A recipe applied to a pipeline on the meta device, also where its memory cannot be predicted.
+
+    idle: see `Refused`.
+    """
+
+    idle: dict[str, str]
+
+    def _apply(self, recipe: Recipe, target: Target, on_technique: OnTechnique | None) -> None:
+        self.idle = {}
+        super()._apply(recipe, target, on_technique)
 
     def _apply_technique(
         self, technique: Technique, target: Target, on_technique: OnTechnique | None, *, alone: bool
     ) -> Effect | None:
         try:
-            return super()._apply_technique(technique, target, on_technique, alone=alone)
+            found = super()._apply_technique(technique, target, on_technique, alone=alone)
         except Unpredictable:  # it has judged the pipeline before
             return Effect()
+        if found is None:
+            self.idle[technique.text] = self.warnings[-1].removeprefix(f"{technique.name}: ")
+        return found
 
 
 def pipeline_without_weights(model: str, task: Task | None) -> tuple[object | None, ModelFacts]:

@@ -248,7 +248,7 @@ class Shown:
         click.echo(_fit(text, ""), err=True)
 
     def measured(self, one: Seen, history: Sequence[Seen]) -> None:
-        from vivace.tuning.search import best_of
+        from vivace.tuning.worth import best_of
 
         # Not those that were refused without being measured.
         self._shown.add(one.recipe)

@@ -12,6 +12,9 @@ from vivace.tuning.seen import Seen
 
 _NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
 _SURE = 0.9
+_RUINED = -0.15
+"""Slack of a picture that no other technique saves. What misses the limit by less may pass with others: guidance that
+ends early gives back most of what a cache or fewer steps lose alone."""
 
 
 @lru_cache(maxsize=100_000)
@@ -23,7 +26,7 @@ def texts_of(recipe: Recipe) -> frozenset[str]:
 def blame_of(history: Sequence[Seen]) -> dict[frozenset[str], float]:
     """Return which techniques, alone or in pairs, probably make recipes fail, with the probability.
 
-    Of a recipe whose quality fails these are the techniques that were in no recipe whose quality does not.
+    Of a recipe whose pictures are ruined these are the techniques that were in no recipe whose quality does not fail.
     """
     good: set[frozenset[str]] = set()
     kept: set[str] = set()
@@ -34,7 +37,7 @@ def blame_of(history: Sequence[Seen]) -> dict[frozenset[str], float]:
             kept |= texts_of(one.recipe)
     blame: dict[frozenset[str], float] = {}
     for one in history:
-        if one.gate is Gate.FAILED:
+        if one.gate is Gate.FAILED and (one.slack is None or one.slack < _RUINED):
             suspected = texts_of(one.recipe) - kept
             for text in suspected:
                 part = frozenset((text,))
@@ -45,7 +48,8 @@ def blame_of(history: Sequence[Seen]) -> dict[frozenset[str], float]:
         suspects = _parts(one.recipe) - good
         for part in suspects:
             weight = 0.5 if one.outcome in _NOT_YET else 1.0
-            blame[part] = max(blame.get(part, 0.0), _SURE * weight / len(suspects))
+            # Each failure adds to the blame, so that what all of them have in common is soon left alone.
+            blame[part] = 1 - (1 - blame.get(part, 0.0)) * (1 - _SURE * weight / len(suspects))
     return blame
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
-from vivace.contract import Technique
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
@@ -22,12 +20,13 @@ from vivace.tuning.launches import (
     over_the_usual_baseline,
     wait_of,
 )
+from vivace.tuning.paths import parts_of, path_of, tries_the_same
 from vivace.tuning.priors import SAME, Source
 from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.space import Space, is_usual
 from vivace.tuning.worth import WORLDS, chance_of, floor_of, value_of
 
-_SLACK_OF_CHANGES = Effect(-0.02, 0.08)
+_SLACK_OF_CHANGES = Effect(-0.04, 0.08)
 _SLACK_OF_SAME = Effect(0.0, 0.01)
 _SAVES, _SAVES_NOTHING = Effect(-0.2, 0.3), Effect(0.0, 0.05)
 _SLACK_AT_BEST = 0.02
@@ -168,7 +167,7 @@ class ModelSampler:
             one.recipe for one in results.values() if one.is_measured or one.outcome is Outcome.OUT_OF_MEMORY
         ]
         self._tested = set().union(*map(texts_of, [*measured, self.space.base()]))
-        self._tested |= {part for recipe in measured for technique in recipe for part in _parts_of(technique)}
+        self._tested |= {part for recipe in measured for technique in recipe for part in parts_of(technique)}
         self._tested_names = {technique.name for recipe in measured for technique in recipe}
         pool = self.space.pool(self._draw, [self.space.base(), *around])
         pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
@@ -192,7 +191,7 @@ class ModelSampler:
             floor = floor_of(history, self.space.wanted)
             best = max(best, floor + float((mean[0] - floor) * self._chance([pick])[0]))
             self.gain.learn([*self.gain.data, Datum(pick, float(mean[0]), 0.05)])
-            pool = [r for r in pool if not _tries_the_same(r, pick, self._tested)]
+            pool = [r for r in pool if not tries_the_same(r, pick, self._tested)]
             # Recipes of one path pass or fail together: one of them is judged, and what it tells is used next time.
             if (path := path_of(pick)) is not None and path not in judged:
                 pool = [r for r in pool if path_of(r) != path]
@@ -270,6 +269,22 @@ class ModelSampler:
         self.learn(history)
         self._blame = blame_of(history)
         return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)
+
+    def assembled(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
+        """With what was tried, leaves the path of the latents as it is and is expected to gain more than 2 % there."""
+        self.learn(history)
+        self._blame = blame_of(history)
+        tried = set().union(*(texts_of(one.recipe) for one in history if one.is_measured))
+        found, most = recipe, _GIVES_LITTLE
+        while True:
+            near = [r for r in self.space.neighbours(found) if path_of(r) == path_of(recipe)]
+            near = [r for r in near if texts_of(r) <= tried]
+            gain, _ = self.gain.estimate([recipe, *near])
+            more = (gain - gain[0]) * self._chance([recipe, *near])
+            which = int(np.argmax(more))
+            if more[which] <= most:
+                return found
+            found, most = near[which - 1], float(more[which])
 
     def _trimmed(self, recipe: Recipe, results: Collection[Recipe]) -> Recipe:
         """Return a recipe of several new techniques without what is believed to give nothing.
@@ -350,32 +365,6 @@ class ModelSampler:
             chance *= normal((math.log(limit) - self._base_memory - mean) / sd)
         found: Array = np.maximum(chance, 1e-6)
         return found
-
-
-@lru_cache(maxsize=10_000)
-def _parts_of(technique: Technique) -> frozenset[str]:
-    """Return the texts of a technique aimed at each of its several components: so it has run, too."""
-    if len(technique.targets) < 2:
-        return frozenset()
-    kind = type(technique)
-    return frozenset(kind(**technique.values, targets=(target,)).text for target in technique.targets)
-
-
-@lru_cache(maxsize=100_000)
-def path_of(recipe: Recipe) -> tuple[str, ...] | None:
-    """Return what decides on the path of the latents: techniques that change the picture, except for the VAE's.
-
-    What only rounds leaves the path as it is, and so does another decoder. How techniques on the path bear each other's
-    errors is then the same with it and without.
-    """
-    changing = sorted(t.text for t in recipe if not t.same_picture and t.targets != ("vae",))
-    return tuple(changing) or None
-
-
-def _tries_the_same(recipe: Recipe, other: Recipe, tested: set[str]) -> bool:
-    """Whether both would be the first to try an option of the same technique: one of them tells about both."""
-    mine = {technique.name for technique in recipe if technique.text not in tested}
-    return any(technique.name in mine for technique in other if technique.text not in tested)
 
 
 def improvement(mean: Array, sd: Array, best: float) -> Array:

@@ -130,13 +130,12 @@ class Bench:
     def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
         """Techniques judge the model without its weights; memory is predicted if it is limited."""
         texts = [recipe.text for recipe in recipes if recipe not in self._supported]
-        reasons = (
-            ask_support(self.launcher, self.model, texts, self.device, self.task, self.asked.batch).reasons
-            if texts
-            else {}
-        )
+        reasons: dict[str, str] = {}
+        if texts:
+            found = ask_support(self.launcher, self.model, texts, self.device, self.task, self.asked.batch)
+            reasons = found.refusals(recipes, self.wanted.keeps)
         self._supported |= {recipe for recipe in recipes if recipe.text not in reasons}
-        found = [
+        refused = [
             Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=reasons[recipe.text])
             for recipe in recipes
             if recipe.text in reasons
@@ -147,8 +146,8 @@ class Bench:
             for recipe, peak in zip(left, self.peaks.least(left), strict=True):
                 if peak is not None and peak > limit:
                     why = f"`vivace plan` predicts a peak of {size(peak)}, more than {size(limit)}"
-                    found.append(Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=why))
-        return found
+                    refused.append(Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=why))
+        return refused
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
         """Those that keep the picture do the same in every step, so few steps tell; others are drawn at full length."""

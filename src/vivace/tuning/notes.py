@@ -9,8 +9,9 @@ from vivace.report.summary import seconds, size
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.measuring import Bench
-from vivace.tuning.search import Search, best_of
+from vivace.tuning.search import Search
 from vivace.tuning.seen import Rung, Seen, latest
+from vivace.tuning.worth import best_of
 
 _GOES_ON = "The same command goes on from here."
 

@@ -41,6 +41,10 @@ class Sampler(Protocol):
         """Return the recipe without techniques that are believed to give nothing; as it is if nothing is known."""
         ...
 
+    def assembled(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
+        """Return the recipe with techniques that are believed to make it faster, and to keep its quality as it is."""
+        ...
+
 
 def sampler_of(
     name: Name,

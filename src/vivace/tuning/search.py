@@ -77,6 +77,9 @@ class Unwatched:
     def final(self, finalists: Sequence[Recipe]) -> None: ...
 
 
+_MANY = 10  # trials, of which one is kept for the end
+
+
 @dataclass
 class Search:
     """One search.
@@ -108,9 +111,13 @@ class Search:
     def run(self) -> Seen | None:
         """Search until the budget is spent, then prove; return the pick, None if no recipe beats the baseline."""
         self._judge_promising()  # of an interrupted search
-        while not self.budget.is_over(self.num_trials, self._in_the_final(self._candidates())):
-            left = getattr(self.budget, "number", math.inf) - self.num_trials
-            recipes = self._ask(int(min(self.batch, left)))
+        number = getattr(self.budget, "number", math.inf)
+        if self.judges and number >= _MANY:
+            number -= 1  # for what a final has shown to pass, with all that works; see `_assembled`
+        while self.num_trials < number and not self.budget.is_over(
+            self.num_trials, self._in_the_final(self._candidates())
+        ):
+            recipes = self._ask(int(min(self.batch, number - self.num_trials)))
             if not recipes:
                 self.exhausted = True
                 break
@@ -267,13 +274,15 @@ class Search:
                     found = [one for one in self._candidates() if one.rung < Rung.PROVEN]
             first = self._finalists(found, pick)
             finalists = [one.recipe for one in first]
+            if pick is not None:
+                finalists += self._assembled(pick, finalists)
             if not finalists or set(finalists) <= tried:
                 break
             if pick is not None:  # what is compared is measured side by side
                 finalists = [pick.recipe, *finalists]
             elif tried and not self.budget.allows_another_final():
                 break
-            finalists += self._shorter(first)
+            finalists += self._shorter(first) if first else []
             finalists = self._with_common(finalists)
             tried |= set(finalists)
             self.watcher.final(finalists)
@@ -336,6 +345,23 @@ class Search:
             return []
         return [] if self.measurer.refuse([less]) else [less]
 
+    def _assembled(self, pick: Seen, others: Sequence[Recipe]) -> list[Recipe]:
+        """Return the pick with what works and is believed to make it faster, if the trials suffice.
+
+        What is tried is tried for what it tells, and the last trials mostly tell that it fails; this is for the answer.
+        """
+        recipe = self.sampler.assembled(pick.recipe, self.history)
+        known = latest(self.history).get(recipe)
+        if recipe == pick.recipe or recipe in others:
+            return []
+        if known is not None and (
+            known.rung is Rung.PROVEN or known.is_ruined or not known.keeps(self.wanted)
+        ):
+            return []
+        if known is None and self.num_trials >= getattr(self.budget, "number", math.inf):
+            return []
+        return [] if self.measurer.refuse([recipe]) else [recipe]
+
     def _with_common(self, finalists: list[Recipe]) -> list[Recipe]:
         """Return the finalists with what they have in common in the place of the last of three, if it may be as fast.
 
@@ -367,16 +393,6 @@ class Search:
             and (not self.judges or one.gate is Gate.PASSED)
         ]
         return shortest_as_fast(max(good, key=_gain), good) if good else None
-
-
-def best_of(history: Sequence[Seen]) -> Seen | None:
-    """Return the best result so far whose quality has not failed; None if none is better than the baseline."""
-    found = [
-        one
-        for one in latest(history).values()
-        if one.is_measured and not one.is_ruined and _gain(one) > 0 and not one.recipe.is_baseline
-    ]
-    return max(found, key=lambda one: (one.rung > Rung.SCREENED, _gain(one)), default=None)
 
 
 def _gain(one: Seen) -> float:

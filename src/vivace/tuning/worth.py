@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.stats import Gate
-from vivace.tuning.seen import Seen
+from vivace.tuning.seen import Rung, Seen, latest
 from vivace.tuning.wanted import Wanted
 
 TRIES = 200
@@ -42,6 +42,9 @@ class AsMeasured:
         return np.where(passes, [one.gain or 0.0 for one in results], _ANY_GAIN)
 
     def shorter(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
+        return recipe
+
+    def assembled(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
         return recipe
 
 
@@ -103,3 +106,13 @@ def is_as_fast(one: Seen, best: Seen) -> bool:
 
 def _gain(one: Seen) -> float:
     return one.gain or 0.0
+
+
+def best_of(history: Sequence[Seen]) -> Seen | None:
+    """Return the best result so far whose quality has not failed; None if none is better than the baseline."""
+    found = [
+        one
+        for one in latest(history).values()
+        if one.is_measured and not one.is_ruined and _gain(one) > 0 and not one.recipe.is_baseline
+    ]
+    return max(found, key=lambda one: (one.rung > Rung.SCREENED, _gain(one)), default=None)

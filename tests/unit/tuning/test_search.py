@@ -30,10 +30,11 @@ from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.answer import Tuned, why_lost
 from vivace.tuning.belief import Datum
-from vivace.tuning.blame import blame_of
+from vivace.tuning.blame import blame_of, runs_of
 from vivace.tuning.budget import Trials
-from vivace.tuning.by_model import ModelSampler, path_of
+from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.notes import why_none
+from vivace.tuning.paths import path_of
 from vivace.tuning.priors import Source
 from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
@@ -63,7 +64,7 @@ def test_only_what_passed_its_final_is_proposed(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "limit", "by_all_rounds"),
-    [("tiny-sd", 0.065, 0.055), ("tiny-flux", 0.02, 0.02), ("flux-dev-h200", 0.005, 0.005)],
+    [("tiny-sd", 0.02, 0.02), ("tiny-flux", 0.02, 0.02), ("flux-dev-h200", 0.005, 0.005)],
 )
 def test_a_tenth_of_the_trials_comes_near_the_best(name: str, limit: float, by_all_rounds: float) -> None:
     """flux-dev without the records that the grid is made of: from published studies and the first trials.
@@ -141,6 +142,25 @@ def test_what_may_beat_a_poor_pick_is_judged_and_measured_in_another_final() -> 
     pick = search._prove()
     assert pick is not None
     assert pick.recipe.text == fast
+
+
+def test_what_a_final_has_shown_to_pass_is_measured_with_all_that_works() -> None:
+    """The decoder's gain is known from another recipe, and it leaves the path of the latents as it is."""
+    path, whole = "first_block_cache(0.3)+steps(8)", "tiny_vae+first_block_cache(0.3)+steps(8)"
+    search = made(["tiny_vae", "steps(8)", "first_block_cache(0.3)", path, whole])
+    search.history = [
+        result("baseline", 0.0),
+        result("tiny_vae", 0.2, rung=Rung.JUDGED, slack=0.01),
+        result("steps(8)", 0.3, rung=Rung.JUDGED, slack=0.01),
+        result("first_block_cache(0.3)", 0.3, rung=Rung.JUDGED, slack=0.01),
+        result(path, 0.6, rung=Rung.PROVEN, slack=0.01),
+    ]
+    pick = search.history[-1]
+    assert [recipe.text for recipe in search._assembled(pick, [])] == [resolve(whole).text]
+    search.budget = Trials(search.num_trials)
+    assert search._assembled(pick, []) == [], "no trial is left for it"
+    search.history.append(result(whole, 0.75, rung=Rung.JUDGED, gate=Gate.FAILED, slack=-0.05))
+    assert search._assembled(pick, []) == []
 
 
 def test_finalists_that_fail_together_do_not_take_all_places() -> None:
@@ -282,6 +302,20 @@ def test_the_page_begins_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "tiny-sd: tiny_vae" in text
     assert text.index('<pre class="answer"') < text.index("steps(8)") < text.index("How to read this")
     assert "vivace.load(&#39;tiny-sd&#39;, &#39;tiny_vae&#39;)" in text
+
+
+def test_what_all_refused_recipes_have_in_common_is_soon_left_alone() -> None:
+    history = [result("fused", 0.5), result("fused+cuda_graph", 0.8), result("channels_last", 0.1)]
+    history += [result("fused+inference_mode", 0.5), result("fused+gpu_postprocess", 0.5)]
+    wanted = resolve("fused+channels_last+cuda_graph")
+    chances = []
+    for rest in ("", "+inference_mode", "+gpu_postprocess", "+inference_mode+gpu_postprocess"):
+        recipe = resolve(f"fused+channels_last{rest}")
+        history.append(Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason="no convolution to convert"))
+        chances.append(runs_of(wanted, blame_of(history)))
+    assert chances == sorted(chances, reverse=True)
+    assert chances[-1] < 0.05
+    assert runs_of(resolve("fused+cuda_graph+gpu_postprocess"), blame_of(history)) > 0.5
 
 
 def test_a_technique_that_ruins_is_blamed_for_it_and_the_others_are_not() -> None:

@@ -232,6 +232,21 @@ def test_a_technique_judges_what_those_before_it_have_made(
     assert (text in found.by_model) == (reason is not None)
 
 
+def test_techniques_that_change_nothing_after_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Machine("cuda", "NVIDIA H100", (9, 0), "c++")
+    monkeypatch.setattr("vivace.measure.machine.choose_device", lambda device: device)
+    monkeypatch.setattr("vivace.measure.machine.this_machine", lambda device: gpu)
+    monkeypatch.setattr(Machine, "has_package", lambda self, name: True)
+    idle, useful = "fused(fp8)@denoiser,vae+tf32", "fused(fp8)+tf32"
+    found = support_of("synthetic:sdxl", [idle, useful], "cuda")
+    assert found.reasons == {}
+    assert list(found.idle) == [idle], "without fused, SDXL's VAE computes in fp32"
+    assert "nothing computes in fp32" in found.idle[idle]["tf32"]
+    recipes = [resolve(idle), resolve(useful)]
+    assert list(found.refusals(recipes)) == [idle]
+    assert found.refusals(recipes, Wanted(keep=("tf32",)).keeps) == {}
+
+
 def test_what_breaks_without_weights_is_left_to_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Effect:
         raise NotImplementedError("no kernel for meta tensors")

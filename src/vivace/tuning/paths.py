@@ -1,0 +1,34 @@
+"""What recipes have in common: the path of the latents, and the options that they would be the first to try."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from vivace.contract import Technique
+from vivace.recipes.recipe import Recipe
+
+
+@lru_cache(maxsize=10_000)
+def parts_of(technique: Technique) -> frozenset[str]:
+    """Return the texts of a technique aimed at each of its several components: so it has run, too."""
+    if len(technique.targets) < 2:
+        return frozenset()
+    kind = type(technique)
+    return frozenset(kind(**technique.values, targets=(target,)).text for target in technique.targets)
+
+
+@lru_cache(maxsize=100_000)
+def path_of(recipe: Recipe) -> tuple[str, ...] | None:
+    """Return what decides on the path of the latents: techniques that change the picture, except for the VAE's.
+
+    What only rounds leaves the path as it is, and so does another decoder. How techniques on the path bear each other's
+    errors is then the same with it and without.
+    """
+    changing = sorted(t.text for t in recipe if not t.same_picture and t.targets != ("vae",))
+    return tuple(changing) or None
+
+
+def tries_the_same(recipe: Recipe, other: Recipe, tested: set[str]) -> bool:
+    """Whether both would be the first to try an option of the same technique: one of them tells about both."""
+    mine = {technique.name for technique in recipe if technique.text not in tested}
+    return any(technique.name in mine for technique in other if technique.text not in tested)
