@@ -274,8 +274,8 @@ class Search:
                     found = [one for one in self._candidates() if one.rung < Rung.PROVEN]
             first = self._finalists(found, pick)
             finalists = [one.recipe for one in first]
-            if pick is not None:
-                finalists += self._assembled(pick, finalists)
+            if pick is not None and self.judges:
+                finalists += self._assembled(pick, first)
             if not finalists or set(finalists) <= tried:
                 break
             if pick is not None:  # what is compared is measured side by side
@@ -345,20 +345,21 @@ class Search:
             return []
         return [] if self.measurer.refuse([less]) else [less]
 
-    def _assembled(self, pick: Seen, others: Sequence[Recipe]) -> list[Recipe]:
-        """Return the pick with what works and is believed to make it faster, if the trials suffice.
+    def _assembled(self, pick: Seen, others: Sequence[Seen]) -> list[Recipe]:
+        """Return the pick with what works and is believed to make it faster, if trials and time suffice.
 
         What is tried is tried for what it tells, and the last trials mostly tell that it fails; this is for the answer.
         """
         recipe = self.sampler.assembled(pick.recipe, self.history)
+        if recipe in {pick.recipe, *(one.recipe for one in others)}:
+            return []
         known = latest(self.history).get(recipe)
-        if recipe == pick.recipe or recipe in others:
+        if known is None:
+            if self.num_trials >= getattr(self.budget, "number", math.inf):
+                return []
+        elif known.rung is Rung.PROVEN or known.is_ruined or not known.keeps(self.wanted):
             return []
-        if known is not None and (
-            known.rung is Rung.PROVEN or known.is_ruined or not known.keeps(self.wanted)
-        ):
-            return []
-        if known is None and self.num_trials >= getattr(self.budget, "number", math.inf):
+        if self.budget.is_over(0, [pick, *others, replace(pick, recipe=recipe)]):
             return []
         return [] if self.measurer.refuse([recipe]) else [recipe]
 
