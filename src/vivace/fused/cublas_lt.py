@@ -319,7 +319,7 @@ def _timed(plan: Plan, given: tuple[Any, Any, Any, Any, Any]) -> int:
 def algorithms_like_the_first(plan: Any, given: tuple[Any, Any, Any, Any, Any]) -> list[int]:
     """Return the indices of a plan's algorithms that write the bits which the first one writes.
 
-    Where rows are few cuBLASLt also proposes to split the sums, which rounds in another order.
+    An algorithm that splits the sums would round in another order.
 
     Args:
         given: the arguments of a call, the output the last.

@@ -1,7 +1,8 @@
 """Memory of each GPU of a group that the kernels of all of them write to, over NVLink.
 
-Why: NCCL's all-gather of a few MB takes 83 us between two H100s, in kernels that need multiprocessors. Where the kernel
-    that makes a tensor writes it to the other GPUs as well, 7 MB take 21 us, and nothing waits but a barrier of 4 us.
+Why: an all-gather is a kernel of its own, takes multiprocessors from what is computed meanwhile, and is waited for: 6 of
+    44 ms of a step of FLUX in fp8 on two H100s (results/peer-writes-before-profile.json). Where the kernel that makes a
+    tensor writes it to the other GPUs as well, a barrier is left (results/peer-writes-profile.json).
 Source: PyTorch's symmetric memory, which allocates the memory and maps it into every process.
 
 Imported where a denoiser is sharded.
@@ -21,8 +22,6 @@ from vivace.fused.operations import has_triton
 
 _ALIGNMENT = 256  # bytes, as of separate allocations
 _ABANDONED = 1 << 62  # more than any count of barriers
-
-
 SWITCH = "VIVACE_PEER_WRITES"
 """The environment variable that turns this on. It is off until all tests of several GPUs have run with it."""
 

@@ -8,13 +8,10 @@ from functools import lru_cache
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
-from vivace.tuning.seen import Seen
+from vivace.tuning.seen import RUINED, Seen
 
 _NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
 _SURE = 0.9
-_RUINED = -0.15
-"""Slack of a picture that no other technique saves. What misses the limit by less may pass with others: guidance that
-ends early gives back most of what a cache or fewer steps lose alone."""
 
 
 @lru_cache(maxsize=100_000)
@@ -37,7 +34,8 @@ def blame_of(history: Sequence[Seen]) -> dict[frozenset[str], float]:
             kept |= texts_of(one.recipe)
     blame: dict[frozenset[str], float] = {}
     for one in history:
-        if one.gate is Gate.FAILED and (one.slack is None or one.slack < _RUINED):
+        # What misses the limit by less may pass with others: ending guidance gives back what a cache loses.
+        if one.gate is Gate.FAILED and (one.slack is None or one.slack < -RUINED):
             suspected = texts_of(one.recipe) - kept
             for text in suspected:
                 part = frozenset((text,))

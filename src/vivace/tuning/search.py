@@ -27,6 +27,7 @@ FINALISTS = 3
 """Recipes that are measured in the final beside the baseline: the pick and its rivals."""
 BATCH = 4
 PROMOTED = 0.5
+_MANY = 10  # trials, of which one is kept for the end
 _FINALS = 8
 """Finals at most: a finalist whose quality is not proven makes room for the next one."""
 _WORTH_A_FINAL = 0.01
@@ -75,9 +76,6 @@ class Unwatched:
     def note(self, text: str) -> None: ...
     def measured(self, one: Seen, history: Sequence[Seen]) -> None: ...
     def final(self, finalists: Sequence[Recipe]) -> None: ...
-
-
-_MANY = 10  # trials, of which one is kept for the end
 
 
 @dataclass
