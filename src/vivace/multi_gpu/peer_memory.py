@@ -1,8 +1,8 @@
 """Memory of each GPU of a group that the kernels of all of them write to, over NVLink.
 
-Why: an all-gather is a kernel of its own, takes multiprocessors from what is computed meanwhile, and is waited for: 6 of
-    44 ms of a step of FLUX in fp8 on two H100s (results/peer-writes-before-profile.json). Where the kernel that makes a
-    tensor writes it to the other GPUs as well, a barrier is left (results/peer-writes-profile.json).
+Why: an all-gather is a kernel of its own, takes multiprocessors from what is computed meanwhile, and is waited for: 6
+    of 44 ms of a step of FLUX in fp8 on two H100s (results/peer-writes-before-profile.json). Where the kernel that
+    makes a tensor writes it to the other GPUs as well, a barrier is left (results/peer-writes-profile.json).
 Source: PyTorch's symmetric memory, which allocates the memory and maps it into every process.
 
 Imported where a denoiser is sharded.
