@@ -62,7 +62,7 @@ def measure_round(
         report: called with progress events.
         sources: folder of the pictures that the trial starts from.
     """
-    started = datetime.now(UTC).isoformat(timespec="seconds")
+    started = datetime.now(UTC).isoformat(timespec="milliseconds")
     measurement = Measurement(trial, timing, report, sources)
     try:
         measurement.run(None if trial.model.is_synthetic else pictures)

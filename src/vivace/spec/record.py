@@ -115,7 +115,7 @@ class Round(Spec):
     """The measurement of one trial in one process: one stored row.
 
     Attributes:
-        started_at: UTC, ISO 8601.
+        started_at: UTC, ISO 8601, to the millisecond; records of earlier versions have whole seconds.
         load_s, apply_s: seconds to load the model and to apply the recipe.
         warmup_s: seconds of each call before the timed ones, the first call included.
         steady: whether the warm-up ended because the times were steady.

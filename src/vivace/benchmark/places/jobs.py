@@ -106,7 +106,7 @@ def _run_round(
 ) -> tuple[Round, str]:
     """Return a round of the job's trial with that index, and the end of its log."""
     timing = job.timing
-    started = datetime.now(UTC).isoformat(timespec="seconds")
+    started = datetime.now(UTC).isoformat(timespec="milliseconds")
     request = RoundRequest(
         trial=job.trials[trial],
         round=round_index,

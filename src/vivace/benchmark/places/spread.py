@@ -188,7 +188,7 @@ class Spread:
                     index=1 + max(self._store.rounds(key), default=-1),
                     outcome=Outcome.CRASHED,
                     reason=reason,
-                    started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                    started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
                 ),
             )
             self._measured_at[trial] = ticket.environment
