@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vivace.kernels import reference as ref
-from vivace.kernels.reference import Branch, Modulation, Tokens
+from vivace.kernels.reference import Branch, Modulation, PaddedImages, Tokens
 
 EIGHT_BITS = 0.04
 """Relative error of rounding to e4m3: at most 1/16 an element, about 0.026 of a whole."""
@@ -163,10 +163,22 @@ def check_group_norm(
     added = random("normal", batch, channels, device=device, seed=3) if adds else None
     wide = (weight.double(), bias.double(), 1e-5, None if added is None else added.double())
     wanted = ref.group_norm(x.double(), groups, *wide, silu)
+    scale = torch.full((1,), 0.5, device=device)
     for small in (0, 16384):  # in three kernels, and in one
         out = poisoned(batch, pixels, channels, dtype=torch.bfloat16, device=device)
         group_norm(x, out, groups, weight, bias, 1e-5, added, silu, small)
         assert error(out, wanted) < SIXTEEN_BITS
+        for width in (pixels, 5) if adds and pixels % 5 == 0 else ():
+            height = pixels // width
+            rows = poisoned(
+                batch * (height + 1) * (width + 1), channels, dtype=eight_bits(device), device=device
+            )
+            images = PaddedImages(rows, batch, height, width, scale)
+            group_norm(x, images, groups, weight, bias, 1e-5, added, silu, small)
+            assert error(images.unpadded().double().flatten(1, 2) * 0.5, wanted) < allowed(True, device)
+            assert rows.float().count_nonzero() == images.unpadded().float().count_nonzero(), (
+                "padding is zeros"
+            )
 
 
 def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: bool, device: str) -> None:
@@ -197,6 +209,27 @@ def check_add_biased(rows: int, channels: int, device: str) -> None:
     out = poisoned(rows, channels, dtype=torch.bfloat16, device=device)
     add_biased(x, y, bias, out)
     assert error(out, x.double() + y.double() + bias.double()) < SIXTEEN_BITS
+
+
+def check_convolve(kind: str, images: tuple[int, int, int], inputs: int, outputs: int, device: str) -> None:
+    """A convolution of (batch, height, width) in all divisions, on a GPU in e4m3."""
+    from vivace.kernels.convolution import Tiles, convolve
+
+    dtype = eight_bits(device)
+    batch, height, width = images
+    pixels = random(kind, batch, height * width, inputs, device=device) / 8
+    x = ref.padded(pixels.clamp(-ref.E4M3_MAX, ref.E4M3_MAX).to(dtype), height, width)
+    weight = random("normal", 9, outputs, inputs, device=device, seed=1).to(dtype)
+    scales = torch.rand(outputs, generator=torch.Generator().manual_seed(2)).to(device)
+    bias = random("normal", outputs, device=device, seed=3)
+    residual = random("normal", batch * height * width, outputs, device=device, seed=4)
+    wide = PaddedImages(x.rows.double(), *images)
+    for tiles in (None, Tiles(128, 32, 16, 32, 1), Tiles(128, 64, 0, 64, 2), Tiles(128, 32, 0, 32, 9)):
+        for more in ((None, None), (bias, residual)):
+            wanted = ref.convolve(wide, weight.double(), scales.double(), *more)
+            out = poisoned(batch * height * width, outputs, dtype=torch.bfloat16, device=device)
+            convolve(x, weight, scales, out, *more, tiles)
+            assert error(out, wanted) < SIXTEEN_BITS, (tiles, more)
 
 
 def check_of_unets(device: str) -> None:

@@ -53,6 +53,7 @@ IMPORTED_LATE = {
     "vivace.fused.scales",
     "vivace.fused.unet_blocks",
     "vivace.fused.vae_blocks",
+    "vivace.kernels.convolution",
     "vivace.kernels.dequantize_int4",
     "vivace.kernels.geglu",
     "vivace.kernels.group_norm",

@@ -1,7 +1,8 @@
 """Residual blocks and norms of UNets and VAEs, with fewer passes over memory: each replaces one of diffusers'.
 
-Convolutions stay cuDNN's, without their biases, each of which PyTorch adds in a pass of its own. Activations are in
-channels_last, as cuDNN's convolutions in 16 bits want them.
+Convolutions in bf16 stay cuDNN's, without their biases, each of which PyTorch adds in a pass of its own. Activations
+are in channels_last, as cuDNN's convolutions in 16 bits want them. Those in e4m3 are vivace's: the norms before them
+round their outputs, and they add the bias and the residual themselves.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ import torch
 from torch import nn
 
 from vivace.fused import image_operations as images
+from vivace.fused.operations import Places
+from vivace.kernels import reference
+
+_LARGEST_GROUP = 2**18
+"""Elements of a GroupNorm's group, 128 x 128 pixels of 16 channels, which its output's bound is for."""
 
 
 class TimeProjections(nn.Module):  # type: ignore[misc]
@@ -48,24 +54,86 @@ class TimeProjections(nn.Module):  # type: ignore[misc]
         return self._projected
 
 
+class NormedConvolution(nn.Module):  # type: ignore[misc]
+    """A GroupNorm, SiLU and a convolution whose bias is left to the caller, in bf16."""
+
+    def __init__(self, norm: nn.GroupNorm, convolution: nn.Conv2d) -> None:
+        super().__init__()
+        self.norm, self.convolution = norm, convolution
+
+    def forward(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+        """Return conv(SiLU(norm(x + added))). For shapes see `vivace.fused.image_operations.group_norm`."""
+        return _convolve(self.convolution, images.group_norm(x, self.norm, added, silu=True))
+
+    def onto(
+        self, residual: torch.Tensor, x: torch.Tensor, added: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the same, and a bias and a residual."""
+        return images.add_biased(residual, self(x, added), bias)
+
+
+class QuantizedConvolution(nn.Module):  # type: ignore[misc]
+    """The same in e4m3, which `can_quantize` allows.
+
+    The input's scale comes from a bound, as in `vivace.fused.scales`: no element of a group of n that is normalised
+    exceeds sqrt(n), and SiLU enlarges none. Each output channel's weights have a scale of their own.
+    """
+
+    def __init__(self, norm: nn.GroupNorm, convolution: nn.Conv2d) -> None:
+        super().__init__()
+        self.norm = norm
+        bound = (_LARGEST_GROUP**0.5 * norm.weight.float().abs() + norm.bias.float().abs()).amax()
+        scale = reference.scale_of(bound.detach().reshape(1))
+        # (outputs, inputs, 9)
+        weight = convolution.weight.detach().float().flatten(2)
+        of_outputs = reference.scale_of(weight.abs().amax(dim=(1, 2)))
+        rounded = torch.empty_like(
+            weight.permute(2, 0, 1), dtype=torch.float8_e4m3fn, memory_format=torch.contiguous_format
+        )
+        if not weight.is_meta:
+            rounded.copy_(reference.to_e4m3((weight / of_outputs[:, None, None]).permute(2, 0, 1)))
+        self.weight = nn.Parameter(rounded, requires_grad=False)
+        self.register_buffer("scale", scale)
+        self.register_buffer("scales", of_outputs * scale)
+
+    def forward(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+        """Return conv(SiLU(norm(x + added)))."""
+        return images.convolve(
+            images.quantized_norm(x, self.norm, added, self.scale), self.weight, self.scales
+        )
+
+    def onto(
+        self, residual: torch.Tensor, x: torch.Tensor, added: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the same, and a bias and a residual."""
+        normed = images.quantized_norm(x, self.norm, added, self.scale)
+        return images.convolve(normed, self.weight, self.scales, bias, residual)
+
+
 class FusedResnet(nn.Module):  # type: ignore[misc]
-    """Takes the place of diffusers' `ResnetBlock2D`: biases and the time embedding are added by the norms' kernels.
+    """Takes the place of diffusers' `ResnetBlock2D`.
+
+    The time embedding and the first convolution's bias are added by the second norm's kernel.
 
     Args:
         projections: of the whole model, which this block's is added to.
+        quantize: store the convolutions' weights in e4m3, where `can_quantize`.
     """
 
-    def __init__(self, block: Any, projections: TimeProjections) -> None:
+    def __init__(self, block: Any, projections: TimeProjections, quantize: bool) -> None:
         super().__init__()
-        self.norm1, self.norm2 = block.norm1, block.norm2
-        self.conv1, self.conv2 = block.conv1, block.conv2
-        self.conv_shortcut = block.conv_shortcut
-        shortcut = block.conv_shortcut
-        bias = self.conv2.bias
-        if shortcut is not None and shortcut.bias is not None:
-            bias = bias + shortcut.bias
+        self.first, self.second = (
+            (QuantizedConvolution if quantize and can_quantize(convolution) else NormedConvolution)(
+                norm, convolution
+            )
+            for norm, convolution in ((block.norm1, block.conv1), (block.norm2, block.conv2))
+        )
+        self.shortcut = block.conv_shortcut
+        bias = block.conv2.bias
+        if self.shortcut is not None and self.shortcut.bias is not None:
+            bias = bias + self.shortcut.bias
         self.register_buffer("bias", bias.detach().clone())
-        bias = self.conv1.bias.detach().clone()
+        bias = block.conv1.bias.detach().clone()
         self._projections: tuple[TimeProjections, ...] = ()  # a module of the model, not of this block
         self._columns = slice(0)
         if block.time_emb_proj is not None:
@@ -82,10 +150,8 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
         else:
             assert temb is not None
             time = self._projections[0](temb)[:, self._columns]
-        made = _convolve(self.conv1, images.group_norm(x, self.norm1, None, silu=True))
-        made = _convolve(self.conv2, images.group_norm(made, self.norm2, time, silu=True))
-        shortcut = x if self.conv_shortcut is None else _convolve(self.conv_shortcut, x)
-        return images.add_biased(shortcut, made, self.bias)
+        residual = x if self.shortcut is None else _convolve(self.shortcut, x)
+        return self.second.onto(residual, self.first(x, None), time, self.bias)
 
 
 class FusedNorm(nn.Module):  # type: ignore[misc]
@@ -99,22 +165,42 @@ class FusedNorm(nn.Module):  # type: ignore[misc]
         return images.group_norm(images.channels_last(x), self.norm, None, silu=True)
 
 
-def fuse_convolutions(model: Any) -> int:
-    """Replace the residual blocks of a model, and the norm before its last convolution; return their number."""
+def fuse_convolutions(model: Any, places: Places | None = None) -> int:
+    """Replace the residual blocks of a model, and the norm before its last convolution; return their number.
+
+    Args:
+        places: store the weights of convolutions in e4m3: each block is moved to where it computes, and its new
+            weights to where they are kept. None: leave them in bf16.
+    """
     model.to(memory_format=torch.channels_last)
     number = 0
     projections = TimeProjections()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__ == "ResnetBlock2D":
-                parent._modules[name] = FusedResnet(child, projections).eval().requires_grad_(False)
+                block = child if places is None else child.to(places.work)
+                fused = FusedResnet(block, projections, places is not None).eval().requires_grad_(False)
+                parent._modules[name] = fused if places is None else fused.to(places.home)
                 number += 1
         norm, act = getattr(parent, "conv_norm_out", None), getattr(parent, "conv_act", None)
         if isinstance(norm, nn.GroupNorm) and type(act).__name__ == "SiLU":
             parent.conv_norm_out, parent.conv_act = FusedNorm(norm), nn.Identity()
     if projections.weight is not None:
-        model.add_module("vivace_time_projections", projections)
+        model.add_module(
+            "vivace_time_projections", projections if places is None else projections.to(places.home)
+        )
     return number
+
+
+def can_quantize(layer: nn.Conv2d) -> bool:
+    """Whether a convolution has a form in e4m3: of 3 x 3 pixels that all stay, and of 16 channels or a multiple."""
+    return bool(
+        layer.kernel_size == (3, 3)
+        and layer.stride == layer.padding == layer.dilation == (1, 1)
+        and layer.padding_mode == "zeros"
+        and layer.groups == 1
+        and layer.in_channels % 16 == layer.out_channels % 16 == 0
+    )
 
 
 def unsuited_resnet(block: Any) -> str | None:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import register_flop_formula
 
 from vivace.fused.operations import takes_kernels
 from vivace.kernels import reference
+from vivace.kernels.reference import PaddedImages
+
+# On meta tensors nothing is computed, but what counts operations has to see that there is a convolution.
+_LIBRARY = torch.library.Library("vivace", "FRAGMENT")
+_LIBRARY.define("fused_convolution(Tensor rows, Tensor weight, Tensor(a!) out) -> ()")
+_LIBRARY.impl("fused_convolution", lambda rows, weight, out: None, "Meta")
+
+
+@register_flop_formula(torch.ops.vivace.fused_convolution)  # type: ignore[untyped-decorator]
+def _num_operations(_: Any, weight: Sequence[int], out: Sequence[int], **__: Any) -> int:
+    return 2 * math.prod(weight) * out[0]
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,58 @@ def group_norm(x: torch.Tensor, norm: nn.GroupNorm, added: torch.Tensor | None, 
     elif not x.is_meta:
         pixels(made).copy_(reference.group_norm(pixels(x), *given))
     return made
+
+
+def quantized_norm(
+    x: torch.Tensor, norm: nn.GroupNorm, added: torch.Tensor | None, scale: torch.Tensor
+) -> PaddedImages:
+    """Return SiLU(GroupNorm(x + added)) in e4m3, as a convolution in e4m3 takes it.
+
+    Args:
+        x: (batch, channels, height, width), in channels_last.
+        added: (batch, channels), or None.
+        scale: (1,), fp32, of the result.
+    """
+    batch, channels, height, width = x.shape
+    given = (norm.num_groups, norm.weight, norm.bias, norm.eps, added, True)
+    if not (takes_kernels(x) or x.is_meta):
+        normed = reference.group_norm(pixels(x), *given)
+        return reference.padded(reference.to_e4m3(normed / scale), height, width, scale)
+    rows = x.new_empty((batch * (height + 1) * (width + 1), channels), dtype=torch.float8_e4m3fn)
+    made = PaddedImages(rows, batch, height, width, scale)
+    if not x.is_meta:
+        from vivace.kernels import group_norm as kernels
+
+        kernels.group_norm(pixels(x), made, *given)
+    return made
+
+
+def convolve(
+    x: PaddedImages,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return conv(x) + bias + residual, (batch, channels, height, width) in bf16 and channels_last.
+
+    Args:
+        weight: (9, channels, input channels), in e4m3.
+        scales: (channels,), fp32, of weight and input together.
+        bias: (channels,).
+        residual: of the result's shape, in channels_last.
+    """
+    made = weight.new_empty((x.num_pixels, weight.shape[1]), dtype=torch.bfloat16)
+    rows = None if residual is None else pixels(residual).flatten(0, 1)
+    if made.is_meta:
+        torch.ops.vivace.fused_convolution(x.rows, weight, made)
+    elif takes_kernels(made):
+        from vivace.kernels import convolution
+
+        convolution.convolve(x, weight, scales, made, bias, rows)
+    else:
+        made.copy_(reference.convolve(x, weight, scales, bias, rows))
+    return made.view(x.batch, x.height, x.width, -1).permute(0, 3, 1, 2)
 
 
 def add_biased(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

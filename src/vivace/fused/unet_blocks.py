@@ -162,15 +162,16 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
         return Transformer2DModelOutput(sample=made) if return_dict else (made,)
 
 
-def fuse_unet(model: Any, quantize: bool, places: Places) -> int:
+def fuse_unet(model: Any, quantize: bool, quantize_convolutions: bool, places: Places) -> int:
     """Replace a UNet's transformers and residual blocks; return the number of transformer blocks.
 
     Args:
         model: in bf16.
         quantize: store the transformers' weights in e4m3.
+        quantize_convolutions: store those of the residual blocks' convolutions in e4m3 as well.
         places: each transformer is moved to where it computes, and its new weights to where they are kept.
     """
-    fuse_convolutions(model)
+    fuse_convolutions(model, places if quantize_convolutions else None)
     # By name: a list of modules would keep the blocks, and with them their weights, until all are fused.
     names = [name for name, part in model.named_modules() if type(part).__name__ == "Transformer2DModel"]
     number = 0

@@ -5,6 +5,8 @@ the activations seven times. Here they are read twice and written once: a first 
 squared deviations over chunks of pixels, a small one combines them to a factor and a shift for each channel, and the
 last one applies these and SiLU. Chunks are combined as Chan et al. do (Updating Formulae and a Pairwise Algorithm for
 Computing Sample Variances, 1979), so a mean that is large beside the deviations costs no digits.
+
+The output is pixels in bf16, or what a convolution in e4m3 reads: padded images (`vivace.kernels.convolution`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
+from vivace.kernels.reference import PaddedImages
 
 _PROGRAMS = 1024  # that take the moments: several for each of a GPU's multiprocessors
 _MIN_PIXELS = 16  # of a chunk
@@ -106,15 +110,34 @@ def _factors(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _store_padded(  # type: ignore[no-untyped-def]
+    value, out, scale, image, row, inside, channel, exists, channels, height, width
+) -> None:
+    """Store pixels of an image with padding, and as many rows of the padding, counted from its first."""
+    first = image.to(tl.int64) * (height + 1) * (width + 1)
+    value = value * (1.0 / tl.load(scale))  # the cast saturates
+    at = (first + row + row // width)[:, None] * channels + channel[None, :]
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+    # After each line, then the line below.
+    at = tl.where(row < height, row * (width + 1) + width, height * width + row)
+    zeros = tl.zeros_like(value).to(out.dtype.element_ty)
+    is_padding = (row < height + width + 1)[:, None] & exists[None, :]
+    tl.store(out + (first + at)[:, None] * channels + channel[None, :], zeros, mask=is_padding)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _apply(  # type: ignore[no-untyped-def]
     x,
     factors,
     out,
+    scale,
     pixels,
     channels,
+    width,
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     SILU: tl.constexpr,  # noqa: N803
+    PADDED: tl.constexpr,  # noqa: N803
 ) -> None:
     image = tl.program_id(1)
     channel = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -129,7 +152,11 @@ def _apply(  # type: ignore[no-untyped-def]
     value = value * factor[None, :] + shift[None, :]
     if SILU:
         value = value * tl.sigmoid(value)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+    if PADDED:
+        height = pixels // width
+        _store_padded(value, out, scale, image, row, inside, channel, exists, channels, height, width)
+    else:
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -139,8 +166,10 @@ def _whole_group(  # type: ignore[no-untyped-def]
     weight,
     bias,
     added,
+    scale,
     pixels,
     channels,
+    width,
     per_group,
     added_stride,
     eps,
@@ -148,6 +177,7 @@ def _whole_group(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,  # noqa: N803
     HAS_ADDED: tl.constexpr,  # noqa: N803
     SILU: tl.constexpr,  # noqa: N803
+    PADDED: tl.constexpr,  # noqa: N803
 ) -> None:
     group, image = tl.program_id(0), tl.program_id(1)
     within = tl.arange(0, BLOCK)
@@ -172,12 +202,16 @@ def _whole_group(  # type: ignore[no-untyped-def]
     value = value * factor[None, :] + shift[None, :]
     if SILU:
         value = value * tl.sigmoid(value)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+    if PADDED:
+        height = pixels // width
+        _store_padded(value, out, scale, image, row, inside, channel, exists, channels, height, width)
+    else:
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
 def group_norm(
     x: torch.Tensor,
-    out: torch.Tensor,
+    out: torch.Tensor | PaddedImages,
     num_groups: int,
     weight: torch.Tensor,
     bias: torch.Tensor,
@@ -189,7 +223,8 @@ def group_norm(
     """Write GroupNorm(x + added), or SiLU of it, to `out`.
 
     Args:
-        x, out: (batch, pixels, channels), contiguous.
+        x: (batch, pixels, channels), contiguous.
+        out: the same, or padded images, whose values are divided by their scale.
         weight, bias: (channels,).
         added: (batch, channels), for all pixels of an image; None: nothing.
         small: the most elements of a group, rounded up to powers of two, that take one kernel.
@@ -197,16 +232,25 @@ def group_norm(
     batch, pixels, channels = x.shape
     per_group = channels // num_groups
     group_block = triton.next_power_of_2(per_group)
-    size = triton.next_power_of_2(pixels)
+    padded = out if isinstance(out, PaddedImages) else None
+    if padded is None:
+        onto, scale, width, to_cover = out, weight, pixels, pixels
+    else:
+        assert padded.scale is not None
+        onto, scale, width = padded.rows, padded.scale, padded.width
+        to_cover = max(pixels, padded.height + padded.width + 1)  # also the padding
+    size = triton.next_power_of_2(to_cover)
     if size * group_block <= small:
         _whole_group[(num_groups, batch)](
             x,
-            out,
+            onto,
             weight,
             bias,
             added if added is not None else x,
+            scale,
             pixels,
             channels,
+            width,
             per_group,
             added.stride(0) if added is not None else 0,
             eps,
@@ -214,6 +258,7 @@ def group_norm(
             BLOCK=group_block,
             HAS_ADDED=added is not None,
             SILU=silu,
+            PADDED=padded is not None,
             num_warps=min(max(size * group_block // 1024, 1), 16),
         )
         return
@@ -248,6 +293,17 @@ def group_norm(
         HAS_ADDED=added is not None,
         num_warps=8,
     )
-    _apply[(triton.cdiv(pixels, rows), batch, columns)](
-        x, factors, out, pixels, channels, ROWS=rows, BLOCK=block, SILU=silu, num_warps=4
+    _apply[(triton.cdiv(to_cover, rows), batch, columns)](
+        x,
+        factors,
+        onto,
+        scale,
+        pixels,
+        channels,
+        width,
+        ROWS=rows,
+        BLOCK=block,
+        SILU=silu,
+        PADDED=padded is not None,
+        num_warps=4,
     )

@@ -71,6 +71,45 @@ class Branch:
         return self.values if self.row_scales is None else _wide(self.values) * self.row_scales[:, None]
 
 
+@dataclass(frozen=True)
+class PaddedImages:
+    """Images as rows of pixels, with zeros after each line and a line of zeros after each image.
+
+    Attributes:
+        rows: (batch * (height + 1) * (width + 1), channels).
+        scale: (1,), fp32, what e4m3 values are to be multiplied by; None: one.
+    """
+
+    rows: torch.Tensor
+    batch: int
+    height: int
+    width: int
+    scale: torch.Tensor | None = None
+
+    @property
+    def num_pixels(self) -> int:
+        return self.batch * self.height * self.width
+
+    @property
+    def num_needed_rows(self) -> int:
+        """Rows up to the last pixel that is not padding."""
+        return len(self.rows) - (self.width + 1) - 1
+
+    def unpadded(self) -> torch.Tensor:
+        """Return the pixels, (batch, height, width, channels): a view."""
+        shape = (self.batch, self.height + 1, self.width + 1, -1)
+        return self.rows.view(shape)[:, : self.height, : self.width]
+
+
+def padded(pixels: torch.Tensor, height: int, width: int, scale: torch.Tensor | None = None) -> PaddedImages:
+    """Lay out (batch, height * width, channels) as padded images, of the same dtype."""
+    batch, _, channels = pixels.shape
+    lines = pixels.view(batch, height, width, channels)
+    rows = lines.new_zeros((batch, height + 1, width + 1, channels))
+    rows[:, :height, :width] = lines
+    return PaddedImages(rows.flatten(0, 2), batch, height, width, scale)
+
+
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return e4m3 values (rows, channels) and scales (rows, 1) in fp32; their product is about `x`."""
     wide = _wide(x)
@@ -187,6 +226,27 @@ def group_norm(
         wide.transpose(1, 2), num_groups, weight.to(wide.dtype), bias.to(wide.dtype), eps
     ).transpose(1, 2)
     return torch.nn.functional.silu(normal) if silu else normal
+
+
+def convolve(
+    x: PaddedImages,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return scales * conv(x, weight) + bias + residual, rows of pixels in fp32 or fp64.
+
+    For shapes see `vivace.kernels.convolution.convolve`.
+    """
+    images = _wide(x.unpadded()).permute(0, 3, 1, 2)
+    kernel = _wide(weight).permute(1, 2, 0).unflatten(2, (3, 3))
+    made = torch.nn.functional.conv2d(images, kernel, padding=1).permute(0, 2, 3, 1).flatten(0, 2)
+    made = made * scales
+    for more in (bias, residual):
+        if more is not None:
+            made = made + _wide(more)
+    return made
 
 
 def to_joint(rows: torch.Tensor, tokens: Tokens) -> torch.Tensor:

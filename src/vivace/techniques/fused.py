@@ -6,13 +6,13 @@ Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neit
     UNet's step has 46 GroupNorms with SiLU and 70 GEGLUs (SDXL), each of which is several passes in PyTorch. Nothing is
     compiled for minutes: a first call takes seconds.
 Costs: other rounding than diffusers'; with fp8 also that of weights and activations, with one scale a tensor, in UNets
-    one a row behind attention and GEGLU. `attention=fp8` rounds queries, keys, values and the softmax as well. The
-    blocks are replaced, so adapters must be merged before, and techniques that work on blocks do not go with it. A VAE
-    is computed in bf16, also one that diffusers would compute in fp32 (SDXL's). With `offload(model)` FLUX's hoisted
-    modulations are copied as well, 135 MB a call.
+    one a row behind attention and GEGLU. `attention=fp8` rounds queries, keys, values and the softmax as well, and
+    `convolutions=fp8` what a UNet's residual blocks convolve. The blocks are replaced, so adapters must be merged
+    before, and techniques that work on blocks do not go with it. A VAE is computed in bf16, also one that diffusers
+    would compute in fp32 (SDXL's). With `offload(model)` FLUX's hoisted modulations are copied as well, 135 MB a call.
 Needs: a FLUX transformer, a UNet of Stable Diffusion's blocks (1.5, 2, XL), or their VAE. On GPUs Triton and cuBLASLt;
-    fp8 compute capability 8.9; `attention=fp8` Hopper, FLUX and the package nvidia-cudnn-frontend. Elsewhere plain
-    PyTorch computes the same, which is right and slow.
+    fp8 compute capability 8.9; `attention=fp8` Hopper, FLUX and the package nvidia-cudnn-frontend; `convolutions=fp8`
+    Hopper and a UNet. Elsewhere plain PyTorch computes the same, which is right and slow.
 Source: Peebles and Xie, DiT (adaLN-Zero), arXiv 2212.09748; Micikevicius et al., FP8 Formats for Deep Learning, arXiv
     2209.05433; Shah et al., FlashAttention-3, arXiv 2407.08608 (attention in fp8). Kernels: vivace.kernels.
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from vivace.fused.operations import Places
 
 _MIN_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9)}
+_HOPPER = (9, 0)
 _FP8_HEAD = 128
 _ATTRIBUTE = "vivace_fused"
 
@@ -56,6 +57,9 @@ class Fused(Technique):
     )
     attention: Literal["bf16", "fp8"] = knob(
         "bf16", tune=["bf16", "fp8"], about="of attention; fp8 is cuDNN's, on Hopper"
+    )
+    convolutions: Literal["bf16", "fp8"] = knob(
+        "bf16", about="of a UNet's residual blocks; fp8 is vivace's own, on Hopper"
     )
     bf16_blocks: int = knob(
         0, ge=0, le=100, about="attention=fp8: the first and last blocks whose attention stays in bf16"
@@ -101,15 +105,21 @@ class Fused(Technique):
                 return "attention=fp8 goes with fused(fp8), whose next matmul takes its output as it is"
             if (reason := unsupported_on(machine, runs_here)) is not None:
                 return reason
+        if self.convolutions == "fp8" and self.precision != "fp8":
+            return "convolutions=fp8 goes with fused(fp8)"
         if machine.is_gpu and not machine.is_cuda:
             return f"the fused kernels are written for NVIDIA's GPUs, and this one is {machine.maker}'s; take compile"
         if machine.is_cuda:
-            least, have = _MIN_CAPABILITY[self.precision], machine.capability
-            if have is not None and have < least:
-                return (
-                    f"matmuls in {self.precision} need a GPU of compute capability {least[0]}.{least[1]}, and this one "
-                    f"has {have[0]}.{have[1]}"
-                )
+            have = machine.capability
+            needs = {f"matmuls in {self.precision}": _MIN_CAPABILITY[self.precision]}
+            if self.convolutions == "fp8":
+                needs["convolutions in fp8"] = _HOPPER
+            for what, least in needs.items():
+                if have is not None and have < least:
+                    return (
+                        f"{what} need a GPU of compute capability {least[0]}.{least[1]}, and this one has "
+                        f"{have[0]}.{have[1]}"
+                    )
             if runs_here and not machine.has_package("triton"):
                 return "the fused kernels are Triton's, which is not installed (pip install triton)"
         if target.pipe is None:
@@ -124,6 +134,8 @@ class Fused(Technique):
         denoiser = target.module("denoiser")
         if (reason := _unsuited(denoiser, machine.is_cuda, self.precision == "fp8")) is not None:
             return reason
+        if self.convolutions == "fp8" and not _is_unet(denoiser):
+            return "convolutions=fp8 is for UNets, and FLUX's transformer has no convolutions"
         if self.attention == "fp8":
             if _is_unet(denoiser):
                 return f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and a UNet's are others"
@@ -176,9 +188,15 @@ class Fused(Technique):
         unet.register_forward_pre_hook(casts.before, with_kwargs=True)
         unet.register_forward_hook(casts.after)
         with torch.no_grad():
-            num_blocks = fuse_unet(unet, self.precision == "fp8", places)
+            num_blocks = fuse_unet(unet, self.precision == "fp8", self.convolutions == "fp8", places)
         setattr(unet, _ATTRIBUTE, True)
-        return Effect(changed={"denoiser.fused_blocks": num_blocks, "denoiser.attention": "bf16"})
+        return Effect(
+            changed={
+                "denoiser.fused_blocks": num_blocks,
+                "denoiser.attention": "bf16",
+                "denoiser.convolutions": self.convolutions,
+            }
+        )
 
     def _fuse_flux(self, target: Target, places: Places) -> Effect:
         import torch

@@ -10,6 +10,7 @@ from tests.families import draw, psnr
 from tests.fused_kernels import error
 from tests.fused_unets import inputs, size, target, unet, vae
 from vivace.errors import RecipeError, Unsupported
+from vivace.fused.convolutions import can_quantize
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
@@ -18,9 +19,9 @@ from vivace.techniques.fused import Fused
 SHAPES = [(2, 7, 8, 12), (1, 1, 2, 2), (3, 5, 6, 4)]
 
 
-def fused(precision: Any, linear: bool = True) -> Any:
+def fused(precision: Any, linear: bool = True, convolutions: Any = "bf16") -> Any:
     made = unet(linear)
-    Fused(precision=precision).apply(target(unet=made))
+    Fused(precision=precision, convolutions=convolutions).apply(target(unet=made))
     return made
 
 
@@ -35,8 +36,12 @@ def test_same_output_as_diffusers(shape: tuple[int, int, int, int], linear: bool
         if type(block).__name__ == "BasicTransformerBlock":
             block.forward = lambda x, *args, **kwargs: x
     assert error(plain(**given)[0], wanted) > 0.08, "the transformers matter here"
-    for precision, allowed in (("bf16", 0.015), ("fp8", 0.06)):
-        (found,) = fused(precision, linear)(**given)
+    for precision, convolutions, allowed in (
+        ("bf16", "bf16", 0.015),
+        ("fp8", "bf16", 0.06),
+        ("fp8", "fp8", 0.07),
+    ):
+        (found,) = fused(precision, linear, convolutions)(**given)
         assert found.dtype == torch.float32
         assert error(found, wanted) < allowed
 
@@ -69,6 +74,7 @@ def test_weights_keep_their_size() -> None:
     before = size(unet().bfloat16())
     assert size(fused("bf16")) == pytest.approx(before, rel=0.03)
     assert size(fused("fp8")) < 0.9 * before
+    assert size(fused("fp8", convolutions="fp8")) < 0.65 * before
 
 
 @torch.no_grad()
@@ -76,7 +82,7 @@ def test_no_normalised_activation_exceeds_its_bound() -> None:
     from vivace.fused import operations
     from vivace.kernels import reference
 
-    made, largest = fused("fp8"), []
+    made, largest = fused("fp8", convolutions="fp8"), []
     given = inputs(2, 7, 8, 12)
     given["sample"][:, :, ::3] *= 1000
     rounded = reference.to_e4m3
@@ -89,8 +95,9 @@ def test_no_normalised_activation_exceeds_its_bound() -> None:
         patched.setattr(reference, "to_e4m3", watched)
         patched.setattr(operations, "has_triton", lambda: False)
         made(**given)
-    # Per block three norms, two outputs of attention and one of GEGLU; 7 transformers of two blocks.
-    assert len(largest) == 6 * 14
+    # Per block three norms, two outputs of attention and one of GEGLU; 7 transformers of two blocks. Two norms of each
+    # of 8 residual blocks.
+    assert len(largest) == 6 * 14 + 2 * 8
     assert max(largest) <= reference.E4M3_MAX * 1.0001
 
 
@@ -114,6 +121,20 @@ def test_what_it_does_not_compute_is_refused() -> None:
     with pytest.raises(Unsupported, match="ip_adapter_masks"):
         made(**given, cross_attention_kwargs={"ip_adapter_masks": [torch.zeros(1)]})
     made(**given, cross_attention_kwargs={"scale": 1.0})
+
+
+def test_convolutions_in_fp8_are_for_unets_and_fp8() -> None:
+    reason = Fused(precision="bf16", convolutions="fp8").unsupported(target(unet=unet()))
+    assert reason == "convolutions=fp8 goes with fused(fp8)"
+    with pytest.raises(Unsupported, match="FLUX's transformer has no convolutions"):
+        vivace.load("tiny-flux", "fused(fp8, convolutions=fp8)", device="cpu")
+
+
+def test_a_convolution_that_changes_the_size_stays_in_bf16() -> None:
+    for more in ({"stride": 2, "padding": 1}, {"padding": 0}, {"padding": 1, "groups": 2}):
+        assert not can_quantize(torch.nn.Conv2d(32, 32, 3, **more))
+    assert can_quantize(torch.nn.Conv2d(32, 48, 3, padding=1))
+    assert not can_quantize(torch.nn.Conv2d(32, 40, 3, padding=1))
 
 
 def test_other_forms_are_refused() -> None:
@@ -157,7 +178,10 @@ def test_deepcache_goes_with_it(knobs: str) -> None:
     assert made.evidence()["cache_hit_rate"] == reference.evidence()["cache_hit_rate"] > 0.3
 
 
-@pytest.mark.parametrize(("recipe", "share"), [("fused(bf16)", 1.0), ("fused(fp8)@denoiser,vae", 0.72)])
+@pytest.mark.parametrize(
+    ("recipe", "share"),
+    [("fused(bf16)", 1.0), ("fused(fp8)@denoiser,vae", 0.72), ("fused(fp8, convolutions=fp8)", 0.66)],
+)
 def test_its_memory_is_predicted_without_its_packages(recipe: str, share: float) -> None:
     model = find_weightless("synthetic:sdxl")
     plain, found = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))

@@ -1,17 +1,38 @@
 """Check every kernel on the CPU: `TRITON_INTERPRET=1 python -m tests.unit.kernels.interpreted`."""
 
+from typing import Any
+
+from triton.runtime import interpreter
+
 from tests import fused_kernels as kernels
 
+
+def accept_loop_bounds() -> None:
+    """Let kernels loop up to an argument: Triton 3.6 holds it as an array of one element, which NumPy 2.4 takes for no
+    index."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+
 if __name__ == "__main__":
+    accept_loop_bounds()
     for kind, tokens in kernels.cases():
         for quantize in (False, True):
             for adds in (False, True):
                 kernels.check_residual_norm(kind, tokens, 96, adds, quantize, "cpu")
             kernels.check_qk_norm_rope(kind, tokens, 5, 32, quantize, "cpu")
-            kernels.check_qk_norm_rope(kind, tokens, 9, 128, quantize, "cpu")
+            if kind == "normal":
+                kernels.check_qk_norm_rope(kind, tokens, 9, 128, quantize, "cpu")
         kernels.check_quantize(kind, 5, 200, "cpu")
     for quantize in (False, True):
         kernels.check_skinny_product(3, 130, 144, quantize, "cpu")
         kernels.check_skinny_product(33, 64, 256, quantize, "cpu")
     kernels.check_peer_barrier("cpu")
     kernels.check_of_unets("cpu")
+    kernels.check_convolve("normal", (2, 5, 7), 48, 48, "cpu")
+    kernels.check_convolve("zeros", (1, 9, 16), 16, 16, "cpu")

@@ -1,0 +1,265 @@
+"""A 3 x 3 convolution as a matmul over shifted rows, in e4m3: an implicit GEMM, for which PyTorch has no operator.
+
+An image is rows of pixels, (pixels, channels). A neighbour of all pixels is then the same rows, read a few rows earlier
+or later, so a convolution is nine matmuls whose left factors differ in where they start. At an image's edges the
+neighbour has to be zero: each line of pixels ends with one of zeros, which is also before the next line's first pixel,
+and each image with a line of zeros. These cost 1/64 more rows in lines of 64 pixels. What lies before the first and
+after the last row is zero to the tensor memory accelerator (TMA), which copies the tiles.
+
+Deep layers have few pixels and many channels, so few tiles: there the sum over channels and neighbours is split between
+programs, whose partial sums a second kernel adds, always in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from vivace.kernels.reference import PaddedImages
+
+_NEIGHBOURS = 9
+_COLUMNS = ((128, 32), (128, 0), (128, 128), (64, 0))
+_SPLITS = (1, 2, 3, 5, 9)
+# Of a Hopper GPU: multiprocessors, what one reads of the L2 cache while all do, and cycles to start and end a program.
+_PROGRAMS = 132
+_BYTES_A_CYCLE = 28
+_EPILOGUE = 2000
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a convolution is divided.
+
+    Attributes:
+        rows: of a tile.
+        main, extra: output channels of a tile, as two powers of two; the second may be 0.
+        block: input channels of a step.
+        splits: programs that share a tile's sum.
+    """
+
+    rows: int
+    main: int
+    extra: int
+    block: int
+    splits: int
+
+    @property
+    def channels(self) -> int:
+        return self.main + self.extra
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _store(  # type: ignore[no-untyped-def]
+    sums,
+    column,
+    row,
+    inside,
+    scales,
+    bias,
+    residual,
+    out,
+    channels,
+    split,
+    num_pixels,
+    WIDTH: tl.constexpr,  # noqa: N803
+    PARTIAL: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    HAS_RESIDUAL: tl.constexpr,  # noqa: N803
+) -> None:
+    channel = column + tl.arange(0, WIDTH)
+    exists = channel < channels
+    valid = inside[:, None] & exists[None, :]
+    at = row.to(tl.int64)[:, None] * channels + channel[None, :]
+    if PARTIAL:
+        tl.store(out + (split * num_pixels).to(tl.int64) * channels + at, sums, mask=valid)
+    else:
+        value = sums * tl.load(scales + channel, mask=exists, other=0.0)[None, :]
+        if HAS_BIAS:
+            value += tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
+        if HAS_RESIDUAL:
+            value += tl.load(residual + at, mask=valid, other=0.0).to(tl.float32)
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=valid)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _convolve(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    more_weight,
+    scales,
+    bias,
+    residual,
+    out,
+    batch,
+    height,
+    width,
+    channels,
+    num_columns,
+    num_blocks,
+    steps,
+    ROWS: tl.constexpr,  # noqa: N803
+    MAIN: tl.constexpr,  # noqa: N803
+    EXTRA: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    PARTIAL: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    HAS_RESIDUAL: tl.constexpr,  # noqa: N803
+    STAGES: tl.constexpr,  # noqa: N803
+) -> None:
+    tile, split = tl.program_id(0), tl.program_id(1)
+    first = tile // num_columns * ROWS
+    column = tile % num_columns * (MAIN + EXTRA)
+    sums = tl.zeros([ROWS, MAIN], tl.float32)
+    if EXTRA:
+        more_sums = tl.zeros([ROWS, EXTRA], tl.float32)
+    for index in tl.range(0, steps, num_stages=STAGES):
+        step = split * steps + index
+        neighbour = step // num_blocks  # of the last program this may be 9, whose weights are read as zeros
+        channel = step % num_blocks * BLOCK
+        shift = (neighbour // 3 - 1) * (width + 1) + neighbour % 3 - 1
+        pixels = x.load([first + shift, channel])
+        weights = weight.load([neighbour, column, channel]).reshape(MAIN, BLOCK)
+        sums = tl.dot(pixels, weights.T, sums)
+        if EXTRA:
+            more = more_weight.load([neighbour, column + MAIN, channel]).reshape(EXTRA, BLOCK)
+            more_sums = tl.dot(pixels, more.T, more_sums)
+    padded = first + tl.arange(0, ROWS)
+    image, y, at = (
+        padded // (width + 1) // (height + 1),
+        padded // (width + 1) % (height + 1),
+        padded % (width + 1),
+    )
+    inside = (image < batch) & (y < height) & (at < width)
+    row = (image * height + y) * width + at
+    num_pixels = batch * height * width
+    _store(
+        sums, column, row, inside, scales, bias, residual, out, channels, split, num_pixels,
+        MAIN, PARTIAL, HAS_BIAS, HAS_RESIDUAL,
+    )  # fmt: skip
+    if EXTRA:
+        _store(
+            more_sums, column + MAIN, row, inside, scales, bias, residual, out, channels, split, num_pixels,
+            EXTRA, PARTIAL, HAS_BIAS, HAS_RESIDUAL,
+        )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _add_parts(  # type: ignore[no-untyped-def]
+    parts,
+    scales,
+    bias,
+    residual,
+    out,
+    rows,
+    channels,
+    splits,
+    ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    HAS_RESIDUAL: tl.constexpr,  # noqa: N803
+) -> None:
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (channel < channels)[None, :]
+    at = row.to(tl.int64)[:, None] * channels + channel[None, :]
+    sums = tl.zeros([ROWS, BLOCK], tl.float32)
+    for split in range(splits):
+        sums += tl.load(parts + (split * rows).to(tl.int64) * channels + at, mask=inside, other=0.0)
+    _store(
+        sums, tl.program_id(1) * BLOCK, row, row < rows, scales, bias, residual, out, channels, 0, 0,
+        BLOCK, False, HAS_BIAS, HAS_RESIDUAL,
+    )  # fmt: skip
+
+
+def convolve(
+    x: PaddedImages,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> None:
+    """Write scales * conv(x, weight) + bias + residual to `out`.
+
+    Args:
+        x: channels in multiples of 16.
+        weight: (9, output channels, input channels), of `x`'s dtype, contiguous.
+        scales: (output channels,), fp32, of weight and input together.
+        out, residual: (batch * height * width, output channels), contiguous.
+        bias: (output channels,).
+        tiles: None: chosen by size.
+    """
+    channels, inputs = weight.shape[1:]
+    if tiles is None:
+        tiles = choose(x, inputs, channels)
+    assert inputs % 16 == 0
+    columns = triton.cdiv(channels, tiles.channels)
+    num_blocks = triton.cdiv(inputs, tiles.block)
+    steps = triton.cdiv(_NEIGHBOURS * num_blocks, tiles.splits)
+    splits = triton.cdiv(_NEIGHBOURS * num_blocks, steps)
+    is_partial = splits > 1
+    made = out if not is_partial else out.new_empty((splits, *out.shape), dtype=torch.float32)
+    grid = (triton.cdiv(x.num_needed_rows, tiles.rows) * columns, splits)
+    has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
+    given = (scales, bias if bias is not None else scales, residual if residual is not None else out)
+    strides = [channels * inputs, inputs, 1]
+    by_columns = [
+        TensorDescriptor(weight, list(weight.shape), strides, [1, width, tiles.block])
+        for width in (tiles.main, tiles.extra or 16)
+    ]
+    _convolve[grid](
+        TensorDescriptor(x.rows, list(x.rows.shape), [inputs, 1], [tiles.rows, tiles.block]),
+        *by_columns,
+        *given,
+        made,
+        x.batch,
+        x.height,
+        x.width,
+        channels,
+        columns,
+        num_blocks,
+        steps,
+        ROWS=tiles.rows,
+        MAIN=tiles.main,
+        EXTRA=tiles.extra,
+        BLOCK=tiles.block,
+        PARTIAL=is_partial,
+        **has,
+        STAGES=4 if tiles.channels <= 160 else 3,
+        num_warps=8,
+    )
+    if is_partial:
+        rows = len(out)
+        _add_parts[(triton.cdiv(rows, 8), triton.cdiv(channels, 256))](
+            made, *given, out, rows, channels, splits, ROWS=8, BLOCK=256, **has, num_warps=4
+        )
+
+
+def candidates(inputs: int) -> list[Tiles]:
+    """The divisions that `choose` chooses from, for a number of input channels."""
+    block = 64 if inputs % 128 else 128
+    return [Tiles(128, *pair, block, splits) for pair in _COLUMNS for splits in _SPLITS]
+
+
+def choose(x: PaddedImages, inputs: int, channels: int) -> Tiles:
+    """Return the division that should take the least time on a Hopper GPU.
+
+    A step of a tile takes as long as its bytes: copies from the L2 cache, not tensor cores, are the limit.
+    """
+
+    def cost(tiles: Tiles) -> float:
+        columns = triton.cdiv(channels, tiles.channels)
+        programs = triton.cdiv(x.num_needed_rows, tiles.rows) * columns * tiles.splits
+        num_steps = triton.cdiv(_NEIGHBOURS * triton.cdiv(inputs, tiles.block), tiles.splits)
+        a_step = (tiles.rows + tiles.channels) * tiles.block / _BYTES_A_CYCLE
+        cycles = triton.cdiv(programs, _PROGRAMS) * (num_steps * a_step + _EPILOGUE)
+        if tiles.splits > 1:
+            cycles += _EPILOGUE + x.num_pixels * channels * tiles.splits * 8 / (_PROGRAMS * _BYTES_A_CYCLE)
+        return float(cycles)
+
+    return min(candidates(inputs), key=cost)

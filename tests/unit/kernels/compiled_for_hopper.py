@@ -1,0 +1,110 @@
+"""Compile fused models' kernels for a Hopper GPU, without one: `python -m tests.unit.kernels.compiled_for_hopper`.
+
+Models are applied on a CPU, and launches compile instead. So what the interpreter accepts and the compiler does not is
+found where there is no GPU: types that differ between branches, blocks that no layout fits, more shared memory than a
+multiprocessor has. Prints each kernel's registers, its stack (bytes of registers that were spilled) and its shared
+memory.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from tests import fused_unets
+from tests.unit.fused import test_flux_forward as flux
+from vivace.fused import image_operations, operations
+from vivace.kernels import convolution, reference
+from vivace.techniques.fused import Fused
+
+HOPPER = GPUTarget("cuda", 90, 32)
+SHARED_MEMORY = 232_448
+"""Bytes of a multiprocessor that one program can have."""
+
+
+class NoDevice:
+    """What Triton asks of a driver before it launches."""
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+
+class Compiled:
+    """The kernels that were compiled, each once."""
+
+    def __init__(self) -> None:
+        self.by_hash: dict[str, Any] = {}
+        self._launch = JITFunction.run
+
+    def run(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **more: Any) -> Any:
+        made = self._launch(kernel, *args, grid=grid, warmup=True, **more)
+        if made.hash not in self.by_hash:
+            self.by_hash[made.hash] = made
+            print(
+                f"{made.name}: {_resources(made)}, {made.metadata.shared} bytes of shared memory", flush=True
+            )
+            assert made.metadata.shared <= SHARED_MEMORY, "more than there is"
+        return made
+
+
+def _resources(kernel: Any) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        told = subprocess.check_output(
+            [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name], text=True
+        )
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", told)[-1]
+    return f"{registers} registers, {stack} bytes of stack"
+
+
+@torch.no_grad()
+def fused_models() -> None:
+    for given in (Fused(precision="bf16"), Fused(precision="fp8", convolutions="fp8")):
+        made = fused_unets.unet()
+        given.apply(fused_unets.target(unet=made))
+        made(**fused_unets.inputs(2, 7, 96, 64))  # GroupNorms of one kernel and of three
+    for given in (Fused(precision="bf16"), Fused(precision="fp8")):
+        made = flux.transformer()
+        given.apply(flux.target(made))
+        made(**flux.inputs(1, 7, 5, 4))
+
+
+def convolutions() -> None:
+    for pixels, inputs, outputs in ((64, 320, 320), (32, 640, 640)):
+        images = torch.zeros(2, pixels * pixels, inputs, dtype=torch.float8_e4m3fn)
+        x = reference.padded(images, pixels, pixels)
+        weight = torch.zeros(9, outputs, inputs, dtype=torch.float8_e4m3fn)
+        out = torch.zeros(len(images) * pixels * pixels, outputs, dtype=torch.bfloat16)
+        for tiles in (one for one in convolution.candidates(inputs) if one.splits in (1, 3)):
+            convolution.convolve(x, weight, torch.ones(outputs), out, out[0], out, tiles)
+
+
+if __name__ == "__main__":
+    triton.runtime.driver.set_active(NoDevice())
+    compiled = Compiled()
+    with (
+        mock.patch.object(
+            JITFunction, "run", lambda kernel, *args, **more: compiled.run(kernel, *args, **more)
+        ),
+        mock.patch.object(operations, "takes_kernels", lambda x: not x.is_meta),
+        mock.patch.object(image_operations, "takes_kernels", lambda x: not x.is_meta),
+    ):
+        fused_models()
+        convolutions()
+    print(f"{len(compiled.by_hash)} kernels")
