@@ -1,7 +1,9 @@
 """Time what was chosen by measuring for fused UNets: GroupNorm in one kernel or in three, kernels that take a token
-each, and how cuDNN chooses.
+each, convolutions in e4m3 and their divisions, how cuDNN chooses, and what steps take of it.
 
     python -m benchmarks.unet_kernels --record results/unet-kernels.jsonl
+
+`--only KIND` times one of them, and keeps the record's lines of the others.
 
 Shapes are those of SD 1.5 and SDXL with guidance, values random. Each case is captured in a CUDA graph, so that
 launches by Python do not count, and the shortest of five replays is taken. A UNet's step is timed twice with each
@@ -14,9 +16,10 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +27,9 @@ import vivace
 from benchmarks.command import run
 from benchmarks.record_files import write_text
 from vivace.errors import Unsupported
+
+if TYPE_CHECKING:
+    import torch
 
 NORMS = {
     64: (1280, 2560),
@@ -34,8 +40,25 @@ NORMS = {
 """Channels by pixels."""
 TOKENS = {"fp8": ((2048, 1280), (8192, 640)), "bf16": ((8192, 320), (2048, 640), (512, 1280), (128, 1280))}
 """Rows and channels: of SDXL in fp8, of SD 1.5 in bf16."""
+CONVOLUTIONS = {
+    8: ((1280, 1280), (2560, 1280)),
+    16: ((640, 1280), (1280, 1280), (1920, 1280), (2560, 1280)),
+    32: ((320, 640), (640, 640), (960, 640), (1280, 640), (1920, 640), (1280, 1280), (2560, 1280)),
+    64: ((320, 320), (640, 320), (960, 320), (640, 640), (1280, 640), (1920, 640)),
+    128: ((320, 320), (640, 320), (960, 320)),
+}
+"""Input and output channels of residual blocks by height; widths are the same."""
 MODELS = {"synthetic:sd15": ("fused", 64), "synthetic:sdxl": ("fused(fp8)", 128)}
 """Recipes, and the height of the latents."""
+RECIPES = ("fused", "fused(fp8)", "fused(fp8, convolutions=fp8)")
+_WHAT = {
+    "norms": ("group_norm",),
+    "tokens": ("residual_norm", "geglu", "quantize_rows"),
+    "convolutions": ("convolution",),
+    "steps": ("step",),
+    "recipes": ("step of a recipe",),
+}
+"""What lines of each kind are of."""
 _GROUPS = 32
 _CALLS = 20
 _REPLAYS = 5
@@ -44,8 +67,11 @@ _LARGEST_TILE = 32768  # elements that one program can hold
 
 @click.command("unet_kernels")
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), required=True)
-def unet_kernels(record: Path) -> int:
-    """Time GroupNorms, and UNets' steps with and without cuDNN's own timing, on one GPU."""
+@click.option(
+    "--only", type=click.Choice(["norms", "tokens", "convolutions", "steps", "recipes"]), multiple=True
+)
+def unet_kernels(record: Path, only: tuple[str, ...]) -> int:
+    """Time UNets' kernels and convolutions, and their steps with and without cuDNN's own timing, on one GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -57,8 +83,18 @@ def unet_kernels(record: Path) -> int:
         "torch": torch.__version__,
         "triton": triton.__version__,
     }
+    kinds = {
+        "norms": _norms,
+        "tokens": _tokens,
+        "convolutions": _convolutions,
+        "steps": _steps,
+        "recipes": _recipes,
+    }
     lines: list[str] = []
-    for found in itertools.chain(_norms(), _tokens(), _steps()):
+    if only and record.exists():
+        told = {what for kind in only for what in _WHAT[kind]}
+        lines = [line for line in record.read_text().splitlines() if json.loads(line)["what"] not in told]
+    for found in itertools.chain.from_iterable(kinds[kind]() for kind in only or kinds):
         lines.append(json.dumps(found | where))
         click.echo(lines[-1])
         write_text(record, "\n".join(lines) + "\n")
@@ -119,29 +155,95 @@ def _tokens() -> Iterator[dict[str, Any]]:
                 yield {"what": what, "precision": precision, "rows": rows, "channels": channels, "us": took}
 
 
+def _convolutions() -> Iterator[dict[str, Any]]:
+    import torch
+
+    from vivace.kernels import reference
+    from vivace.kernels.convolution import candidates, choose, convolve
+    from vivace.kernels.group_norm import group_norm
+
+    make = {"device": "cuda", "dtype": torch.bfloat16}
+    for height, channels in CONVOLUTIONS.items():
+        for inputs, outputs in channels:
+            image = torch.randn(2, inputs, height, height, **make).contiguous(
+                memory_format=torch.channels_last
+            )
+            weight = torch.randn(outputs, inputs, 3, 3, **make).contiguous(memory_format=torch.channels_last)
+            residual = torch.randn(2, outputs, height, height, **make).contiguous(
+                memory_format=torch.channels_last
+            )
+            bias, scales = torch.randn(outputs, **make), torch.ones(outputs, device="cuda")
+            pixels = image.permute(0, 2, 3, 1).flatten(1, 2)
+            x = reference.padded(pixels.to(torch.float8_e4m3fn), height, height, scales[:1].clone())
+            rounded = weight.flatten(2).permute(2, 0, 1).contiguous().to(torch.float8_e4m3fn)
+            out = torch.empty(2 * height * height, outputs, **make)
+            rows = residual.permute(0, 2, 3, 1).flatten(0, 2)
+
+            cudnn = partial(torch.nn.functional.conv2d, image, weight, padding=1)
+            by_tiles = {
+                tiles: _microseconds(partial(convolve, x, rounded, scales, out, bias, rows, tiles))
+                for tiles in candidates(inputs)
+            }
+            norm = (_GROUPS, image[0, :, 0, 0].clone(), image[1, :, 0, 0].clone(), 1e-5, None, True)
+            best, chosen = min(by_tiles, key=lambda tiles: by_tiles[tiles]), choose(x, inputs, outputs)
+            yield {
+                "what": "convolution",
+                "batch": 2,
+                "height": height,
+                "inputs": inputs,
+                "outputs": outputs,
+                "cudnn_bf16_us": round(_microseconds(cudnn), 1),
+                "cudnn_bf16_and_sum_us": round(_microseconds(partial(_onto, residual, cudnn, bias)), 1),
+                "chosen_us": round(by_tiles[chosen], 1),
+                "chosen": asdict(chosen),
+                "best_us": round(by_tiles[best], 1),
+                "best": asdict(best),
+                "norm_bf16_us": round(
+                    _microseconds(partial(group_norm, pixels, torch.empty_like(pixels), *norm)), 1
+                ),
+                "norm_e4m3_us": round(_microseconds(partial(group_norm, pixels, x, *norm)), 1),
+            }
+
+
+def _onto(residual: torch.Tensor, convolve: Callable[[], torch.Tensor], bias: torch.Tensor) -> torch.Tensor:
+    from vivace.fused.image_operations import add_biased
+
+    return add_biased(residual, convolve(), bias)
+
+
 def _steps() -> Iterator[dict[str, Any]]:
+    """Steps with and without cuDNN's own timing."""
     import torch
 
     for model, (recipe, height) in MODELS.items():
         for chosen_by_time in (False, True, False, True):
             torch.backends.cudnn.benchmark = chosen_by_time
-            unet = vivace.load(model, recipe, device="cuda").pipe.unet
-            make = {"device": "cuda", "dtype": torch.bfloat16}
-            latents = torch.randn(2, 4, height, height, **make)
-            text = torch.randn(2, 77, unet.config.cross_attention_dim, **make)
-            more = {"text_embeds": torch.randn(2, 1280, **make), "time_ids": torch.zeros(2, 6, **make)}
-            timestep = torch.tensor(500, device="cuda")
-
-            step = partial(unet, latents, timestep, encoder_hidden_states=text, added_cond_kwargs=more)
-            took = round(_microseconds(step, calls=1))
-            yield {
-                "what": "step",
-                "model": model,
-                "recipe": recipe,
-                "cudnn_benchmark": chosen_by_time,
-                "step_us": took,
-            }
+            took = _step(model, recipe, height)
+            found = {"what": "step", "model": model, "recipe": recipe}
+            yield found | {"cudnn_benchmark": chosen_by_time, "step_us": took}
     torch.backends.cudnn.benchmark = False
+
+
+def _recipes() -> Iterator[dict[str, Any]]:
+    """Steps of several recipes, in turns."""
+    for model, (_, height) in MODELS.items():
+        for recipe in RECIPES * 2:
+            found = {"what": "step of a recipe", "model": model, "recipe": recipe}
+            yield found | {"step_us": _step(model, recipe, height)}
+
+
+def _step(model: str, recipe: str, height: int) -> float:
+    """Return the microseconds of a step with guidance."""
+    import torch
+
+    unet = vivace.load(model, recipe, device="cuda").pipe.unet
+    make = {"device": "cuda", "dtype": torch.bfloat16}
+    latents = torch.randn(2, 4, height, height, **make)
+    text = torch.randn(2, 77, unet.config.cross_attention_dim, **make)
+    more = {"text_embeds": torch.randn(2, 1280, **make), "time_ids": torch.zeros(2, 6, **make)}
+    timestep = torch.tensor(500, device="cuda")
+    step = partial(unet, latents, timestep, encoder_hidden_states=text, added_cond_kwargs=more)
+    return round(_microseconds(step, calls=1), 1)
 
 
 def _microseconds(work: Callable[[], object], calls: int = _CALLS) -> float:
