@@ -17,8 +17,8 @@ from vivace.fused.operations import Places
 from vivace.kernels import reference
 
 _LARGEST_GROUP = 2**20
-"""Elements of a GroupNorm's group that its output's bound is for: twice as many as SDXL has at 1024 px, 128 x 128 pixels
-of 30 channels. In larger ones an element beyond it, which would be nearly all of the group's variance, saturates."""
+"""Elements of a GroupNorm's group that its output's bound is for: 1024 x 1024 pixels, or 128 x 128 of 64 channels. In
+larger groups an element beyond it, which would be nearly all of the variance, saturates."""
 
 
 class TimeProjections(nn.Module):  # type: ignore[misc]

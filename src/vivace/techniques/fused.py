@@ -7,12 +7,12 @@ Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neit
     compiled for minutes: a first call takes seconds.
 Costs: other rounding than diffusers'; with fp8 also that of weights and activations, with one scale a tensor, in UNets
     one a row behind attention and GEGLU. `attention=fp8` rounds queries, keys, values and the softmax as well, and
-    `convolutions=fp8` what a UNet's residual blocks convolve. The blocks are replaced, so adapters must be merged
-    before, and techniques that work on blocks do not go with it. A VAE is computed in bf16, also one that diffusers
+    `convolutions=fp8` what residual blocks convolve. The blocks are replaced, so adapters must be merged before, and
+    techniques that work on blocks do not go with it. The rest of a VAE is computed in bf16, also of one that diffusers
     would compute in fp32 (SDXL's). With `offload(model)` FLUX's hoisted modulations are copied as well, 135 MB a call.
 Needs: a FLUX transformer, a UNet of Stable Diffusion's blocks (1.5, 2, XL), or their VAE. On GPUs Triton and cuBLASLt;
     fp8 compute capability 8.9; `attention=fp8` Hopper, FLUX and the package nvidia-cudnn-frontend; `convolutions=fp8`
-    Hopper and a UNet. Elsewhere plain PyTorch computes the same, which is right and slow.
+    Hopper, and a UNet or a VAE. Elsewhere plain PyTorch computes the same, which is right and slow.
 Source: Peebles and Xie, DiT (adaLN-Zero), arXiv 2212.09748; Micikevicius et al., FP8 Formats for Deep Learning, arXiv
     2209.05433; Shah et al., FlashAttention-3, arXiv 2407.08608 (attention in fp8). Kernels: vivace.kernels.
 
@@ -59,7 +59,7 @@ class Fused(Technique):
         "bf16", tune=["bf16", "fp8"], about="of attention; fp8 is cuDNN's, on Hopper"
     )
     convolutions: Literal["bf16", "fp8"] = knob(
-        "bf16", about="of a UNet's residual blocks; fp8 is vivace's own, on Hopper"
+        "bf16", about="of the residual blocks of a UNet and a VAE; fp8 is vivace's own, on Hopper"
     )
     bf16_blocks: int = knob(
         0, ge=0, le=100, about="attention=fp8: the first and last blocks whose attention stays in bf16"
@@ -134,8 +134,8 @@ class Fused(Technique):
         denoiser = target.module("denoiser")
         if (reason := _unsuited(denoiser, machine.is_cuda, self.precision == "fp8")) is not None:
             return reason
-        if self.convolutions == "fp8" and not _is_unet(denoiser):
-            return "convolutions=fp8 is for UNets, and FLUX's transformer has no convolutions"
+        if self.convolutions == "fp8" and not _is_unet(denoiser) and "vae" not in self.targets:
+            return "FLUX's transformer has no convolutions; with convolutions=fp8 fuse the VAE as well, @denoiser,vae"
         if self.attention == "fp8":
             if _is_unet(denoiser):
                 return f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and a UNet's are others"
@@ -155,7 +155,7 @@ class Fused(Technique):
         by = "Triton" if target.machine.is_cuda else "PyTorch (no GPU)"
         for name, module in new.items():
             if name == "vae":
-                changed |= self._fuse_vae(module)
+                changed |= self._fuse_vae(module, _places(target, module))
             else:
                 fuse = self._fuse_unet if _is_unet(module) else self._fuse_flux
                 effect = fuse(target, _places(target, module))
@@ -163,7 +163,7 @@ class Fused(Technique):
             changed[f"{name}.fused_by"] = by
         return replace(effect, changed=changed)
 
-    def _fuse_vae(self, vae: Any) -> dict[str, int | float | str]:
+    def _fuse_vae(self, vae: Any, places: Places) -> dict[str, int | float | str]:
         import torch
 
         from vivace.fused.vae_blocks import fuse_vae
@@ -173,9 +173,9 @@ class Fused(Technique):
             if part is not None:
                 part.register_forward_pre_hook(_cast_all)
         with torch.no_grad():
-            num_blocks = fuse_vae(vae)
+            num_blocks = fuse_vae(vae, self.convolutions == "fp8", places)
         setattr(vae, _ATTRIBUTE, True)
-        return {"vae.fused_blocks": num_blocks}
+        return {"vae.fused_blocks": num_blocks, "vae.convolutions": self.convolutions}
 
     def _fuse_unet(self, target: Target, places: Places) -> Effect:
         import torch
@@ -248,12 +248,12 @@ class Fused(Technique):
         )
 
 
-def _places(target: Target, denoiser: Any) -> Places:
+def _places(target: Target, module: Any) -> Places:
     import torch
 
     from vivace.fused.operations import Places
 
-    now, where = denoiser.device, target.where
+    now, where = module.device, target.where
     if not where.on_host:
         return Places(now, now)
     work = torch.device(target.machine.device)

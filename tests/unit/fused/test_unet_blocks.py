@@ -101,17 +101,22 @@ def test_no_normalised_activation_exceeds_its_bound() -> None:
     assert max(largest) <= reference.E4M3_MAX * 1.0001
 
 
+@pytest.mark.parametrize(("convolutions", "allowed"), [("bf16", 0.02), ("fp8", 0.15)])
 @torch.no_grad()
-def test_a_vae_decodes_and_encodes_the_same() -> None:
+def test_a_vae_decodes_and_encodes_the_same(convolutions: Any, allowed: float) -> None:
     plain, made = vae(), vae()
-    effect = Fused(precision="bf16", targets=("vae",)).apply(target(vae=made, unet=unet()))
+    technique = Fused(precision="fp8", convolutions=convolutions, targets=("vae",))
+    effect = technique.apply(target(vae=made, unet=unet()))
     assert effect.changed["vae.fused_blocks"] == 5 + 7, "of the encoder and the decoder"
+    assert effect.changed["vae.convolutions"] == convolutions
     latents = torch.randn(2, 4, 5, 7, generator=torch.Generator().manual_seed(3))
     wanted = plain.decode(latents, return_dict=False)[0]
-    assert error(made.decode(latents, return_dict=False)[0], wanted) < 0.02, "diffusers' own bf16 has 0.017"
+    assert error(made.decode(latents, return_dict=False)[0], wanted) < allowed, (
+        "diffusers' own bf16 has 0.017"
+    )
     image = wanted.clamp(-1, 1)
     found = made.encode(image, return_dict=False)[0].mode()
-    assert error(found, plain.encode(image, return_dict=False)[0].mode()) < 0.02
+    assert error(found, plain.encode(image, return_dict=False)[0].mode()) < allowed
 
 
 def test_what_it_does_not_compute_is_refused() -> None:
@@ -123,11 +128,13 @@ def test_what_it_does_not_compute_is_refused() -> None:
     made(**given, cross_attention_kwargs={"scale": 1.0})
 
 
-def test_convolutions_in_fp8_are_for_unets_and_fp8() -> None:
+def test_convolutions_in_fp8_go_with_fp8_and_where_there_are_some() -> None:
     reason = Fused(precision="bf16", convolutions="fp8").unsupported(target(unet=unet()))
     assert reason == "convolutions=fp8 goes with fused(fp8)"
     with pytest.raises(Unsupported, match="FLUX's transformer has no convolutions"):
         vivace.load("tiny-flux", "fused(fp8, convolutions=fp8)", device="cpu")
+    made = vivace.load("tiny-flux", "fused(fp8, convolutions=fp8)@denoiser,vae", device="cpu")
+    assert made.effects["fused@denoiser,vae"]["vae.convolutions"] == "fp8"
 
 
 def test_a_convolution_that_changes_the_size_stays_in_bf16() -> None:
@@ -160,7 +167,10 @@ def test_what_works_on_its_blocks_is_refused(other: str) -> None:
         resolve(f"fused(bf16)+{other}")
 
 
-@pytest.mark.parametrize("recipe", ["fused(bf16)", "fused@denoiser,vae", "fused+cfg_cutoff(0.5)"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["fused(bf16)", "fused@denoiser,vae", "fused(fp8, convolutions=fp8)@vae", "fused+cfg_cutoff(0.5)"],
+)
 def test_an_embedded_model_draws_the_same_picture(recipe: str) -> None:
     kept = "baseline" if "cutoff" not in recipe else "cfg_cutoff(0.5)"
     made, plain = (vivace.load("tiny-sd", text, device="cpu") for text in (recipe, kept))
