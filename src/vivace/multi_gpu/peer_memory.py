@@ -59,6 +59,9 @@ class PeerMemory:
         self._slots[rank].zero_()
         self._count, self._abandoned = (torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(2))
         self._side = torch.cuda.Stream()
+        with torch.cuda.stream(self._side):
+            # The kernel of `abandon` is loaded here: CUDA may load none while another one waits.
+            self._abandoned.fill_(0)
         torch.cuda.synchronize()
         dist.barrier()  # until every process has set its slots to zero
 
