@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from tests.families import load
 from vivace.export.script import Written, write_script
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import open_session
+from vivace.runtime.session import session_of
 
 PROMPT = "a red circle above a blue square"
 CALL = {"height": 64, "width": 64, "num_inference_steps": 4}
@@ -39,7 +40,7 @@ def run(text: str, folder: Path) -> np.ndarray:
 
 def with_vivace(model: str, recipe: str, call: dict[str, Any] = CALL) -> np.ndarray:
     torch.set_num_threads(1)
-    session = open_session(find_model(model), resolve(recipe), "cpu", call)
+    session = session_of(load(model), find_model(model), resolve(recipe), "cpu", call)
     return np.asarray(session(PROMPT, generator=torch.Generator().manual_seed(3)).images[0])
 
 

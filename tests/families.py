@@ -1,16 +1,17 @@
 """One small complete pipeline of each family, which takes text prompts. For tests of recipes."""
 
-import copy
 import functools
 from typing import Any
 
 import numpy as np
 import torch
-from diffusers import FluxTransformer2DModel, SchedulerMixin
+from diffusers import FluxTransformer2DModel
 
 import vivace
 from tests import shrunken
+from tests.copies import Copies
 from vivace.models import find_model, load_pipeline
+from vivace.spec.workload import Task
 
 FAMILIES = ("sd", "sdxl", "flux")
 STEPS = {"sd": 3, "sdxl": 3, "flux": 6}
@@ -22,24 +23,27 @@ def build(family: str) -> Any:
 
     It is a copy of one that is loaded once: networks and scheduler are its own, tokenizers are shared.
     """
-    loaded = _load(family)
-    pipe = copy.copy(loaded)
-    for name, part in loaded.components.items():
-        if isinstance(part, torch.nn.Module | SchedulerMixin):
-            setattr(pipe, name, copy.deepcopy(part))
-    return pipe
+    return _sdxl().make() if family == "sdxl" else load(f"tiny-{family}")
+
+
+def load(model: str, task: Task | None = None) -> Any:
+    """Return what `load_pipeline` returns of an embedded model on the CPU, as a copy of one that is loaded once."""
+    return _loaded(model, task).make()
 
 
 @functools.cache
-def _load(family: str) -> Any:
-    if family != "sdxl":
-        return load_pipeline(find_model(f"tiny-{family}"), "cpu")
+def _loaded(model: str, task: Task | None) -> Copies:
+    return Copies(load_pipeline(find_model(model), "cpu", task=task))
+
+
+@functools.cache
+def _sdxl() -> Copies:
     pipe = shrunken.sdxl()
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             part.eval().requires_grad_(False)
     pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return Copies(pipe)
 
 
 def random_flux(device: str = "cpu", dtype: torch.dtype | None = None, **config: Any) -> Any:

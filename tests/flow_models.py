@@ -1,6 +1,5 @@
 """Small pipelines with random weights of the transformers after FLUX.1, one of each pipeline. For tests of recipes."""
 
-import copy
 import functools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,9 +8,9 @@ from unittest import mock
 
 import numpy as np
 import torch
-from diffusers import SchedulerMixin
 from PIL import Image
 
+from tests.copies import Copies
 from tests.narrow import SIDE, small, small_areas
 from vivace.models import find_model
 from vivace.models.architectures import ARCHITECTURES
@@ -39,18 +38,13 @@ STEPS = 4
 
 
 @functools.cache
-def _built(model: str) -> Any:
-    return build(small(model), "cpu", torch.float32)
+def _copies(model: str) -> Copies:
+    return Copies(build(small(model), "cpu", torch.float32))
 
 
 def pipeline(model: str) -> Any:
     """Return a pipeline in fp32, a copy of one that is built once: networks and scheduler are its own."""
-    built = _built(model)
-    pipe = copy.copy(built)
-    for name, part in built.components.items():
-        if isinstance(part, torch.nn.Module | SchedulerMixin):
-            setattr(pipe, name, copy.deepcopy(part))
-    return pipe
+    return _copies(model).make()
 
 
 @contextmanager

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.families import load
 from tests.targets import target_of
 from vivace.contract import COMPONENTS, Arithmetic, Machine, Stage, Technique
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.machine import this_machine
-from vivace.models import find_model, load_pipeline
+from vivace.models import find_model
 from vivace.recipes.describe import states
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, session_of
@@ -94,9 +95,8 @@ FAMILIES = ("tiny-sd", "tiny-flux")
 
 
 def open_model(model: str, recipe: str) -> Session:
-    found = find_model(model)
     return session_of(
-        load_pipeline(found, "cpu"), found, resolve(recipe), "cpu", {"num_inference_steps": STEPS[model]}
+        load(model), find_model(model), resolve(recipe), "cpu", {"num_inference_steps": STEPS[model]}
     )
 
 
@@ -127,7 +127,7 @@ def kinds(pipe: Any) -> set[tuple[str, torch.dtype]]:
 @functools.cache
 def own_kinds(model: str) -> set[tuple[str, torch.dtype]]:
     """Return how a model's weights are stored before a technique is applied."""
-    return kinds(load_pipeline(find_model(model), "cpu"))
+    return kinds(load(model))
 
 
 @pytest.mark.parametrize("name", ALL)

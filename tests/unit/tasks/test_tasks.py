@@ -16,6 +16,7 @@ from PIL import Image
 import vivace
 from tests import typed
 from tests.exported import check, run
+from tests.families import load
 from vivace.benchmark import Timing
 from vivace.benchmark.comparison import comparison_of
 from vivace.benchmark.page import page_of
@@ -50,7 +51,7 @@ CASES = [(model, task) for model in RUN for task in ("image", "inpaint")]
 def open_session(model: str, task: Task, recipe: str = "baseline", **defaults: Any) -> Session:
     found = find_model(model)
     call = {"height": 128, "width": 128, "num_inference_steps": STEPS, "strength": STRENGTH} | defaults
-    return session_of(load_pipeline(found, "cpu", task=task), found, resolve(recipe), "cpu", call)
+    return session_of(load(model, task), found, resolve(recipe), "cpu", call)
 
 
 def draw(session: Session, batch: int = 1, **call: Any) -> np.ndarray:
