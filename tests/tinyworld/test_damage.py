@@ -1,5 +1,6 @@
 """Damage that no limit was chosen for: the gate passes none of it, and nothing that loses nothing fails."""
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 
@@ -15,7 +16,7 @@ from vivace.measure.quality import aligned, match, pixels
 from vivace.measure.scorer import ClipScorer
 from vivace.models.scorers import find_scorer
 from vivace.report.gate import judge_figures
-from vivace.report.quality import PairedFigures, fidelity
+from vivace.report.quality import Fidelity, PairedFigures, fidelity
 from vivace.spec.figures import PictureFigures
 from vivace.spec.limits import Limits
 from vivace.stats import Gate
@@ -70,6 +71,11 @@ class Judge:
         )
 
     def verdict(self, name: str, *, same_picture: bool) -> tuple[Gate, str]:
+        judged = judge_figures(self.fidelity(name), None, self.limits, same_picture=same_picture)
+        return judged.gate, judged.reason
+
+    @functools.cache  # noqa: B019 (the judge lives as long as the tests)
+    def fidelity(self, name: str) -> Fidelity:
         changed = NAMED[name](self.pictures, self.prompts)
         pairs = [(pixels(a), pixels(b)) for a, b in zip(changed, self.pictures, strict=True)]
         near = np.stack([aligned(*pair) for pair in pairs]).astype(np.uint8)
@@ -79,8 +85,7 @@ class Judge:
         ]
         found = fidelity(PairedFigures(tuple(rows), tuple(self.references)))
         assert found is not None
-        judged = judge_figures(found, None, self.limits, same_picture=same_picture)
-        return judged.gate, judged.reason
+        return found
 
 
 @pytest.fixture(scope="module")
