@@ -163,9 +163,11 @@ def _score(
             b = Image.fromarray(aligned(pixels(b), pixels(a)).astype("uint8"))
         (row["against"]["clip_similarity"],) = clip.similarities([b], [a])
         if prompts is not None:
-            row["a"]["clip_score"], row["b"]["clip_score"] = clip.scores([a, b], [prompts[k]] * 2)
-            if others := _others(prompts, k):
-                row["a"]["clip_score_of_others"] = fmean(clip.scores([a] * len(others), others))
+            others = _others(prompts, k)
+            scores = clip.scores([b, *[a] * (1 + len(others))], [prompts[k], prompts[k], *others])
+            row["b"]["clip_score"], row["a"]["clip_score"], *rest = scores
+            if rest:
+                row["a"]["clip_score_of_others"] = fmean(rest)
 
 
 def _question(

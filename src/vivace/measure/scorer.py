@@ -64,11 +64,11 @@ class ClipScorer:
 
     def scores(self, pictures: Sequence[Any], prompts: Sequence[str]) -> list[float]:
         """Return 100 x the cosine of each image (PIL) with its prompt."""
-        return _rowwise(self.embed_pictures(pictures), self.embed_prompts(prompts))
+        return _rowwise(_once(self.embed_pictures, pictures), self.embed_prompts(prompts))
 
     def similarities(self, pictures: Sequence[Any], references: Sequence[Any]) -> list[float]:
         """Return 100 x the cosine of each image with its reference."""
-        return _rowwise(self.embed_pictures(pictures), self.embed_pictures(references))
+        return _rowwise(_once(self.embed_pictures, pictures), self.embed_pictures(references))
 
     def embed_prompts(self, prompts: Sequence[str]) -> NDArray[np.float64]:
         """Return unit vectors (N, width). Prompts are truncated to the model's maximum length, as usual with CLIP."""
@@ -166,6 +166,15 @@ def _without_bars() -> Iterator[None]:
 def _vector(features: Any) -> Any:
     """Return the embedding: depending on its version, transformers 5 returns a tensor or an output object."""
     return features if hasattr(features, "norm") else features.pooler_output
+
+
+def _once(
+    embed: Callable[[Sequence[Any]], NDArray[np.float64]], pictures: Sequence[Any]
+) -> NDArray[np.float64]:
+    """Embed an image once that is compared with many others."""
+    distinct = {id(picture): picture for picture in pictures}
+    rows = {key: row for row, key in enumerate(distinct)}
+    return embed([*distinct.values()])[[rows[id(picture)] for picture in pictures]]
 
 
 def _rowwise(a: NDArray[np.float64], b: NDArray[np.float64]) -> list[float]:
