@@ -76,8 +76,9 @@ def _workers_last() -> Iterator[None]:
     It only imports, so it keeps no state of an earlier test. It reads the environment variables, so each environment
     gets its own worker. Tests of a worker's start and end use their own.
     """
-    from vivace.benchmark import launcher, studies
+    from vivace.benchmark import cache_calibration, launcher, pairs, profiles, studies
     from vivace.measure.environment import DRIVER
+    from vivace.tuning import tuner
 
     class Lasting(launcher.Launcher):
         def __exit__(self, *_: object) -> None:
@@ -104,7 +105,8 @@ def _workers_last() -> Iterator[None]:
         return kept[key]
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(studies, "start_launcher", start_or_take)
+        for user in (studies, cache_calibration, pairs, profiles, tuner):
+            monkeypatch.setattr(user, "start_launcher", start_or_take)
         yield
     for one in kept.values():
         one.close()
