@@ -1,10 +1,13 @@
 """Every technique on a small model of each transformer after FLUX.1: it works, or says in words why not."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from tests.contract.test_technique_contract import LEAST_DB, PROMPTS, RECIPES, psnr
 from tests.flow_models import EDITING, MODELS, draw, reference, session
+from tests.forked_peers import forked_peers
 from vivace.errors import NoEffect, Unsupported
 from vivace.techniques import TECHNIQUES
 
@@ -57,6 +60,12 @@ IDLE = (
     "generated one image",
 )
 """What may be said of a technique that had nothing to do in one image of few steps."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forked() -> Iterator[None]:
+    with forked_peers():
+        yield
 
 
 @pytest.mark.parametrize(("model", "name", "recipe"), CASES)

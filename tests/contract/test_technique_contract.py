@@ -4,6 +4,7 @@ import functools
 import inspect
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tests.families import load
+from tests.forked_peers import forked_peers
 from tests.targets import target_of
 from vivace.contract import COMPONENTS, Arithmetic, Machine, Stage, Technique
 from vivace.errors import NoEffect, Unsupported
@@ -183,6 +185,12 @@ def test_aliases_stand_for_real_recipes() -> None:
     for alias, (name, value) in ALIASES.items():
         assert resolve(alias) == resolve(name if value is None else f"{name}({value})")
         assert alias not in TECHNIQUES
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forked() -> Iterator[None]:
+    with forked_peers():
+        yield
 
 
 @pytest.mark.parametrize("model", FAMILIES)
