@@ -10,6 +10,7 @@ from tests.typed import typed
 from vivace.benchmark import cache_calibration
 from vivace.benchmark.cache_calibration import CACHES, Tried, bisected, calibrate_caches, settings
 from vivace.errors import Unsupported, UsageError
+from vivace.models.catalogue import CATALOGUE
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
@@ -91,6 +92,8 @@ def test_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(PROMPT_SETS, "tinyworld", PROMPT_SETS["tinyworld"][:6])
+    fewer = CATALOGUE["tiny-flux"].model_copy(update={"num_inference_steps": 20})
+    monkeypatch.setitem(CATALOGUE, "tiny-flux", fewer)
     command = [
         "calibrate",
         "cache",
