@@ -1,5 +1,6 @@
 """The fused forward against diffusers', on a CPU, where plain PyTorch computes what the kernels do."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.fused_unets import size
 from tests.targets import target_of
 from vivace.contract import Machine, Target
 from vivace.errors import RecipeError, Unsupported
-from vivace.memory.predict import predict
+from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.random_weights import fill
 from vivace.recipes.resolve import resolve
@@ -228,10 +229,14 @@ def test_what_works_on_blocks_is_refused(other: str) -> None:
         resolve(f"fused(bf16)+{other}")
 
 
+@functools.cache
+def predicted(recipe: str) -> Prediction:
+    return predict(find_weightless("synthetic:flux-dev"), resolve(recipe), text="embeddings")
+
+
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, attention=fp8)"])
 def test_its_memory_is_predicted_without_its_packages(recipe: str) -> None:
-    model = find_weightless("synthetic:flux-dev")
-    plain, found = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))
+    plain, found = predicted("baseline"), predicted(recipe)
     share = found.model_bytes / plain.model_bytes
     assert share == pytest.approx(1.0 if recipe == "fused(bf16)" else 0.65, abs=0.02)
     assert found.peak_bytes < 1.02 * plain.peak_bytes

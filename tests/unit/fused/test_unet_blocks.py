@@ -1,5 +1,6 @@
 """Fused UNets and VAEs against diffusers', on a CPU, where plain PyTorch computes what the kernels do."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.fused_kernels import error
 from tests.fused_unets import inputs, size, target, unet, vae
 from vivace.errors import RecipeError, Unsupported
 from vivace.fused.convolutions import can_quantize
-from vivace.memory.predict import predict
+from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
 from vivace.techniques.fused import Fused
@@ -188,13 +189,17 @@ def test_deepcache_goes_with_it(knobs: str) -> None:
     assert made.evidence()["cache_hit_rate"] == reference.evidence()["cache_hit_rate"] > 0.3
 
 
+@functools.cache
+def predicted(recipe: str) -> Prediction:
+    return predict(find_weightless("synthetic:sdxl"), resolve(recipe), text="embeddings")
+
+
 @pytest.mark.parametrize(
     ("recipe", "share"),
     [("fused(bf16)", 1.0), ("fused(fp8)@denoiser,vae", 0.72), ("fused(fp8, convolutions=fp8)", 0.66)],
 )
 def test_its_memory_is_predicted_without_its_packages(recipe: str, share: float) -> None:
-    model = find_weightless("synthetic:sdxl")
-    plain, found = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))
+    plain, found = predicted("baseline"), predicted(recipe)
     assert found.model_bytes / plain.model_bytes == pytest.approx(share, abs=0.05)
     assert found.peak_bytes < 1.05 * plain.peak_bytes
     works = [
