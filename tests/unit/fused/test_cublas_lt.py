@@ -8,7 +8,7 @@ from vivace.fused.cublas_lt import algorithms_like_the_first
 
 
 class Plan:
-    """Its third algorithm adds the same numbers in another order."""
+    """Its third algorithm adds up to something that no rounding makes equal."""
 
     algorithms = (0, 1, 2, 3)
 
@@ -18,7 +18,7 @@ class Plan:
         half = len(weight[0]) // 2
         whole = values @ weight.t()
         split = values[:, :half] @ weight[:, :half].t() + values[:, half:] @ weight[:, half:].t()
-        out.copy_(split * 1.01 if index == 2 else whole)
+        out.copy_(split * 1.2 if index == 2 else whole)
 
 
 def test_an_algorithm_that_rounds_otherwise_is_left_out() -> None:
