@@ -182,10 +182,10 @@ def _convolutions() -> Iterator[dict[str, Any]]:
             cudnn = partial(torch.nn.functional.conv2d, image, weight, padding=1)
             by_tiles = {
                 tiles: _microseconds(partial(convolve, x, rounded, scales, out, bias, rows, tiles))
-                for tiles in candidates(inputs)
+                for tiles in candidates(rounded)
             }
             norm = (_GROUPS, image[0, :, 0, 0].clone(), image[1, :, 0, 0].clone(), 1e-5, None, True)
-            best, chosen = min(by_tiles, key=lambda tiles: by_tiles[tiles]), choose(x, inputs, outputs)
+            best, chosen = min(by_tiles, key=lambda tiles: by_tiles[tiles]), choose(x, rounded)
             yield {
                 "what": "convolution",
                 "batch": 2,

@@ -211,23 +211,29 @@ def check_add_biased(rows: int, channels: int, device: str) -> None:
     assert error(out, x.double() + y.double() + bias.double()) < SIXTEEN_BITS
 
 
-def check_convolve(kind: str, images: tuple[int, int, int], inputs: int, outputs: int, device: str) -> None:
-    """A convolution of (batch, height, width) in all divisions, on a GPU in e4m3."""
+def check_convolve(
+    kind: str, images: tuple[int, int, int], inputs: int, outputs: int, device: str, enlarges: bool = False
+) -> None:
+    """A convolution of (batch, height, width) in all divisions, on a GPU in e4m3, and in bf16 where it enlarges."""
     from vivace.kernels.convolution import Tiles, convolve
 
-    dtype = eight_bits(device)
+    dtype = eight_bits(device) if device == "cpu" or not enlarges else torch.bfloat16
     batch, height, width = images
     pixels = random(kind, batch, height * width, inputs, device=device) / 8
     x = ref.padded(pixels.clamp(-ref.E4M3_MAX, ref.E4M3_MAX).to(dtype), height, width)
-    weight = random("normal", 9, outputs, inputs, device=device, seed=1).to(dtype)
+    weight = random("normal", 9, outputs, inputs, device=device, seed=1)
+    if enlarges:
+        weight = ref.enlarging(weight.permute(1, 2, 0).unflatten(2, (3, 3)))
+    weight = weight.to(dtype).contiguous()
     scales = torch.rand(outputs, generator=torch.Generator().manual_seed(2)).to(device)
+    num_pixels = batch * height * width * (4 if enlarges else 1)
     bias = random("normal", outputs, device=device, seed=3)
-    residual = random("normal", batch * height * width, outputs, device=device, seed=4)
+    residual = random("normal", num_pixels, outputs, device=device, seed=4)
     wide = PaddedImages(x.rows.double(), *images)
     for tiles in (None, Tiles(128, 32, 16, 32, 1), Tiles(128, 64, 0, 64, 2), Tiles(128, 32, 0, 32, 9)):
         for more in ((None, None), (bias, residual)):
             wanted = ref.convolve(wide, weight.double(), scales.double(), *more)
-            out = poisoned(batch * height * width, outputs, dtype=torch.bfloat16, device=device)
+            out = poisoned(num_pixels, outputs, dtype=torch.bfloat16, device=device)
             convolve(x, weight, scales, out, *more, tiles)
             assert error(out, wanted) < SIXTEEN_BITS, (tiles, more)
 

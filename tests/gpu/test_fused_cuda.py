@@ -169,7 +169,8 @@ def test_convolutions_against_float64(kind: str) -> None:
         ((3, 37, 50), 48, 80),
         ((1, 1, 3), 16, 16),
     ):
-        kernels.check_convolve(kind, images, inputs, outputs, "cuda")
+        for enlarges in (False, True):
+            kernels.check_convolve(kind, images, inputs, outputs, "cuda", enlarges)
 
 
 @pytest.mark.parametrize("knobs", [{"precision": "bf16"}, {"precision": "fp8"}, CONVOLUTIONS])

@@ -155,6 +155,30 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
         return self.second.onto(residual, self.first(x, None), time, self.bias)
 
 
+class FusedUpsample(nn.Module):  # type: ignore[misc]
+    """Takes the place of diffusers' `Upsample2D`, which enlarges an image twofold and convolves it.
+
+    The large image is not made, and a pixel takes 4 neighbours instead of 9: `vivace.kernels.convolution`.
+    """
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.plain = block  # for an image that is to have another size
+        weight = block.conv.weight.detach()
+        enlarging = torch.empty((16, *weight.shape[:2]), dtype=weight.dtype, device=weight.device)
+        if not weight.is_meta:
+            enlarging.copy_(reference.enlarging(weight))
+        self.weight = nn.Parameter(enlarging, requires_grad=False)
+        self.register_buffer("scales", torch.ones(len(weight), device=weight.device))
+
+    def forward(self, hidden_states: torch.Tensor, output_size: Any = None) -> torch.Tensor:
+        height, width = hidden_states.shape[-2:]
+        if output_size is not None and tuple(output_size) != (2 * height, 2 * width):
+            return self.plain(hidden_states, output_size)
+        x = images.padded(images.channels_last(hidden_states))
+        return images.convolve(x, self.weight, self.scales, self.plain.conv.bias)
+
+
 class FusedNorm(nn.Module):  # type: ignore[misc]
     """Takes the place of a GroupNorm and the SiLU after it."""
 
@@ -167,7 +191,9 @@ class FusedNorm(nn.Module):  # type: ignore[misc]
 
 
 def fuse_convolutions(model: Any, places: Places | None = None) -> int:
-    """Replace the residual blocks of a model, and the norm before its last convolution; return their number.
+    """Replace the residual blocks of a model, what enlarges images, and the norm before its last convolution.
+
+    Returns the number of residual blocks.
 
     Args:
         places: store the weights of convolutions in e4m3: each block is moved to where it computes, and its new
@@ -183,6 +209,8 @@ def fuse_convolutions(model: Any, places: Places | None = None) -> int:
                 fused = FusedResnet(block, projections, places is not None).eval().requires_grad_(False)
                 parent._modules[name] = fused if places is None else fused.to(places.home)
                 number += 1
+            elif type(child).__name__ == "Upsample2D" and can_enlarge(child):
+                parent._modules[name] = FusedUpsample(child).eval().requires_grad_(False)
         norm, act = getattr(parent, "conv_norm_out", None), getattr(parent, "conv_act", None)
         if isinstance(norm, nn.GroupNorm) and type(act).__name__ == "SiLU":
             parent.conv_norm_out, parent.conv_act = FusedNorm(norm), nn.Identity()
@@ -201,6 +229,18 @@ def can_quantize(layer: nn.Conv2d) -> bool:
         and layer.padding_mode == "zeros"
         and layer.groups == 1
         and layer.in_channels % 16 == layer.out_channels % 16 == 0
+    )
+
+
+def can_enlarge(block: Any) -> bool:
+    """Whether an `Upsample2D` has a fused form."""
+    convolution = getattr(block, "conv", None)
+    return (
+        block.use_conv
+        and block.norm is None
+        and block.interpolate
+        and isinstance(convolution, nn.Conv2d)
+        and can_quantize(convolution)
     )
 
 

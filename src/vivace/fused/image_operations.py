@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,8 @@ _LIBRARY.impl("fused_convolution", lambda rows, weight, out: None, "Meta")
 
 @register_flop_formula(torch.ops.vivace.fused_convolution)  # type: ignore[untyped-decorator]
 def _num_operations(_: Any, weight: Sequence[int], out: Sequence[int], **__: Any) -> int:
-    return 2 * math.prod(weight) * out[0]
+    planes, outputs, inputs = weight
+    return 2 * (9 if planes == 9 else 4) * outputs * inputs * out[0]
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,14 @@ def convolve(
     """Return conv(x) + bias + residual, (batch, channels, height, width) in bf16 and channels_last.
 
     Args:
-        weight: (9, channels, input channels), in e4m3.
+        weight: (9, channels, input channels), of `x`'s dtype; with 16 instead of 9, `reference.enlarging`'s, the result
+            is twice as high and wide.
         scales: (channels,), fp32, of weight and input together.
         bias: (channels,).
         residual: of the result's shape, in channels_last.
     """
-    made = weight.new_empty((x.num_pixels, weight.shape[1]), dtype=torch.bfloat16)
+    scale = 1 if len(weight) == 9 else 2
+    made = weight.new_empty((x.num_pixels * scale**2, weight.shape[1]), dtype=torch.bfloat16)
     rows = None if residual is None else pixels(residual).flatten(0, 1)
     if made.is_meta:
         torch.ops.vivace.fused_convolution(x.rows, weight, made)
@@ -126,7 +128,14 @@ def convolve(
         convolution.convolve(x, weight, scales, made, bias, rows)
     else:
         made.copy_(reference.convolve(x, weight, scales, bias, rows))
-    return made.view(x.batch, x.height, x.width, -1).permute(0, 3, 1, 2)
+    return made.view(x.batch, x.height * scale, x.width * scale, -1).permute(0, 3, 1, 2)
+
+
+def padded(x: torch.Tensor) -> PaddedImages:
+    """Lay (batch, channels, height, width) in channels_last out as a convolution takes it."""
+    batch, _, height, width = x.shape
+    rows = nn.functional.pad(x.permute(0, 2, 3, 1), (0, 0, 0, 1, 0, 1))
+    return PaddedImages(rows.flatten(0, 2), batch, height, width)
 
 
 def add_biased(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

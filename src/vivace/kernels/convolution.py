@@ -1,10 +1,14 @@
-"""A 3 x 3 convolution as a matmul over shifted rows, in e4m3: an implicit GEMM, for which PyTorch has no operator.
+"""A 3 x 3 convolution as a matmul over shifted rows, an implicit GEMM: in e4m3, for which PyTorch has none, or in bf16.
 
 An image is rows of pixels, (pixels, channels). A neighbour of all pixels is then the same rows, read a few rows earlier
 or later, so a convolution is nine matmuls whose left factors differ in where they start. At an image's edges the
 neighbour has to be zero: each line of pixels ends with one of zeros, which is also before the next line's first pixel,
 and each image with a line of zeros. These cost 1/64 more rows in lines of 64 pixels. What lies before the first and
 after the last row is zero to the tensor memory accelerator (TMA), which copies the tiles.
+
+A convolution of an image that is enlarged twofold, each pixel to four equal ones, reads only four different pixels for
+each of its own: of the nine weights those that meet the same pixel are added beforehand. So it is four convolutions of
+2 x 2 pixels of the small image, one for each place within the four, and 4/9 of the work; the large one is never made.
 
 Deep layers have few pixels and many channels, so few tiles: there the sum over channels and neighbours is split between
 programs, whose partial sums a second kernel adds, always in the same order.
@@ -21,7 +25,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vivace.kernels.reference import PaddedImages
 
-_NEIGHBOURS = 9
 _COLUMNS = ((128, 32), (128, 0), (128, 128), (64, 0))
 _SPLITS = (1, 2, 3, 5, 9)
 # Of a Hopper GPU: multiprocessors, what one reads of the L2 cache while all do, and cycles to start and end a program.
@@ -101,6 +104,8 @@ def _convolve(  # type: ignore[no-untyped-def]
     num_columns,
     num_blocks,
     steps,
+    SIDE: tl.constexpr,  # noqa: N803
+    SCALE: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     MAIN: tl.constexpr,  # noqa: N803
     EXTRA: tl.constexpr,  # noqa: N803
@@ -110,7 +115,7 @@ def _convolve(  # type: ignore[no-untyped-def]
     HAS_RESIDUAL: tl.constexpr,  # noqa: N803
     STAGES: tl.constexpr,  # noqa: N803
 ) -> None:
-    tile, split = tl.program_id(0), tl.program_id(1)
+    tile, split, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tile // num_columns * ROWS
     column = tile % num_columns * (MAIN + EXTRA)
     sums = tl.zeros([ROWS, MAIN], tl.float32)
@@ -118,14 +123,19 @@ def _convolve(  # type: ignore[no-untyped-def]
         more_sums = tl.zeros([ROWS, EXTRA], tl.float32)
     for index in tl.range(0, steps, num_stages=STAGES):
         step = split * steps + index
-        neighbour = step // num_blocks  # of the last program this may be 9, whose weights are read as zeros
-        channel = step % num_blocks * BLOCK
-        shift = (neighbour // 3 - 1) * (width + 1) + neighbour % 3 - 1
-        pixels = x.load([first + shift, channel])
-        weights = weight.load([neighbour, column, channel]).reshape(MAIN, BLOCK)
+        neighbour = step // num_blocks
+        # Steps of the last program beyond the last neighbour read channels that do not exist, as zeros.
+        channel = tl.where(neighbour < SIDE * SIDE, step % num_blocks, num_blocks) * BLOCK
+        down, right = neighbour // SIDE - 1, neighbour % SIDE - 1
+        if SCALE == 2:
+            down += place // 2
+            right += place % 2
+        pixels = x.load([first + down * (width + 1) + right, channel])
+        plane = place * (SIDE * SIDE) + neighbour
+        weights = weight.load([plane, column, channel]).reshape(MAIN, BLOCK)
         sums = tl.dot(pixels, weights.T, sums)
         if EXTRA:
-            more = more_weight.load([neighbour, column + MAIN, channel]).reshape(EXTRA, BLOCK)
+            more = more_weight.load([plane, column + MAIN, channel]).reshape(EXTRA, BLOCK)
             more_sums = tl.dot(pixels, more.T, more_sums)
     padded = first + tl.arange(0, ROWS)
     image, y, at = (
@@ -134,8 +144,8 @@ def _convolve(  # type: ignore[no-untyped-def]
         padded % (width + 1),
     )
     inside = (image < batch) & (y < height) & (at < width)
-    row = (image * height + y) * width + at
-    num_pixels = batch * height * width
+    row = ((image * height + y) * SCALE + place // SCALE) * (width * SCALE) + at * SCALE + place % SCALE
+    num_pixels = batch * height * width * (SCALE * SCALE)
     _store(
         sums, column, row, inside, scales, bias, residual, out, channels, split, num_pixels,
         MAIN, PARTIAL, HAS_BIAS, HAS_RESIDUAL,
@@ -184,27 +194,29 @@ def convolve(
     residual: torch.Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> None:
-    """Write scales * conv(x, weight) + bias + residual to `out`.
+    """Write scales * conv(x, weight) + bias + residual to `out`, or the convolution of `x` enlarged twofold.
 
     Args:
-        x: channels in multiples of 16.
-        weight: (9, output channels, input channels), of `x`'s dtype, contiguous.
+        x: channels in multiples of 16 bytes.
+        weight: (9, output channels, input channels), of `x`'s dtype, contiguous; of an enlarged image (16, ...), as
+            `reference.enlarging` makes it.
         scales: (output channels,), fp32, of weight and input together.
-        out, residual: (batch * height * width, output channels), contiguous.
+        out, residual: (batch * height * width, output channels), contiguous; of an enlarged image four times as many.
         bias: (output channels,).
         tiles: None: chosen by size.
     """
-    channels, inputs = weight.shape[1:]
+    planes, channels, inputs = weight.shape
+    side, scale = (3, 1) if planes == 9 else (2, 2)
     if tiles is None:
-        tiles = choose(x, inputs, channels)
-    assert inputs % 16 == 0
+        tiles = choose(x, weight)
+    assert inputs * x.rows.element_size() % 16 == 0
     columns = triton.cdiv(channels, tiles.channels)
     num_blocks = triton.cdiv(inputs, tiles.block)
-    steps = triton.cdiv(_NEIGHBOURS * num_blocks, tiles.splits)
-    splits = triton.cdiv(_NEIGHBOURS * num_blocks, steps)
+    steps = triton.cdiv(side * side * num_blocks, tiles.splits)
+    splits = triton.cdiv(side * side * num_blocks, steps)
     is_partial = splits > 1
     made = out if not is_partial else out.new_empty((splits, *out.shape), dtype=torch.float32)
-    grid = (triton.cdiv(x.num_needed_rows, tiles.rows) * columns, splits)
+    grid = (triton.cdiv(x.num_needed_rows, tiles.rows) * columns, splits, scale * scale)
     has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
     given = (scales, bias if bias is not None else scales, residual if residual is not None else out)
     strides = [channels * inputs, inputs, 1]
@@ -224,6 +236,8 @@ def convolve(
         columns,
         num_blocks,
         steps,
+        SIDE=side,
+        SCALE=scale,
         ROWS=tiles.rows,
         MAIN=tiles.main,
         EXTRA=tiles.extra,
@@ -240,26 +254,30 @@ def convolve(
         )
 
 
-def candidates(inputs: int) -> list[Tiles]:
-    """The divisions that `choose` chooses from, for a number of input channels."""
-    block = 64 if inputs % 128 else 128
+def candidates(weight: torch.Tensor) -> list[Tiles]:
+    """The divisions that `choose` chooses from: those for a number of input channels."""
+    line = 128 // weight.element_size()  # the bytes that are copied to shared memory at best
+    block = line // 2 if weight.shape[-1] % line else line
     return [Tiles(128, *pair, block, splits) for pair in _COLUMNS for splits in _SPLITS]
 
 
-def choose(x: PaddedImages, inputs: int, channels: int) -> Tiles:
+def choose(x: PaddedImages, weight: torch.Tensor) -> Tiles:
     """Return the division that should take the least time on a Hopper GPU.
 
     A step of a tile takes as long as its bytes: copies from the L2 cache, not tensor cores, are the limit.
     """
+    planes, channels, inputs = weight.shape
+    neighbours, places = (9, 1) if planes == 9 else (4, 4)
 
     def cost(tiles: Tiles) -> float:
         columns = triton.cdiv(channels, tiles.channels)
-        programs = triton.cdiv(x.num_needed_rows, tiles.rows) * columns * tiles.splits
-        num_steps = triton.cdiv(_NEIGHBOURS * triton.cdiv(inputs, tiles.block), tiles.splits)
-        a_step = (tiles.rows + tiles.channels) * tiles.block / _BYTES_A_CYCLE
+        programs = triton.cdiv(x.num_needed_rows, tiles.rows) * columns * tiles.splits * places
+        num_steps = triton.cdiv(neighbours * triton.cdiv(inputs, tiles.block), tiles.splits)
+        a_step = (tiles.rows + tiles.channels) * tiles.block * weight.element_size() / _BYTES_A_CYCLE
         cycles = triton.cdiv(programs, _PROGRAMS) * (num_steps * a_step + _EPILOGUE)
         if tiles.splits > 1:
-            cycles += _EPILOGUE + x.num_pixels * channels * tiles.splits * 8 / (_PROGRAMS * _BYTES_A_CYCLE)
+            bytes_added = x.num_pixels * places * channels * tiles.splits * 8
+            cycles += _EPILOGUE + bytes_added / (_PROGRAMS * _BYTES_A_CYCLE)
         return float(cycles)
 
-    return min(candidates(inputs), key=cost)
+    return min(candidates(weight), key=cost)

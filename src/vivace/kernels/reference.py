@@ -240,13 +240,38 @@ def convolve(
     For shapes see `vivace.kernels.convolution.convolve`.
     """
     images = _wide(x.unpadded()).permute(0, 3, 1, 2)
-    kernel = _wide(weight).permute(1, 2, 0).unflatten(2, (3, 3))
-    made = torch.nn.functional.conv2d(images, kernel, padding=1).permute(0, 2, 3, 1).flatten(0, 2)
-    made = made * scales
+    kernels = _wide(weight).permute(1, 2, 0)
+    if len(weight) == 9:
+        made = torch.nn.functional.conv2d(images, kernels.unflatten(2, (3, 3)), padding=1)
+    else:
+        made = images.new_empty(x.batch, weight.shape[1], 2 * x.height, 2 * x.width)
+        for place, kernel in enumerate(kernels.unflatten(2, (4, 2, 2)).unbind(2)):
+            down, right = divmod(place, 2)
+            around = torch.nn.functional.pad(images, (1 - right, right, 1 - down, down))
+            made[:, :, down::2, right::2] = torch.nn.functional.conv2d(around, kernel)
+    made = made.permute(0, 2, 3, 1).flatten(0, 2) * scales
     for more in (bias, residual):
         if more is not None:
             made = made + _wide(more)
     return made
+
+
+def enlarging(weight: torch.Tensor) -> torch.Tensor:
+    """Return the weights (16, outputs, inputs) with which a convolution enlarges its image twofold, in fp32 or fp64.
+
+    Four neighbours for each of four places: of an output pixel in an even line, two lines of weights meet the pixel
+    itself and one the pixel above; in an odd line one meets the pixel below.
+
+    Args:
+        weight: (outputs, inputs, 3, 3), of the enlarged image.
+    """
+    wide = _wide(weight)
+    for dim, place in ((2, 2), (4, 3)):
+        first, middle, last = wide.unbind(dim)
+        even, odd = torch.stack([first, middle + last], dim), torch.stack([first + middle, last], dim)
+        wide = torch.stack([even, odd], place)
+    # (outputs, inputs, even or odd line, even or odd column, line of two, column of two)
+    return wide.flatten(2).permute(2, 0, 1)
 
 
 def to_joint(rows: torch.Tensor, tokens: Tokens) -> torch.Tensor:

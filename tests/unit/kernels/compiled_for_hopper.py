@@ -86,13 +86,14 @@ def fused_models() -> None:
 
 
 def convolutions() -> None:
-    for pixels, inputs, outputs in ((64, 320, 320), (32, 640, 640)):
-        images = torch.zeros(2, pixels * pixels, inputs, dtype=torch.float8_e4m3fn)
-        x = reference.padded(images, pixels, pixels)
-        weight = torch.zeros(9, outputs, inputs, dtype=torch.float8_e4m3fn)
-        out = torch.zeros(len(images) * pixels * pixels, outputs, dtype=torch.bfloat16)
-        for tiles in (one for one in convolution.candidates(inputs) if one.splits in (1, 3)):
-            convolution.convolve(x, weight, torch.ones(outputs), out, out[0], out, tiles)
+    for dtype, planes in ((torch.float8_e4m3fn, 9), (torch.bfloat16, 16)):
+        for pixels, channels in ((64, 320), (32, 640)):
+            x = reference.padded(torch.zeros(2, pixels * pixels, channels, dtype=dtype), pixels, pixels)
+            weight = torch.zeros(planes, channels, channels, dtype=dtype)
+            out = torch.zeros(x.num_pixels * (1 if planes == 9 else 4), channels, dtype=torch.bfloat16)
+            residual = out if planes == 9 else None
+            for tiles in (one for one in convolution.candidates(weight) if one.splits in (1, 3)):
+                convolution.convolve(x, weight, torch.ones(channels), out, out[0], residual, tiles)
 
 
 if __name__ == "__main__":

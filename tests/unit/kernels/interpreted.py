@@ -36,3 +36,4 @@ if __name__ == "__main__":
     kernels.check_of_unets("cpu")
     kernels.check_convolve("normal", (2, 5, 7), 48, 48, "cpu")
     kernels.check_convolve("zeros", (1, 9, 16), 16, 16, "cpu")
+    kernels.check_convolve("normal", (2, 5, 7), 48, 48, "cpu", enlarges=True)
