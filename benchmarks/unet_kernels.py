@@ -48,6 +48,13 @@ CONVOLUTIONS = {
     128: ((320, 320), (640, 320), (960, 320)),
 }
 """Input and output channels of residual blocks by height; widths are the same."""
+ENLARGED = (
+    *((2, height, 1280) for height in (8, 16, 32)),
+    *((2, height, 640) for height in (32, 64)),
+    *((1, height, 512) for height in (64, 128, 256)),
+    *((1, height, 256) for height in (256, 512)),
+)
+"""Batch, height and channels in UNets and, one image at a time, in VAEs."""
 MODELS = {"synthetic:sd15": ("fused", 64), "synthetic:sdxl": ("fused(fp8)", 128)}
 """Recipes, and the height of the latents."""
 RECIPES = ("fused", "fused(fp8)", "fused(fp8, convolutions=fp8)")
@@ -55,6 +62,7 @@ _WHAT = {
     "norms": ("group_norm",),
     "tokens": ("residual_norm", "geglu", "quantize_rows"),
     "convolutions": ("convolution",),
+    "enlarging": ("enlarging convolution",),
     "steps": ("step",),
     "recipes": ("step of a recipe",),
 }
@@ -68,7 +76,9 @@ _LARGEST_TILE = 32768  # elements that one program can hold
 @click.command("unet_kernels")
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), required=True)
 @click.option(
-    "--only", type=click.Choice(["norms", "tokens", "convolutions", "steps", "recipes"]), multiple=True
+    "--only",
+    type=click.Choice(["norms", "tokens", "convolutions", "enlarging", "steps", "recipes"]),
+    multiple=True,
 )
 def unet_kernels(record: Path, only: tuple[str, ...]) -> int:
     """Time UNets' kernels and convolutions, and their steps with and without cuDNN's own timing, on one GPU."""
@@ -87,6 +97,7 @@ def unet_kernels(record: Path, only: tuple[str, ...]) -> int:
         "norms": _norms,
         "tokens": _tokens,
         "convolutions": _convolutions,
+        "enlarging": _enlarging,
         "steps": _steps,
         "recipes": _recipes,
     }
@@ -159,50 +170,95 @@ def _convolutions() -> Iterator[dict[str, Any]]:
     import torch
 
     from vivace.kernels import reference
-    from vivace.kernels.convolution import candidates, choose, convolve
     from vivace.kernels.group_norm import group_norm
 
-    make = {"device": "cuda", "dtype": torch.bfloat16}
     for height, channels in CONVOLUTIONS.items():
         for inputs, outputs in channels:
-            image = torch.randn(2, inputs, height, height, **make).contiguous(
-                memory_format=torch.channels_last
-            )
-            weight = torch.randn(outputs, inputs, 3, 3, **make).contiguous(memory_format=torch.channels_last)
-            residual = torch.randn(2, outputs, height, height, **make).contiguous(
-                memory_format=torch.channels_last
-            )
-            bias, scales = torch.randn(outputs, **make), torch.ones(outputs, device="cuda")
+            image, weight, bias = _image(2, inputs, height), _image(outputs, inputs, 3), _vector(outputs)
+            residual = _image(2, outputs, height)
             pixels = image.permute(0, 2, 3, 1).flatten(1, 2)
-            x = reference.padded(pixels.to(torch.float8_e4m3fn), height, height, scales[:1].clone())
-            rounded = weight.flatten(2).permute(2, 0, 1).contiguous().to(torch.float8_e4m3fn)
-            out = torch.empty(2 * height * height, outputs, **make)
+            planes = weight.flatten(2).permute(2, 0, 1).contiguous()
             rows = residual.permute(0, 2, 3, 1).flatten(0, 2)
 
             cudnn = partial(torch.nn.functional.conv2d, image, weight, padding=1)
-            by_tiles = {
-                tiles: _microseconds(partial(convolve, x, rounded, scales, out, bias, rows, tiles))
-                for tiles in candidates(rounded)
-            }
-            norm = (_GROUPS, image[0, :, 0, 0].clone(), image[1, :, 0, 0].clone(), 1e-5, None, True)
-            best, chosen = min(by_tiles, key=lambda tiles: by_tiles[tiles]), choose(x, rounded)
-            yield {
+            found = {
                 "what": "convolution",
                 "batch": 2,
                 "height": height,
                 "inputs": inputs,
                 "outputs": outputs,
-                "cudnn_bf16_us": round(_microseconds(cudnn), 1),
-                "cudnn_bf16_and_sum_us": round(_microseconds(partial(_onto, residual, cudnn, bias)), 1),
-                "chosen_us": round(by_tiles[chosen], 1),
-                "chosen": asdict(chosen),
-                "best_us": round(by_tiles[best], 1),
-                "best": asdict(best),
-                "norm_bf16_us": round(
-                    _microseconds(partial(group_norm, pixels, torch.empty_like(pixels), *norm)), 1
-                ),
-                "norm_e4m3_us": round(_microseconds(partial(group_norm, pixels, x, *norm)), 1),
             }
+            found["cudnn_bf16_us"] = round(_microseconds(cudnn), 1)
+            found["cudnn_bf16_and_sum_us"] = round(_microseconds(partial(_onto, residual, cudnn, bias)), 1)
+            for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+                x = reference.padded(pixels.to(dtype), height, height, torch.ones(1, device="cuda"))
+                found[str(dtype)] = _own(x, planes.to(dtype), bias, rows)
+            norm = (_GROUPS, _vector(inputs), _vector(inputs), 1e-5, None, True)
+            for name, out in (("norm_bf16_us", torch.empty_like(pixels)), ("norm_e4m3_us", x)):
+                found[name] = round(_microseconds(partial(group_norm, pixels, out, *norm)), 1)
+            yield found
+
+
+def _enlarging() -> Iterator[dict[str, Any]]:
+    """Convolutions of images that are enlarged twofold."""
+    from vivace.fused.image_operations import padded
+    from vivace.kernels import reference
+
+    for batch, height, channels in ENLARGED:
+        image, weight, bias = (
+            _image(batch, channels, height),
+            _image(channels, channels, 3),
+            _vector(channels),
+        )
+        planes = reference.enlarging(weight).to(weight.dtype).contiguous()
+        found = {"what": "enlarging convolution", "batch": batch, "height": height, "channels": channels}
+        found["cudnn_bf16_us"] = round(_microseconds(partial(_enlarge, image, weight, bias)), 1)
+        found["padding_us"] = round(_microseconds(partial(padded, image)), 1)
+        yield found | _own(padded(image), planes, bias, None)
+
+
+def _own(x: Any, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor | None) -> dict[str, Any]:
+    """Time a convolution by each division of it; return the chosen and the fastest."""
+    import torch
+
+    from vivace.kernels.convolution import candidates, choose, convolve
+
+    outputs = weight.shape[1]
+    scales = torch.ones(outputs, device="cuda")
+    out = torch.empty(
+        x.num_pixels * (1 if len(weight) == 9 else 4), outputs, device="cuda", dtype=torch.bfloat16
+    )
+    took = {
+        tiles: _microseconds(partial(convolve, x, weight, scales, out, bias, residual, tiles))
+        for tiles in candidates(weight)
+    }
+    best, chosen = min(took, key=lambda tiles: took[tiles]), choose(x, weight)
+    return {
+        "chosen_us": round(took[chosen], 1),
+        "best_us": round(took[best], 1),
+        "chosen": asdict(chosen),
+        "best": asdict(best),
+    }
+
+
+def _image(batch: int, channels: int, height: int) -> torch.Tensor:
+    import torch
+
+    made = torch.randn(batch, channels, height, height, device="cuda", dtype=torch.bfloat16)
+    return made.contiguous(memory_format=torch.channels_last)
+
+
+def _vector(channels: int) -> torch.Tensor:
+    import torch
+
+    return torch.randn(channels, device="cuda", dtype=torch.bfloat16)
+
+
+def _enlarge(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    large = torch.nn.functional.interpolate(image, scale_factor=2.0, mode="nearest")
+    return torch.nn.functional.conv2d(large, weight, bias, padding=1)
 
 
 def _onto(residual: torch.Tensor, convolve: Callable[[], torch.Tensor], bias: torch.Tensor) -> torch.Tensor:
