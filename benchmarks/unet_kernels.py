@@ -40,6 +40,12 @@ NORMS = {
 """Channels by pixels."""
 TOKENS = {"fp8": ((2048, 1280), (8192, 640)), "bf16": ((8192, 320), (2048, 640), (512, 1280), (128, 1280))}
 """Rows and channels: of SDXL in fp8, of SD 1.5 in bf16."""
+VAE_CONVOLUTIONS = {
+    128: ((512, 512),),
+    256: ((512, 512),),
+    512: ((512, 256), (256, 256)),
+    1024: ((256, 128), (128, 128)),
+}
 CONVOLUTIONS = {
     8: ((1280, 1280), (2560, 1280)),
     16: ((640, 1280), (1280, 1280), (1920, 1280), (2560, 1280)),
@@ -172,10 +178,10 @@ def _convolutions() -> Iterator[dict[str, Any]]:
     from vivace.kernels import reference
     from vivace.kernels.group_norm import group_norm
 
-    for height, channels in CONVOLUTIONS.items():
-        for inputs, outputs in channels:
-            image, weight, bias = _image(2, inputs, height), _image(outputs, inputs, 3), _vector(outputs)
-            residual = _image(2, outputs, height)
+    for batch, shapes in ((2, CONVOLUTIONS), (1, VAE_CONVOLUTIONS)):
+        for height, inputs, outputs in ((side, *pair) for side, pairs in shapes.items() for pair in pairs):
+            image, weight, bias = _image(batch, inputs, height), _image(outputs, inputs, 3), _vector(outputs)
+            residual = _image(batch, outputs, height)
             pixels = image.permute(0, 2, 3, 1).flatten(1, 2)
             planes = weight.flatten(2).permute(2, 0, 1).contiguous()
             rows = residual.permute(0, 2, 3, 1).flatten(0, 2)
@@ -183,7 +189,7 @@ def _convolutions() -> Iterator[dict[str, Any]]:
             cudnn = partial(torch.nn.functional.conv2d, image, weight, padding=1)
             found = {
                 "what": "convolution",
-                "batch": 2,
+                "batch": batch,
                 "height": height,
                 "inputs": inputs,
                 "outputs": outputs,

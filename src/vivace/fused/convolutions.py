@@ -16,6 +16,8 @@ from vivace.fused import image_operations as images
 from vivace.fused.operations import Places
 from vivace.kernels import reference
 
+OWN_IN_16_BITS = False
+"""Whether convolutions in bf16 are vivace's as well."""
 _LARGEST_GROUP = 2**20
 """Elements of a GroupNorm's group that its output's bound is for: 1024 x 1024 pixels, or 128 x 128 of 64 channels. In
 larger groups an element beyond it, which would be nearly all of the variance, saturates."""
@@ -73,41 +75,44 @@ class NormedConvolution(nn.Module):  # type: ignore[misc]
         return images.add_biased(residual, self(x, added), bias)
 
 
-class QuantizedConvolution(nn.Module):  # type: ignore[misc]
-    """The same in e4m3, which `can_quantize` allows.
+class OwnConvolution(nn.Module):  # type: ignore[misc]
+    """The same by `vivace.kernels.convolution`, in e4m3 or in bf16, for convolutions that `has_own_form` allows.
 
-    The input's scale comes from a bound, as in `vivace.fused.scales`: no element of a group of n that is normalised
-    exceeds sqrt(n), and SiLU enlarges none. Each output channel's weights have a scale of their own.
+    In e4m3 the input's scale comes from a bound, as in `vivace.fused.scales`: no element of a group of n that is
+    normalised exceeds sqrt(n), and SiLU enlarges none. Each output channel's weights have a scale of their own.
     """
 
-    def __init__(self, norm: nn.GroupNorm, convolution: nn.Conv2d) -> None:
+    def __init__(self, norm: nn.GroupNorm, convolution: nn.Conv2d, quantize: bool) -> None:
         super().__init__()
         self.norm = norm
+        # (outputs, inputs, 9)
+        weight = convolution.weight.detach().flatten(2)
+        if not quantize:
+            self.weight = nn.Parameter(weight.permute(2, 0, 1).contiguous(), requires_grad=False)
+            self.register_buffer("scale", None)
+            self.register_buffer("scales", torch.ones(len(weight), device=weight.device))
+            return
         bound = (_LARGEST_GROUP**0.5 * norm.weight.float().abs() + norm.bias.float().abs()).amax()
         scale = reference.scale_of(bound.detach().reshape(1))
-        # (outputs, inputs, 9)
-        weight = convolution.weight.detach().float().flatten(2)
+        weight = weight.float()
         of_outputs = reference.scale_of(weight.abs().amax(dim=(1, 2)))
-        rounded = torch.empty_like(
-            weight.permute(2, 0, 1), dtype=torch.float8_e4m3fn, memory_format=torch.contiguous_format
-        )
+        planes = weight.permute(2, 0, 1)
+        rounded = planes.new_empty(planes.shape, dtype=torch.float8_e4m3fn)
         if not weight.is_meta:
-            rounded.copy_(reference.to_e4m3((weight / of_outputs[:, None, None]).permute(2, 0, 1)))
+            rounded.copy_(reference.to_e4m3(planes / of_outputs[:, None]))
         self.weight = nn.Parameter(rounded, requires_grad=False)
         self.register_buffer("scale", scale)
         self.register_buffer("scales", of_outputs * scale)
 
     def forward(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
         """Return conv(SiLU(norm(x + added)))."""
-        return images.convolve(
-            images.quantized_norm(x, self.norm, added, self.scale), self.weight, self.scales
-        )
+        return images.convolve(images.padded_norm(x, self.norm, added, self.scale), self.weight, self.scales)
 
     def onto(
         self, residual: torch.Tensor, x: torch.Tensor, added: torch.Tensor, bias: torch.Tensor
     ) -> torch.Tensor:
         """Return the same, and a bias and a residual."""
-        normed = images.quantized_norm(x, self.norm, added, self.scale)
+        normed = images.padded_norm(x, self.norm, added, self.scale)
         return images.convolve(normed, self.weight, self.scales, bias, residual)
 
 
@@ -118,15 +123,15 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
 
     Args:
         projections: of the whole model, which this block's is added to.
-        quantize: store the convolutions' weights in e4m3, where `can_quantize`.
+        quantize: store the convolutions' weights in e4m3, where `has_own_form`.
     """
 
     def __init__(self, block: Any, projections: TimeProjections, quantize: bool) -> None:
         super().__init__()
         self.first, self.second = (
-            (QuantizedConvolution if quantize and can_quantize(convolution) else NormedConvolution)(
-                norm, convolution
-            )
+            OwnConvolution(norm, convolution, quantize)
+            if (quantize or OWN_IN_16_BITS) and has_own_form(convolution)
+            else NormedConvolution(norm, convolution)
             for norm, convolution in ((block.norm1, block.conv1), (block.norm2, block.conv2))
         )
         self.shortcut = block.conv_shortcut
@@ -221,8 +226,8 @@ def fuse_convolutions(model: Any, places: Places | None = None) -> int:
     return number
 
 
-def can_quantize(layer: nn.Conv2d) -> bool:
-    """Whether a convolution has a form in e4m3: of 3 x 3 pixels that all stay, and of 16 channels or a multiple."""
+def has_own_form(layer: nn.Conv2d) -> bool:
+    """Whether a convolution has a form of vivace's: of 3 x 3 pixels that all stay, and of 16 channels or a multiple."""
     return bool(
         layer.kernel_size == (3, 3)
         and layer.stride == layer.padding == layer.dilation == (1, 1)
@@ -240,7 +245,7 @@ def can_enlarge(block: Any) -> bool:
         and block.norm is None
         and block.interpolate
         and isinstance(convolution, nn.Conv2d)
-        and can_quantize(convolution)
+        and has_own_form(convolution)
     )
 
 

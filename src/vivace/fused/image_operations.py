@@ -77,22 +77,24 @@ def group_norm(x: torch.Tensor, norm: nn.GroupNorm, added: torch.Tensor | None, 
     return made
 
 
-def quantized_norm(
-    x: torch.Tensor, norm: nn.GroupNorm, added: torch.Tensor | None, scale: torch.Tensor
+def padded_norm(
+    x: torch.Tensor, norm: nn.GroupNorm, added: torch.Tensor | None, scale: torch.Tensor | None
 ) -> PaddedImages:
-    """Return SiLU(GroupNorm(x + added)) in e4m3, as a convolution in e4m3 takes it.
+    """Return SiLU(GroupNorm(x + added)) as a convolution of vivace's takes it, in bf16 or e4m3.
 
     Args:
         x: (batch, channels, height, width), in channels_last.
         added: (batch, channels), or None.
-        scale: (1,), fp32, of the result.
+        scale: (1,), fp32, of a result in e4m3.
     """
     batch, channels, height, width = x.shape
     given = (norm.num_groups, norm.weight, norm.bias, norm.eps, added, True)
     if not (takes_kernels(x) or x.is_meta):
         normed = reference.group_norm(pixels(x), *given)
-        return reference.padded(reference.to_e4m3(normed / scale), height, width, scale)
-    rows = x.new_empty((batch * (height + 1) * (width + 1), channels), dtype=torch.float8_e4m3fn)
+        rounded = normed.to(x.dtype) if scale is None else reference.to_e4m3(normed / scale)
+        return reference.padded(rounded, height, width, scale)
+    dtype = x.dtype if scale is None else torch.float8_e4m3fn
+    rows = x.new_empty((batch * (height + 1) * (width + 1), channels), dtype=dtype)
     made = PaddedImages(rows, batch, height, width, scale)
     if not x.is_meta:
         from vivace.kernels import group_norm as kernels

@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vivace.kernels.reference import PaddedImages
 
-_COLUMNS = ((128, 32), (128, 0), (128, 128), (64, 0))
+_SIZES = ((128, 128, 32), (128, 128, 0), (128, 128, 128), (128, 64, 0), (256, 128, 0), (256, 64, 0))
 _SPLITS = (1, 2, 3, 5, 9)
 # Of a Hopper GPU: multiprocessors, what one reads of the L2 cache while all do, and cycles to start and end a program.
 _PROGRAMS = 132
@@ -244,7 +244,7 @@ def convolve(
         BLOCK=tiles.block,
         PARTIAL=is_partial,
         **has,
-        STAGES=4 if tiles.channels <= 160 else 3,
+        STAGES=4 if tiles.rows + tiles.channels <= 288 else 3,
         num_warps=8,
     )
     if is_partial:
@@ -258,7 +258,7 @@ def candidates(weight: torch.Tensor) -> list[Tiles]:
     """The divisions that `choose` chooses from: those for a number of input channels."""
     line = 128 // weight.element_size()  # the bytes that are copied to shared memory at best
     block = line // 2 if weight.shape[-1] % line else line
-    return [Tiles(128, *pair, block, splits) for pair in _COLUMNS for splits in _SPLITS]
+    return [Tiles(*size, block, splits) for size in _SIZES for splits in _SPLITS]
 
 
 def choose(x: PaddedImages, weight: torch.Tensor) -> Tiles:

@@ -111,11 +111,23 @@ def _factors(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _store_padded(  # type: ignore[no-untyped-def]
-    value, out, scale, image, row, inside, channel, exists, channels, height, width
+    value,
+    out,
+    scale,
+    image,
+    row,
+    inside,
+    channel,
+    exists,
+    channels,
+    height,
+    width,
+    HAS_SCALE: tl.constexpr,  # noqa: N803
 ) -> None:
     """Store pixels of an image with padding, and as many rows of the padding, counted from its first."""
     first = image.to(tl.int64) * (height + 1) * (width + 1)
-    value = value * (1.0 / tl.load(scale))  # the cast saturates
+    if HAS_SCALE:
+        value = value * (1.0 / tl.load(scale))  # the cast saturates
     at = (first + row + row // width)[:, None] * channels + channel[None, :]
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
     # After each line, then the line below.
@@ -138,6 +150,7 @@ def _apply(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,  # noqa: N803
     SILU: tl.constexpr,  # noqa: N803
     PADDED: tl.constexpr,  # noqa: N803
+    HAS_SCALE: tl.constexpr,  # noqa: N803
 ) -> None:
     image = tl.program_id(1)
     channel = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -154,7 +167,9 @@ def _apply(  # type: ignore[no-untyped-def]
         value = value * tl.sigmoid(value)
     if PADDED:
         height = pixels // width
-        _store_padded(value, out, scale, image, row, inside, channel, exists, channels, height, width)
+        _store_padded(
+            value, out, scale, image, row, inside, channel, exists, channels, height, width, HAS_SCALE
+        )
     else:
         tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
@@ -178,6 +193,7 @@ def _whole_group(  # type: ignore[no-untyped-def]
     HAS_ADDED: tl.constexpr,  # noqa: N803
     SILU: tl.constexpr,  # noqa: N803
     PADDED: tl.constexpr,  # noqa: N803
+    HAS_SCALE: tl.constexpr,  # noqa: N803
 ) -> None:
     group, image = tl.program_id(0), tl.program_id(1)
     within = tl.arange(0, BLOCK)
@@ -204,7 +220,9 @@ def _whole_group(  # type: ignore[no-untyped-def]
         value = value * tl.sigmoid(value)
     if PADDED:
         height = pixels // width
-        _store_padded(value, out, scale, image, row, inside, channel, exists, channels, height, width)
+        _store_padded(
+            value, out, scale, image, row, inside, channel, exists, channels, height, width, HAS_SCALE
+        )
     else:
         tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
@@ -224,7 +242,7 @@ def group_norm(
 
     Args:
         x: (batch, pixels, channels), contiguous.
-        out: the same, or padded images, whose values are divided by their scale.
+        out: the same, or padded images, whose values are divided by their scale if they have one.
         weight, bias: (channels,).
         added: (batch, channels), for all pixels of an image; None: nothing.
         small: the most elements of a group, rounded up to powers of two, that take one kernel.
@@ -236,8 +254,8 @@ def group_norm(
     if padded is None:
         onto, scale, width, to_cover = out, weight, pixels, pixels
     else:
-        assert padded.scale is not None
-        onto, scale, width = padded.rows, padded.scale, padded.width
+        onto, width = padded.rows, padded.width
+        scale = padded.scale if padded.scale is not None else weight
         to_cover = max(pixels, padded.height + padded.width + 1)  # also the padding
     size = triton.next_power_of_2(to_cover)
     if size * group_block <= small:
@@ -259,6 +277,7 @@ def group_norm(
             HAS_ADDED=added is not None,
             SILU=silu,
             PADDED=padded is not None,
+            HAS_SCALE=padded is not None and padded.scale is not None,
             num_warps=min(max(size * group_block // 1024, 1), 16),
         )
         return
@@ -305,5 +324,6 @@ def group_norm(
         BLOCK=block,
         SILU=silu,
         PADDED=padded is not None,
+        HAS_SCALE=padded is not None and padded.scale is not None,
         num_warps=4,
     )

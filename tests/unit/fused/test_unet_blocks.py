@@ -13,7 +13,8 @@ from tests.families import draw, psnr
 from tests.fused_kernels import error
 from tests.fused_unets import inputs, size, target, unet, vae
 from vivace.errors import RecipeError, Unsupported
-from vivace.fused.convolutions import FusedUpsample, can_quantize
+from vivace.fused import convolutions
+from vivace.fused.convolutions import FusedUpsample, has_own_form
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
@@ -39,12 +40,12 @@ def test_same_output_as_diffusers(shape: tuple[int, int, int, int], linear: bool
         if type(block).__name__ == "BasicTransformerBlock":
             block.forward = lambda x, *args, **kwargs: x
     assert error(plain(**given)[0], wanted) > 0.08, "the transformers matter here"
-    for precision, convolutions, allowed in (
+    for precision, of_convolutions, allowed in (
         ("bf16", "bf16", 0.015),
         ("fp8", "bf16", 0.06),
         ("fp8", "fp8", 0.07),
     ):
-        (found,) = fused(precision, linear, convolutions)(**given)
+        (found,) = fused(precision, linear, of_convolutions)(**given)
         assert found.dtype == torch.float32
         assert error(found, wanted) < allowed
 
@@ -132,6 +133,13 @@ def test_what_it_does_not_compute_is_refused() -> None:
 
 
 @torch.no_grad()
+def test_convolutions_in_bf16_may_be_vivaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = inputs(2, 7, 8, 12)
+    monkeypatch.setattr(convolutions, "OWN_IN_16_BITS", True)
+    assert error(fused("bf16")(**given)[0], unet()(**given)[0]) < 0.015
+
+
+@torch.no_grad()
 def test_an_image_is_enlarged_to_twice_its_size_or_to_another() -> None:
     plain = Upsample2D(32, use_conv=True, out_channels=48).eval().requires_grad_(False)
     made = FusedUpsample(copy.deepcopy(plain).bfloat16())
@@ -154,9 +162,9 @@ def test_convolutions_in_fp8_go_with_fp8_and_where_there_are_some() -> None:
 
 def test_a_convolution_that_changes_the_size_stays_in_bf16() -> None:
     for more in ({"stride": 2, "padding": 1}, {"padding": 0}, {"padding": 1, "groups": 2}):
-        assert not can_quantize(torch.nn.Conv2d(32, 32, 3, **more))
-    assert can_quantize(torch.nn.Conv2d(32, 48, 3, padding=1))
-    assert not can_quantize(torch.nn.Conv2d(32, 40, 3, padding=1))
+        assert not has_own_form(torch.nn.Conv2d(32, 32, 3, **more))
+    assert has_own_form(torch.nn.Conv2d(32, 48, 3, padding=1))
+    assert not has_own_form(torch.nn.Conv2d(32, 40, 3, padding=1))
 
 
 def test_other_forms_are_refused() -> None:

@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from tests import fused_unets
 from tests.unit.fused import test_flux_forward as flux
-from vivace.fused import image_operations, operations
+from vivace.fused import convolutions, image_operations, operations
 from vivace.kernels import convolution, reference
 from vivace.techniques.fused import Fused
 
@@ -79,13 +79,16 @@ def fused_models() -> None:
         made = fused_unets.unet()
         given.apply(fused_unets.target(unet=made))
         made(**fused_unets.inputs(2, 7, 96, 64))  # GroupNorms of one kernel and of three
+    with mock.patch.object(convolutions, "OWN_IN_16_BITS", True):
+        Fused(precision="bf16").apply(fused_unets.target(unet=(made := fused_unets.unet())))
+        made(**fused_unets.inputs(2, 7, 96, 64))
     for given in (Fused(precision="bf16"), Fused(precision="fp8")):
         made = flux.transformer()
         given.apply(flux.target(made))
         made(**flux.inputs(1, 7, 5, 4))
 
 
-def convolutions() -> None:
+def all_divisions() -> None:
     for dtype, planes in ((torch.float8_e4m3fn, 9), (torch.bfloat16, 16)):
         for pixels, channels in ((64, 320), (32, 640)):
             x = reference.padded(torch.zeros(2, pixels * pixels, channels, dtype=dtype), pixels, pixels)
@@ -107,5 +110,5 @@ if __name__ == "__main__":
         mock.patch.object(image_operations, "takes_kernels", lambda x: not x.is_meta),
     ):
         fused_models()
-        convolutions()
+        all_divisions()
     print(f"{len(compiled.by_hash)} kernels")
