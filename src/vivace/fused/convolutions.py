@@ -1,13 +1,13 @@
 """Residual blocks and norms of UNets and VAEs, with fewer passes over memory: each replaces one of diffusers'.
 
-Convolutions in bf16 stay cuDNN's, without their biases, each of which PyTorch adds in a pass of its own. Activations
-are in channels_last, as cuDNN's convolutions in 16 bits want them. Those in e4m3 are vivace's: the norms before them
-round their outputs, and they add the bias and the residual themselves.
+Convolutions are cuDNN's, without their biases, each of which PyTorch adds in a pass of its own; activations are in
+channels_last, as cuDNN wants them in 16 bits. Or they are vivace's, in bf16 or e4m3: the norms before them round their
+outputs, they add the bias and the residual themselves, and what enlarges an image is one kernel with the convolution.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,8 +16,8 @@ from vivace.fused import image_operations as images
 from vivace.fused.operations import Places
 from vivace.kernels import reference
 
-OWN_IN_16_BITS = False
-"""Whether convolutions in bf16 are vivace's as well."""
+Kind = Literal["cudnn", "bf16", "fp8"]
+"""Whose convolutions: cuDNN's in bf16, or vivace's in bf16 or e4m3."""
 _LARGEST_GROUP = 2**20
 """Elements of a GroupNorm's group that its output's bound is for: 1024 x 1024 pixels, or 128 x 128 of 64 channels. In
 larger groups an element beyond it, which would be nearly all of the variance, saturates."""
@@ -123,14 +123,14 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
 
     Args:
         projections: of the whole model, which this block's is added to.
-        quantize: store the convolutions' weights in e4m3, where `has_own_form`.
+        kind: of convolutions that `has_own_form` allows; others are cuDNN's.
     """
 
-    def __init__(self, block: Any, projections: TimeProjections, quantize: bool) -> None:
+    def __init__(self, block: Any, projections: TimeProjections, kind: Kind) -> None:
         super().__init__()
         self.first, self.second = (
-            OwnConvolution(norm, convolution, quantize)
-            if (quantize or OWN_IN_16_BITS) and has_own_form(convolution)
+            OwnConvolution(norm, convolution, kind == "fp8")
+            if kind != "cudnn" and has_own_form(convolution)
             else NormedConvolution(norm, convolution)
             for norm, convolution in ((block.norm1, block.conv1), (block.norm2, block.conv2))
         )
@@ -195,14 +195,12 @@ class FusedNorm(nn.Module):  # type: ignore[misc]
         return images.group_norm(images.channels_last(x), self.norm, None, silu=True)
 
 
-def fuse_convolutions(model: Any, places: Places | None = None) -> int:
-    """Replace the residual blocks of a model, what enlarges images, and the norm before its last convolution.
-
-    Returns the number of residual blocks.
+def fuse_convolutions(model: Any, kind: Kind, places: Places) -> int:
+    """Replace a model's residual blocks, and the norm before its last convolution; return the number of the blocks.
 
     Args:
-        places: store the weights of convolutions in e4m3: each block is moved to where it computes, and its new
-            weights to where they are kept. None: leave them in bf16.
+        kind: of convolutions; where they are vivace's, what enlarges an image is replaced as well.
+        places: weights are rounded to e4m3 where the model computes, and then moved to where they are kept.
     """
     model.to(memory_format=torch.channels_last)
     number = 0
@@ -210,19 +208,19 @@ def fuse_convolutions(model: Any, places: Places | None = None) -> int:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__ == "ResnetBlock2D":
-                block = child if places is None else child.to(places.work)
-                fused = FusedResnet(block, projections, places is not None).eval().requires_grad_(False)
-                parent._modules[name] = fused if places is None else fused.to(places.home)
+                block = child.to(places.work) if kind == "fp8" else child
+                fused = FusedResnet(block, projections, kind).eval().requires_grad_(False)
+                parent._modules[name] = fused.to(places.home) if kind == "fp8" else fused
                 number += 1
-            elif type(child).__name__ == "Upsample2D" and can_enlarge(child):
+            elif kind != "cudnn" and type(child).__name__ == "Upsample2D" and can_enlarge(child):
                 parent._modules[name] = FusedUpsample(child).eval().requires_grad_(False)
         norm, act = getattr(parent, "conv_norm_out", None), getattr(parent, "conv_act", None)
         if isinstance(norm, nn.GroupNorm) and type(act).__name__ == "SiLU":
             parent.conv_norm_out, parent.conv_act = FusedNorm(norm), nn.Identity()
     if projections.weight is not None:
-        model.add_module(
-            "vivace_time_projections", projections if places is None else projections.to(places.home)
-        )
+        if kind == "fp8":
+            projections.to(places.home)
+        model.add_module("vivace_time_projections", projections)
     return number
 
 

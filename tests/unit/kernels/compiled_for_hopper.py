@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from tests import fused_unets
 from tests.unit.fused import test_flux_forward as flux
-from vivace.fused import convolutions, image_operations, operations
+from vivace.fused import image_operations, operations
 from vivace.kernels import convolution, reference
 from vivace.techniques.fused import Fused
 
@@ -75,13 +75,14 @@ def _resources(kernel: Any) -> str:
 
 @torch.no_grad()
 def fused_models() -> None:
-    for given in (Fused(precision="bf16"), Fused(precision="fp8", convolutions="fp8")):
+    for given in (
+        Fused(precision="bf16"),
+        Fused(precision="bf16", convolutions="bf16"),
+        Fused(precision="fp8", convolutions="fp8"),
+    ):
         made = fused_unets.unet()
         given.apply(fused_unets.target(unet=made))
         made(**fused_unets.inputs(2, 7, 96, 64))  # GroupNorms of one kernel and of three
-    with mock.patch.object(convolutions, "OWN_IN_16_BITS", True):
-        Fused(precision="bf16").apply(fused_unets.target(unet=(made := fused_unets.unet())))
-        made(**fused_unets.inputs(2, 7, 96, 64))
     for given in (Fused(precision="bf16"), Fused(precision="fp8")):
         made = flux.transformer()
         given.apply(flux.target(made))
