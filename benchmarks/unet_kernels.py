@@ -1,5 +1,5 @@
 """Time what was chosen by measuring for fused UNets: GroupNorm in one kernel or in three, kernels that take a token
-each, convolutions in e4m3 and their divisions, how cuDNN chooses, and what steps take of it.
+each, convolutions of vivace's own by their divisions and beside cuDNN's, whether cuDNN times its own, and whole steps.
 
     python -m benchmarks.unet_kernels --record results/unet-kernels.jsonl
 
@@ -207,7 +207,7 @@ def _convolutions() -> Iterator[dict[str, Any]]:
 
 def _enlarging() -> Iterator[dict[str, Any]]:
     """Convolutions of images that are enlarged twofold."""
-    from vivace.fused.image_operations import padded
+    from vivace.fused.image_operations import pixels
     from vivace.kernels import reference
 
     for batch, height, channels in ENLARGED:
@@ -219,8 +219,9 @@ def _enlarging() -> Iterator[dict[str, Any]]:
         planes = reference.enlarging(weight).to(weight.dtype).contiguous()
         found = {"what": "enlarging convolution", "batch": batch, "height": height, "channels": channels}
         found["cudnn_bf16_us"] = round(_microseconds(partial(_enlarge, image, weight, bias)), 1)
-        found["padding_us"] = round(_microseconds(partial(padded, image)), 1)
-        yield found | _own(padded(image), planes, bias, None)
+        pad = partial(reference.padded, pixels(image), height, height)
+        found["padding_us"] = round(_microseconds(pad), 1)
+        yield found | _own(pad(), planes, bias, None)
 
 
 def _own(x: Any, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor | None) -> dict[str, Any]:
@@ -228,12 +229,12 @@ def _own(x: Any, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tenso
     import torch
 
     from vivace.kernels.convolution import candidates, choose, convolve
+    from vivace.kernels.reference import side_and_scale
 
     outputs = weight.shape[1]
     scales = torch.ones(outputs, device="cuda")
-    out = torch.empty(
-        x.num_pixels * (1 if len(weight) == 9 else 4), outputs, device="cuda", dtype=torch.bfloat16
-    )
+    num_pixels = x.num_pixels * side_and_scale(len(weight))[1] ** 2
+    out = torch.empty(num_pixels, outputs, device="cuda", dtype=torch.bfloat16)
     took = {
         tiles: _microseconds(partial(convolve, x, weight, scales, out, bias, residual, tiles))
         for tiles in candidates(weight)

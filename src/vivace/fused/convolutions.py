@@ -58,21 +58,29 @@ class TimeProjections(nn.Module):  # type: ignore[misc]
 
 
 class NormedConvolution(nn.Module):  # type: ignore[misc]
-    """A GroupNorm, SiLU and a convolution whose bias is left to the caller, in bf16."""
+    """A GroupNorm, SiLU and a convolution of cuDNN's, in bf16."""
 
     def __init__(self, norm: nn.GroupNorm, convolution: nn.Conv2d) -> None:
         super().__init__()
         self.norm, self.convolution = norm, convolution
 
-    def forward(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
-        """Return conv(SiLU(norm(x + added))). For shapes see `vivace.fused.image_operations.group_norm`."""
-        return _convolve(self.convolution, images.group_norm(x, self.norm, added, silu=True))
-
-    def onto(
-        self, residual: torch.Tensor, x: torch.Tensor, added: torch.Tensor, bias: torch.Tensor
+    def forward(
+        self,
+        x: torch.Tensor,
+        added: torch.Tensor | None,
+        onto: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Return the same, and a bias and a residual."""
-        return images.add_biased(residual, self(x, added), bias)
+        """Return conv(SiLU(norm(x + added))), without the bias.
+
+        Args:
+            added: (batch, channels), or None.
+            onto: a bias, (channels,), and a residual of the result's shape, which are added to it.
+        """
+        made = _convolve(self.convolution, images.group_norm(x, self.norm, added, silu=True))
+        if onto is None:
+            return made
+        bias, residual = onto
+        return images.add_biased(residual, made, bias)
 
 
 class OwnConvolution(nn.Module):  # type: ignore[misc]
@@ -104,16 +112,14 @@ class OwnConvolution(nn.Module):  # type: ignore[misc]
         self.register_buffer("scale", scale)
         self.register_buffer("scales", of_outputs * scale)
 
-    def forward(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
-        """Return conv(SiLU(norm(x + added)))."""
-        return images.convolve(images.padded_norm(x, self.norm, added, self.scale), self.weight, self.scales)
-
-    def onto(
-        self, residual: torch.Tensor, x: torch.Tensor, added: torch.Tensor, bias: torch.Tensor
+    def forward(
+        self,
+        x: torch.Tensor,
+        added: torch.Tensor | None,
+        onto: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Return the same, and a bias and a residual."""
         normed = images.padded_norm(x, self.norm, added, self.scale)
-        return images.convolve(normed, self.weight, self.scales, bias, residual)
+        return images.convolve(normed, self.weight, self.scales, *(onto or ()))
 
 
 class FusedResnet(nn.Module):  # type: ignore[misc]
@@ -157,7 +163,7 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
             assert temb is not None
             time = self._projections[0](temb)[:, self._columns]
         residual = x if self.shortcut is None else _convolve(self.shortcut, x)
-        return self.second.onto(residual, self.first(x, None), time, self.bias)
+        return self.second(self.first(x, None), time, (self.bias, residual))
 
 
 class FusedUpsample(nn.Module):  # type: ignore[misc]
@@ -180,7 +186,8 @@ class FusedUpsample(nn.Module):  # type: ignore[misc]
         height, width = hidden_states.shape[-2:]
         if output_size is not None and tuple(output_size) != (2 * height, 2 * width):
             return self.plain(hidden_states, output_size)
-        x = images.padded(images.channels_last(hidden_states))
+        pixels = images.pixels(images.channels_last(hidden_states))
+        x = reference.padded(pixels, height, width)
         return images.convolve(x, self.weight, self.scales, self.plain.conv.bias)
 
 
@@ -222,6 +229,11 @@ def fuse_convolutions(model: Any, kind: Kind, places: Places) -> int:
             projections.to(places.home)
         model.add_module("vivace_time_projections", projections)
     return number
+
+
+def num_own(model: Any) -> int:
+    """Return how many convolutions of a model are vivace's."""
+    return sum(isinstance(part, OwnConvolution | FusedUpsample) for part in model.modules())
 
 
 def has_own_form(layer: nn.Conv2d) -> bool:

@@ -23,7 +23,7 @@ _LIBRARY.impl("fused_convolution", lambda rows, weight, out: None, "Meta")
 @register_flop_formula(torch.ops.vivace.fused_convolution)  # type: ignore[untyped-decorator]
 def _num_operations(_: Any, weight: Sequence[int], out: Sequence[int], **__: Any) -> int:
     planes, outputs, inputs = weight
-    return 2 * (9 if planes == 9 else 4) * outputs * inputs * out[0]
+    return 2 * reference.side_and_scale(planes)[0] ** 2 * outputs * inputs * out[0]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def convolve(
         bias: (channels,).
         residual: of the result's shape, in channels_last.
     """
-    scale = 1 if len(weight) == 9 else 2
+    _, scale = reference.side_and_scale(len(weight))
     made = weight.new_empty((x.num_pixels * scale**2, weight.shape[1]), dtype=torch.bfloat16)
     rows = None if residual is None else pixels(residual).flatten(0, 1)
     if made.is_meta:
@@ -131,13 +131,6 @@ def convolve(
     else:
         made.copy_(reference.convolve(x, weight, scales, bias, rows))
     return made.view(x.batch, x.height * scale, x.width * scale, -1).permute(0, 3, 1, 2)
-
-
-def padded(x: torch.Tensor) -> PaddedImages:
-    """Lay (batch, channels, height, width) in channels_last out as a convolution takes it."""
-    batch, _, height, width = x.shape
-    rows = nn.functional.pad(x.permute(0, 2, 3, 1), (0, 0, 0, 1, 0, 1))
-    return PaddedImages(rows.flatten(0, 2), batch, height, width)
 
 
 def add_biased(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

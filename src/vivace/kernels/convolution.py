@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from vivace.kernels.reference import PaddedImages
+from vivace.kernels.reference import PaddedImages, side_and_scale
 
 _SIZES = ((128, 128, 32), (128, 128, 0), (128, 128, 128), (128, 64, 0), (256, 128, 0), (256, 64, 0))
 _SPLITS = (1, 2, 3, 5, 9)
@@ -206,7 +206,7 @@ def convolve(
         tiles: None: chosen by size.
     """
     planes, channels, inputs = weight.shape
-    side, scale = (3, 1) if planes == 9 else (2, 2)
+    side, scale = side_and_scale(planes)
     if tiles is None:
         tiles = choose(x, weight)
     assert inputs * x.rows.element_size() % 16 == 0
@@ -267,12 +267,13 @@ def choose(x: PaddedImages, weight: torch.Tensor) -> Tiles:
     A step of a tile takes as long as its bytes: copies from the L2 cache, not tensor cores, are the limit.
     """
     planes, channels, inputs = weight.shape
-    neighbours, places = (9, 1) if planes == 9 else (4, 4)
+    side, scale = side_and_scale(planes)
+    places = scale * scale
 
     def cost(tiles: Tiles) -> float:
         columns = triton.cdiv(channels, tiles.channels)
         programs = triton.cdiv(x.num_needed_rows, tiles.rows) * columns * tiles.splits * places
-        num_steps = triton.cdiv(neighbours * triton.cdiv(inputs, tiles.block), tiles.splits)
+        num_steps = triton.cdiv(side * side * triton.cdiv(inputs, tiles.block), tiles.splits)
         a_step = (tiles.rows + tiles.channels) * tiles.block * weight.element_size() / _BYTES_A_CYCLE
         cycles = triton.cdiv(programs, _PROGRAMS) * (num_steps * a_step + _EPILOGUE)
         if tiles.splits > 1:

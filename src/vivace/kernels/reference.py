@@ -228,6 +228,15 @@ def group_norm(
     return torch.nn.functional.silu(normal) if silu else normal
 
 
+def side_and_scale(planes: int) -> tuple[int, int]:
+    """Return how many neighbours on a side a convolution's weights are for, and how many times they enlarge its image.
+
+    Args:
+        planes: 9, of each neighbour; or 16, of four neighbours at four places: see `enlarging`.
+    """
+    return {9: (3, 1), 16: (2, 2)}[planes]
+
+
 def convolve(
     x: PaddedImages,
     weight: torch.Tensor,
@@ -241,7 +250,7 @@ def convolve(
     """
     images = _wide(x.unpadded()).permute(0, 3, 1, 2)
     kernels = _wide(weight).permute(1, 2, 0)
-    if len(weight) == 9:
+    if side_and_scale(len(weight)) == (3, 1):
         made = torch.nn.functional.conv2d(images, kernels.unflatten(2, (3, 3)), padding=1)
     else:
         made = images.new_empty(x.batch, weight.shape[1], 2 * x.height, 2 * x.width)

@@ -86,7 +86,7 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
                 if chosen is None or chosen.arithmetic in seen:
                     continue
                 seen.add(chosen.arithmetic)
-                given = f"{value}, " if field.is_required() else ""
+                given = f"{value}, " if field.is_required() or value != field.default else ""
                 found[f"{technique.name}({given}{name}={choice})"] = {first: value, name: choice}
     return found
 

@@ -26,7 +26,9 @@ An image of 28 steps still takes 21,682 kernels, text encoders and VAE included 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from vivace.compilation.compiled_code import keep_compiled_code
 from vivace.contract import Arithmetic, Effect, Rule, Stage, Target, Technique, Trait, knob
@@ -60,11 +62,19 @@ class Fused(Technique):
     )
     convolutions: Literal["cudnn", "bf16", "fp8"] = knob(
         "cudnn",
-        about="of a UNet's and a VAE's residual blocks: cuDNN's, or vivace's own in bf16 or fp8, on Hopper",
+        about="of a UNet and a VAE: cuDNN's; or vivace's own, in bf16 or fp8, in residual blocks and where an image is "
+        "enlarged, on Hopper",
     )
     bf16_blocks: int = knob(
         0, ge=0, le=100, about="attention=fp8: the first and last blocks whose attention stays in bf16"
     )
+
+    @model_validator(mode="after")
+    def _knobs_go_together(self) -> Self:
+        for name in ("attention", "convolutions"):
+            if getattr(self, name) == "fp8" and self.precision != "fp8":
+                raise ValueError(f"{name}=fp8 goes with fp8 matmuls; write fused(fp8, {name}=fp8)")
+        return self
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -102,12 +112,8 @@ class Fused(Technique):
         if self.attention == "fp8":
             from vivace.attention_backends.cudnn_fp8 import unsupported_on
 
-            if self.precision != "fp8":
-                return "attention=fp8 goes with fused(fp8), whose next matmul takes its output as it is"
             if (reason := unsupported_on(machine, runs_here)) is not None:
                 return reason
-        if self.convolutions == "fp8" and self.precision != "fp8":
-            return "convolutions=fp8 goes with fused(fp8)"
         if machine.is_gpu and not machine.is_cuda:
             return f"the fused kernels are written for NVIDIA's GPUs, and this one is {machine.maker}'s; take compile"
         if machine.is_cuda:
@@ -170,6 +176,7 @@ class Fused(Technique):
     def _fuse_vae(self, vae: Any, places: Places) -> dict[str, int | float | str]:
         import torch
 
+        from vivace.fused.convolutions import num_own
         from vivace.fused.vae_blocks import fuse_vae
 
         torch.nn.Module.to(vae, torch.bfloat16)
@@ -179,11 +186,12 @@ class Fused(Technique):
         with torch.no_grad():
             num_blocks = fuse_vae(vae, self.convolutions, places)
         setattr(vae, _ATTRIBUTE, True)
-        return {"vae.fused_blocks": num_blocks, "vae.convolutions": self.convolutions}
+        return {"vae.fused_blocks": num_blocks, "vae.own_convolutions": num_own(vae)}
 
     def _fuse_unet(self, target: Target, places: Places) -> Effect:
         import torch
 
+        from vivace.fused.convolutions import num_own
         from vivace.fused.unet_blocks import fuse_unet
 
         unet = target.module("denoiser")
@@ -198,7 +206,7 @@ class Fused(Technique):
             changed={
                 "denoiser.fused_blocks": num_blocks,
                 "denoiser.attention": "bf16",
-                "denoiser.convolutions": self.convolutions,
+                "denoiser.own_convolutions": num_own(unet),
             }
         )
 

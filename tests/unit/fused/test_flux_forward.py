@@ -177,15 +177,11 @@ def test_what_it_does_not_compute_is_refused() -> None:
     made(**given, joint_attention_kwargs={})
 
 
-@pytest.mark.parametrize(
-    ("knobs", "reason"),
-    [
-        ({"precision": "fp8", "attention": "fp8"}, "runs on GPUs"),
-        ({"precision": "bf16", "attention": "fp8"}, "goes with fused"),
-    ],
-)
-def test_attention_in_fp8_is_for_hopper(knobs: dict[str, Any], reason: str) -> None:
-    assert reason in str(Fused(**knobs).unsupported(target(transformer())))
+def test_attention_in_fp8_is_for_hopper_and_fp8() -> None:
+    technique = Fused(precision="fp8", attention="fp8")
+    assert "runs on GPUs" in str(technique.unsupported(target(transformer())))
+    with pytest.raises(RecipeError, match=r"write fused\(fp8, attention=fp8\)"):
+        resolve("fused(attention=fp8)")
 
 
 @pytest.mark.parametrize(
