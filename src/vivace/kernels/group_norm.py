@@ -110,31 +110,40 @@ def _factors(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _store_padded(  # type: ignore[no-untyped-def]
+def _finish(  # type: ignore[no-untyped-def]
     value,
     out,
     scale,
     image,
     row,
-    inside,
     channel,
-    exists,
+    pixels,
     channels,
-    height,
     width,
+    SILU: tl.constexpr,  # noqa: N803
+    PADDED: tl.constexpr,  # noqa: N803
     HAS_SCALE: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Store pixels of an image with padding, and as many rows of the padding, counted from its first."""
-    first = image.to(tl.int64) * (height + 1) * (width + 1)
-    if HAS_SCALE:
-        value = value * (1.0 / tl.load(scale))  # the cast saturates
-    at = (first + row + row // width)[:, None] * channels + channel[None, :]
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
-    # After each line, then the line below.
-    at = tl.where(row < height, row * (width + 1) + width, height * width + row)
-    zeros = tl.zeros_like(value).to(out.dtype.element_ty)
-    is_padding = (row < height + width + 1)[:, None] & exists[None, :]
-    tl.store(out + (first + at)[:, None] * channels + channel[None, :], zeros, mask=is_padding)
+    """Store pixels of an image, or SiLU of them; of a padded one also as many rows of its padding, from the first."""
+    exists = channel < channels
+    inside = (row < pixels)[:, None] & exists[None, :]
+    if SILU:
+        value = value * tl.sigmoid(value)
+    if PADDED:
+        if HAS_SCALE:
+            value = value * (1.0 / tl.load(scale))  # the cast saturates
+        height = pixels // width
+        first = image.to(tl.int64) * (height + 1) * (width + 1)
+        at = (first + row + row // width)[:, None] * channels + channel[None, :]
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+        # After each line, then the line below.
+        at = tl.where(row < height, row * (width + 1) + width, height * width + row)
+        zeros = tl.zeros_like(value).to(out.dtype.element_ty)
+        is_padding = (row < height + width + 1)[:, None] & exists[None, :]
+        tl.store(out + (first + at)[:, None] * channels + channel[None, :], zeros, mask=is_padding)
+    else:
+        at = (image.to(tl.int64) * pixels + row)[:, None] * channels + channel[None, :]
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -163,15 +172,7 @@ def _apply(  # type: ignore[no-untyped-def]
     at = (image.to(tl.int64) * pixels + row)[:, None] * channels + channel[None, :]
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value = value * factor[None, :] + shift[None, :]
-    if SILU:
-        value = value * tl.sigmoid(value)
-    if PADDED:
-        height = pixels // width
-        _store_padded(
-            value, out, scale, image, row, inside, channel, exists, channels, height, width, HAS_SCALE
-        )
-    else:
-        tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+    _finish(value, out, scale, image, row, channel, pixels, channels, width, SILU, PADDED, HAS_SCALE)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -216,15 +217,7 @@ def _whole_group(  # type: ignore[no-untyped-def]
     factor = factor / tl.sqrt(spread / number + eps)
     shift = tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32)
     value = value * factor[None, :] + shift[None, :]
-    if SILU:
-        value = value * tl.sigmoid(value)
-    if PADDED:
-        height = pixels // width
-        _store_padded(
-            value, out, scale, image, row, inside, channel, exists, channels, height, width, HAS_SCALE
-        )
-    else:
-        tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+    _finish(value, out, scale, image, row, channel, pixels, channels, width, SILU, PADDED, HAS_SCALE)
 
 
 def group_norm(
