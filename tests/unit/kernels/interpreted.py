@@ -19,8 +19,22 @@ def accept_loop_bounds() -> None:
     interpreter._patch_lang_tensor = patched
 
 
+def count_launches() -> list[str]:
+    """Return a list to which each launch adds its kernel's name."""
+    names: list[str] = []
+    launch = interpreter.GridExecutor.__call__
+
+    def counted(self: Any, *args: Any, **more: Any) -> None:
+        names.append(self.fn.__name__)
+        launch(self, *args, **more)
+
+    interpreter.GridExecutor.__call__ = counted
+    return names
+
+
 if __name__ == "__main__":
     accept_loop_bounds()
+    launched = count_launches()
     for kind, tokens in kernels.cases():
         for quantize in (False, True):
             for adds in (False, True):
@@ -37,3 +51,5 @@ if __name__ == "__main__":
     kernels.check_convolve("normal", (2, 5, 7), 48, 48, "cpu")
     kernels.check_convolve("zeros", (1, 9, 16), 16, 16, "cpu")
     kernels.check_convolve("normal", (2, 5, 7), 48, 48, "cpu", enlarges=True)
+    for name in sorted(set(launched)):
+        print(f"{name}: {launched.count(name)} launches")
