@@ -16,8 +16,8 @@ test: $(READY)
 test-long: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'long and not gpu and not soak'
 
-# Our kernels under Triton's interpreter and compiler. Triton is in a folder of its own, since PyTorch's packages for CPUs come without
-# it, and behave differently with it.
+# Our kernels under Triton's interpreter and compiler. Triton is in a folder of its own, since PyTorch's packages for
+# CPUs come without it, and behave differently with it.
 test-kernels: .venv/.triton
 	PYTHONPATH=.venv/triton $(BIN)/python -m pytest -n 2 -m long tests/unit/kernels
 
