@@ -88,7 +88,8 @@ def _store(  # type: ignore[no-untyped-def]
         tl.store(out + at, value.to(out.dtype.element_ty), mask=valid)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+# Sizes are no part of what is compiled, so that another shape is not another kernel.
+@triton.jit(do_not_specialize=["batch", "height", "width", "num_columns", "num_blocks", "steps"])  # type: ignore[untyped-decorator, unused-ignore]
 def _convolve(  # type: ignore[no-untyped-def]
     x,
     weight,
@@ -157,7 +158,7 @@ def _convolve(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit(do_not_specialize=["rows", "splits"])  # type: ignore[untyped-decorator, unused-ignore]
 def _add_parts(  # type: ignore[no-untyped-def]
     parts,
     scales,
