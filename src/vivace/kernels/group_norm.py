@@ -117,6 +117,7 @@ def _finish(  # type: ignore[no-untyped-def]
     image,
     row,
     channel,
+    exists,
     pixels,
     channels,
     width,
@@ -124,8 +125,10 @@ def _finish(  # type: ignore[no-untyped-def]
     PADDED: tl.constexpr,  # noqa: N803
     HAS_SCALE: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Store pixels of an image, or SiLU of them; of a padded one also as many rows of its padding, from the first."""
-    exists = channel < channels
+    """Store pixels of an image, or SiLU of them; of a padded one also as many rows of its padding, from the first.
+
+    `exists` tells which of the channels are this program's.
+    """
     inside = (row < pixels)[:, None] & exists[None, :]
     if SILU:
         value = value * tl.sigmoid(value)
@@ -172,7 +175,7 @@ def _apply(  # type: ignore[no-untyped-def]
     at = (image.to(tl.int64) * pixels + row)[:, None] * channels + channel[None, :]
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value = value * factor[None, :] + shift[None, :]
-    _finish(value, out, scale, image, row, channel, pixels, channels, width, SILU, PADDED, HAS_SCALE)
+    _finish(value, out, scale, image, row, channel, exists, pixels, channels, width, SILU, PADDED, HAS_SCALE)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -217,7 +220,7 @@ def _whole_group(  # type: ignore[no-untyped-def]
     factor = factor / tl.sqrt(spread / number + eps)
     shift = tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32)
     value = value * factor[None, :] + shift[None, :]
-    _finish(value, out, scale, image, row, channel, pixels, channels, width, SILU, PADDED, HAS_SCALE)
+    _finish(value, out, scale, image, row, channel, exists, pixels, channels, width, SILU, PADDED, HAS_SCALE)
 
 
 def group_norm(

@@ -1,5 +1,10 @@
-"""Check every kernel on the CPU: `TRITON_INTERPRET=1 python -m tests.unit.kernels.interpreted`."""
+"""Check every kernel on the CPU: `TRITON_INTERPRET=1 python -m tests.unit.kernels.interpreted`.
 
+The interpreter runs a launch's programs one after another. Here half of the launches, at random, run from the last one
+to the first: a program that writes what is another's would otherwise go unseen, if that one writes it again later.
+"""
+
+import random
 from typing import Any
 
 from triton.runtime import interpreter
@@ -19,6 +24,27 @@ def accept_loop_bounds() -> None:
     interpreter._patch_lang_tensor = patched
 
 
+def reverse_launches(seed: int) -> None:
+    """Let half of the launches run their programs from the last to the first."""
+    chance = random.Random(seed)
+    launch, builder = interpreter.GridExecutor.__call__, interpreter.interpreter_builder
+    set_grid_idx = builder.set_grid_idx
+    is_reversed = False
+
+    def chosen(self: Any, *args: Any, **more: Any) -> None:
+        nonlocal is_reversed
+        is_reversed = chance.random() < 0.5
+        launch(self, *args, **more)
+
+    def moved(*index: int) -> None:
+        if is_reversed:
+            index = tuple(size - 1 - at for size, at in zip(builder.grid_dim, index, strict=True))
+        set_grid_idx(*index)
+
+    interpreter.GridExecutor.__call__ = chosen
+    builder.set_grid_idx = moved
+
+
 def count_launches() -> list[str]:
     """Return a list to which each launch adds its kernel's name."""
     names: list[str] = []
@@ -34,6 +60,7 @@ def count_launches() -> list[str]:
 
 if __name__ == "__main__":
     accept_loop_bounds()
+    reverse_launches(seed=0)
     launched = count_launches()
     for kind, tokens in kernels.cases():
         for quantize in (False, True):
