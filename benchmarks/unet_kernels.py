@@ -61,14 +61,23 @@ ENLARGED = (
     *((1, height, 256) for height in (256, 512)),
 )
 """Batch, height and channels in UNets and, one image at a time, in VAEs."""
+ATTENTION = (
+    *((4096, keys, 8, 40) for keys in (4096, 77)),
+    *((1024, keys, 8, 80) for keys in (1024, 77)),
+    *((256, keys, 8, 160) for keys in (256, 77)),
+    *((4096, keys, 10, 64) for keys in (4096, 77)),
+    *((1024, keys, 20, 64) for keys in (1024, 77)),
+)
+"""Queries, keys, heads and channels of a head: of SD 1.5 at 512 px and of SDXL at 1024."""
 MODELS = {"synthetic:sd15": ("fused", 64), "synthetic:sdxl": ("fused(fp8)", 128)}
 """Recipes, and the height of the latents."""
-RECIPES = ("fused", "fused(fp8)", "fused(fp8, convolutions=fp8)")
+RECIPES = ("fused", "fused(convolutions=bf16)", "fused(fp8)", "fused(fp8, convolutions=fp8)")
 _WHAT = {
     "norms": ("group_norm",),
     "tokens": ("residual_norm", "geglu", "quantize_rows"),
     "convolutions": ("convolution",),
     "enlarging": ("enlarging convolution",),
+    "attention": ("attention",),
     "steps": ("step",),
     "recipes": ("step of a recipe",),
 }
@@ -83,7 +92,7 @@ _LARGEST_TILE = 32768  # elements that one program can hold
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), required=True)
 @click.option(
     "--only",
-    type=click.Choice(["norms", "tokens", "convolutions", "enlarging", "steps", "recipes"]),
+    type=click.Choice(list(_WHAT)),
     multiple=True,
 )
 def unet_kernels(record: Path, only: tuple[str, ...]) -> int:
@@ -104,6 +113,7 @@ def unet_kernels(record: Path, only: tuple[str, ...]) -> int:
         "tokens": _tokens,
         "convolutions": _convolutions,
         "enlarging": _enlarging,
+        "attention": _attention,
         "steps": _steps,
         "recipes": _recipes,
     }
@@ -196,9 +206,8 @@ def _convolutions() -> Iterator[dict[str, Any]]:
             }
             found["cudnn_bf16_us"] = round(_microseconds(cudnn), 1)
             found["cudnn_bf16_and_sum_us"] = round(_microseconds(partial(_onto, residual, cudnn, bias)), 1)
-            for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-                x = reference.padded(pixels.to(dtype), height, height, torch.ones(1, device="cuda"))
-                found[str(dtype)] = _own(x, planes.to(dtype), bias, rows)
+            x = reference.padded(pixels.to(torch.float8_e4m3fn), height, height, torch.ones(1, device="cuda"))
+            found |= _own(x, planes.to(torch.float8_e4m3fn), bias, rows)
             norm = (_GROUPS, _vector(inputs), _vector(inputs), 1e-5, None, True)
             for name, out in (("norm_bf16_us", torch.empty_like(pixels)), ("norm_e4m3_us", x)):
                 found[name] = round(_microseconds(partial(group_norm, pixels, out, *norm)), 1)
@@ -222,6 +231,39 @@ def _enlarging() -> Iterator[dict[str, Any]]:
         pad = partial(reference.padded, pixels(image), height, height)
         found["padding_us"] = round(_microseconds(pad), 1)
         yield found | _own(pad(), planes, bias, None)
+
+
+def _attention() -> Iterator[dict[str, Any]]:
+    """Attention by PyTorch's kernels, and by cuDNN's in e4m3, with heads of 48 channels instead of 40."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from vivace.attention_backends.cudnn_fp8 import attend
+
+    backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    for queries, keys, heads, channels in ATTENTION:
+        found: dict[str, Any] = {"what": "attention", "batch": 2, "queries": queries, "keys": keys}
+        found |= {"heads": heads, "channels": channels}
+        make = {"device": "cuda", "dtype": torch.bfloat16}
+        q, k, v = (torch.randn(2, n, heads, channels, **make) for n in (queries, keys, keys))
+        call = partial(
+            torch.nn.functional.scaled_dot_product_attention, *(one.transpose(1, 2) for one in (q, k, v))
+        )
+        found["default_us"] = round(_microseconds(call), 1)
+        for name, backend in backends.items():
+            with sdpa_kernel(backend):
+                found[f"{name}_us"] = round(_microseconds(call), 1)
+        wide = -(-channels // 16) * 16
+        eight = [
+            torch.zeros(2, n, heads, wide, **make).to(torch.float8_e4m3fn) for n in (queries, keys, keys)
+        ]
+        one = torch.ones(2, device="cuda")
+        try:
+            in_fp8 = partial(attend, *eight, one, one, torch.empty_like(eight[0]))
+            found["cudnn_e4m3_us"] = round(_microseconds(in_fp8), 1)
+        except Exception as error:
+            found["cudnn_e4m3"] = str(error)[:200]
+        yield found
 
 
 def _own(x: Any, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor | None) -> dict[str, Any]:

@@ -25,12 +25,28 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vivace.kernels.reference import PaddedImages, side_and_scale
 
-_SIZES = ((128, 128, 32), (128, 128, 0), (128, 128, 128), (128, 64, 0), (256, 128, 0), (256, 64, 0))
+_LINE = 128
+"""The bytes of a row that are copied to shared memory in a step, at best."""
 _SPLITS = (1, 2, 3, 5, 9)
-# Of a Hopper GPU: multiprocessors, what one reads of the L2 cache while all do, and cycles to start and end a program.
 _PROGRAMS = 132
-_BYTES_A_CYCLE = 28
-_EPILOGUE = 2000
+"""Multiprocessors of a Hopper GPU."""
+_STEPS_US = {
+    (128, 64, 0): 0.332,
+    (128, 128, 0): 0.437,
+    (128, 128, 32): 0.566,
+    (128, 128, 128): 0.823,
+    (256, 64, 0): 0.539,
+    (256, 128, 0): 0.824,
+    (256, 128, 32): 1.126,
+}
+"""What a step over 128 bytes of channels takes, by the rows and the two blocks of output channels of a tile."""
+_HALF_LINE = 0.627
+"""What a step over 64 bytes takes of it."""
+_LAUNCH_US, _EPILOGUE_US = 2.325, 2.779
+"""Of a kernel, and to write a tile of 128 x 128."""
+_SUM_US, _SUM_US_A_MEGABYTE = 1.189, 0.511
+"""To add the partial sums that splits leave. All of these are fitted to 1,500 measurements on an H100, with three tiles
+at most a little slower than the best (`python -m benchmarks.unet_kernels`, results/unet-kernels.jsonl)."""
 
 
 @dataclass(frozen=True)
@@ -257,29 +273,34 @@ def convolve(
 
 def candidates(weight: torch.Tensor) -> list[Tiles]:
     """The divisions that `choose` chooses from: those for a number of input channels."""
-    line = 128 // weight.element_size()  # the bytes that are copied to shared memory at best
-    block = line // 2 if weight.shape[-1] % line else line
-    return [Tiles(*size, block, splits) for size in _SIZES for splits in _SPLITS]
+    line = _LINE // weight.element_size()
+    blocks = (line, line // 2) if weight.shape[-1] % line else (line,)  # the last one may be partly empty
+    return [Tiles(*size, block, splits) for size in _STEPS_US for block in blocks for splits in _SPLITS]
 
 
 def choose(x: PaddedImages, weight: torch.Tensor) -> Tiles:
     """Return the division that should take the least time on a Hopper GPU.
 
-    A step of a tile takes as long as its bytes: copies from the L2 cache, not tensor cores, are the limit.
+    Copies from the L2 cache, not tensor cores, are the limit, so tiles differ in what a step takes.
     """
     planes, channels, inputs = weight.shape
     side, scale = side_and_scale(planes)
     places = scale * scale
 
     def cost(tiles: Tiles) -> float:
+        num_steps = side * side * triton.cdiv(inputs, tiles.block)
+        steps = triton.cdiv(num_steps, tiles.splits)
+        splits = triton.cdiv(num_steps, steps)
         columns = triton.cdiv(channels, tiles.channels)
-        programs = triton.cdiv(x.num_needed_rows, tiles.rows) * columns * tiles.splits * places
-        num_steps = triton.cdiv(side * side * triton.cdiv(inputs, tiles.block), tiles.splits)
-        a_step = (tiles.rows + tiles.channels) * tiles.block * weight.element_size() / _BYTES_A_CYCLE
-        cycles = triton.cdiv(programs, _PROGRAMS) * (num_steps * a_step + _EPILOGUE)
-        if tiles.splits > 1:
-            bytes_added = x.num_pixels * places * channels * tiles.splits * 8
-            cycles += _EPILOGUE + bytes_added / (_PROGRAMS * _BYTES_A_CYCLE)
-        return float(cycles)
+        programs = triton.cdiv(x.num_needed_rows, tiles.rows) * columns * splits * places
+        step = _STEPS_US[tiles.rows, tiles.main, tiles.extra]
+        if tiles.block * weight.element_size() < _LINE:
+            step *= _HALF_LINE
+        epilogue = _EPILOGUE_US * tiles.rows * tiles.channels / 128**2
+        took = _LAUNCH_US + triton.cdiv(programs, _PROGRAMS) * (steps * step + epilogue)
+        if splits > 1:
+            megabytes = x.num_pixels * places * channels * (4 * splits + 2) / 1e6
+            took += _SUM_US + _SUM_US_A_MEGABYTE * megabytes
+        return float(took)
 
     return min(candidates(weight), key=cost)
