@@ -176,7 +176,6 @@ def test_convolutions_against_float64(kind: str) -> None:
     ("knobs", "allowed"),
     [
         ({"precision": "bf16"}, 0.015),
-        ({"convolutions": "bf16"}, 0.015),
         ({"precision": "fp8"}, 0.06),
         ({"precision": "fp8", "convolutions": "fp8"}, 0.07),
     ],
@@ -192,7 +191,7 @@ def test_a_unet_against_diffusers(knobs: Any, allowed: float, linear: bool) -> N
         assert error(made(**given)[0], wanted) < allowed
 
 
-@pytest.mark.parametrize(("convolutions", "allowed"), [("cudnn", 0.02), ("bf16", 0.02), ("fp8", 0.15)])
+@pytest.mark.parametrize(("convolutions", "allowed"), [("bf16", 0.02), ("fp8", 0.15)])
 @torch.no_grad()
 def test_a_vae_against_diffusers(convolutions: Any, allowed: float) -> None:
     made, plain = fused_unets.vae("cuda"), fused_unets.vae("cuda")
@@ -210,7 +209,6 @@ def test_a_vae_against_diffusers(convolutions: Any, allowed: float) -> None:
     [
         "fused(bf16)@denoiser,vae+cuda_graph@denoiser,text_encoder,vae",
         "fused(fp8)+cuda_graph",
-        "fused(convolutions=bf16)@denoiser,vae+cuda_graph@denoiser,vae",
         "fused(fp8, convolutions=fp8)+cuda_graph",
     ],
 )

@@ -1,8 +1,8 @@
 """Residual blocks and norms of UNets and VAEs, with fewer passes over memory: each replaces one of diffusers'.
 
-Convolutions are cuDNN's, without their biases, each of which PyTorch adds in a pass of its own; activations are in
-channels_last, as cuDNN wants them in 16 bits. Or they are vivace's, in bf16 or e4m3: the norms before them round their
-outputs, they add the bias and the residual themselves, and what enlarges an image is one kernel with the convolution.
+Convolutions are cuDNN's in bf16, without their biases, each of which PyTorch adds in a pass of its own; activations
+are in channels_last, as cuDNN wants them. Or they are vivace's in e4m3: the norms before them round their outputs, and
+they add the bias and the residual themselves. What enlarges an image is one kernel with the convolution, in bf16.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from vivace.fused import image_operations as images
 from vivace.fused.operations import Places
 from vivace.kernels import reference
 
-Kind = Literal["cudnn", "bf16", "fp8"]
-"""Whose convolutions: cuDNN's in bf16, or vivace's in bf16 or e4m3."""
+Precision = Literal["bf16", "fp8"]
+"""Of residual blocks' convolutions: cuDNN's are in bf16, vivace's in e4m3."""
 _LARGEST_GROUP = 2**20
 """Elements of a GroupNorm's group that its output's bound is for: 1024 x 1024 pixels, or 128 x 128 of 64 channels. In
 larger groups an element beyond it, which would be nearly all of the variance, saturates."""
@@ -84,25 +84,18 @@ class NormedConvolution(nn.Module):  # type: ignore[misc]
 
 
 class OwnConvolution(nn.Module):  # type: ignore[misc]
-    """The same by `vivace.kernels.convolution`, in e4m3 or in bf16, for convolutions that `has_own_form` allows.
+    """The same in e4m3 by `vivace.kernels.convolution`, for convolutions that `has_own_form` allows.
 
-    In e4m3 the input's scale comes from a bound, as in `vivace.fused.scales`: no element of a group of n that is
-    normalised exceeds sqrt(n), and SiLU enlarges none. Each output channel's weights have a scale of their own.
+    The input's scale comes from a bound, as in `vivace.fused.scales`: no element of a group of n that is normalised
+    exceeds sqrt(n), and SiLU enlarges none. Each output channel's weights have a scale of their own.
     """
 
-    def __init__(self, norm: nn.GroupNorm, convolution: nn.Conv2d, quantize: bool) -> None:
+    def __init__(self, norm: nn.GroupNorm, convolution: nn.Conv2d) -> None:
         super().__init__()
         self.norm = norm
-        # (outputs, inputs, 9)
-        weight = convolution.weight.detach().flatten(2)
-        if not quantize:
-            self.weight = nn.Parameter(weight.permute(2, 0, 1).contiguous(), requires_grad=False)
-            self.register_buffer("scale", None)
-            self.register_buffer("scales", torch.ones(len(weight), device=weight.device))
-            return
         bound = (_LARGEST_GROUP**0.5 * norm.weight.float().abs() + norm.bias.float().abs()).amax()
         scale = reference.scale_of(bound.detach().reshape(1))
-        weight = weight.float()
+        weight = convolution.weight.detach().flatten(2).float()  # (outputs, inputs, 9)
         of_outputs = reference.scale_of(weight.abs().amax(dim=(1, 2)))
         planes = weight.permute(2, 0, 1)
         rounded = planes.new_empty(planes.shape, dtype=torch.float8_e4m3fn)
@@ -129,14 +122,14 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
 
     Args:
         projections: of the whole model, which this block's is added to.
-        kind: of convolutions that `has_own_form` allows; others are cuDNN's.
+        precision: of convolutions that `has_own_form` allows; others are in bf16.
     """
 
-    def __init__(self, block: Any, projections: TimeProjections, kind: Kind) -> None:
+    def __init__(self, block: Any, projections: TimeProjections, precision: Precision) -> None:
         super().__init__()
         self.first, self.second = (
-            OwnConvolution(norm, convolution, kind == "fp8")
-            if kind != "cudnn" and has_own_form(convolution)
+            OwnConvolution(norm, convolution)
+            if precision == "fp8" and has_own_form(convolution)
             else NormedConvolution(norm, convolution)
             for norm, convolution in ((block.norm1, block.conv1), (block.norm2, block.conv2))
         )
@@ -202,11 +195,12 @@ class FusedNorm(nn.Module):  # type: ignore[misc]
         return images.group_norm(images.channels_last(x), self.norm, None, silu=True)
 
 
-def fuse_convolutions(model: Any, kind: Kind, places: Places) -> int:
+def fuse_convolutions(model: Any, precision: Precision, enlarges: bool, places: Places) -> int:
     """Replace a model's residual blocks, and the norm before its last convolution; return the number of the blocks.
 
     Args:
-        kind: of convolutions; where they are vivace's, what enlarges an image is replaced as well.
+        precision: of residual blocks' convolutions.
+        enlarges: also replace what enlarges an image.
         places: weights are rounded to e4m3 where the model computes, and then moved to where they are kept.
     """
     model.to(memory_format=torch.channels_last)
@@ -215,17 +209,17 @@ def fuse_convolutions(model: Any, kind: Kind, places: Places) -> int:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__ == "ResnetBlock2D":
-                block = child.to(places.work) if kind == "fp8" else child
-                fused = FusedResnet(block, projections, kind).eval().requires_grad_(False)
-                parent._modules[name] = fused.to(places.home) if kind == "fp8" else fused
+                block = child.to(places.work) if precision == "fp8" else child
+                fused = FusedResnet(block, projections, precision).eval().requires_grad_(False)
+                parent._modules[name] = fused.to(places.home) if precision == "fp8" else fused
                 number += 1
-            elif kind != "cudnn" and type(child).__name__ == "Upsample2D" and can_enlarge(child):
+            elif enlarges and type(child).__name__ == "Upsample2D" and can_enlarge(child):
                 parent._modules[name] = FusedUpsample(child).eval().requires_grad_(False)
         norm, act = getattr(parent, "conv_norm_out", None), getattr(parent, "conv_act", None)
         if isinstance(norm, nn.GroupNorm) and type(act).__name__ == "SiLU":
             parent.conv_norm_out, parent.conv_act = FusedNorm(norm), nn.Identity()
     if projections.weight is not None:
-        if kind == "fp8":
+        if precision == "fp8":
             projections.to(places.home)
         model.add_module("vivace_time_projections", projections)
     return number

@@ -18,7 +18,7 @@ from torch import nn
 from vivace.errors import Unsupported
 from vivace.fused import image_operations as images
 from vivace.fused import operations
-from vivace.fused.convolutions import Kind, fuse_convolutions, unsuited_resnet
+from vivace.fused.convolutions import Precision, fuse_convolutions, unsuited_resnet
 from vivace.fused.image_operations import RowScaled
 from vivace.fused.operations import Places, Rows
 from vivace.fused.products import Product
@@ -162,16 +162,16 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
         return Transformer2DModelOutput(sample=made) if return_dict else (made,)
 
 
-def fuse_unet(model: Any, quantize: bool, convolutions: Kind, places: Places) -> int:
+def fuse_unet(model: Any, quantize: bool, convolutions: Precision, enlarges: bool, places: Places) -> int:
     """Replace a UNet's transformers and residual blocks; return the number of transformer blocks.
 
     Args:
         model: in bf16.
         quantize: store the transformers' weights in e4m3.
-        convolutions: as in `fuse_convolutions`.
+        convolutions, enlarges: as in `fuse_convolutions`.
         places: each transformer is moved to where it computes, and its new weights to where they are kept.
     """
-    fuse_convolutions(model, convolutions, places)
+    fuse_convolutions(model, convolutions, enlarges, places)
     # By name: a list of modules would keep the blocks, and with them their weights, until all are fused.
     names = [name for name, part in model.named_modules() if type(part).__name__ == "Transformer2DModel"]
     number = 0

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vivace.fused import image_operations as images
-from vivace.fused.convolutions import Kind, fuse_convolutions, unsuited_resnet
+from vivace.fused.convolutions import Precision, fuse_convolutions, unsuited_resnet
 from vivace.fused.operations import Places, Rows
 from vivace.fused.products import Product
 from vivace.kernels.reference import Tokens
@@ -37,14 +37,14 @@ class FusedAttention(nn.Module):  # type: ignore[misc]
         return x + out.view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
-def fuse_vae(vae: Any, convolutions: Kind, places: Places) -> int:
+def fuse_vae(vae: Any, convolutions: Precision, enlarges: bool, places: Places) -> int:
     """Replace a VAE's residual blocks and attentions; return the number of both.
 
     Args:
         vae: an `AutoencoderKL` in bf16.
-        convolutions, places: as in `fuse_convolutions`.
+        convolutions, enlarges, places: as in `fuse_convolutions`.
     """
-    number = fuse_convolutions(vae, convolutions, places)
+    number = fuse_convolutions(vae, convolutions, enlarges, places)
     for parent in list(vae.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__ == "Attention":

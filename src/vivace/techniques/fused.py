@@ -11,8 +11,8 @@ Costs: other rounding than diffusers'; with fp8 also that of weights and activat
     techniques that work on blocks do not go with it. The rest of a VAE is computed in bf16, also of one that diffusers
     would compute in fp32 (SDXL's). With `offload(model)` FLUX's hoisted modulations are copied as well, 135 MB a call.
 Needs: a FLUX transformer, a UNet of Stable Diffusion's blocks (1.5, 2, XL), or their VAE. On GPUs Triton and cuBLASLt;
-    fp8 compute capability 8.9; `attention=fp8` Hopper, FLUX and the package nvidia-cudnn-frontend; convolutions of
-    vivace's own Hopper, and a UNet or a VAE. Elsewhere plain PyTorch computes the same, which is right and slow.
+    fp8 compute capability 8.9; `attention=fp8` Hopper, FLUX and the package nvidia-cudnn-frontend; `convolutions=fp8`
+    Hopper, and a UNet or a VAE. Elsewhere plain PyTorch computes the same, which is right and slow.
 Source: Peebles and Xie, DiT (adaLN-Zero), arXiv 2212.09748; Micikevicius et al., FP8 Formats for Deep Learning, arXiv
     2209.05433; Shah et al., FlashAttention-3, arXiv 2407.08608 (attention in fp8). Kernels: vivace.kernels.
 
@@ -60,10 +60,10 @@ class Fused(Technique):
     attention: Literal["bf16", "fp8"] = knob(
         "bf16", tune=["bf16", "fp8"], about="of attention; fp8 is cuDNN's, on Hopper"
     )
-    convolutions: Literal["cudnn", "bf16", "fp8"] = knob(
-        "cudnn",
-        about="of a UNet and a VAE: cuDNN's; or vivace's own, in bf16 or fp8, in residual blocks and where an image is "
-        "enlarged, on Hopper",
+    convolutions: Literal["bf16", "fp8"] = knob(
+        "bf16",
+        tune=["bf16", "fp8"],
+        about="of the residual blocks of a UNet and a VAE; fp8 is vivace's own, on Hopper",
     )
     bf16_blocks: int = knob(
         0, ge=0, le=100, about="attention=fp8: the first and last blocks whose attention stays in bf16"
@@ -119,8 +119,8 @@ class Fused(Technique):
         if machine.is_cuda:
             have = machine.capability
             needs = {f"matmuls in {self.precision}": _MIN_CAPABILITY[self.precision]}
-            if self.convolutions != "cudnn":
-                needs["vivace's own convolutions"] = _HOPPER
+            if self.convolutions == "fp8":
+                needs["convolutions in fp8"] = _HOPPER
             for what, least in needs.items():
                 if have is not None and have < least:
                     return (
@@ -141,9 +141,9 @@ class Fused(Technique):
         denoiser = target.module("denoiser")
         if (reason := _unsuited(denoiser, machine.is_cuda, self.precision == "fp8")) is not None:
             return reason
-        if self.convolutions != "cudnn" and not _is_unet(denoiser) and "vae" not in self.targets:
+        if self.convolutions == "fp8" and not _is_unet(denoiser) and "vae" not in self.targets:
             return (
-                f"FLUX's transformer has no convolutions; with convolutions={self.convolutions} fuse the VAE as well, "
+                "FLUX's transformer has no convolutions; with convolutions=fp8 fuse the VAE as well, "
                 "@denoiser,vae"
             )
         if self.attention == "fp8":
@@ -165,7 +165,7 @@ class Fused(Technique):
         by = "Triton" if target.machine.is_cuda else "PyTorch (no GPU)"
         for name, module in new.items():
             if name == "vae":
-                changed |= self._fuse_vae(module, _places(target, module))
+                changed |= self._fuse_vae(target, _places(target, module))
             else:
                 fuse = self._fuse_unet if _is_unet(module) else self._fuse_flux
                 effect = fuse(target, _places(target, module))
@@ -173,18 +173,19 @@ class Fused(Technique):
             changed[f"{name}.fused_by"] = by
         return replace(effect, changed=changed)
 
-    def _fuse_vae(self, vae: Any, places: Places) -> dict[str, int | float | str]:
+    def _fuse_vae(self, target: Target, places: Places) -> dict[str, int | float | str]:
         import torch
 
         from vivace.fused.convolutions import num_own
         from vivace.fused.vae_blocks import fuse_vae
 
+        vae = target.module("vae")
         torch.nn.Module.to(vae, torch.bfloat16)
         for part in (vae.encoder, vae.decoder, vae.quant_conv, vae.post_quant_conv):
             if part is not None:
                 part.register_forward_pre_hook(_cast_all)
         with torch.no_grad():
-            num_blocks = fuse_vae(vae, self.convolutions, places)
+            num_blocks = fuse_vae(vae, self.convolutions, _enlarges(target), places)
         setattr(vae, _ATTRIBUTE, True)
         return {"vae.fused_blocks": num_blocks, "vae.own_convolutions": num_own(vae)}
 
@@ -200,7 +201,9 @@ class Fused(Technique):
         unet.register_forward_pre_hook(casts.before, with_kwargs=True)
         unet.register_forward_hook(casts.after)
         with torch.no_grad():
-            num_blocks = fuse_unet(unet, self.precision == "fp8", self.convolutions, places)
+            num_blocks = fuse_unet(
+                unet, self.precision == "fp8", self.convolutions, _enlarges(target), places
+            )
         setattr(unet, _ATTRIBUTE, True)
         return Effect(
             changed={
@@ -270,6 +273,12 @@ def _places(target: Target, module: Any) -> Places:
         return Places(now, now)
     work = torch.device(target.machine.device)
     return Places(work, torch.device(where.home or now))
+
+
+def _enlarges(target: Target) -> bool:
+    """Whether images are enlarged by vivace's own kernel, which is made for Hopper and measured there."""
+    machine = target.machine
+    return not machine.is_cuda or machine.capability == _HOPPER
 
 
 def _is_unet(denoiser: Any) -> bool:

@@ -77,7 +77,6 @@ def _resources(kernel: Any) -> str:
 def fused_models() -> None:
     for given in (
         Fused(precision="bf16"),
-        Fused(precision="bf16", convolutions="bf16"),
         Fused(precision="fp8", convolutions="fp8"),
     ):
         made = fused_unets.unet()
