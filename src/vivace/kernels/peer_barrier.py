@@ -10,9 +10,19 @@ import torch
 import triton
 import triton.language as tl
 
+_TRIES = 100  # between two looks at host memory, which take longer
+
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _barrier(count, slots, others, abandoned, rank, NUM: tl.constexpr) -> None:  # type: ignore[no-untyped-def]  # noqa: N803
+def _barrier(  # type: ignore[no-untyped-def]
+    count,
+    slots,
+    others,
+    abandoned,
+    rank,
+    NUM: tl.constexpr,  # noqa: N803
+    TRIES: tl.constexpr,  # noqa: N803
+) -> None:
     mine = tl.atomic_add(count, 1) + 1
     for other in tl.static_range(NUM):
         if other != rank:
@@ -22,8 +32,12 @@ def _barrier(count, slots, others, abandoned, rank, NUM: tl.constexpr) -> None: 
         if other != rank:
             there = tl.atomic_add(slots + other, 0, sem="acquire", scope="sys")
             while there < mine:
-                there = tl.atomic_add(slots + other, 0, sem="acquire", scope="sys")
-                there += tl.atomic_add(abandoned, 0, sem="relaxed", scope="sys")
+                tries = 0
+                while (there < mine) & (tries < TRIES):
+                    there = tl.atomic_add(slots + other, 0, sem="acquire", scope="sys")
+                    tries += 1
+                if there < mine:
+                    there += tl.load(abandoned, volatile=True)
 
 
 def peer_barrier(
@@ -34,9 +48,10 @@ def peer_barrier(
     Args:
         count: (1,), of barriers so far, in this GPU's own memory.
         slots: for each GPU (GPUs,), what the others have written there; those of `rank` are this GPU's own.
-        abandoned: (1,), 0. A large number there ends the wait, and every later one: the others will not come.
+        abandoned: (1,), 0, in pinned host memory. A large number there ends the wait, and every later one: the others
+            will not come. Host memory, since the host has to be able to write it while it waits for the GPU itself.
         rank: of this GPU.
 
     All are int64, and 0 at first.
     """
-    _barrier[(1,)](count, slots[rank], slots, abandoned, rank, NUM=len(slots), num_warps=1)
+    _barrier[(1,)](count, slots[rank], slots, abandoned, rank, NUM=len(slots), TRIES=_TRIES, num_warps=1)

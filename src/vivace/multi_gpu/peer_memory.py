@@ -23,7 +23,7 @@ from vivace.fused.operations import has_triton
 _ALIGNMENT = 256  # bytes, as of separate allocations
 _ABANDONED = 1 << 62  # more than any count of barriers
 SWITCH = "VIVACE_PEER_WRITES"
-"""The environment variable that turns this on. It is off until all tests of several GPUs have run with it."""
+"""The environment variable that turns this off, with 0: keys and values are gathered by NCCL then."""
 
 
 def can_write_to_peers(num: int) -> bool:
@@ -31,7 +31,7 @@ def can_write_to_peers(num: int) -> bool:
 
     Each process sees its own GPU as the first, and those of the next ranks after it.
     """
-    if os.environ.get(SWITCH) != "1" or torch.version.hip is not None:
+    if os.environ.get(SWITCH) == "0" or torch.version.hip is not None:
         return False
     able = has_triton() and torch.cuda.device_count() >= num
     able = able and all(torch.cuda.can_device_access_peer(0, other) for other in range(1, num))
@@ -57,11 +57,8 @@ class PeerMemory:
         counts = self._shared_bytes(8 * num)
         self._slots = tuple(of_gpu.view(torch.int64) for of_gpu in counts)
         self._slots[rank].zero_()
-        self._count, self._abandoned = (torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(2))
-        self._side = torch.cuda.Stream()
-        with torch.cuda.stream(self._side):
-            # The kernel of `abandon` is loaded here: CUDA may load none while another one waits.
-            self._abandoned.fill_(0)
+        self._count = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self._abandoned = torch.zeros(1, dtype=torch.int64).pin_memory()
         torch.cuda.synchronize()
         dist.barrier()  # until every process has set its slots to zero
 
@@ -90,9 +87,11 @@ class PeerMemory:
         peer_barrier(self._count, self._slots, self._abandoned, self._rank)
 
     def abandon(self) -> None:
-        """End this GPU's waits, also those to come: another process has ended. From any thread."""
-        with torch.cuda.stream(self._side):
-            self._abandoned.fill_(_ABANDONED)
+        """End this GPU's waits, also those to come: another process has ended. From any thread.
+
+        No call of CUDA: where the queue of launches is full, the thread that launches holds CUDA's lock and waits.
+        """
+        self._abandoned.fill_(_ABANDONED)
 
     @property
     def num_bytes(self) -> int:
