@@ -17,7 +17,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -265,7 +265,7 @@ def _attention() -> Iterator[dict[str, Any]]:
 
 
 def _own(x: Any, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor | None) -> dict[str, Any]:
-    """Time a convolution by each division of it; return the chosen and the fastest."""
+    """Time a convolution by each division of it; return the chosen and the fastest, and what each takes."""
     import torch
 
     from vivace.kernels.convolution import candidates, choose, convolve
@@ -285,6 +285,7 @@ def _own(x: Any, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tenso
         "best_us": round(took[best], 1),
         "chosen": asdict(chosen),
         "best": asdict(best),
+        "divisions": [[*astuple(tiles), round(us, 1)] for tiles, us in took.items()],
     }
 
 
