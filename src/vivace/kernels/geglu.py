@@ -30,7 +30,11 @@ def _values(  # type: ignore[no-untyped-def]
     if HAS_BIAS:
         value += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
         gate += tl.load(bias + channels + at, mask=inside, other=0.0).to(tl.float32)
-    return value * gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+    # The normal distribution beyond |gate|, to 1e-7: Abramowitz and Stegun, 7.1.26. Half the instructions of tl.erf.
+    t = 1.0 / (1.0 + 0.23164189 * tl.abs(gate))
+    tail = 0.7107068705 + t * (-0.7265760135 + t * 0.5307027145)
+    tail = t * (0.127414796 + t * (-0.142248368 + t * tail)) * tl.exp2(gate * gate * -0.7213475204444817)
+    return value * gate * tl.where(gate < 0.0, tail, 1.0 - tail)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -52,7 +56,7 @@ def _geglu(  # type: ignore[no-untyped-def]
     own, to = x + row * x_stride, out + row * channels
     at = tl.arange(0, FIRST)
     value = _values(own, bias, channels, at, HAS_BIAS)
-    scale = 1.0
+    by = 1.0
     if QUANTIZE:
         reached = tl.max(tl.abs(value), axis=0)
     if SECOND:
@@ -63,9 +67,10 @@ def _geglu(  # type: ignore[no-untyped-def]
     if QUANTIZE:
         scale = tl.maximum(reached, tiny) / largest
         tl.store(scales + row, scale)
-    tl.store(to + at, (value / scale).to(out.dtype.element_ty), mask=at < channels)
+        by = 1.0 / scale
+    tl.store(to + at, (value * by).to(out.dtype.element_ty), mask=at < channels)
     if SECOND:
-        tl.store(to + more, (rest / scale).to(out.dtype.element_ty), mask=more < channels)
+        tl.store(to + more, (rest * by).to(out.dtype.element_ty), mask=more < channels)
 
 
 def geglu(
