@@ -212,10 +212,16 @@ def check_add_biased(rows: int, channels: int, device: str) -> None:
 
 
 def check_convolve(
-    kind: str, images: tuple[int, int, int], inputs: int, outputs: int, device: str, enlarges: bool = False
+    kind: str,
+    images: tuple[int, int, int],
+    inputs: int,
+    outputs: int,
+    device: str,
+    enlarges: bool = False,
+    every_division: bool = False,
 ) -> None:
-    """A convolution of (batch, height, width) in all divisions, on a GPU in e4m3, and in bf16 where it enlarges."""
-    from vivace.kernels.convolution import Tiles, convolve
+    """A convolution of (batch, height, width) in several divisions, on a GPU in e4m3, and in bf16 where it enlarges."""
+    from vivace.kernels.convolution import Tiles, candidates, convolve
 
     dtype = eight_bits(device) if device == "cpu" or not enlarges else torch.bfloat16
     batch, height, width = images
@@ -230,7 +236,14 @@ def check_convolve(
     bias = random("normal", outputs, device=device, seed=3)
     residual = random("normal", num_pixels, outputs, device=device, seed=4)
     wide = PaddedImages(x.rows.double(), *images)
-    for tiles in (None, Tiles(128, 32, 16, 32, 1), Tiles(128, 64, 0, 64, 2), Tiles(128, 32, 0, 32, 9)):
+    small = (
+        Tiles(128, 32, 16, 32, 1),
+        Tiles(128, 64, 0, 64, 2),
+        Tiles(128, 32, 0, 32, 9),
+        Tiles(256, 128, 32, 64, 1),
+    )
+    own = [one for one in candidates(weight) if one.splits in (1, 3)] if every_division else small
+    for tiles in (None, *own):
         for more in ((None, None), (bias, residual)):
             wanted = ref.convolve(wide, weight.double(), scales.double(), *more)
             out = poisoned(num_pixels, outputs, dtype=torch.bfloat16, device=device)

@@ -172,6 +172,13 @@ def test_convolutions_against_float64(kind: str) -> None:
             kernels.check_convolve(kind, images, inputs, outputs, "cuda", enlarges)
 
 
+@pytest.mark.parametrize("enlarges", [False, True])
+def test_each_division_of_a_convolution_against_float64(enlarges: bool) -> None:
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("convolutions in fp8 are for Hopper")
+    kernels.check_convolve("normal", (2, 21, 34), 320, 480, "cuda", enlarges, every_division=True)
+
+
 @pytest.mark.parametrize(
     ("knobs", "allowed"),
     [
