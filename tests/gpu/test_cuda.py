@@ -99,7 +99,7 @@ def test_cuda_graphs_do_not_overwrite_what_a_scheduler_keeps() -> None:
     assert psnr(picture, eager) > 30
 
 
-@pytest.mark.parametrize("name", ["pndm", "ddim", "lcm"])
+@pytest.mark.parametrize("name", ["pndm", "ddim", "lcm", "euler", "dpmpp_2m"])
 def test_timesteps_from_the_host_are_those_of_the_device(name: str) -> None:
     """Text encoder, denoiser and decoder in graphs, and no step that waits for the GPU."""
     eager = draw(vivace.load("tiny-sd", f"scheduler({name})", device="cuda"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract import CallContext, ignores_guidance_scale
+from vivace.contract import CallContext, call_parameters, ignores_guidance_scale
 from vivace.models.sources import example_pictures
 from vivace.spec.workload import steps_for, steps_run
 
@@ -45,7 +45,7 @@ def example_call(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, 
 def _area(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that make FLUX.1 Kontext draw the size that it is given."""
     height, width = size.get("height"), size.get("width")
-    if "max_area" not in inspect.signature(type(pipe).__call__).parameters or not height or not width:
+    if "max_area" not in call_parameters(pipe) or not height or not width:
         return {}
     return {"max_area": height * width, "_auto_resize": False}
 
@@ -113,7 +113,7 @@ def _rounds_up(pipe: DiffusionPipeline) -> bool:
 
 def accepted_by(pipe: DiffusionPipeline) -> set[str]:
     """Return the names of the arguments that the pipeline's call has a use for."""
-    parameters = inspect.signature(pipe.__call__).parameters
+    parameters = call_parameters(pipe)
     scale = parameters.get("guidance_scale")
     # QwenImagePipeline warns of any scale, Flux2KleinPipeline of its own default.
     without = scale is not None and scale.default is None and ignores_guidance_scale(pipe)
@@ -122,7 +122,7 @@ def accepted_by(pipe: DiffusionPipeline) -> set[str]:
 
 def takes_prompts_first(pipe: DiffusionPipeline) -> bool:
     """Return whether prompts are the first argument of the pipeline's call. FLUX.2's take the image to edit first."""
-    return next(iter(inspect.signature(pipe.__call__).parameters)) == "prompt"
+    return next(iter(call_parameters(pipe))) == "prompt"
 
 
 def as_the_pipeline_takes(
@@ -169,7 +169,7 @@ def with_negative_prompts(
 
 def signature_defaults(pipe: DiffusionPipeline) -> dict[str, Any]:
     """Return the defaults of steps and guidance in the pipeline's `__call__`."""
-    parameters = inspect.signature(pipe.__call__).parameters
+    parameters = call_parameters(pipe)
     return {
         name: parameters[name].default
         for name in ("num_inference_steps", "guidance_scale")

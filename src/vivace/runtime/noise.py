@@ -13,6 +13,8 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from vivace.contract import call_parameters, weights_dtype
+
 if TYPE_CHECKING:
     import torch
     from diffusers import DiffusionPipeline
@@ -22,7 +24,7 @@ def draw_noise_in_fp32(pipe: DiffusionPipeline) -> None:
     """Patch `pipe.prepare_latents`, `pipe.vae.encode` and `pipe.scheduler.step`, after the recipe is applied."""
     import torch
 
-    if "image" in inspect.signature(type(pipe).__call__).parameters and hasattr(pipe.vae, "encoder"):
+    if "image" in call_parameters(pipe) and hasattr(pipe.vae, "encoder"):
         _sample_latents_in_fp32(pipe.vae)
 
     prepare = getattr(pipe, "prepare_latents", None)
@@ -34,9 +36,9 @@ def draw_noise_in_fp32(pipe: DiffusionPipeline) -> None:
             dtype = bound.arguments["dtype"]
             bound.arguments["dtype"] = torch.float32
             vae = getattr(pipe, "vae", None)
-            own = getattr(vae, "dtype", None)
+            own = weights_dtype(vae)
             made = _cast(prepare(*bound.args, **bound.kwargs), dtype)
-            if vae is not None and vae.dtype != own:
+            if vae is not None and weights_dtype(vae) != own:
                 # SDXL's pipelines encode pictures in fp32, and then cast the VAE to the dtype that they were given.
                 vae.to(dtype=own)
             return made

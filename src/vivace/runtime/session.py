@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,7 +19,9 @@ from vivace.contract import (
     Stage,
     Target,
     Technique,
+    call_parameters,
     component_of,
+    weights_dtype,
     without_clashes,
     working_part,
 )
@@ -287,7 +288,7 @@ class Session:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Generate images. Arguments and result are those of the wrapped pipeline; prompts may always come first."""
         args, kwargs = as_the_pipeline_takes(self.pipe, args, kwargs)
-        by_position = set(list(inspect.signature(self.pipe.__call__).parameters)[: len(args)])
+        by_position = set(list(call_parameters(self.pipe))[: len(args)])
         call = with_negative_prompts(
             with_size_of_picture(
                 self.pipe, {k: v for k, v in self.arguments.items() if k not in by_position}, kwargs
@@ -298,7 +299,7 @@ class Session:
         if (reason := why_no_steps(self.pipe, call)) is not None:
             raise Unsupported(f"{self.recipe.text}: {reason}")
         vae = getattr(self.pipe, "vae", None)
-        dtype = getattr(vae, "dtype", None)
+        dtype = weights_dtype(vae)
         effects = [effect for _, effect in self._applied]
         try:
             with self.surroundings():
@@ -306,7 +307,7 @@ class Session:
         except BaseException:
             # SDXL's pipeline decodes in fp32 and casts its VAE back afterwards, but not if decoding fails. After an
             # out-of-memory error, later calls would mix weights and latents of two dtypes.
-            if vae is not None and vae.dtype != dtype:
+            if vae is not None and weights_dtype(vae) != dtype:
                 vae.to(dtype)
             raise
 

@@ -4,8 +4,9 @@ Why: an eager step launches its kernels one by one, each through Python and the 
     them (small models, few tokens, batch 1), a replay, which is one launch, lets it run without gaps. It needs no
     compiler and seconds instead of minutes; `compile` (mode default) may run inside the graph. Once steps are replayed,
     text encoders and the VAE's decoder are what the GPU waits for: aim it at them, too. Schedulers that look a timestep
-    up wait for the GPU in each step, since timesteps are on it: they are given the number from the host instead. And
-    before the first step diffusers searches all layers for offloading hooks, several times: it is told where they are.
+    up wait for the GPU in each step, or in the first, since timesteps are on it: they are given the number from the
+    host instead. And before the first step diffusers searches all layers for offloading hooks, several times: it is
+    told where they are.
 Costs: each graph keeps a step's activations, in a pool that all graphs share. The first step of each shape takes three
     steps' work. Inputs are copied in and outputs copied out. Qwen-Image and Z-Image take prompts at their own length:
     each new length captures anew, and prompts of more than `max_graphs` lengths in turn do so with every image. On an
@@ -53,6 +54,13 @@ if TYPE_CHECKING:
 
 _LOOK_UP_TIMESTEPS = ("DDIMScheduler", "DDPMScheduler", "LCMScheduler", "PNDMScheduler", "TCDScheduler")
 """Schedulers that index a table on the CPU by the timestep, and so read it back from the GPU in each step."""
+
+_SEARCH_FIRST_TIMESTEP = (
+    "DPMSolverMultistepScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "EulerDiscreteScheduler",
+)
+"""Schedulers that count steps, but search all timesteps for the first one: the GPU is waited for, and then waits."""
 
 
 class CudaGraph(Technique):
@@ -136,7 +144,7 @@ class CudaGraph(Technique):
             devices.settle(target.pipe)
             # The scheduler may have been replaced after this technique was applied.
             scheduler = getattr(target.pipe, "scheduler", None)
-            if "denoiser" in captured and type(scheduler).__name__ in _LOOK_UP_TIMESTEPS:
+            if "denoiser" in captured and _reads_timesteps(scheduler):
                 on_host.wrap(scheduler)
 
         def refuted(_: dict[str, Any]) -> str | None:
@@ -223,12 +231,22 @@ def _first_device(module: torch.nn.Module) -> torch.device | None:
     return next((weight.device for weight in module.parameters()), None)
 
 
+def _reads_timesteps(scheduler: Any) -> bool:
+    """Whether a scheduler reads timesteps back from the GPU, and makes the same ones on the CPU."""
+    name = type(scheduler).__name__
+    if name not in _SEARCH_FIRST_TIMESTEP:
+        return name in _LOOK_UP_TIMESTEPS
+    # Those are logarithms, which the GPU may round otherwise.
+    return bool(scheduler.config.get("timestep_type") != "continuous")
+
+
 class _TimestepsOnHost:
     """Lets a scheduler look timesteps up without waiting for the GPU.
 
     Timesteps are made on the CPU and copied to the device. The loop's `t`, a view of the copy, tells by its place which
-    number of the CPU's it is; `step` is given that, and sees the CPU's timesteps. One from elsewhere is left as it is,
-    and so is everything where something else has set the scheduler's timesteps since.
+    number of the CPU's it is; `step` and `scale_model_input`, whichever comes first, are given that, and see the CPU's
+    timesteps. One from elsewhere is left as it is, and so is everything where something else has set the scheduler's
+    timesteps since.
 
     Attributes:
         num_steps: steps that were given a timestep of the CPU.
@@ -255,18 +273,35 @@ class _TimestepsOnHost:
 
         @functools.wraps(step)
         def step_on_host(model_output: torch.Tensor, timestep: Any, *args: Any, **kwargs: Any) -> Any:
-            on_host, copy = self._on_host, self._copy
-            place = None if copy is None else _place_of(timestep, copy)
-            if on_host is None or place is None or scheduler.timesteps is not copy:
-                return step(model_output, timestep, *args, **kwargs)
-            self.num_steps += 1
-            scheduler.timesteps = on_host
-            try:
-                return step(model_output, on_host[place], *args, **kwargs)
-            finally:
-                scheduler.timesteps = copy
+            with self._seen_by(scheduler, timestep) as seen:
+                self.num_steps += seen is not timestep
+                return step(model_output, seen, *args, **kwargs)
 
         scheduler.set_timesteps, scheduler.step = set_on_host, step_on_host
+        if type(scheduler).__name__ not in _SEARCH_FIRST_TIMESTEP:
+            return
+        scale = scheduler.scale_model_input
+
+        @functools.wraps(scale)
+        def scale_on_host(sample: torch.Tensor, timestep: Any) -> Any:
+            with self._seen_by(scheduler, timestep) as seen:
+                return scale(sample, seen)
+
+        scheduler.scale_model_input = scale_on_host
+
+    @contextmanager
+    def _seen_by(self, scheduler: Any, timestep: Any) -> Iterator[Any]:
+        """Let a scheduler see the CPU's timesteps, and give the one to call it with."""
+        on_host, copy = self._on_host, self._copy
+        place = None if copy is None else _place_of(timestep, copy)
+        if on_host is None or place is None or scheduler.timesteps is not copy:
+            yield timestep
+            return
+        scheduler.timesteps = on_host
+        try:
+            yield on_host[place]
+        finally:
+            scheduler.timesteps = copy
 
 
 def _place_of(element: Any, tensor: torch.Tensor) -> int | None:

@@ -1,11 +1,13 @@
 """Recipes applied to pipelines, as a Python user meets them."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from diffusers.models import modeling_utils
 
 import vivace
 from tests import shrunken
@@ -228,6 +230,34 @@ def test_layers_that_are_brought_one_by_one_draw_the_same_picture(recipe: str) -
 def test_what_draws_before_it_shrinks_the_model_needs_it_on_the_gpu() -> None:
     assert resolve("int8+offload(model)").loads_from_host
     assert not resolve("fp8_static+offload(model)").loads_from_host
+
+
+def test_a_call_neither_searches_layers_for_a_dtype_nor_reads_signatures_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The GPU has nothing to do meanwhile. diffusers' own `vae.dtype` asks every layer for hooks."""
+    searched: list[Any] = []
+    read: list[Any] = []
+    search, signature = modeling_utils.get_parameter_dtype, inspect.signature
+
+    def counted(module: Any) -> Any:
+        searched.append(module)
+        return search(module)
+
+    def counted_signature(function: Any, *args: Any, **kwargs: Any) -> inspect.Signature:
+        read.append(getattr(function, "__func__", function))
+        return signature(function, *args, **kwargs)
+
+    session = vivace.load("tiny-sd", device="cpu")
+    draw(session, PROMPTS[0], 0, num_inference_steps=1)
+    monkeypatch.setattr(modeling_utils, "get_parameter_dtype", counted)
+    monkeypatch.setattr(inspect, "signature", counted_signature)
+    draw(session, PROMPTS[0], 0, num_inference_steps=1)
+    assert read, "diffusers reads signatures, so they are counted"
+    assert type(session.pipe).__call__ not in read
+    assert not searched
+    assert session.pipe.vae.dtype == torch.float32
+    assert searched == [session.pipe.vae]
 
 
 def test_a_call_that_fails_while_decoding_leaves_the_vae_as_it_was(tmp_path: Path) -> None:

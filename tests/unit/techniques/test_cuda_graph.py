@@ -1,5 +1,6 @@
 """The bookkeeping of captured steps, with a capture that runs on a CPU: it repeats the work into the same memory."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -201,7 +202,7 @@ def test_a_vae_that_the_pipeline_casts_is_refused() -> None:
     assert CudaGraph().unsupported(target) is None
 
 
-@pytest.mark.parametrize("name", cuda_graph._LOOK_UP_TIMESTEPS)
+@pytest.mark.parametrize("name", cuda_graph._LOOK_UP_TIMESTEPS + cuda_graph._SEARCH_FIRST_TIMESTEP)
 def test_schedulers_do_not_read_timesteps_back_from_the_device(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,14 +210,16 @@ def test_schedulers_do_not_read_timesteps_back_from_the_device(
 
     def samples(scheduler: Any, device: str) -> list[torch.Tensor]:
         scheduler.set_timesteps(num_inference_steps=5, device=device)
-        scheduler.set_begin_index(0) if hasattr(scheduler, "set_begin_index") else None
         assert all(t.device.type == device for t in scheduler.timesteps)
         random = torch.Generator().manual_seed(0)
         found = [torch.ones(1, 4, 2, 2)]
         for t in scheduler.timesteps:
+            found.append(scheduler.scale_model_input(found[-1], t))
             noise = torch.randn(1, 4, 2, 2, generator=random)
-            more = {"generator": random} if name in ("LCMScheduler", "DDPMScheduler", "TCDScheduler") else {}
-            found.append(scheduler.step(noise, t, found[-1], **more).prev_sample)
+            more = (
+                {"generator": random} if "generator" in inspect.signature(scheduler.step).parameters else {}
+            )
+            found.append(scheduler.step(noise, t, found[-2], **more).prev_sample)
         assert all(t.device.type == device for t in scheduler.timesteps)
         return found
 
@@ -248,9 +251,28 @@ def test_a_scheduler_that_comes_later_is_served_too(monkeypatch: pytest.MonkeyPa
     session = vivace.apply(build("sd"), "cuda_graph@denoiser,vae+scheduler(ddim)")
     assert psnr(draw(session, num_inference_steps=4), reference) > 90
     assert session.evidence()["timesteps_from_host"] == 4
-    plain = vivace.apply(build("sd"), "cuda_graph+scheduler(euler)")
+    plain = vivace.apply(build("sd"), "cuda_graph+scheduler(unipc)")
     draw(plain, num_inference_steps=2)
-    assert "timesteps_from_host" not in plain.evidence(), "Euler counts its steps"
+    assert "timesteps_from_host" not in plain.evidence(), "UniPC computes on the GPU"
+
+
+@pytest.mark.parametrize("scheduler", ["euler", "dpmpp_2m", "dpmpp_2m_sde"])
+def test_schedulers_that_search_for_the_first_timestep(
+    scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr(CudaGraph, "unsupported", lambda *_: None)
+    reference = draw(vivace.apply(build("sd"), f"scheduler({scheduler})"), num_inference_steps=4)
+    session = vivace.apply(build("sd"), f"cuda_graph+scheduler({scheduler})")
+    for _ in range(2):
+        assert psnr(draw(session, num_inference_steps=4), reference) > 90
+    assert session.evidence()["timesteps_from_host"] == 8
+
+
+def test_timesteps_that_a_gpu_may_round_otherwise_stay_on_it() -> None:
+    euler = diffusers.EulerDiscreteScheduler
+    assert cuda_graph._reads_timesteps(euler())
+    assert not cuda_graph._reads_timesteps(euler(timestep_type="continuous", prediction_type="v_prediction"))
 
 
 @pytest.mark.parametrize("family", ["sd", "sdxl", "flux"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers.image_processor import VaeImageProcessor
+from PIL import Image
 
 from tests.targets import target_of
 from vivace.contract import Machine
@@ -24,6 +25,13 @@ def applied() -> tuple[Any, Any]:
     return pipe, GpuPostprocess().apply(target_of(machine=GPU, pipe=pipe))
 
 
+def scripted() -> Any:
+    pipe: Any = Pipe()
+    script = GpuPostprocess().script(target_of(machine=GPU))
+    exec("\n".join(script.lines), {"pipe": pipe, "Image": Image})  # noqa: S102
+    return pipe
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_same_bytes(dtype: torch.dtype) -> None:
     # Every value that a half of either kind can have between -1.2 and 1.2, and more.
@@ -34,6 +42,27 @@ def test_the_same_bytes(dtype: torch.dtype) -> None:
         found = pipe.image_processor.postprocess(latents, output_type="pil", **options)
         assert [image.mode for image in found] == ["RGB", "RGB"]
         assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("how", ["applied", "script"])
+def test_the_cpu_moves_no_bytes_around(
+    how: str, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PIL copies an array whose colours are apart byte by byte: nine times as long as the rest of its work."""
+    given: list[bool] = []
+    fromarray = Image.fromarray
+
+    def noted(array: Any, *args: Any) -> Any:
+        given.append(array.flags["C_CONTIGUOUS"])
+        return fromarray(array, *args)
+
+    pipe = applied()[0] if how == "applied" else scripted()
+    monkeypatch.setattr(Image, "fromarray", noted)
+    for count in (1, 2):
+        image = torch.zeros(count, 3, 8, 4).to(memory_format=layout)
+        pipe.image_processor.postprocess(image, do_denormalize=[True] * count)
+    assert given == [True, True, True]
 
 
 @pytest.mark.parametrize("kind", ["np", "pt", "latent"])
@@ -60,11 +89,6 @@ def test_it_is_for_gpus() -> None:
 
 
 def test_its_script_does_the_same() -> None:
-    script = GpuPostprocess().script(target_of(machine=GPU))
-    pipe: Any = Pipe()
-    from PIL import Image
-
-    exec("\n".join(script.lines), {"pipe": pipe, "Image": Image})  # noqa: S102
     latents = torch.linspace(-1.2, 1.2, 3 * 16 * 16).reshape(1, 3, 16, 16)
-    (found,), (wanted,) = (made.image_processor.postprocess(latents) for made in (pipe, Pipe()))
+    (found,), (wanted,) = (made.image_processor.postprocess(latents) for made in (scripted(), Pipe()))
     assert np.array_equal(found, wanted)
