@@ -67,7 +67,7 @@ def test_the_wished_for_comes_first() -> None:
     *of_flux, cached = [case for case in cases(2) if case.name == "flux-dev"]
     assert cached.alone.startswith("teacache(hits=0.5)+")
     assert cached.target is None
-    assert [case.mode for case in of_flux if "fused" in case.alone] == ["all_gather"] * 2
+    assert [case.mode for case in of_flux if "fused" in case.alone] == ["all_gather"] * 3
     assert {case.alone for case in of_flux if "fused" not in case.alone} == {
         f"compile{blocks}{graph}" for blocks in ("", "(blocks=repeated)") for graph in ("", "+cuda_graph")
     }
