@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -52,7 +53,7 @@ def environment(device: str) -> Environment:
     machine = this_machine(device)
     return Environment(
         vivace=vivace.__version__,
-        source_revision=_source_revision(),
+        source_revision=source_revision(Path(__file__).resolve().parents[3]),
         platform=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         device=device,
@@ -163,19 +164,37 @@ def _num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _source_revision() -> str | None:
-    """Return the commit of a source checkout; None for an installed package."""
-    root = Path(__file__).resolve().parents[3]
+def source_revision(root: Path) -> str | None:
+    """Return the commit of a source checkout, and after a plus what its changed Python files hash to.
+
+    Without that, a row of changed code would be taken for one of the commit, and not be measured again.
+
+    Args:
+        root: of the checkout.
+
+    Returns:
+        None for an installed package.
+    """
     if not (root / ".git").exists():
         return None
+    commit = _git(root, "rev-parse", "--short=12", "HEAD")
+    if not commit:
+        return None
+    changes = _git(root, "diff", "HEAD", "--", "src/*.py")
+    return f"{commit}+{hashlib.sha256(changes.encode()).hexdigest()[:8]}" if changes else commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """Return what git says; "" if it fails or there is none."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"],
+            ["git", "-C", str(root), *arguments],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=5,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -37,7 +37,7 @@ class Environment(Spec):
 
     Attributes:
         vivace: vivace's version.
-        source_revision: of vivace's sources, None if unknown.
+        source_revision: the commit of vivace's sources, after a plus a hash of what has changed; None if unknown.
         device: "cpu" or "cuda".
         device_capability: the GPU's compute capability, such as "9.0"; None on a CPU.
         libraries: versions by name.
