@@ -38,7 +38,7 @@ def working_part(component: Component, module: torch.nn.Module) -> Any:
 def call_parameters(pipe: Any) -> Mapping[str, inspect.Parameter]:
     """The parameters of a pipeline's call, without `self`.
 
-    They are read once for each class. Reading them takes 0.1 ms, and every call needs them before the GPU has work.
+    They are read once for each class: every call needs them, several times, before the GPU has work.
     """
     return _parameters(type(pipe).__call__)
 
@@ -52,7 +52,7 @@ def _parameters(method: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 def weights_dtype(module: Any) -> torch.dtype | None:
     """The dtype of a module's first weight in floating point of 16 bits or more; None if it has none or is no module.
 
-    diffusers' own `dtype` first searches every layer for hooks: 0.6 ms for the VAE of SD 1.5, while the GPU waits.
+    diffusers' own `dtype` first searches every layer for hooks, while the GPU waits.
     """
     weights = module.parameters() if hasattr(module, "parameters") else ()
     return next((w.dtype for w in weights if w.is_floating_point() and w.dtype.itemsize > 1), None)

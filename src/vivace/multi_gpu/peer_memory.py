@@ -89,7 +89,7 @@ class PeerMemory:
     def abandon(self) -> None:
         """End this GPU's waits, also those to come: another process has ended. From any thread.
 
-        No call of CUDA: where the queue of launches is full, the thread that launches holds CUDA's lock and waits.
+        No call of CUDA, which could wait itself, behind a thread whose launches have filled the queue.
         """
         self._abandoned.fill_(_ABANDONED)
 
