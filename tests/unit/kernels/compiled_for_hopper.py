@@ -23,12 +23,13 @@ from triton.runtime.jit import JITFunction
 from tests import fused_unets
 from tests.unit.fused import test_flux_forward as flux
 from vivace.fused import image_operations, operations
-from vivace.kernels import convolution, reference
+from vivace.kernels import convolution, group_norm, reference
 from vivace.techniques.fused import Fused
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED_MEMORY = 232_448
 """Bytes of a multiprocessor that one program can have."""
+MULTIPROCESSORS = 132
 
 
 class NoDevice:
@@ -81,11 +82,20 @@ def fused_models() -> None:
     ):
         made = fused_unets.unet()
         given.apply(fused_unets.target(unet=made))
-        made(**fused_unets.inputs(2, 7, 96, 64))  # GroupNorms of one kernel and of three
+        made(**fused_unets.inputs(2, 7, 96, 64))  # GroupNorms of small groups and of large ones
     for given in (Fused(precision="bf16"), Fused(precision="fp8")):
         made = flux.transformer()
         given.apply(flux.target(made))
         made(**flux.inputs(1, 7, 5, 4))
+
+
+def group_norms_of_sd15() -> None:
+    for pixels, channels in ((4096, 320), (4096, 960), (1024, 640)):
+        x = torch.zeros(2, pixels, channels, dtype=torch.bfloat16)
+        rows = torch.zeros(2 * (pixels // 64 + 1) * 65, channels, dtype=torch.float8_e4m3fn)
+        images = reference.PaddedImages(rows, 2, pixels // 64, 64, torch.ones(1))
+        for out, silu in ((x, False), (images, True)):
+            group_norm.group_norm(x, out, 32, x[0, 0], x[0, 0], 1e-5, None, silu)
 
 
 def all_divisions() -> None:
@@ -108,7 +118,9 @@ if __name__ == "__main__":
         ),
         mock.patch.object(operations, "takes_kernels", lambda x: not x.is_meta),
         mock.patch.object(image_operations, "takes_kernels", lambda x: not x.is_meta),
+        mock.patch.object(group_norm, "_multiprocessors", return_value=MULTIPROCESSORS),
     ):
         fused_models()
+        group_norms_of_sd15()
         all_divisions()
     print(f"{len(compiled.by_hash)} kernels")
