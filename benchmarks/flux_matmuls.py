@@ -147,6 +147,7 @@ def _ways(rows: int, outputs: int, inputs: int, number: int) -> Iterator[Way]:
                     weights[turn % copies],
                     given,
                     bias if kind.epilogue != "none" else None,
+                    None,
                     eight if kind.quantizes else wide,
                     index,
                 )

@@ -41,6 +41,10 @@ def test_gelu_is_part_of_the_product_in_bf16(rows: int) -> None:
     exact = values.double() @ weight.double().t() + bias.double()
     multiply(values, weight, (), bias, out)
     assert (out.double() - exact).norm() < 0.003 * exact.norm()
+    onto = torch.randn_like(out)
+    added = torch.empty_like(out)
+    multiply(values, weight, (), bias, added, onto=onto)
+    assert (added.double() - exact - onto.double()).norm() < 0.003 * exact.norm()
     multiply(values, weight, (), bias, out, gelu=True)
     tanh = torch.nn.functional.gelu(exact, approximate="tanh")
     assert (out.double() - tanh).norm() < 0.003 * tanh.norm()
@@ -66,7 +70,7 @@ def test_all_algorithms_write_the_same_bits(outputs: int, inputs: int, kind: str
         for algorithm in range(len(plan.algorithms)):
             dtype = torch.float8_e4m3fn if quantizes else torch.bfloat16
             out = torch.zeros(rows, outputs, device="cuda", dtype=dtype)
-            plan(values, weight, scales, bias if quantizes else None, out, algorithm)
+            plan(values, weight, scales, bias if quantizes else None, None, out, algorithm)
             found.append(out.view(torch.uint8 if quantizes else torch.int16))
         differing = [index for index, out in enumerate(found) if not torch.equal(out, found[0])]
         assert len(found) > 1
@@ -78,7 +82,7 @@ def test_scales_by_row_as_pytorch() -> None:
     rows, outputs = torch.rand(512, 1, device="cuda"), torch.rand(1, 1024, device="cuda")
     out = torch.empty(512, 1024, device="cuda", dtype=torch.bfloat16)
     Plan(Kind(512, 1024, 3072, 3072, 1024, quantizes=False, by_row=True), 0)(
-        values, weight, [rows, outputs], None, out
+        values, weight, [rows, outputs], None, None, out
     )
     expected = torch._scaled_mm(
         values, weight.t(), rows, outputs, out_dtype=torch.bfloat16, use_fast_accum=True

@@ -52,6 +52,7 @@ class Kind:
         quantizes: write e4m3; else bf16.
         bf16: both factors are in bf16; else in e4m3.
         by_row: each row of both factors has a scale; else each factor has one.
+        adds: add a matrix of the output's strides, in bf16, before rounding.
         workspace_bytes: the most that an algorithm may use.
     """
 
@@ -64,6 +65,7 @@ class Kind:
     epilogue: Epilogue = "none"
     bf16: bool = False
     by_row: bool = False
+    adds: bool = False
     workspace_bytes: int = _WORKSPACE_BYTES
 
 
@@ -147,6 +149,7 @@ class Plan:
         weight: torch.Tensor,
         scales: Sequence[torch.Tensor],
         bias: torch.Tensor | None,
+        onto: torch.Tensor | None,
         out: torch.Tensor,
         algorithm: int = 0,
     ) -> None:
@@ -156,6 +159,7 @@ class Plan:
             values: (rows, inputs); weight: (outputs, inputs), contiguous.
             scales: fp32, of values and weight in e4m3, in bf16 none; and with an e4m3 `out` the inverse of its scale.
             bias: (outputs,), bf16, for epilogues that add one.
+            onto: what a kind that adds adds.
             out: (rows, outputs), e4m3 or bf16.
         """
         import torch
@@ -165,6 +169,7 @@ class Plan:
         if bias is not None:
             self._set(_BIAS, ctypes.c_void_p(bias.data_ptr()))
         chosen = self.algorithms[algorithm]
+        added = onto if onto is not None else None if self._kind.quantizes else out
         workspace = _workspace(self._device, max(self._kind.workspace_bytes, 1))
         _call(
             "cublasLtMatmul",
@@ -175,8 +180,8 @@ class Plan:
             self._weight,
             values.data_ptr(),
             self._values,
-            ctypes.byref(self._zero),
-            None if self._kind.quantizes else out.data_ptr(),
+            ctypes.byref(self._one if self._kind.adds else self._zero),
+            None if added is None else added.data_ptr(),
             self._added,
             out.data_ptr(),
             self._out,
@@ -251,6 +256,7 @@ def multiply(
     bias: torch.Tensor | None,
     out: torch.Tensor,
     gelu: bool = False,
+    onto: torch.Tensor | None = None,
 ) -> None:
     """Write the product of two factors of one dtype, e4m3 or bf16, and a bias, or GELU of both, to `out`.
 
@@ -260,12 +266,14 @@ def multiply(
         scales: fp32, one element each, at a multiple of 16 bytes: of e4m3 values and weight, and with an e4m3 `out` the
             inverse of its scale.
         bias: (outputs,), bf16; GELU needs one.
+        onto: (rows, outputs), bf16, is added. Its rows are as far apart as those of `out`.
     """
     import torch
 
     (rows, inputs), outputs = values.shape, weight.shape[0]
     if not rows:
         return
+    assert onto is None or onto.stride(0) == out.stride(0)
     assert all(scale.data_ptr() % 16 == 0 for scale in scales), "cuBLASLt takes no scale at another place"
     epilogue: Epilogue = "gelu_bias" if gelu else "none" if bias is None else "bias"
     kind = Kind(
@@ -277,14 +285,15 @@ def multiply(
         quantizes=out.dtype == torch.float8_e4m3fn,
         epilogue=epilogue,
         bf16=values.dtype == torch.bfloat16,
+        adds=onto is not None,
         workspace_bytes=0,
     )
     device = out.device.index or 0
     plan = _plan(kind, device)
     index = _fastest.get((kind, device))
     if index is None and not torch.cuda.is_current_stream_capturing():
-        index = _fastest[kind, device] = _timed(plan, (values, weight, scales, bias, out))
-    plan(values, weight, scales, bias, out, index or 0)
+        index = _fastest[kind, device] = _timed(plan, (values, weight, scales, bias, onto, out))
+    plan(values, weight, scales, bias, onto, out, index or 0)
 
 
 _NUM_ALGORITHMS = 6
@@ -297,7 +306,7 @@ def _plan(kind: Kind, device: int) -> Plan:
     return Plan(kind, device, _NUM_ALGORITHMS)
 
 
-def _timed(plan: Plan, given: tuple[Any, Any, Any, Any, Any]) -> int:
+def _timed(plan: Plan, given: tuple[Any, ...]) -> int:
     """Return the fastest of a plan's algorithms that write the same bits, by its best round: no image depends on it."""
     import torch
 
@@ -316,7 +325,7 @@ def _timed(plan: Plan, given: tuple[Any, Any, Any, Any, Any]) -> int:
     return min(best, key=best.__getitem__)
 
 
-def algorithms_like_the_first(plan: Any, given: tuple[Any, Any, Any, Any, Any]) -> list[int]:
+def algorithms_like_the_first(plan: Any, given: tuple[Any, ...]) -> list[int]:
     """Return the indices of a plan's algorithms that write the bits which the first one writes.
 
     An algorithm that splits the sums would round in another order.

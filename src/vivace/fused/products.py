@@ -62,15 +62,21 @@ class Product(nn.Module):  # type: ignore[misc]
         """The bias, if the reader of the result has to add it."""
         return self.bias if self.scale is not None else None
 
-    def forward(self, rows: Rows, tokens: Tokens) -> torch.Tensor:
-        """Return the product (rows, outputs) in bf16."""
+    def forward(self, rows: Rows, tokens: Tokens, onto: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the product (rows, outputs) in bf16.
+
+        Args:
+            onto: (rows, outputs), contiguous, in bf16: is added before rounding.
+        """
         made = self._empty(rows, torch.bfloat16)
         for stream, span in enumerate(self._spans(tokens)):
             if made.is_meta:
                 torch.ops.vivace.fused_product(rows.values[span], self.weight[stream], made[span])
                 continue
             bias = None if self.scale is not None else self.bias[stream]
-            multiply(rows.values[span], self.weight[stream], self._scales(rows, stream), bias, made[span])
+            added = None if onto is None else onto[span]
+            given = self._scales(rows, stream)
+            multiply(rows.values[span], self.weight[stream], given, bias, made[span], added)
         return made
 
     def activated(
@@ -112,19 +118,22 @@ def multiply(
     scales: tuple[torch.Tensor, ...],
     bias: torch.Tensor | None,
     out: torch.Tensor,
+    onto: torch.Tensor | None = None,
 ) -> None:
     """Write a product, with a bias if there is one, to `out`, in bf16. On a CPU it is computed in fp32.
 
     Args:
         values: (rows, inputs); weight: (outputs, inputs): both bf16 or e4m3.
         scales: of values and weight in e4m3, fp32, one element each.
+        onto: is added: as `out`, in bf16.
     """
     if values.is_cuda:
         from vivace.fused import cublas_lt
 
-        cublas_lt.multiply(values, weight, scales, bias, out)
+        cublas_lt.multiply(values, weight, scales, bias, out, onto=onto)
         return
-    out.copy_(_product(values, weight, scales, bias))
+    made = _product(values, weight, scales, bias)
+    out.copy_(made if onto is None else made + onto.float())
 
 
 def multiply_with_gelu(

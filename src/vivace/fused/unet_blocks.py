@@ -157,8 +157,8 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
             pending = block(x, pending, (keys, values), tokens)
         assert pending is not None
         self.blocks[-1].add(x, pending, tokens)
-        out = self.project_out(Rows(x), tokens)
-        made = out.view(batch, height, width, -1).permute(0, 3, 1, 2) + given
+        out = self.project_out(Rows(x), tokens, onto=images.pixels(given).flatten(0, 1))
+        made = out.view(batch, height, width, -1).permute(0, 3, 1, 2)
         return Transformer2DModelOutput(sample=made) if return_dict else (made,)
 
 

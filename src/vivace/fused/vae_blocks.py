@@ -33,8 +33,9 @@ class FusedAttention(nn.Module):  # type: ignore[misc]
         parts = self.qkv(Rows(rows), tokens).view(batch, height * width, 3, self.num_heads, -1)
         q, k, v = (part.transpose(1, 2) for part in parts.unbind(2))
         attended = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-        out = self.out(Rows(attended.flatten(2).flatten(0, 1)), tokens)
-        return x + out.view(batch, height, width, -1).permute(0, 3, 1, 2)
+        onto = images.pixels(x).flatten(0, 1)
+        out = self.out(Rows(attended.flatten(2).flatten(0, 1)), tokens, onto)
+        return out.view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
 def fuse_vae(vae: Any, convolutions: Precision, enlarges: bool, places: Places) -> int:

@@ -13,7 +13,14 @@ class Plan:
     algorithms = (0, 1, 2, 3)
 
     def __call__(
-        self, values: torch.Tensor, weight: torch.Tensor, scales: Any, bias: Any, out: Any, index: int = 0
+        self,
+        values: torch.Tensor,
+        weight: torch.Tensor,
+        scales: Any,
+        bias: Any,
+        onto: Any,
+        out: Any,
+        index: int = 0,
     ) -> None:
         half = len(weight[0]) // 2
         whole = values @ weight.t()
@@ -25,4 +32,4 @@ def test_an_algorithm_that_rounds_otherwise_is_left_out() -> None:
     values, weight = torch.randn(3, 8), torch.randn(5, 8)
     wide = torch.empty(3, 9, dtype=torch.bfloat16)
     for out in (wide[:, :5], torch.empty(3, 5, dtype=torch.float8_e4m3fn)):
-        assert algorithms_like_the_first(Plan(), (values, weight, (), None, out)) == [0, 1, 3]
+        assert algorithms_like_the_first(Plan(), (values, weight, (), None, None, out)) == [0, 1, 3]
