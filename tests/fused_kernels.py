@@ -164,7 +164,7 @@ def check_group_norm(
     wide = (weight.double(), bias.double(), 1e-5, None if added is None else added.double())
     wanted = ref.group_norm(x.double(), groups, *wide, silu)
     scale = torch.full((1,), 0.5, device=device)
-    for small in (0, 16384):  # by several programs, and by one
+    for small in (0, 16384):  # in three kernels, and in one
         out = poisoned(batch, pixels, channels, dtype=torch.bfloat16, device=device)
         group_norm(x, out, groups, weight, bias, 1e-5, added, silu, small)
         assert error(out, wanted) < SIXTEEN_BITS

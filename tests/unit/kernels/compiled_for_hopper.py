@@ -29,7 +29,6 @@ from vivace.techniques.fused import Fused
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED_MEMORY = 232_448
 """Bytes of a multiprocessor that one program can have."""
-MULTIPROCESSORS = 132
 
 
 class NoDevice:
@@ -118,7 +117,6 @@ if __name__ == "__main__":
         ),
         mock.patch.object(operations, "takes_kernels", lambda x: not x.is_meta),
         mock.patch.object(image_operations, "takes_kernels", lambda x: not x.is_meta),
-        mock.patch.object(group_norm, "_multiprocessors", return_value=MULTIPROCESSORS),
     ):
         fused_models()
         group_norms_of_sd15()
