@@ -17,10 +17,12 @@ import triton.language as tl
 
 from vivace.kernels.reference import PaddedImages
 
-_PROGRAMS = 1024  # that take the moments: several for each of a GPU's multiprocessors
+_PROGRAMS = 512  # that take the moments: several for each of a GPU's multiprocessors
 _MIN_PIXELS = 16  # of a chunk
 _ELEMENTS = 4096  # that a program holds at a time
-_SMALL = 16384
+_MEASURED, _APPLIED = 64, 128
+"""Channels of a program. They divide five times a power of two, which UNets have, without leaving threads idle."""
+_SMALL = 8192
 """Elements of a group, pixels and channels rounded up to powers of two, up to which one kernel is faster on an H100
 (results/unet-kernels.jsonl)."""
 
@@ -277,8 +279,7 @@ def group_norm(
             num_warps=min(max(size * group_block // 1024, 1), 16),
         )
         return
-    block = min(triton.next_power_of_2(channels), 512)
-    rows = max(_ELEMENTS // block, 1)
+    block = min(triton.next_power_of_2(channels), _MEASURED)
     columns = triton.cdiv(channels, block)
     # A power of two, so that few kernels are compiled for many sizes of an image.
     wanted = max(_PROGRAMS // (batch * columns), 1)
@@ -286,6 +287,7 @@ def group_norm(
     num_chunks = triton.cdiv(pixels, chunk)
     means, deviations = x.new_empty((2, batch, num_chunks, channels), dtype=torch.float32).unbind(0)
     factors = x.new_empty((batch, 2, channels), dtype=torch.float32)
+    rows = min(_ELEMENTS // block, chunk)
     _moments[(num_chunks, batch, columns)](
         x, means, deviations, pixels, channels, num_chunks, CHUNK=chunk, ROWS=rows, BLOCK=block, num_warps=4
     )
@@ -308,7 +310,9 @@ def group_norm(
         HAS_ADDED=added is not None,
         num_warps=8,
     )
-    _apply[(triton.cdiv(to_cover, rows), batch, columns)](
+    block = min(triton.next_power_of_2(channels), _APPLIED)
+    rows = _ELEMENTS // block
+    _apply[(triton.cdiv(to_cover, rows), batch, triton.cdiv(channels, block))](
         x,
         factors,
         onto,
