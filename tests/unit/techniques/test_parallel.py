@@ -244,6 +244,22 @@ def test_fused_blocks_gather_keys_and_values(cache: str) -> None:
         assert sharded.refuted(evidence) is None
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_fused_unets_rows_are_shared_out(at_once: bool) -> None:
+    alone = families.session("sd", "fused(bf16)")
+    earlier = None if at_once else families.session("sd", "fused(bf16)")
+    with (
+        families.session("sd", "fused(bf16)+parallel(cfg)")
+        if earlier is None
+        else vivace.apply(earlier.pipe, "parallel(cfg)") as sharded
+    ):
+        for call in ({}, {"prompt": ["a red circle", "a blue square"]}):
+            assert psnr(families.draw(sharded, **call), families.draw(alone, **call)) > SAME_DB
+        evidence = sharded.evidence()
+        print(evidence)
+        assert sharded.refuted(evidence) is None
+
+
 @pytest.mark.long
 def test_fused_fp8_blocks_gather_too_and_their_rows_may_be_shared_out() -> None:
     alone = families.session("flux", "fused(fp8)")
