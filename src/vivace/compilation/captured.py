@@ -63,7 +63,7 @@ class _Graph:
     """
 
     inputs: list[torch.Tensor]
-    held: list[tuple[weakref.ref[torch.Tensor], int] | None]
+    held: list[tuple[weakref.ref[torch.Tensor], int | None] | None]
     are_kept: list[bool]
     replay: Callable[[], None]
     outputs: list[Any]
@@ -78,10 +78,10 @@ class _Graph:
             return
         held = self.held[index]
         # The version is more than the rule asks for: it tells of a word that was not kept, if not of all.
-        if held is None or held[0]() is not tensor or held[1] != tensor._version:
+        if held is None or held[0]() is not tensor or held[1] != _version(tensor):
             self.held[index] = None
             self.inputs[index].copy_(tensor)
-            self.held[index] = weakref.ref(tensor), tensor._version
+            self.held[index] = (weakref.ref(tensor), _version(tensor))
 
 
 class CapturedFunction:

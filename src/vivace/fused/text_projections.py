@@ -139,10 +139,11 @@ class TextHoisting:
         ):
             return text
         weights = StorageWeakRef(weight.untyped_storage()), _version(weight)
+        version = _version(text)
         if weights != self._weights:  # moved, such as offloaded and back, or changed
             self._known, self._weights = [], weights
         for known in self._known:
-            if known.text() is text and known.version == text._version:
+            if known.text() is text and known.version == version:
                 return known.projected
         with torch.no_grad():
             projected = never_written_again(self._projections(text))
@@ -150,7 +151,7 @@ class TextHoisting:
         # Also an earlier state of the same text goes.
         others = [known for known in self._known if known.text() is not text]
         reference = weakref.ref(text, self._forget)
-        self._known = [*others[1 - _NUM_TEXTS :], _Known(reference, text._version, projected)]
+        self._known = [*others[1 - _NUM_TEXTS :], _Known(reference, version, projected)]
         return projected
 
     def _forget(self, reference: weakref.ref[torch.Tensor]) -> None:

@@ -244,19 +244,21 @@ def test_fused_blocks_gather_keys_and_values(cache: str) -> None:
         assert sharded.refuted(evidence) is None
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_fused_unets_rows_are_shared_out(at_once: bool) -> None:
+@pytest.mark.parametrize("by_one_recipe", [True, False])
+def test_a_fused_unets_rows_are_shared_out(by_one_recipe: bool) -> None:
+    """Its text is sent, and where it was fused before, the keys and values of it, which are eight times as large."""
     alone = families.session("sd", "fused(bf16)")
-    earlier = None if at_once else families.session("sd", "fused(bf16)")
+    expected = [families.draw(alone, prompt) for prompt in ("a red circle", "a blue square")]
     with (
         families.session("sd", "fused(bf16)+parallel(cfg)")
-        if earlier is None
-        else vivace.apply(earlier.pipe, "parallel(cfg)") as sharded
-    ):
-        for call in ({}, {"prompt": ["a red circle", "a blue square"]}):
-            assert psnr(families.draw(sharded, **call), families.draw(alone, **call)) > SAME_DB
+        if by_one_recipe
+        else vivace.apply(alone.pipe, "parallel(cfg)")
+    ) as sharded:
+        for prompt, picture in zip(("a red circle", "a blue square"), expected, strict=True):
+            # A row alone and two at once are rounded to bf16 differently.
+            assert psnr(families.draw(sharded, prompt), picture) > 34
         evidence = sharded.evidence()
-        print(evidence)
+        assert (evidence["bytes_exchanged_a_forward"] < 20_000) is by_one_recipe
         assert sharded.refuted(evidence) is None
 
 
