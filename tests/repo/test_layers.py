@@ -51,6 +51,7 @@ IMPORTED_LATE = {
     "vivace.fused.modulations",
     "vivace.fused.products",
     "vivace.fused.scales",
+    "vivace.fused.text_projections",
     "vivace.fused.unet_blocks",
     "vivace.fused.vae_blocks",
     "vivace.kernels.convolution",

@@ -1,11 +1,12 @@
 """Functions captured as CUDA graphs: one graph for each kind of arguments, replayed from then on.
 
 A replay reads and writes the same memory each time. So inputs are copied into the graph's buffers, and callers get
-copies of its outputs.
+copies of its outputs. An input that is not written again, by the word of who made it, is copied once.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ Capture = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 
 _WARMUPS = 2  # first runs choose algorithms and allocate workspaces, which must not be captured
 _CAPTURED = "_vivace_captured"
+_NEVER_WRITTEN = "_vivace_never_written"
 
 
 def captured_forward(module: Any) -> CapturedFunction | None:
@@ -39,19 +41,47 @@ def replace_forward(module: Any, captured: CapturedFunction) -> None:
     setattr(module, _CAPTURED, captured)
 
 
+def never_written_again(tensor: torch.Tensor) -> torch.Tensor:
+    """Say of a tensor that its values are final, and return it: graphs that it is given to copy it once.
+
+    That somebody says so is the rule, since nothing tells whether a tensor was written: Triton's and cuBLASLt's
+    kernels, NCCL and writes to `tensor.data` or to shared memory do not raise its version. It holds of this object, and
+    not of views of it.
+    """
+    setattr(tensor, _NEVER_WRITTEN, True)
+    return tensor
+
+
 @dataclass
 class _Graph:
     """A captured graph.
 
     inputs: its buffers, one for each tensor of the arguments, in order.
+    held: of each buffer whose values can be known, the argument that they are of and its version.
+    are_kept: of each buffer, whether the work leaves it as it is.
     keeps_alive: arguments that the key knows by id only.
     """
 
     inputs: list[torch.Tensor]
+    held: list[tuple[weakref.ref[torch.Tensor], int | None] | None]
+    are_kept: list[bool]
     replay: Callable[[], None]
     outputs: list[Any]
     structure: Any
     keeps_alive: list[Any]
+
+    def fill(self, index: int, tensor: torch.Tensor) -> None:
+        """Copy an argument to its buffer, unless it is there already."""
+        if not (self.are_kept[index] and hasattr(tensor, _NEVER_WRITTEN)) or tensor.is_inference():
+            self.held[index] = None
+            self.inputs[index].copy_(tensor)
+            return
+        held = self.held[index]
+        # The version is more than the rule asks for: it tells of a word that was not kept, if not of all.
+        if held is None or held[0]() is not tensor or held[1] != _version(tensor):
+            self.held[index] = None
+            self.inputs[index].copy_(tensor)
+            self.held[index] = (weakref.ref(tensor), _version(tensor))
 
 
 class CapturedFunction:
@@ -94,8 +124,8 @@ class CapturedFunction:
                 self.graphs.popitem(last=False)
             graph = self.graphs[key] = self._make(leaves, structure)
         self.graphs.move_to_end(key)
-        for buffer, tensor in zip(graph.inputs, _tensors(leaves), strict=True):
-            buffer.copy_(tensor)
+        for index, tensor in enumerate(_tensors(leaves)):
+            graph.fill(index, tensor)
         graph.replay()
         self.num_replays += 1
         outputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in graph.outputs]
@@ -126,11 +156,18 @@ class CapturedFunction:
             with torch.no_grad():
                 return self._function(*args, **kwargs)
 
+        versions = [_version(buffer) for buffer in inputs]
         replay, result = self._capture(work)
         self.num_captured += 1
+        # A replay writes what the captured work wrote, though it raises no version.
+        are_kept = [
+            before is not None and before == _version(buffer)
+            for before, buffer in zip(versions, inputs, strict=True)
+        ]
         outputs, output_structure = tree_flatten(result)
         others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-        return _Graph(inputs, replay, outputs, output_structure, others)
+        held: list[Any] = [None] * len(inputs)
+        return _Graph(inputs, held, are_kept, replay, outputs, output_structure, others)
 
 
 def cuda_capturer() -> Capture:
@@ -160,6 +197,11 @@ def cuda_capturer() -> Capture:
         return graph.replay, outputs
 
     return capture
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Return the count of PyTorch's writes to a tensor. None: it is not counted in inference mode."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _tensors(leaves: list[Any]) -> list[torch.Tensor]:

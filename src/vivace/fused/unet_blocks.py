@@ -7,7 +7,6 @@ the norms' outputs have one scale, from a bound, and the outputs of attention an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +22,7 @@ from vivace.fused.image_operations import RowScaled
 from vivace.fused.operations import Places, Rows
 from vivace.fused.products import Product
 from vivace.fused.scales import spread
+from vivace.fused.text_projections import TextProjections, why_read_otherwise
 from vivace.kernels.reference import Branch, Modulation, Tokens, scale_of
 
 _PROCESSORS = ("AttnProcessor", "AttnProcessor2_0", "FusedAttnProcessor2_0")
@@ -33,7 +33,7 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
     """A transformer block: self-attention, attention to the text, and GEGLU.
 
     Args:
-        block: diffusers' `BasicTransformerBlock`; its projections of the text are left to `FusedTransformer`.
+        block: diffusers' `BasicTransformerBlock`; its projections of the text are left to `TextProjections`.
         quantize: store weights in e4m3.
     """
 
@@ -108,15 +108,19 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
 
 
 class FusedTransformer(nn.Module):  # type: ignore[misc]
-    """Takes the place of diffusers' `Transformer2DModel`. Its blocks give their weights up one by one."""
+    """Takes the place of diffusers' `Transformer2DModel`. Its blocks give their weights up one by one.
 
-    def __init__(self, transformer: Any, quantize: bool) -> None:
+    Args:
+        texts: of the whole model, which takes over this transformer's.
+    """
+
+    def __init__(self, transformer: Any, quantize: bool, texts: TextProjections) -> None:
         super().__init__()
         self.norm = transformer.norm
         self.project_in = Product([[_linear(transformer.proj_in)]], False)
         self.project_out = Product([[_linear(transformer.proj_out)]], False)
-        # Together these read the text once; in bf16, since it has few rows.
-        self.text = Product([list(_text_projections(transformer.transformer_blocks))], False)
+        self._texts = (texts,)  # a module of the model, not of this transformer
+        self._columns = texts.fill(transformer.transformer_blocks)
         self.blocks = nn.ModuleList()
         while len(transformer.transformer_blocks):
             self.blocks.append(FusedBlock(transformer.transformer_blocks[0], quantize))
@@ -134,7 +138,7 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
         encoder_attention_mask: torch.Tensor | None = None,
         return_dict: bool = True,
     ) -> Any:
-        """Arguments and result are those of diffusers'.
+        """Arguments and result are those of diffusers', but the text may be given as its keys and values.
 
         Raises:
             Unsupported: a mask, or arguments of attention that the fused blocks do not compute.
@@ -146,11 +150,9 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
         tokens = Tokens(batch, 0, height * width)
         rows = images.pixels(images.group_norm(given, self.norm, None, silu=False)).flatten(0, 1)
         x = self.project_in(Rows(rows), tokens)
-        words = encoder_hidden_states
-        texts = self.text(Rows(words.flatten(0, 1)), Tokens(batch, 0, words.shape[1]))
+        texts = self._texts[0].of(encoder_hidden_states, self._columns)
         # (batch, words, blocks, keys and values, heads, channels of a head)
-        heads = self.blocks[0].num_heads
-        texts = texts.view(batch, words.shape[1], len(self.blocks), 2, heads, -1)
+        texts = texts.unflatten(-1, (len(self.blocks), 2, self.blocks[0].num_heads, -1))
         pending = None
         for index, block in enumerate(self.blocks):
             keys, values = texts[:, :, index].unbind(2)
@@ -174,9 +176,11 @@ def fuse_unet(model: Any, quantize: bool, convolutions: Precision, enlarges: boo
     fuse_convolutions(model, convolutions, enlarges, places)
     # By name: a list of modules would keep the blocks, and with them their weights, until all are fused.
     names = [name for name, part in model.named_modules() if type(part).__name__ == "Transformer2DModel"]
+    texts = TextProjections([model.get_submodule(name) for name in names], places)
+    model.add_module("vivace_text_projections", texts)
     number = 0
     for name in names:
-        fused = FusedTransformer(model.get_submodule(name).to(places.work), quantize)
+        fused = FusedTransformer(model.get_submodule(name).to(places.work), quantize, texts)
         model.set_submodule(name, fused.eval().requires_grad_(False).to(places.home))
         number += len(fused.blocks)
     return number
@@ -199,7 +203,9 @@ def unsuited(model: Any) -> str | None:
             reason = unsuited_resnet(part)
         if reason is not None:
             return f"{name}: {reason}"
-    return None if num_blocks else "the fused kernels are for transformer blocks, and this UNet has none"
+    if not num_blocks:
+        return "the fused kernels are for transformer blocks, and this UNet has none"
+    return why_read_otherwise(model)
 
 
 def _unsuited_block(block: Any) -> str | None:
@@ -237,13 +243,6 @@ def _scales_of(norms: list[Any]) -> torch.Tensor:
     reach = len(norms[0].weight) ** 0.5
     bounds = [(reach * norm.weight.float().abs() + norm.bias.float().abs()).amax() for norm in norms]
     return spread(scale_of(torch.stack(bounds).detach()))
-
-
-def _text_projections(blocks: Any) -> Iterator[Any]:
-    for block in blocks:
-        attention = block.attn2
-        fused = getattr(attention, "to_kv", None)
-        yield from (fused,) if fused is not None else (attention.to_k, attention.to_v)
 
 
 def _linear(layer: Any) -> Any:

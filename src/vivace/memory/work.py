@@ -81,6 +81,10 @@ class Operations:
         finally:
             self._paused = before
 
+    def enter(self, component: str) -> None:
+        """Count what is called from now on as a component's; "": as nobody's."""
+        self._component = component
+
     @contextmanager
     def inside(self, component: str) -> Iterator[None]:
         """Count what is called inside as a call of a component."""
@@ -134,6 +138,9 @@ def watch(pipe: DiffusionPipeline, operations: Operations) -> None:
     """Patch the components, as instances, so that their operations are counted, and repeated calls are not traced."""
     for name, module in _parts(pipe).items():
         module.forward = _counted(name, module.forward, operations)
+        # Techniques may compute in hooks around the forward.
+        module.register_forward_pre_hook(functools.partial(_enter, operations, name), prepend=True)
+        module.register_forward_hook(functools.partial(_enter, operations, ""))
     steps = _count_steps(pipe)
     for module in (component_of(pipe, "denoiser"), getattr(pipe, "controlnet", None)):
         if module is not None:
@@ -214,6 +221,10 @@ def _counted(name: str, forward: Callable[..., Any], operations: Operations) -> 
             return forward(*args, **kwargs)
 
     return counted
+
+
+def _enter(operations: Operations, component: str, *_: Any) -> None:
+    operations.enter(component)
 
 
 def _count_steps(pipe: DiffusionPipeline) -> Callable[[], int]:

@@ -2,9 +2,10 @@
 
 Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neither matmul nor attention: quantising,
     norms, modulation, GELU, rotary embedding, copies and gaps. Kernels of vivace's own take each of these in one pass
-    over memory, together with its neighbours; the modulations of all steps are computed at once, before the first. A
-    UNet's step has 46 GroupNorms with SiLU and 70 GEGLUs (SDXL), each of which is several passes in PyTorch. Nothing is
-    compiled for minutes: a first call takes seconds.
+    over memory, together with its neighbours; the modulations of all steps are computed at once, before the first. So
+    are a UNet's keys and values of the text, whose weights in SDXL are 680 MB. A UNet's step has 46 GroupNorms with
+    SiLU and 70 GEGLUs (SDXL), each of which is several passes in PyTorch. Nothing is compiled for minutes: a first call
+    takes seconds.
 Costs: other rounding than diffusers'; with fp8 also that of weights and activations, with one scale a tensor, in UNets
     one a row behind attention and GEGLU. `attention=fp8` rounds queries, keys, values and the softmax as well, and
     `convolutions=fp8` what residual blocks convolve. The blocks are replaced, so adapters must be merged before, and
@@ -193,24 +194,30 @@ class Fused(Technique):
         import torch
 
         from vivace.fused.convolutions import num_own
+        from vivace.fused.text_projections import TextHoisting
         from vivace.fused.unet_blocks import fuse_unet
 
         unet = target.module("denoiser")
         torch.nn.Module.to(unet, torch.bfloat16)
-        casts = _Casts()
-        unet.register_forward_pre_hook(casts.before, with_kwargs=True)
-        unet.register_forward_hook(casts.after)
         with torch.no_grad():
             num_blocks = fuse_unet(
                 unet, self.precision == "fp8", self.convolutions, _enlarges(target), places
             )
+        hoisting = TextHoisting(unet.vivace_text_projections)
+        if not _is_sent(target):
+            # Before the cast, which makes a new tensor of the same text in each step.
+            unet.register_forward_pre_hook(hoisting, with_kwargs=True)
+        casts = _Casts()
+        unet.register_forward_pre_hook(casts.before, with_kwargs=True)
+        unet.register_forward_hook(casts.after)
         setattr(unet, _ATTRIBUTE, True)
         return Effect(
             changed={
                 "denoiser.fused_blocks": num_blocks,
                 "denoiser.attention": "bf16",
                 "denoiser.own_convolutions": num_own(unet),
-            }
+            },
+            evidence=lambda: {"denoiser.texts_projected": hoisting.num_projected},
         )
 
     def _fuse_flux(self, target: Target, places: Places) -> Effect:
@@ -273,6 +280,14 @@ def _places(target: Target, module: Any) -> Places:
         return Places(now, now)
     work = torch.device(target.machine.device)
     return Places(work, torch.device(where.home or now))
+
+
+def _is_sent(target: Target) -> bool:
+    """Whether the UNet's inputs will be sent to other processes in each step.
+
+    Keys and values are 33 times (SD 1.5) to 81 times (SDXL) as large as the text, and GPUs may have no NVLink.
+    """
+    return any(Trait.SHARDED in technique.provides for technique in target.asked.later)
 
 
 def _enlarges(target: Target) -> bool:

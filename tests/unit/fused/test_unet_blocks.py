@@ -226,6 +226,8 @@ def test_its_memory_is_predicted_without_its_packages(recipe: str, share: float)
         sum(one.gemm_flop for one in of.work.components if one.component == "denoiser")
         for of in (plain, found)
     ]
-    assert works[1] == pytest.approx(works[0], rel=0.01), (
+    # Of SDXL's text the products with keys' and values' weights are counted once, not in each of 50 steps.
+    of_text = 2 * (2 * 77) * 2048 * 2 * (10 * 640 + 60 * 1280)
+    assert works[1] == pytest.approx(works[0] - 49 * of_text, rel=0.002), (
         "its products are counted where nothing is multiplied"
     )

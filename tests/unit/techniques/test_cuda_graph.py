@@ -19,7 +19,7 @@ from tests.targets import target_of
 from vivace.benchmark import Timing
 from vivace.benchmark.comparison import comparison_of
 from vivace.benchmark.round import measure_round
-from vivace.compilation.captured import CapturedFunction
+from vivace.compilation.captured import CapturedFunction, never_written_again
 from vivace.contract import Machine
 from vivace.errors import Unsupported
 from vivace.memory.predict import predict
@@ -89,6 +89,57 @@ def test_the_callers_tensors_are_neither_kept_nor_changed() -> None:
     assert (mine == 0).all()
     result.fill_(7)
     assert (made(mine) == 1).all()
+
+
+def copies_of(made: CapturedFunction, *args: Any) -> tuple[Any, int]:
+    """A call's result, and how many of its arguments were copied."""
+    before = [buffer._version for graph in made.graphs.values() for buffer in graph.inputs]
+    result = made(*args)
+    after = [buffer._version for graph in made.graphs.values() for buffer in graph.inputs]
+    return result, sum(new != old for new, old in zip(after, before, strict=True))
+
+
+def test_what_is_not_written_again_is_copied_once() -> None:
+    made = captured(lambda x, y: x + y)
+    first, second = (never_written_again(torch.full((3,), value)) for value in (10.0, 20.0))
+    made(torch.zeros(3), first)
+    for x, constant, num in (
+        (1.0, first, 1),
+        (2.0, second, 2),  # another one
+        (3.0, second, 1),
+        (4.0, first, 2),  # the buffer has held the other one since
+        (5.0, first.clone(), 2),  # nobody has said it of this one
+        (6.0, first, 2),
+        (7.0, first[:], 2),
+        (8.0, first, 2),
+    ):
+        result, copied = copies_of(made, torch.full((3,), x), constant)
+        assert (result == x + constant).all()
+        assert copied == num, x
+    first.add_(1)  # against the word
+    assert (made(torch.zeros(3), first) == 11).all()
+    unnamed = torch.ones(3)
+    assert copies_of(made, torch.zeros(3), unnamed)[1] == copies_of(made, torch.zeros(3), unnamed)[1] == 2
+
+
+def test_an_argument_that_took_the_place_of_one_that_is_gone_is_copied() -> None:
+    made = captured(lambda x: x * 2)
+    for value in range(50):
+        constant = never_written_again(torch.full((3,), float(value)))
+        assert (made(constant) == 2 * value).all()
+        assert (made(constant) == 2 * value).all()
+        del constant
+
+
+def test_what_the_work_writes_is_copied_each_time() -> None:
+    made = captured(lambda x, y: x[:1].add_(1) + y.add_(1))
+    x, y = (never_written_again(torch.zeros(3)) for _ in range(2))
+    for _ in range(3):
+        assert (made(x, y) == 2).all()
+    with torch.inference_mode():  # where nothing counts what is written
+        x, y = (never_written_again(torch.zeros(3)) for _ in range(2))
+        for _ in range(3):
+            assert (made(x, y) == 2).all()
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,24 @@ def test_fused_blocks_gather_keys_and_values(cache: str) -> None:
         assert sharded.refuted(evidence) is None
 
 
+@pytest.mark.parametrize("by_one_recipe", [True, False])
+def test_a_fused_unets_rows_are_shared_out(by_one_recipe: bool) -> None:
+    """Its text is sent, and where it was fused before, the keys and values of it, which are eight times as large."""
+    alone = families.session("sd", "fused(bf16)")
+    expected = [families.draw(alone, prompt) for prompt in ("a red circle", "a blue square")]
+    with (
+        families.session("sd", "fused(bf16)+parallel(cfg)")
+        if by_one_recipe
+        else vivace.apply(alone.pipe, "parallel(cfg)")
+    ) as sharded:
+        for prompt, picture in zip(("a red circle", "a blue square"), expected, strict=True):
+            # A row alone and two at once are rounded to bf16 differently.
+            assert psnr(families.draw(sharded, prompt), picture) > 34
+        evidence = sharded.evidence()
+        assert (evidence["bytes_exchanged_a_forward"] < 20_000) is by_one_recipe
+        assert sharded.refuted(evidence) is None
+
+
 @pytest.mark.long
 def test_fused_fp8_blocks_gather_too_and_their_rows_may_be_shared_out() -> None:
     alone = families.session("flux", "fused(fp8)")

@@ -1,0 +1,187 @@
+"""Keys and values of the text for all blocks of a UNet, computed once for each text instead of once in each step.
+
+They depend on the text alone, and a text stays the same over the steps. In SDXL their weights are 680 MB, which every
+step would read. So one matmul makes them for all blocks before the forward, which then gets them in place of the text:
+(batch, words, columns). Each transformer takes its own columns. A CUDA graph of the forward contains none of this.
+
+What is not computed beforehand is computed by the transformers, each for itself: see `TextHoisting`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from vivace.compilation.captured import never_written_again
+from vivace.fused.operations import Places
+from vivace.fused.products import multiply
+
+_AT, _NAME = 2, "encoder_hidden_states"
+"""Where a UNet's forward takes the text."""
+_NUM_TEXTS = 2
+"""How many texts are remembered: guidance may be two calls."""
+
+
+class TextProjections(nn.Module):  # type: ignore[misc]
+    """The weights of all blocks' keys and values, (columns, channels of the text), in bf16: a text has few rows.
+
+    Args:
+        transformers: diffusers', which are about to be fused. Their weights are taken over one by one, by `fill`.
+        places: the weight is laid out at once where it is left, so that it is never there twice.
+    """
+
+    def __init__(self, transformers: Sequence[Any], places: Places) -> None:
+        super().__init__()
+        layers = [layer for one in transformers for layer in text_layers(one.transformer_blocks)]
+        columns = sum(layer.out_features for layer in layers)
+        weight = torch.empty((columns, layers[0].in_features), dtype=torch.bfloat16, device=places.home)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._num_filled = 0
+
+    def fill(self, blocks: Any) -> slice:
+        """Take over the weights of a transformer's blocks; return the columns of its keys and values."""
+        start = self._num_filled
+        for layer in text_layers(blocks):
+            first, self._num_filled = self._num_filled, self._num_filled + layer.out_features
+            self.weight[first : self._num_filled].copy_(layer.weight.detach())
+        return slice(start, self._num_filled)
+
+    def forward(self, text: torch.Tensor, columns: slice = slice(None)) -> torch.Tensor:
+        """Return these columns of a text's keys and values, (batch, words, columns), in bf16."""
+        rows = text.bfloat16().flatten(0, 1).contiguous()
+        weight = self.weight[columns]
+        made = torch.empty((len(rows), len(weight)), dtype=torch.bfloat16, device=weight.device)
+        if made.is_meta:
+            torch.ops.vivace.fused_product(rows, weight, made)
+        else:
+            multiply(rows, weight, (), None, made)
+        return made.unflatten(0, text.shape[:2])
+
+    def of(self, text: torch.Tensor, columns: slice) -> torch.Tensor:
+        """Return these columns: a part of what was computed beforehand and is given in place of the text, or new."""
+        return text[..., columns] if self.are_in(text) else self(text, columns)
+
+    def are_in(self, text: torch.Tensor) -> bool:
+        """Whether this is not the text, but its keys and values."""
+        return not self.takes(text) and text.shape[-1] == len(self.weight)
+
+    def takes(self, text: torch.Tensor) -> bool:
+        """Whether this is a text, by its channels."""
+        return bool(text.shape[-1] == self.weight.shape[1])
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What was computed of a text.
+
+    Attributes:
+        text: only referred to, and dropped with the text: nobody can ask for it again.
+        version: PyTorch's count of the writes to the text.
+    """
+
+    text: weakref.ref[torch.Tensor]
+    version: int
+    projected: torch.Tensor
+
+
+class TextHoisting:
+    """Gives a UNet the keys and values of its text: a hook in front of the forward.
+
+    A text is known by its object and by the count of writes to it. Tensors made in inference mode have no such count,
+    so one could be changed between two steps unseen. They are left as they are, and so is a text that is on another
+    device: the transformers compute what they need.
+
+    A hook of accelerate, which onloads the UNet, would run later, within the forward. So it is called here; the second
+    time it does nothing.
+
+    Attributes:
+        num_projected: texts whose keys and values were computed.
+    """
+
+    def __init__(self, projections: TextProjections) -> None:
+        self.num_projected = 0
+        self._projections = projections
+        self._known: list[_Known] = []
+        self._weights: tuple[StorageWeakRef, int] | None = None
+        """What the known ones were computed with: the weight's memory, and the count of writes to it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the UNet starts with no text."""
+        return self.__dict__ | {"_known": [], "_weights": None}
+
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if (hook := getattr(module, "_hf_hook", None)) is not None:
+            args, kwargs = hook.pre_forward(module, *args, **kwargs)
+        if len(args) > _AT:
+            return (*args[:_AT], self._projected(args[_AT]), *args[_AT + 1 :]), kwargs
+        if _NAME in kwargs:
+            return args, kwargs | {_NAME: self._projected(kwargs[_NAME])}
+        return args, kwargs
+
+    def _projected(self, text: Any) -> Any:
+        weight = self._projections.weight
+        columns, channels = weight.shape
+        if (
+            not torch.is_tensor(text)
+            or text.ndim != 3
+            or columns == channels  # nobody could tell the two apart
+            or not self._projections.takes(text)
+            or text.device != weight.device
+            or text.is_inference()
+        ):
+            return text
+        weights = StorageWeakRef(weight.untyped_storage()), _version(weight)
+        version = _version(text)
+        if weights != self._weights:  # moved, such as offloaded and back, or changed
+            self._known, self._weights = [], weights
+        for known in self._known:
+            if known.text() is text and known.version == version:
+                return known.projected
+        with torch.no_grad():
+            projected = never_written_again(self._projections(text))
+        self.num_projected += 1
+        # Also an earlier state of the same text goes.
+        others = [known for known in self._known if known.text() is not text]
+        reference = weakref.ref(text, self._forget)
+        self._known = [*others[1 - _NUM_TEXTS :], _Known(reference, version, projected)]
+        return projected
+
+    def _forget(self, reference: weakref.ref[torch.Tensor]) -> None:
+        self._known = [known for known in self._known if known.text is not reference]
+
+
+def text_layers(blocks: Any) -> Iterator[Any]:
+    """Yield the layers of diffusers' blocks that make keys and values of the text, in the order of their columns."""
+    for block in blocks:
+        attention = block.attn2
+        fused = getattr(attention, "to_kv", None)
+        yield from (fused,) if fused is not None else (attention.to_k, attention.to_v)
+
+
+def why_read_otherwise(unet: Any) -> str | None:
+    """Why a UNet's forward needs the text itself, beside the keys and values of it, or None."""
+    kind = getattr(unet.config, "addition_embed_type", None)
+    if kind in ("text", "text_image"):
+        return f"this UNet adds the text to its time embedding ({kind}), and the fused blocks give it keys and values"
+    widths, in_blocks = set(), set()
+    for part in unet.modules():
+        if type(part).__name__ == "BasicTransformerBlock":
+            in_blocks |= {id(part.attn1), id(part.attn2)}
+            widths |= {layer.in_features for layer in text_layers([part])}
+    for name, part in unet.named_modules():
+        apart = type(part).__name__ == "Attention" and id(part) not in in_blocks
+        if apart and (part.is_cross_attention or part.added_kv_proj_dim is not None):
+            return f"{name}: attention to the text outside of a transformer block, which has no fused form"
+    return "its blocks read texts of several widths" if len(widths) > 1 else None
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
