@@ -86,15 +86,14 @@ class NormedConvolution(nn.Module):  # type: ignore[misc]
 class OwnConvolution(nn.Module):  # type: ignore[misc]
     """The same in e4m3 by `vivace.kernels.convolution`, for convolutions that `has_own_form` allows.
 
-    The input's scale comes from a bound, as in `vivace.fused.scales`: no element of a group of n that is normalised
-    exceeds sqrt(n), and SiLU enlarges none. Each output channel's weights have a scale of their own.
+    The input's scale is `scale_of_norm`'s, since SiLU enlarges nothing. Each output channel's weights have a scale of
+    their own.
     """
 
     def __init__(self, norm: nn.GroupNorm, convolution: nn.Conv2d) -> None:
         super().__init__()
         self.norm = norm
-        bound = (_LARGEST_GROUP**0.5 * norm.weight.float().abs() + norm.bias.float().abs()).amax()
-        scale = reference.scale_of(bound.detach().reshape(1))
+        scale = scale_of_norm(norm)
         weight = convolution.weight.detach().flatten(2).float()  # (outputs, inputs, 9)
         of_outputs = reference.scale_of(weight.abs().amax(dim=(1, 2)))
         planes = weight.permute(2, 0, 1)
@@ -223,6 +222,15 @@ def fuse_convolutions(model: Any, precision: Precision, enlarges: bool, places: 
             projections.to(places.home)
         model.add_module("vivace_time_projections", projections)
     return number
+
+
+def scale_of_norm(norm: nn.GroupNorm) -> torch.Tensor:
+    """Return the scale of a norm's output in e4m3, (1,), fp32.
+
+    It comes from a bound, as in `vivace.fused.scales`: no element of a group of n that is normalised exceeds sqrt(n).
+    """
+    bound = (_LARGEST_GROUP**0.5 * norm.weight.float().abs() + norm.bias.float().abs()).amax()
+    return reference.scale_of(bound.detach().reshape(1))
 
 
 def num_own(model: Any) -> int:

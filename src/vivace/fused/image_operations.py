@@ -59,21 +59,30 @@ def quantized_rows(x: torch.Tensor) -> RowScaled:
     return made
 
 
-def group_norm(x: torch.Tensor, norm: nn.GroupNorm, added: torch.Tensor | None, silu: bool) -> torch.Tensor:
+def group_norm(
+    x: torch.Tensor,
+    norm: nn.GroupNorm,
+    added: torch.Tensor | None,
+    silu: bool,
+    scale: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Return GroupNorm(x + added), or SiLU of it, in channels_last.
 
     Args:
         x: (batch, channels, height, width), in channels_last.
         added: (batch, channels), or None.
+        scale: (1,), fp32: round to e4m3 with it.
     """
-    made = torch.empty_like(x, memory_format=torch.channels_last)
+    dtype = x.dtype if scale is None else torch.float8_e4m3fn
+    made = torch.empty_like(x, memory_format=torch.channels_last, dtype=dtype)
     given = (norm.num_groups, norm.weight, norm.bias, norm.eps, added, silu)
     if takes_kernels(x):
         from vivace.kernels import group_norm as kernels
 
-        kernels.group_norm(pixels(x), pixels(made), *given)
+        kernels.group_norm(pixels(x), pixels(made), *given, scale=scale)
     elif not x.is_meta:
-        pixels(made).copy_(reference.group_norm(pixels(x), *given))
+        normed = reference.group_norm(pixels(x), *given)
+        pixels(made).copy_(normed if scale is None else reference.to_e4m3(normed / scale))
     return made
 
 

@@ -36,10 +36,14 @@ class Product(nn.Module):  # type: ignore[misc]
     Args:
         linears: for each stream the Linear layers whose outputs lie side by side.
         quantize: store e4m3, with a scale for each stream's weight, (streams,).
+        adds_bias: add biases in e4m3 as well.
     """
 
-    def __init__(self, linears: Sequence[Sequence[nn.Linear]], quantize: bool) -> None:
+    def __init__(
+        self, linears: Sequence[Sequence[nn.Linear]], quantize: bool, adds_bias: bool = False
+    ) -> None:
         super().__init__()
+        self._adds_bias = adds_bias or not quantize
         weights, scales = [], []
         for layers in linears:
             whole = torch.cat([layer.weight.detach().bfloat16() for layer in layers])
@@ -60,7 +64,7 @@ class Product(nn.Module):  # type: ignore[misc]
     @property
     def left_bias(self) -> torch.Tensor | None:
         """The bias, if the reader of the result has to add it."""
-        return self.bias if self.scale is not None else None
+        return None if self._adds_bias else self.bias
 
     def forward(self, rows: Rows, tokens: Tokens, onto: torch.Tensor | None = None) -> torch.Tensor:
         """Return the product (rows, outputs) in bf16.
@@ -73,7 +77,7 @@ class Product(nn.Module):  # type: ignore[misc]
             if made.is_meta:
                 torch.ops.vivace.fused_product(rows.values[span], self.weight[stream], made[span])
                 continue
-            bias = None if self.scale is not None else self.bias[stream]
+            bias = self.bias[stream] if self._adds_bias else None
             added = None if onto is None else onto[span]
             given = self._scales(rows, stream)
             multiply(rows.values[span], self.weight[stream], given, bias, made[span], added)

@@ -17,7 +17,7 @@ from torch import nn
 from vivace.errors import Unsupported
 from vivace.fused import image_operations as images
 from vivace.fused import operations
-from vivace.fused.convolutions import Precision, fuse_convolutions, unsuited_resnet
+from vivace.fused.convolutions import Precision, fuse_convolutions, scale_of_norm, unsuited_resnet
 from vivace.fused.image_operations import RowScaled
 from vivace.fused.operations import Places, Rows
 from vivace.fused.products import Product
@@ -117,7 +117,8 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
     def __init__(self, transformer: Any, quantize: bool, texts: TextProjections) -> None:
         super().__init__()
         self.norm = transformer.norm
-        self.project_in = Product([[_linear(transformer.proj_in)]], False)
+        self.project_in = Product([[_linear(transformer.proj_in)]], quantize, adds_bias=True)
+        self.register_buffer("scale", spread(scale_of_norm(self.norm))[0] if quantize else None)
         self.project_out = Product([[_linear(transformer.proj_out)]], False)
         self._texts = (texts,)  # a module of the model, not of this transformer
         self._columns = texts.fill(transformer.transformer_blocks)
@@ -148,8 +149,9 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
         given = images.channels_last(hidden_states)
         batch, _, height, width = given.shape
         tokens = Tokens(batch, 0, height * width)
-        rows = images.pixels(images.group_norm(given, self.norm, None, silu=False)).flatten(0, 1)
-        x = self.project_in(Rows(rows), tokens)
+        scale = None if self.scale is None else self.scale[:1]
+        normed = images.group_norm(given, self.norm, None, silu=False, scale=scale)
+        x = self.project_in(Rows(images.pixels(normed).flatten(0, 1), scale), tokens)
         texts = self._texts[0].of(encoder_hidden_states, self._columns)
         # (batch, words, blocks, keys and values, heads, channels of a head)
         texts = texts.unflatten(-1, (len(self.blocks), 2, self.blocks[0].num_heads, -1))

@@ -134,9 +134,9 @@ def _finish(  # type: ignore[no-untyped-def]
     inside = (row < pixels)[:, None] & exists[None, :]
     if SILU:
         value = value * tl.sigmoid(value)
+    if HAS_SCALE:
+        value = value * (1.0 / tl.load(scale))  # the cast saturates
     if PADDED:
-        if HAS_SCALE:
-            value = value * (1.0 / tl.load(scale))  # the cast saturates
         height = pixels // width
         first = image.to(tl.int64) * (height + 1) * (width + 1)
         at = (first + row + row // width)[:, None] * channels + channel[None, :]
@@ -235,14 +235,16 @@ def group_norm(
     added: torch.Tensor | None,
     silu: bool,
     small: int = _SMALL,
+    scale: torch.Tensor | None = None,
 ) -> None:
     """Write GroupNorm(x + added), or SiLU of it, to `out`.
 
     Args:
         x: (batch, pixels, channels), contiguous.
-        out: the same, or padded images, whose values are divided by their scale if they have one.
+        out: the same, or padded images.
         weight, bias: (channels,).
         added: (batch, channels), for all pixels of an image; None: nothing.
+        scale: (1,), fp32, by which the output is divided; None: that of padded images, if they have one.
         small: the most elements of a group, rounded up to powers of two, that take one kernel.
     """
     batch, pixels, channels = x.shape
@@ -250,10 +252,10 @@ def group_norm(
     group_block = triton.next_power_of_2(per_group)
     padded = out if isinstance(out, PaddedImages) else None
     if padded is None:
-        onto, scale, width, to_cover = out, weight, pixels, pixels
+        onto, width, to_cover = out, pixels, pixels
     else:
         onto, width = padded.rows, padded.width
-        scale = padded.scale if padded.scale is not None else weight
+        scale = scale if scale is not None else padded.scale
         to_cover = max(pixels, padded.height + padded.width + 1)  # also the padding
     size = triton.next_power_of_2(to_cover)
     if size * group_block <= small:
@@ -263,7 +265,7 @@ def group_norm(
             weight,
             bias,
             added if added is not None else x,
-            scale,
+            scale if scale is not None else weight,
             pixels,
             channels,
             width,
@@ -275,7 +277,7 @@ def group_norm(
             HAS_ADDED=added is not None,
             SILU=silu,
             PADDED=padded is not None,
-            HAS_SCALE=padded is not None and padded.scale is not None,
+            HAS_SCALE=scale is not None,
             num_warps=min(max(size * group_block // 1024, 1), 16),
         )
         return
@@ -316,7 +318,7 @@ def group_norm(
         x,
         factors,
         onto,
-        scale,
+        scale if scale is not None else weight,
         pixels,
         channels,
         width,
@@ -324,6 +326,6 @@ def group_norm(
         BLOCK=block,
         SILU=silu,
         PADDED=padded is not None,
-        HAS_SCALE=padded is not None and padded.scale is not None,
+        HAS_SCALE=scale is not None,
         num_warps=4,
     )
