@@ -2,7 +2,8 @@
 
 Activations are in bf16 and channels_last, so an image is rows of pixels without a copy: the transformers' tokens.
 Each branch's output is added to the residual stream by the kernel that also normalises it for the next branch. In fp8,
-the norms' outputs have one scale, from a bound, and the outputs of attention and GEGLU a scale for each row.
+the outputs of norms and of attention to the text have one scale, from a bound, and those of self-attention and GEGLU a
+scale for each row.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from vivace.fused.convolutions import Precision, fuse_convolutions, unsuited_res
 from vivace.fused.image_operations import RowScaled
 from vivace.fused.operations import Places, Rows
 from vivace.fused.products import Product
-from vivace.fused.scales import spread
+from vivace.fused.scales import of_attention, spread
 from vivace.kernels.reference import Branch, Modulation, Tokens, scale_of
 
 _PROCESSORS = ("AttnProcessor", "AttnProcessor2_0", "FusedAttnProcessor2_0")
@@ -62,19 +63,25 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
         self.register_buffer("one", one)
 
     def forward(
-        self, x: torch.Tensor, pending: Branch | None, text: tuple[torch.Tensor, torch.Tensor], tokens: Tokens
+        self,
+        x: torch.Tensor,
+        pending: Branch | None,
+        text: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+        tokens: Tokens,
     ) -> Branch:
         """Change the stream, and return the branch that is still to be added to it.
 
         Args:
             x: (rows, channels).
             pending: the last block's branch.
-            text: keys and values of the text, (batch, tokens, heads, channels of a head).
+            text: keys and values of the text, (batch, tokens, heads, channels of a head), and in e4m3 the scale (1,) of
+                attention to them.
         """
         q, k, v = self._heads(self.qkv(self._norm(x, pending, 0, tokens), tokens), tokens, 3)
         branch = self._branch(self.out, self._rows(_attend(q, k, v)), tokens)
         (q,) = self._heads(self.query(self._norm(x, branch, 1, tokens), tokens), tokens, 1)
-        branch = self._branch(self.text_out, self._rows(_attend(q, *text)), tokens)
+        attended = images.cross_attention(q, *text)
+        branch = self._branch(self.text_out, RowScaled(attended), tokens, text[2])
         up = self.up(self._norm(x, branch, 2, tokens), tokens)
         bias = self.up.left_bias
         active = images.geglu(up, None if bias is None else bias[0], self.quantize)
@@ -92,9 +99,13 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
         """Add a branch to the stream."""
         operations.add_and_norm(x, branch, self.vectors.expand(tokens.batch, -1), None, tokens, None)
 
-    def _branch(self, product: Product, rows: RowScaled, tokens: Tokens) -> Branch:
-        one = None if self.one is None else self.one[:1]
-        made = product(Rows(rows.values, one), tokens)
+    def _branch(
+        self, product: Product, rows: RowScaled, tokens: Tokens, scale: torch.Tensor | None = None
+    ) -> Branch:
+        """Return a product; `scale` is that of all rows, where they have none of their own."""
+        if scale is None and self.one is not None:
+            scale = self.one[:1]
+        made = product(Rows(rows.values, scale), tokens)
         gate = 6 * made.shape[1]
         return Branch(made, Modulation(gate, gate), product.left_bias, rows.scales)
 
@@ -151,10 +162,12 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
         # (batch, words, blocks, keys and values, heads, channels of a head)
         heads = self.blocks[0].num_heads
         texts = texts.view(batch, words.shape[1], len(self.blocks), 2, heads, -1)
+        scales = of_attention(texts) if self.blocks[0].quantize else None
         pending = None
         for index, block in enumerate(self.blocks):
             keys, values = texts[:, :, index].unbind(2)
-            pending = block(x, pending, (keys, values), tokens)
+            scale = None if scales is None else scales[index, :1]
+            pending = block(x, pending, (keys, values, scale), tokens)
         assert pending is not None
         self.blocks[-1].add(x, pending, tokens)
         out = self.project_out(Rows(x), tokens)
