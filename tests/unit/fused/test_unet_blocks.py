@@ -14,6 +14,7 @@ from tests.fused_kernels import error
 from tests.fused_unets import inputs, size, target, unet, vae
 from vivace.errors import RecipeError, Unsupported
 from vivace.fused.convolutions import FusedUpsample, has_own_form
+from vivace.fused.scales import of_attention
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
@@ -71,6 +72,29 @@ def test_after_fuse_qkv_and_with_a_controlnets_residuals() -> None:
     given["down_block_additional_residuals"] = residuals
     given["mid_block_additional_residual"] = torch.randn(1, 64, 2, 3, generator=generator)
     assert error(made(**given)[0], plain(**given)[0]) < 0.015
+
+
+@torch.no_grad()
+def test_an_empty_text() -> None:
+    """Whose values are zeros: their scale is not."""
+    given = inputs(2, 7, 4, 6)
+    given["encoder_hidden_states"].zero_()
+    assert error(fused("fp8")(**given)[0], unet()(**given)[0]) < 0.06
+
+
+def test_scales_of_attention_to_a_text() -> None:
+    texts = torch.randn(2, 5, 3, 2, 4, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
+    texts[:, :, :, 0] *= 1000  # keys
+    texts[1, 2, 1, 1, 0, 3] = -3e38
+    texts[:, :, 2, 1] = 0
+    found = of_attention(texts)
+    assert found.shape == (3, 4)
+    assert found[:, 1:].count_nonzero() == 0
+    least = texts[:, :, :, 1].float().abs().amax(dim=(0, 1, 3, 4)) / 448
+    assert (found[:2, 0] >= least[:2]).all()
+    assert (found[:2, 0] <= 2 * least[:2]).all()
+    assert found[:, 0].log2().frac().count_nonzero() == 0
+    assert 0 < found[2, 0] < 1e-12
 
 
 def test_weights_keep_their_size() -> None:
@@ -222,10 +246,11 @@ def test_its_memory_is_predicted_without_its_packages(recipe: str, share: float)
     plain, found = predicted("baseline"), predicted(recipe)
     assert found.model_bytes / plain.model_bytes == pytest.approx(share, abs=0.05)
     assert found.peak_bytes < 1.05 * plain.peak_bytes
-    works = [
-        sum(one.gemm_flop for one in of.work.components if one.component == "denoiser")
-        for of in (plain, found)
-    ]
-    assert works[1] == pytest.approx(works[0], rel=0.01), (
-        "its products are counted where nothing is multiplied"
-    )
+    for kind in ("gemm_flop", "attention_flop"):
+        works = [
+            sum(getattr(one, kind) for one in of.work.components if one.component == "denoiser")
+            for of in (plain, found)
+        ]
+        assert works[1] == pytest.approx(works[0], rel=0.01), (
+            "its products are counted where nothing is multiplied"
+        )

@@ -10,7 +10,16 @@ import pytest
 from vivace.contract import Machine
 
 pytestmark = pytest.mark.long
-KERNELS = {"_convolve", "_add_parts", "_whole_group", "_apply", "_geglu", "_qk_norm_rope", "_skinny_product"}
+KERNELS = {
+    "_convolve",
+    "_add_parts",
+    "_whole_group",
+    "_apply",
+    "_geglu",
+    "_cross_attention",
+    "_qk_norm_rope",
+    "_skinny_product",
+}
 """Some of those that have to be checked."""
 
 
