@@ -62,12 +62,14 @@ ENLARGED = (
     *((1, height, 256) for height in (256, 512)),
 )
 """Batch, height and channels in UNets and, one image at a time, in VAEs."""
+WORDS = 77
+"""Of a prompt."""
 ATTENTION = (
-    *((4096, keys, 8, 40) for keys in (4096, 77)),
-    *((1024, keys, 8, 80) for keys in (1024, 77)),
-    *((256, keys, 8, 160) for keys in (256, 77)),
-    *((4096, keys, 10, 64) for keys in (4096, 77)),
-    *((1024, keys, 20, 64) for keys in (1024, 77)),
+    *((4096, keys, 8, 40) for keys in (4096, WORDS)),
+    *((1024, keys, 8, 80) for keys in (1024, WORDS)),
+    *((256, keys, 8, 160) for keys in (256, WORDS)),
+    *((4096, keys, 10, 64) for keys in (4096, WORDS)),
+    *((1024, keys, 20, 64) for keys in (1024, WORDS)),
 )
 """Queries, keys, heads and channels of a head: of SD 1.5 at 512 px and of SDXL at 1024."""
 MODELS = {"synthetic:sd15": ("fused", 64), "synthetic:sdxl": ("fused(fp8)", 128)}
@@ -235,11 +237,13 @@ def _enlarging() -> Iterator[dict[str, Any]]:
 
 
 def _attention() -> Iterator[dict[str, Any]]:
-    """Attention by PyTorch's kernels, and by cuDNN's in e4m3, with heads of 48 channels instead of 40."""
+    """Attention by PyTorch's kernels, by cuDNN's in e4m3, with heads of 48 channels instead of 40, and to a text by
+    vivace's, with an output in bf16 and in e4m3."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from vivace.attention_backends.cudnn_fp8 import attend
+    from vivace.kernels.cross_attention import cross_attention
 
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     for queries, keys, heads, channels in ATTENTION:
@@ -261,6 +265,10 @@ def _attention() -> Iterator[dict[str, Any]]:
         one = torch.ones(2, device="cuda")
         in_fp8 = partial(attend, eight[0], eight[1], eight[2], one, one, torch.empty_like(eight[0]))
         found["cudnn_e4m3_us"] = round(_microseconds(in_fp8), 1)
+        if keys == WORDS:
+            for name, dtype, scale in (("vivace", q.dtype, None), ("vivace_e4m3", torch.float8_e4m3fn, one)):
+                own = partial(cross_attention, q, k, v, torch.empty_like(q, dtype=dtype), scale)
+                found[f"{name}_us"] = round(_microseconds(own), 1)
         yield found
 
 
@@ -343,7 +351,7 @@ def _step(model: str, recipe: str, height: int) -> float:
     unet = vivace.load(model, recipe, device="cuda").pipe.unet
     make = {"device": "cuda", "dtype": torch.bfloat16}
     latents = torch.randn(2, 4, height, height, **make)
-    text = torch.randn(2, 77, unet.config.cross_attention_dim, **make)
+    text = torch.randn(2, WORDS, unet.config.cross_attention_dim, **make)
     more = {"text_embeds": torch.randn(2, 1280, **make), "time_ids": torch.zeros(2, 6, **make)}
     timestep = torch.tensor(500, device="cuda")
     step = partial(unet, latents, timestep, encoder_hidden_states=text, added_cond_kwargs=more)

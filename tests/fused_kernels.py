@@ -203,6 +203,31 @@ def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: boo
         assert error(out.double() * scales.double()[:, None], x) < allowed(True, device)
 
 
+def check_cross_attention(
+    kind: str, sizes: tuple[int, int, int], heads: int, channels: int, quantize: bool, device: str
+) -> None:
+    """Attention of (batch, tokens, words); "sharp": with logits of hundreds."""
+    from vivace.kernels.cross_attention import cross_attention
+
+    batch, tokens, words = sizes
+    of_values = "normal" if kind == "sharp" else kind
+    projected = random(of_values, batch, tokens, 2, heads, channels, device=device)
+    texts = random(of_values, batch, words, 3, 2, heads, channels, device=device, seed=1)
+    if device == "cpu":
+        projected, texts = projected.float(), texts.float()  # the interpreter takes bf16's bits for integers
+    q = projected[:, :, 1] * (100 if kind == "sharp" else 1)
+    k, v = texts[:, :, 1].unbind(2)
+    heads_first = [one.double().transpose(1, 2) for one in (q, k, v)]
+    wanted = torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+    dtype = eight_bits(device) if quantize else torch.bfloat16
+    made = poisoned(batch * tokens + 64, heads, channels, dtype=dtype, device=device)
+    out = made[: batch * tokens].unflatten(0, (batch, tokens))
+    scale = ref.scale_of(v.float().abs().amax().reshape(1)) if quantize else None
+    cross_attention(q, k, v, out, scale)
+    assert error(out.double() * (1 if scale is None else scale.double()), wanted) < allowed(quantize, device)
+    assert made[batch * tokens :].float().isnan().all()
+
+
 def check_add_biased(rows: int, channels: int, device: str) -> None:
     from vivace.kernels.residual import add_biased
 
@@ -264,6 +289,12 @@ def check_of_unets(device: str) -> None:
         for quantize in (False, True):
             check_geglu(kind, 5, 72, True, quantize, device)
             check_geglu(kind, 3, 128, False, quantize, device)
+        check_cross_attention(kind, (2, 70, 77), 2, 40, kind == "normal", device)
+        check_cross_attention(kind, (2, 9, 231), 3, 8, kind != "normal", device)
+    for channels in (5, 64, 80, 160):
+        for words in (1, 154):
+            check_cross_attention("sharp", (1, 65, words), 2, channels, words > 1, device)
+    check_cross_attention("normal", (2, 129, 80), 33, 16, True, device)  # 128 queries a program
     check_group_norm("normal", 1, 1, 600, 2, False, False, device)
     check_add_biased(7, 600, device)
     check_add_biased(130, 40, device)

@@ -156,6 +156,22 @@ def test_each_kernel_of_unets_against_float64() -> None:
         kernels.check_geglu("outliers", 33, channels, True, True, "cuda")
 
 
+@pytest.mark.parametrize("quantize", [False, True])
+@pytest.mark.parametrize("kind", [*kernels.KINDS, "sharp"])
+def test_attention_to_a_text_against_float64(kind: str, quantize: bool) -> None:
+    if quantize and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no e4m3")
+    for words in (1, 77, 154, 512):
+        for tokens, heads, channels in (
+            (4096, 8, 40),
+            (1024, 20, 64),
+            (1000, 8, 80),
+            (256, 8, 160),
+            (64, 8, 160),
+        ):
+            kernels.check_cross_attention(kind, (2, tokens, words), heads, channels, quantize, "cuda")
+
+
 @pytest.mark.parametrize("kind", kernels.KINDS)
 def test_convolutions_against_float64(kind: str) -> None:
     if torch.cuda.get_device_capability() < (9, 0):

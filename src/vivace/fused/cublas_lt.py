@@ -306,7 +306,7 @@ def _plan(kind: Kind, device: int) -> Plan:
     return Plan(kind, device, _NUM_ALGORITHMS)
 
 
-def _timed(plan: Plan, given: tuple[Any, ...]) -> int:
+def _timed(plan: Plan, given: tuple[Any, Any, Any, Any, Any, Any]) -> int:
     """Return the fastest of a plan's algorithms that write the same bits, by its best round: no image depends on it."""
     import torch
 
@@ -325,7 +325,7 @@ def _timed(plan: Plan, given: tuple[Any, ...]) -> int:
     return min(best, key=best.__getitem__)
 
 
-def algorithms_like_the_first(plan: Any, given: tuple[Any, ...]) -> list[int]:
+def algorithms_like_the_first(plan: Any, given: tuple[Any, Any, Any, Any, Any, Any]) -> list[int]:
     """Return the indices of a plan's algorithms that write the bits which the first one writes.
 
     An algorithm that splits the sums would round in another order.

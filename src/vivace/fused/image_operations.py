@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +15,25 @@ from vivace.fused.operations import takes_kernels
 from vivace.kernels import reference
 from vivace.kernels.reference import PaddedImages
 
-# On meta tensors nothing is computed, but what counts operations has to see that there is a convolution.
+_MOST_CHANNELS = 256
+"""Of a head that the kernel of attention to a text holds."""
+# On meta tensors nothing is computed, but what counts operations has to see that there is a convolution, or attention.
 _LIBRARY = torch.library.Library("vivace", "FRAGMENT")
 _LIBRARY.define("fused_convolution(Tensor rows, Tensor weight, Tensor(a!) out) -> ()")
 _LIBRARY.impl("fused_convolution", lambda rows, weight, out: None, "Meta")
+_LIBRARY.define("fused_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out) -> ()")
+_LIBRARY.impl("fused_attention", lambda q, k, v, out: None, "Meta")
 
 
 @register_flop_formula(torch.ops.vivace.fused_convolution)  # type: ignore[untyped-decorator]
 def _num_operations(_: Any, weight: Sequence[int], out: Sequence[int], **__: Any) -> int:
     planes, outputs, inputs = weight
     return 2 * reference.side_and_scale(planes)[0] ** 2 * outputs * inputs * out[0]
+
+
+@register_flop_formula(torch.ops.vivace.fused_attention)  # type: ignore[untyped-decorator]
+def _num_operations_of_attention(q: Sequence[int], k: Sequence[int], *_: Any, **__: Any) -> int:
+    return 4 * math.prod(q) * k[1]
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,31 @@ def quantized_rows(x: torch.Tensor) -> RowScaled:
     elif not x.is_meta:
         _fill(made, x)
     return made
+
+
+def cross_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the attention of `q` to a text, rows of tokens (batch * tokens, heads * channels).
+
+    Args:
+        q: (batch, tokens, heads, channels); k, v: (batch, words, heads, channels).
+        scale: (1,), fp32, of a result in e4m3.
+    """
+    batch, tokens, heads, channels = q.shape
+    dtype = q.dtype if scale is None else torch.float8_e4m3fn
+    made = q.new_empty((batch, tokens, heads, channels), dtype=dtype)
+    if made.is_meta:
+        torch.ops.vivace.fused_attention(q, k, v, made)
+    elif takes_kernels(q) and channels <= _MOST_CHANNELS:
+        from vivace.kernels import cross_attention as kernels
+
+        kernels.cross_attention(q, k, v, made, scale)
+    else:
+        heads_first = [one.float().transpose(1, 2) for one in (q, k, v)]
+        mean = nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+        made.copy_(mean if scale is None else reference.to_e4m3(mean / scale))
+    return made.view(batch * tokens, heads * channels)
 
 
 def group_norm(

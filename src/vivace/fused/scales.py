@@ -4,6 +4,7 @@
   element exceeds sqrt(C) max|1 + s| + max|t|, and the norm does not exceed sqrt(C) max|1 + s| + |t|.
 - Values and the MLP's hidden channels are products of such a token x and a weight row w, so no element exceeds
   |x| |w| + |b|. GELU and attention do not exceed their inputs.
+- A text's values are few and known before the step's attention to them: their largest is looked up.
 
 Typical elements are 50 times smaller than these bounds. An integer would lose six of its eight bits to that; e4m3 has
 an exponent of its own, 15 binades of normal numbers, and loses none. So one scale does for a whole tensor, which is
@@ -79,6 +80,20 @@ class Bounds(nn.Module):  # type: ignore[misc]
             values=spread(torch.stack([values, 1 / values], dim=1))[..., 0],
             hidden=spread(torch.stack([hidden, 1 / hidden], dim=1))[..., 0],
         )
+
+
+def of_attention(values: torch.Tensor) -> torch.Tensor:
+    """Return the scales of blocks' attention to a text, (blocks,).
+
+    The output is a mean of values, so the largest of them is its bound. Scales are powers of two: pictures of a batch
+    share them, and no other picture's text changes how one is rounded.
+
+    Args:
+        values: (batch, words, blocks, channels).
+    """
+    largest = torch.linalg.vector_norm(values, ord=float("inf"), dim=(0, 1, 3), dtype=torch.float32)
+    scale = scale_of(largest)
+    return scale / torch.frexp(scale).mantissa
 
 
 def spread(scales: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 They depend on the text alone, and a text stays the same over the steps. In SDXL their weights are 680 MB, which every
 step would read. So one matmul makes them for all blocks before the forward, which then gets them in place of the text:
 (batch, words, columns). Each transformer takes its own columns. A CUDA graph of the forward contains none of this.
+In e4m3, the last columns of the first word hold the scales of the blocks' attention to the text, as fp32.
 
 What is not computed beforehand is computed by the transformers, each for itself: see `TextHoisting`.
 """
@@ -21,11 +22,22 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from vivace.compilation.captured import never_written_again
 from vivace.fused.operations import Places
 from vivace.fused.products import multiply
+from vivace.fused.scales import of_attention
 
 _AT, _NAME = 2, "encoder_hidden_states"
 """Where a UNet's forward takes the text."""
+_SCALE = 8
+"""Columns of a block's scale, in bf16: 16 bytes, at multiples of which cuBLASLt takes scales."""
 _NUM_TEXTS = 2
 """How many texts are remembered: guidance may be two calls."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What belongs to a transformer: columns of keys and values, and blocks among those of all transformers."""
+
+    columns: slice
+    blocks: slice
 
 
 class TextProjections(nn.Module):  # type: ignore[misc]
@@ -33,43 +45,84 @@ class TextProjections(nn.Module):  # type: ignore[misc]
 
     Args:
         transformers: diffusers', which are about to be fused. Their weights are taken over one by one, by `fill`.
+        quantize: attention's output is rounded to e4m3, and needs scales.
         places: the weight is laid out at once where it is left, so that it is never there twice.
     """
 
-    def __init__(self, transformers: Sequence[Any], places: Places) -> None:
+    def __init__(self, transformers: Sequence[Any], quantize: bool, places: Places) -> None:
         super().__init__()
         layers = [layer for one in transformers for layer in text_layers(one.transformer_blocks)]
         columns = sum(layer.out_features for layer in layers)
         weight = torch.empty((columns, layers[0].in_features), dtype=torch.bfloat16, device=places.home)
         self.weight = nn.Parameter(weight, requires_grad=False)
-        self._num_filled = 0
+        self._quantize = quantize
+        self._shares: list[Share] = []
 
-    def fill(self, blocks: Any) -> slice:
-        """Take over the weights of a transformer's blocks; return the columns of its keys and values."""
-        start = self._num_filled
+    @property
+    def width(self) -> int:
+        """Columns of what is given in place of a text."""
+        scales = _SCALE * self._shares[-1].blocks.stop if self._quantize else 0
+        return len(self.weight) + scales
+
+    def fill(self, blocks: Any) -> Share:
+        """Take over the weights of a transformer's blocks; return what belongs to it."""
+        before = self._shares[-1] if self._shares else Share(slice(0, 0), slice(0, 0))
+        start = end = before.columns.stop
         for layer in text_layers(blocks):
-            first, self._num_filled = self._num_filled, self._num_filled + layer.out_features
-            self.weight[first : self._num_filled].copy_(layer.weight.detach())
-        return slice(start, self._num_filled)
+            first, end = end, end + layer.out_features
+            self.weight[first:end].copy_(layer.weight.detach())
+        number = before.blocks.stop
+        self._shares.append(Share(slice(start, end), slice(number, number + len(blocks))))
+        return self._shares[-1]
 
-    def forward(self, text: torch.Tensor, columns: slice = slice(None)) -> torch.Tensor:
-        """Return these columns of a text's keys and values, (batch, words, columns), in bf16."""
-        rows = text.bfloat16().flatten(0, 1).contiguous()
-        weight = self.weight[columns]
-        made = torch.empty((len(rows), len(weight)), dtype=torch.bfloat16, device=weight.device)
-        if made.is_meta:
-            torch.ops.vivace.fused_product(rows, weight, made)
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        """Return what is given in place of a text: the keys and values of all blocks, and scales."""
+        columns = len(self.weight)
+        made = self._empty(text, self.width)
+        self._multiply(text, slice(None), made[..., :columns])
+        if self._quantize:
+            made[..., columns:] = 0
+            scales = self._scales(made)
+            for share in self._shares:
+                number = share.blocks.stop - share.blocks.start
+                values = made[..., share.columns].unflatten(-1, (number, 2, -1))[..., 1, :]
+                scales[share.blocks, :1] = of_attention(values)[:, None]
+            made[1:, 0, columns:] = made[0, 0, columns:]  # each image's may be sent to a process of its own
+        return made
+
+    def of(self, text: torch.Tensor, share: Share) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return a transformer's keys and values, (batch, words, columns), and the scales of its blocks, (blocks, 1).
+
+        Both are a part of what was computed beforehand and is given in place of the text. Of a text itself the first is
+        computed, and there are no scales: to find them would take longer than to measure each row of the output.
+        """
+        if not self.are_in(text):
+            made = self._empty(text, share.columns.stop - share.columns.start)
+            return self._multiply(text, share.columns, made), None
+        return text[..., share.columns], self._scales(text)[share.blocks, :1] if self._quantize else None
+
+    def _scales(self, made: torch.Tensor) -> torch.Tensor:
+        """The columns that hold scales, (blocks, 4), in fp32: each the first of four."""
+        return made[0, 0, len(self.weight) :].view(torch.float32).view(-1, 4)
+
+    def _empty(self, text: torch.Tensor, columns: int) -> torch.Tensor:
+        return torch.empty((*text.shape[:2], columns), dtype=torch.bfloat16, device=self.weight.device)
+
+    def _multiply(self, text: torch.Tensor, columns: slice, out: torch.Tensor) -> torch.Tensor:
+        rows, weight, flat = (
+            text.bfloat16().flatten(0, 1).contiguous(),
+            self.weight[columns],
+            out.flatten(0, 1),
+        )
+        if out.is_meta:
+            torch.ops.vivace.fused_product(rows, weight, flat)
         else:
-            multiply(rows, weight, (), None, made)
-        return made.unflatten(0, text.shape[:2])
-
-    def of(self, text: torch.Tensor, columns: slice) -> torch.Tensor:
-        """Return these columns: a part of what was computed beforehand and is given in place of the text, or new."""
-        return text[..., columns] if self.are_in(text) else self(text, columns)
+            multiply(rows, weight, (), None, flat)
+        return out
 
     def are_in(self, text: torch.Tensor) -> bool:
         """Whether this is not the text, but its keys and values."""
-        return not self.takes(text) and text.shape[-1] == len(self.weight)
+        return not self.takes(text) and text.shape[-1] == self.width
 
     def takes(self, text: torch.Tensor) -> bool:
         """Whether this is a text, by its channels."""
@@ -128,11 +181,10 @@ class TextHoisting:
 
     def _projected(self, text: Any) -> Any:
         weight = self._projections.weight
-        columns, channels = weight.shape
         if (
             not torch.is_tensor(text)
             or text.ndim != 3
-            or columns == channels  # nobody could tell the two apart
+            or self._projections.width == weight.shape[1]  # nobody could tell the two apart
             or not self._projections.takes(text)
             or text.device != weight.device
             or text.is_inference()

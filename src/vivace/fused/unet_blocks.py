@@ -2,7 +2,8 @@
 
 Activations are in bf16 and channels_last, so an image is rows of pixels without a copy: the transformers' tokens.
 Each branch's output is added to the residual stream by the kernel that also normalises it for the next branch. In fp8,
-the norms' outputs have one scale, from a bound, and the outputs of attention and GEGLU a scale for each row.
+the outputs of norms and of attention to the text have one scale, from a bound, and those of self-attention and GEGLU a
+scale for each row.
 """
 
 from __future__ import annotations
@@ -62,19 +63,27 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
         self.register_buffer("one", one)
 
     def forward(
-        self, x: torch.Tensor, pending: Branch | None, text: tuple[torch.Tensor, torch.Tensor], tokens: Tokens
+        self,
+        x: torch.Tensor,
+        pending: Branch | None,
+        text: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+        tokens: Tokens,
     ) -> Branch:
         """Change the stream, and return the branch that is still to be added to it.
 
         Args:
             x: (rows, channels).
             pending: the last block's branch.
-            text: keys and values of the text, (batch, tokens, heads, channels of a head).
+            text: keys and values of the text, (batch, tokens, heads, channels of a head), and in e4m3 the scale (1,) of
+                attention to them; None: a scale for each row is found by a pass over the output.
         """
         q, k, v = self._heads(self.qkv(self._norm(x, pending, 0, tokens), tokens), tokens, 3)
-        branch = self._branch(self.out, self._rows(_attend(q, k, v)), tokens)
+        attended = _attend(q, k, v).flatten(2).flatten(0, 1)
+        branch = self._branch(self.out, self._rows(attended), tokens)
         (q,) = self._heads(self.query(self._norm(x, branch, 1, tokens), tokens), tokens, 1)
-        branch = self._branch(self.text_out, self._rows(_attend(q, *text)), tokens)
+        attended = images.cross_attention(q, *text)
+        rows = self._rows(attended) if text[2] is None else RowScaled(attended)
+        branch = self._branch(self.text_out, rows, tokens, text[2])
         up = self.up(self._norm(x, branch, 2, tokens), tokens)
         bias = self.up.left_bias
         active = images.geglu(up, None if bias is None else bias[0], self.quantize)
@@ -92,9 +101,13 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
         """Add a branch to the stream."""
         operations.add_and_norm(x, branch, self.vectors.expand(tokens.batch, -1), None, tokens, None)
 
-    def _branch(self, product: Product, rows: RowScaled, tokens: Tokens) -> Branch:
-        one = None if self.one is None else self.one[:1]
-        made = product(Rows(rows.values, one), tokens)
+    def _branch(
+        self, product: Product, rows: RowScaled, tokens: Tokens, scale: torch.Tensor | None = None
+    ) -> Branch:
+        """Return a product; `scale` is that of all rows, where they have none of their own."""
+        if scale is None and self.one is not None:
+            scale = self.one[:1]
+        made = product(Rows(rows.values, scale), tokens)
         gate = 6 * made.shape[1]
         return Branch(made, Modulation(gate, gate), product.left_bias, rows.scales)
 
@@ -102,8 +115,7 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
         parts = made.view(tokens.batch, tokens.image, number, self.num_heads, -1)
         return tuple(parts.unbind(2))
 
-    def _rows(self, attended: torch.Tensor) -> RowScaled:
-        rows = attended.flatten(2).flatten(0, 1)
+    def _rows(self, rows: torch.Tensor) -> RowScaled:
         return images.quantized_rows(rows) if self.quantize else RowScaled(rows)
 
 
@@ -121,7 +133,7 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
         self.register_buffer("scale", spread(scale_of_norm(self.norm))[0] if quantize else None)
         self.project_out = Product([[_linear(transformer.proj_out)]], False)
         self._texts = (texts,)  # a module of the model, not of this transformer
-        self._columns = texts.fill(transformer.transformer_blocks)
+        self._share = texts.fill(transformer.transformer_blocks)
         self.blocks = nn.ModuleList()
         while len(transformer.transformer_blocks):
             self.blocks.append(FusedBlock(transformer.transformer_blocks[0], quantize))
@@ -152,13 +164,14 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
         scale = None if self.scale is None else self.scale[:1]
         normed = images.group_norm(given, self.norm, None, silu=False, scale=scale)
         x = self.project_in(Rows(images.pixels(normed).flatten(0, 1), scale), tokens)
-        texts = self._texts[0].of(encoder_hidden_states, self._columns)
         # (batch, words, blocks, keys and values, heads, channels of a head)
+        texts, scales = self._texts[0].of(encoder_hidden_states, self._share)
         texts = texts.unflatten(-1, (len(self.blocks), 2, self.blocks[0].num_heads, -1))
         pending = None
         for index, block in enumerate(self.blocks):
             keys, values = texts[:, :, index].unbind(2)
-            pending = block(x, pending, (keys, values), tokens)
+            scale = None if scales is None else scales[index]
+            pending = block(x, pending, (keys, values, scale), tokens)
         assert pending is not None
         self.blocks[-1].add(x, pending, tokens)
         out = self.project_out(Rows(x), tokens, onto=images.pixels(given).flatten(0, 1))
@@ -178,7 +191,7 @@ def fuse_unet(model: Any, quantize: bool, convolutions: Precision, enlarges: boo
     fuse_convolutions(model, convolutions, enlarges, places)
     # By name: a list of modules would keep the blocks, and with them their weights, until all are fused.
     names = [name for name, part in model.named_modules() if type(part).__name__ == "Transformer2DModel"]
-    texts = TextProjections([model.get_submodule(name) for name in names], places)
+    texts = TextProjections([model.get_submodule(name) for name in names], quantize, places)
     model.add_module("vivace_text_projections", texts)
     number = 0
     for name in names:

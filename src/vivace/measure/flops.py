@@ -139,8 +139,9 @@ def _counting() -> Iterator[Callable[[], Flops]]:
     def so_far() -> Flops:
         by_operator = counter.get_flop_counts().get("Global", {})
         conv = sum(flop for operator, flop in by_operator.items() if "convolution" in str(operator))
-        gemm = counter.get_total_flops() - conv - attention.counted_below
-        return Flops(gemm, conv, attention.flop)
+        own = sum(flop for operator, flop in by_operator.items() if "fused_attention" in str(operator))
+        gemm = counter.get_total_flops() - conv - own - attention.counted_below
+        return Flops(gemm, conv, attention.flop + own)
 
     with torch.no_grad(), counter, attention:
         yield so_far

@@ -49,13 +49,14 @@ class Operations:
         self._formulas: dict[Any, Callable[..., int] | None] = {}
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Count an operator overload such as aten.mm.default, if it is a matmul or a convolution."""
+        """Count an operator overload such as aten.mm.default: matmuls, convolutions and attention."""
         if func not in self._formulas:
             self._formulas[func] = _formula_of(func)
         formula = self._formulas[func]
         if formula is None or self._paused:
             return
-        kind: Kind = "attention" if self._in_attention else "conv" if "convolution" in str(func) else "gemm"
+        is_attention = self._in_attention or "fused_attention" in str(func)
+        kind: Kind = "attention" if is_attention else "conv" if "convolution" in str(func) else "gemm"
         self._add(kind, formula(*args, **kwargs, out_val=result), args)
 
     def attended(self, query: Any, key: Any, value: Any) -> None:

@@ -100,6 +100,26 @@ def test_blocks_get_keys_and_values_of_any_text_or_project_it_themselves() -> No
     assert seen[-1].shape == (2, 7, TEXT)
 
 
+@torch.no_grad()
+def test_scales_of_attention_come_with_each_image_or_rows_are_measured() -> None:
+    made, _ = fused("fp8")
+    seen, words = given_to_blocks(made), text(1)
+    words[1] *= 3  # both images share the scales
+    expected = step(made, words)
+    assert seen[-1].shape == (2, 7, COLUMNS + 8 * 14)
+    for image in (slice(0, 1), slice(1, 2)):
+        given = inputs(2, 1, 8, 12)
+        own = {name: given[name][image] for name in ("sample",)}
+        found = made(**given | own | {"encoder_hidden_states": seen[0][image]})[0]
+        assert error(found, expected[image]) < 0.01
+    bare = inputs(2, 1, 8, 12) | {"encoder_hidden_states": words}
+    bare = {
+        name: v.bfloat16() if name != "timestep" and torch.is_tensor(v) else v for name, v in bare.items()
+    }
+    assert error(made.forward(**bare)[0], expected) < 0.03
+    assert seen[-1].shape == (2, 7, TEXT), "rows have scales of their own"
+
+
 @torch.inference_mode()
 def test_a_text_that_may_be_written_unseen_is_not_remembered() -> None:
     made, num = fused()

@@ -14,6 +14,7 @@ from tests.fused_kernels import error
 from tests.fused_unets import inputs, size, target, unet, vae
 from vivace.errors import RecipeError, Unsupported
 from vivace.fused.convolutions import FusedUpsample, has_own_form
+from vivace.fused.scales import of_attention
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
@@ -73,6 +74,27 @@ def test_after_fuse_qkv_and_with_a_controlnets_residuals() -> None:
     assert error(made(**given)[0], plain(**given)[0]) < 0.015
 
 
+@torch.no_grad()
+def test_an_empty_text() -> None:
+    """Whose values are zeros: their scale is not."""
+    given = inputs(2, 7, 4, 6)
+    given["encoder_hidden_states"].zero_()
+    assert error(fused("fp8")(**given)[0], unet()(**given)[0]) < 0.06
+
+
+def test_scales_of_attention_to_a_text() -> None:
+    values = torch.randn(2, 5, 3, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+    values[1, 2, 1, 3] = -3e38
+    values[:, :, 2] = 0
+    found = of_attention(values)
+    assert found.shape == (3,)
+    least = values.float().abs().amax(dim=(0, 1, 3)) / 448
+    assert (found[:2] >= least[:2]).all()
+    assert (found[:2] <= 2 * least[:2]).all()
+    assert found.log2().frac().count_nonzero() == 0
+    assert 0 < found[2] < 1e-12
+
+
 def test_weights_keep_their_size() -> None:
     before = size(unet().bfloat16())
     assert size(fused("bf16")) == pytest.approx(before, rel=0.06), "what enlarges is kept twice"
@@ -98,8 +120,8 @@ def test_no_normalised_activation_exceeds_its_bound() -> None:
         patched.setattr(reference, "to_e4m3", watched)
         patched.setattr(operations, "has_triton", lambda: False)
         made(**given)
-    # Per block three norms, two outputs of attention and one of GEGLU; 7 transformers of a norm and two blocks. Two norms
-    # of each of 8 residual blocks.
+    # Per block three norms, two outputs of attention and one of GEGLU; 7 transformers of a norm and two blocks. Two
+    # norms of each of 8 residual blocks.
     assert len(largest) == 6 * 14 + 7 + 2 * 8
     assert max(largest) <= reference.E4M3_MAX * 1.0001
 
@@ -222,12 +244,16 @@ def test_its_memory_is_predicted_without_its_packages(recipe: str, share: float)
     plain, found = predicted("baseline"), predicted(recipe)
     assert found.model_bytes / plain.model_bytes == pytest.approx(share, abs=0.05)
     assert found.peak_bytes < 1.05 * plain.peak_bytes
-    works = [
-        sum(one.gemm_flop for one in of.work.components if one.component == "denoiser")
-        for of in (plain, found)
-    ]
+    works = {
+        kind: [
+            sum(getattr(one, kind) for one in of.work.components if one.component == "denoiser")
+            for of in (plain, found)
+        ]
+        for kind in ("gemm_flop", "attention_flop")
+    }
     # Of SDXL's text the products with keys' and values' weights are counted once, not in each of 50 steps.
     of_text = 2 * (2 * 77) * 2048 * 2 * (10 * 640 + 60 * 1280)
-    assert works[1] == pytest.approx(works[0] - 49 * of_text, rel=0.002), (
+    assert works["gemm_flop"][1] == pytest.approx(works["gemm_flop"][0] - 49 * of_text, rel=0.002), (
         "its products are counted where nothing is multiplied"
     )
+    assert works["attention_flop"][1] == pytest.approx(works["attention_flop"][0], rel=0.01)

@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 from tests import fused_unets
 from tests.unit.fused import test_flux_forward as flux
 from vivace.fused import image_operations, operations
-from vivace.kernels import convolution, group_norm, reference
+from vivace.kernels import convolution, cross_attention, group_norm, reference
 from vivace.techniques.fused import Fused
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -108,6 +108,17 @@ def all_divisions() -> None:
                 convolution.convolve(x, weight, torch.ones(channels), out, out[0], residual, tiles)
 
 
+def attention_to_texts() -> None:
+    """Of SD 1.5's heads and SDXL's, to one prompt and to two."""
+    for tokens, heads, channels in ((4096, 8, 40), (4096, 10, 64), (4096, 8, 80), (256, 8, 160)):
+        q = torch.zeros(2, tokens, heads, channels, dtype=torch.bfloat16)
+        for words in (77, 154):
+            k, v = torch.zeros(2, words, 2, heads, channels, dtype=torch.bfloat16).unbind(2)
+            for dtype, scale in ((torch.bfloat16, None), (torch.float8_e4m3fn, torch.ones(1))):
+                print(f"{channels} channels, {words} words, {dtype}:", flush=True)
+                cross_attention.cross_attention(q, k, v, torch.empty_like(q, dtype=dtype), scale)
+
+
 if __name__ == "__main__":
     triton.runtime.driver.set_active(NoDevice())
     compiled = Compiled()
@@ -121,4 +132,5 @@ if __name__ == "__main__":
         fused_models()
         group_norms_of_sd15()
         all_divisions()
+        attention_to_texts()
     print(f"{len(compiled.by_hash)} kernels")

@@ -14,8 +14,9 @@ KERNELS = {
     "_convolve",
     "_add_parts",
     "_whole_group",
-    "_normalise",
+    "_apply",
     "_geglu",
+    "_cross_attention",
     "_qk_norm_rope",
     "_skinny_product",
 }

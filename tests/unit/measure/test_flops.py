@@ -148,3 +148,11 @@ def test_one_modules_calls_are_counted_alone() -> None:
     assert count_flops(call).total == 3 * (own + 2 * 2 * 8 * 4)
     assert count_flops(lambda: beside(torch.ones(2, 8)), of=counted).total == 0
     assert len(counted._forward_pre_hooks) == 1, "the counting ones are gone"
+
+
+def test_fused_attention_to_a_text_is_attention() -> None:
+    from vivace.fused.image_operations import cross_attention
+
+    q = torch.empty(2, 64, 4, 8, device="meta")
+    k, v = torch.empty(2, 7, 2, 4, 8, device="meta").unbind(2)
+    assert count_flops(lambda: cross_attention(q, k, v, None)) == Flops(0, 0, 4 * q.numel() * 7)
