@@ -22,7 +22,7 @@ _MIN_PIXELS = 16  # of a chunk
 _ELEMENTS = 4096  # that a program holds at a time
 _MEASURED, _APPLIED = 64, 128
 """Channels of a program. They divide five times a power of two, which UNets have, without leaving threads idle."""
-_SMALL = 8192
+_SMALL = 16384
 """Elements of a group, pixels and channels rounded up to powers of two, up to which one kernel is faster on an H100
 (results/unet-kernels.jsonl)."""
 
