@@ -82,16 +82,12 @@ class Bounds(nn.Module):  # type: ignore[misc]
         )
 
 
-def of_attention(values: torch.Tensor) -> torch.Tensor:
-    """Return the scales of blocks' attention to a text, (blocks,).
+def of_attention(largest: torch.Tensor) -> torch.Tensor:
+    """Return the scales of blocks' attention to a text, (blocks,), from their largest values.
 
     The output is a mean of values, so the largest of them is its bound. Scales are powers of two: pictures of a batch
     share them, and no other picture's text changes how one is rounded.
-
-    Args:
-        values: (batch, words, blocks, channels).
     """
-    largest = torch.linalg.vector_norm(values, ord=float("inf"), dim=(0, 1, 3), dtype=torch.float32)
     scale = scale_of(largest)
     return scale / torch.frexp(scale).mantissa
 

@@ -3,7 +3,7 @@
 They depend on the text alone, and a text stays the same over the steps. In SDXL their weights are 680 MB, which every
 step would read. So one matmul makes them for all blocks before the forward, which then gets them in place of the text:
 (batch, words, columns). Each transformer takes its own columns. A CUDA graph of the forward contains none of this.
-In e4m3, the last columns of the first word hold the scales of the blocks' attention to the text, as fp32.
+In e4m3, the last columns hold the scales of the blocks' attention to the text, as fp32.
 
 What is not computed beforehand is computed by the transformers, each for itself: see `TextHoisting`.
 """
@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from vivace.compilation.captured import never_written_again
 from vivace.fused.operations import Places
 from vivace.fused.products import multiply
-from vivace.fused.scales import of_attention
+from vivace.fused.scales import of_attention, spread
 
 _AT, _NAME = 2, "encoder_hidden_states"
 """Where a UNet's forward takes the text."""
@@ -55,14 +55,15 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         columns = sum(layer.out_features for layer in layers)
         weight = torch.empty((columns, layers[0].in_features), dtype=torch.bfloat16, device=places.home)
         self.weight = nn.Parameter(weight, requires_grad=False)
-        self._quantize = quantize
         self._shares: list[Share] = []
+        # The block whose values a column is of, counted from 1; 0: it is of keys.
+        block_of = torch.zeros(columns, dtype=torch.int64, device=places.home) if quantize else None
+        self.register_buffer("block_of", block_of, persistent=False)
 
     @property
     def width(self) -> int:
         """Columns of what is given in place of a text."""
-        scales = _SCALE * self._shares[-1].blocks.stop if self._quantize else 0
-        return len(self.weight) + scales
+        return len(self.weight) + (0 if self.block_of is None else _SCALE * self._shares[-1].blocks.stop)
 
     def fill(self, blocks: Any) -> Share:
         """Take over the weights of a transformer's blocks; return what belongs to it."""
@@ -71,23 +72,27 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         for layer in text_layers(blocks):
             first, end = end, end + layer.out_features
             self.weight[first:end].copy_(layer.weight.detach())
-        number = before.blocks.stop
-        self._shares.append(Share(slice(start, end), slice(number, number + len(blocks))))
-        return self._shares[-1]
+        share = Share(slice(start, end), slice(before.blocks.stop, before.blocks.stop + len(blocks)))
+        self._shares.append(share)
+        if self.block_of is not None:
+            numbers = 1 + torch.arange(share.blocks.start, share.blocks.stop, device=self.block_of.device)
+            self.block_of[share.columns].view(len(blocks), 2, -1)[:, 1] = numbers[:, None]
+        return share
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Return what is given in place of a text: the keys and values of all blocks, and scales."""
         columns = len(self.weight)
         made = self._empty(text, self.width)
         self._multiply(text, slice(None), made[..., :columns])
-        if self._quantize:
-            made[..., columns:] = 0
-            scales = self._scales(made)
-            for share in self._shares:
-                number = share.blocks.stop - share.blocks.start
-                values = made[..., share.columns].unflatten(-1, (number, 2, -1))[..., 1, :]
-                scales[share.blocks, :1] = of_attention(values)[:, None]
-            made[1:, 0, columns:] = made[0, 0, columns:]  # each image's may be sent to a process of its own
+        if self.block_of is not None:
+            # For all blocks at once: the host launches these one by one, and a GPU waits for it.
+            largest = torch.linalg.vector_norm(
+                made[..., :columns], ord=float("inf"), dim=(0, 1), dtype=torch.float32
+            )
+            of_blocks = largest.new_zeros(1 + self._shares[-1].blocks.stop)
+            of_blocks.scatter_reduce_(0, self.block_of, largest, "amax")
+            scales = spread(of_attention(of_blocks[1:])).flatten().view(torch.bfloat16)
+            made[..., columns:] = scales  # of each image, which may be sent to a process of its own
         return made
 
     def of(self, text: torch.Tensor, share: Share) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -99,7 +104,9 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         if not self.are_in(text):
             made = self._empty(text, share.columns.stop - share.columns.start)
             return self._multiply(text, share.columns, made), None
-        return text[..., share.columns], self._scales(text)[share.blocks, :1] if self._quantize else None
+        return text[..., share.columns], None if self.block_of is None else self._scales(text)[
+            share.blocks, :1
+        ]
 
     def _scales(self, made: torch.Tensor) -> torch.Tensor:
         """The columns that hold scales, (blocks, 4), in fp32: each the first of four."""

@@ -107,6 +107,11 @@ def test_scales_of_attention_come_with_each_image_or_rows_are_measured() -> None
     words[1] *= 3  # both images share the scales
     expected = step(made, words)
     assert seen[-1].shape == (2, 7, COLUMNS + 8 * 14)
+    scales = seen[-1][0, 0, COLUMNS:].view(torch.float32).view(14, 4)[:, 0]
+    of_first = seen[-1][..., : 2 * 2 * 32].float().abs().amax(dim=(0, 1))  # a transformer of two blocks
+    values = of_first.view(2, 2, 32)[:, 1].amax(dim=1)
+    assert (scales[:2] >= values / 448).all()
+    assert (scales[:2] <= 2 * values / 448).all()
     for image in (slice(0, 1), slice(1, 2)):
         given = inputs(2, 1, 8, 12)
         own = {name: given[name][image] for name in ("sample",)}

@@ -83,14 +83,10 @@ def test_an_empty_text() -> None:
 
 
 def test_scales_of_attention_to_a_text() -> None:
-    values = torch.randn(2, 5, 3, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
-    values[1, 2, 1, 3] = -3e38
-    values[:, :, 2] = 0
-    found = of_attention(values)
-    assert found.shape == (3,)
-    least = values.float().abs().amax(dim=(0, 1, 3)) / 448
-    assert (found[:2] >= least[:2]).all()
-    assert (found[:2] <= 2 * least[:2]).all()
+    largest = torch.tensor([4.7, 3e38, 0])
+    found = of_attention(largest)
+    assert (found[:2] >= largest[:2] / 448).all()
+    assert (found[:2] <= 2 * largest[:2] / 448).all()
     assert found.log2().frac().count_nonzero() == 0
     assert 0 < found[2] < 1e-12
 
