@@ -55,6 +55,7 @@ IMPORTED_LATE = {
     "vivace.fused.unet_blocks",
     "vivace.fused.vae_blocks",
     "vivace.kernels.convolution",
+    "vivace.kernels.cross_attention",
     "vivace.kernels.dequantize_int4",
     "vivace.kernels.geglu",
     "vivace.kernels.group_norm",
